@@ -1,6 +1,7 @@
 """The packages are listed by hand: `kernels/`, `schedulers/` and `models/` lie at the top level and are linked into
 `minidl/`, so a search would install them twice, once under names that collide with other people's."""
 
+import re
 from pathlib import Path
 
 from setuptools import setup
@@ -10,26 +11,29 @@ CUDA = [FRONTEND, NVMATH, "numba-cuda", "ml_dtypes>=0.5"]  # ml_dtypes: NumPy's 
 TEST = ["pytest>=8.2", "hypothesis>=6.100", "pytest-xdist>=3.5",  # xdist: five thousand tests on two cores in minutes
         "ml-dtypes>=0.5"]  # bfloat16, which is tested on a CUDA runtime that needs no GPU
 
+HERE = Path(__file__).parent
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "minidl" / "__init__.py").read_text("utf-8"), re.MULTILINE)[1]
+
 setup(
     name="minidl",
-    version="0.1.0",
+    version=VERSION,
     description="A mini deep-learning engine in which the order of the backward pass is a value",
-    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description=(HERE / "README.md").read_text("utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11,<3.14",
-    packages=["minidl", "minidl.autograd", "minidl.cli", "minidl.data", "minidl.kernels", "minidl.models", "minidl.nn",
-              "minidl.ops", "minidl.optim", "minidl.passes", "minidl.passes.fusion", "minidl.pricing",
-              "minidl.runtime", "minidl.runtime.comm", "minidl.runtime.cuda", "minidl.runtime.native",
-              "minidl.schedulers",
-              "minidl.schedulers.pipeline", "minidl.training", "minidl.views"],
+    packages=["minidl", "minidl.autograd", "minidl.cli", "minidl.core", "minidl.data", "minidl.devices",
+              "minidl.devices.cuda", "minidl.devices.native", "minidl.fusion", "minidl.kernels", "minidl.measuring",
+              "minidl.models", "minidl.nn", "minidl.ops", "minidl.optim", "minidl.passes", "minidl.plans",
+              "minidl.pricing", "minidl.runtime", "minidl.runtime.comm", "minidl.schedulers",
+              "minidl.schedulers.pipeline", "minidl.system", "minidl.testing", "minidl.training", "minidl.views"],
     package_data={"minidl": ["py.typed"], "minidl.data": ["*.csv.gz", "*.md"], "minidl.kernels": ["*.cu", "*.cuh"],
                   "minidl.cli": ["templates/*/*.txt"],
                   "minidl.views": ["assets/*"]},
     install_requires=[
         "numpy>=2.0",
         "numba>=0.60",
-        "mpi4py>=4.0",
+        "mpi4py>=4.1",  # the first whose wheels need no MPI
         "threadpoolctl>=3.5",  # one BLAS thread per stream
         "safetensors>=0.4.5",  # checkpoints that execute nothing when they are read
         "rich>=13",  # progress bars

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parent.parent
-sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from against_torch import Case, Sides, main
 from common import sgd_step

@@ -91,7 +91,7 @@ def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, C
     from dataclasses import replace
 
     import minidl as ml
-    from minidl.pricing.measure import Profile
+    from minidl.measuring.measure import Profile
 
     errors: dict[str, list[float]] = {key: [] for key in plans}
     for seed in range(5):
@@ -142,7 +142,7 @@ def _lines(path: str) -> list[str]:
 
 def write(name: str, record: Mapping[str, Any], path: str | None = None) -> Path:
     """Writes `bench/results/NAME.json` (or `path`) atomically."""
-    from minidl.files import write_atomic
+    from minidl.system.files import write_atomic
 
     target = Path(path) if path else RESULTS / f"{name}.json"
     target.parent.mkdir(parents=True, exist_ok=True)

@@ -36,19 +36,19 @@ from typing import Any
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests")]
+sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parent / "tests" / "helpers")]
 
 from common import machine, ratio, save, spread
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
+from minidl.core.tasks import Kind
 from minidl.kernels import kernel
 from minidl.passes.synchronise import gradients
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
-from minidl.schedulers.data_parallel import POLICIES
-from minidl.tasks import Kind
+from minidl.schedulers import names
 from minidl.training.rank_trainer import measure_link, neighbours
 from minidl.training.trainer import params_sha256
 
@@ -139,7 +139,7 @@ def work(name: str, computation: str, rounds: int) -> None:
     x, y = batch(name, comm.rank)
     _, graph = recorded(name, comm.rank)
     comm.gather(None)
-    cost = waiting(graph)[1] if computation == "waits" else comm.gather(CostModel.measure(graph, seconds=2.0))[0]
+    cost = waiting(graph)[1] if computation == "waits" else comm.gather(ml.measure(graph, seconds=2.0))[0]
     link = measure_link(comm)
     arms: dict[str, DistributedExecutor] = {}
     plans: dict[str, Any] = {}
@@ -158,7 +158,7 @@ def work(name: str, computation: str, rounds: int) -> None:
         if arm != AS_MPI_LIKES:
             digests[arm] = params_sha256(model)
 
-    for scheduler in POLICIES:
+    for scheduler in names("data"):
         add(scheduler, scheduler)
     add(AS_MPI_LIKES, "buckets")
     found_k = plans["reverse_first_k"].notes["k"]

@@ -3,22 +3,26 @@
 # pytest, and perhaps no network; what else is needed is carried there as wheels, in .wheels, which git ignores.
 #
 #     PYTHON=3.12 bench/gpu_machine.sh wheels [PACKAGE ...]      with a network, for the Python there: these packages too
-#     bench/gpu_machine.sh STAGE [ARGUMENT ...]                  on the machine
+#     bench/gpu_machine.sh STAGE [ARGUMENT ...]                  on the machine: A, B and C first
 #
 # | stage    | what                                                                                            |
 # |----------|-------------------------------------------------------------------------------------------------|
-# | smoke    | versions, tools, stream priorities; three networks captured and replayed; launches, quickly     |
+# | A, B, C  | the sections of that call in bench/gpu_proof.py, each with a limit of its own, and their table  |
 # | ladder   | minidl against torch, rung by rung: bench/ladder.py, which gets the arguments                   |
-# | PART     | that part of bench/gpu_proof.py: tests, kernels, launch, mpi, sanitizer, references             |
+# | PART     | that part of bench/gpu_proof.py: smoke, tests, kernels, table, nccl, launch, mpi, sanitizer,    |
+# |          | references                                                                                      |
 #
-# Records are written under $OUT (bench/results) as they are found, and a stage goes on with those that lie there; what was
-# chosen of the libraries' kernels lies in $OUT/choices.sqlite, for the next stage. A stage ends within $WITHIN seconds (570).
-# Nothing is written outside of $OUT but $SITE (a folder under $TMPDIR), where the wheels are installed once.
+# Records and the choices of the libraries' kernels (choices.sqlite) are kept in $SITE/work, from where a later stage
+# continues them, and are copied to $OUT (bench/results) every few seconds and at the end: a machine may empty $OUT before
+# every stage. What an earlier machine sent back continues too if it is carried here in .gpu, which git ignores. A stage ends
+# within $WITHIN seconds (540). Without wheels, or with an $OUT that cannot be written, a stage says so and goes on. Nothing
+# is written outside of $OUT and $SITE (a folder under $TMPDIR), where the wheels are installed once.
 set -u
 cd "$(dirname "$0")/.." || exit 2
-out=${OUT:-bench/results} within=${WITHIN:-570} site=${SITE:-${TMPDIR:-/tmp}/minidl-gpu-$(id -u)}
+out=${OUT:-bench/results} within=${WITHIN:-540} site=${SITE:-${TMPDIR:-/tmp}/minidl-gpu-$(id -u)}
 wheels="nvmath-python==1.0.0 nvidia-cudnn-frontend==1.23.0 cuda-core==1.2.2 cuda-pathfinder==1.9.0 mpich==5.0.2"
 
+say() { echo "gpu_machine: $1" >&2; }
 usage() { sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//;p}' bench/gpu_machine.sh >&2; exit 2; }
 
 fetch() {
@@ -30,59 +34,46 @@ fetch() {
 
 install() {
   [ -e "$site/.done" ] && return
-  ls .wheels/*.whl > /dev/null 2>&1 || { echo "gpu_machine: .wheels has no wheels; run bench/gpu_machine.sh wheels where there is a network" >&2; exit 2; }
-  rm -rf "$site" && mkdir -p "$site/mpi" || exit 2
+  ls .wheels/*.whl > /dev/null 2>&1 || { say ".wheels has no wheels; run bench/gpu_machine.sh wheels where there is a network"; return; }
+  local whole=1
+  rm -rf "$site/packages" "$site/mpi" && mkdir -p "$site/mpi" || exit 2
   for wheel in .wheels/*.whl; do
     case $wheel in  # pip --target loses the libraries of the MPI, which lie among its wheel's data
       .wheels/mpich*) python3 -m zipfile -e "$wheel" "$site/mpi" && chmod +x "$site"/mpi/*.data/data/bin/* ;;
       *) python3 -m pip install -q --no-index --no-deps --no-compile --upgrade --target "$site/packages" "$wheel" ;;
-    esac || { echo "gpu_machine: $wheel cannot be installed" >&2; exit 2; }
+    esac || { say "$wheel cannot be installed"; whole=0; }
   done
-  touch "$site/.done"
-}
-
-smoke() {
-  local failed=0
-  nvidia-smi --query-gpu=name,driver_version,memory.total --format=csv,noheader
-  for tool in git mpiexec nvcc compute-sanitizer g++; do echo "$tool: $(command -v $tool || echo missing)"; done
-  python3 - <<'X' || failed=1
-import importlib.metadata as metadata
-
-for name in ("cupy-cuda13x cuda-bindings cuda-core cuda-pathfinder nvmath-python nvidia-cudnn-frontend nvidia-cudnn-cu13 nvidia-cublas nvidia-cuda-nvrtc "
-             "numba numba-cuda ml-dtypes numpy torch pytest pytest-xdist hypothesis").split():
-    try:
-        print(name, metadata.version(name))
-    except metadata.PackageNotFoundError:
-        print(name, "missing")
-import minidl as ml
-
-device = ml.device.get("cuda")
-found = [device.driver.runtime.streamGetPriority(stream.ptr) for stream in device.streams((0, 1))]
-print(device.driver.describe(), "main and beside it:", found, "flash attention:", device.flash)
-X
-  for model in "lenet" "mobilenet_v3_large --model-arg preset=tiny" "densenet121 --model-arg preset=tiny"; do
-    # shellcheck disable=SC2086
-    timeout 70 python3 -m minidl train --model $model --device cuda --costs analytic --steps 10 --batch-size 8 --scheduler multi_stream --json || failed=1
-    echo
-  done
-  timeout 60 python3 bench/launch_overhead.py --device cuda --quick --out "$out/launch_quick.json" || failed=1
-  return $failed
+  [ $whole = 0 ] || touch "$site/.done"
 }
 
 [ $# -gt 0 ] || usage
 stage=$1; shift
 case $stage in
   wheels) fetch "$@" ;;
-  smoke|ladder|tests|kernels|launch|mpi|sanitizer|references) ;;
+  A|B|C|ladder|smoke|tests|kernels|table|nccl|launch|mpi|sanitizer|references) ;;
   *) usage ;;
 esac
 install
-mkdir -p "$out" && out=$(cd "$out" && pwd) || exit 2
+within=$((within - SECONDS)) work=$site/work
+mkdir -p "$work" || exit 2
+[ ! -d .gpu ] || cp -n .gpu/* "$work" 2> /dev/null
+send() {  # whole files only: what a full disk cuts off would count as newer
+  local file new="$out/.new.$BASHPID" sent=0
+  mkdir -p "$out" || sent=1
+  for file in "$work"/*.json "$work"/choices.sqlite; do
+    [ "$file" -nt "$out/${file##*/}" ] || continue
+    { cp -p "$file" "$new" && mv "$new" "$out/${file##*/}"; } || { rm -f "$new"; sent=1; }
+  done
+  return $sent
+}
+while sleep 10; do send; done > /dev/null 2>&1 &
+sender=$!
+trap 'kill $sender 2> /dev/null; send 2> /dev/null || say "not all records could be copied to $out; they are in $work"' EXIT
 mpi=$(echo "$site"/mpi/*.data/data)
 export PYTHONPATH="$site/packages${PYTHONPATH:+:$PYTHONPATH}" PATH="$mpi/bin:$PATH:/usr/local/cuda/bin" PYTHONUNBUFFERED=1
-export LD_LIBRARY_PATH="$mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUPY_CACHE_DIR="${CUPY_CACHE_DIR:-$site/cupy}" MINIDL_CACHE="${MINIDL_CACHE:-$out}"
+export LD_LIBRARY_PATH="$mpi/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CUPY_CACHE_DIR="${CUPY_CACHE_DIR:-$site/cupy}" MINIDL_CACHE="${MINIDL_CACHE:-$work}"
 case $stage in
-  smoke) smoke ;;
-  ladder) timeout -k 10 "$within" python3 bench/ladder.py --resume --budget "$((within - 30))" --out "$out/ladder.json" "$@" ;;
-  *) python3 bench/gpu_proof.py --part "$stage" --within "$within" --out "$out/gpu_proof.json" "$@" ;;
+  A|B|C) python3 bench/gpu_proof.py --call "$stage" --within "$within" --out "$work/gpu_proof.json" "$@" ;;
+  ladder) timeout -k 10 "$within" python3 bench/ladder.py --resume --budget "$((within - 30))" --out "$work/ladder.json" "$@" ;;
+  *) python3 bench/gpu_proof.py --part "$stage" --within "$within" --out "$work/gpu_proof.json" "$@" ;;
 esac

@@ -1,26 +1,29 @@
 """All proofs that need a GPU, in parts of at most nine minutes, with one record of the results.
 
-    python bench/gpu_proof.py [--part tests kernels launch ladder mpi sanitizer references] [--step TEXT
-    ...] [--limit 540]
-                              [--within SECONDS] [--out FILE.json]
+    python bench/gpu_proof.py [--call A|B|C] [--part smoke tests kernels table nccl launch ladder mpi sanitizer
+                              references] [--step TEXT ...] [--limit 540] [--within SECONDS] [--out FILE.json]
 
 | part       | minutes | what |
 |---|---|---|
-| tests      | 3       | the tests marked `gpu`, except the references' |
-| kernels    | 4       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
+| smoke      | 1       | the libraries; three networks captured and replayed; launches, quickly |
+| tests      | 2       | the tests marked `gpu`, except the references' |
+| kernels    | 1       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
+| table      | 2       | every kernel's error, bits, time and share of the hardware's limits: kernel_table.json |
+| nccl       | 1       | NCCL with one rank: bits and times: nccl_alone.json |
 | launch     | 2       | the cost of launches, events and graphs: launch_overhead_cuda.json |
-| ladder     | 9       | MobileNetV3 and DenseNet-121 against torch, rung by rung: ladder.json; takes several calls |
+| ladder     | 14      | the networks of the calls against torch, rung by rung: ladder.json; takes several calls |
 | mpi        | 3       | two ranks that share the GPU: the bits of one process |
 | sanitizer  | 6       | training steps under compute-sanitizer: memcheck, then racecheck of our own kernels |
 | references | 4       | the kernels' references over CuPy's arrays |
 
-The minutes are guesses for an H200. A part runs one or several commands, and ends all their processes at the limit. It
-can be stopped at any time: new results are merged into the record at once, the benchmarks' own records are written
-beside it, and the next call of a part continues with the steps that have not passed, if the sources are the same.
+A part runs one or several commands, and ends all their processes at the limit. It can be stopped at any time: new
+results are merged into the record at once, the benchmarks' own records are written beside it, and the next call of a
+part continues with the steps that have not passed, if the sources are the same.
 `--step` repeats the steps whose names contain one of these texts, also those that have passed, and no others. Without
 --part all parts run that have not passed yet. If a machine ends every command after ten minutes, repeat the same
-command with `--within 570` until the record is complete. Ends with 0 if everything that ran has passed, with 1 if not,
-with 2 without a GPU.
+command with `--within 570` until the record is complete. `--call` runs the sections of `CALLS`, each a part or some of
+its steps with a limit of its own, also without a GPU, and ends with a table of them; one that hangs, dies or misses
+something stops no other. Ends with 0 if everything that ran has passed, with 1 if not, with 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -45,19 +48,21 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import PACKAGE, RESULTS, sources
+from common import PACKAGE, RESULTS, machine, sources
 from ladder import described
+from ladder_table import brief
+from processes import GRACE, end
 
 import minidl as ml
-from minidl.files import write_atomic
-from minidl.runtime.device import DeviceError
+from minidl.devices.device import DeviceError
+from minidl.system.files import write_atomic
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 540.0  #: seconds of a part
-STARTING = 40.0  #: seconds of the ladder's part before its budget begins, and at its end
+STARTING = 20.0  #: seconds of a ladder's run before its budget begins, and at its end
 POLL = 5.0  #: seconds between two reads of a command's output
-GRACE = 10.0  #: seconds that a process has to end when asked
 LEAST = 30.0  #: a part begins only if at least these seconds are left
+LEFT_OUT = ("not asked for", "no time was left")  #: what the ladder says of runs that did not fail
 LISTED = 200  #: with at most so many tests, the record has the outcome of each
 
 Found = dict[str, Any]
@@ -104,7 +109,7 @@ def tests_found(folder: Path, output: str) -> Found:
 
 def pytest(*arguments: str, workers: int = 1) -> list[str]:
     """A pytest command with its own worker processes. A worker is replaced if a test kills it or breaks the GPU
-    (`tests/cuda_on_gpu.py`), and the other tests still run. A package's warning is not a failure there."""
+    (tests/cuda/stand_ins/cuda_on_gpu.py), and the other tests still run. A package's warning is not a failure there."""
     apart = ["-n", str(workers), "--dist", "load", "--max-worker-restart", "40"]
     return [sys.executable, "-m", "pytest", "-v", *apart, "-W", "default", "-p", "no:cacheprovider", "--tb",
             "short", *arguments]
@@ -126,33 +131,68 @@ def record_of(name: str) -> Callable[[Path, str], Found]:
 def printed(folder: Path, output: str) -> Found:
     """The JSON object that a command prints."""
     with suppress(ValueError):
-        return {"record": json.loads(output)}
+        record = json.loads(output)
+        digest = record.get("params_sha256")
+        return {"record": record, **({"line": f"parameters {digest[:12]}"} if digest else {})}
     return {"passed": False}
+
+
+#: loads the libraries
+LIBRARIES = """
+import json
+import minidl as ml
+device = ml.device.get("cuda")
+streams = device.streams((0, 1))
+print(json.dumps({"priorities": [device.driver.runtime.streamGetPriority(s.ptr) for s in streams],
+                  "flash_attention": device.flash, **device.driver.describe()}))
+"""
+
+
+def smoke(folder: Path) -> list[Step]:
+    train = [sys.executable, "-m", "minidl", "train", "--device", "cuda", "--costs", "analytic", "--steps", "10",
+             "--batch-size", "8", "--scheduler", "multi_stream", "--json", "--model"]
+    name = "launch_quick.json"
+    return [Step("libraries", [sys.executable, "-c", LIBRARIES], read=printed),
+            Step("train lenet", [*train, "lenet"], read=printed),
+            *(Step(f"train {model}", [*train, model, "--model-arg", "preset=tiny"], read=printed)
+              for model in ("mobilenet_v3_large", "densenet121")),
+            Step("launches, quickly", bench("launch_overhead.py", "--device", "cuda", "--quick", "--out",
+                                            str(folder / name)), read=record_of(name))]
 
 
 def tests(folder: Path) -> list[Step]:
     """The tests marked `gpu`. The free memory depends on other processes, so the memory test runs alone."""
-    return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references and not no_more_memory", "tests/test_gpu.py",
-                                     workers=4), read=tests_found),
+    return [Step("gpu tests", pytest("-m", "gpu", "-k", "not references and not no_more_memory",
+                                     "tests/cuda/test_gpu.py", workers=6), read=tests_found),
             Step("memory over many steps",
-                 pytest("-m", "gpu", "-k", "no_more_memory", "tests/test_gpu.py"), read=tests_found)]
+                 pytest("-m", "gpu", "-k", "no_more_memory", "tests/cuda/test_gpu.py"), read=tests_found)]
 
 
 def references(folder: Path) -> list[Step]:
     return [Step("references over CuPy",
-                 pytest("-m", "gpu", "-k", "references", "tests/test_gpu.py", workers=4), read=tests_found)]
+                 pytest("-m", "gpu", "-k", "references", "tests/cuda/test_gpu.py", workers=4), read=tests_found)]
 
 
 def kernels(folder: Path) -> list[Step]:
-    """The test files that run kernels, one step each. Most of the time is the compiler's, not the GPU's."""
-    files = sorted(p for p in (ROOT / "tests").glob("test_cuda_*.py")
+    """The test files that run kernels. Most of the time is the compiler's, not the GPU's."""
+    files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "cuda").rglob("test_cuda_*.py")
                    if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
-    return [Step(p.stem, pytest(str(p.relative_to(ROOT)), workers=8), {"MINIDL_TEST_GPU": "1"}, tests_found)
-            for p in files]
+    return [Step("kernels' tests", pytest(*files, workers=8), {"MINIDL_TEST_GPU": "1", "MINIDL_TUNE": "first"},
+                 tests_found)]
 
 
 def bench(script: str, *arguments: str) -> list[str]:
     return [sys.executable, str(ROOT / "bench" / script), *arguments]
+
+
+def table(folder: Path) -> list[Step]:
+    name = "kernel_table.json"
+    return [Step("kernel table", bench("kernel_table.py", "--out", str(folder / name)), read=record_of(name))]
+
+
+def nccl(folder: Path) -> list[Step]:
+    name = "nccl_alone.json"
+    return [Step("nccl", bench("nccl_alone.py", "--out", str(folder / name)), read=record_of(name))]
 
 
 def launch(folder: Path) -> list[Step]:
@@ -161,12 +201,56 @@ def launch(folder: Path) -> list[Step]:
                  read=record_of(name))]
 
 
+@dataclass(frozen=True)
+class Section:
+    """What a call runs for at most `seconds`: a part, or its steps whose names contain `steps`."""
+
+    part: str
+    seconds: float
+    steps: str = ""
+
+
+#: The sections of each call, by value. What they took on an H100, in seconds: smoke 40, tests 120, kernels 48, a ladder
+#: run of an MLP 26, of MobileNetV3 65, of ResNet-50 140, of DenseNet-121 more than 150, mpi 65, memcheck 50.
+CALLS = {
+    "A": (Section("smoke", 70), Section("tests", 160), Section("table", 80), Section("nccl", 30),
+          Section("ladder", 50, "tf32 mlp"), Section("ladder", 90, "tf32 a0.25 32px"),
+          Section("ladder", 240, "tf32 k12 32px b4")),
+    "B": (Section("ladder", 50, "tf32 lenet 28px"), Section("ladder", 120, "tf32 bert"),
+          Section("ladder", 120, "tf32 gpt"), Section("ladder", 90, "bf16 a0.25 32px"), Section("mpi", 90),
+          Section("ladder", 240, "tf32 k12 32px b32"), Section("ladder", 200, "tf32 resnet50")),
+    "C": (Section("ladder", 130, "compiled a0.25 32px"), Section("ladder", 200, "compiled k12 32px b32"),
+          Section("launch", 90), Section("sanitizer", 150, "memcheck, mobilenet_v3_large"),
+          Section("sanitizer", 150, "memcheck, densenet121"), Section("kernels", 540))}
+
+
+def climbed(precision: str, network: str) -> Callable[[Path, str], Found]:
+    """The ladder's record, and this network in one line: its times, and why runs failed."""
+
+    def read(folder: Path, output: str) -> Found:
+        found, path = record_of("ladder.json")(folder, output), folder / "ladder.json"
+        networks = json.loads(path.read_text())["networks"].get(precision, {}) if path.exists() else {}
+        entry = next((entry for label, entry in networks.items() if network in label), {})
+        lines = [brief(entry), *(f"{name}: {why}" for run in entry.values() for name, why in run["left_out"].items()
+                                 if why not in LEFT_OUT)]
+        return found | ({"line": "; ".join(filter(None, lines))} if any(lines) else {})
+
+    return read
+
+
 def climbing(limit: float) -> Callable[[Path], list[Step]]:
+    """The ladder's runs of all calls. `compiled`: with those of torch's compilers that fit in the limit."""
+
     def steps(folder: Path) -> list[Step]:
-        name = "ladder.json"
-        command = bench("ladder.py", "--resume", "--seconds", "8", "--budget", f"{max(limit - STARTING, 0):g}",
-                        "--out", str(folder / name))
-        return [Step("ladder", command, read=record_of(name))]
+        found = []
+        for name in (section.steps for call in CALLS.values() for section in call if section.part == "ladder"):
+            kind, _, network = name.partition(" ")
+            compiled, precision = kind == "compiled", "tf32" if kind == "compiled" else kind
+            more = ["--budget", f"{max(limit - STARTING, 0):g}"] if compiled else ["--no-compile"]
+            found.append(Step(name, bench("ladder.py", "--resume", "--models", network, "--dtype", precision, "--pairs",
+                                          "12", "--seconds", "4", *more, "--out", str(folder / "ladder.json")),
+                              read=climbed(precision, network)))
+        return found
 
     return steps
 
@@ -196,7 +280,7 @@ def equal_parameters(steps: Mapping[str, Found]) -> Found:
     found = {name: {(s.get("record") or {}).get("params_sha256")
                     for step, s in steps.items() if step.startswith(f"{name},")} for name in JOBS}
     equal = {name: len(digests) == 1 and None not in digests for name, digests in found.items()}
-    return {"equal_bits": equal, "passed": all(equal.values())}
+    return {"equal_bits": equal, "passed": all(equal.values()), "line": f"equal bits: {equal}"}
 
 
 #: parts of the names of cuBLAS's, cuDNN's and CuPy's kernels, which none of ours contains
@@ -217,7 +301,8 @@ def sanitized(folder: Path) -> list[Step]:
 
 def parts(limit: float) -> dict[str, Part]:
     return {
-        "tests": Part(tests), "kernels": Part(kernels), "launch": Part(launch), "ladder": Part(climbing(limit)),
+        "smoke": Part(smoke), "tests": Part(tests), "kernels": Part(kernels), "table": Part(table), "nccl": Part(nccl),
+        "launch": Part(launch), "ladder": Part(climbing(limit)),
         "mpi": Part(ranks, lambda: None if mpiexec() else "mpiexec is missing; install minidl[mpich]",
                     equal_parameters), "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer")
                                                          else "compute-sanitizer is not on the PATH"),
@@ -238,16 +323,6 @@ def merge(out: Path, name: str, part: Found) -> Found:
 def read(out: Path) -> Found:
     """The record so far."""
     return json.loads(out.read_text()) if out.exists() else {"name": "gpu_proof", "parts": {}}
-
-
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends all processes of its group: SIGTERM first, then SIGKILL."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGTERM)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[Found], None]) -> Found:
@@ -276,10 +351,17 @@ def run(step: Step, folder: Path, scratch: Path, limit: float, keep: Callable[[F
             raise
     result = found(exit=process.returncode, timed_out=timed_out)
     result["passed"] = result.get("passed", True) and process.returncode == 0
+    said = [path.read_text(errors="replace").splitlines()[-15:] for path in (output, errors)]
     if process.returncode:
-        result["said"] = [line for path in (output, errors)
-                          for line in path.read_text(errors="replace").splitlines()[-15:]]
-    return result
+        result["said"] = [*said[0], *said[1]]
+    lines = [line for lines in (reversed(said) if process.returncode == 0 else said) for line in lines
+             if line.strip() and not line.startswith("record: ")]
+    return {"line": lines[-1] if lines else "", **result}
+
+
+def outcome(step: Found) -> str:
+    return ("passed" if step["passed"] else "left out" if "left_out" in step else
+            "ended at its limit" if step["timed_out"] else "failed")
 
 
 def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: float,
@@ -312,8 +394,9 @@ def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: flo
 
             left = limit - (time.monotonic() - begin)
             keep(run(step, out.parent, Path(scratch), left, keep) if left > 0
+                 else before[step.name] if "exit" in before.get(step.name, {})
                  else {"command": step.command, "left_out": "no time was left", "passed": False})
-            print(f"{name}: {step.name}: {'passed' if found['steps'][step.name]['passed'] else 'failed'}", flush=True)
+            print(f"{name}: {step.name}: {outcome(found['steps'][step.name])}", flush=True)
     checked = part.check(found["steps"])
     found |= {**checked,
               "passed": checked.get("passed", True) and all(step["passed"] for step in found["steps"].values())}
@@ -330,9 +413,36 @@ def state(part: Found, about: Mapping[str, Any]) -> int:
     return 3 if part["passed"] else 2
 
 
+def called(sections: Sequence[Section], out: Path, about: Mapping[str, Any], within: float) -> bool:
+    """Runs the sections, prints a table of them, and returns whether all have passed. One that fails stops no other."""
+    end, passed = time.monotonic() + within, True
+    rows = [("section", "outcome", "seconds", "")]
+    for section in sections:
+        left = end - time.monotonic() - GRACE
+        limit = min(section.seconds, left) if left >= LEAST else 0.0
+        part = prove(section.part, parts(limit)[section.part], out, about, limit, [section.steps])
+        if "left_out" in part:
+            rows.append((section.part, "left out", "0", part["left_out"]))
+        for name, step in part.get("steps", {}).items():
+            if section.steps in name:
+                passed &= step["passed"]
+                rows.append((f"{section.part}: {name}", outcome(step), f"{step.get('seconds', 0):.0f}",
+                             step.get("left_out") or step["line"]))
+        if "line" in part:
+            passed &= part["passed"]
+            rows.append((section.part, "passed" if part["passed"] else "failed", f"{part['seconds']:.0f}",
+                         part["line"]))
+    wide = [max(len(row[column]) for row in rows) for column in range(3)]
+    print()
+    for name, ended, seconds, line in rows:
+        print(f"{name:{wide[0]}}  {ended:{wide[1]}}  {seconds:>{wide[2]}}  {line.strip()[:160]}".rstrip())
+    return passed
+
+
 def main() -> int:
     names = list(parts(LIMIT))
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--call", choices=list(CALLS), help="the sections of a call, and a table of them")
     parser.add_argument("--part", nargs="+", choices=names, metavar="PART",
                         help=f"parts to run, of {', '.join(names)}; default: all that have not passed")
     parser.add_argument("--step", nargs="+", default=[], metavar="TEXT",
@@ -343,11 +453,16 @@ def main() -> int:
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.within
     try:
-        about = {**described(ml.device.get("cuda")), "sources": sources(*PACKAGE, "tests", "bench")}
+        about = described(ml.device.get("cuda"))
     except DeviceError as error:
         print(f"gpu_proof: {error}", file=sys.stderr)
-        return 2
+        if not arguments.call:
+            return 2
+        about = {**machine(), "missing": str(error)}
+    about |= {"sources": sources(*PACKAGE, "tests", "bench")}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that started processes end too
+    if arguments.call:
+        return 0 if called(CALLS[arguments.call], arguments.out, about, arguments.within) else 1
     states = {name: state(part, about) for name, part in read(arguments.out)["parts"].items()}
     wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3),
                                       key=lambda name: states.get(name, 0))

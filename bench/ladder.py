@@ -1,9 +1,8 @@
 """A training step on one GPU, rung by rung: torch from eager to its autotuning compiler, minidl from single launches to
 one fused graph.
 
-    python bench/ladder.py [--models TEXT] [--dtype tf32 bf16 float32] [--seconds 20] [--budget SECONDS] [--pairs 60]
-    [--no-compile]
-                           [--quick] [--resume] [--out FILE.json]
+    python bench/ladder.py [--models TEXT ...] [--dtype tf32 bf16 float32] [--seconds 20] [--budget SECONDS]
+                           [--pairs 60] [--no-compile] [--quick] [--resume] [--out FILE.json]
 
 | rung | what |
 |---|---|
@@ -21,13 +20,16 @@ one fused graph.
 
 SGD with momentum on random images, batch 32, in the same precision on both sides: `tf32`, float32 whose products and
 convolutions round their inputs for the tensor cores; `bf16`, products and convolutions in bfloat16 under autocast;
-`float32`, strict. Without --dtype the first two. Each step takes its batch from the host's memory, torch from pinned
-memory. Correctness comes first: E0 to E2 must give the same bits, and the losses of the first steps are compared with
+`float32`, strict. Without --dtype the first two. Each step takes its batch from pinned host memory; on both sides it is
+copied on a stream of its own while the step before runs. `resident` is the time of a step whose batch is on the device
+already. Correctness comes first: E0 to E2 must give the same bits, and the losses of the first steps are compared with
 torch in float64. Then time: groups of steps between two events, rungs in turn; each compiler runs with the one rung
 that represents minidl.
 
-The record is written after every run. No run begins that would not fit in --budget. `--resume` continues an existing
-record: missing runs first, then runs of other sources. Needs a GPU; without one it prints a message and ends with 2.
+Each run is a process of its own, so that an error which spoils a CUDA context, a hang or a crash ends that run alone.
+The record is written as results come: after the checks of a run, and every few seconds of its timing. No run begins
+that would not fit in --budget, and none may take twice its expected time. `--resume` continues an existing record:
+missing runs first, then runs of other sources. Needs a GPU; without one it prints a message and ends with 2.
 
 `ladder_cases` has the networks, `ladder_minidl` and `ladder_torch` the rungs, `ladder_checks` the correctness checks,
 `ladder_runs` the runs, `ladder_record` ratios and targets, `ladder_table` the text.
@@ -40,31 +42,39 @@ import importlib
 import importlib.util
 import json
 import math
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent),
-                str(Path(__file__).parent.parent / "tests")]
+                str(Path(__file__).parent.parent / "tests" / "helpers")]
 
 from common import RESULTS, machine, save
-from ladder_cases import CASES, FIRST, PRECISIONS, QUICK, Case, Effort, Precision
+from ladder_cases import CASES, FIRST, OTHERS, PRECISIONS, QUICK, Case, Effort, Precision
 from ladder_checks import passed, said
 from ladder_minidl import PAIRS, measured_costs
 from ladder_record import FIRST_RUN, summary, targets
-from ladder_runs import How, Run, compiled_run, first_run, give_back
+from ladder_runs import How, Keep, Run, compiled_run, first_run, give_back
 from ladder_table import result, run_text
 from ladder_torch import COMPILED
+from processes import end
 
 import minidl as ml
-from minidl.runtime.device import DeviceError
+from minidl.devices.device import DeviceError
+from minidl.system.files import write_atomic
 
-#: seconds of a run of a network without earlier runs: a safe guess for an H200
-NEED = {FIRST_RUN: 150.0, "B3 reduce-overhead": 90.0, "B4 max-autotune": 300.0, "B5 torchsched": 150.0}
+#: seconds of a run of a network without earlier runs: on an H100 a first run took 26 to more than 150
+NEED = {FIRST_RUN: 100.0, "B3 reduce-overhead": 90.0, "B4 max-autotune": 300.0, "B5 torchsched": 150.0}
 BEGUN = "begun, and not finished"
+POLL = 2.0  #: seconds between two looks at a run's results so far
 MISSING, STARTED, OTHER, FAILED, DONE = range(5)  #: the state of a run: see Climb.jobs
 
 
@@ -74,6 +84,65 @@ class Job(NamedTuple):
     precision: str
     label: str
     run: str
+
+
+@dataclass(frozen=True)
+class Here:
+    """Does runs in this process. The failure of one does not stop the others."""
+
+    cases: Mapping[str, Case]
+    precisions: Mapping[str, Precision]
+    device: Any
+    how: How
+
+    def __call__(self, job: Job, first: Run, seconds: float, keep: Keep) -> Run:
+        """The results of a run; `first`: of the network's first run."""
+        case, precision = self.cases[job.label], self.precisions[job.precision]
+        try:
+            return (first_run(case, precision, self.device, self.how, keep) if job.run == FIRST_RUN
+                    else compiled_run(job.run, first, case, precision, self.device, self.how))
+        except Exception as error:
+            return {"left_out": {job.run: said(error)}}
+        finally:
+            give_back(self.device)
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Does each run in a process of its own. `command`: this program with the arguments of all runs."""
+
+    command: Sequence[str]
+
+    def __call__(self, job: Job, first: Run, seconds: float, keep: Keep) -> Run:
+        """As `Here`; a run that is ended, or dies, has the results so far and says why it `stopped`."""
+        with tempfile.TemporaryDirectory() as name:
+            folder, seen = Path(name), ""
+            (folder / "first.json").write_text(json.dumps(first))
+            with open(folder / "errors", "wb") as errors:
+                process = subprocess.Popen([*self.command, "--only", *job, "--folder", name], stdin=subprocess.DEVNULL,
+                                           stdout=subprocess.DEVNULL, stderr=errors, process_group=0)
+                begin = time.monotonic()
+                try:
+                    while process.poll() is None and (left := seconds - (time.monotonic() - begin)) > 0:
+                        with suppress(subprocess.TimeoutExpired):
+                            process.wait(min(POLL, left))
+                        if (text := _text(folder / "run.json")) != seen:
+                            seen = text
+                            keep(json.loads(seen))
+                    late = process.poll() is None
+                finally:
+                    end(process)
+            found: Run = {"left_out": {}, **json.loads(_text(folder / "run.json") or "{}")}
+            if late or process.returncode:
+                why = (f"it took more than {seconds:.0f} s" if late else
+                       " ".join((folder / "errors").read_text(errors="replace").split()[-40:]) or
+                       f"its process ended with {process.returncode}")
+                found |= {"stopped": why, "left_out": {**found["left_out"], job.run: why}}
+            return found
+
+
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def described(device: Any) -> dict[str, Any]:
@@ -118,7 +187,8 @@ class Climb:
         entry = self.record["networks"].get(job.precision, {}).get(job.label, {})
         run = entry.get(job.run, {})
         if "sources" in run:
-            state = OTHER if run["sources"] != self.stamp["sources"] else DONE if "step_ms" in run else FAILED
+            whole = "step_ms" in run and "stopped" not in run
+            state = OTHER if run["sources"] != self.stamp["sources"] else DONE if whole else FAILED
         else:
             state = STARTED if run.get("begun") else MISSING
         if job.run == FIRST_RUN or "step_ms" in entry.get(FIRST_RUN, {}):
@@ -134,14 +204,15 @@ class Climb:
     def store(self) -> None:
         networks = self.record["networks"]
         self.record["summary"] = {p: summary(found) for p, found in networks.items()}
-        self.record["targets"] = {p: targets(found, len(CASES)) for p, found in networks.items()}
-        firsts = [entry[FIRST_RUN] for found in networks.values()
-                  for entry in found.values() if "sources" in entry.get(FIRST_RUN, {})]
+        self.record["targets"] = {p: targets({label: runs for label, runs in found.items() if label not in OTHERS},
+                                             len(CASES)) for p, found in networks.items()}
+        asked = [networks.get(p, {}).get(label, {}).get(FIRST_RUN, {}) for p in self.precisions for label in self.cases]
+        firsts = [run for run in asked if "sources" in run]
         self.record["complete"] = all(self._state(job) >= FAILED for job in self.jobs())
         self.record["passed"] = bool(firsts) and all("correct" in run and passed(run) for run in firsts)
         save("ladder", self.record, self.path)
 
-    def __call__(self, device: Any, how: How, budget: float = math.inf) -> dict[str, Any]:
+    def __call__(self, do: Here | Apart, budget: float = math.inf) -> dict[str, Any]:
         """Does the runs that fit in the budget, in seconds, and returns the record."""
         end = time.perf_counter() + budget
         for run in (run for run in COMPILED if run not in self.runs):
@@ -159,16 +230,15 @@ class Climb:
                 entry[job.run] = {"begun": True, "left_out": {job.run: BEGUN}}
                 self.store()
             begin = time.perf_counter()
-            try:
-                case, precision = self.cases[job.label], self.precisions[job.precision]
-                run = (first_run(case, precision, device, how) if first
-                       else compiled_run(job.run, entry[FIRST_RUN], case, precision, device, how))
-            except Exception as error:  # the failure of one network does not stop the others
-                run = {"left_out": {job.run: said(error)}}
+
+            def keep(found: Run, entry: dict[str, Run] = entry, job: Job = job) -> None:
+                entry[job.run] = {"begun": True, **found, "left_out": {**found["left_out"], job.run: BEGUN}}
+                self.store()
+
+            run = do(job, entry.get(FIRST_RUN, {}), min(2 * self.need(job), end - begin), keep)
             entry[job.run] = {**self.stamp, "seconds": round(time.perf_counter() - begin, 1), **run}
             self.store()
             print(run_text(f"{job.label}, {job.precision}, {job.run}", entry[job.run]), flush=True)
-            give_back(device)
         self.store()
         return self.record
 
@@ -181,7 +251,8 @@ def _earlier(path: str | None) -> dict[str, Any]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", metavar="cuda[:N]")
-    parser.add_argument("--models", metavar="TEXT", default="", help="networks whose name contains this")
+    parser.add_argument("--models", nargs="+", metavar="TEXT", default=[""],
+                        help="networks whose name contains one of these, in this order")
     parser.add_argument("--dtype", nargs="+", choices=list(PRECISIONS), default=["tf32", "bf16"],
                         help="precisions, the same on both sides")
     parser.add_argument("--seconds", type=float, default=20.0, help="seconds of measuring per run")
@@ -193,6 +264,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a rehearsal with few steps; its times mean little")
     parser.add_argument("--resume", action="store_true", help="continue the existing record")
     parser.add_argument("--out", help="where to write the record")
+    parser.add_argument("--only", nargs=3, help=argparse.SUPPRESS)  # one run, in this process,
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)  # with its results in this folder
     arguments = parser.parse_args()
     try:
         device = ml.device.get(arguments.device)
@@ -201,17 +274,34 @@ def main() -> int:
     except (DeviceError, ValueError) as error:
         print(f"ladder: {error}", file=sys.stderr)
         return 2
-    cases = {label: case for label, case in CASES.items() if arguments.models in label}
+    known = {**CASES, **OTHERS}
+    cases = {label: case for text in arguments.models for label, case in known.items() if text in label}
     if not cases:
-        print(f"ladder: no network's name contains {arguments.models!r}; there are: {', '.join(CASES)}",
+        print(f"ladder: no network's name contains {' or '.join(arguments.models)}; there are: {', '.join(known)}",
               file=sys.stderr)
         return 2
+    effort = QUICK if arguments.quick else Effort(seconds=arguments.seconds)
+    if arguments.only:
+        return _one(Job(*arguments.only), arguments.folder,
+                    Here(known, PRECISIONS, device, How(effort, partial(measured_costs, most=arguments.pairs))))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the run in progress ends too
     climb = Climb(cases, [PRECISIONS[name] for name in arguments.dtype], described(device), arguments.out,
                   resume=arguments.resume, runs=(FIRST_RUN,) if arguments.no_compile else (FIRST_RUN, *COMPILED))
-    effort = QUICK if arguments.quick else Effort(seconds=arguments.seconds)
-    record = climb(device, How(effort, partial(measured_costs, most=arguments.pairs)), arguments.budget)
+    command = [sys.executable, __file__, "--device", arguments.device, "--seconds", str(arguments.seconds), "--pairs",
+               str(arguments.pairs), *(["--quick"] if arguments.quick else [])]
+    record = climb(Apart(command), arguments.budget)
     print(result(record))
     return 0 if record["passed"] else 1
+
+
+def _one(job: Job, folder: Path, do: Here) -> int:
+    """Does one run, and leaves its results in the folder as they come."""
+
+    def keep(found: Run) -> None:
+        write_atomic(folder / "run.json", json.dumps(found))
+
+    keep(do(job, json.loads((folder / "first.json").read_text()), math.inf, keep))
+    return 0
 
 
 if __name__ == "__main__":

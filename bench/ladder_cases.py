@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -46,13 +46,23 @@ def _cases() -> dict[str, Case]:
     return found
 
 
-CASES = _cases()
+CASES = _cases()  #: the networks of the targets
 FIRST = tuple(CASES)[:2]  #: the networks on which compilers are tried first
+#: steps that the host or a few launches bound, and one of long kernels
+OTHERS = {"mlp 8px b64": Case("mlp", {}, 64), "lenet 28px b64": Case("lenet", {}, 64),
+          "densenet121 k12 32px b4": Case("densenet121", {"growth": 12, "image_size": 32, "classes": 10}, 4),
+          "resnet50 224px b32": Case("resnet50", {}),
+          "bert small b8": Case("bert", {"preset": "small", "head": "masked", "dropout": 0.0}, 8),
+          "gpt small b8": Case("gpt", {"preset": "small", "dropout": 0.0}, 8)}
 
 
-def batches(case: Case, shape: Sequence[int], classes: int) -> list[tuple[Any, Any]]:
-    """Random images (n, h, w, c) and labels."""
-    rng = np.random.default_rng(0)
+def batches(case: Case, model: Any) -> list[tuple[Any, Any]]:
+    """Random images (n, h, w, c) and labels (n,); for a network of tokens random tokens (n, t) without padding and, as
+    labels (n * t,), the token that follows each."""
+    rng, shape, classes = np.random.default_rng(0), model.input_shape, model.classes
+    if model.input_dtype == "int64":
+        rows = [rng.integers(1, classes, (case.batch, shape[0] + 1)) for _ in range(CYCLE)]
+        return [(ids[:, :-1], ids[:, 1:].reshape(-1)) for ids in rows]
     return [(rng.standard_normal((case.batch, *shape), np.float32), rng.integers(0, classes, case.batch))
             for _ in range(CYCLE)]
 
@@ -79,11 +89,11 @@ PRECISIONS = {p.name: p for p in (Precision("tf32", True, None, 1e-3), Precision
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: seconds of rungs in turn, and seconds to warm up before; steps per group, the least number
-    of groups; steps after which bits are compared; single steps whose host cost is measured."""
+    """How long to measure: seconds of rungs in turn, and seconds to warm up before; the most steps per group, the least
+    number of groups; steps after which bits are compared; single steps whose host cost is measured."""
 
     seconds: float = 20.0
-    warm_up: float = 1.5
+    warm_up: float = 0.3
     group: int = 20
     groups: int = 10
     steps: int = 50

@@ -12,7 +12,7 @@ from ladder_torch import Theirs
 COMPARED = 3  #: steps whose losses are compared: later ones drift apart with any rounding
 
 
-def said(error: Exception) -> str:
+def said(error: BaseException) -> str:
     """The error in one line."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 

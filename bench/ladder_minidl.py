@@ -8,16 +8,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from common import sgd_step
 from ladder_cases import Case, Precision, batches
 from ladder_rungs import DeviceClock, Rung
 
 import minidl as ml
-from minidl import models, nn, schedulers
+from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import Tape, use
-from minidl.passes.fusion import fused
-from minidl.pricing.measure_pairs import measure_pairs
-from minidl.program import lower
+from minidl.fusion import fused
+from minidl.measuring.pairs import measure_pairs
+from minidl.plans.program import lower
 from minidl.runtime.executors import GraphExecutor, StreamExecutor
 from minidl.schedulers.single import beside
 
@@ -29,6 +28,21 @@ BEST = ("E3 multi_region", "E2 multi_region", "E1 in_order", "E0b multi_region",
 PAIRS = 60  #: pairs of groups of tasks that are measured at the same time: those with the longest common time
 
 
+def sgd(model: Any) -> Callable[[Any, Any], Any]:
+    """One step of SGD with momentum 0.9 on cross-entropy, as a function of a batch. Each row of logits (..., classes)
+    has one label."""
+    opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def step(x: Any, y: Any) -> Any:
+        logits = model(x)
+        loss = nn.cross_entropy(logits if len(logits.shape) == 2 else logits.reshape(-1, model.classes), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return step
+
+
 class Ours:
     """The minidl side of one network: trainings that all begin with the same weights and batches."""
 
@@ -37,7 +51,7 @@ class Ours:
         device.tf32 = precision.tf32
         model = self.model()
         self.batches = [tuple(self._pinned(array) for array in batch)
-                        for batch in batches(case, model.input_shape, model.classes)]
+                        for batch in batches(case, model)]
 
     def model(self) -> Any:
         with use(Tape(self.device)):
@@ -57,7 +71,7 @@ class Ours:
             if isinstance(layer, nn.Dropout) and not dropout:
                 layer.eval()
         with use(Tape(self.device)), self.precision.autocast():
-            graph = ml.record(sgd_step(model), *self.batches[0])
+            graph = ml.record(sgd(model), *self.batches[0])
         return model, fused(graph, self.device) if name in FUSED else graph
 
     def rung(self, name: str, schedule: Any) -> tuple[Rung, Any]:
@@ -71,7 +85,21 @@ class Ours:
         one_graph = ((lambda: body.bound.load(next(turn)), body.lanes.run) if isinstance(run, GraphExecutor)
                      and len(run._body) == 1 else (None, None))
         return Rung(lambda: run(*next(turn)), DeviceClock(self.device), time.perf_counter() - begin, run.peak_bytes,
-                    {"tasks": len(graph)}, *one_graph, run.close), model
+                    {"tasks": len(graph)}, *one_graph, run.close,
+                    self._resident(body) if len(run._body) == 1 else None), model
+
+    def _resident(self, body: Any) -> Callable[[], Any]:
+        """A step on a batch on the device. It is copied there to the inputs, whose memory a step uses for other things
+        after their last use."""
+        body.bound.load(self.batches[0])
+        copies = body.bound.refills()
+
+        def step() -> None:
+            for copy in copies:
+                copy()
+            body.lanes.run()
+
+        return step
 
     def losses(self, name: str, steps: int) -> list[float]:
         """The losses of the first steps of a rung's graph, in order and without dropout, to compare with torch."""
@@ -96,7 +124,7 @@ class Ours:
 def measured_costs(graph: Any, device: Any, most: int = PAIRS) -> Any:
     """The costs of single tasks, and of at most `most` pairs of groups at the same time; other pairs are assumed not to
     slow each other."""
-    cost = ml.CostModel.measure(graph, device=device)
+    cost = ml.measure(graph, device=device)
     groups, pairs = schedulers.profile_groups(graph, cost)
     return replace(cost,
                    corun=measure_pairs(graph, cost, groups, longest(graph, cost, groups, pairs)[:most], device=device))

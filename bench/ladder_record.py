@@ -99,7 +99,25 @@ def targets(networks: Networks, wanted: int) -> list[dict[str, Any]]:
         row("one stream / out of order, both captured (E1 / E2)", ">= 1.10x", steps("E1", "E2"),
             lambda s: s["geometric_mean"] >= 1.1),
         row("one stream / out of order, neither captured (E0a / E0b)", "reported", steps("E0a", "E0b"), None),
-        row("host cost of a replayed step, us", "one graph launch; reported", _host(networks), None)]
+        row("host cost of a replayed step, us", "one graph launch; reported", _host(networks), None),
+        row("predicted / measured step, captured, one stream", "within 5 %", _predicted(networks, "in_order"),
+            lambda s: s["error"] <= 0.05),
+        row("predicted / measured step, captured, out of order", "within 5 %", _predicted(networks, SCHEDULER),
+            lambda s: s["error"] <= 0.05)]
+
+
+def errors(run: Mapping[str, Any]) -> dict[str, float]:
+    """How far the prediction of each captured rung is off, as a share of the measured step."""
+    return {name: ms / run["step_ms"][name]["median"] - 1 for name, ms in run.get("predicted_ms", {}).items()
+            if name in run["step_ms"]}
+
+
+def _predicted(networks: Networks, scheduler: str) -> dict[str, Any] | None:
+    """The median size of the errors of a scheduler's rungs, and the worst one, over networks."""
+    runs = [run for entry in networks.values() if "step_ms" in (run := entry.get(FIRST_RUN, {}))]
+    found = [error for run in runs for name, error in errors(run).items() if name.endswith(f" {scheduler}")]
+    return {"error": statistics.median(map(abs, found)), "worst_error": max(found, key=abs),
+            "networks": len(runs)} if found else None
 
 
 def _host(networks: Networks) -> dict[str, Any] | None:

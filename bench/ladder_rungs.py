@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from ladder_cases import Effort
 from launches import no_collection
+
+SEEN = 5.0  #: seconds between two reports of the samples so far
+GROUP = 0.04  #: seconds of a group of steps that suffice
+
+
+class RungError(RuntimeError):
+    """A rung fails while it is timed. `rung`: its name; the cause is its own error."""
+
+    def __init__(self, rung: str) -> None:
+        super().__init__(rung)
+        self.rung = rung
+
+
+@contextmanager
+def of_rung(name: str) -> Iterator[None]:
+    """Errors inside are this rung's. Raises RungError."""
+    try:
+        yield
+    except Exception as error:
+        raise RungError(name) from error
 
 
 class HostClock:
@@ -71,7 +92,8 @@ class TorchClock:
 class Rung:
     """A way to run a step, with its own weights. `step()` issues one on the next batch and does not wait; `ready_s`:
     the seconds to prepare it (recording, planning, capturing, compiling). If a step is one graph of ours, `bring()`
-    copies the next batch to it and `launch()` does the rest."""
+    copies the next batch to it and `launch()` does the rest. `resident()`: a step on a batch that is on the device
+    already."""
 
     step: Callable[[], Any]
     clock: Any
@@ -81,6 +103,7 @@ class Rung:
     bring: Callable[[], Any] | None = None
     launch: Callable[[], Any] | None = None
     close: Callable[[], None] = lambda: None
+    resident: Callable[[], Any] | None = None
 
     def host_us(self, times: int, call: Callable[[], Any], before: Callable[[], Any] | None = None) -> list[float]:
         """The caller's microseconds for single calls, each issued to an idle device."""
@@ -96,17 +119,33 @@ class Rung:
         return found
 
 
-def interleaved(rungs: Mapping[str, Rung], effort: Effort) -> dict[str, list[float]]:
-    """Seconds per step, with groups of all rungs in turn; groups of the first `warm_up` seconds do not count."""
+def interleaved(rungs: Mapping[str, Rung], effort: Effort,
+                seen: Callable[[Mapping[str, list[float]]], None] = lambda samples: None) -> dict[str, list[float]]:
+    """Seconds per step, with groups of all rungs in turn, each of `group` steps or of as many as take GROUP seconds;
+    groups of the first `warm_up` seconds do not count. `seen` gets the samples so far, every SEEN seconds. Raises
+    RungError."""
+
+    def seconds(name: str, times: int) -> float:
+        with of_rung(name):
+            return float(rungs[name].clock.seconds(rungs[name].step, times))
 
     def turn() -> dict[str, float]:
-        return {name: rung.clock.seconds(rung.step, effort.group) for name, rung in rungs.items()}
+        return {name: seconds(name, sizes[name]) for name in rungs}
 
     with no_collection():
+        sizes = {name: max(1, min(effort.group, int(GROUP / seconds(name, 1)))) for name in rungs}
         end = time.perf_counter() + effort.warm_up
         while time.perf_counter() < end:
             turn()
-        found, end = [turn() for _ in range(effort.groups)], end + effort.seconds
-        while time.perf_counter() < end:
+        found: list[dict[str, float]] = []
+        end, next_look = time.perf_counter() + effort.seconds, time.perf_counter() + SEEN
+
+        def samples() -> dict[str, list[float]]:
+            return {name: [group[name] for group in found] for name in rungs}
+
+        while len(found) < effort.groups or time.perf_counter() < end:
             found.append(turn())
-    return {name: [group[name] for group in found] for name in rungs}
+            if time.perf_counter() >= next_look:
+                seen(samples())
+                next_look = time.perf_counter() + SEEN
+    return samples()

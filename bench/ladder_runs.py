@@ -13,7 +13,7 @@ import gc
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from common import spread
@@ -21,12 +21,14 @@ from ladder_cases import Case, Effort, Precision
 from ladder_checks import COMPARED, against_float64, said, same
 from ladder_minidl import FUSED, PLAIN, Ours, best, measured_costs
 from ladder_record import ratios
-from ladder_rungs import Rung, interleaved
+from ladder_rungs import Rung, RungError, interleaved, of_rung
 from ladder_torch import EAGER, Theirs, missing
 
-from minidl.schedule import Schedule
+from minidl.core.schedule import Schedule
 
+LAUNCHED = ("E0", "B0", "B1")  #: rungs that the host launches one by one: resident inputs change nothing there
 Run = dict[str, Any]
+Keep = Callable[[Run], None]  #: gets the results of a run so far
 
 
 @dataclass(frozen=True)
@@ -44,22 +46,34 @@ class How:
         return missing() if self.torch_on else "not asked for"
 
 
-def timed(rungs: Mapping[str, Rung], effort: Effort) -> Run:
-    samples = interleaved(rungs, effort)
+def timed(rungs: Mapping[str, Rung], effort: Effort, keep: Keep = lambda found: None) -> Run:
+    """The times of rungs, in turns. `keep` gets the results so far, every few seconds. `resident_ms`: of captured
+    steps whose inputs are on the device already. Raises RungError."""
     mine = best(list(rungs))
-    launches = {name: rung.host_us(effort.single, rung.launch, rung.bring)
-                for name, rung in rungs.items() if rung.launch}
-    return {"minidl": mine, "step_ms": {name: spread(s) for name, s in samples.items()},
-            "ratios": ratios(samples, mine),
-            "host_us": {name: spread(rung.host_us(effort.single, rung.step), 1.0) for name, rung in rungs.items()},
-            "launch_us": {name: spread(s, 1.0) for name, s in launches.items()},
-            "ready_s": {name: round(rung.ready_s, 3) for name, rung in rungs.items()},
-            "peak_bytes": {name: rung.peak_bytes for name, rung in rungs.items()},
-            "about": {name: rung.about for name, rung in rungs.items()}}
+    host_us, launch_us = {}, {}
+    for name, rung in rungs.items():
+        with of_rung(name):
+            host_us[name] = spread(rung.host_us(effort.single, rung.step), 1.0)
+            if rung.launch:
+                launch_us[name] = spread(rung.host_us(effort.single, rung.launch, rung.bring), 1.0)
+    about = {"minidl": mine, "host_us": host_us, "launch_us": launch_us,
+             "ready_s": {name: round(rung.ready_s, 3) for name, rung in rungs.items()},
+             "peak_bytes": {name: rung.peak_bytes for name, rung in rungs.items()},
+             "about": {name: rung.about for name, rung in rungs.items()}}
+    resident = interleaved({name: replace(rung, step=rung.resident) for name, rung in rungs.items()
+                            if rung.resident and not name.startswith(LAUNCHED)},
+                           replace(effort, seconds=effort.seconds / 4))
+    about["resident_ms"] = {name: spread(s) for name, s in resident.items()}
+
+    def found(samples: Mapping[str, list[float]]) -> Run:
+        return {"step_ms": {name: spread(s) for name, s in samples.items()}, "ratios": ratios(samples, mine), **about}
+
+    return found(interleaved(rungs, effort, lambda samples: keep(found(samples))))
 
 
-def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
-    """All rungs except those of compilers, checked and timed. A rung that fails is left out, with its error."""
+def first_run(case: Case, precision: Precision, device: Any, how: How, keep: Keep = lambda found: None) -> Run:
+    """All rungs except those of compilers, checked and timed. A rung that fails is left out, with its error. `keep`
+    gets the results so far: after the checks, and every few seconds of timing."""
     ours, steps = Ours(case, precision, device), how.effort.steps
     rungs: dict[str, Rung] = {}
     made: dict[str, Schedule] = {}
@@ -110,8 +124,16 @@ def first_run(case: Case, precision: Precision, device: Any, how: How) -> Run:
                 rung = attempt(name, lambda: theirs.rung(name))
                 rungs |= {name: rung} if rung else {}
         run["correct"] = {**same(bits, losses, steps, allowed), **correct}
-        run |= timed(rungs, how.effort)
-        return {**run, "plan": made[run["minidl"]].to_csv()}
+        timing = dict(rungs)
+        while any(name in made for name in timing):
+            run["plan"] = made[best(list(timing))].to_csv()
+            keep(run)
+            try:
+                return run | timed(timing, how.effort, lambda found: keep(run | found))
+            except RungError as error:  # the others are timed again without it
+                run["left_out"][error.rung] = said(error.__cause__ or error)
+                del timing[error.rung]
+        raise RuntimeError(f"no rung can be timed: {run['left_out']}")
     finally:
         for rung in rungs.values():
             rung.close()

@@ -16,6 +16,7 @@ from ladder_rungs import HostClock, Rung, TorchClock
 from minidl import nn
 
 EAGER = ("B0 eager", "B1 tuned", "B2 graph")
+Steps = tuple[Callable[[], Any], Callable[[], Any]]  #: a step on the next batch, and one on a batch on the device
 COMPILED = ("B3 reduce-overhead", "B4 max-autotune", "B5 torchsched")
 
 
@@ -24,16 +25,52 @@ def missing() -> str | None:
     return None if importlib.util.find_spec("torch") else "torch is not installed"
 
 
+def twins(model: Any) -> str:
+    """The module with torch's twin of one of our models."""
+    return "torch_language" if model.input_dtype == "int64" else "torch_twins"
+
+
+class Prefetched:
+    """Batches on the device, one after another: the next one is copied on a stream of its own while the step of the
+    last one runs, as `minidl.devices.cuda.device.Feed` does. Without a GPU it is copied at once."""
+
+    def __init__(self, torch: Any, hosts: list[tuple[Any, Any]], where: str) -> None:
+        self.torch, self.turn, self.at = torch, itertools.cycle(hosts), 0
+        self.slots = [tuple(torch.empty_like(array, device=where) for array in hosts[0]) for _ in range(2)]
+        self.stream = torch.cuda.Stream() if where != "cpu" else None
+        self.ready = [torch.cuda.Event() for _ in self.slots] if self.stream else []
+        self._copy(0)
+
+    def _copy(self, slot: int) -> None:
+        if self.stream is None:
+            for place, array in zip(self.slots[slot], next(self.turn), strict=True):
+                place.copy_(array)
+            return
+        self.stream.wait_stream(self.torch.cuda.current_stream())  # the step before the last one has used the slot
+        with self.torch.cuda.stream(self.stream):
+            for place, array in zip(self.slots[slot], next(self.turn), strict=True):
+                place.copy_(array, non_blocking=True)
+            self.ready[slot].record()
+
+    def __call__(self) -> tuple[Any, Any]:
+        slot, self.at = self.at, 1 - self.at
+        if self.stream:
+            self.torch.cuda.current_stream().wait_event(self.ready[slot])
+        self._copy(self.at)
+        images, labels = self.slots[slot]
+        return images, labels
+
+
 class Theirs:
     """The torch side of one network: copies with the weights of our model, on `where` (cuda, or cpu to try it out).
     `memory_format`: the faster one of an earlier run."""
 
     def __init__(self, ours: Ours, where: str, memory_format: str | None = None) -> None:
         import torch
-        import torch_twins
 
-        self.torch, self.twins, self.ours, self.where, self.precision = torch, torch_twins, ours, where, ours.precision
+        self.torch, self.ours, self.where, self.precision = torch, ours, where, ours.precision
         self.model, self.memory_format = ours.model(), memory_format
+        self.twins = importlib.import_module(twins(self.model))
         self.format = torch.contiguous_format if memory_format is None else getattr(torch, FORMATS[memory_format])
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = self.precision.tf32
 
@@ -42,14 +79,15 @@ class Theirs:
         case, torch = self.ours.case, self.torch
         twin = self.twins.twin(case.model, case.complete())
         network = self.twins.load(twin, self.model).to(self.where, dtype or torch.float32).to(memory_format=self.format)
-        rates = [layer.rate for layer in self.model.modules() if isinstance(layer, nn.Dropout)]
+        rates = [layer.rate for layer in self.model.modules() if isinstance(layer, nn.Dropout) and layer.rate]
         if rates and dropout:
             network.classifier[2] = torch.nn.Dropout(rates[0])
         return network
 
-    def with_loss(self, network: Any) -> Any:
-        """The network with its loss, in the chosen precision, as one function, so that compilers see all of it."""
-        torch, where, low = self.torch, self.where, self.precision.low
+    def with_loss(self, network: Any, low: str | None) -> Any:
+        """The network with its loss as one function, so that compilers see all of it. `low`: the type of products in
+        mixed precision."""
+        torch, where = self.torch, self.where
 
         class WithLoss(torch.nn.Module):
             def __init__(self) -> None:
@@ -58,9 +96,12 @@ class Theirs:
 
             def forward(self, x: Any, y: Any) -> Any:
                 if low is None:
-                    return torch.nn.functional.cross_entropy(self.network(x), y)
+                    return self.loss(x, y)
                 with torch.autocast(where, getattr(torch, low), cache_enabled=False):  # every weight is used once
-                    return torch.nn.functional.cross_entropy(self.network(x), y)
+                    return self.loss(x, y)
+
+            def loss(self, x: Any, y: Any) -> Any:
+                return torch.nn.functional.cross_entropy(self.network(x).flatten(0, -2), y)
 
         return WithLoss()
 
@@ -71,10 +112,15 @@ class Theirs:
         """The batches as torch tensors, pinned if there is a GPU."""
         found = []
         for x, y in self.ours.batches:
-            images = self.twins.images(x).to(dtype or self.torch.float32).contiguous(memory_format=self.format)
-            labels = self.torch.from_numpy(y)
-            found.append((images.pin_memory(), labels.pin_memory()) if self.where != "cpu" else (images, labels))
+            inputs, labels = self.inputs(x, dtype or self.torch.float32), self.torch.from_numpy(y)
+            found.append((inputs.pin_memory(), labels.pin_memory()) if self.where != "cpu" else (inputs, labels))
         return found
+
+    def inputs(self, x: Any, dtype: Any) -> Any:
+        """Tokens as they are; images in the type and memory format of the network."""
+        if self.model.input_dtype == "int64":
+            return self.torch.from_numpy(x)
+        return self.twins.images(x).to(dtype).contiguous(memory_format=self.format)
 
     def on_device(self, batch: tuple[Any, Any]) -> tuple[Any, Any]:
         x, y = batch
@@ -86,8 +132,7 @@ class Theirs:
         network = self.network(dtype, dropout=False)
         self.torch.backends.cudnn.benchmark = False  # float64 has slow algorithms, and this is not timed
         opt, found = self.optimizer(network, False), []
-        loss_of = ((lambda x, y: self.torch.nn.functional.cross_entropy(network(x), y)) if exact
-                   else self.with_loss(network))
+        loss_of = self.with_loss(network, None if exact else self.precision.low)
         for batch in itertools.islice(itertools.cycle(self.host(dtype)), steps):
             opt.zero_grad()
             loss = loss_of(*self.on_device(batch))
@@ -97,40 +142,42 @@ class Theirs:
         return found
 
     # ------------------------------------------------------------------------------------------------------------ steps
-    def eager(self, fused: bool) -> Callable[[], Any]:
+    def eager(self, fused: bool) -> Steps:
         network = self.network()
-        return self._loop(self.with_loss(network), self.optimizer(network, fused))
+        return self._loop(self.with_loss(network, self.precision.low), self.optimizer(network, fused))
 
-    def _loop(self, loss_of: Any, opt: Any, before: Callable[[], None] = lambda: None) -> Callable[[], Any]:
-        turn = itertools.cycle(self.host())
+    def _loop(self, loss_of: Any, opt: Any, before: Callable[[], None] = lambda: None) -> Steps:
+        hosts = self.host()
+        batches, resident = Prefetched(self.torch, hosts, self.where), self.on_device(hosts[0])
 
-        def step() -> Any:
+        def step(batch: tuple[Any, Any]) -> Any:
             before()
             opt.zero_grad(set_to_none=True)
-            loss = loss_of(*self.on_device(next(turn)))
+            loss = loss_of(*batch)
             loss.backward()
             opt.step()
             return loss
 
-        return step
+        return lambda: step(batches()), lambda: step(resident)
 
-    def tuned(self) -> Callable[[], Any]:
+    def tuned(self) -> Steps:
         """A step that uses channels last if eager steps are faster with it."""
         if self.memory_format is None:
             seconds = {}
             for name, attribute in FORMATS.items():
                 self.format = getattr(self.torch, attribute)
-                step = self.eager(True)
+                step, _ = self.eager(True)
                 self.clock().seconds(step, 5)
                 seconds[name] = min(self.clock().seconds(step, 10) for _ in range(3))
             self.memory_format = min(seconds, key=seconds.__getitem__)
             self.format = getattr(self.torch, FORMATS[self.memory_format])
         return self.eager(True)
 
-    def captured(self, compiled: Callable[[Any], Any] = lambda loss_of: loss_of) -> Callable[[], Any]:
+    def captured(self, compiled: Callable[[Any], Any] = lambda loss_of: loss_of) -> Steps:
         """The whole step as one graph."""
         torch, network = self.torch, self.network()
-        loss_of, opt, hosts = compiled(self.with_loss(network)), self.optimizer(network, True), self.host()
+        loss_of = compiled(self.with_loss(network, self.precision.low))
+        opt, hosts = self.optimizer(network, True), self.host()
         x, y = self.on_device(hosts[0])
 
         def body() -> Any:
@@ -150,25 +197,25 @@ class Theirs:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             loss = body()
-        turn = itertools.cycle(hosts)
+        batches = Prefetched(torch, hosts, self.where)
 
         def step() -> Any:
-            images, labels = next(turn)
+            images, labels = batches()
             x.copy_(images, non_blocking=True)
             y.copy_(labels, non_blocking=True)
             graph.replay()
             return loss
 
-        return step
+        return step, graph.replay
 
-    def compiled(self, mode: str) -> Callable[[], Any]:
+    def compiled(self, mode: str) -> Steps:
         # otherwise earlier networks count as recompilations of this one, whose number is limited
         self.torch.compiler.reset()
         network = self.network()
-        loss_of = self.torch.compile(self.with_loss(network), mode=mode)
+        loss_of = self.torch.compile(self.with_loss(network, self.precision.low), mode=mode)
         return self._loop(loss_of, self.optimizer(network, True), self.torch.compiler.cudagraph_mark_step_begin)
 
-    def torchsched(self) -> Callable[[], Any]:
+    def torchsched(self) -> Steps:
         if importlib.util.find_spec("apex") is None:
             raise ImportError("apex is not installed")
         importlib.import_module("apex.contrib.torchsched")  # registers its backend
@@ -192,14 +239,15 @@ class Theirs:
             cuda.reset_peak_memory_stats()
             before = cuda.memory_allocated()
         begin = time.perf_counter()
-        step = make()
+        step, resident = make()
         for _ in range(3):
             step()
+            resident()
         clock = self.clock()
         clock.wait()
         about = {"memory_format": self.memory_format or "contiguous"}
         return Rung(step, clock, time.perf_counter() - begin,
-                    cuda.max_memory_allocated() - before if cuda else None, about)
+                    cuda.max_memory_allocated() - before if cuda else None, about, resident=resident)
 
 
 FORMATS = {"contiguous": "contiguous_format", "channels_last": "channels_last"}

@@ -38,7 +38,7 @@ def measured(case: str, seconds: float) -> dict[str, Any]:
     make, batch = CASES[case]
     ml.seed(0)
     graph, x, y = recorded_step(make(), batch)
-    cost = ml.CostModel.measure(graph)
+    cost = ml.measure(graph)
     python = device.CPU()
     python.set_lanes("python")
     arms: dict[str, Callable[[], Any]] = {}

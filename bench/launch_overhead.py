@@ -34,8 +34,8 @@ def gpu(name: str) -> Any:
     found = re.fullmatch(r"cuda(?::(\d+))?", name)
     if found is None:
         raise devices.DeviceError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
-    from minidl.runtime.cuda.device import Cuda
-    from minidl.runtime.cuda.driver import Driver
+    from minidl.devices.cuda.device import Cuda
+    from minidl.devices.cuda.driver import Driver
 
     try:
         driver = Driver(int(found[1] or 0))

@@ -20,8 +20,7 @@ import numpy as np
 from launches import CHAINS, Missing, Row, Samples, bursts, pieces
 
 from minidl import device as devices
-from minidl.runtime.lanes import Threads, Work
-from minidl.runtime.streams import Event, Stream
+from minidl.devices.lanes import Event, Stream, Threads, Work
 
 SIZES = {4: "4 B", 4 << 10: "4 KiB", 1 << 20: "1 MiB", 64 << 20: "64 MiB"}
 
@@ -112,7 +111,7 @@ HAND_OVERS = {"lock": "two Python lanes take turns, each waits for a lock of the
 def native_lanes(work: Work, **options: Any) -> Any:
     if why := devices.no_native_lanes():
         raise Missing(why)
-    from minidl.runtime.native.lanes import NativeLanes
+    from minidl.devices.native.lanes import NativeLanes
 
     return NativeLanes(work, **options)
 

@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from launches import CHAINS, Missing, Row, Samples, bursts, pieces
 
-from minidl.graph import View
+from minidl.core.graph import View
+from minidl.devices.cuda.clock import Hold
+from minidl.devices.cuda.lanes import capture
 from minidl.kernels import KERNELS, cuda
 from minidl.kernels.registry import Thunk
-from minidl.runtime.cuda.clock import Hold
-from minidl.runtime.cuda.lanes import capture
 
 SIZES = {4: "4 B", 4 << 10: "4 KiB", 1 << 20: "1 MiB", 64 << 20: "64 MiB"}
 HELD = 256 << 20  #: bytes that are filled to keep a stream busy
@@ -231,14 +231,14 @@ def _gemm(gpu: Gpu) -> Iterator[Issue]:
 
 @contextmanager
 def _product(gpu: Gpu) -> Iterator[Issue]:
-    from minidl.runtime.cuda.products import Products
+    from minidl.devices.cuda.products import Products
 
     yield Products(gpu.driver).bind(cuda.Product(*(gpu.array(64, 64) for _ in range(3))), gpu.main, False)
 
 
 @contextmanager
 def _convolution(gpu: Gpu) -> Iterator[Issue]:
-    from minidl.runtime.cuda.dnn import Dnn
+    from minidl.devices.cuda.dnn import Dnn
 
     x, w, y = gpu.array(1, 8, 8, 16), gpu.array(16, 1, 1, 16), gpu.array(1, 8, 8, 16)
     yield Dnn(gpu.driver).bind(cuda.Convolution("forward", x, w, y, (1, 1), (0, 0), (1, 1), 1), gpu.main)

@@ -20,9 +20,9 @@ from common import interleave, machine, prediction_errors, ratio, recorded_step,
 
 import minidl as ml
 from minidl import device, models, schedulers
+from minidl.devices.lanes import run_program
+from minidl.plans.memory import plan_memory
 from minidl.runtime.bound import Bound
-from minidl.runtime.memory import plan_memory
-from minidl.runtime.streams import run_program
 
 SHAPES = {"16 x 64, batch 8": ([64] * 16 + [10], 8), "784-512-512-10, batch 64": ([784, 512, 512, 10], 64),
           "8 x 1024, batch 256": ([1024] * 8 + [10], 256)}
@@ -116,7 +116,7 @@ def main() -> None:
     record: dict[str, Any] = {"machine": machine(), "networks": {}}
     for name, (sizes, batch) in SHAPES.items():
         model, graph, x, y = recorded(sizes, batch)
-        cost = ml.CostModel.measure(graph)
+        cost = ml.measure(graph)
         plans = {"in_order": schedulers.in_order(graph), "multi_stream": schedulers.multi_stream(graph, cost=cost)}
         runs = {key: ml.StreamExecutor(graph, plan) for key, plan in plans.items()}
         arms: dict[str, Any] = {f"minidl {key}": (lambda run=run: run(x, y)) for key, run in runs.items()}

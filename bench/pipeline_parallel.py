@@ -48,17 +48,17 @@ from common import machine, ratio, save, spread
 from data_parallel import waiting
 
 import minidl as ml
-from minidl import models, ops, optim
+from minidl import models, ops, optim, schedulers
+from minidl.core.schedule import RankGrid
+from minidl.core.tasks import Kind
+from minidl.core.timeline import Timeline, What
+from minidl.measuring.measure import Profile
 from minidl.pricing.cost import CostModel
-from minidl.pricing.measure import Profile
-from minidl.rank_grid import RankGrid
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
-from minidl.tasks import Kind
 from minidl.training import objectives
 from minidl.training.pipeline_trainer import measure_messages
-from minidl.views.timeline import Timeline, What
 
 MICRO_BATCHES, STEPS = 8, 3
 #: and the options of schedulers that need them; the last ones train on older weights
@@ -121,7 +121,7 @@ class Arm:
     def __init__(self, name: str, scheduler: str, graph: Any, cost: CostModel, waits: bool, comm: MPI) -> None:
         self.comm, self.inputs, self.graph = comm, batch(name), graph
         options = POLICIES[scheduler]
-        self.placement = pipeline.place(scheduler, comm.size)
+        self.placement = schedulers.find(scheduler).staged.place(comm.size)
         self.stage_of_unit = pipeline.balanced(self.graph, cost, self.placement.stages)
         self.planned = lambda cost: ml.plan(graph, scheduler, cost, ml.Machine(comm.size),
                                             stage_of_unit=self.stage_of_unit, **options)
@@ -142,8 +142,8 @@ class Arm:
 
     def predicted(self, cost: CostModel) -> tuple[float, float]:
         """(microseconds per step, share of them in which the ranks do not compute)."""
-        stages = pipeline.cut(self.graph, cost, self.placement.stages, self.stage_of_unit, self.placement.table[0])
-        plan = (replace(self.plan, cost=stages.cost(self.plan.graph, cost)) if self.plan.versions is None
+        stages = pipeline.cut(self.graph, cost, self.placement, self.stage_of_unit)
+        plan = (replace(self.plan, cost=stages.price(self.plan.graph)) if self.plan.versions is None
                 else self.planned(cost))  # which has late tasks
         period = pipeline.price(plan).period + cost.step
         return period, 1 - plan.cost.durations(self.plan.graph).sum() / (self.placement.ranks * period)
@@ -187,14 +187,14 @@ def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
     if computation == "kernels":
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
     link = replace(measure_messages(comm, RankGrid(comm.size)), core=rate is None and computation == "kernels")
-    every = {s: pipeline.update_every(s, MICRO_BATCHES, options.get("mini_batches", 1))
+    every = {s: schedulers.find(s).staged.update_every(MICRO_BATCHES, options.get("mini_batches", 1))
              for s, options in POLICIES.items()}
     graphs: dict[int, Any] = {}  # by the number of micro-batches between updates
     costs: dict[int, CostModel] = {}
     for a in sorted(set(every.values()), reverse=True):
         graph = recorded(name, a)
         graphs[a], cost = (waiting(graph) if computation == "waits"
-                           else (graph, shared(comm, CostModel.measure(graph, seconds=2.0))))
+                           else (graph, shared(comm, ml.measure(graph, seconds=2.0))))
         costs[a] = replace(cost, link=link)
     arms: dict[str, Arm] = {}
     left_out = {}
@@ -326,8 +326,8 @@ def simulated(unit: dict[str, float], latency: float) -> list[dict[str, Any]]:
             for s, chunks in (("gpipe", None), ("one_f_one_b", None), ("zb_h1", None), ("fast_forward", None),
                               ("fast_forward_greedy", None), ("interleaved", 8), ("modulo", 8), ("modulo_greedy", 8)):
                 try:
-                    cost = pipeline.costs(pipeline.place(s, p, chunks), whole["F"], whole["O"], whole["W"], latency)
-                    rows[s] = pipeline.price(pipeline.plan(s, p, m, cost, chunks)).makespan
+                    times = ml.Pipeline(m, whole["F"], whole["O"], whole["W"], latency)
+                    rows[s] = pipeline.price(ml.plan(times, s, machine=ml.Machine(p), chunks=chunks)).makespan
                 except pipeline.PipelineError:
                     continue  # numbers that the policy does not accept
             best = min(rows, key=lambda s: rows[s])

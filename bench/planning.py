@@ -1,9 +1,10 @@
 """The growth of planning (with its proof), simulating and pricing pipelines, from a thousand tasks to ten million.
 
-    python bench/planning.py [--largest 1e7] [--out FILE.json]
+    python bench/planning.py [--largest 1e7] [--networks] [--out FILE.json]
 
 Each size and scheduler runs in its own process, on one core, so peak memory is of that case alone; loops are compiled
-before timing.
+before timing. With --networks: a recorded network (GPT of 24 tiny layers, 32 micro-batches, ZB-H1, analytic costs) by
+the commands `plan` and `train --dry-run` with ranks as threads, start-up included.
 """
 
 from __future__ import annotations
@@ -28,8 +29,34 @@ SHAPES = [(8, 48), (16, 64), (32, 128), (64, 256), (128, 512), (256, 1024), (512
 SCHEDULERS = ("one_f_one_b", "zb_h1", "fast_forward_greedy")
 
 
+NETWORK = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=24", "--batch-size", "32",
+           "--micro-batches", "32", "--scheduler", "zb_h1", "--parallel", "pipeline", "--costs", "analytic", "--json"]
+COMMANDS = {"plan": ((4, 16), ["plan"]), "dry run": ((4, 16, 64), ["train", "--dry-run", "--steps", "1"])}
+
+
+def networks() -> list[dict[str, Any]]:
+    """Seconds and processor seconds of each command on a recorded network, and its peak memory."""
+    cases = []
+    print(f"{'command':10} {'ranks':>6} {'tasks':>8} {'s':>8} {'cpu s':>8} {'GiB':>6}")
+    for name, (counts, command) in COMMANDS.items():
+        for ranks in counts:
+            begin = time.perf_counter()
+            child = subprocess.Popen([sys.executable, "-m", "minidl", *command, *NETWORK, "--ranks", str(ranks)],
+                                     stdout=subprocess.PIPE, text=True)
+            assert child.stdout is not None
+            record = json.loads(child.stdout.read())
+            used = os.wait4(child.pid, 0)[2]
+            cases.append({"command": name, "ranks": ranks, "tasks": record["tasks"],
+                          "s": round(time.perf_counter() - begin, 2), "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+                          "peak_gib": round(used.ru_maxrss / 2**20, 2)})
+            row = "{command:10} {ranks:6} {tasks:8} {s:8.2f} {cpu_s:8.2f} {peak_gib:6.2f}"
+            print(row.format(**cases[-1]), flush=True)
+    return cases
+
+
 def measure(name: str, ranks: int, micro_batches: int) -> dict[str, Any]:
     """Seconds of each step for one plan, and the process's peak memory."""
+    import minidl as ml
     from minidl.pricing.simulation import times
     from minidl.schedulers import pipeline
 
@@ -41,12 +68,11 @@ def measure(name: str, ranks: int, micro_batches: int) -> dict[str, Any]:
         seconds[step] = round(time.perf_counter() - begin, 4)
         return result
 
-    cost = pipeline.costs(pipeline.place(name, ranks), 1, 1, 1)
     for _ in range(2):  # the first round only loads compiled loops
-        warm = pipeline.plan(name, 64, 512, cost=pipeline.costs(pipeline.place(name, 64), 1, 1, 1))
-        times(warm.graph, warm.schedule, pipeline.costs(warm.placement, 1, 1, 1))
-    plan = timed("plan", lambda: pipeline.plan(name, ranks, micro_batches, cost))  # proved
-    timed("simulate", lambda: times(plan.graph, plan.schedule, cost))
+        warm = ml.plan(ml.Pipeline(512), name, machine=ml.Machine(64))
+        times(warm.graph, warm.schedule, warm.cost)
+    plan = timed("plan", lambda: ml.plan(ml.Pipeline(micro_batches), name, machine=ml.Machine(ranks)))  # proved
+    timed("simulate", lambda: times(plan.graph, plan.schedule, plan.cost))
     price = timed("price", lambda: pipeline.price(plan))
     total = seconds["plan"] + seconds["simulate"]
     return {"scheduler": name, "ranks": ranks, "micro_batches": micro_batches, "tasks": len(plan.graph),
@@ -60,11 +86,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--largest", type=float, default=1.3e7, help="leave out plans with more tasks than this")
     parser.add_argument("--out", metavar="FILE.json")
+    parser.add_argument("--networks", action="store_true", help="measure a recorded network instead")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[0]})
         print(json.dumps(measure(arguments.one[0], *map(int, arguments.one[1:]))))
+        return
+    if arguments.networks:
+        save("planning_networks", {**machine(), "cases": networks()}, arguments.out)
         return
     cases = []
     steps = ("plan", "simulate", "price")

@@ -28,8 +28,8 @@ from common import interleave, machine, recorded_step, save, spread
 
 import minidl as ml
 from minidl import models, schedulers
-from minidl.pricing.measure import Profile
-from minidl.pricing.measure_pairs import measure_pairs
+from minidl.measuring.measure import Profile
+from minidl.measuring.pairs import measure_pairs
 
 CASES: dict[str, tuple[Callable[[], Any], int]] = {
     "MLP 16 x 64, batch 8": (lambda: models.mlp(*[64] * 16, 10), 8),
@@ -64,7 +64,7 @@ def measured(case: str, seconds: float) -> dict[str, Any]:
     make, batch = CASES[case]
     ml.seed(0)
     graph, x, y = recorded_step(make(), batch)
-    cost = ml.CostModel.measure(graph)
+    cost = ml.measure(graph)
     groups, pairs = schedulers.profile_groups(graph, cost)
     corun = measure_pairs(graph, cost, groups, pairs)
     known = ml.CostModel(**{**vars(cost), "corun": corun})

@@ -20,15 +20,15 @@ from typing import Any
 import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent),
-                str(Path(__file__).parent.parent / "tests")]
+                str(Path(__file__).parent.parent / "tests" / "helpers")]
 
 from common import RESULTS, interleave, machine, prediction_errors, ratio, save, sgd_step, spread
 
 import minidl as ml
 from minidl import models, schedulers
+from minidl.measuring.pairs import measure_pairs
 from minidl.passes.boundary import late_tasks
-from minidl.pricing.measure_pairs import measure_pairs
-from minidl.program import lower
+from minidl.plans.program import lower
 from minidl.runtime.executors import executor
 
 
@@ -99,7 +99,7 @@ def torch_arms(case: str, model: Any, x: Any, y: Any) -> dict[str, Callable[[], 
 def measured(case: str, seconds: float, with_torch: bool, svg: Path | None) -> dict[str, Any]:
     model, eager, x, y = training(case)
     graph = ml.record(eager, x, y)
-    cost = with_pairs(graph, ml.CostModel.measure(graph, seconds=seconds / 5))
+    cost = with_pairs(graph, ml.measure(graph, seconds=seconds / 5))
     made = plans(case, graph, cost)
     equal = len({_bits(case, schedule) for schedule in (None, *made.values())}) == 1
     runs = {}
@@ -145,9 +145,9 @@ def _bits(case: str, schedule: Any) -> bytes:
 
 def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> None:
     """Draws the predicted timeline above the measured one, as a picture and as text."""
-    from minidl.files import write_atomic
-    from minidl.views.draw import timeline_svg
-    from minidl.views.report import compare
+    from minidl.core.draw import timeline_svg
+    from minidl.core.report import compare
+    from minidl.system.files import write_atomic
 
     body = lower(graph, schedule)
     predicted = ml.simulate(body.graph, body.schedule, cost)

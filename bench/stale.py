@@ -22,11 +22,12 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from common import machine, save
 
+import minidl as ml
+from minidl import schedulers
 from minidl.cli import show
+from minidl.core.tasks import Kind, unpack
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.schedulers import pipeline
-from minidl.tasks import Kind, unpack
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
 
@@ -73,9 +74,9 @@ def _run(trainer: Trainer, steps: int) -> None:
 def steady_staleness(name: str, told: Mapping[str, Any], ranks: int) -> float:
     """The mean number of updates between reading weights and changing them, in the steady state of the policy. All
     stages cost the same here, unlike the stages of a network that `layerpipe` divides."""
-    every = pipeline.update_every(name, MICRO_BATCHES, told.get("mini_batches", 1))
-    filled = pipeline.plan(name, ranks, *((every,) if "mini_batches" in told else (8 * ranks,)),
-                           **dict(told) | ({"mini_batches": 8 * ranks} if "mini_batches" in told else {}))
+    every = schedulers.find(name).staged.update_every(MICRO_BATCHES, told.get("mini_batches", 1))
+    filled = ml.plan(ml.Pipeline(every if "mini_batches" in told else 8 * ranks), name, machine=ml.Machine(ranks),
+                     **dict(told) | ({"mini_batches": 8 * ranks} if "mini_batches" in told else {}))
     own = unpack(filled.schedule.keys)
     last = (own.kind == Kind.F) & (own.micro_batch >= own.micro_batch.max() + 1 - 2 * every * ranks)
     return float((own.micro_batch // every - filled.versions.read)[last].mean())
@@ -110,7 +111,7 @@ def main() -> None:
     about, synchronous, arms, count = machine(), {}, {}, 0
     with show.progress("training", len(ARMS) * len(RATES) * arguments.seeds) as done:
         for name, (policy, told) in ARMS.items():
-            every = pipeline.update_every(policy, MICRO_BATCHES, told.get("mini_batches", 1))
+            every = schedulers.find(policy).staged.update_every(MICRO_BATCHES, told.get("mini_batches", 1))
             arms[name] = {"a": every, "rates": {}, "steady": steady_staleness(policy, told, arguments.ranks)}
             for rate in RATES:
                 found = []

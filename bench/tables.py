@@ -20,13 +20,14 @@ from typing import Any
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from common import RESULTS
-from ladder_record import FIRST_RUN, GRAPHS, SCHEDULER, TUNED, median
-from ladder_table import said
+from ladder_table import brief, said
 from launches import CHAINS
 from learning import rows as learning
 from single_device import TORCH
 from stale import accuracies
 
+RUN_AS = {"one device": "one device", "data": "two data-parallel ranks", "pipeline": "a pipeline on two ranks",
+          "all": "all"}
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 Row = tuple[str, str, str]  #: what was measured, what was seen, the target or "-"
 
@@ -127,6 +128,19 @@ def prediction(record: dict[str, Any]) -> Iterator[Row]:
                          f"(least steps {over['least']:.2f}x)" for arm, over in e["over_best"].items()), "<= 1.03x")
 
 
+def predicted_steps(record: dict[str, Any]) -> Iterator[Row]:
+    for kind, networks in record["runs"].items():
+        for name, policies in networks.items():
+            errors = (f"{policy} {e['error']:+.1%}{' *' * e['disturbed']}" for policy, e in policies.items())
+            yield f"{name}, {RUN_AS[kind]}: printed / taken step, less 1", ", ".join(errors), "12 %"
+    for kind, found in record["summary"].items():
+        calm = record["summary_undisturbed"].get(kind)
+        yield (f"{RUN_AS.get(kind, kind)}: size of the error", f"median {found['median']:.1%}, worst "
+               f"{found['worst']:.1%} of {found['n']} runs" + (
+                   f"; without disturbed ones {calm['median']:.1%}, {calm['worst']:.1%} of {calm['n']}"
+                   if calm and calm["n"] < found["n"] else ""), "median 5 %, worst 12 %")
+
+
 def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
     for s in record["settings"]:
         best = s["arms"]["reverse_first_k"]["speed_up_over_barrier"]
@@ -202,13 +216,8 @@ def ladder(record: dict[str, Any]) -> Iterator[Row]:
                 yield f"one GPU, {precision}: {row['what']}", said(row["seen"]), row["target"]
     for precision, networks in record["networks"].items():
         for label, entry in networks.items():
-            first = entry.get(FIRST_RUN, {})
-            if "step_ms" in first:
-                peers = [f"{name} {r:.2f}x" for name in (TUNED, *GRAPHS) if (r := median(entry, name))]
-                orders = [f"{slow} / {fast} {r:.2f}x" for slow, fast in (("E1", "E2"), ("E0a", "E0b"))
-                          if (r := median(entry, f"{slow} in_order", f"{fast} {SCHEDULER}"))]
-                step = f"{first['minidl']} {first['step_ms'][first['minidl']]['median']:.2f} ms"
-                yield f"{label}, {precision}: torch / minidl", "; ".join([*peers, *orders, step]), "-"
+            if line := brief(entry):
+                yield f"{label}, {precision}: torch / minidl", line, "-"
 
 
 #: what the parts of `gpu_proof.py` show; the benchmarks have their own records and rows
@@ -245,10 +254,10 @@ INTRODUCTION = """\
 Made by `python bench/tables.py --write` from the records in `bench/results`; the pictures by
 `python bench/plots.py`. Each record says when, where and from which commit it was taken.
 
-The figures come from shared machines with two cores and no GPU. The arms of a comparison are interleaved in one run;
-the result is the ratio and its spread (10th to 90th percentile), not the time. In pictures a bar is a median, its line
-the spread, and a cross what was predicted from costs that were not measured on that schedule. [claims.md](claims.md)
-sets the published claims beside these figures.
+The figures come from shared machines with two cores, those on a GPU from one H100. The arms of a comparison are
+interleaved in one run; the result is the ratio and its spread (10th to 90th percentile), not the time. In pictures a
+bar is a median, its line the spread, and a cross what was predicted from costs that were not measured on that schedule.
+[claims.md](claims.md) sets the published claims beside these figures.
 """
 SECTIONS = (
     Section("One device, one stream", """\
@@ -259,6 +268,10 @@ Steps are predicted well where tasks are long. Tasks of microseconds slow each o
 do; with such tasks the gain of two streams also varies most: 1.06x to 1.29x between runs for MobileNetV3 at width 0.25.
 A large layer runs faster with two BLAS threads on one stream than on two streams: overlap pays where one kernel cannot
 fill the machine.""", {"single_device": single_device, "prediction": prediction}),
+    Section("Predicted step times", """\
+The step that `train` and `compare` print before they train, against the median step that they then take; each run is
+the command as a user types it. Costs are those of free cores: a run marked with * ran while other processes used more
+than 3 % of the machine.""", {"predicted_steps": predicted_steps}),
     Section("Data-parallel ranks", """\
 Tasks wait instead of computing, as if an accelerator computed; the link is a shaped loopback. The second picture is
 simulated: it shows for which networks and links reverse first-k gains over priority.""",
@@ -284,7 +297,11 @@ the weights are, and how far the versions of two micro-batches in flight can dri
     Section("What a launch costs", """\
 The time of a call for its caller; for a call that is handed to another thread, until it is done.""",
             {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda}),
-    Section("On a GPU", "", {"ladder": ladder, "gpu_proof": gpu_proof}),
+    Section("On a GPU", """\
+One H100, in four short calls, 24 minutes in all. E0: launch by launch; E1: one graph, one stream; E2: one graph,
+several streams; B1: torch eager, tuned; B2: torch's own CUDA graph. The host is a virtual machine whose launches are
+slow, so ratios to eager torch are high; those between graphs do not depend on it. The costs for the first two networks
+left out the time between launches.""", {"ladder": ladder, "gpu_proof": gpu_proof}),
 )
 
 

@@ -34,7 +34,7 @@ def _columns(rows: int, columns: int, width: int, blocks: int, each: int) -> Col
 
 
 def spread(rows: int, columns: int, blocks: int = 8 * MULTIPROCESSORS) -> Columns:
-    """For kernels without sums over rows: 4 rows per thread, or more where that would give more than about `blocks`
+    """For kernels without sums over rows: 4 rows per thread, or more if that would give more than about `blocks`
     blocks."""
     return _columns(rows, columns, 32, blocks, 4)
 

@@ -103,7 +103,7 @@ def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geom
 
 # ----------------------------------------------------------------------------------------------- CPU forms
 class _Plan(NamedTuple):
-    """What a kernel works on: shapes of x and y, of the weights (groups, o / groups, taps, c / groups), and the parts
+    """The operands of a kernel: shapes of x and y, of the weights (groups, o / groups, taps, c / groups), and the parts
     of its outputs."""
 
     x: tuple[int, ...]

@@ -183,7 +183,7 @@ def steps(array: Any, shape: Sequence[int]) -> list[int]:
 
 def strides(lengths: Sequence[int], *rows: Sequence[int], vector: int = 1) -> Struct:
     """A `Strides` of these lengths, with a row of steps for each array. Axes that are contiguous with each other are
-    merged; raises LaunchError where more than six are left."""
+    merged; raises LaunchError if more than six are left."""
     axes = _collapsed(lengths, rows) or [(1, *(0 for _ in rows))]
     if len(axes) > 6:
         raise LaunchError(f"lengths {tuple(lengths)} with steps {rows}: kernels support at most six axes")
@@ -248,6 +248,12 @@ def pointer(array: Any) -> int:
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
+def alignment(array: Any, most: int) -> int:
+    """The largest power of two, at most `most`, that divides the array's address."""
+    address = pointer(array)
+    return min(most, address & -address) or most
+
+
 # ---------------------------------------------------------------------------------------------------------- signatures
 _KERNEL = re.compile(
     r"(?:template\s*<([^>]*)>\s*)?(?:extern\s+\"C\"\s+)?__global__\s+(?:void\s+(?:__launch_bounds__\([^)]*\)\s+)?"
@@ -294,7 +300,7 @@ def signature(source: str, kernel: str) -> tuple[str, ...]:
 
 
 def check(grid: Grid) -> None:
-    """Raises LaunchError where the geometry is impossible or the arguments are not those of the kernel."""
+    """Raises LaunchError if the geometry is impossible or the arguments do not fit the kernel."""
     if not (1 <= len(grid.blocks) <= 3 and 1 <= len(grid.threads) <= 3):
         raise LaunchError(f"{grid.kernel}: blocks {grid.blocks} and threads {grid.threads} have one to three axes")
     blocks, threads = (*grid.blocks, 1, 1)[:3], (*grid.threads, 1, 1)[:3]

@@ -150,7 +150,7 @@ def _weight_grad(x, dy, padded, total, part, shape):  # type: ignore[no-untyped-
 
 
 # ----------------------------------------------------------------------------------------------- CUDA forms
-#: neighbours of a line that one thread makes together where there is a kernel for the window: RUN of depthwise.cu
+#: neighbours of a line that one thread makes together if there is a kernel for the window: RUN of depthwise.cu
 PIXELS = 4
 CHANNELS = 64  #: of a block at most, as in depthwise.cu
 FILL = 1056  #: blocks that fill a large device

@@ -1,7 +1,7 @@
 """Convolution on the CPU without matrix products: loops that keep a block of sums in vector registers.
 
 A block is PIXELS pixels times LANES output channels. One step reads LANES weights and adds their products with one
-value of each pixel; weights are copied first, so that those of a step are neighbours. Each output adds its products in
+value of each pixel; weights are copied first, so that a step's weights are neighbours. Each output adds its products in
 the same order, with one rounding each, whatever the size of a vector register is: all machines get the same bits. For
 the gradient of the weights, the sums are LANES output channels times PIXELS weights, and a step is one pixel.
 
@@ -297,7 +297,7 @@ def _numbers(values: Sequence[int]) -> Any:
 
 
 def _source(x: Any, part: Part, groups: int) -> tuple[list[int], Any]:
-    """What both loops know of the image and its taps: numbers, and the places of runs of neighbouring values."""
+    """Arguments of both loops for the image and its taps: numbers, and the places of runs of neighbouring values."""
     (v, h), each = part[:2], x.shape[3] // groups
     across = (h.length if part.copied else x.shape[2]) * x.shape[3]
     joined = groups == 1 and bool(h.offsets) and h.offsets == tuple(range(h.offsets[0], h.offsets[0] + len(h.offsets)))

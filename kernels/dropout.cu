@@ -1,4 +1,4 @@
-// Dropout whose bits are counted; see dropout.py.
+// Dropout and random numbers whose bits are counted; see dropout.py.
 #include "four.cuh"
 
 // Philox4x32-10: words of 32 bits, in 64 as products need them.
@@ -37,6 +37,27 @@ __global__ void dropout(const T* x, const unsigned long long* __restrict__ count
 #pragma unroll
         for (int k = 0; k < 4; k++) xs[k] = words.of[k] >= threshold ? xs[k] * Sum<T>(factor) : Sum<T>(0);
         store(y + at, here, xs);
+    }
+}
+
+__device__ __forceinline__ double number(unsigned long long a, unsigned long long b, int normal, int bits, double low, double span) {
+    if (normal) return sqrt(-2 * log((double)(a + 1) * 0x1p-32)) * cos((double)b * (6.283185307179586 * 0x1p-32));
+    return low + (double)((a << 21 | b >> 11) >> (53 - bits)) * ldexp(1.0, -bits) * span;
+}
+
+// y (samples, each). A thread makes two neighbours of one sample from the words of one counter.
+template <typename T>
+__global__ void draw(const unsigned long long* __restrict__ counter, T* y, long long samples, long long each, int normal, int whole, int bits,
+                     double low, double span, unsigned long long seed, unsigned long long draw, unsigned long long sample) {
+    long long pairs = (each + 1) / 2, count = samples * pairs;
+    unsigned long long which = *counter + draw;
+    for (long long i = first(); i < count; i += step()) {
+        long long n = i / pairs, block = i - n * pairs, at = n * each + 2 * block;
+        Words words = philox(block, n + sample, which & 0xFFFFFFFFull, which >> 32, seed);
+        for (int k = 0; k < 2 && 2 * block + k < each; k++) {
+            double x = number(words.of[2 * k], words.of[2 * k + 1], normal, bits, low, span);
+            y[at + k] = as<T>(whole ? floor(x) : x);
+        }
     }
 }
 

@@ -1,7 +1,7 @@
-"""Dropout with a counter-based generator: its bits are a pure function of (seed, draw, sample, element).
+"""Dropout and random numbers from a counter-based generator: bits are a pure function of (seed, draw, sample, element).
 
-So every executor, device and layout of ranks drops the same elements, and the backward pass computes the bits again
-instead of keeping a mask. The generator is Philox4x32-10 (Salmon et al., SC 2011).
+So every executor, device and layout of ranks drops the same elements and draws the same numbers, and the backward pass
+of dropout computes the bits again instead of keeping a mask. The generator is Philox4x32-10 (Salmon et al., SC 2011).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Grid, c_type, each
-from .registry import flat, kernel, loop
+from .registry import flat, inlined, kernel, loop
 
 
 def philox(xp: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tuple[Any, Any, Any, Any]:
@@ -93,9 +93,77 @@ def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample):  # t
                 y[n, j + 2] = x[n, j + 2] * factor if c2 >= threshold else zero
 
 
+@kernel("draw", flops=lambda reads, writes: 20.0 * writes[0].size)
+def draw(xp: Any, counter: Any, *, shape: tuple[int, ...], dtype: str, normal: bool, low: int, span: int, seed: int,
+         draw: int, sample: int) -> Any:
+    """Random numbers of this shape: standard normal ones (Box and Muller 1958), or uniform in low + [0, span), rounded
+    down for whole numbers. `counter`, `seed`, `draw`, `sample`: as for dropout; axis 0 has the samples.
+
+    Two numbers take the four words of one block: a uniform one has 24 bits of its two words for float32, else 53; a
+    normal one takes its radius from the first word and its angle from the second.
+    """
+    rows = shape[0] if shape else 1
+    size = int(np.prod(shape[1:]))
+    blocks = (size + 1) // 2
+    c0 = xp.broadcast_to(xp.arange(blocks, dtype=xp.uint64)[None, :], (rows, blocks))
+    c1 = xp.broadcast_to(xp.arange(sample, sample + rows, dtype=xp.uint64)[:, None], (rows, blocks))
+    number = xp.zeros_like(c0) + counter + xp.uint64(draw)
+    words = philox(xp, c0, c1, number & xp.uint64(0xFFFFFFFF), number >> xp.uint64(32), seed & 0xFFFFFFFF, seed >> 32)
+    a, b = (xp.stack(words[k::2], axis=-1).reshape(rows, 2 * blocks)[:, :size].reshape(shape) for k in (0, 1))
+    if normal:
+        radius = xp.sqrt(-2 * xp.log((a + xp.uint64(1)).astype(xp.float64) * 2.0**-32))
+        return (radius * xp.cos(b.astype(xp.float64) * (2 * np.pi * 2.0**-32))).astype(dtype)
+    bits = 24 if dtype == "float32" else 53
+    share = (((a << xp.uint64(21)) | (b >> xp.uint64(11))) >> xp.uint64(53 - bits)).astype(xp.float64) * 2.0**-bits
+    return xp.floor(low + share * span).astype(dtype) if dtype == "int64" else (low + share * span).astype(dtype)
+
+
+@draw.cpu
+def _(counter: Any, y: Any, *, shape: tuple[int, ...], dtype: str, normal: bool, low: int, span: int, seed: int,
+      draw: int, sample: int) -> Any:
+    rows = shape[0] if shape else 1
+    return [loop(_draw, counter, y.reshape(rows, y.size // max(rows, 1)), normal, dtype == "int64",
+                 24 if dtype == "float32" else 53, float(low), float(span), np.uint64(seed & 0xFFFFFFFF),
+                 np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample))]
+
+
+@draw.cuda()
+def _(counter: Any, y: Any, *, shape: tuple[int, ...], dtype: str, normal: bool, low: int, span: int, seed: int,
+      draw: int, sample: int) -> Any:
+    rows = shape[0] if shape else 1
+    size = y.size // max(rows, 1)
+    return each("dropout.cu", f"draw<{c_type(y)}>", rows * -(-size // 2), counter, flat(y), rows, size, int(normal),
+                int(dtype == "int64"), 24 if dtype == "float32" else 53, float(low), float(span), seed, draw, sample)
+
+
+@inlined
+def _number(a, b, normal, whole, bits, low, span):  # type: ignore[no-untyped-def]
+    if normal:
+        radius = np.sqrt(-2 * np.log(np.float64(a + np.uint64(1)) * 2.0**-32))
+        return radius * np.cos(np.float64(b) * (2 * np.pi * 2.0**-32))
+    share = np.float64(((a << np.uint64(21)) | (b >> np.uint64(11))) >> np.uint64(53 - bits)) * 2.0**-bits
+    return np.floor(low + share * span) if whole else low + share * span
+
+
+def _draw(counter, y, normal, whole, bits, low, span, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
+    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    number = counter[0] + draw
+    for n in range(y.shape[0]):
+        for block in range((y.shape[1] + 1) // 2):
+            c0, c1, c2, c3 = np.uint64(block), np.uint64(n) + sample, number & mask, number >> half
+            k0, k1 = seed0, seed1
+            for _ in range(10):
+                p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+                c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & mask, (p0 >> half) ^ c3 ^ k1, p0 & mask
+                k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask, (k1 + np.uint64(0xBB67AE85)) & mask
+            y[n, 2 * block] = _number(c0, c1, normal, whole, bits, low, span)
+            if 2 * block + 1 < y.shape[1]:
+                y[n, 2 * block + 1] = _number(c2, c3, normal, whole, bits, low, span)
+
+
 @kernel("tick")
 def tick(xp: Any, counter: Any, *, draws: int) -> Any:
-    """The dropout counter (1,) uint64, increased by `draws`, modulo 2^64."""
+    """The counter of draws (1,) uint64, increased by `draws`, modulo 2^64."""
     return counter + xp.uint64(draws)
 
 

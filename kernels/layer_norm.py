@@ -42,7 +42,7 @@ def _(x: Any, *rest: Any, eps: float) -> Any:
 
 
 def _affine(given: list[Any], x: Any) -> list[Any]:
-    """Scale and shift; ones and zeros where the layer has none."""
+    """Scale and shift; ones and zeros if the layer has none."""
     return [*given, *[np.ones(x.shape[1], x.dtype), np.zeros(x.shape[1], x.dtype)][len(given) :]]
 
 
@@ -105,7 +105,7 @@ def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untype
 
 @kernel("layer_norm_weight_grad", flops=lambda reads, writes: 4.0 * reads[0].size)
 def layer_norm_weight_grad(xp: Any, x: Any, mean: Any, scale: Any, dy: Any, *, bias: bool) -> Any:
-    """dw (d,) = the sum over rows of dy (x - mean) scale; with `bias` also db (d,) = that of dy."""
+    """dw (d,) = the sum over rows of dy (x - mean) scale; with `bias` also db (d,) = the sum over rows of dy."""
     dw = (dy * ((x - mean[:, None]) * scale[:, None])).sum(axis=0)
     return (dw, dy.sum(axis=0, dtype=dw.dtype)) if bias else dw
 

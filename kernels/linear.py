@@ -9,21 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda import (
-    STRIDES,
-    THREADS,
-    WAVES,
-    Call,
-    Grid,
-    Product,
-    Struct,
-    Zeros,
-    c_type,
-    elements,
-    pointer,
-    steps,
-    strides,
-)
+from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, elements, pointer, steps, strides
 from .cuda import dense as cuda_dense
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .sums import cuda_row_sums, cuda_row_sums_work

@@ -258,7 +258,7 @@ def _mse_blocks(count: int) -> int:
 
 @mse.cuda(lambda reads, writes: [((_mse_blocks(math.prod(reads[0].shape)),), "float64")])
 def _(x: Any, target: Any, loss: Any, parts: Any) -> Any:
-    """One launch, or two where there are many elements: parts of the sum, then the mean."""
+    """One launch, or two if there are many elements: parts of the sum, then the mean."""
     calls = [Grid("loss.cu", f"mse<{c_type(x)}>", parts.shape, (256 if parts.size > 1 else 1024,),
                   (x, target, x.size, loss, parts))]
     return [*calls, *(_mean_loss(parts, x.size, loss) if parts.size > 1 else [])]

@@ -4,22 +4,30 @@ In training, forward computes the batch's mean and 1 / standard deviation and up
 that are the parameters' gradient are a separate kernel, since the gradient toward the input needs them.
 
 `batch_norm_act` and its gradients also do what often comes next, which then needs no launches or reads of its own. With
-s = batch_norm(x), or s = batch_norm(x) + z:
+s = batch_norm(x), or s = batch_norm(x) + z, and y = relu(s), relu6(s) or hardswish(s):
 
     batch_norm(x, w, b, r...) -> s0, mean, rstd, r'...
-    add(s0, z) or add(z, s0) -> s, where there is z       batch_norm_act(x, w, b, r...[, z]) -> y, mean, rstd, r'...
-    relu, relu6 or hardswish(s) -> y
+    add(s0, z) or add(z, s0) -> s, if there is z
+    relu(s) -> y                                            (or relu6, hardswish)
+    become
+    batch_norm_act(x, w, b, r...[, z]) -> y, mean, rstd, r'...
 
-without z:
-    {relu, relu6}_grad(y, dy) or hardswish_grad(s, dy) -> ds
-    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db   batch_norm_act_weight_grad(x, mean, rstd, w, b, dy) -> dw, db
+The gradients without z:
+
+    relu_grad(y, dy) -> ds                                  (or relu6_grad(y, dy), hardswish_grad(s, dy))
+    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db
     batch_norm_input_grad(x, mean, rstd, w, dw, db, ds) -> dx
-                                                          batch_norm_act_input_grad(x, mean, rstd, w, b,
-                                                          dw, db, dy) -> dx
-with z, whose gradient is ds, too:
-    {relu, relu6}_grad(y, dy) -> ds
-    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db batch_norm_act_weight_grad(x, mean, rstd, w, b, dy, y) -> dw,
-    db, ds batch_norm_input_grad(x, mean, rstd, w, dw, db, ds) unchanged
+    become
+    batch_norm_act_weight_grad(x, mean, rstd, w, b, dy) -> dw, db
+    batch_norm_act_input_grad(x, mean, rstd, w, b, dw, db, dy) -> dx
+
+The gradients with z, whose own gradient is ds:
+
+    relu_grad(y, dy) -> ds                                  (or relu6_grad)
+    batch_norm_weight_grad(x, mean, rstd, ds) -> dw, db
+    become
+    batch_norm_act_weight_grad(x, mean, rstd, w, b, dy, y) -> dw, db, ds
+    and batch_norm_input_grad(x, mean, rstd, w, dw, db, ds) -> dx stays
 
 s0 and s, and without z also ds, no longer exist, so no other task may read them. Without an activation (`act="none"`,
 with z) only the forward launches change. Hardswish with z has no such gradient, since its slope does not follow from y.
@@ -53,7 +61,7 @@ def _lines(x: Any) -> tuple[Any, int]:
     return np.lib.stride_tricks.as_strided(rows, ((len(rows) - 1) * step + rows.shape[1],), (rows.itemsize,)), step
 
 
-WIDE = 128  #: numbers that a loop on the CPU takes together, where a pixel has fewer channels
+WIDE = 128  #: numbers that a loop on the CPU takes together if a pixel has fewer channels
 
 
 def _columns_of(x: Any) -> int:
@@ -289,7 +297,7 @@ def _(x: Any, mean: Any, rstd: Any, dy: Any, dw: Any, db: Any, parts: Any) -> An
 
 def _weight_grad(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, act: str, dw: Any, db: Any, dz: Any,
                  parts: Any) -> list[Call]:
-    """The sums on CUDA, in one launch, or two for many rows; with y, dz too."""
+    """The sums on CUDA, and with y also dz, in one launch, or two for many rows."""
     step, rows, channels = _matrix(x)
     if not channels:
         return []

@@ -37,5 +37,5 @@ template <typename T> __global__ void bce_with_logits_grad(const T* x, const T* 
 }
 
 template <typename T> __global__ void kl_div(const T* x, const T* t, T* y, Strides s) {
-    map(s, y, [](Sum<T> p, Sum<T> q) { return q > 0 ? q * (log(q) - p) : Sum<T>(0); }, x, t);
+    map(s, y, [](Sum<T> p, Sum<T> q) { return q != 0 ? q * (log(q) - p) : Sum<T>(0); }, x, t);
 }

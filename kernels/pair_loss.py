@@ -92,14 +92,14 @@ _define("bce_with_logits_grad", 6, lambda xp, x, t, dy: (
 
 # ---------------------------------------------------------------------------------------------------- Kullback-Leibler
 def _kl_reference(xp: Any, x: Any, t: Any) -> Any:
-    """t (log t - x) for log-probabilities x and probabilities t; 0 where t is 0."""
+    """t (log t - x) for log-probabilities x and probabilities t; 0 where t is 0, not a number where it is below."""
     zero, one = t.dtype.type(0), t.dtype.type(1)
-    return xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, one)) - x), zero)
+    return xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, one)) - x), xp.where(t < 0, t.dtype.type(xp.nan), zero))
 
 
 def _kl(x, t, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        y[i] = t[i] * (np.log(t[i]) - x[i]) if t[i] > 0 else t.dtype.type(0)
+        y[i] = t[i] * (np.log(t[i]) - x[i]) if t[i] != 0 else t.dtype.type(0)
 
 
 _define("kl_div", 8, _kl_reference, _looped(_kl))

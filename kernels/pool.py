@@ -1,7 +1,7 @@
 """Maximum and average over windows of an image with channels last: x (n, h, w, c) -> y (n, oh, ow, c).
 
-With `ceil` windows at the end may reach beyond the image and its padding: what lies there counts for nothing, neither
-as a value nor as a tap. Only the references need to be told: the other forms see it by the size of y.
+With `ceil` windows at the end may reach beyond the image and its padding: elements there count for nothing, neither as
+a value nor as a tap. Only the references need to be told: the other forms see it by the size of y.
 """
 
 from __future__ import annotations

@@ -66,7 +66,7 @@ class Kernel:
 
     def bind(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any],
              constants: dict[str, Any]) -> list[Thunk]:
-        """Prebuilt calls on these NumPy arrays. Raises KernelError where there is no CPU form."""
+        """Prebuilt calls on these NumPy arrays. Raises KernelError if there is no CPU form."""
         if self._cpu is None:
             raise KernelError(f"kernel {self.name} has no CPU form; define one with @{self.reference.__name__}.cpu, as "
                               f"kernels/registry.py shows")
@@ -83,7 +83,7 @@ class Kernel:
 
     def cuda_calls(self, reads: Sequence[Any], writes: Sequence[Any], work: Sequence[Any],
                    constants: dict[str, Any]) -> Sequence[Call]:
-        """The calls of one launch on these arrays. Raises NotImplementedError where there is no CUDA form."""
+        """The calls of one launch on these arrays. Raises NotImplementedError if there is no CUDA form."""
         if self._cuda is None:
             raise NotImplementedError(f"kernel {self.name} has no CUDA form")
         return self._cuda(*reads, *writes, *work, **constants)
@@ -183,8 +183,8 @@ def check_range(what: str, index: Any, length: int, ignored: int | None = None) 
     """Raises ValueError that names the first element of a NumPy array of whole numbers that is neither in
     0..length - 1 nor `ignored`: with such an index, a kernel would read or write other memory. `what`: label or index.
 
-    Eager ops check an index that they get, executors the inputs of a recorded step before it runs. What a step computes
-    itself, such as an argmax, is not checked.
+    Eager ops check an index that they get, executors the inputs of a recorded step before it runs. Indices that a step
+    computes itself, such as an argmax, are not checked.
     """
     if not jitted(_any_outside)(index, length):
         return

@@ -1,4 +1,4 @@
-"""RMS norm: every row is divided by its root mean square, then scaled. The gradient toward the scale is that of
+"""RMS norm: every row is divided by its root mean square, then scaled. The gradient toward the scale is computed by
 `layer_norm_weight_grad`, which gets the mean 0. On CUDA x, y and their gradients may have 16 bits; everything else is
 float32 then."""
 

@@ -13,8 +13,8 @@ means of all its channels.
     conv2d_input_grad(dhidden, w1) -> dmean
     add(direct, spread(dmean) / pixels) -> dx
 
-r, gate, direct, dgate, dh and dmean no longer exist. The weight gradients stay those of the convolutions: from mean and
-dhidden, and from hidden and dpre. x (n, h, w, c), w1 (s, 1, 1, c), b1 (s,), w2 (c, 1, 1, s), b2 (c,); all contiguous.
+r, gate, direct, dgate, dh and dmean no longer exist. The convolutions' weight gradients stay: one from mean and
+dhidden, one from hidden and dpre. x (n, h, w, c), w1 (s, 1, 1, c), b1 (s,), w2 (c, 1, 1, s), b2 (c,); all contiguous.
 On CUDA they may have 16 bits; sums are float32 then.
 """
 
@@ -100,7 +100,7 @@ def _flops(x: Any, w1: Any, each: int) -> float:
 
 
 def _work(reads: Any, writes: Any) -> list[Any]:
-    """Scratch on the CPU: the gate, and that of both products, two arrays each."""
+    """Scratch on the CPU: the gate, and the scratch of both products, two arrays each."""
     _, w1, _, w2, _ = reads
     _, mean, hidden, pre = writes
     return [(mean.shape, mean.dtype), *forward_work(mean, w1, hidden, PLAIN),
@@ -108,7 +108,7 @@ def _work(reads: Any, writes: Any) -> list[Any]:
 
 
 def _input_grad_work(reads: Any, writes: Any) -> list[Any]:
-    """Scratch on the CPU: dy x, the gate, dgate, dh, and that of both products, two arrays each."""
+    """Scratch on the CPU: dy x, the gate, dgate, dh, and the scratch of both products, two arrays each."""
     _, x, w1, w2, _, _ = reads
     _, dpre, dhidden = writes
     return [*((a.shape, a.dtype) for a in (x, dpre, dpre, dhidden)),

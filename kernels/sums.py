@@ -48,7 +48,7 @@ def _parts(rows: int, columns: int) -> int:
 
 
 def cuda_row_sums_work(rows: int, columns: int) -> list[Any]:
-    """The scratch arrays of `cuda_row_sums`: none where one launch suffices."""
+    """The scratch arrays of `cuda_row_sums`: none if one launch suffices."""
     parts = _parts(rows, columns) if columns else 1
     return [((parts, columns), "float64")] if parts > 1 else []
 

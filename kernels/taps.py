@@ -58,7 +58,7 @@ def forward(size: Sequence[int], taps: Sequence[int], outputs: Sequence[int], st
 
 def backward(size: Sequence[int], taps: Sequence[int], outputs: Sequence[int], stride: Pair, padding: Pair,
              dilation: Pair) -> list[Part]:
-    """The parts of the gradient toward an image of this size, made from that of the outputs."""
+    """The parts of the gradient toward an image of this size, made from the outputs' gradient."""
     def axes(a: int) -> list[Axis]:
         found = []
         for first in range(min(stride[a], size[a])):

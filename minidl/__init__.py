@@ -17,20 +17,22 @@ _WHERE = {
     "CostError": "pricing.cost", "CostModel": "pricing.cost", "Link": "pricing.cost",
     "CheckingExecutor": "runtime.executors", "SequentialExecutor": "runtime.executors",
     "GraphExecutor": "runtime.executors", "Runtime": "runtime.executors", "StreamExecutor": "runtime.executors",
-    "TaskError": "runtime.executors", "cross_boundary": "passes.boundary", "lower": "program", "Program": "program",
-    "Machine": "plans", "Plan": "plans", "plan": "schedulers.registry", "Buffer": "graph", "GraphBuilder": "graph",
-    "GraphError": "tasks", "Kind": "tasks", "Role": "graph", "Task": "graph", "TaskGraph": "graph",
-    "MemoryLimitError": "runtime.memory", "MemoryPlan": "runtime.memory", "plan_memory": "runtime.memory",
-    "rename": "passes.rewrite", "unroll": "passes.rewrite", "autocast": "autograd.precision", "seed": "autograd.random",
-    "record": "autograd.recording", "Lane": "schedule", "Schedule": "schedule", "ScheduleError": "schedule",
-    "simulate": "pricing.simulation", "micro_batch": "autograd.tape", "no_grad": "autograd.tape",
-    "set_default_device": "autograd.tape", "DeviceError": "runtime.device",
-    "Parameter": "autograd.tensor", "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor",
-    "array": "autograd.tensor", "Timeline": "views.timeline", "CheckError": "checks", "gradcheck": "checks",
-    "kernelcheck": "checks", "arange": "ops", "full": "ops", "ones": "ops",
-    "ones_like": "ops", "rand": "ops", "randn": "ops", "zeros": "ops", "zeros_like": "ops", "stack": "ops",
-    "where": "ops", "cat": "ops", "maximum": "ops", "minimum": "ops", "eye": "ops", "linspace": "ops",
-    "einsum": "ops", "full_like": "ops", "rand_like": "ops", "randn_like": "ops", "randint": "ops", "randperm": "ops",
+    "TaskError": "runtime.executors", "cross_boundary": "passes.boundary", "lower": "plans.program",
+    "Program": "plans.program", "Machine": "core.machine", "Plan": "plans.plan", "plan": "schedulers.planner",
+    "Pipeline": "schedulers.pipeline.synthetic",
+    "Buffer": "core.graph", "GraphBuilder": "core.graph", "GraphError": "core.tasks", "Kind": "core.tasks",
+    "Role": "core.graph", "Task": "core.graph", "TaskGraph": "core.graph", "MemoryLimitError": "plans.memory",
+    "MemoryPlan": "plans.memory", "plan_memory": "plans.memory", "rename": "passes.rewrite", "unroll": "passes.rewrite",
+    "autocast": "autograd.op", "seed": "autograd.random", "record": "autograd.recording", "Lane": "core.schedule",
+    "Schedule": "core.schedule", "ScheduleError": "core.schedule", "simulate": "pricing.simulation",
+    "measure": "measuring.measure", "micro_batch": "autograd.tape", "no_grad": "autograd.tape",
+    "set_default_device": "autograd.tape", "DeviceError": "devices.device", "Parameter": "autograd.tensor",
+    "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor", "array": "autograd.tensor",
+    "Timeline": "core.timeline", "CheckError": "testing.checks", "gradcheck": "testing.checks",
+    "kernelcheck": "testing.checks", "arange": "ops", "full": "ops", "ones": "ops", "ones_like": "ops", "rand": "ops",
+    "randn": "ops", "zeros": "ops", "zeros_like": "ops", "stack": "ops", "where": "ops", "cat": "ops", "maximum": "ops",
+    "minimum": "ops", "eye": "ops", "linspace": "ops", "einsum": "ops", "full_like": "ops", "rand_like": "ops",
+    "randn_like": "ops", "randint": "ops", "randperm": "ops",
 }
 #: methods that are functions, too, as in torch: `minidl.exp(x)` is `x.exp()`. They are listed here because each import
 #: of a module of this package asks for its name here first, and must not import the ops
@@ -41,14 +43,14 @@ _METHODS = ("abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "arg
             "relu", "repeat_interleave", "reshape", "roll", "rsqrt", "sigmoid", "sin", "softmax", "sort", "split",
             "sqrt", "square", "squeeze", "std", "sub", "sum", "swapaxes", "t", "tanh", "tile", "topk", "transpose",
             "tril", "triu", "unbind", "unsqueeze", "var")
-#: what torch calls otherwise -> what to use here
+#: a name of torch -> the name to use here
 _INSTEAD = {"tensor": "minidl.array", "from_numpy": "minidl.array", "as_tensor": "minidl.array",
             "manual_seed": "minidl.seed", "save": "minidl.checkpoint.save", "load": "minidl.checkpoint.load",
             "concat": "minidl.cat", "empty": "minidl.zeros", "allclose": "np.allclose(a.numpy(), b.numpy())",
             "equal": "(a == b).all()", "meshgrid": "minidl.array of NumPy's",
             "float32": "'float32'", "float64": "'float64'",
             "int64": "'int64'", "long": "'int64'", "bool": "'bool'", "compile": "minidl.record"}
-_MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "runtime.device", "models": "models",
+_MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "devices.device", "models": "models",
             "nn": "nn", "ops": "ops", "optim": "optim", "schedulers": "schedulers"}
 
 __all__ = sorted([*_WHERE, *_MODULES])

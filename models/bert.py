@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import nn, ops
+from ..autograd.initial import constant
 from ..autograd.tensor import Parameter
 from .registry import model
 from .transformer import Embedding, Linear, check_heads, check_length
@@ -124,7 +125,7 @@ class _Predictions(nn.Module):
     """Logits of tokens, with the weights of their embedding."""
 
     def __init__(self, vocabulary: int, width: int) -> None:
-        self.bias, self.transform = Parameter(np.zeros(vocabulary, np.float32)), _Transform(width)
+        self.bias, self.transform = Parameter(constant(0, vocabulary, "float32")), _Transform(width)
 
     def forward(self, x: Any, table: Any) -> Any:
         return ops.linear(self.transform(x), table, self.bias)
@@ -143,7 +144,7 @@ class BERT(nn.Module):
 
     `head`: "masked", the published head of masked tokens -> (n, t, vocabulary); "classes", pooler and classifier on the
     first token -> (n, classes); "pooler", the pooler on every token and the embedding's weights -> (n, t, vocabulary),
-    a head with no other parameters than those of the published base network.
+    a head with the same parameters as the published base network.
     """
 
     input_dtype, objective = "int64", "masked_token"

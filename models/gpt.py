@@ -72,8 +72,8 @@ class _Transformer(nn.Module):
 
 
 class GPT(nn.Module):
-    """ids (n, t) int64 -> the logits of the token that follows each (n, t, vocabulary). The logits' weights are those
-    of the embedding. With `past`, an `nn.Past`, ids are the slice that follows those which it has read."""
+    """ids (n, t) int64 -> the logits of the token that follows each (n, t, vocabulary). The logits share the
+    embedding's weights. With `past`, an `nn.Past`, ids are the slice that follows those which it has read."""
 
     input_dtype, objective, sliceable = "int64", "next_token", True
 

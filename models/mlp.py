@@ -41,6 +41,14 @@ def _mlp(classes: int = 10, image_size: int = 8, layers: int = 3, hidden: int = 
     return _on(features, image_size, *[hidden] * (layers - 1), classes)
 
 
+@model("mlp_large", tiny={"layers": 2, "hidden": 16})
+def _large(classes: int = 10, image_size: int = 8, layers: int = 4, hidden: int = 1024,
+           features: int = 0) -> nn.Module:
+    """An `mlp` whose tasks are long enough that two streams can gain: the network of `train` and `compare` if none is
+    given."""
+    return _mlp(classes, image_size, layers, hidden, features)
+
+
 def _on(features: int, image_size: int, *sizes: int) -> MLP:
     network = MLP(features or image_size**2, *sizes)
     network.input_shape = (features,) if features else (image_size, image_size, 1)

@@ -17,7 +17,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from .. import nn
-from ..loading import function_of, needs_function
+from ..system.loading import function_of, needs_function, users_code
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class _Entry:
 
 _MODELS: dict[str, _Entry] = {}
 _TEXT = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001, "rmsprop": 0.001}
-#: learning rates by optimizer at which the networks here learn the digits, or text; "" are those of all others
+#: learning rates by optimizer at which the networks here learn the digits, or text; "" is for all others
 RATES = {"": {"sgd": 0.05, "adam": 0.003, "adamw": 0.003, "rmsprop": 0.002}, "mobilenet_v3_large": {"sgd": 0.1},
          "ffnn": {"sgd": 0.02}, "lenet": {"rmsprop": 0.001},
          **dict.fromkeys(("gpt", "gpt2_medium", "gpt3_medium", "bert", "bert_base", "bert_large", "rnn"), _TEXT)}
@@ -81,7 +81,7 @@ def preset_arguments(name: str, preset: str) -> dict[str, Any]:
 def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
     """Builds the network `name`; the result has `input_shape` (without the batch) and `classes`.
 
-    `file.py:function` and `package.module:function` are names too. Raises ValueError for an unknown name, preset or
+    `file.py:function` and `package.module:function` are names as well. Raises ValueError for an unknown name, preset or
     argument, and for a value of the wrong type.
     """
     known, base = arguments(name), {} if preset is None else preset_arguments(name, preset)
@@ -98,9 +98,10 @@ def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
 
 
 def _built(name: str, given: dict[str, Any]) -> nn.Module:
-    """The network. Raises ValueError where a function of one's own fails, or returns no network."""
+    """The network. Raises ValueError if a function of one's own fails, or returns no network."""
     try:
-        made = _entry(name).build(**given)
+        with users_code():
+            made = _entry(name).build(**given)
     except Exception as error:
         if ":" not in name or isinstance(error, ValueError):  # its message is clear
             raise

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .. import nn
 from ..autograd import random
+from ..autograd.initial import constant
 from ..autograd.tensor import Parameter
 
 DEVIATION = 0.02  #: the standard deviation of new weights
@@ -20,7 +19,7 @@ class Linear(nn.Linear):
     def __init__(self, inputs: int, outputs: int, deviation: float = DEVIATION, transposed: bool = False) -> None:
         values = random.normal(deviation, (outputs, inputs), "float32")
         self.weight = Parameter(values, axes=(1, 0) if transposed else None)
-        self.bias = Parameter(np.zeros(outputs, np.float32))
+        self.bias = Parameter(constant(0, outputs, "float32"))
 
 
 class Embedding(nn.Embedding):
@@ -31,13 +30,13 @@ class Embedding(nn.Embedding):
 
 
 def check_heads(name: str, width: int, heads: int) -> None:
-    """Raises ValueError where the heads do not divide the width."""
+    """Raises ValueError if the heads do not divide the width."""
     if width % heads:
         raise ValueError(f"{name}: {heads} heads do not divide the width {width}")
 
 
 def check_length(name: str, ids: Any, positions: nn.Embedding, begin: int = 0) -> None:
-    """Raises ValueError where ids are not (n, t) with t at most the number of positions from `begin` on."""
+    """Raises ValueError if ids are not (n, t) with t at most the number of positions from `begin` on."""
     longest = positions.weight.shape[0] - begin
     if ids.ndim != 2 or not 1 <= ids.shape[1] <= longest:
         raise ValueError(f"{name}: tokens {ids.shape}; expected (n, t) with t from 1 to {longest}")

@@ -1,8 +1,8 @@
 """Data-parallel schedules: in which order gradients are computed, summed over ranks, and used.
 
-Each policy takes a recorded step and plans its synchronised graph (`minidl.passes.synchronise`): one compute lane, one
-communication lane, and updates one step late (`minidl.passes.boundary`), so that communication may go on into the next
-forward. The policies:
+Each policy says how gradients are summed, and orders the step with these sums (`minidl.passes.synchronise`): one
+compute lane, one communication lane, and updates one step late (`minidl.passes.boundary`), so that communication may go
+on into the next forward. The policies:
 
 - `no_overlap`: all communication after the backward pass, on the compute lane;
 - `barrier`: each gradient is summed while the backward pass goes on, and all of them before any update (Horovod, DDP
@@ -11,8 +11,12 @@ forward. The policies:
   gradients cut in parts, and the part that is needed first goes first (P3, ByteScheduler);
 - `dear`: reduce-scatter during the backward pass, all-gather during the next forward (DeAR);
 - `reverse_first_k`: `priority`, and the weight gradients of the first k layers wait for the end of the backward pass,
-  where they run in ascending order (Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 5). The order is
-  the authors'; the search for k is reconstructed.
+  then run in ascending order (Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 5). The order is the
+  authors'; the search for k is reconstructed. Every update may cross the iteration boundary; in the authors' code only
+  the first k layers' do, which `released=true` gives.
+
+On the compute lane W of a layer runs before its O, unless it waits: its transfer starts earlier, and the layers below
+start later.
 
 Every rank gets the same schedule, so all start their communication in the same order without negotiation.
 """
@@ -20,78 +24,114 @@ Every rank gets the same schedule, so all start their communication in the same 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
+from inspect import Parameter
 from typing import Any
 
 import numpy as np
 
-from ..graph import TaskGraph
+from ..core.graph import TaskGraph
+from ..core.machine import Machine
+from ..core.schedule import Schedule
+from ..core.tasks import COMMUNICATION, Kind
 from ..passes.boundary import Loop, cross_boundary
-from ..passes.synchronise import gradients, reverse_buckets, synchronise
-from ..plans import Machine, Plan
+from ..passes.draft import Sums
+from ..passes.rewrite import gradients
+from ..passes.synchronise import reverse_buckets
+from ..plans.plan import Plan
+from ..plans.program import lower
 from ..pricing.cost import CostModel
-from ..program import lower
-from ..tasks import COMMUNICATION, Kind
 from .iterations import Iterations, Rules
-from .layer_times import with_communication
+from .ordered import Ordered, beyond, taken
 
 BUCKET_BYTES = 25 * 2**20  #: as in DDP
 PART_BYTES = 2**20
 
 
-def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+@dataclass(frozen=True)
+class Policy:
+    """One scheduler: `sums(graph, ...)` says how the gradients of a recorded step are summed, and `order(graph, cost,
+    machine, ...)` orders the step with these sums, whose times the costs have. Their other parameters are the policy's
+    options."""
+
+    order: Callable[..., Schedule | Ordered]
+    sums: Callable[..., Sums] = lambda graph: Sums()
+
+    @property
+    def options(self) -> dict[str, Parameter]:
+        return beyond(self.order, 3) | beyond(self.sums)
+
+    @property
+    def name(self) -> str:
+        return self.order.__name__
+
+    def __call__(self, graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Schedule | Ordered:
+        """The result of `order` for a step with its sums, with the options that it accepts."""
+        return self.order(graph, cost, machine, **taken(self.order, options))
+
+
+def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """All communication after the backward pass, on the compute lane: nothing overlaps."""
-    return _plan("no_overlap", synchronise(graph), cost, machine, Rules(crosses=False, overlaps=False))
+    return _settled(graph, cost, Rules(crosses="none", overlaps=False))
 
 
-def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """Each layer's gradients are summed while the backward pass goes on, all before any update (as DDP and Horovod do,
     a layer at a time)."""
-    return _plan("barrier", synchronise(graph), cost, machine, Rules(crosses=False))
+    return _settled(graph, cost, Rules(crosses="none"))
 
 
-def buckets(graph: TaskGraph, cost: CostModel, machine: Machine, *, buckets: int | None = None,
-            bucket_bytes: int = BUCKET_BYTES) -> Plan:
+def buckets(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """As `barrier`, but gradients are summed in buckets of about `bucket_bytes` (PyTorch DDP, 2020).
 
     `buckets`: this many with equal numbers of layers instead. Raises ValueError for more buckets than layers.
     """
-    groups = reverse_buckets(graph, bucket_bytes)
-    if buckets is not None:
-        layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
-        if not 1 <= buckets <= len(layers):
-            raise ValueError(f"{len(layers)} layers are too few for {buckets} buckets")
-        groups = [part.tolist() for part in np.array_split(np.array(layers), buckets)]
-    return _plan("buckets", synchronise(graph, groups), cost, machine, Rules(crosses=False))
+    return barrier(graph, cost, machine)
 
 
-def fifo(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+def in_buckets(graph: TaskGraph, *, buckets: int | None = None, bucket_bytes: int = BUCKET_BYTES) -> Sums:
+    """Sums of several layers' gradients together."""
+    if buckets is None:
+        return Sums(reverse_buckets(graph, bucket_bytes))
+    layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
+    if not 1 <= buckets <= len(layers):
+        raise ValueError(f"{len(layers)} layers are too few for {buckets} buckets")
+    return Sums([part.tolist() for part in np.array_split(np.array(layers), buckets)])
+
+
+def fifo(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """An update waits only for its own gradient, across the iteration boundary; gradients are sent in the order in
     which they become ready."""
-    return _plan("fifo", synchronise(graph), cost, machine, Rules())
+    return _settled(graph, cost, Rules())
 
 
-def priority(graph: TaskGraph, cost: CostModel, machine: Machine, *, part_bytes: int = PART_BYTES) -> Plan:
+def priority(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """As `fifo`, but gradients are sent in parts of at most `part_bytes`, and the part that the next forward pass needs
     first goes first (P3, TicTac, ByteScheduler, 2019)."""
-    return _plan("priority", synchronise(graph, part_bytes=part_bytes), cost, machine, Rules(first="need"))
+    return _settled(graph, cost, Rules(first="need"))
 
 
-def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Plan:
+def in_parts(graph: TaskGraph, *, part_bytes: int = PART_BYTES) -> Sums:
+    """Sums of parts of gradients."""
+    return Sums(part_bytes=part_bytes)
+
+
+def dear(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """Gradients are reduce-scattered in the backward pass and all-gathered in the next forward pass (DeAR, 2023)."""
-    return _plan("dear", synchronise(graph, scatter=True), cost, machine, Rules())
+    return _settled(graph, cost, Rules())
 
 
 def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: int | None = None,
-                    part_bytes: int = PART_BYTES) -> Plan:
+                    released: bool = False) -> Ordered:
     """As `priority`, but the weight gradients of the first k layers run after the rest of the backward pass, the first
     layer's first, so that the transfer that is needed first starts as early as possible (Oh, Lee, Kim, Seo, EuroSys
     2022, section 5).
 
     `k`: None searches the k of the shortest period (without contention) among those that fit the machine's memory.
-    Raises ValueError for more layers than can wait, or where no k fits.
+    `released`: as in the authors' code, only the updates of the first k layers cross the iteration boundary; all others
+    are made before the next forward pass. Raises ValueError for more layers than can wait, or if no k fits.
     """
-    graph = synchronise(graph, part_bytes=part_bytes)
-    iterations = Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), Rules(first="need"))
+    iterations = Iterations(late_updates(graph).body[0], cost, Rules("first k" if released else "all", first="need"))
     layers, limit = len(iterations.delayable), machine.memory_limit
     if k is None:
         fits = None if limit is None else lambda n: lower(graph, iterations.schedule(n)).peak_bytes <= limit
@@ -99,36 +139,22 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
     elif not 0 <= k <= layers:
         raise ValueError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may "
                          f"wait")
-    return _of("reverse_first_k", graph, cost, machine, iterations, k)
+    found = _ordered(iterations, cost, k)
+    return replace(found, notes={**found.notes, "k": k, "largest_k": layers})
 
 
-#: a policy by its name
-POLICIES: dict[str, Callable[..., Plan]] = {
-    f.__name__: f for f in (no_overlap, barrier, buckets, fifo, priority, dear, reverse_first_k)}
+def _settled(graph: TaskGraph, cost: CostModel, rules: Rules) -> Ordered:
+    """The order to which the lanes of a synchronised graph settle."""
+    return _ordered(Iterations(late_updates(graph).body[0], cost, rules), cost)
 
 
-def _plan(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, order: Rules) -> Plan:
-    """The plan with the order to which the lanes of a synchronised graph settle."""
-    return _of(name, graph, cost, machine,
-               Iterations(late_updates(graph).body[0], _with_communication(graph, cost, machine), order))
-
-
-def _of(name: str, graph: TaskGraph, cost: CostModel, machine: Machine, iterations: Iterations,
-        k: int | None = None) -> Plan:
-    """The plan of these iterations. Its `notes`: sums of one iteration's times; `lower_bound`: no order of this graph
-    has a shorter period; `k` and the largest possible k."""
+def _ordered(iterations: Iterations, cost: CostModel, k: int = 0) -> Ordered:
+    """The order of these iterations. Its `notes`: sums of one iteration's times, and `lower_bound`: no order of this
+    graph has a shorter period."""
     duration = iterations.clock.duration
-    cost = _with_communication(graph, cost, machine)
-    notes: dict[str, Any] = {"compute": float(duration[iterations.compute].sum()),
-                             "communication": float(duration[iterations.communication].sum()),
-                             "lower_bound": lower_bound(iterations.graph, cost)}
-    if k is not None:
-        notes |= {"k": k, "largest_k": len(iterations.delayable)}
-    return Plan(name, graph, iterations.schedule(k or 0), cost, machine.ranks, machine.memory_limit, notes)
-
-
-def _with_communication(graph: TaskGraph, cost: CostModel, machine: Machine) -> CostModel:
-    return cost if machine.collective is None else with_communication(graph, cost, machine.collective)
+    return Ordered(iterations.schedule(k), {"compute": float(duration[iterations.compute].sum()),
+                                            "communication": float(duration[iterations.communication].sum()),
+                                            "lower_bound": lower_bound(iterations.graph, cost)})
 
 
 def late_updates(graph: TaskGraph) -> Loop:
@@ -148,7 +174,7 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
     """The k in 0..largest with the shortest period; of equal ones, the smallest.
 
     Throughput is roughly concave in k, so 48 values over the whole range are tried, then ever finer ones around the
-    best. Up to 48 layers, every k is tried. Raises ValueError where no k `fits`. Reconstructed.
+    best. Up to 48 layers, every k is tried. Raises ValueError if no k `fits`. Reconstructed.
     """
     known: dict[int, float] = {}
 

@@ -1,8 +1,8 @@
 """Gives overlap back for memory, step by step: from the wanted arrangement to one that needs little memory.
 
 First, delayed items run as soon as they can, those that hold memory longest before the others. Then weight gradients
-leave the second stream: those of the highest layers first, since most memory is alive at the end of the forward pass;
-or those of the lowest, whose own tensors are the largest. In the end one stream runs every weight gradient and its
+leave the second stream: either from the highest layer down, since most memory is alive at the end of the forward pass,
+or from the lowest up, whose own tensors are the largest. In the end one stream runs every weight gradient and its
 update as soon as possible, so that no gradient waits for the end of the step.
 """
 

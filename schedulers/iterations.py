@@ -9,24 +9,26 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ..graph import Floats, TaskGraph
+from ..core.graph import Floats, TaskGraph
+from ..core.schedule import Lane, Schedule
+from ..core.tasks import COMMUNICATION, Kind
 from ..pricing.carried import Carried
 from ..pricing.cost import CostModel
 from ..pricing.simulation import MOST, Clock, Lanes
-from ..schedule import Lane, Schedule
-from ..tasks import COMMUNICATION, Kind
 
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules of a policy. `crosses`: updates wait until the next forward needs them. `first`: which ready gradient
-    goes first: the one that has been ready longest (ready), or the one that the next forward needs first (need).
-    `overlaps`: communication has its own lane."""
+    """The rules of a policy. `crosses`: the layers whose updates wait until the next forward pass needs them: all,
+    none, or the `first k`, whose weight gradients also wait; other updates come before that forward pass. `first`:
+    which ready gradient goes first: the one that has been ready longest (ready), or the one that the next forward needs
+    first (need). `overlaps`: communication has its own lane."""
 
-    crosses: bool = True
+    crosses: str = "all"
     first: str = "ready"
     overlaps: bool = True
 
@@ -68,35 +70,33 @@ class Iterations:
                 self._awaits.setdefault(target, []).append(source)
         self.delayable = delayable(graph)
         self.body = [t for t in self.compute.tolist() if graph.kind[t] != Kind.U]
-        self.main_updates = self._placed_updates()
-        self._needed = self._need()
         self._found: dict[int, tuple[float, list[int]]] = {}
 
-    def _placed_updates(self) -> dict[int, list[int]]:
-        """Task of the body -> updates just before it; with a barrier, all updates are before the first task."""
+    def _updates(self, k: int) -> dict[int, list[int]]:
+        """Task of the body -> updates just before it; those that do not cross are before the first task."""
         graph = self.graph
-        if not self.rules.crosses:
-            return {self.body[0]: self.updates.tolist()}
+        crossing: dict[str, Any] = {"all": graph.unit, "none": [], "first k": self.delayable[:k]}
+        crosses = np.isin(graph.unit, crossing[self.rules.crosses]).tolist()
         place = {t: i for i, t in enumerate(self.body)}
         last = len(self.body) - 1
         position: dict[int, int] = {}
         for u in self.updates.tolist()[::-1]:
-            after = graph.succs[u].tolist()
+            after = graph.succs[u].tolist() if crosses[u] else self.body[:1]
             position[u] = min((place[t] if t in place else position.get(t, last) for t in after), default=last)
         before: dict[int, list[int]] = {}
         for u in sorted(position, key=lambda u: (position[u], u)):
             before.setdefault(self.body[position[u]], []).append(u)
         return before
 
-    def _need(self) -> dict[int, tuple[int, int]]:
+    def _needed(self, k: int) -> dict[int, tuple[int, int]]:
         """For each transfer, when the next iteration needs it: (place of its update, place in the graph)."""
         by_buffer: dict[int, list[int]] = {}
         for t in self.communication.tolist():
             for b in self.graph.writes[t].tolist():
                 by_buffer.setdefault(b, []).append(t)
-        order = [u for t in self.body for u in self.main_updates.get(t, [])]
+        updates = self._updates(k)
         need: dict[int, tuple[int, int]] = {}
-        for place, u in enumerate(order):
+        for place, u in enumerate(u for t in self.body for u in updates.get(t, [])):
             for b in self.graph.reads[u].tolist():
                 for t in by_buffer.get(b, []):
                     need.setdefault(t, (place, t))
@@ -105,7 +105,8 @@ class Iterations:
     def main(self, k: int) -> list[int]:
         """The compute lane: updates, forward, backward, with the weight gradients of the first k layers at the end."""
         body = self._delayed(self.delayable[:k]) if k else self.body
-        return [t for task in body for t in (*self.main_updates.get(task, []), task)]
+        updates = self._updates(k)
+        return [t for task in body for t in (*updates.get(task, []), task)]
 
     def _delayed(self, units: Sequence[int]) -> list[int]:
         """The body with the weight gradients of these units last, in ascending order, as far as edges allow."""
@@ -134,7 +135,8 @@ class Iterations:
         at the end."""
         if k not in self._found:
             main = self.main(k)
-            priced = [(self._quiet.period(self._lanes(main, order)), order) for order in self._orders(main)]
+            orders = self._orders(main, self._needed(k))
+            priced = [(self._quiet.period(self._lanes(main, order)), order) for order in orders]
             self._found[k] = min(priced, key=lambda found: found[0])
         return self._found[k]
 
@@ -145,7 +147,7 @@ class Iterations:
     def _lanes(self, main: list[int], order: list[int]) -> Lanes:
         return Lanes.of_tasks([main, order] if self.rules.overlaps else [[*main, *order]])
 
-    def _orders(self, main: list[int]) -> list[list[int]]:
+    def _orders(self, main: list[int], needed: dict[int, tuple[int, int]]) -> list[list[int]]:
         """The orders of communication that alternate when iterations repeat; usually one."""
         if not self.rules.overlaps:
             return [self.communication.tolist()]
@@ -155,7 +157,7 @@ class Iterations:
         seen: list[tuple[Floats, list[int]]] = []
         while True:
             begin = self._compute(main, ended, begin)
-            order = self._communicate(ended)
+            order = self._communicate(ended, needed)
             state = np.array([ended[t] for t in talk]) - begin
             for i, (before, _) in enumerate(seen[::-1], 1):
                 if np.abs(state - before).max(initial=0.0) <= 1e-9 * scale:
@@ -176,7 +178,7 @@ class Iterations:
             ended[task] = free
         return free
 
-    def _communicate(self, ended: list[float]) -> list[int]:
+    def _communicate(self, ended: list[float], needed: dict[int, tuple[int, int]]) -> list[int]:
         """Runs the communication lane by the policy's rules; returns its order."""
         sequence: list[int] = []
         channel = 0.0
@@ -191,7 +193,7 @@ class Iterations:
                     channel = max(channel, release[coming[at]])
                 while at < len(coming) and release[coming[at]] <= channel:
                     t = coming[at]
-                    heapq.heappush(waiting, (self._needed.get(t, (0, t)) if by_need else (release[t], t), t))
+                    heapq.heappush(waiting, (needed.get(t, (0, t)) if by_need else (release[t], t), t))
                     at += 1
                 t = heapq.heappop(waiting)[1]
                 channel += self._time[t]

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
-from ..graph import GraphBuilder, Role, TaskGraph
+from ..core.graph import GraphBuilder, Role, TaskGraph
+from ..core.tasks import Kind
+from ..passes.synchronise import times_of_sums
 from ..pricing.cost import CostModel
-from ..tasks import COMMUNICATION, Kind
 
 
 def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float], *, parts: int = 8
@@ -42,16 +41,6 @@ def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: 
 
 
 def with_communication(graph: TaskGraph, cost: CostModel, time: Callable[[Mapping[int, int]], float]) -> CostModel:
-    """The costs, with the communication of a synchronised graph added.
-
-    `time`: from {unit: bytes that travel} to the time of an all-reduce; AS and AG take half of it each.
-    """
-    unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist()
-               for b in graph.reads[u].tolist()}
-    tasks = dict(cost.tasks)
-    for t in np.flatnonzero(np.isin(graph.kind, COMMUNICATION)).tolist():
-        travels: dict[int, int] = {}
-        for b in graph.writes[t].tolist():
-            travels[unit_of[b]] = travels.get(unit_of[b], 0) + int(graph.buffer_bytes[b])
-        tasks[graph.name(t)] = time(travels) * (1.0 if graph.kind[t] == Kind.A else 0.5)
-    return replace(cost, tasks=tasks)
+    """The costs, with the communication of a synchronised graph added (`times_of_sums`)."""
+    found = {graph.name(t): each for t, each in times_of_sums(graph, time).items()}
+    return replace(cost, tasks={**cost.tasks, **found})

@@ -13,15 +13,15 @@ from functools import cached_property
 
 import numpy as np
 
-from ..graph import ROLES, Rows, TaskGraph
+from ..core.graph import Rows, TaskGraph
+from ..core.schedule import Lane, Schedule, ScheduleError
+from ..core.tasks import Kind
 from ..passes.boundary import kept, must_stay, with_late
+from ..plans.memory import rounded
 from ..pricing.carried import Carried
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..pricing.simulation import Clock, Lanes, Times
-from ..runtime.memory import rounded
-from ..schedule import Lane, Schedule, ScheduleError
-from ..tasks import Kind
 
 MAIN, SUB = "main", "sub"
 
@@ -43,7 +43,7 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The place of an item: on `lane`, before task number `before` of the chain, or after the chain where that is its
+    """The place of an item: on `lane`, before task number `before` of the chain, or after the chain if that is its
     length. `late`: one step late."""
 
     lane: str
@@ -56,7 +56,7 @@ Places = Mapping[int, Place]  #: item -> place; an item without a place runs whe
 
 @dataclass(frozen=True)
 class Order:
-    """The tasks of each stream in order, and those of them that run one step late."""
+    """The tasks of each stream in order. `delayed`: the tasks that run one step late."""
 
     lanes: Mapping[str, Sequence[int]]
     delayed: Set[int] = frozenset()
@@ -141,7 +141,7 @@ class Step:
     def _edges(self) -> tuple[list[list[int]], list[list[int]]]:
         """The predecessors of each task: within its step, and in the step before."""
         graph, n = self.graph, len(self.graph)
-        carried = Carried.of(graph, own=np.array([not ROLES[r].persistent for r in graph.buffer_role], bool))
+        carried = Carried.of(graph, own=~graph.persistent)
         before = Rows.from_pairs(carried.target, carried.source, n)
         return [graph.preds[t].tolist() for t in range(n)], [before[t].tolist() for t in range(n)]
 
@@ -262,6 +262,6 @@ def _first_readers(graph: TaskGraph, chain: Sequence[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     for i, task in enumerate(chain):
         for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist()):
-            if ROLES[graph.buffer_role[b]].persistent:
+            if graph.persistent[b]:
                 found.setdefault(b, i)
     return found

@@ -3,7 +3,7 @@
 Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 4; reconstructed, since only the idea is published:
 cut the chain into regions, find the gain of running a weight gradient beside each region, and assign the largest gains
 first, as far as time, order and memory allow. The others stay where they were recorded. Then single items are moved as
-long as the simulator shows an improvement. Where the simulator shows that one stream is best, there is only one
+long as the simulator shows an improvement. If the simulator shows that one stream is best, there is only one
 (`one_stream`).
 """
 
@@ -16,19 +16,19 @@ from functools import cached_property
 from itertools import accumulate, chain, combinations, islice, permutations
 from typing import Any
 
-from ..graph import TaskGraph
-from ..plans import Machine, Plan
+from ..core.graph import TaskGraph
+from ..core.machine import Machine
+from ..core.schedule import Schedule
+from ..plans.memory import MemoryLimitError
+from ..plans.program import Program, lower
 from ..pricing.cost import CostModel
 from ..pricing.simulation import simulate
-from ..program import Program, lower
-from ..runtime.memory import MemoryLimitError
-from ..schedule import Schedule
 from .exhaustive import shortest
 from .give_back import given_back, partly_beside
 from .movable import MAIN, SUB, Order, Place, Places, Step
-from .one_stream import MARGIN, why_one
+from .ordered import Ordered
 from .regions import Region, regions
-from .single import beside, in_order
+from .single import MARGIN, beside, in_order, why_one
 
 EFFORT = 30_000  #: how many tasks the search may simulate
 SMALL = 64  #: up to this many tasks, updates move apart from their weight gradients, and items move in pairs
@@ -83,23 +83,23 @@ def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
 
     `cost`: how long tasks take and how much pairs slow each other down (default: from flops and bytes, and not at all).
     `crossing=False`: nothing crosses the iteration boundary. Raises MemoryLimitError, with the smallest limit that can
-    work, where no plan fits the machine's limit, and ValueError unless `streams` is 2.
+    work, if no plan fits the machine's limit, and ValueError unless `streams` is 2.
     """
     return search(graph, cost, (machine or Machine()).memory_limit, crossing, streams).schedule
 
 
 def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2,
-            curve: bool = False) -> Plan:
+            curve: bool = False) -> Ordered:
     """Every weight gradient beside the region of the chain where it gains most, and updates as late as the next forward
-    pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed). Everything on one stream where the
-    simulator shows that this is best.
+    pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed). Everything on one stream if the simulator
+    shows that this is best.
 
     `crossing`: whether they may cross the iteration boundary. `streams`: the main one included. `curve`: also the
     fastest plan for every memory limit.
     """
     found = search(graph, cost, machine.memory_limit, crossing, streams, curve)
     notes: dict[str, Any] = {"curve": found.curve, "smallest_limit": found.smallest_limit} if curve else {}
-    return Plan("multi_region", graph, found.schedule, cost, machine.ranks, machine.memory_limit, notes, found.notes)
+    return Ordered(found.schedule, notes, remarks=found.notes)
 
 
 def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
@@ -244,8 +244,8 @@ def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | Non
 
 
 def _one_stream(trials: Sequence[Trial], chosen: Trial) -> tuple[Trial, str]:
-    """The plan with one stream, and why it is better than the chosen one; or than the best with two streams, where the
-    chosen one has one."""
+    """The plan with one stream, and why it is better than the chosen plan, or, if that has one stream, than the best
+    plan with two."""
     one = next(t for t in trials if t.name == "in_order")
     two = chosen if chosen.streams > 1 else min((t for t in trials if t.streams > 1), key=lambda t: t.makespan,
                                                 default=one)
@@ -272,7 +272,7 @@ def _starts(step: Step, cut: list[Region], crossing: bool) -> list[Places]:
 
 def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
     """Greedy: the pair of item and region with the largest gain above 1 first (of equal ones, the earlier region), if
-    the item fits into the room left from there on. The regions of the next iteration follow those of this one."""
+    the item fits into the room left from there on. The regions of the next iteration follow this one's."""
     corun, names = step.corun, step.graph.name
     theirs = [corun.groups.get(names(step.chain[r.begin]), "") for r in cut] * 2
     own = [corun.groups.get(names(item.tasks[0]), "") for item in step.items]

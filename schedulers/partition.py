@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import ROLES, Floats, Ints, Role, TaskGraph
+from ..core.graph import Floats, Ints, Role, TaskGraph
+from ..core.tasks import Kind
 from ..pricing.cost import CostModel
-from ..tasks import Kind
 
 METHODS = ("pipedream", "intra", "inter")
 ROUNDING = 1e-12
@@ -88,7 +88,7 @@ class LayerCosts:
         for b in np.flatnonzero((written >= 0) & (last > written)):
             crossing[written[b] + 1] += graph.buffer_bytes[b]
             crossing[last[b] + 1] -= graph.buffer_bytes[b]
-        is_weight = graph.buffer_role[read] == ROLES.index(Role.PARAMETER)
+        is_weight = graph.role_is(Role.PARAMETER)[read]
         pairs = np.unique(np.stack([readers, read])[:, is_weight], axis=1)
         np.add.at(weights, pairs[0], graph.buffer_bytes[pairs[1]])
         entering = np.cumsum(crossing)[: units + 1]
@@ -117,8 +117,8 @@ class Piece:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The pieces of each processor, in pipeline order. `period`: the time per batch, which is that of the busiest
-    processor."""
+    """The pieces of each processor, in pipeline order. `period`: the time per batch, which is the busiest
+    processor's."""
 
     method: str
     processors: int
@@ -159,7 +159,7 @@ def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignm
     """The linear partition with the smallest period: each processor gets consecutive atoms, and `inter` may cut an O in
     two.
 
-    A binary search on the period; exact up to rounding. Output gradients are cut only where that shortens the period.
+    A binary search on the period; exact up to rounding. Output gradients are cut only if that shortens the period.
     Raises PartitionError for an unknown method or fewer than one processor.
     """
     if method not in METHODS:
@@ -289,7 +289,7 @@ def delays(group: Sequence[int]) -> list[int]:
     """LayerPipe2's Delay(l) = 2 S(l), in batches, for each layer; S(l) is the number of stages after the layer's own.
 
     `group[l]`: the stage of layer l, ascending from 0. Layers of one stage share a delay; the last stage has none.
-    Raises PartitionError where a stage is missing or stages descend.
+    Raises PartitionError if a stage is missing or stages descend.
     """
     if not group or group[0] != 0 or any(after - before not in (0, 1)
                                          for before, after in pairwise(group)):

@@ -1,7 +1,7 @@
 """The two hand-written schedules (maps) in the released code of out-of-order backprop, to compare ours with.
 
-DenseNet-121: every weight gradient runs on the second stream beside the backward pass of its own layer; those of the
-last dense block run one step late, beside the next forward, the highest layer first. MobileNetV3-Large: the same, but
+DenseNet-121: every weight gradient runs on the second stream beside the backward pass of its own layer; in the last
+dense block they run one step late, beside the next forward, the highest layer first. MobileNetV3-Large: the same, but
 nothing is late; the first depthwise convolution stays on the main stream, and the one of layer 7 waits for the output
 gradient of layer 2. (Their network has one more convolution in its first block, so their numbers from 2 on are one
 higher.)
@@ -9,10 +9,10 @@ higher.)
 
 from __future__ import annotations
 
-from ..graph import TaskGraph
+from ..core.graph import TaskGraph
+from ..core.schedule import Schedule
+from ..core.tasks import Kind
 from ..pricing.cost import CostModel
-from ..schedule import Schedule
-from ..tasks import Kind
 from .movable import SUB, Item, Place, Step
 
 MAPS = ("densenet121", "mobilenet_v3")
@@ -30,7 +30,7 @@ def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Sch
                 and _is_weight_grad(step, item)]
         if not late:
             raise ValueError(f"the map densenet121 is for a DenseNet; {graph.name_of_graph} has no dense block 4")
-        # in recorded order, which is that of the backward pass: the highest first
+        # in recorded order, which is the backward pass's: the highest first
         places |= {i: Place(SUB, 0, late=True) for i in late}
         return step.schedule(places)
     layers = [i for i, item in sorted(enumerate(step.items), key=lambda pair: graph.unit[pair[1].tasks[0]])

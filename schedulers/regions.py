@@ -11,8 +11,8 @@ from itertools import groupby
 
 import numpy as np
 
-from ..graph import TaskGraph
-from ..tasks import Kind
+from ..core.graph import TaskGraph
+from ..core.tasks import Kind
 
 MOST = 24  #: the most regions of one pass
 FEWEST = 4  #: with fewer regions by names, pieces of equal time are used

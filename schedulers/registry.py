@@ -1,8 +1,10 @@
-"""Every scheduler by its name, and the only way to a plan: a policy makes a schedule or a plan, and `plan` proves it.
+"""Every scheduler by its name: the one registry.
 
-A policy is a function `(graph, cost, machine, **options)` to a Schedule, or to a Plan if it adds more. A new policy is
-one line in SCHEDULERS, or stays in a file of its own: wherever a scheduler is named, `file.py:function` and
-`package.module:function` work too, and so does the CSV of a plan. Nothing here knows a device.
+A policy is a function `(graph, cost, machine, **options)` to a Schedule, or to an `Ordered` with notes. For ranks that
+are all alike it is a `data_parallel.Policy`, which also says how they sum gradients; for a pipeline it is a
+`pipeline.Policy`, a function of the problem with facts beside. A new policy is one line in SCHEDULERS, or stays in a
+file of its own: wherever a scheduler is named, `file.py:function` and `package.module:function` work too, and so does
+the CSV of a plan. `minidl.plan` (planner.py) makes plans by them.
 """
 
 from __future__ import annotations
@@ -10,42 +12,76 @@ from __future__ import annotations
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from ..graph import TaskGraph
-from ..loading import function_of, needs_function
-from ..plans import Machine, Plan
-from ..pricing.cost import CostModel
-from ..schedule import Schedule, ScheduleError
-from . import data_parallel, pipeline
+from ..core.machine import PlanError
+from ..core.schedule import Schedule
+from ..passes.draft import Sums
+from ..system.loading import function_of, needs_function
+from . import pipeline
+from .data_parallel import Policy as OnAllRanks
+from .data_parallel import barrier, buckets, dear, fifo, in_buckets, in_parts, no_overlap, priority, reverse_first_k
 from .multi_region import planned as by_regions
+from .ordered import Ordered, beyond
+from .pipeline.bidirectional import chimera
+from .pipeline.dualpipe import dualpipe, dualpipe_v
+from .pipeline.fast_forward import (
+    fast_forward,
+    fast_forward_auto,
+    fast_forward_greedy,
+    fast_forward_push,
+    fast_forward_push_released,
+    fast_forward_strict,
+)
+from .pipeline.flush import gpipe, interleaved, one_f_one_b
+from .pipeline.hanayo import hanayo
+from .pipeline.joint import arrangements, joint
+from .pipeline.layerpipe import layerpipe, layerpipe2
+from .pipeline.looped import groupings, looped_bfs, modulo, modulo_greedy
+from .pipeline.optimal import optimal
+from .pipeline.policy import Policy, at_least, even, even_chunks, twice_and_even
+from .pipeline.slices import seq1f1b
+from .pipeline.stale import paci, pipedream, pipedream_2bw
+from .pipeline.v_shape import v_half, v_min, zb_v
+from .pipeline.zb_auto import zb_auto
+from .pipeline.zero_bubble import interleaved_zb, zb_h1, zb_h2
+from .saved import POLICY, kind_of, options_in
 from .single import in_order
 from .single import planned as beside_the_chain
 
-Function = Callable[..., Schedule | Plan]
+Function = Callable[..., Schedule | Ordered]
 #: how training is spread over ranks -> how messages describe such schedulers
 KINDS = {"none": "for one device", "data": "for data-parallel ranks", "pipeline": "for a pipeline"}
+USUAL = {"none": "in_order", "data": "priority", "pipeline": "one_f_one_b"}  #: the scheduler if none is named
+COMPARED = {"data": "barrier,priority", "pipeline": "gpipe,one_f_one_b"}  #: on ranks, those that are compared then
 
 
 @dataclass(frozen=True)
 class Scheduler:
-    """A policy with its name. `parallel`: the one of KINDS that it is for. `pairs`: whether it plans better if costs
-    include how much tasks on two streams slow each other down."""
+    """A policy with its name. `parallel`: the one of KINDS that it is for. `function`: or the schedule of a file.
+    `pairs`: whether it plans better if costs include how much tasks on two streams slow each other down."""
 
     name: str
     parallel: str
-    function: Function
+    function: Function | OnAllRanks | Policy | Schedule
     pairs: bool = False
 
-    @property
+    @cached_property
     def options(self) -> Mapping[str, inspect.Parameter]:
         """Its parameters besides graph, costs and machine."""
-        try:
-            found = inspect.signature(self.function, eval_str=True)
-        except (TypeError, ValueError, NameError):  # a user's annotations may use names that are not defined
-            found = inspect.signature(self.function)
-        return dict(list(found.parameters.items())[3:])
+        if isinstance(self.function, Schedule):
+            return pipeline.OF_ORDERS if self.parallel == "pipeline" else {}
+        if isinstance(self.function, Policy):
+            return pipeline.options_of(self.function)
+        return self.function.options if isinstance(self.function, OnAllRanks) else beyond(self.function, 3)
+
+    @property
+    def staged(self) -> Policy:
+        """The policy of a scheduler for pipelines."""
+        assert isinstance(self.function, Policy)
+        return self.function
 
     @property
     def own(self) -> bool:
@@ -55,7 +91,8 @@ class Scheduler:
     @property
     def about(self) -> str:
         """Its description, with source and closed form: its docstring without the errors."""
-        text = inspect.getdoc(self.function) or ""
+        of = self.function.order if isinstance(self.function, OnAllRanks | Policy) else self.function
+        text = inspect.getdoc(of) or ""
         return " ".join(text.partition("Raises ")[0].split())
 
     def known(self, **given: Any) -> dict[str, Any]:
@@ -67,11 +104,11 @@ class Scheduler:
         known = self.options
         for option, value in given.items():
             if option not in known:
-                raise ValueError(f"scheduler {self.name} takes no argument {option!r}; it takes: "
+                raise PlanError(f"scheduler {self.name} takes no argument {option!r}; it takes: "
                                  f"{', '.join(known) or 'none'}")
             kind = known[option].annotation
             if kind is not inspect.Parameter.empty and not isinstance(kind, str) and not _fits(value, kind):
-                raise ValueError(f"scheduler {self.name}: {option} must be of type "
+                raise PlanError(f"scheduler {self.name}: {option} must be of type "
                                  f"{getattr(kind, '__name__', kind)}, not {repr(value)[:40]}")
 
 
@@ -87,8 +124,46 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
     Scheduler("in_order", "none", in_order),
     Scheduler("multi_stream", "none", beside_the_chain),
     Scheduler("multi_region", "none", by_regions, pairs=True),
-    *(Scheduler(name, "data", function) for name, function in data_parallel.POLICIES.items()),
-    *(Scheduler(name, "pipeline", pipeline.of_network(name)) for name in pipeline.POLICIES),
+    *(Scheduler(policy.name, "data", policy) for policy in (
+        OnAllRanks(no_overlap),
+        OnAllRanks(barrier),
+        OnAllRanks(buckets, in_buckets),
+        OnAllRanks(fifo),
+        OnAllRanks(priority, in_parts),
+        OnAllRanks(dear, lambda graph: Sums(scatter=True)),
+        OnAllRanks(reverse_first_k, in_parts))),
+    *(Scheduler(policy.name, "pipeline", policy) for policy in (
+        Policy(gpipe, "contiguous"),
+        Policy(one_f_one_b, "contiguous"),
+        Policy(looped_bfs, "looped", chunks=2, chunks_fixed=False),
+        Policy(fast_forward, "contiguous"),
+        Policy(fast_forward_strict, "contiguous"),
+        Policy(fast_forward_greedy, "contiguous"),
+        Policy(fast_forward_push, "contiguous", needs=at_least("more than p", lambda p: p + 1)),
+        Policy(fast_forward_push_released, "contiguous", needs=at_least("more than p", lambda p: p + 1)),
+        Policy(fast_forward_auto, "looped", chunks_fixed=False, placements=groupings),
+        Policy(modulo, "looped", chunks=2, chunks_fixed=False, placements=groupings),
+        Policy(modulo_greedy, "looped", chunks=2, chunks_fixed=False, placements=groupings),
+        Policy(zb_h1, "contiguous", validates=True),
+        Policy(zb_h2, "contiguous", validates=True, needs=at_least("at least 2p-1", lambda p: 2 * p - 1)),
+        Policy(zb_auto, "contiguous", validates=True),
+        Policy(optimal, "contiguous"),
+        Policy(interleaved_zb, "looped", chunks=2, chunks_fixed=False),
+        Policy(chimera, "bidirectional", chunks=2, needs=even),
+        Policy(hanayo, "wave", chunks=2, chunks_fixed=False, needs=even_chunks),
+        Policy(zb_v, "wave", validates=True, chunks=2),
+        Policy(v_half, "wave", chunks=2),
+        Policy(v_min, "wave", chunks=2),
+        Policy(pipedream, "contiguous", stale=True),
+        Policy(pipedream_2bw, "contiguous", stale=True, needs=at_least("at least p", lambda p: p)),
+        Policy(paci, "contiguous", stale=True),
+        Policy(layerpipe, "contiguous", chunks_fixed=False, stale=True, parted=True),
+        Policy(layerpipe2, "contiguous", chunks_fixed=False, stale=True),
+        Policy(dualpipe, "bidirectional", chunks=2, needs=twice_and_even),
+        Policy(dualpipe_v, "wave", chunks=2, needs=at_least("at least 2p", lambda p: 2 * p)),
+        Policy(interleaved, "looped", chunks=2, chunks_fixed=False),
+        Policy(joint, "contiguous", chunks=4, chunks_fixed=False, arranges=arrangements),
+        Policy(seq1f1b, "contiguous", sliced=True))),
 )}
 
 
@@ -101,90 +176,41 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
     """The scheduler of this name; `parallel`: of this kind. Raises ValueError, with similar names, for an unknown
     one."""
     if ":" in name:
-        return Scheduler(name, parallel or "none", function_of(name))
+        own = of_function(name, function_of(name), parallel)
+        if parallel is not None and own.parallel != parallel:
+            raise PlanError(f"scheduler {name} is {KINDS[own.parallel]}, not {KINDS[parallel]}")
+        return own
     if name.endswith(".csv"):
-        return Scheduler(name, parallel or "none", _of_file(name, parallel))
+        schedule = pipeline.read_file(name)
+        return Scheduler(name, parallel or kind_of(schedule), schedule)
     needs_function(name)
     found = SCHEDULERS.get(name)
     if found is None:
         known = names(parallel) if parallel else list(SCHEDULERS)
         near = difflib.get_close_matches(name, known, 3, 0.3) or known
-        raise ValueError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; "
+        raise PlanError(f"unknown scheduler {name!r}{f' {KINDS[parallel]}' if parallel else ''}; "
                          f"similar names: {', '.join(near)}")
     if parallel is not None and found.parallel != parallel:
-        raise ValueError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; use one of: "
+        raise PlanError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; use one of: "
                          f"{', '.join(names(parallel))}")
     return found
 
 
-def _of_file(path: str, parallel: str | None) -> Function:
-    """The policy that reads a saved or edited plan. Raises ValueError for data-parallel ranks."""
-    if parallel == "data":
-        raise ValueError(f"{path}: a data-parallel plan can be checked (`minidl check`), but not run from a file, "
-                         f"which does not say how its policy cuts the gradients; give the policy's name")
-
-    def on_device(graph: TaskGraph, cost: CostModel, machine: Machine) -> Schedule:
-        return Schedule.load(path)
-
-    def on_ranks(graph: TaskGraph, cost: CostModel, machine: Machine, *, chunks: int | None = None) -> Plan:
-        return pipeline.plan_schedule(graph, Schedule.load(path), cost, machine, chunks=chunks)
-
-    return on_ranks if parallel == "pipeline" else on_device
+def of_function(name: str, function: Function | OnAllRanks | Policy, parallel: str | None = None) -> Scheduler:
+    """The scheduler of a function or a policy; `parallel`: the kind of schedule that a bare function makes, by default
+    for one device. On a pipeline it gets the problem, with one stage on each rank."""
+    if isinstance(function, Policy):
+        return Scheduler(name, "pipeline", function)
+    if isinstance(function, OnAllRanks):
+        return Scheduler(name, "data", function)
+    if parallel == "pipeline":
+        return Scheduler(name, parallel, Policy(function, "contiguous"))
+    return Scheduler(name, parallel or "none", OnAllRanks(function) if parallel == "data" else function)
 
 
-def plan(graph: TaskGraph, policy: str | Function | Schedule | Scheduler, cost: CostModel | None = None,
-         machine: Machine | None = None, **options: Any) -> Plan:
-    """The plan that a policy makes of a recorded graph, proved: it is valid on every rank and within the machine's
-    limits.
-
-    `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes. Raises ValueError where the
-    policy cannot plan this, PipelineError where the graph cannot be a pipeline, ScheduleError for a schedule that is
-    not valid, and MemoryLimitError for a plan above the limit.
-    """
-    cost, machine = cost or CostModel.analytic(), machine or Machine()
-    if isinstance(policy, Schedule):
-        return proved(Plan("given", graph, policy, cost, machine.size, machine.memory_limit))
-    chosen = (policy if isinstance(policy, Scheduler) else find(policy) if isinstance(policy, str)
-              else Scheduler(_name(policy), "none", policy))
-    chosen.check(options)
-    made = _called(chosen, graph, cost, machine, options)
-    if isinstance(made, Schedule):
-        made = Plan(chosen.name, graph, made, cost, machine.size, machine.memory_limit, notes=options)
-    if not isinstance(made, Plan):
-        raise ValueError(f"scheduler {chosen.name} returned a {type(made).__name__}, not a Schedule or a Plan")
-    if machine.replicas > 1 and made.ranks != machine.size:
-        raise ValueError(f"scheduler {chosen.name} returned a plan for {made.ranks} ranks; {machine.replicas} replicas "
-                         f"of {machine.ranks} ranks need one for {machine.size}, whose ranks sum gradients")
-    made = replace(made, limit=machine.memory_limit, cap=machine.activation_cap)  # even if the policy has set others
-    try:
-        return proved(made)
-    except ScheduleError as error:
-        if made.placement is None:
-            raise
-        raise pipeline.PipelineError(f"{chosen.name}: {error.message}") from None
-
-
-def proved(plan: Plan) -> Plan:
-    """The plan after its proof, with the figures that the proof counts. Raises ScheduleError, or MemoryLimitError above
-    the limit."""
-    return plan.lowered() if plan.placement is None else pipeline.prove(plan)
-
-
-def _name(function: Function) -> str:
-    return getattr(function, "__name__", type(function).__name__)
-
-
-def _called(chosen: Scheduler, graph: TaskGraph, cost: CostModel, machine: Machine, options: Mapping[str, Any]) -> Any:
-    """The result of the policy. An error inside a user's policy becomes a ValueError that names the policy."""
-    try:
-        inspect.signature(chosen.function).bind(graph, cost, machine, **options)
-    except TypeError as error:
-        raise ValueError(f"scheduler {chosen.name}: {error}; a scheduler is a function of (graph, cost, machine)"
-                         ) from None
-    try:
-        return chosen.function(graph, cost, machine, **options)
-    except Exception as error:
-        known = chosen.name in SCHEDULERS or chosen.name.endswith(".csv")
-        if known or isinstance(error, ValueError):  # its message is clear
-            raise
-        raise ValueError(f"scheduler {chosen.name} failed: {type(error).__name__}: {error}") from error
+def made_by(schedule: Schedule) -> tuple[Policy | None, dict[str, Any]]:
+    """The pipeline policy that an order was made by, if its notes say it, and the policy's options. Raises
+    ScheduleError."""
+    name = schedule.notes.get(POLICY)
+    known = name in SCHEDULERS and SCHEDULERS[name].parallel == "pipeline"
+    return SCHEDULERS[name].staged if name and known else None, options_in(schedule.notes)

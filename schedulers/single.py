@@ -4,20 +4,28 @@ gradients.
 Multi-stream out-of-order computation: Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 4: forward and
 output gradients on the main stream, weight gradients and updates on sub streams, events only where they are needed
 (`Schedule.waits`).
+
+`why_one` is the rule by which multi_stream and multi_region keep all tasks on one stream, and its reason. The simulator
+decides. A plan's streams are used if they make the step shorter than one stream does; by measured costs, which are not
+exact, if they do so by more than MARGIN, and by more than it takes to wake a lane: one interruption after which a lane
+sleeps would undo a smaller gain. Costs that charge nothing for a second stream, as those from flops and bytes, always
+leave a policy its streams: at any moment one of them works, so the step cannot be longer.
 """
 
 from __future__ import annotations
 
 import heapq
+from dataclasses import replace
 
 import numpy as np
 
-from ..graph import Floats, Ints, TaskGraph
-from ..plans import Machine, Plan
-from ..pricing.cost import CostModel
-from ..schedule import Lane, Schedule
-from ..tasks import Kind
-from .one_stream import why_one
+from ..core.graph import Floats, Ints, TaskGraph
+from ..core.machine import Machine
+from ..core.schedule import Lane, Schedule
+from ..core.tasks import Kind
+from ..pricing.cost import CostModel, Cross
+from ..pricing.simulation import Lanes, around, times
+from .ordered import Ordered
 from .published import published
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
@@ -34,7 +42,8 @@ def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
     return planned(graph, cost or CostModel.analytic(), machine or Machine(), streams=streams, map=map).schedule
 
 
-def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, streams: int = 2, map: str | None = None) -> Plan:
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, streams: int = 2,
+            map: str | None = None) -> Ordered:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready, which `cost`
     says; a weight gradient that an output gradient needs (the sums of a batch norm) stays on `main` (Oh, Lee, Kim, Seo,
     EuroSys 2022, section 4). Everything on one stream where the simulator shows that this is best; costs from flops and
@@ -47,8 +56,8 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, streams: int
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
     schedule = published(graph, map, cost) if map is not None else beside(graph, cost, streams)
     why = why_one(graph, schedule, cost) if map is None else ""
-    return Plan("multi_stream", graph, in_order(graph) if why else schedule, cost, machine.size, machine.memory_limit,
-                {"streams": streams, "map": map}, (why,) if why else ())
+    return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": map},
+                   remarks=(why,) if why else ())
 
 
 def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
@@ -62,11 +71,11 @@ def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     needed = np.zeros(len(graph), bool)
     needed[producer[feeds_chain]] = True
     side &= ~(needed & (graph.kind == Kind.W))
-    return list_schedule(graph, cost.durations(graph), side.astype(np.int64), ["main"],
-                         [f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1)])
+    return in_ready_order(graph, cost.durations(graph), side.astype(np.int64), ["main"],
+                          [f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1)])
 
 
-def list_schedule(graph: TaskGraph, duration: Floats, group: Ints, *lanes: list[str]) -> Schedule:
+def in_ready_order(graph: TaskGraph, duration: Floats, group: Ints, *lanes: list[str]) -> Schedule:
     """Each task on a lane of its group (`lanes[group[t]]`), in the order in which tasks become ready.
 
     The first group keeps the recorded order. Ties go to the task recorded first and the lane named first.
@@ -109,3 +118,48 @@ def list_schedule(graph: TaskGraph, duration: Floats, group: Ints, *lanes: list[
             if not missing[s]:
                 release(s)
     return Schedule.of(graph, {Lane(0, name): order for name, order in orders.items()})
+
+
+# ----------------------------------------------------------------------------------------------------- one stream alone
+MARGIN = 0.02  #: the share of a step that streams must save by measured costs
+
+#: a cause that makes several streams slow -> the same costs without it
+_WITHOUT = (
+    ("they would share {cores}", {"cores": None}),
+    ("tasks side by side slow each other down", {"corun": None}),
+    ("what one core has touched is slow to reach from another{assumed}", {"cross": Cross()}),
+    ("tasks of {typical} are too short to be handed over in {hand_over}", {"sync": 0.0, "doze": 0.0, "wake": 0.0}),
+)
+
+
+def why_one(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> str:
+    """Why one stream is better than the streams of this schedule, in one line with the largest of the reasons; empty if
+    they are worth it, or if only one of them has tasks. `graph` and `schedule`: the input of the simulator."""
+    streams = len(Lanes.of(graph, schedule).busy)
+    one, several = float((cost.durations(graph) + cost.launch).sum()), _time(graph, schedule, cost)
+    awakening = cost.sync + cost.doze + cost.wake
+    least = max(MARGIN * one, awakening) if cost.source == "measured" else -1e-9 * one  # equal up to rounding
+    if streams < 2 or several <= one - least:
+        return ""
+    gains = [several - _time(graph, schedule, replace(cost, **less)) for _, less in _WITHOUT]
+    most = int(np.argmax(gains))
+    why = _WITHOUT[most][0] if gains[most] > 0 else "hardly any task can run beside another"
+    if several < one:
+        why = ("to wake a lane once, in {hand_over}, costs more than that saves" if one - several < awakening
+               else "costs are not exact enough for so small a gain")
+    why = why.format(cores="one core" if cost.cores == 1 else f"{cost.cores} cores",
+                     assumed=" (assumed, since it could not be measured)" if cost.cross.source == "assumed" else "",
+                     typical=f"{one / len(graph):,.1f} {cost.unit}".rstrip(),
+                     hand_over=f"{awakening:,.1f} {cost.unit}".rstrip())
+    return (f"one stream is used, which takes {_said(one, cost)} a step; {streams} would take {_said(several, cost)}: "
+            f"{why}")
+
+
+def _time(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> float:
+    end = times(graph, schedule, cost).end
+    return float(end.max(initial=0.0)) + around(Lanes.of(graph, schedule), end, cost)
+
+
+def _said(time: float, cost: CostModel) -> str:
+    """The time of a step as text, in milliseconds where the costs are in microseconds."""
+    return f"{time / 1000:.3g} ms" if cost.unit == "us" else f"{time:.4g} {cost.unit}".rstrip()

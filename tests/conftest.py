@@ -1,12 +1,15 @@
-"""What holds for every run of the tests: a busy machine is no failure, and a test that is skipped says why.
+"""Rules for every run of the tests: a busy machine is no failure, a skipped test says why, and the default run draws
+nothing at random.
 
-Two environment variables, both set by `.ci/run`. MINIDL_SKIPPED=FILE: the ids of the skipped tests are written there,
+Three environment variables, all set by `.ci/run`. MINIDL_SKIPPED=FILE: the ids of the skipped tests are written there,
 one a line, so that `pytest @FILE` runs them where more is installed. MINIDL_ALL_EXTRAS=1: every extra is installed, so
-a skipped test is a failure, unless it is marked `gpu` or `may_skip`.
+a skipped test is a failure, unless it is marked `gpu` or `may_skip`. MINIDL_EXAMPLES=all: hypothesis draws
+as many examples as each test states, not a quarter of them; MINIDL_EXAMPLES=new: other ones each time.
 """
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import sys
@@ -18,8 +21,11 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
+from traces import no_trace
 
-settings.register_profile("minidl", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("minidl", deadline=None, derandomize=os.environ.get("MINIDL_EXAMPLES") != "new",
+                          max_examples=100 if "MINIDL_EXAMPLES" in os.environ else 25,
+                          suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("minidl")
 
 ALL_EXTRAS = os.environ.get("MINIDL_ALL_EXTRAS") == "1"
@@ -40,24 +46,48 @@ def _choices_of_kernels_are_those_of_a_run() -> Iterator[None]:
 def _devices_that_are_not_there_go() -> Iterator[None]:
     """Each has a hundred megabytes; the driver knows the kernels that it loaded, and is kept by them."""
     yield
-    device = sys.modules.get("minidl.runtime.cuda.device")
-    made = [number for number in device._devices if number < 0] if device else []
-    if made:
-        for number in made:
-            del device._devices[number]
-        sys.modules["minidl.runtime.cuda.driver"].Driver._function.cache_clear()
+    device, driver = (sys.modules.get(f"minidl.devices.cuda.{name}") for name in ("device", "driver"))
+    if device is None:
+        return
+    made = [number for number in device._devices if number < 0]
+    for number in made:
+        del device._devices[number]
+    if driver is None:  # a command that found no GPU
+        return
+    known = driver.Driver._function
+    if known.cache_info().currsize and (made or not device._devices):  # also those that a test registered and took back
+        known.cache_clear()
+        gc.collect()  # executors and devices refer to each other, and are too few objects for a collection of theirs
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _a_file_leaves_no_trace() -> Iterator[None]:
+    with no_trace():
+        yield
+
+
+@pytest.fixture(autouse=True)
+def _a_test_leaves_no_trace(_devices_that_are_not_there_go: None) -> Iterator[None]:
+    with no_trace():
+        yield
 
 
 @pytest.fixture(params=["native", "python"])
 def both_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """The test runs on native lanes, if this machine has them, and on Python lanes."""
-    from minidl.runtime.device import no_native_lanes
+    from minidl.devices.device import no_native_lanes
 
     kind = str(request.param)
     if kind == "native" and no_native_lanes():
         pytest.skip(no_native_lanes())
     monkeypatch.setenv("MINIDL_LANES", kind)
     return kind
+
+
+def pytest_collection_finish() -> None:
+    """Modules and items stay: no collection of garbage looks through them again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
@@ -68,6 +98,41 @@ def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
 
     with watched(item.nodeid):
         return (yield)
+
+
+# ----------------------------------------------------------------------------------------------------------- parameters
+def _axes(item: Any) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """The value of each `parametrize` and of each fixture with parameters; equal values are one object."""
+    given = item.callspec.params
+    axes = [[name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+            for names in (mark.args[0] for mark in item.iter_markers("parametrize"))]
+    joined = {name for names in axes for name in names}
+    axes += [[name] for name in sorted(given) if name not in joined]
+    return {tuple(names): tuple(id(given[name]) for name in names) for names in axes}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
+    """Of a test with several parameters, the default run has every value of each of them at least once (a diagonal of
+    the product), or `few(n)` of these. The other combinations are marked `wide`."""
+    if any("[" in argument for argument in config.args):
+        return  # somebody asks for exactly these
+    tests: dict[str, list[tuple[Any, dict[tuple[str, ...], tuple[int, ...]]]]] = {}
+    for item in items:
+        if hasattr(item, "callspec") and not any(map(item.get_closest_marker, ("slow", "campaign", "sanitizer"))):
+            tests.setdefault(item.nodeid.partition("[")[0], []).append((item, _axes(item)))
+    for cases in tests.values():
+        values: dict[tuple[str, ...], dict[tuple[int, ...], int]] = {names: {} for names in cases[0][1]}
+        for _, axes in cases:
+            for names, value in axes.items():
+                values[names].setdefault(value, len(values[names]))
+        longest = max(map(len, values.values()))
+        few = cases[0][0].get_closest_marker("few")
+        count = min(few.args[0], longest) if few else longest
+        diagonal = {tuple(i * longest // count % len(found) for found in values.values()) for i in range(count)}
+        for item, axes in cases:
+            if tuple(values[names][value] for names, value in axes.items()) not in diagonal:
+                item.add_marker(pytest.mark.wide)
 
 
 # ---------------------------------------------------------------------------------------------------------------- skips

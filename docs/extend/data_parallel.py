@@ -1,21 +1,21 @@
-"""A data-parallel scheduler. It has the same signature and returns a plan, since it adds tasks for sums over ranks."""
+"""A data-parallel scheduler: it says how ranks sum gradients, and orders the step with these sums."""
 
 import numpy as np
 
 import minidl as ml
-from minidl.passes.synchronise import synchronise
-from minidl.schedule import Lane, Schedule
-from minidl.schedulers.layer_times import layers, with_communication
-from minidl.tasks import COLLECTIVE
+from minidl.core.schedule import Lane, Schedule
+from minidl.core.tasks import COLLECTIVE
+from minidl.schedulers.data_parallel import Policy
+from minidl.schedulers.layer_times import layers
 
 
-def last_first(graph, cost, machine):
+def by_record(graph, cost, machine):
     """Sums gradients in the order in which they were recorded, on a separate lane; each update follows its sum."""
-    graph = synchronise(graph)
     talks = np.isin(graph.kind, [int(k) for k in COLLECTIVE])
-    schedule = Schedule.of(graph, {Lane(0): np.flatnonzero(~talks), Lane(0, "comm"): np.flatnonzero(talks)})
-    return ml.Plan("last_first", graph, schedule, with_communication(graph, cost, machine.collective), machine.ranks,
-                   machine.memory_limit)
+    return Schedule.of(graph, {Lane(0): np.flatnonzero(~talks), Lane(0, "comm"): np.flatnonzero(talks)})
+
+
+last_first = Policy(by_record)  # each update's gradients travel alone; see `Sums` for others
 
 
 if __name__ == "__main__":

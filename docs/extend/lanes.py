@@ -5,11 +5,11 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.runtime.device import CPU
+from minidl.devices.device import CPU
 
 
 class InTurns:
-    """`work` has the tasks of each lane, the waits, and the calls of a task, see `minidl.runtime.lanes`."""
+    """`work` has the tasks of each lane, the waits, and the calls of a task, see `minidl.devices.lanes`."""
 
     def __init__(self, work, trace=False):
         self.tasks = work.tasks

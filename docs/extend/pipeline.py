@@ -4,9 +4,9 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn, optim
+from minidl.core.tasks import Kind
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.problem import RankOrder, schedule_of
-from minidl.tasks import Kind
 
 
 def last_in_first_out(problem):
@@ -18,16 +18,13 @@ def last_in_first_out(problem):
     return schedule_of([RankOrder(kind, [rank] * 3 * count, micro_batch) for rank in range(problem.ranks)])
 
 
-POLICY = pipeline.Policy(last_in_first_out, "contiguous", splits=True)
-
-
-def lifo(graph, cost, machine):
-    return pipeline.plan_network(graph, POLICY, cost, machine)
+lifo = pipeline.Policy(last_in_first_out, "contiguous")
 
 
 if __name__ == "__main__":
     # on given times, here 1
-    print(pipeline.grid(made := pipeline.plan(POLICY, ranks=3, micro_batches=4), made.timeline))
+    made = ml.plan(ml.Pipeline(micro_batches=4), lifo, machine=ml.Machine(ranks=3))
+    print(pipeline.grid(made, made.timeline))
     model = models.mlp(8, 16, 16, 4)
     opt = optim.SGD(model.parameters(), lr=0.1)
 

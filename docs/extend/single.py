@@ -4,8 +4,8 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn
-from minidl.schedule import Lane, Schedule
-from minidl.tasks import Kind
+from minidl.core.schedule import Lane, Schedule
+from minidl.core.tasks import Kind
 
 
 def updates_apart(graph, cost, machine, lanes: int = 2):

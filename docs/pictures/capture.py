@@ -7,12 +7,12 @@ GPU in the tests.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "helpers"), str(ROOT / "tests" / "cuda" / "stand_ins")]
 
 import cuda_runtime
 import numpy as np
@@ -20,9 +20,9 @@ import numpy as np
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import Tape, use
-from minidl.runtime.cuda.lanes import issue_order
+from minidl.core.draw import PALETTE
+from minidl.devices.cuda.lanes import issue_order
 from minidl.runtime.executors import GraphExecutor
-from minidl.views.draw import PALETTE
 
 LEFT, TOP, STEP, HIGH, GAP = 96, 64, 78, 34, 96  #: pixels: margins, from task to task, of a task, from lane to lane
 STYLE = """
@@ -58,7 +58,7 @@ def captured() -> Capture:
         order = issue_order(work)
         seen.lanes, seen.order = list(work.names), [(work.name(task), lane) for task, lane in order]
         seen.waits = [(work.name(source), work.name(waiter)) for waiter, source in work.waits]
-        return capture(work, trace)
+        return capture(replace(work, feed=None), trace)  # the upload of inputs is not shown
 
     def note_task(stream: Any) -> Any:
         """Called behind each task: the nodes since the last one are its."""

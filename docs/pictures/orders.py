@@ -11,8 +11,8 @@ import re
 import sys
 from pathlib import Path
 
-from minidl.schedulers import pipeline
-from minidl.views.draw import timelines_svg
+import minidl as ml
+from minidl.core.draw import timelines_svg
 
 RANKS, MICRO_BATCHES = 4, 8
 ORDERS = {"gpipe": "GPipe", "one_f_one_b": "1F1B", "zb_h1": "ZB-H1, weight gradients out of order"}
@@ -36,7 +36,7 @@ def moving(svg: str) -> str:
 
 
 def picture() -> str:
-    return moving(timelines_svg([(title, pipeline.plan(name, RANKS, MICRO_BATCHES).timeline)
+    return moving(timelines_svg([(title, ml.plan(ml.Pipeline(MICRO_BATCHES), name, machine=ml.Machine(RANKS)).timeline)
                                  for name, title in ORDERS.items()]))
 
 

@@ -4,9 +4,10 @@
 
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
-/* `problem`: the policy and the numbers of the controls; null for a plan from a file. */
+/* `problem`: the policy and the numbers of the controls; null for a plan from a file, a link or a challenge. `level`: the
+   challenge, or null. `other`: the plan that is drawn above, proved and priced. */
 const state = { plan: [], planned: [], proved: null, price: null, fault: null, before: null, past: [], micros: 0, asked: 0,
-  problem: null };
+  problem: null, level: null, other: null };
 let plans = {};
 
 function make(tag, attributes = {}, ...children) {
@@ -56,27 +57,29 @@ function choose(policy = false) {
   const chunks = fill("chunks", cases().filter((c) => c[0] === ranks && c[1] === micros).map((c) => c[2]),
     policy ? about.chunks : +$("chunks").value);
   state.problem = { name: about.name, ranks, micros, chunks };
-  load(ordered(), micros, chunks);
-  showOrigin();
+  setLevel(null);
+  load(ordered(state.problem), micros, chunks);
 }
 
-/** The plan of the controls' policy for the controls' times; of a policy that searches, for F = O = W = 1. */
-function ordered() {
-  const { name, ranks, micros, chunks } = state.problem, now = times();
+/** The plan of a policy for the controls' times; of a policy that searches, for F = O = W = 1. */
+function ordered({ name, ranks, micros, chunks }) {
+  const now = times();
   const stored = (of) => planOf(plans[of][[ranks, micros, chunks]]);
-  return name in Policies.orders && now.F > 0 && now.O > 0 && now.W > 0
-    ? Policies.orders[name]({ ranks, micros, chunks, times: now, stored }) : stored(name);
+  return name in Policies.orders ? Policies.orders[name]({ ranks, micros, chunks, times: now, stored }) : stored(name);
 }
 
-/** What the policy is, and for which times this is its order. */
+/** Explains the policy, and for which times this is its order. */
 function showOrigin() {
-  if (!state.problem) return;
+  if (!state.problem) {
+    $("origin").textContent = state.level ? "" : "A plan of your own.";
+    return;
+  }
   const { name, ranks, micros } = state.problem, now = times();
   const plain = now.F === 1 && now.O === 1 && now.W === 1 && !now.latency;
   const flags = Object.entries({ forward: now.F, "output-grad": now.O, "weight-grad": now.W, latency: now.latency })
     .map(([flag, value]) => ` --${flag} ${value}`).join("");
   $("origin").replaceChildren(make("span", {}, ...coded(DATA.gallery.find((entry) => entry.name === name).about), " "),
-    ...(name in Policies.orders ? ["The order is the one for these times."]
+    ...(name in Policies.orders ? [`The order is the one for these times${stageFactors() ? " and equal stages" : ""}.`]
       : !DATA.searched.includes(name) ? ["The order is the same for all times."]
         : plain ? ["The order comes from a search for these times."]
           : ["This order comes from a search for F = O = W = 1 without latency; the figures are for the times above. For "
@@ -88,32 +91,175 @@ function showOrigin() {
 function load(plan, micros, asked) {
   focused = { rank: Math.max(0, plan.findIndex((actions) => actions.length)), n: 0 };
   Object.assign(state, { plan: copy(plan), planned: copy(plan), past: [], micros, asked, before: null });
+  showOrigin();
+  offerOthers();
   update();
   state.before = state.price;
   showFigures();
 }
 
-const times = () => ({ F: +$("F").value || 0, O: +$("O").value || 0, W: +$("W").value || 0,
-  latency: Math.max(0, +$("latency").value || 0) });
+/* -------------------------------------------------------------------------------------------------------- challenges */
+/** The plan of a policy, each B parted into O and W. */
+const parted = (plan) => plan.map((actions) => actions.flatMap((tasks) => (tasks[0].includes("B")
+  ? [[tasks[0].replace("B", "O")], [tasks[0].replace("B", "W")]] : [tasks])));
+
+function setLevel(level) {
+  state.level = level;
+  $("level").value = level ? CHALLENGES.indexOf(level) : "";
+}
+
+/** Begins a challenge: sets all controls and loads its first plan. */
+function challenge(level) {
+  const { ranks, micros, start } = level;
+  $("policy").value = start;
+  fill("ranks", cases().map((c) => c[0]), ranks);
+  fill("micros", cases().filter((c) => c[0] === ranks).map((c) => c[1]), micros);
+  fill("chunks", [1], 1);
+  for (const id of ["F", "O", "W"]) $(id).value = level[id] || 1;
+  $("latency").value = level.latency || 0;
+  $("stages").value = (level.stages || []).join(" ");
+  state.problem = null;
+  setLevel(level);
+  $("other").value = "planned";
+  load(parted(planOf(plans[start][[ranks, micros, 1]])), micros, 1);
+}
+
+function showChallenge() {
+  const { level, price } = state;
+  $("challenge").hidden = !level;
+  if (!level) return;
+  const peak = price && Math.max(...price.peak_activations), number = CHALLENGES.indexOf(level) + 1;
+  const solved = price && price[level.figure] <= level.goal + 1e-9 && !(peak > level.peak + 1e-9);
+  const goal = `${level.figure === "makespan" ? "a makespan" : "a largest span"} of at most ${level.goal}`
+    + (level.peak ? ` with a peak of at most ${level.peak}` : "");
+  $("challenge").replaceChildren(make("b", {}, `${number}. ${level.name}`), `: ${level.text} Goal: ${goal}. `, solved
+    ? make("b", { class: "solved" }, `Solved! minidl's ${level.by} gets there too.`, " ") : "",
+  ...(solved && CHALLENGES[number] ? [make("button", { onclick: () => challenge(CHALLENGES[number]) }, "next challenge")] : []));
+}
+
+/* ------------------------------------------------------------------------------------------------ the plan above, links */
+/** Fills the list of plans that can be drawn above, and keeps the choice if it is still there. */
+function offerOthers() {
+  const { ranks, micros } = { ranks: state.plan.length, micros: state.micros }, before = $("other").value;
+  const fits = Object.keys(plans).filter((name) => chunksOf(name, ranks, micros).length);
+  $("other").replaceChildren(make("option", { value: "" }, "nothing"), make("option", { value: "planned" }, "the first plan"),
+    ...fits.map((name) => make("option", { value: name }, name)));
+  $("other").value = before === "planned" || fits.includes(before) ? before : "";
+}
+
+const chunksOf = (name, ranks, micros) => Object.keys(plans[name]).map((key) => key.split(",").map(Number))
+  .filter((c) => c[0] === ranks && c[1] === micros).map((c) => c[2]);
+
+/** Proves and prices the plan that is drawn above. */
+function priceOther() {
+  const name = $("other").value, ranks = state.plan.length, { micros } = state;
+  state.other = null;
+  if (!name) return;
+  const chunks = name === "planned" ? state.asked : Math.min(...chunksOf(name, ranks, micros));
+  const plan = name === "planned" ? state.planned : ordered({ name, ranks, micros, chunks });
+  try {
+    const proved = Simulator.prove(plan, ranks, micros, chunks);
+    state.other = { name, plan, proved, price: priced(proved) };
+  } catch (fault) {
+    if (!(fault instanceof Simulator.Fault)) throw fault;
+  }
+}
+
+const NUMBERS = ["ranks", "micros", "chunks"], TIMES = ["F", "O", "W", "latency", "stages"];
+const edited = () => JSON.stringify(state.plan) !== JSON.stringify(state.planned);
+
+/** Writes the controls, and the plan if it is edited, into the address. */
+function writeLink() {
+  const link = new URLSearchParams(), { problem, level } = state;
+  if (level) link.set("challenge", CHALLENGES.indexOf(level) + 1);
+  else {
+    if (problem) for (const [key, value] of Object.entries(problem)) link.set(key === "name" ? "policy" : key, value);
+    for (const id of TIMES) if ($(id).value !== $(id).defaultValue) link.set(id, $(id).value.trim().replaceAll(/[\s,]+/g, "_"));
+  }
+  if ($("other").value) link.set("above", $("other").value);
+  if (!problem && !level) Object.entries({ micros: state.micros, chunks: state.asked }).forEach(([key, n]) => link.set(key, n));
+  if (edited() || (!problem && !level))
+    link.set("plan", state.plan.map((actions) => actions.map((tasks) => tasks.join("-")).join(".")).join("_"));
+  history.replaceState(null, "", `#${link}`);
+}
+
+/** Shows the plan of the address. Returns whether there is one. */
+function readLink() {
+  const link = new URLSearchParams(location.hash.slice(1)), level = CHALLENGES[link.get("challenge") - 1], policy = link.get("policy");
+  if (!level && !(policy in plans) && !link.get("plan")) return false;
+  for (const id of TIMES) $(id).value = (link.get(id) || $(id).defaultValue).replaceAll("_", " ");
+  const shown = link.get("plan") && link.get("plan").split("_").map((rank) => rank.split(".").filter(Boolean).map((a) => a.split("-")));
+  if (level) challenge(level);
+  else if (policy in plans) {
+    $("policy").value = policy;
+    for (const id of NUMBERS) $(id).replaceChildren(make("option", { value: link.get(id) })); // `choose` takes the nearest
+    choose();
+  }
+  try {
+    if (shown) shown.flat(2).map(Simulator.parts);
+    if (shown && (level || policy in plans)) state.plan = shown;
+    else if (shown) { state.problem = null; setLevel(null); load(shown, +link.get("micros") || 1, Math.min(+link.get("chunks") || 0, 64)); }
+    $("other").value = link.get("above") || "";
+    if ($("other").selectedIndex < 0) $("other").value = "";
+    update();
+  } catch (fault) {
+    if (!(fault instanceof Simulator.Fault)) throw fault;
+    refuse("this link cannot be read", fault);
+  }
+  return true;
+}
+
+function refuse(what, { message, why }) {
+  $("verdict").className = "bad";
+  $("verdict").textContent = `${what}: ${message}`;
+  $("why").textContent = why && `Why not? ${why}`;
+}
+
+/** The times of the controls. A field that holds no time yet, such as `0` on the way to `0.5`, keeps its last one. */
+function times() {
+  for (const id of ["F", "O", "W", "latency"]) {
+    const value = $(id).valueAsNumber, good = value >= (id === "latency" ? 0 : LEAST) && value <= MOST;
+    if (good) lasting[id] = value;
+    $(id).setAttribute("aria-invalid", !good);
+    $(id).title = good ? "" : `a number from ${id === "latency" ? 0 : LEAST} to ${MOST}; until then ${lasting[id]}`;
+  }
+  return { ...lasting };
+}
+
+/** How many times as long each stage takes; null if all are equal, or the field does not have a number for each stage. */
+function stageFactors(stages = state.proved ? state.proved.place.stages : 0) {
+  const text = $("stages").value.trim(), numbers = text.split(/[\s,]+/).map(Number);
+  const good = !text || (numbers.length === stages && numbers.every((n) => n >= LEAST && n <= MOST));
+  $("stages").setAttribute("aria-invalid", !good);
+  $("stages").title = good ? "" : `${stages} numbers from ${LEAST} to ${MOST}, one for each stage; until then all are equal`;
+  return text && good ? numbers : null;
+}
+
+const priced = (proved) => Simulator.price(proved, { ...times(), stages: stageFactors(proved.place.stages) });
+const LEAST = 0.01, MOST = 10000, lasting = { F: 1, O: 1, W: 1, latency: 0 };
 
 /** Proves and prices the plan, and shows it. */
 function update() {
   state.fault = state.proved = state.price = null;
   try {
     state.proved = Simulator.prove(state.plan, state.plan.length, state.micros, state.asked);
-    state.price = Simulator.price(state.proved, times());
+    state.price = priced(state.proved);
   } catch (fault) {
     if (!(fault instanceof Simulator.Fault)) throw fault;
     state.fault = fault;
   }
+  priceOther();
   showFigures();
   showBoard();
+  showChallenge();
+  if (!held) writeLink();
 }
 
 function showFigures() {
   const { price, before, fault } = state;
-  $("verdict").className = fault ? "bad" : "";
-  $("verdict").textContent = fault ? `not valid: ${fault.message}` : `valid on ${state.plan.length} ranks`;
+  $("verdict").className = $("why").textContent = "";
+  $("verdict").textContent = `valid on ${state.plan.length} ranks`;
+  if (fault) refuse("not valid", fault);
   const figure = (name, key, value = (p) => p[key]) => {
     const now = price && value(price), then = before && value(before), delta = price && before ? now - then : 0;
     const change = Math.abs(delta) > 1e-9 ? make("i", {}, ` ${delta > 0 ? "+" : ""}${short(delta)}`) : "";
@@ -130,11 +276,12 @@ function showFigures() {
 }
 
 /* ------------------------------------------------------------------------------------------------------------- board */
-const ROW = 34, GAP = 6, LEFT = 64, TOP = 22;
+const ROW = 34, MEMORY = 16, GAP = 6, PITCH = ROW + MEMORY + GAP, LEFT = 64, TOP = 22, HEAD = 22, LETTER = 6.7;
+const WIDEST = 8000; // pixels
 
 /** Where each action is drawn: by its time; in a plan that is not valid by its place, since it has no time. */
-function places() {
-  const { plan, proved, price } = state, found = [];
+function places({ plan, proved, price } = state) {
+  const found = [];
   plan.forEach((actions, rank) => actions.forEach((tasks, n) => {
     if (price) {
       const t = proved.actions[proved.lanes[rank][n]].members[0];
@@ -144,40 +291,71 @@ function places() {
   return found;
 }
 
+/** Draws the plan; `scale`: pixels per unit of time, which follows from the width if it is not given. Another plan is
+    drawn above it on the same scale. */
 function showBoard(scale = null) {
-  const all = places(), span = Math.max(...all.map((a) => a.to), 1e-9), wide = Math.max(500, $("board").clientWidth - LEFT - 24);
-  const shortest = Math.min(...all.map((a) => (a.to - a.from) / (a.tasks.length || 1)));
-  state.scale = scale || Math.min(Math.max(wide / span, 17 / shortest), 72 / shortest);
-  const height = TOP + state.plan.length * (ROW + GAP), width = LEFT + span * state.scale + 12;
+  const { other, price } = state, all = places(), above = other ? places(other) : [], both = price ? [...all, ...above] : all;
+  const spanOf = (list) => Math.max(...list.map((a) => a.to), 1e-9), span = spanOf(both);
+  const wide = Math.max(500, $("board").clientWidth - LEFT - 24), shortest = Math.min(...both.map((a) => a.to - a.from));
+  const named = LETTER * Math.max(...all.flatMap((a) => a.tasks.map((name) => name.length))) + 4; // what a name needs
+  state.scale = scale || Math.min(Math.max(wide / span, named / shortest), Math.max(72, named) / shortest, WIDEST / span);
+  if (price) state.lastScale = state.scale;
+  const rows = state.plan.length * PITCH, upper = other ? rows + 2 * HEAD : 0, aboveScale = state.lastScale || state.scale;
+  state.top = upper + TOP;
+  const width = LEFT + Math.max(span * state.scale, other ? spanOf(above) * aboveScale : 0) + 12, height = state.top + rows;
   const svg = make("svg", { width, height });
-  state.plan.forEach((_, rank) => svg.append(
-    make("rect", { class: "track", x: LEFT, y: TOP + rank * (ROW + GAP), width: span * state.scale, height: ROW }),
-    make("text", { class: "ink", x: 6, y: TOP + rank * (ROW + GAP) + ROW / 2 }, `rank ${rank}`)));
-  if (state.price) {
+  if (other) {
+    const { makespan, peak_activations: peaks } = other.price, name = other.name === "planned" ? "the first plan" : other.name;
+    svg.append(title(HEAD / 2, `${name}: makespan ${short(makespan)}, peak ${short(Math.max(...peaks))}`),
+      title(upper - HEAD / 2, "your plan"));
+    drawRows(svg, HEAD, other, above, aboveScale, false);
+  }
+  if (price) {
     const least = 60 / state.scale, power = 10 ** Math.floor(Math.log10(least));
     const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= least * 0.999);
     for (let k = 0; k * step <= span * 1.0001; k++) svg.append(
-      make("path", { class: "tick", d: `M${LEFT + k * step * state.scale} ${TOP - 4}V${height}` }),
-      make("text", { class: "soft", x: LEFT + k * step * state.scale, y: 12 }, short(k * step)));
+      make("path", { class: "tick", d: `M${LEFT + k * step * state.scale} ${state.top - 4}V${height}` }),
+      make("text", { class: "soft", x: LEFT + k * step * state.scale, y: state.top - 10 }, short(k * step)));
   }
-  for (const a of all) svg.append(drawn(a));
+  drawRows(svg, state.top, state, all, state.scale, true);
   $("board").replaceChildren(svg);
 }
 
-function drawn({ rank, n, tasks, from, to }) {
-  const x = LEFT + from * state.scale, width = (to - from) * state.scale, y = TOP + rank * (ROW + GAP);
-  const group = make("g", { class: "task", tabindex: rank === focused.rank && n === focused.n ? 0 : -1, role: "button",
+const title = (y, text) => make("text", { class: "ink name", x: 6, y }, text);
+
+/** The ranks of a plan with the activations that each holds, from `top` down. `own`: its tasks can be moved. */
+function drawRows(svg, top, { plan, price }, all, scale, own) {
+  const span = Math.max(...all.map((a) => a.to)), cap = state.level && state.level.peak;
+  const most = Math.max(cap || 0, ...[state, state.other].flatMap((p) => (p && p.price ? p.price.peak_activations : [])));
+  plan.forEach((_, rank) => {
+    const y = top + rank * PITCH, base = y + ROW + MEMORY, level = (n) => base - n / most * (MEMORY - 3);
+    svg.append(make("rect", { class: "track", x: LEFT, y, width: span * scale, height: ROW }),
+      make("text", { class: "ink", x: 6, y: y + ROW / 2 }, `rank ${rank}`));
+    if (!price) return;
+    const here = all.filter((a) => a.rank === rank), at = (time) => LEFT + time * scale;
+    const steps = here.map((a, n) => `V${level(price.live[rank][n])}H${at(n + 1 < here.length ? here[n + 1].from : a.to)}`);
+    if (here.length) svg.append(make("path", { class: "live", "data-live": own ? rank : "",
+      d: `M${at(here[0].from)} ${base}${steps.join("")}V${base}Z` }));
+    if (cap) svg.append(make("path", { class: "cap", d: `M${LEFT} ${level(cap)}H${at(span)}` }));
+    svg.append(make("text", { class: "peak", x: 6, y: base - 2 }, `peak ${short(price.peak_activations[rank])}`));
+  });
+  for (const a of all) svg.append(drawn(a, top, scale, own));
+}
+
+function drawn({ rank, n, tasks, from, to }, upper, scale, own) {
+  const x = LEFT + from * scale, width = (to - from) * scale, y = upper + rank * PITCH, fault = own && state.fault;
+  const group = make("g", !own ? {} : { class: "task", tabindex: rank === focused.rank && n === focused.n ? 0 : -1, role: "button",
     "aria-label": `${tasks.join(" and ")} on rank ${rank}`, "data-rank": rank, "data-place": n, "data-task": tasks.join(";") });
   tasks.forEach((name, i) => {
     const { kind, micro, stage } = Simulator.parts(name), tall = ROW / tasks.length, top = y + i * tall;
-    const culprit = state.fault && state.fault.tasks.includes(name);
+    const culprit = fault && fault.tasks.includes(name);
     group.append(make("rect", { x, y: top, width: Math.max(1, width - 1), height: tall - (tasks.length > 1 ? 1 : 0),
-      fill: colour(kind), class: culprit ? "culprit" : state.fault ? "stuck" : "" }));
-    const text = [name, `${kind}${micro}`, String(micro)].find((t) => t.length * 6.7 + 4 <= width);
-    if (text) group.append(make("text", { class: state.fault && !culprit ? "on faint" : "on", x: x + width / 2, y: top + tall / 2 }, text));
+      fill: colour(kind), class: culprit ? "culprit" : fault ? "stuck" : "" }));
+    if (name.length * LETTER + 3 <= width) group.append(make("text", { class: fault && !culprit ? "on faint" : "on", x: x + width / 2, y: top + tall / 2 }, name));
     group.append(make("title", {}, `${name}: ${DATA.palette[kind][1]} of stage ${stage}, micro-batch ${micro}`
-      + (state.price ? `, ${short(from)} to ${short(to)}` : "")));
+      + (fault ? "" : `, ${short(from)} to ${short(to)}`)));
   });
+  if (!own) return group;
   group.addEventListener("pointerdown", (e) => hold(e, rank, n));
   group.addEventListener("keydown", (e) => step(e, rank, n));
   return group;
@@ -211,24 +389,33 @@ function step(e, rank, n) {
 
 /* -------------------------------------------------------------------------------------------------------------- drag */
 let held = null;
+let panned = null; // where a finger or the mouse last was that drags the board itself
 
 function hold(e, rank, n) {
   if (e.button) return;
   e.preventDefault();
-  const box = $("board").getBoundingClientRect();
+  $("board").setPointerCapture(e.pointerId); // the task itself is drawn anew while it moves
   held = { rank, n, tasks: state.plan[rank][n], from: copy(state.plan), moved: false, scale: state.scale, x: e.clientX,
-    y: e.clientY, left: box.left, others: places().filter((a) => a.rank !== rank || a.n !== n) };
+    y: e.clientY, others: places().filter((a) => a.rank !== rank || a.n !== n) };
   $("board").querySelector(`[data-rank="${rank}"][data-place="${n}"]`).classList.add("held");
+}
+
+function pan(e) {
+  $("board").scrollLeft -= e.clientX - panned.x;
+  window.scrollBy(0, panned.y - e.clientY);
+  panned = { x: e.clientX, y: e.clientY };
 }
 
 /** The held action goes before the first other one of the row whose middle is right of the pointer. */
 function drag(e) {
+  if (panned) pan(e);
   if (!held) return;
   if (!held.moved && Math.abs(e.clientX - held.x) + Math.abs(e.clientY - held.y) < 5) return;
   held.moved = true;
-  const box = $("board").getBoundingClientRect();
-  const x = (e.clientX - box.left - 5 + $("board").scrollLeft - LEFT) / held.scale;
-  const row = Math.floor((e.clientY - box.top - 5 - TOP + GAP / 2) / (ROW + GAP));
+  const edges = $("board").getBoundingClientRect();
+  if (e.clientX > edges.right - 24) $("board").scrollLeft += 12; else if (e.clientX < edges.left + 24) $("board").scrollLeft -= 12;
+  const box = $("board").firstElementChild.getBoundingClientRect(), x = (e.clientX - box.left - LEFT) / held.scale;
+  const row = Math.floor((e.clientY - box.top - state.top + GAP / 2) / PITCH);
   const rank = Math.min(Math.max(row, 0), state.plan.length - 1);
   const others = held.others.filter((a) => a.rank === rank);
   const before = others.findIndex((a) => (a.from + a.to) / 2 > x), place = before < 0 ? others.length : before;
@@ -242,6 +429,7 @@ function drag(e) {
 }
 
 function drop() {
+  panned = null;
   if (!held) return;
   if (JSON.stringify(held.from) !== JSON.stringify(state.plan)) state.past.push(held.from);
   held = null;
@@ -253,7 +441,7 @@ window.addEventListener("pointerup", drop);
 window.addEventListener("pointercancel", drop);
 window.addEventListener("keydown", (e) => {
   if (held && e.key === "Escape") { state.plan = held.from; held = null; update(); }
-  else if ((e.ctrlKey || e.metaKey) && e.key === "z") { undo(); e.preventDefault(); }
+  else if ((e.ctrlKey || e.metaKey) && e.key === "z" && e.target.tagName !== "INPUT") { undo(); e.preventDefault(); }
 });
 
 function undo() {
@@ -265,13 +453,12 @@ function imported(text) {
   try {
     const plan = Simulator.read(text), all = plan.flat(2).map(Simulator.parts);
     if (!all.length) throw new Simulator.Fault("the plan is empty");
-    $("origin").textContent = "A plan of your own.";
     state.problem = null;
+    setLevel(null);
     load(plan, Math.max(...all.map((t) => t.micro)) + 1, 0);
   } catch (fault) {
     if (!(fault instanceof Simulator.Fault)) throw fault;
-    $("verdict").className = "bad";
-    $("verdict").textContent = `this file cannot be read: ${fault.message}`;
+    refuse("this file cannot be read", fault);
   }
 }
 
@@ -298,6 +485,23 @@ function card(entry) {
   make("h3", {}, entry.name), svg, make("p", {}, make("b", {}, figures)), make("p", { class: "soft" }, ...coded(entry.about)));
 }
 
+/** After a change of the times: a plan that is not edited becomes the one for them. */
+function retimed() {
+  const { plan } = state, changed = edited();
+  if (state.level) { // which has times of its own
+    setLevel(null);
+    showOrigin();
+  }
+  if (state.problem) state.planned = ordered(state.problem);
+  state.plan = copy(state.planned);
+  update();
+  state.before = state.price; // the figures of the first plan with these times
+  if (changed) state.plan = plan;
+  else state.past = [];
+  update();
+  showOrigin();
+}
+
 async function start() {
   await unpack();
   $("policy").append(...Object.keys(plans).map((name) => make("option", { value: name }, name)));
@@ -307,16 +511,16 @@ async function start() {
   $("gallery").append(...DATA.gallery.map(card));
   for (const id of ["policy", "ranks", "micros", "chunks"])
     $(id).addEventListener("change", () => choose(id === "policy"));
-  for (const id of ["F", "O", "W", "latency"]) $(id).addEventListener("input", () => {
-    const plan = state.plan, edited = JSON.stringify(plan) !== JSON.stringify(state.planned);
-    if (state.problem) state.planned = ordered();
-    state.plan = copy(state.planned);
-    update();
-    state.before = state.price; // what the plan as planned costs with these times
-    if (edited) state.plan = plan;
-    else state.past = [];
-    update();
-    showOrigin();
+  for (const id of TIMES) $(id).addEventListener("input", retimed);
+  for (const id of ["F", "O", "W", "latency"]) $(id).addEventListener("blur", () => { // what is no time goes
+    if ($(id).getAttribute("aria-invalid") === "true") { $(id).value = lasting[id]; times(); }
+  });
+  $("level").append(make("option", { value: "" }, "free play"),
+    ...CHALLENGES.map(({ name }, i) => make("option", { value: i }, `${i + 1}. ${name}`)));
+  $("level").addEventListener("change", () => { if ($("level").value) challenge(CHALLENGES[$("level").value]); else choose(); });
+  $("other").addEventListener("change", update);
+  $("board").addEventListener("pointerdown", (e) => {
+    if (!held && !e.button) { panned = { x: e.clientX, y: e.clientY }; $("board").setPointerCapture(e.pointerId); }
   });
   $("undo").addEventListener("click", undo);
   $("reset").addEventListener("click", () => { state.past.push(state.plan); state.plan = copy(state.planned); update(); });
@@ -328,8 +532,9 @@ async function start() {
     $("file").value = "";
   });
   window.addEventListener("resize", () => showBoard());
-  choose(true);
-  window.playground = { state, plans, imported, places, planOf };
+  window.addEventListener("hashchange", readLink);
+  if (!readLink()) choose(true);
+  window.playground = { state, plans, imported, places, planOf, challenge, update };
 }
 
 start();

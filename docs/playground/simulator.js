@@ -1,14 +1,14 @@
 "use strict";
-/* Plans of pipelines in the browser: read, prove and price them as minidl does. tests/test_playground.py compares every
+/* Plans of pipelines in the browser: read, prove and price them as minidl does. tests/docs/test_playground.py compares every
    verdict, message and figure with Python's. A plan is a list of ranks; a rank is a list of actions; an action is a list
    of task names, one or a pair: [[["0F0"], ["0F1", "0O0"]], ...]. */
 
 const Simulator = (() => {
   const KINDS = ["F", "O", "W", "B"], NAME = /^(\d{1,7})([FOWB])(\d{1,7})$/, HEADER = "rank,lane,task";
 
-  /** A fault of a plan: its message, and the tasks that are to blame. */
+  /** A fault of a plan: its message, the tasks that are to blame, and why the rule is there. */
   class Fault extends Error {
-    constructor(message, tasks = []) { super(message); this.tasks = tasks; }
+    constructor(message, tasks = [], why = "") { super(message); Object.assign(this, { tasks, why }); }
   }
 
   const parts = (name) => {
@@ -61,9 +61,11 @@ const Simulator = (() => {
     }
     const missing = table.indexOf(-1), chunks = stages / ranks;
     if (missing >= 0) throw new Fault(`stage ${missing} has no forward; ${ranks} ranks with ${chunks} `
-      + `chunk${chunks > 1 ? "s" : ""} each hold stages 0..${stages - 1}`);
-    for (const e of entries) if (e.rank !== table[e.stage]) throw new Fault(`task ${e.name} stands on rank ${e.rank}, but `
-      + `stage ${e.stage} lives on rank ${table[e.stage]}; its weights are there`, [e.name]);
+      + `chunk${chunks > 1 ? "s" : ""} each hold stages 0..${stages - 1}`, [], "The last stage makes the loss, "
+      + "and its forward needs all stages before it.");
+    for (const e of entries) if (e.rank !== table[e.stage]) throw new Fault(`task ${e.name} is on rank ${e.rank}, but `
+      + `stage ${e.stage} lives on rank ${table[e.stage]}; its weights are there`, [e.name], "A rank computes with the weights "
+      + `that it holds. Rank ${e.rank} would need a copy of stage ${e.stage}, kept equal after each update.`);
     return { stages, directions: 1, home: (stage) => table[stage], direction: () => 0 };
   }
 
@@ -72,7 +74,7 @@ const Simulator = (() => {
 
   function once(entries, ranks, stages, microBatches) {
     for (const [bad, what] of [
-      [(e) => e.rank >= ranks, `stands on a rank that does not exist: ranks are 0..${ranks - 1}`],
+      [(e) => e.rank >= ranks, `is on a rank that does not exist: ranks are 0..${ranks - 1}`],
       [(e) => e.stage >= stages, `is out of range: stages are 0..${stages - 1}`],
       [(e) => e.micro >= microBatches, `is out of range: micro-batches are 0..${microBatches - 1}`]]) {
       const found = entries.find(bad);
@@ -84,8 +86,9 @@ const Simulator = (() => {
       .sort((a, b) => a.micro - b.micro || a.stage - b.stage || KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind))[0];
     if (twice) {
       const where = seen.get(twice.name).map((e) => `${e.rank}/main`).join(", ");
-      throw new Fault(`task ${twice.name} stands twice, on ${where}`
-        + ("WB".includes(twice.kind) ? "; its weight gradient would count twice" : ""), [twice.name]);
+      throw new Fault(`task ${twice.name} appears twice, on ${where}`
+        + ("WB".includes(twice.kind) ? "; its weight gradient would count twice" : ""), [twice.name],
+        "Each task runs once in a step: a second run would give nothing new, or add the same gradient again.");
     }
   }
 
@@ -96,12 +99,14 @@ const Simulator = (() => {
     for (const [s, i] of each()) {
       const both = ["O", "W"].filter((k) => names.has(`${s}${k}${i}`)).map((k) => `${s}${k}${i}`);
       if (names.has(`${s}B${i}`) && both.length) throw new Fault(`stage ${s} has both ${s}B${i} and ${both.join(" and ")} `
-        + `for micro-batch ${i}; the weight gradient would count twice`, [`${s}B${i}`, ...both]);
+        + `for micro-batch ${i}; the weight gradient would count twice`, [`${s}B${i}`, ...both], `${s}B${i} is ${s}O${i} and `
+        + `${s}W${i} in one task.`);
     }
     for (const kind of ["F", "O", "W"]) for (const [s, i] of each()) {
       if (names.has(`${s}${kind}${i}`) || (kind !== "F" && names.has(`${s}B${i}`))) continue;
       throw new Fault(`task ${s}${kind}${i}${kind === "F" ? "" : ` (or ${s}B${i})`} is missing; each stage and micro-batch `
-        + "needs one F, and one B or one O and one W", KINDS.map((k) => `${s}${k}${i}`).filter((n) => names.has(n)));
+        + "needs one F, and one B or one O and one W", KINDS.map((k) => `${s}${k}${i}`).filter((n) => names.has(n)), "Without it the update would lack a part "
+        + "of the gradient.");
     }
   }
 
@@ -135,6 +140,22 @@ const Simulator = (() => {
     return { tasks, at };
   }
 
+  /** Stages add up the weight gradients of their micro-batches in ascending order, so that every plan is bit-identical. */
+  function addsInOrder(entries, tasks) {
+    const where = new Map(entries.map((e, i) => [e.name, i]));
+    const adds = tasks.filter((t) => t.kind === "W" || t.kind === "B").sort((a, b) => a.stage - b.stage || a.micro - b.micro);
+    for (let i = 1; i < adds.length; i++) {
+      const [a, b] = [adds[i - 1], adds[i]];
+      if (a.stage !== b.stage || where.get(a.name) < where.get(b.name)) continue;
+      if (b.needs.some(([n]) => tasks[n] === a)) throw new Fault(`${b.name} runs before ${a.name}, but a stage adds up the `
+        + "weight gradients of its micro-batches in ascending order, so that every plan is bit-identical (torch's "
+        + "LoopedBFS adds them in descending order); number the backward tasks of each stage in ascending order",
+        [a.name, b.name], `Gradients are added in micro-batch order: the sum of stage ${a.stage} after ${b.name} starts `
+        + `from the sum after ${a.name}. Rounding makes a sum depend on its order, so another order would train to other `
+        + "bits.");
+    }
+  }
+
   /** The proof: every task once and on its rank, no order against a dependency, no deadlock. Throws a Fault, or returns
       what `price` needs. `asked`: the number of stages per rank, or 0, which reads it off the plan. */
   function prove(plan, ranks, microBatches, asked = 0) {
@@ -142,19 +163,23 @@ const Simulator = (() => {
     const names = new Set(entries.map((e) => e.name));
     complete(names, place.stages, microBatches);
     const { tasks, at } = graph(names, place, microBatches), actions = [], lanes = [];
+    addsInOrder(entries, tasks);
     plan.forEach((own, rank) => lanes.push(own.map((members) => {
       actions.push({ rank, place: lanes.length, members: members.map((name) => at.get(name)) });
       return actions.length - 1;
     })));
     actions.forEach((action, a) => action.members.forEach((t, i) => Object.assign(tasks[t], { action: a, rank: action.rank,
       entry: 2 * a + i })));
-    for (const [wrong, text] of [
+    for (const [wrong, text, why] of [
       [(t, s) => t.rank === s.rank && s.entry > t.entry,
-        (t, s) => `${t.name} stands before ${s.name} on lane ${t.rank}/main but needs it`],
+        (t, s) => `${t.name} comes before ${s.name} on lane ${t.rank}/main but needs it`,
+        (t, s) => `A rank runs its row from left to right, so ${t.name} would start before there is a result of ${s.name}. `
+          + `Put ${t.name} behind ${s.name}.`],
       [(t, s) => t.action === s.action,
-        (t, s) => `${t.name} needs ${s.name}, but they run as one action, and its results show at its end`]])
-      for (const t of tasks) for (const [s, why] of t.needs) if (wrong(t, tasks[s]))
-        throw new Fault(`${text(t, tasks[s])}: it ${why}`, [tasks[s].name, t.name]);
+        (t, s) => `${t.name} needs ${s.name}, but they run as one action, and its results show at its end`,
+        () => "The two tasks of an action run side by side, so neither can use a result of the other."]])
+      for (const t of tasks) for (const [s, what] of t.needs) if (wrong(t, tasks[s]))
+        throw new Fault(`${text(t, tasks[s])}: it ${what}`, [tasks[s].name, t.name], why(t, tasks[s]));
     const proved = { tasks, actions, lanes, place, ranks, microBatches };
     const { order } = walked(proved, () => 1, 0, 1);
     if (order.length < actions.length) throw deadlock(proved, new Set(order));
@@ -210,7 +235,9 @@ const Simulator = (() => {
       at = tasks[needs[0][1]].action;
     }
     const all = [...way.keys()], circle = all.slice(all.indexOf(at)).map((a) => tasks[way.get(a)].name);
-    return new Fault(`deadlock: ${[...circle, circle[0]].join(" waits for ")}`, circle);
+    return new Fault(`deadlock: ${[...circle, circle[0]].join(" waits for ")}`, circle, "Each of these waits for the next, "
+      + "as its input or as the task before it in its row, and the last one for the first: none can ever start. Move one of "
+      + "them to the other side of its neighbour.");
   }
 
   /** How long a stage's tasks take, which has this share of a rank's. */
@@ -219,32 +246,34 @@ const Simulator = (() => {
     return { ...length, B: length.O + length.W };
   }
 
-  /** The figures of `minidl simulate`, and when each task runs. `times`: {F, O, W, latency}, those of a rank, which its
-      stages share. */
+  /** The figures of `minidl simulate`, when each task runs, and `live`: of each rank the activations that it holds from the
+      start of each of its actions. `times`: {F, O, W, latency}, those of a rank, which its stages share; `stages` in it:
+      how many times as long each stage takes. */
   function price(proved, times) {
     const { tasks, actions, lanes, place, ranks } = proved, share = ranks / place.stages, length = lengths(times, share);
-    const { rounds } = walked(proved, (t) => length[t.kind], times.latency, 6), { start, end } = rounds[0];
+    const duration = (t) => length[t.kind] * (times.stages ? times.stages[t.stage] : 1);
+    const { rounds } = walked(proved, duration, times.latency, 6), { start, end } = rounds[0];
     const first = new Array(ranks).fill(Infinity), last = new Array(ranks).fill(0), busy = new Array(ranks).fill(0);
-    const peaks = new Array(ranks).fill(0);
+    const live = lanes.map(() => []);
     lanes.forEach((lane, rank) => {
       const uses = new Map(); // activation -> its last action here
       lane.forEach((a, n) => actions[a].members.forEach((t) => {
-        const { stage, micro, kind } = tasks[t];
+        const { stage, micro } = tasks[t];
         first[rank] = Math.min(first[rank], start[t]);
         last[rank] = Math.max(last[rank], end[t]);
-        busy[rank] += length[kind];
+        busy[rank] += duration(tasks[t]);
         const key = `${stage}/${micro}`, [from] = uses.get(key) || [n];
         uses.set(key, [from, n]);
       }));
       const change = new Array(lane.length + 2).fill(0);
       for (const [from, to] of uses.values()) { change[from]++; change[to + 1]--; }
-      let live = 0;
-      for (const c of change) { live += c; peaks[rank] = Math.max(peaks[rank], live * share); }
+      let now = 0;
+      live[rank] = lane.map((_, n) => { now += change[n]; return now * share; });
     });
     const spans = first.map((f, r) => (Number.isFinite(f) ? last[r] - f : 0)), ends = rounds.map((r) => Math.max(...r.end));
     const span = Math.max(...spans);
     return { makespan: Math.max(...end) - Math.min(...start), max_span: span, period: ends[5] - ends[4], spans,
-      peak_activations: peaks, bubble_rate: 1 - Math.max(...busy) / span, start, end };
+      peak_activations: live.map((levels) => Math.max(0, ...levels)), live, bubble_rate: 1 - Math.max(...busy) / span, start, end };
   }
 
   return { read, written, prove, price, parts, graph, lengths, Fault };

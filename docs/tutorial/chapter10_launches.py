@@ -15,9 +15,8 @@ import numpy as np
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
-from minidl.runtime.device import CPU, no_native_lanes
-from minidl.runtime.lanes import Work
-from minidl.runtime.streams import Event, Stream
+from minidl.devices.device import CPU, no_native_lanes
+from minidl.devices.lanes import Event, Stream, Work
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A call has a price before it does anything. `np.add` of one number and of a thousand numbers take nearly the same
@@ -219,7 +218,7 @@ def step_on(kind):
 if why := no_native_lanes():
     print(f"\n{why}")
 else:
-    from minidl.runtime.native.lanes import NativeLanes
+    from minidl.devices.native.lanes import NativeLanes
 
     print(f"\nPython looks up the arguments at each call: {microseconds(lambda: np.add(x, y, out=z)):6.2f} us")
     print(f"bound to its arrays beforehand:              {microseconds(small):6.2f} us")

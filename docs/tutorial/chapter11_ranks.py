@@ -10,15 +10,15 @@ import numpy as np
 
 import minidl as ml
 from minidl import models, nn, ops, optim
+from minidl.core.schedule import Schedule, ScheduleError
+from minidl.core.tasks import RECEIVES, SENDS
+from minidl.core.timeline import What
 from minidl.passes.messages import check_rendezvous
-from minidl.program import lower
+from minidl.plans.program import lower
 from minidl.runtime.comm import Standstill
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.schedule import Schedule, ScheduleError
 from minidl.schedulers import pipeline
-from minidl.tasks import RECEIVES, SENDS
-from minidl.views.timeline import What
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A step on four micro-batches, recorded as ever.
@@ -88,7 +88,7 @@ def in_one_row(talking, schedule):
     return Schedule.of(talking, rows)
 
 
-small = pipeline.plan("one_f_one_b", 2, 3)
+small = ml.plan(ml.Pipeline(3), "one_f_one_b", machine=ml.Machine(2))
 first = in_one_row(*pipeline.add_communication(small.graph, small.schedule))
 for rank in range(2):
     print(f"rank {rank}: {' '.join(first.names(rank))}")
@@ -134,7 +134,7 @@ print(f"cured, rank 1: {' '.join(cured.names(1))}\n")
 
 # It helps, until a rank has two stages. Then a send and the receive that it hangs on need not be neighbours any more:
 
-looped = pipeline.plan("interleaved", 2, 4)
+looped = ml.plan(ml.Pipeline(4), "interleaved", machine=ml.Machine(2))
 talking_looped, lanes = pipeline.add_communication(looped.graph, looped.schedule)
 second = swapped(in_one_row(talking_looped, lanes))
 print(f"{circle(talking_looped, second)}\n")

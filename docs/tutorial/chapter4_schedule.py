@@ -72,7 +72,7 @@ assert len(base.waits(graph)) == 0  # one lane needs none
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The proof has four parts: every task stands exactly once; no task stands before something that it needs on its own
+# The proof has four parts: every task appears exactly once; no task comes before something that it needs on its own
 # lane; the lanes cannot all wait for each other; and the waits order every edge. Let us break them one by one. The
 # message names the tasks, and the grid marks them in brackets.
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
-from minidl.views.report import compare
+from minidl.core.report import compare
 
 
 def build():
@@ -53,7 +53,7 @@ for name, (_, _, run) in arms.items():
 # random legal orders, never in the order that is to be predicted. The simulator then plays the schedule: a lane runs
 # its tasks in order, each as early as its lane and its edges allow.
 
-cost = ml.CostModel.measure(graph, seconds=0.5)
+cost = ml.measure(graph, seconds=0.5)
 predicted = {name: ml.simulate(graph, run.schedule, cost) for name, (_, graph, run) in arms.items()}
 
 # And now we run. Both arms see the same batches in the same order.
@@ -97,7 +97,7 @@ print(compare(predicted["two lanes"], timeline))
 plan = ml.plan(graph, "multi_stream", cost)
 print(f"\nmulti_stream with measured costs: {plan.remarks[0] if plan.remarks else 'two lanes are worth it'}")
 
-# The rule is in schedulers/one_stream.py. Costs from flops and bytes charge nothing for a second lane, so with
+# The rule is in schedulers/single.py. Costs from flops and bytes charge nothing for a second lane, so with
 # `--costs analytic` it always shows. The command line measures many steps, both arms in turn:
 #
 #     python -m minidl compare --model mlp --model-arg hidden=1024 --batch-size 256 --schedulers in_order,multi_stream

@@ -25,7 +25,7 @@ cost = ml.CostModel.given(forward=1, output_grad=1, weight_grad=1)
 
 def show(title, policy):
     schedule = ml.Schedule.from_names({ml.Lane(rank): policy(rank) for rank in range(RANKS)})
-    plan = pipeline.read_plan(schedule, RANKS, MICRO_BATCHES)
+    plan = ml.plan(ml.Pipeline(MICRO_BATCHES), schedule, machine=ml.Machine(RANKS))
     price = pipeline.price(plan, cost)
     print(f"\n{title}\n{pipeline.grid(plan, ml.simulate(plan.graph, plan.schedule, cost))}")
     print(f"makespan {price.makespan:g}, largest span {price.max_span:g}, chained {price.period:g}, "
@@ -127,7 +127,7 @@ assert max(fourth.peak_activations) == 2 * RANKS - 1
 # All four above are among them, with the same orders.
 
 for name, policy in {"gpipe": gpipe, "one_f_one_b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2}.items():
-    theirs = pipeline.plan(name, RANKS, MICRO_BATCHES).schedule
+    theirs = ml.plan(ml.Pipeline(MICRO_BATCHES), name, machine=ml.Machine(RANKS)).schedule
     assert [theirs.names(rank) for rank in range(RANKS)] == [policy(rank) for rank in range(RANKS)]
 print("\nthe four orders are those of minidl's own policies")
 
@@ -138,8 +138,8 @@ print("\nthe four orders are those of minidl's own policies")
 rows = {rank: zb_h1(rank) for rank in range(RANKS)}
 rows[1].append("1W0")
 try:
-    pipeline.read_plan(ml.Schedule.from_names({ml.Lane(rank): names for rank, names in rows.items()}),
-                       RANKS, MICRO_BATCHES)
+    ml.plan(ml.Pipeline(MICRO_BATCHES), ml.Schedule.from_names({ml.Lane(rank): names for rank, names in rows.items()}),
+            machine=ml.Machine(RANKS))
     raise AssertionError("the duplicate went unnoticed")
 except ml.ScheduleError as error:
     print(f"\n{error}")

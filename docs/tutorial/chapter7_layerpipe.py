@@ -23,7 +23,7 @@ from minidl.schedulers.partition import LayerCosts, assign, bytes_moved, compare
 # each other without end, and in the steady state no rank ever waits. Each number behind a v is the version of the
 # weights that a task reads; version 0 is what training starts from.
 
-plan = pipeline.plan("pipedream", ranks=3, micro_batches=6)
+plan = ml.plan(ml.Pipeline(micro_batches=6), "pipedream", machine=ml.Machine(ranks=3))
 cost = ml.CostModel.given(forward=1, output_grad=1, weight_grad=1)
 print("PipeDream: 6 batches, each with an update of its own")
 print(pipeline.grid(plan, ml.simulate(plan.graph, plan.schedule, cost)))
@@ -33,7 +33,8 @@ print(f"in the steady state one batch takes {pipeline.price(plan, cost).period:g
 # a batch must use the version that its forward used, or its gradient belongs to no network at all. So rank 0 keeps
 # several versions. The plan says which, and its proof checks that they exist and that they match.
 
-rank0 = {ml.graph.task_name(key): version for key, version in zip(plan.schedule.keys, plan.versions.read, strict=True)}
+names = map(ml.core.tasks.task_name, plan.schedule.keys)
+rank0 = dict(zip(names, plan.versions.read, strict=True))
 assert rank0["0F3"] == rank0["0B3"] == 1
 assert rank0["2F3"] == 3
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
 from minidl.passes.boundary import late_tasks
+from minidl.plans.program import lower
 from minidl.pricing.corun import CoRun
-from minidl.program import lower
 from minidl.runtime.executors import executor
 
 
@@ -85,7 +85,7 @@ print(f"weight gradients are {alone / busy:.0%} of this step, so hiding all of t
 # ---------------------------------------------------------------------------------------------------------------------
 # Regions. Two tasks at once are rarely twice as fast: they share memory, caches, and on a CPU the interpreter. How much
 # they lose depends on the pair. So cut the chain into regions of like kernels, and measure each pair of a region and a
-# kind of weight gradient: `minidl.pricing.measure_pairs`. Its gain is the work done together in the time of one. Then
+# kind of weight gradient: `minidl.measuring.pairs`. Its gain is the work done together in the time of one. Then
 # give out the pairs, the largest gain first, as long as there is room beside the region.
 #
 # Here is a machine on which nothing is won beside the backward pass.

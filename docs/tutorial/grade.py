@@ -15,7 +15,7 @@ import numpy as np
 import minidl as ml
 from minidl import data, models, nn, optim
 from minidl.passes.synchronise import synchronise
-from minidl.program import lower
+from minidl.plans.program import lower
 from minidl.runtime import executors
 from minidl.schedulers import pipeline
 from minidl.schedulers.data_parallel import late_updates
@@ -42,6 +42,8 @@ def load(path, name):
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             content = runpy.run_path(str(path))
+    except SyntaxError as error:
+        raise Wrong(f"{error.filename}, line {error.lineno}: {error.msg}: {(error.text or '').strip()}") from None
     finally:
         sys.path.remove(str(HERE))
     require(callable(content.get(name)), f"{path} has no function {name}")
@@ -164,7 +166,7 @@ def exercise5(path):
 
 def exercise6(path):
     """A valid plan for 3 ranks and 4 micro-batches at the proved optimum under its cap."""
-    plan = pipeline.read_plan(ml.Schedule.load(path), ranks=3, micro_batches=4, cap=3)
+    plan = ml.plan(ml.Pipeline(4), ml.Schedule.load(path), machine=ml.Machine(ranks=3, activation_cap=3))
     cost = ml.CostModel.given(1, 1, 1)
     makespan = pipeline.price(plan, cost).makespan
     picture = pipeline.grid(plan, ml.simulate(plan.graph, plan.schedule, cost))
@@ -261,7 +263,7 @@ def exercise10(path):
 def exercise11(path):
     """Two ranks, three micro-batches, messages in one row with the computation: no rendezvous that waits for ever."""
     schedule = ml.Schedule.load(path)
-    pipeline.read_plan(schedule, ranks=2, micro_batches=3)
+    ml.plan(ml.Pipeline(3), schedule, machine=ml.Machine(ranks=2))
     for lane, order in enumerate(("0F0 0F1 0B0 0F2 0B1 0B2", "1F0 1B0 1F1 1B1 1F2 1B2")):
         mine = [name for name in schedule.names(lane) if not {"S", "R"} & set(name)]
         require(len(schedule.lanes) == 2 and " ".join(mine) == order,

@@ -3,19 +3,26 @@
 `input_grad(i, dy)` makes the gradient toward one input. By default the weight gradient task calls it for every input
 that is a parameter, and the output gradient task for all others, so an op gets two separate tasks for free. An op that
 makes several gradients in one kernel overrides `weight_grad` or `output_grad`.
+
+Mixed precision: parameters stay float32, products are computed in 16 bits. `autocast` sets the 16-bit type. The
+attribute `precision` of an op says in which types it takes its inputs, and the casts are part of the op's own tasks, so
+the graph has the same tasks in any precision. A gradient has the type of its tensor: the gradients of parameters, which
+are the master weights, are float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from ..graph import Role
-from ..tasks import Kind
-from . import precision
+from ..core.graph import Role
+from ..core.tasks import Kind
+from ..devices.device import DeviceError
 from . import tape as tapes
-from .precision import HALVES
 from .tensor import FLOATS, Node, Parameter, ShapeError, Tensor, array, cast, new
+
+HALVES = ("bfloat16", "float16")
 
 
 class Op:
@@ -23,7 +30,7 @@ class Op:
 
     name = "op"
     output_first = False  #: whether O makes what W reads; then O is emitted first
-    precision = "any"  #: the types of its inputs: see `precision.input_dtypes`
+    precision = "any"  #: the types of its inputs: see `input_dtypes`
     kept: Sequence[Tensor] = ()  #: gradients that a later task of this op reads again: never add to them in place
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
@@ -43,7 +50,7 @@ class Op:
         return {i: self.input_grad(i, dy) for i in wanted}
 
     def add_grad(self, i: int, dy: Tensor, total: Tensor) -> bool:
-        """Adds the gradient toward input i to `total` in place and returns True, where that is cheaper than a gradient
+        """Adds the gradient toward input i to `total` in place and returns True if that is cheaper than a gradient
         of full size; else returns False."""
         return False
 
@@ -52,7 +59,7 @@ class Op:
         tape = tapes.current()
         inputs = [t if isinstance(t, Tensor) else array(t) for t in values]
         unit = tape.new_unit(self.name)
-        dtypes = precision.input_dtypes(self.precision, [t.dtype for t in inputs], tape.autocast)
+        dtypes = input_dtypes(self.precision, [t.dtype for t in inputs], tape.autocast)
         with tape.task(unit, Kind.F):
             operands = [t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
                         for t, dtype in zip(inputs, dtypes, strict=True)]
@@ -107,27 +114,76 @@ def same_dtype(op: Op, *tensors: Tensor) -> str:
     """The one float type of these tensors. Raises ShapeError."""
     types = {t.dtype for t in tensors}
     if len(types) > 1:
-        raise op.error(f"types differ: {', '.join(t.dtype for t in tensors)}; they must have one type")
+        floats = "; x.astype('float32') changes the type" if {"float32", "float64"} <= types else ""
+        raise op.error(f"types differ: {', '.join(t.dtype for t in tensors)}; they must have one type{floats}")
     (dtype,) = types
     check_float(op, dtype)
     return dtype
 
 
 def check_float(op: Op, dtype: str) -> None:
-    """Raises ShapeError where `dtype` is not a float type, and DeviceError where the device lacks it."""
+    """Raises ShapeError if `dtype` is not a float type, and DeviceError if the device lacks it."""
     if dtype in HALVES:
-        precision.usable(dtype, tapes.current().device)
+        usable(dtype, tapes.current().device)
     elif dtype not in FLOATS:
         hint = "; whole numbers and masks have no arithmetic: x.float() has" if dtype in ("int64", "bool") else ""
         raise op.error(f"needs float32 or float64, not {dtype}{hint}")
 
 
 def statistics_dtype(op: Op, x: Tensor, *parameters: Tensor) -> str:
-    """The one type of the statistics and parameters of a norm over x: that of x, or float32 where x has 16 bits.
+    """The one type of the statistics and parameters of a norm over x: x's type, or float32 if x has 16 bits.
 
-    Raises ShapeError where the parameters have another type.
+    Raises ShapeError if the parameters have another type.
     """
     if x.dtype in HALVES and all(t.dtype == "float32" for t in parameters):
         same_dtype(op, x)
         return "float32"
     return same_dtype(op, x, *parameters)
+
+
+# --------------------------------------------------------------------------------------------------------- precision
+def usable(dtype: str, device: Any) -> None:
+    """Raises DeviceError if this device or this installation has no such 16-bit floats."""
+    if not device.halves:
+        raise DeviceError(f"{dtype} needs a CUDA device; {device.name} computes in float32 and float64")
+    if dtype == "bfloat16":
+        try:
+            import ml_dtypes  # noqa: F401  NumPy knows the type by its name from then on
+        except ImportError:
+            raise DeviceError("bfloat16 needs ml_dtypes: pip install 'minidl[cuda13]' (or [cuda12])") from None
+
+
+@contextmanager
+def autocast(dtype: str) -> Iterator[None]:
+    """Computes products inside (linear, matmul, conv2d, attention, recurrent layers) in `dtype`, bfloat16 or float16:
+    float32 inputs and parameters are rounded to it. Losses and softmax are computed in float32, all other ops in the
+    type of their inputs.
+
+    A parameter is rounded once, until an optimizer's step changes it. float64 is left alone. Raises ValueError for
+    another type, and DeviceError if the device does not compute in this type.
+    """
+    if dtype not in HALVES:
+        raise ValueError(f"autocast takes {' or '.join(HALVES)}, not {dtype!r}")
+    tape = tapes.current()
+    usable(dtype, tape.device)
+    before = tape.autocast, tape.rounded
+    tape.autocast, tape.rounded = dtype, {}
+    try:
+        yield
+    finally:
+        tape.autocast, tape.rounded = before
+
+
+def input_dtypes(precision: str, dtypes: Sequence[str], low: str | None) -> list[str]:
+    """The types to which an op casts inputs of these types. `low`: the type of the `autocast` in force.
+
+    `precision`: `any` leaves them; `low` rounds to `low`; `widest` takes all floats to the widest of their types;
+    `full` takes them to at least float32.
+    """
+    if precision == "low" and low is not None:
+        return [low if t in ("float32", *HALVES) else t for t in dtypes]
+    floats = {t for t in dtypes if t in (*FLOATS, *HALVES)}
+    if precision == "full" or (precision == "widest" and len(floats) > 1):
+        wide = max({"float32", *floats} - {*HALVES})
+        return [wide if t in HALVES else t for t in dtypes]
+    return list(dtypes)

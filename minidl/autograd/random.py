@@ -10,15 +10,13 @@ Ranks may be threads of one process, so what counts is the tape's own `State` if
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from ..graph import Role, View
+from ..core.graph import Role, View
+from .initial import Initial, generator_of, shape_of
 from .tape import Storage, current
-
-PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split", "tensors", "text")
 
 
 class State:
@@ -77,29 +75,25 @@ def dropout_counter() -> Storage:
 
 
 def generator(purpose: str, *index: int, seed: int | None = None) -> np.random.Generator:
-    """The generator of one purpose and index. The same arguments always give the same numbers; others, other ones."""
-    seed = current_seed() if seed is None else seed
-    # a spawn key, since SeedSequence([1, 2]) and SeedSequence([1, 2, 0]) are the same
-    place = np.random.SeedSequence(seed, spawn_key=(PURPOSES.index(purpose), *index))
-    return np.random.Generator(np.random.Philox(place))
+    """`generator_of` with this thread's seed, if none is given."""
+    return generator_of(current_seed() if seed is None else seed, purpose, *index)
 
 
-def uniform(bound: float, shape: Any, dtype: str) -> Any:
-    """The values of the next parameter, uniform in +-bound."""
-    return _drawn(shape, dtype, lambda draw: draw.uniform(-bound, bound, shape))
+def uniform(bound: float, shape: Any, dtype: str, middle: float = 0.0) -> Initial:
+    """The values of the next parameter, uniform in middle +-bound."""
+    return _next("uniform", bound, shape, dtype, middle)
 
 
-def normal(deviation: float, shape: Any, dtype: str) -> Any:
-    """The values of the next parameter, normal with mean 0."""
-    return _drawn(shape, dtype, lambda draw: deviation * draw.standard_normal(shape))
+def normal(deviation: float, shape: Any, dtype: str, mean: float = 0.0) -> Initial:
+    """The values of the next parameter, normal."""
+    return _next("normal", deviation, shape, dtype, mean)
 
 
-def _drawn(shape: Any, dtype: str, values: Callable[[Any], Any]) -> Any:
+def _next(law: str, scale: float, shape: Any, dtype: str, middle: float) -> Initial:
     state = _state()
     state.made += 1
-    if not current().device.values:  # zeros that take no memory
-        return np.broadcast_to(np.zeros((), dtype), shape)
-    return values(generator("weights", state.made - 1)).astype(dtype)
+    return Initial(law, shape_of(shape), (str(np.dtype(dtype)),), float(scale), float(middle), state.seed,
+                   state.made - 1)
 
 
 def next_tensors() -> Any:

@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 import numpy as np
 
-from ..graph import Role, TaskGraph
-from ..tasks import Kind
+from ..core.graph import Role, TaskGraph
+from ..core.tasks import Kind
 from . import random
 from . import tape as tapes
-from .precision import HALVES
+from .op import HALVES
 from .tape import Recorder, Storage
 from .tensor import FLOATS, Tensor
+
+
+class _Paused:
+    """A context in which Python's garbage collector pauses; it goes on when the last thread has left. It is for work
+    that makes many objects and no garbage, such as recording and planning: the collector would look at all of them
+    again and again, which took a third of the time."""
+
+    def __init__(self) -> None:
+        self._lock, self._inside, self._enabled = Lock(), 0, True
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._inside:
+                self._enabled = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._inside -= 1
+            if not self._inside and self._enabled:
+                gc.enable()
+
+
+paused = _Paused()
 
 
 def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph:
@@ -21,7 +48,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
 
     `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
     stay as they were. `step` cannot read the values of tensors. A recorded step begins without gradients, and it drops
-    those that no update has used. Raises RuntimeError where a gradient is computed after its update, since the next
+    those that no update has used. Raises RuntimeError if a gradient is computed after its update, since the next
     eager call would add to it.
     """
     tape = Recorder(tapes.current().device)
@@ -29,21 +56,22 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     inputs = [_input(i, value) for i, value in enumerate(example)]
     for t in inputs:
         tape.number(t.storage)
-    try:
-        with tapes.use(tape):
-            result = step(*inputs)
-            tape.check_spent()
-            if tape.draws:
-                counter = Tensor(random.dropout_counter())
-                with tape.task(tape.new_unit("dropout counter"), Kind.U):
-                    tape.call("tick", [counter], [counter], draws=tape.draws)
-    finally:
-        tape.restore()
-    outputs = [] if result is None else list(result) if isinstance(result, tuple | list) else [result]
-    for i, value in enumerate(outputs):
-        if not isinstance(value, Tensor):
-            raise TypeError(f"the step returned a {type(value).__name__} as output {i}; it may return only tensors")
-    return tape.build(inputs, outputs, name or getattr(step, "__name__", "step"))
+    with paused:
+        try:
+            with tapes.use(tape):
+                result = step(*inputs)
+                tape.check_spent()
+                if tape.draws:
+                    counter = Tensor(random.dropout_counter())
+                    with tape.task(tape.new_unit("dropout counter"), Kind.U):
+                        tape.call("tick", [counter], [counter], draws=tape.draws)
+        finally:
+            tape.restore()
+        outputs = [] if result is None else list(result) if isinstance(result, tuple | list) else [result]
+        for i, value in enumerate(outputs):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"the step returned a {type(value).__name__} as output {i}; it may return only tensors")
+        return tape.build(inputs, outputs, name or getattr(step, "__name__", "step"))
 
 
 def _input(i: int, value: Any) -> Tensor:

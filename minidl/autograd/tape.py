@@ -6,45 +6,99 @@ what a gradient is.
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph import GraphBuilder, Launch, Role, StorageSpec, TaskGraph, View
+from ..core.graph import GraphBuilder, Launch, Role, StorageSpec, TaskGraph, View
+from ..core.tasks import Kind
+from ..devices import device as devices
 from ..kernels import KERNELS
-from ..runtime import device as devices
-from ..tasks import Kind
+from .initial import Initial
 
 if TYPE_CHECKING:
     from .tensor import Tensor
 
 
+@functools.cache
+def itemsize(dtype: str) -> int:
+    """The bytes of one element."""
+    return np.dtype(dtype).itemsize
+
+
+_allocating = threading.RLock()  #: two threads may ask for the same data
+
+
 class Storage:
-    """One piece of memory. `data`: the device's bytes, or None while it is only recorded. `slab`: its regions, where it
-    is written region by region. `changed`: the number of the last use of an op before an update or `assign` changed the
-    values."""
+    """One piece of memory. `data`: the device's bytes, or None while it is only recorded. `slab`: its regions, if it is
+    written region by region. `changed`: the number of the last use of an op before an update or `assign` changed the
+    values. `initial`: the device and the initial values of a storage whose data nobody has asked for; it has no memory
+    yet."""
 
-    __slots__ = ("changed", "data", "dtype", "name", "role", "shape", "slab")
+    __slots__ = ("changed", "data", "dtype", "initial", "name", "role", "shape", "slab")
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None) -> None:
-        self.name, self.shape, self.dtype, self.role, self.data = name, shape, dtype, role, data
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None,
+                 initial: tuple[Any, Initial] | None = None) -> None:
+        self.name, self.shape, self.dtype, self.role, self.initial = name, shape, dtype, role, initial
+        if initial is None:
+            self.data = data
         self.slab: Slab | None = None
         self.changed = 0
 
+    def __getattr__(self, name: str) -> Any:
+        """Called for `data` before there is any."""
+        if name != "data":
+            raise AttributeError(f"a Storage has no {name!r}")
+        with _allocating:
+            if self.initial is not None:
+                self.allocate(*self.initial)
+        return self.data
+
+    def allocate(self, device: Any, values: Initial | None = None) -> None:
+        """Gives the storage memory, filled with these values; without them, not filled."""
+        memory = device.allocate(max(self.bytes, 1))
+        if values is not None and self.bytes:
+            device.write(device.array(memory, _whole(0, self)), np.asarray(values))
+        # last: other threads, or a second try after an error, must not find memory without its values
+        self.data, self.initial = memory, None
+
+    def overwritten(self) -> None:
+        """Called before all values are written: the initial ones need not be drawn."""
+        with _allocating:
+            if self.initial is not None:
+                self.allocate(self.initial[0])
+
+    @property
+    def recorded(self) -> bool:
+        """Whether there are no values, since the storage belongs to a recorded step."""
+        return self.initial is None and self.data is None
+
     @property
     def bytes(self) -> int:
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * itemsize(self.dtype)
 
     @property
     def storage(self) -> Storage:
         """A storage is also a part: the whole."""
         return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Storage:
+        """A storage with memory of its own, if there is memory."""
+        initial = self.initial
+        found = Storage(self.name, self.shape, self.dtype, self.role, initial=initial)
+        memo[id(self)] = found
+        if initial is None and self.data is not None:
+            found.data = devices.of(self.data).duplicate(self.data)
+        found.slab, found.changed = deepcopy(self.slab, memo), self.changed
+        return found
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,12 +157,36 @@ class _Place:
 @dataclass
 class _Round:
     """The micro-batches of one batch, each at most once. All count units and dropouts from the same numbers on; but one
-    that follows another counts dropouts from `drawn` on, where the other has ended."""
+    that follows another counts dropouts from `drawn` on, the other's end."""
 
     units: int
     draws: int
     numbers: set[int] = field(default_factory=set)
     drawn: int = 0
+
+
+class _Open:
+    """The context of one task."""
+
+    __slots__ = ("before", "calls", "kind", "micro_batch", "tape", "unit")
+
+    def __init__(self, tape: Tape, unit: int, kind: Kind, micro_batch: int) -> None:
+        self.tape, self.unit, self.kind, self.micro_batch = tape, unit, kind, micro_batch
+
+    def __enter__(self) -> None:
+        place = self.tape.place
+        assert place.calls is None, "a task within a task"
+        self.before, place.micro_batch = place.micro_batch, self.micro_batch
+        self.calls = place.calls = []
+
+    def __exit__(self, failed: type[BaseException] | None, *_: Any) -> None:
+        place = self.tape.place
+        place.calls = None
+        try:
+            if self.calls and failed is None:
+                self.tape.emit(self.unit, self.kind, self.calls)
+        finally:
+            place.micro_batch = self.before
 
 
 class Tape:
@@ -122,7 +200,7 @@ class Tape:
         self.draws = 0  #: dropouts so far; the same dropout in several micro-batches counts once
         self._round: _Round | None = None
         self.gradients = True
-        self.autocast: str | None = None  #: the 16-bit type in which products are computed, see `precision`
+        self.autocast: str | None = None  #: the 16-bit type in which products are computed, see `op.autocast`
         self.rounded: dict[Tensor, Tensor] = {}  #: parameter -> its copy rounded to that type
         self.random: Any = None  #: a `random.State` of its own; None: the thread's
 
@@ -162,7 +240,7 @@ class Tape:
         return kept, 0
 
     def _next_draw(self) -> int:
-        """The number of the next dropout among those of this tape."""
+        """The number of the next dropout of this tape."""
         number = self.place.draws
         self.place.draws += 1
         self.draws = max(self.draws, self.place.draws)
@@ -170,7 +248,7 @@ class Tape:
 
     def enter(self, micro_batch: int, first_sample: int, group: int, follows: bool) -> _Place:
         """Begins a micro-batch: the next tasks are part of it. Units and dropouts start from the same numbers as in the
-        other micro-batches of the batch; dropouts of one that `follows` another, after those of the other. Returns the
+        other micro-batches of the batch; dropouts of one that `follows` another count on from the other's. Returns the
         place before."""
         if self._round is None or micro_batch in self._round.numbers:
             self._round = _Round(self.place.units, self.place.draws)
@@ -211,32 +289,13 @@ class Tape:
 
     def storage(self, name: str, shape: tuple[int, ...], dtype: str, role: Role) -> Storage:
         storage = Storage(name, shape, dtype, role)
-        storage.data = self.device.allocate(max(storage.bytes, 1))
+        storage.allocate(self.device)
         return storage
 
-    @contextmanager
-    def within(self, micro_batch: int | None) -> Iterator[None]:
-        """Makes the tasks inside part of another micro-batch, if one is given: the backward pass of slices goes back
-        through several."""
-        before = self.place.micro_batch
-        self.place.micro_batch = before if micro_batch is None else micro_batch
-        try:
-            yield
-        finally:
-            self.place.micro_batch = before
-
-    @contextmanager
-    def task(self, unit: int, kind: Kind) -> Iterator[None]:
-        """Makes one task of all kernel calls inside; without a call, no task."""
-        assert self.place.calls is None, "a task within a task"
-        calls: list[Call] = []
-        self.place.calls = calls
-        try:
-            yield
-        finally:
-            self.place.calls = None
-        if calls:
-            self.emit(unit, kind, calls)
+    def task(self, unit: int, kind: Kind, micro_batch: int | None = None) -> _Open:
+        """A context that makes one task of all kernel calls inside; without a call, no task. `micro_batch`: another one
+        than this place's, since the backward pass of slices goes back through several."""
+        return _Open(self, unit, kind, self.place.micro_batch if micro_batch is None else micro_batch)
 
     def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
         """One kernel call of the task that is open."""
@@ -292,7 +351,7 @@ class Recorder(Tape):
         self._spent.append(parameter)
 
     def check_spent(self) -> None:
-        """Raises RuntimeError where the step leaves a gradient for its next call: a recorded step begins without
+        """Raises RuntimeError if the step leaves a gradient for its next call: a recorded step begins without
         gradients."""
         for p in self._spent:
             if p.uses and not p.used:
@@ -330,7 +389,7 @@ class Recorder(Tape):
         """The storage's id in the graph. The graph keeps a storage that has data alive."""
         found = self._storages.get(id(storage))
         if found is None:
-            live = storage if storage.data is not None else None
+            live = None if storage.recorded else storage
             role = storage.role
             if live is not None and not role.persistent:
                 role = Role.STATE  # made before the recording: a constant of the graph
@@ -368,23 +427,27 @@ class Recorder(Tape):
     def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
         unit = self._unit(unit, kind)
         reads: list[int] = []
-        writes: list[int] = []
         launches, flops, nbytes = [], 0.0, 0
         made: set[int] = set()  # written by an earlier launch of this task, so reading them is no dependency
         for call in calls:
             work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
                     for shape, dtype in self._work(call)]
-            launch = Launch(call.kernel, tuple(t.view_of(self.number(t.storage)) for t in call.reads),
-                            tuple(t.view_of(self.number(t.storage)) for t in call.writes),
-                            tuple(_whole(self.number(s), s) for s in work), tuple(call.constants.items()))
-            launches.append(launch)
-            reads += [b for t in call.reads for b in map(self._buffer, t.parts) if b not in made]
-            wrote = [b for t in call.writes for b in map(self._buffer, t.parts)] + [self._buffer(s) for s in work]
-            writes += wrote
-            made.update(wrote)
+            launches.append(Launch(call.kernel, tuple([t.view_of(self.number(t.storage)) for t in call.reads]),
+                                   tuple([t.view_of(self.number(t.storage)) for t in call.writes]),
+                                   tuple([_whole(self.number(s), s) for s in work]), tuple(call.constants.items())))
+            for t in call.reads:
+                nbytes += t.bytes
+                for part in t.parts:
+                    buffer = self._buffer(part)
+                    if buffer not in made:
+                        reads.append(buffer)
+            for t in call.writes:
+                nbytes += t.bytes
+                for part in t.parts:
+                    made.add(self._buffer(part))
+            made.update([self._buffer(s) for s in work])
             flops += _flops(call)
-            nbytes += sum(t.bytes for t in (*call.reads, *call.writes))
-        self._builder.task(unit, kind, self.place.micro_batch, reads=reads, writes=writes, launches=tuple(launches),
+        self._builder.task(unit, kind, self.place.micro_batch, reads=reads, writes=made, launches=tuple(launches),
                            flops=flops, nbytes=nbytes)
 
     def build(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str) -> TaskGraph:
@@ -451,7 +514,7 @@ def use(tape: Tape) -> Iterator[Tape]:
 def micro_batch(number: int, first_sample: int = 0, group: int = 0, follows: bool = False) -> Iterator[None]:
     """Makes tasks emitted inside part of this micro-batch: `4W0` becomes `4W1`. Gradients add up until the next update.
 
-    `first_sample`: the position of its first sample in the whole batch, so that dropout is that of the whole batch.
+    `first_sample`: the position of its first sample in the whole batch, so that dropout equals the whole batch's.
     `group`: gradients add up within their group first, then the groups in the order of their numbers. `follows`:
     whether it has the same samples as the micro-batch before, as the next slice of their sequences: then it has other
     dropouts. A backward pass through several micro-batches has tasks in each of them.

@@ -14,20 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..graph import Role, View
-from ..runtime import device as devices
-from ..runtime.device import strides_of
-from ..tasks import Kind
+from ..core.graph import Role, View
+from ..core.tasks import Kind
+from ..devices import device as devices
+from ..devices.device import strides_of
 from . import tape as tapes
+from .initial import Initial
 from .tape import Storage, StoragePart
 
 if TYPE_CHECKING:
     from .op import Op
 
 FLOATS = ("float32", "float64")
-#: what a tensor can hold
+#: types of a tensor's elements
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
            "bfloat16", *FLOATS)
+VALUES = (list, tuple, float, int, np.ndarray)  #: types of values, which are no memory yet
 
 
 class ShapeError(ValueError):
@@ -36,8 +38,8 @@ class ShapeError(ValueError):
 
 class Node:
     """One use of an op, with what the backward walk needs. Uses and backward walks are numbered in their order.
-    `walked`: whether a backward walk has used it, and no other may. `micro_batch`: within which it is, so that its
-    backward tasks are too; None: they are where the walk begins."""
+    `walked`: whether a backward walk has used it, and no other may. `micro_batch`: the one that its backward tasks
+    belong to; None: they are where the walk begins."""
 
     __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit", "walked")
     latest = 0
@@ -64,7 +66,7 @@ class Tensor:
 
     def __init__(self, storage: Storage, shape: Sequence[int] | None = None, strides: Sequence[int] | None = None,
                  offset: int = 0, *, parts: tuple[StoragePart, ...] | None = None, requires_grad: bool = False) -> None:
-        if isinstance(storage, list | tuple | float | int | np.ndarray):
+        if isinstance(storage, VALUES):
             raise TypeError(f"a Tensor is a view on memory; minidl.array(values) makes a tensor of a "
                             f"{type(storage).__name__}")
         self.storage = storage
@@ -106,11 +108,13 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        return self.size * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * tapes.itemsize(self.storage.dtype)
 
     @property
     def contiguous(self) -> bool:
-        return all(n == 1 or s == t for n, s, t in zip(self.shape, self.strides, strides_of(self.shape), strict=True))
+        dense = strides_of(self.shape)
+        return self.strides == dense or all(n == 1 or s == t for n, s, t in zip(self.shape, self.strides, dense,
+                                                                                strict=True))
 
     def view_of(self, storage: int) -> View:
         """The tensor as a view on the storage of this number."""
@@ -122,7 +126,7 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        value = ("recorded" if self.storage.data is None
+        value = ("recorded" if self.storage.recorded
                  else np.array2string(self.numpy(), threshold=20, prefix="Tensor("))
         return f"Tensor({value}, shape={self.shape}, dtype={self.dtype})"
 
@@ -144,12 +148,19 @@ class Tensor:
 
         Raises ShapeError for another shape, and for a type that cannot be cast to the tensor's.
         """
-        value = numeric(value)
+        if not isinstance(value, Initial):
+            value = numeric(value)
         if value.shape not in (self.shape, ()) or not np.can_cast(value.dtype, np.dtype(self.dtype), "same_kind"):
             raise ShapeError(f"{self.storage.name} is {self.dtype} {self.shape}; it cannot take "
                              f"{value.dtype} {value.shape}")
-        device, array = self._array()
-        device.write(array, value)
+        whole = self.size == math.prod(self.storage.shape)
+        if whole and isinstance(value, Initial) and self.storage.initial is not None:
+            self.storage.initial = self.storage.initial[0], value.astype(self.dtype)
+        else:
+            if whole:
+                self.storage.overwritten()
+            device, array = self._array()
+            device.write(array, np.asarray(value))
         self.mark_changed()
 
     def mark_changed(self) -> None:
@@ -160,7 +171,7 @@ class Tensor:
         """The device on which the values are, and its array of them."""
         if tapes.unsettled and self.storage.role.persistent:
             tapes.settle()
-        if self.storage.data is None:
+        if self.storage.recorded:
             raise RuntimeError(f"{self.storage.name} has no value while a step is recorded, for item(), numpy() or `if`"
                                f": return it from the step instead, or choose with where(mask, a, b)")
         device = devices.of(self.storage.data)
@@ -206,7 +217,7 @@ class Tensor:
         no update has used yet. `gradient`: a scalar tensor of the same type that multiplies all of them.
         `retain_graph`: whether another backward may go through the same forward pass.
 
-        Raises ShapeError where this is not a scalar, and RuntimeError where it depends on no parameter, or where an
+        Raises ShapeError if this is not a scalar, and RuntimeError if it depends on no parameter, or where an
         earlier backward has gone through a part of the forward pass without `retain_graph`.
         """
         if self.size != 1:
@@ -249,13 +260,14 @@ class Tensor:
 
 
 class Parameter(Tensor):
-    """A leaf that is trained. `value`: a NumPy array, which is copied. `axes`: the order of the axes in a state dict,
-    where the order in memory is another, faster one. Raises ShapeError where `value` is not a float array."""
+    """A leaf that is trained. `value`: a NumPy array, which is copied, or `Initial` values. `axes`: the order of the
+    axes in a state dict, if memory has another, faster order. Raises ShapeError if `value` is not a float array."""
 
     __slots__ = ("axes", "name")
 
     def __init__(self, value: Any, name: str = "", axes: tuple[int, ...] | None = None) -> None:
-        value = numeric(value)
+        if not isinstance(value, Initial):
+            value = numeric(value)
         if str(value.dtype) not in FLOATS:
             raise ShapeError(f"a parameter must be {' or '.join(FLOATS)}, not {value.dtype}")
         self.axes = axes
@@ -264,11 +276,14 @@ class Parameter(Tensor):
 
 
 def host_storage(value: Any, role: Role, name: str) -> Storage:
-    """A storage with its own aligned memory, filled from a NumPy array. Raises ShapeError as `numeric` does."""
+    """A storage with its own aligned memory, filled from a NumPy array; for `Initial` values, once somebody asks for
+    its data. Raises ShapeError as `numeric` does."""
+    device = tapes.current().device
+    if isinstance(value, Initial):
+        return Storage(name, value.shape, value.dtype, role, initial=(device, value))
     value = numeric(value)
     storage = Storage(name, value.shape, str(value.dtype), role)
-    device = tapes.current().device
-    storage.data = device.allocate(max(storage.bytes, 1))
+    storage.allocate(device)
     if value.size:
         device.write(device.array(storage.data, View(0, value.shape, strides_of(value.shape), 0, str(value.dtype))),
                      value)
@@ -291,7 +306,7 @@ def numeric(value: Any) -> Any:
 def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
     """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph.
 
-    Raises ShapeError where `value` is not numbers, and for Python floats that are too large for float32.
+    Raises ShapeError if `value` is not numbers, and for Python floats that are too large for float32.
     """
     array = numeric(value)
     if dtype is not None:
@@ -366,7 +381,7 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
         for kind, mine in tasks[::-1] if node.op.output_first else tasks:
             if not mine:
                 continue
-            with tape.within(node.micro_batch), tape.task(node.unit, kind):
+            with tape.task(node.unit, kind, node.micro_batch):
                 mine = [i for i in mine if not (id(node.inputs[i]) in owned
                                                 and node.op.add_grad(i, dy, gradients[id(node.inputs[i])]))]
                 results = (node.op.weight_grad if kind == Kind.W else node.op.output_grad)(dy, mine) if mine else {}
@@ -394,8 +409,8 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
 
 
 def add_uses(parameters: Sequence[Tensor]) -> None:
-    """Adds up the gradients of those that were used more than once, in the order of use, where that is not done yet:
-    one task for those of a layer."""
+    """Adds up the gradients of each parameter that was used more than once, in the order of use, unless this is done
+    already. One task adds them for all parameters of a layer."""
     tape = tapes.current()
     groups: dict[int, list[Tensor]] = {}
     for t in parameters:
@@ -414,7 +429,7 @@ def add_uses(parameters: Sequence[Tensor]) -> None:
 
 
 def _check_unchanged(node: Node, dy: Tensor) -> None:
-    """Raises RuntimeError where the open task reads values that have changed since the forward pass read them."""
+    """Raises RuntimeError if the open task reads values that have changed since the forward pass read them."""
     for call in tapes.current().place.calls or ():
         for t in call.reads:
             if t.storage.changed >= node.number and t.storage is not dy.storage:

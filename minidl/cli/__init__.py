@@ -8,8 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from .. import interrupts, launcher
-from ..runtime import debug
+from ..devices import debug
+from ..system import interrupts, launcher
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from .. import schedulers
+from ..core.machine import Machine
+from ..core.timeline import Timeline
 from ..passes.rewrite import unroll
-from ..plans import Machine, Plan
+from ..plans.plan import Plan
 from ..pricing.collectives import Collective
 from ..pricing.cost import Link
 from ..pricing.simulation import simulate
 from ..schedulers.data_parallel import hidden
 from ..schedulers.layer_times import layers
-from ..training.trainer import Recorded
-from ..views.timeline import Timeline
 from . import show
 from .flags import UsageError, job
-from .inputs import costs, scheduler_of
+from .inputs import costs, recorded_step, scheduler_of
 
 SHOWN = 4  #: how many iterations are drawn
 
@@ -61,7 +61,7 @@ def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
 def _of_network(arguments: Any) -> Plan:
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P")
-    recorded = Recorded(job(arguments), 0, arguments.ranks)
+    recorded = recorded_step(job(arguments), 0, arguments.ranks)
     link = Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
     machine = Machine(arguments.ranks, arguments.memory_limit,
@@ -80,7 +80,7 @@ def figures(plan: Plan) -> dict[str, Any]:
 
 def text(plan: Plan) -> str:
     """The plan's schedule and figures as text."""
-    grid = plan.programs[0].schedule.grid() + "\n\n" if len(plan.graph) <= 200 else ""
+    grid = plan.programs[0].schedule.grid(show.width()) + "\n\n" if len(plan.graph) <= 200 else ""
     found = figures(plan)
     meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster", "compute": "of a step",
                "communication": "of a step" if found.get("communication") else "links take no time; --bandwidth and "

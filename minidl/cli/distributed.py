@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, nullcontext
 from copy import copy
+from shutil import which
 from typing import Any
 
-from ..files import write_atomic
+from ..core.schedule import RankGrid
+from ..core.timeline import Timeline
+from ..measuring.measure import of_ranks
 from ..pricing.collectives import Collective
-from ..pricing.cost import Link
-from ..rank_grid import RankGrid
+from ..pricing.cost import CostModel, Link
+from ..runtime.comm import Communicator
 from ..runtime.comm.loopback import run_ranks
 from ..runtime.version_log import as_lines
+from ..system import launcher
+from ..system.files import write_atomic
 from ..training.agreement import Disagreement, agree
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
 from ..training.rank_trainer import RankTrainer, device_of, identity, measure_link, transport
-from ..training.trainer import Recorded
+from ..training.trainer import Recorded, Trainer, interleaved
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import FLAGS, UsageError, job, path
 from .inputs import costs, scheduler_of
 from .ranks import job as on_ranks
-from .runs import check_outputs, claimed, finished, intended, resumed, steps_of, summary, trained
+from .runs import SUMS, claimed, curves_of, finished, intended, resumed, steps_of, summary, trained
 
 MOST = 64  #: the most ranks that run as threads of one process
 #: flags that may differ between ranks: a machine's files, devices and cores, and what only rank 0 prints or writes
@@ -42,27 +47,88 @@ def train(read: Callable[[], Any]) -> int:
 
 def train_in_one_process(arguments: Any) -> int:
     """A run whose ranks are threads of this process: without a launcher, or for a debugger."""
-    ranks = arguments.ranks * arguments.replicas
+    recordings: list[Recorded] = []
+    ranks = _threads(arguments)
+    return max(run_ranks(ranks, lambda communicator: _part(lambda: copy(arguments), communicator, recordings)))
+
+
+def _threads(arguments: Any) -> int:
+    """How many ranks run as threads. Raises UsageError if they cannot."""
+    ranks, trains = int(arguments.ranks * arguments.replicas), arguments.command == "train"
     if ranks > MOST:
-        raise UsageError(f"at most {MOST} ranks run as threads of one process, not {ranks}; start more with mpiexec")
+        raise UsageError(f"at most {MOST} ranks run as threads of one process, not {ranks}"
+                         + "; start more with mpiexec" * trains)
     if arguments.device != "cpu":
-        raise UsageError(f"--ranks runs ranks as threads of this process, on the CPU; for {arguments.device}, start "
-                         f"them with mpiexec")
-    return max(run_ranks(ranks, lambda communicator: _part(lambda: copy(arguments), communicator)))
+        raise UsageError("--ranks runs ranks as threads of this process, on the CPU"
+                         + f"; for {arguments.device}, start them with mpiexec" * trains)
+    return ranks
 
 
-def _part(read: Callable[[], Any], communicator: Any) -> int:
-    """One rank's part. Returns exit code 2 on all ranks if they cannot start."""
+def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
+    """The flags of the arms of a comparison as runs whose steps are interleaved, with ranks as threads of this process:
+    rank 0's trainer of each after its last step, and the timeline of this step on all ranks with --html."""
+    first = arms[0]
+    if first.ranks is None or (first.parallel == "pipeline" and first.ranks < 2):
+        raise UsageError("a pipeline needs at least 2 ranks; give --ranks P" if first.ranks else
+                         "the number of ranks is missing; give --ranks P")
+    if launcher.size() > 1:
+        raise UsageError("compare runs ranks as threads of one process; start it without a launcher, with --ranks P")
+    grid = _grid(first, _threads(first))
+    recordings = [Recorded(job(arm), 0, grid.replicas) for arm in arms]
+    own = [[recorded.copy(grid.place(rank)[0]) for recorded in recordings] for rank in range(grid.size)]
+    for recorded in own[0]:
+        _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
+    show.notes(recordings[0].remarks)
+    title = f"training {first.model} on {grid.size} ranks under {len(arms)} schedules"
+
+    def part(communicator: Communicator) -> list[tuple[Trainer, Timeline | None]]:
+        trainers: list[Any] = []
+        known: dict[Any, Any] = {}  # arms with equal tasks share measured costs; all share what links cost
+        links: dict[str, Any] = {}
+        for arm, recorded in zip(arms, own[communicator.rank], strict=True):
+            tasks = tuple(getattr(recorded.job, name) for name in ("update_every", *SUMS))
+            if tasks not in known:
+                told = copy(arm)
+                told.save_costs = arm.save_costs if communicator.rank == 0 and not known else None
+                known[tasks], measured = _measured(told, recorded, communicator)
+                links = links or measured
+            trainers.append(_trainer(arm, recorded, communicator, known[tasks], links))
+        steps = steps_of(first, trainers[0].recorded)
+        with show.progress(title, steps) if communicator.rank == 0 else nullcontext() as done:
+            interleaved(trainers, steps, done)
+        for trainer in trainers:
+            trainer.finish()
+        return [(t, t.run.timeline_of_all() if first.html else None) for t in trainers]
+
+    found: list[tuple[Trainer, Timeline | None]] = run_ranks(grid.size, part)[0]
+    return found
+
+
+def _part(read: Callable[[], Any], communicator: Any, recordings: list[Recorded] | None = None) -> int:
+    """One rank's part. Returns exit code 2 on all ranks if they cannot start. `recordings`: shared by the ranks of one
+    process."""
     try:
         with ExitStack() as held:
-            return _train(read, communicator, held)
+            return _train(read, communicator, held, recordings)
     except Disagreement as error:
         if communicator.rank == 0:
             show.note(f"minidl: {error}")
         return 2
 
 
-def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
+def _recorded(arguments: Any, replica: int, replicas: int, recordings: list[Recorded] | None) -> Recorded:
+    """The step of a replica, which is recorded once in a process: each rank that trains gets a copy, since it trains
+    weights of its own."""
+    if recordings is None:
+        return Recorded(job(arguments), replica, replicas)
+    with RECORDING:
+        if not recordings:
+            recordings.append(Recorded(job(arguments), replica, replicas))
+        return recordings[0] if arguments.dry_run and not arguments.resume else recordings[0].copy(replica)
+
+
+def _train(read: Callable[[], Any], communicator: Any, held: ExitStack,
+           recordings: list[Recorded] | None) -> int:
     first = communicator.rank == 0
 
     def prepare() -> tuple[Any, dict[str, Any]]:
@@ -71,11 +137,10 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             arguments.json, arguments.save_costs = True, None  # no table, no bar, no file
         _check_flags(arguments, communicator)
         if first:
-            check_outputs(arguments)
+            show.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
-        grid = _grid(arguments, communicator)
-        with RECORDING:
-            recorded = Recorded(job(arguments), grid.place(communicator.rank)[0], grid.replicas)
+        grid = _grid(arguments, communicator.size)
+        recorded = _recorded(arguments, grid.place(communicator.rank)[0], grid.replicas, recordings)
         if first:
             held.enter_context(claimed(arguments))
             _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
@@ -90,8 +155,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
     arguments, recorded, saved = agree(communicator, prepare)
     show.notes(recorded.remarks if first else ())
     summing = transport(arguments.transport, communicator, recorded.device)
-    trainer = (_pipeline if arguments.parallel == "pipeline" else _data)(arguments, recorded, summing)
-    if arguments.version_log and trainer.plan.versions is None:
+    trainer = _trainer(arguments, recorded, summing, *_measured(arguments, recorded, summing))
+    if arguments.version_log and not trainer.plan.stale:
         raise Disagreement(f"--version-log has no effect here: {trainer.plan.scheduler} trains on the newest weights")
     if arguments.dry_run:
         return _dry_run(arguments, trainer, first)
@@ -117,8 +182,9 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack) -> int:
             if timeline is not None and arguments.trace:
                 timeline.save(arguments.trace)
             if arguments.html:
-                show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)])
-        finally:  # the result is told even if a file cannot be written
+                show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)],
+                                curves=curves_of(trainer, metrics, steps_of(arguments, trainer.recorded)))
+        finally:  # prints the result even if a file cannot be written
             show.emit(arguments, record, lambda: summary(record))
     communicator.gather(None)  # no rank ends before rank 0 has printed everything
     if summing is not communicator:
@@ -135,19 +201,24 @@ def _flags(arguments: Any) -> dict[str, Any]:
             for name in sorted(values)}
 
 
-def _grid(arguments: Any, communicator: Any) -> RankGrid:
-    """How the ranks stand: each one a replica, or replicas of a pipeline. Raises UsageError where they cannot."""
+def _grid(arguments: Any, size: int) -> RankGrid:
+    """The grid of the ranks: each one a replica, or replicas of a pipeline. Raises UsageError if they cannot."""
     if arguments.parallel == "data":
-        return RankGrid(1, communicator.size)
-    ranks, rest = divmod(communicator.size, arguments.replicas)
+        return RankGrid(1, size)
+    ranks, rest = divmod(size, arguments.replicas)
     if rest:
-        raise UsageError(f"{communicator.size} ranks do not divide into {arguments.replicas} replicas of a pipeline")
+        raise UsageError(f"{size} ranks do not divide into {arguments.replicas} replicas of a pipeline")
     if ranks < 2:
-        least = 2 * arguments.replicas
-        raise UsageError("a pipeline needs at least 2 ranks; start "
-                         + (f"{least} or more for {arguments.replicas} replicas" if arguments.replicas > 1 else
-                            "it with mpiexec -n P, or give --ranks P"))
+        raise too_few(arguments)
     return RankGrid(ranks, arguments.replicas)
+
+
+def too_few(arguments: Any) -> UsageError:
+    """The error of a pipeline on fewer than two ranks; it needs no MPI."""
+    return UsageError("a pipeline needs at least 2 ranks; start "
+                      + (f"{2 * arguments.replicas} or more for {arguments.replicas} replicas"
+                         if arguments.replicas > 1 else "it with mpiexec -n P, or give --ranks P")
+                      + ("" if which("mpiexec") else "; there is no mpiexec here: pip install 'minidl[mpich]'"))
 
 
 def _check_flags(arguments: Any, communicator: Any) -> None:
@@ -159,35 +230,32 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
         replicas = f" and --replicas {arguments.replicas}" if arguments.replicas > 1 else ""
         raise UsageError(f"--ranks {arguments.ranks}{replicas}, but the launcher has started {communicator.size}; "
                          f"leave --ranks out")
-    if arguments.parallel == "pipeline":
-        _check_pipeline(arguments, communicator)
-    else:
-        scheduler_of(arguments)
-
-
-def _check_pipeline(arguments: Any, communicator: Any) -> None:
     scheduler_of(arguments)
-    _grid(arguments, communicator)
+    _grid(arguments, communicator.size)
 
 
-def _data(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    cost = communicator.gather(costs(arguments, recorded))[0]
-    link = (Collective(communicator.size, LINK).line if arguments.costs == "analytic"
-            else measure_link(communicator, recorded.device))
-    return RankTrainer(recorded, cost, communicator, link, k=arguments.k, buckets=arguments.buckets,
-                       trace=bool(arguments.trace or arguments.html))
-
-
-def _pipeline(arguments: Any, recorded: Any, communicator: Any) -> Any:
-    cost = communicator.gather(costs(arguments, recorded))[0]
-    grid = _grid(arguments, communicator)
+def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostModel, dict[str, Any]]:
+    """The costs of tasks, and what links cost as arguments of a trainer; equal on all ranks."""
+    cost, grid = of_ranks(communicator.gather(costs(arguments, recorded))), _grid(arguments, communicator.size)
+    analytic, device = arguments.costs == "analytic", recorded.device
+    if arguments.parallel == "data":
+        return cost, {"link": Collective(grid.size, LINK).line if analytic else measure_link(communicator, device)}
     link, sums = LINK, Collective(grid.replicas, LINK).line
-    if arguments.costs != "analytic":
+    if not analytic:
         link = measure_messages(communicator.host, grid)
         if grid.replicas > 1:
-            sums = measure_link(communicator, recorded.device, communicator.group(grid.group(communicator.rank)))
-    return PipelineTrainer(recorded, cost, communicator, link, sums=sums, chunks=arguments.chunks,
-                           cap=arguments.activation_cap, trace=bool(arguments.trace or arguments.html))
+            sums = measure_link(communicator, device, communicator.group(grid.group(communicator.rank)))
+    return cost, {"link": link, "sums": sums}
+
+
+def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, links: Mapping[str, Any]) -> Any:
+    """`links`: as by `_measured`."""
+    traced = bool(arguments.trace or arguments.html)
+    if arguments.parallel == "data":
+        return RankTrainer(recorded, cost, communicator, k=arguments.k, buckets=arguments.buckets, trace=traced,
+                           **links)
+    return PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
+                           trace=traced, **links)
 
 
 def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
@@ -199,7 +267,5 @@ def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
             found = data_parallel.figures(plan)
             record |= {"lower_bound_ms": found["lower_bound"] / 1000} if "lower_bound" in found else {}
             record |= {name: found[name] for name in ("hidden", "k") if name in found}
-        show.emit(arguments, record,
-                  lambda: plan.schedule.grid() + "\n" + show.table(("what", "value"), list(record.items())))
-    trainer.run.close()
+        show.emit(arguments, record, lambda: show.order(plan.schedule, record))
     return 0

@@ -1,4 +1,8 @@
-"""All flags: how their values are read, and where each has an effect. A flag without an effect is refused."""
+"""All flags: how their values are read, and where each has an effect. minidl rejects a flag without an effect.
+
+The room that knows the names for a flag is imported only for a command that uses them:
+`minidl --help` loads no part of the engine.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,14 @@ import ast
 import difflib
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from .. import models, schedulers
-from ..data.catalogue import STORED
-from ..passes.fusion import RULES
-from ..pricing.collectives import SHAPES
-from ..runtime import device as devices
-from ..schedulers import pipeline as pipelines
-from ..training.rank_trainer import TRANSPORTS
-from ..training.trainer import DTYPES, MOMENTUM, OPTIMIZERS, Job
-from ..weights import STYLES
+if TYPE_CHECKING:
+    from ..schedulers.pipeline import Policy
+    from ..training.trainer import Job
 
 
 class UsageError(ValueError):
@@ -27,9 +26,35 @@ class UsageError(ValueError):
 
 
 def nearest(word: str, known: Sequence[str]) -> str:
-    """`similar names: a, b`; without any, or where there are few, all known names."""
+    """`similar names: a, b`; without any, or if there are few, all known names."""
     near = difflib.get_close_matches(word, known, 3, 0.4) if len(known) > 4 else []
     return f"similar names: {', '.join(near)}" if near else f"known: {', '.join(known)}"
+
+
+class Names:
+    """Names that a room knows, such as `training.trainer:OPTIMIZERS`. The room is imported when they are first used.
+    As text: the names, or the result of `text`."""
+
+    def __init__(self, where: str, text: Callable[[Any], str] = ", ".join) -> None:
+        self.where, self.text = where, text
+
+    def known(self) -> Any:
+        module, _, name = self.where.partition(":")
+        return getattr(import_module(f"minidl.{module}"), name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.known())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.known()
+
+    def __str__(self) -> str:
+        return self.text(self.known())
+
+
+OPTIMIZERS, DTYPES = Names("training.trainer:OPTIMIZERS"), Names("training.trainer:DTYPES")
+MOMENTUM = Names("training.trainer:MOMENTUM", " or ".join)
+RULES, STORED = Names("fusion:RULES"), Names("data.catalogue:STORED")
 
 
 def size(text: str) -> int:
@@ -120,7 +145,7 @@ def numbers(text: str) -> float | list[float]:
 
 def rules(text: str) -> tuple[str, ...]:
     """`all`, `none`, or names of fusion rules with commas."""
-    names = {"all": tuple(RULES), "none": ()}.get(text, tuple(text.split(",")))
+    names = tuple(RULES) if text == "all" else () if text == "none" else tuple(text.split(","))
     for name in names:
         if name not in RULES:
             raise argparse.ArgumentTypeError(f"{name!r} is not a fusion rule; {nearest(name, ['all', 'none', *RULES])}")
@@ -133,7 +158,7 @@ SUBJECTS = {
     "s": "a network's step on one device",
     "r": "a network on data-parallel ranks (--parallel data)",
     "l": "data-parallel ranks on given layer times (--parallel data without --model)",
-    "c": "a network cut into a pipeline (--model with --parallel pipeline or --ranks)",
+    "c": "a network cut into a pipeline (--parallel pipeline)",
     "p": "a pipeline on given times (--ranks without --model)",
 }
 MOST = 1 << 24  #: the most forward tasks of a pipeline; they take about 13 GiB
@@ -141,43 +166,67 @@ PIPELINE = {"--ranks", "--chunks", "--latency", "--activation-cap", "--forward",
             "--weight-grad", "--table"}
 
 
-Condition = tuple[str, Callable[[Any], bool]]  #: what a flag is for, in words and as a test of the arguments
+#: the use of a flag: in words, or as a function that returns them, and as a test of the arguments
+Condition = tuple[str | Callable[[], str], Callable[[Any], bool]]
 
 
 @dataclass(frozen=True)
 class Flag:
     """A flag. `serves`: verb that accepts it -> the subjects on which it has an effect; `needs`: other conditions for
-    its effect, in words and as a test of the arguments; `options`: argparse's."""
+    its effect, in words and as a test of the arguments; `options`: argparse's, whose help may have `%(terms)s`."""
 
     serves: Mapping[str, str]
     options: Mapping[str, Any]
     needs: tuple[Condition, ...] = ()
+    terms: Names | None = None
 
 
-def _flag(serves: str, *needs: Condition, **options: Any) -> Flag:
-    return Flag(dict(part.partition(":")[::2] for part in serves.split()), options, needs)
+def _flag(serves: str, *needs: Condition, terms: Names | None = None, **options: Any) -> Flag:
+    return Flag(dict(part.partition(":")[::2] for part in serves.split()), options, needs, terms)
 
 
-EVERY = "info:* models:* train:src compare:s plan:srlcp check:srcp explain:srlcp simulate:srlcp"
-NETWORK = "train:src compare:s plan:src check:src explain:src simulate:src"
-RUN = "train:src compare:s"
-PRICED = "train:src compare:s plan:src explain:src simulate:src"
-
+EVERY = "info:* models:* train:src compare:src plan:srlcp check:srcp explain:srlcp simulate:srlcp"
+NETWORK = "train:src compare:src plan:src check:src explain:src simulate:src"
+RUN = "train:src compare:src"
+PRICED = "train:src compare:src plan:src explain:src simulate:src"
 
 
 def _stale(arguments: Any) -> bool:
-    return arguments.scheduler in pipelines.POLICIES and pipelines.POLICIES[arguments.scheduler].stale
+    policy = _policy(arguments.scheduler)
+    return policy is not None and policy.stale
+
+
+def _policy(name: str) -> Policy | None:
+    """The built-in pipeline policy of this name."""
+    from ..schedulers import SCHEDULERS, names
+
+    return SCHEDULERS[name].staged if name in names("pipeline") else None
+
+
+def _own(arguments: Any) -> bool:
+    """Whether a scheduler of the command is a function of the user's."""
+    return ":" in (arguments.schedulers if arguments.command == "compare" else arguments.scheduler)
 
 
 def _told(option: str, parallel: str | None = None) -> Condition:
     """The condition of a flag that sets an option of schedulers: a scheduler (of this kind) that has the option."""
-    takers = [s.name for s in schedulers.SCHEDULERS.values()
-              if option in s.options and parallel in (None, s.parallel)]
-    return f"--scheduler {' or '.join(takers)}", lambda a: takes(a, option)
+    def words() -> str:
+        from .. import schedulers
+
+        return _any_of(s.name for s in schedulers.SCHEDULERS.values()
+                       if option in s.options and parallel in (None, s.parallel))
+
+    return words, lambda a: takes(a, option)
+
+
+def _any_of(names: Iterable[str]) -> str:
+    return f"--scheduler {' or '.join(names)}"
 
 
 def takes(arguments: Any, option: str) -> bool:
     """Whether one of the chosen schedulers, built-in or the user's own, has this option; True for an unknown name."""
+    from .. import schedulers
+
     names = arguments.schedulers.split(",") if arguments.command == "compare" else [arguments.scheduler]
     for name in map(str.strip, names):
         try:
@@ -198,11 +247,19 @@ NEW_SCHEDULE = ("a new schedule; --resume keeps the checkpoint's, so give --sche
 PRICED_LINK = ("a link that takes time, by --latency or --bandwidth", lambda a: a.latency or a.bandwidth)
 PRICING = ("prices; check needs --costs for them", lambda a: a.command != "check" or "--costs" in a.given)
 CHOOSING = ("a --temperature above 0; at 0 nothing is drawn", lambda a: a.temperature > 0)
-#: what sums gradients over ranks
+#: the transports that sum gradients over ranks
 SUMMING = ("--parallel data, and --replicas", lambda a: a.subject == "r" or a.replicas > 1)
-CUTS = [name for name, policy in pipelines.POLICIES.items() if policy.on_network]
-BY_TIMES = (f"--scheduler {' or '.join(CUTS)}, which cuts by them",
-            lambda a: a.command != "check" or a.scheduler in CUTS)
+
+
+def _cutting() -> list[str]:
+    """The policies that cut a network into stages themselves."""
+    from ..schedulers import find, names
+
+    return [name for name in names("pipeline") if find(name).staged.parted]
+
+
+BY_TIMES = (lambda: f"{_any_of(_cutting())}, which cuts by them",
+            lambda a: a.command != "check" or a.scheduler in _cutting())
 
 FLAGS: dict[str, dict[str, Flag]] = {
     "network and data": {
@@ -215,29 +272,32 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              "tokens, the embedded text)"),
         "--root": _flag(NETWORK, ("data sets that are found by name", lambda a: a.data in STORED), type=path,
                         help="the folder with the files of named data sets (default: ./data)"),
-        "--strict": _flag(NETWORK, ("data sets that are found by name", lambda a: a.data in STORED),
-                          action="store_true", help="if the files are missing: an error, not a substitute"),
         "--tokenizer": _flag(NETWORK, type=path, default="bytes", metavar="bytes|N|FILE.json",
-                             help="what the tokens of text are: its bytes (default), N pairs of bytes that are learned "
+                             help="the tokens of text: bytes (default), N tokens of a byte-pair encoding learned "
                                   "from it, or a tokenizer of the tokenizers library"),
+        "--standardize": _flag(RUN, action="store_true",
+                               help="scale numbers or images of your own to mean 0 and variance 1 over the training "
+                                    "part; checkpoints and exported weights carry the mean and deviation"),
         "--workers": _flag(RUN, type=whole(0, 256), metavar="N",
                            help="processes that decode pictures (default: one for each core but one; 0: none)"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B",
                               help="samples of a step, over all ranks together (default 64)"),
-        "--micro-batches": _flag("train:src compare:s plan:srcp check:srcp explain:srcp simulate:srcp",
+        "--micro-batches": _flag("train:src compare:src plan:srcp check:srcp explain:srcp simulate:srcp",
                                  type=whole(1, 1 << 20), default=1, metavar="M",
                                  help="cut each batch into M parts, whose gradients are added"),
-        "--optimizer": _flag(NETWORK, default="sgd", choices=list(OPTIMIZERS), help="the optimizer (default sgd)"),
+        "--optimizer": _flag(NETWORK + " profile:*", default="sgd", choices=OPTIMIZERS, metavar="NAME",
+                             help="the optimizer: %(choices)s (default sgd)"),
         "--lr": _flag(RUN, type=real, metavar="X",
-                      help="learning rate (default: that of the network for the optimizer, mostly 0.05 for sgd, 0.003 "
+                      help="learning rate (default: by network and optimizer, mostly 0.05 for sgd, 0.003 "
                            "for the others)"),
         "--lr-schedule": _flag("train:src", default="constant", choices=["constant", "cosine"],
-                               help="how the learning rate goes on after --warmup; cosine ends at 0 (constant)"),
+                               help="the learning rate after --warmup; cosine ends at 0 (default: constant)"),
         "--warmup": _flag("train:src", type=whole(0), default=0, metavar="N",
                           help="let the learning rate rise over the first N steps"),
-        "--momentum": _flag(NETWORK, (f"--optimizer {' or '.join(MOMENTUM)}", lambda a: a.optimizer in MOMENTUM),
-                            type=number(0), metavar="X", help="momentum, below 1 (default: "
-                            + ", ".join(f"{value:g} for {name}" for name, value in MOMENTUM.items()) + ")"),
+        "--momentum": _flag(NETWORK, (lambda: f"--optimizer {MOMENTUM}", lambda a: a.optimizer in MOMENTUM),
+                            type=number(0), metavar="X", help="momentum, below 1 (default: %(terms)s)",
+                            terms=Names(MOMENTUM.where, lambda found: ", ".join(
+                                f"{value:g} for {name}" for name, value in found.items()))),
         "--weight-decay": _flag(RUN, type=number(0), metavar="X",
                                 help="weight decay (default: 0.01 for adamw, else 0)"),
         "--clip": _flag(NETWORK, type=number(1e-12), metavar="X",
@@ -246,51 +306,62 @@ FLAGS: dict[str, dict[str, Flag]] = {
                         help="the seed of weights, data order and dropout (default 0)"),
     },
     "device": {
-        "--device": _flag(NETWORK, default="cpu", help="cpu or cuda[:N]"),
+        "--device": _flag(NETWORK + " profile:*", default="cpu", help="cpu or cuda[:N]"),
         "--tf32": _flag(NETWORK, CUDA, action="store_true",
                         help="on cuda: products and convolutions may round float32 for the tensor cores"),
         "--nondeterministic": _flag(NETWORK, CUDA, action="store_true",
                                     help="on cuda: allow cuDNN kernels whose last bits vary from call to call"),
-        "--dtype": _flag(NETWORK, default="float32", choices=list(DTYPES),
-                         help="float type; bf16 and fp16 (on cuda): products in 16 bits, parameters in float32"),
-        "--lanes": _flag(RUN, ("--device cpu", lambda a: a.device == "cpu"), choices=devices.LANES,
-                         help="on the CPU, who makes the calls of tasks: compiled code, without the interpreter "
-                              "(native, the default on Linux on x86-64 and aarch64), or Python"),
-        "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..",
-                          help=f"merge launches by these rules: {', '.join(RULES)} (default: all on cuda, none on "
-                               f"cpu)"),
-        "--memory-limit":
-        _flag("train:src compare:s plan:src check:src explain:src simulate:src", type=size, metavar="SIZE",
-              help="the most memory that a plan may need, per rank, such as 2GiB"),
+        "--dtype": _flag(NETWORK, default="float32", choices=DTYPES, metavar="TYPE",
+                         help="float type: %(choices)s (default float32); bf16 and fp16 (on cuda): products in 16 "
+                              "bits, parameters in float32"),
+        "--lanes": _flag(RUN, ("--device cpu", lambda a: a.device == "cpu"), metavar="KIND",
+                         choices=Names("devices.device:LANES"),
+                         help="%(choices)s: on the CPU, who makes the calls of tasks: compiled code, without the "
+                              "interpreter (native, the default on Linux on x86-64 and aarch64), or Python"),
+        "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..", terms=RULES,
+                          help="merge launches by these rules: %(terms)s (default: all on cuda, none on cpu)"),
+        "--memory-limit": _flag(NETWORK, type=size, metavar="SIZE",
+                                help="the most memory that a plan may need, per rank, such as 2GiB"),
+        "--recompute": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
+                             default="none", metavar="none|all|sqrt|auto|I,J,..",
+                             help="compute activations again instead of keeping all (none); keep those between all "
+                                  "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .."),
     },
     "schedule": {
-        "--parallel": _flag("schedulers:* train:src plan:srlcp check:srcp explain:srlcp simulate:srlcp", default="none",
-                            choices=["none", "data", "pipeline"],
+        "--parallel": _flag("schedulers:* train:src compare:src plan:srlcp check:srcp explain:srlcp simulate:srlcp",
+                            default="none", choices=["none", "data", "pipeline"],
                             help="how ranks share the training (default: none, one device)"),
         "--scheduler": _flag("train:src plan:srlcp check:rcp explain:srlcp simulate:srlcp",
-                             ("one policy; --table shows them all", lambda a: not a.table), default="in_order",
-                             metavar="S", help="the policy, see `minidl schedulers`; for check, the policy of a "
-                                               "pipeline's plan, for its placement and weight versions"),
-        "--schedulers": _flag("compare:s", default="in_order,multi_stream", metavar="A,B,C",
-                              help="the policies to compare (default: in_order,multi_stream)"),
-        "--scheduler-arg": _flag("train:src compare:s plan:srlcp check:rcp explain:srlcp simulate:srlcp",
+                             ("one policy; --table shows all published ones, and one of your own",
+                              lambda a: not a.table or ":" in a.scheduler or a.scheduler.endswith(".csv")),
+                             metavar="S", default="in_order",
+                             help="the policy, see `minidl schedulers` (default: in_order; priority with --parallel "
+                                  "data, one_f_one_b with pipeline); for check, the policy of a pipeline's plan, for "
+                                  "its placement and weight versions; with --table, one of your own"),
+        "--schedulers": _flag("compare:src", default="in_order,multi_stream", metavar="A,B,C",
+                              help="the policies to compare (default: in_order,multi_stream; barrier,priority with "
+                                   "--parallel data, gpipe,one_f_one_b with pipeline)"),
+        "--scheduler-arg": _flag("train:src compare:src plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                                  ("one policy, by --scheduler; --table shows them all",
                                   lambda a: not a.table and _of_policy(a)), NEW_SCHEDULE,
                                  type=pair, action="append", default=[], metavar="K=V",
                                  help="an argument of the policy, see `minidl schedulers`"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"), NEW_SCHEDULE,
                            type=whole(1, 1024), metavar="N", help="how many streams the policy uses"),
-        "--costs": _flag(PRICED + " check:src", type=path, metavar="measured|analytic|FILE", default="measured",
+        "--costs": _flag("train:src compare:src plan:srcp explain:srcp simulate:srcp check:src",
+                         ("a network; times of a pipeline without --model come from FILE",
+                          lambda a: a.subject != "p" or a.costs not in ("measured", "analytic")),
+                         type=path, metavar="measured|analytic|FILE", default="measured",
                          help="task costs for plans and predictions (default: measured); a pipeline's stages are cut "
                               "by FILE's, else by analytic ones, so that check cuts them equally"),
         "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s",
                          ("schedulers of several streams, and --save-costs",
                           lambda a: takes(a, "streams") or a.save_costs), NEW_SCHEDULE,
                          choices=["measured", "estimated", "none"],
-                         help="where to take from how much tasks on two streams slow each other down (default: as "
+                         help="source of the slowdown factors for tasks on two streams (default: as "
                               "--costs for multi_region, else none)"),
-        "--save-costs": _flag(PRICED, type=path, metavar="FILE.json", help="write costs and pairs to a file for "
-                                                                           "--costs"),
+        "--save-costs": _flag(PRICED + " profile:*", type=path, metavar="FILE.json",
+                              help="write costs and pairs to a file for --costs"),
         "--curve": _flag("plan:s", _told("curve"), action="store_true",
                          help="print the predicted step time for every memory limit"),
     },
@@ -302,14 +373,17 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               help="save parameters and everything that --resume needs"),
         "--resume": _flag("train:src", SAVING, action="store_true",
                           help="continue from the checkpoint; a given --lr overrides the saved one"),
+        "--reorder-sums": _flag("train:src", ("a run that goes on; add --resume", lambda a: a.resume),
+                                action="store_true", help="resume although the schedule adds up gradients in another "
+                                "order than the checkpoint's, and so gives other bits"),
         "--cases": _flag("fuzz:*", type=whole(1), metavar="N",
                          help="how many cases, with consecutive seeds (default: 100 random steps, 3 of your own)"),
         "--init": _flag(RUN, ("a run that begins; --resume has all weights", lambda a: not a.resume), type=path,
                         metavar="FILE.safetensors",
                         help="start from the weights in a file, with torchvision's, timm's or Hugging Face's names"),
-        "--style": _flag("export:*", choices=STYLES, default=STYLES[0],
-                         help="names in the file: as in a state dict, which are torchvision's and Hugging Face's (the "
-                              "default), or timm's"),
+        "--style": _flag("export:*", choices=Names("training.weights:STYLES"), metavar="NAME", default="state",
+                         help="%(choices)s: names in the file: as in a state dict, which are torchvision's and Hugging "
+                              "Face's (the default), or timm's"),
         "--checkpoint-every": _flag("train:src", SAVING, type=every,
                                     metavar="N|Nmin", help="save after every N steps or minutes (default: each epoch)"),
         "--keep": _flag("train:src", SAVING, type=whole(1), metavar="K",
@@ -322,22 +396,25 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dry-run": _flag("train:src", action="store_true", help="plan and predict, but do not train"),
     },
     "text": {
-        "--prompt": _flag("sample:*", default="The ", metavar="TEXT", help="what the text begins with (default: The)"),
+        "--prompt": _flag("sample:*", default="The ", metavar="TEXT", help="the beginning of the text (default: The)"),
         "--length": _flag("sample:*", type=whole(1, 1 << 20), default=200, metavar="N",
                           help="how many tokens to write (default 200)"),
         "--temperature": _flag("sample:*", type=number(0), default=0.8, metavar="X",
-                               help="below 1: rather what is likely; 0: always the likeliest (default 0.8)"),
+                               help="below 1: prefers likely tokens; 0: always takes the likeliest (default 0.8)"),
         "--top": _flag("sample:*", CHOOSING, type=whole(1), metavar="K", help="draw among the K likeliest tokens"),
     },
     "pipelines": {
-        "--ranks": _flag("train:rc plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20), metavar="P",
-                         help="the number of ranks of each replica; without a launcher, train runs them as threads "
-                              "of this process"),
-        "--replicas": _flag("train:c plan:c check:c explain:c simulate:c", type=whole(1, 1 << 20), default=1,
+        "--ranks": _flag("train:rc compare:rc plan:rcp check:rcp explain:rcp simulate:rcp", type=whole(1, 1 << 20),
+                         metavar="P",
+                         help="the number of ranks of each replica; compare, and train without a launcher, run them as "
+                              "threads of this process"),
+        "--replicas": _flag("train:c compare:c plan:c check:c explain:c simulate:c", type=whole(1, 1 << 20), default=1,
                             metavar="R", help="copies of the pipeline, each on its share of every batch, whose ranks "
                                               "sum their gradients; R times as many ranks run (default 1)"),
         "--chunks": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=whole(1, 1 << 20), metavar="V",
                           help="stages per rank"),
+        "--stages": _flag("profile:*", type=whole(1, 1 << 12), metavar="N",
+                          help="cut the layers into N stages of about equal time (default: each layer is a stage)"),
         "--forward": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="F",
                            help="time of a forward: one number for a rank, or one per stage or layer"),
         "--output-grad": _flag("plan:lp check:p explain:lp simulate:lp", BY_TIMES, type=numbers, metavar="O",
@@ -348,52 +425,60 @@ FLAGS: dict[str, dict[str, Flag]] = {
                            metavar="C",
                            help="the latency of a link between two ranks: with a network in microseconds, else in the "
                                 "unit of the given times"),
-        "--bandwidth": _flag("plan:rc check:r explain:rc simulate:rc", PRICING, type=size, metavar="BYTES",
+        "--bandwidth": _flag("plan:rcp check:r explain:rcp simulate:rcp", PRICING,
+                             ("bytes: a network, or --costs FILE",
+                              lambda a: a.subject != "p" or "--costs" in a.given), type=size, metavar="BYTES",
                              help="the bandwidth of a link, per second, such as 1.25GB (default: unlimited)"),
-        "--update-every": _flag("train:c plan:c check:c explain:c simulate:c",
+        "--update-every": _flag("train:c compare:c plan:c check:c explain:c simulate:c",
                                 ("a scheduler of your own, file.py:function; the others have their own number",
-                                 lambda a: ":" in a.scheduler), type=whole(1), metavar="A",
+                                 _own), type=whole(1), metavar="A",
                                 help="update weights after every A micro-batches, for a scheduler of your own that "
                                      "trains on older weights (default: at the end of a step)"),
-        "--slices": _flag("train:c plan:c check:c explain:c simulate:c",
-                          ("a scheduler of your own, file.py:function or a plan's CSV; seq1f1b has its --scheduler-arg "
-                           "slices=Q", lambda a: ":" in a.scheduler or a.scheduler.endswith(".csv")), type=whole(1),
+        "--slices": _flag("train:c compare:c plan:c check:c explain:c simulate:c",
+                          ("a scheduler of your own, file.py:function; seq1f1b has its --scheduler-arg slices=Q",
+                           _own), type=whole(1),
                           metavar="Q", help="cut the sequences of each micro-batch into Q slices, for a scheduler of "
                                             "your own that orders them as seq1f1b does (default 1)"),
-        "--activation-cap": _flag("train:c plan:cp check:cp explain:cp simulate:cp", type=number(0), metavar="K",
+        "--activation-cap": _flag("train:c compare:c plan:cp check:cp explain:cp simulate:cp", type=number(0),
+                                  metavar="K",
                                   help="the most live activations on a rank, in units of its whole part of the model"),
         "--table": _flag("simulate:p", action="store_true", help="price all pipeline policies, and mark the best"),
         "--objective": _flag("plan:cp explain:cp simulate:cp", _told("objective"), default="makespan",
-                             choices=["makespan", "span", "period"], help="what optimal minimises (default: makespan)"),
+                             choices=["makespan", "span", "period"], help="optimal minimises it (default: makespan)"),
         "--time-limit": _flag("plan:cp explain:cp simulate:cp", _told("time_limit"), type=number(0), default=60.0,
                               metavar="S", help="the most seconds that `optimal` may search (default 60)"),
     },
     "data parallelism": {
-        "--k": _flag("train:r plan:rl explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
+        "--k": _flag("train:r compare:r plan:rl explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
                      help="how many layers' weight gradients wait for the end of the backward pass (default: auto, "
                           "which searches it)"),
-        "--buckets": _flag("train:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
+        "--buckets": _flag("train:r compare:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
                            metavar="N", help="N buckets with equal numbers of layers (default: 2 on given times; for "
                                              "a network, buckets of 25 MB)"),
         "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes", "data"), type=whole(1, 1 << 16), default=8,
                          metavar="N", help="parts into which a layer's gradient is cut, on given times (default 8)"),
         "--comm": _flag("plan:l explain:l simulate:l", type=numbers, metavar="C0,C1,..",
                         help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),
-        "--collective": _flag("plan:rc check:r explain:rc simulate:rc", SUMMING, PRICED_LINK, PRICING, choices=SHAPES,
-                              default="ring", help="the algorithm by which ranks sum (default: ring)"),
+        "--collective": _flag("plan:rc check:r explain:rc simulate:rc", SUMMING, PRICED_LINK, PRICING, metavar="NAME",
+                              choices=Names("pricing.collectives:SHAPES"), default="ring",
+                              help="the algorithm by which ranks sum: %(choices)s (default: ring)"),
         "--servers": _flag("plan:rc check:r explain:rc simulate:rc",
                            ("--collective parameter_server", lambda a: a.collective == "parameter_server"),
                            type=whole(0), default=0, metavar="N", help="machines of a parameter_server"),
-        "--transport": _flag("train:rc", CUDA, choices=TRANSPORTS, default="staged",
-                             help="how gradients on CUDA travel: MPI through pinned host memory (staged, the default), "
-                                  "an MPI that was built for CUDA, or NCCL"),
+        "--transport": _flag("train:rc", CUDA, choices=Names("training.rank_trainer:TRANSPORTS"), metavar="NAME",
+                             default="staged",
+                             help="how gradients on CUDA travel, %(choices)s: MPI through pinned host memory "
+                                  "(staged, the default), an MPI that was built for CUDA, or NCCL"),
     },
     "files": {
         "--save": _flag("plan:srlcp", ONE_PLAN, type=path,
                         metavar="FILE.csv", help="write the schedule"),
+        "--format": _flag("plan:cp", ("--save FILE", lambda a: a.save), choices=["minidl", "torch"], default="minidl",
+                          help="the notation of --save's file: minidl's, or the grid that torch's pipeline runtime "
+                               "loads (default: minidl)"),
         "--svg": _flag("plan:srlcp simulate:srlcp", ONE_PLAN, type=path,
                        metavar="FILE.svg", help="draw the predicted timeline"),
-        "--html": _flag("train:src compare:s plan:srlcp explain:srlcp simulate:srlcp",
+        "--html": _flag("train:src compare:src plan:srlcp explain:srlcp simulate:srlcp",
                         ONE_PLAN, RUNNING, type=path,
                         metavar="FILE.html", help="write one page that needs no other file: the timeline, predicted "
                                                   "over measured, every task explained, memory, waits, all figures; "
@@ -406,12 +491,12 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
-        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:*", action="store_true",
+        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:* profile:*", action="store_true",
                         help="print one JSON object, and nothing else, on standard output"),
     },
     "ranks": {
         "--each-rank": _flag("info:*", ("info without --model", lambda a: not a.model), action="store_true",
-                             help="under mpiexec: print what every rank finds, and whether it agrees"),
+                             help="under mpiexec: print the setup of every rank, and whether they agree"),
     },
 }
 
@@ -424,13 +509,13 @@ def _of_policy(arguments: Any) -> bool:
 def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     """Adds the flags of this verb; for all other flags, only their defaults."""
     for title, flags in FLAGS.items():
-        group = parser.add_argument_group(title)
-        for name, flag in flags.items():
-            if verb in flag.serves:
-                group.add_argument(name, **flag.options)
-            else:
-                parser.set_defaults(**{name[2:].replace("-", "_"):
-                                       flag.options.get("default", False if "action" in flag.options else None)})
+        mine = {name: flag for name, flag in flags.items() if verb in flag.serves}
+        group = parser.add_argument_group(title) if mine else parser
+        for name, flag in mine.items():
+            group.add_argument(name, **flag.options).terms = flag.terms  # type: ignore[attr-defined]
+        parser.set_defaults(**{name[2:].replace("-", "_"):
+                               flag.options.get("default", False if "action" in flag.options else None)
+                               for name, flag in flags.items() if name not in mine})
 
 
 def subject_of(arguments: Any) -> str:
@@ -447,6 +532,11 @@ def subject_of(arguments: Any) -> str:
     return "s"
 
 
+def kind_of(arguments: Any) -> str:
+    """How the subject of the command is spread over ranks: none, data or pipeline."""
+    return {"r": "data", "l": "data", "c": "pipeline", "p": "pipeline"}.get(arguments.subject, "none")
+
+
 def check_flags(arguments: Any) -> None:
     """Raises UsageError for a flag that would have no effect, and for a pipeline that is too large."""
     for flags in FLAGS.values():
@@ -456,10 +546,11 @@ def check_flags(arguments: Any) -> None:
             subjects = flag.serves[arguments.command]
             if "*" not in subjects and arguments.subject not in subjects:
                 raise UsageError(f"{name} has no effect on {SUBJECTS[arguments.subject]}; it is for "
-                                 f"{' and '.join(SUBJECTS[s] for s in subjects)}")
+                                 f"{' or '.join(SUBJECTS[s] for s in subjects)}")
             for words, hold in flag.needs:
                 if not hold(arguments):
-                    raise UsageError(f"{name} has no effect here; it goes with {words}")
+                    raise UsageError(f"{name} has no effect here; it goes with "
+                                     f"{words if isinstance(words, str) else words()}")
     _check_arguments(arguments)
     _check_size(arguments)
 
@@ -485,24 +576,35 @@ def _check_arguments(arguments: Any) -> None:
 
 
 def _lr(arguments: Any) -> float:
+    from .. import models
+
     return float(models.learning_rate(arguments.model, arguments.optimizer) if arguments.lr is None else arguments.lr)
 
 
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
+    from ..schedulers import pipeline as pipelines
+    from ..schedulers.registry import made_by
+    from ..training.checkpoint import file_of
+    from ..training.trainer import Job
+
     if not arguments.model:
         given_times = ("; or --ranks P for a pipeline on given times"
                        if arguments.command in ("plan", "check", "explain", "simulate") else "")
         raise UsageError(f"the network is missing; give --model NAME (see `minidl models`){given_times}")
-    every = (pipelines.update_every(arguments.scheduler, arguments.micro_batches,
-                                    dict(arguments.scheduler_arg).get("mini_batches", 1)) if arguments.subject == "c"
-             and _stale(arguments) else arguments.update_every)
-    groups = pipelines.groups(under or arguments.scheduler) if arguments.subject == "c" else 1
-    slices = arguments.slices or (pipelines.slices_of(arguments.scheduler, dict(arguments.scheduler_arg).get("slices"))
-                                  if arguments.subject == "c" else 1)
+    every, groups, slices = arguments.update_every, 1, arguments.slices or 1
+    if arguments.subject == "c":
+        name = under or arguments.scheduler
+        policy, options = (made_by(pipelines.read_file(name)) if name.endswith(".csv")
+                           else (_policy(name), dict(arguments.scheduler_arg)))
+        if policy is not None:
+            every = (policy.update_every(arguments.micro_batches, options.get("mini_batches", 1)) if policy.stale
+                     else every)
+            groups, slices = policy.groups, arguments.slices or options.get("slices", policy.slices)
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
-               strict=arguments.strict, tokenizer=arguments.tokenizer, workers=arguments.workers,
-               device=arguments.device, tf32=arguments.tf32,
+               tokenizer=arguments.tokenizer, standardize=arguments.standardize,
+               scaling_from=str(file_of(arguments.checkpoint)) if arguments.resume else None,
+               workers=arguments.workers, device=arguments.device, tf32=arguments.tf32,
                deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
                micro_batches=arguments.micro_batches, update_every=every, slices=slices, groups=groups,
                optimizer=arguments.optimizer, lr=_lr(arguments), momentum=arguments.momentum,
@@ -510,4 +612,5 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
-               memory_limit=arguments.memory_limit, fusion=arguments.fusion, lanes=arguments.lanes or "")
+               memory_limit=arguments.memory_limit, recompute=arguments.recompute, fusion=arguments.fusion,
+               lanes=arguments.lanes or "")

@@ -6,8 +6,8 @@ import argparse
 from collections import Counter
 from typing import Any
 
-from .. import fuzz, random_steps
-from ..loading import function_of
+from ..system.loading import function_of
+from ..testing import fuzz, random_steps
 from . import show
 
 ABOUT = """Runs steps eagerly, recorded under every scheduler of one device, in random legal orders and with random

@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from ..runtime.device import default_lanes, no_native_lanes
+from ..devices.device import default_lanes, no_native_lanes
 from . import ranks, show
 from .machine import blas, versions
 
@@ -40,7 +40,7 @@ def info(arguments: Any) -> int:
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
     """The GPUs; and if there are none, the reason."""
-    from ..runtime import device
+    from ..devices import device
 
     found: list[dict[str, Any]] = []
     while True:
@@ -72,26 +72,27 @@ def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
 
 
 def _outline(name: str, model_args: dict[str, Any]) -> tuple[Any, Any]:
-    """A network without values, and the graph of its forward pass for one sample."""
+    """A network, and the graph of its forward pass for one sample."""
     import numpy as np
 
     from .. import models as networks
     from ..autograd import random
     from ..autograd.recording import record
     from ..autograd.tape import Tape, no_grad, use
-    from ..runtime.device import Outline
+    from ..system.loading import users_code
 
-    with use(Tape(Outline())), no_grad():
+    with use(Tape()), no_grad():
         random.seed(0)
         model = networks.create(name, **model_args).eval()
         x = np.zeros((1, *model.input_shape), model.input_dtype)
-        return model, record(model, x, name=name)
+        with users_code():
+            return model, record(model, x, name=name)
 
 
 def _figures(name: str, model: Any, graph: Any) -> dict[str, Any]:
     import numpy as np
 
-    from ..tasks import Kind
+    from ..core.tasks import Kind
 
     layers = []
     for task in graph:
@@ -125,12 +126,12 @@ def _suited(graph: Any) -> list[str]:
 
 
 def models(arguments: Any) -> None:
-    """Every network with its parameters, flops of a sample, layers, what it is trained for, the schedulers that suit
-    it, its arguments and its presets."""
+    """Every network, or the one that is named, with its parameters, flops of a sample, layers, what it is trained for,
+    the schedulers that suit it, its arguments and its presets."""
     from .. import models as networks
 
     found: list[dict[str, Any]] = []
-    for name in networks.names():
+    for name in [arguments.name] if arguments.name else networks.names():
         model, graph = _outline(name, {})
         figures = _figures(name, model, graph)
         found.append({**figures, "layers": len(figures["layers"]), "objective": model.objective,
@@ -140,6 +141,6 @@ def models(arguments: Any) -> None:
     show.emit(arguments, {"models": found}, lambda: show.table(head, [
         (m["model"], m["parameters"], m["flops_per_sample"], m["layers"], m["objective"], " ".join(m["schedulers"]),
          " ".join(m["presets"]) or "-", " ".join(f"{k}={v}" for k, v in m["arguments"].items())) for m in found])
-        + f"\n\nFlops are those of the forward pass. Schedulers: those of out-of-order backprop that suit the network, "
-          f"fast_forward and modulo\nwhere {STAGES} stages can take about as long. Others run it too; `minidl "
+        + f"\n\nFlops count the forward pass. Schedulers: the orders of out-of-order backprop that suit the network, "
+          f"fast_forward and modulo\nwhere {STAGES} stages can take about as long. Others run it as well; `minidl "
           f"schedulers` lists them. --model-arg sets arguments and preset.")

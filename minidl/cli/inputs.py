@@ -1,21 +1,23 @@
-"""The inputs of a plan by the flags: the scheduler and the costs."""
+"""The inputs of a plan by the flags: the scheduler, the recorded step and the costs."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import schedulers
 from ..pricing.cost import CostModel
-from ..training.trainer import Recorded
 from . import show
-from .flags import UsageError
+from .flags import UsageError, kind_of
+
+if TYPE_CHECKING:
+    from ..training.trainer import Job, Recorded
 
 
 def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Scheduler:
-    """The scheduler of the flags, or the one called `name`. Raises UsageError if none is given where there is no usual
-    one, for one of another --parallel, and for an argument of a wrong type."""
-    parallel = {"r": "data", "l": "data", "c": "pipeline", "p": "pipeline"}.get(arguments.subject, "none")
-    if parallel != "none" and name is None and "--scheduler" not in arguments.given:
+    """The scheduler of the flags, or the one called `name`. Raises UsageError if none is given to check with, and for
+    one of another --parallel or an argument of a wrong type."""
+    parallel = kind_of(arguments)
+    if arguments.command == "check" and name is None and "--scheduler" not in arguments.given:
         known = ", ".join(schedulers.names(parallel))
         raise UsageError(f"the policy is missing; give --scheduler NAME, one of: {known}")
     try:
@@ -30,6 +32,13 @@ def named(arguments: Any) -> list[str]:
     """The names of the schedulers of a command."""
     return ([name.strip() for name in arguments.schedulers.split(",")] if arguments.command == "compare"
             else [arguments.scheduler])
+
+
+def recorded_step(job: Job, part: int = 0, parts: int = 1) -> Recorded:
+    """The step of a job, recorded. Only commands with a network import networks."""
+    from ..training.trainer import Recorded
+
+    return Recorded(job, part, parts)
 
 
 def costs(arguments: Any, recorded: Recorded) -> CostModel:

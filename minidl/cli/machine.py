@@ -3,8 +3,6 @@ that it can report, instead of being killed."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 import re
 import resource
 from contextlib import suppress
@@ -17,6 +15,9 @@ PACKAGES = ("numpy", "numba", "mpi4py", "threadpoolctl", "safetensors", "rich", 
 
 def versions() -> dict[str, str]:
     """The versions of minidl, Python, and every installed package that matters for a run."""
+    import importlib.metadata
+    import platform
+
     from .. import __version__
 
     found = {"minidl": __version__, "python": platform.python_version()}

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from ..files import write_atomic
+from ..system.files import write_atomic
 from . import show
 from .flags import UsageError
 
@@ -26,7 +26,7 @@ def add_kind(parser: argparse.ArgumentParser) -> None:
 
 
 def new(arguments: Any) -> int:
-    """Writes the files of a template. Raises UsageError where one of them is there already."""
+    """Writes the files of a template. Raises UsageError if one of them is there already."""
     folder = Path(arguments.folder)
     files = {folder / path.name.removesuffix(".txt"): path
              for path in sorted((TEMPLATES / arguments.kind).iterdir())}

@@ -1,4 +1,7 @@
-"""The parser: verbs and flags, which override those of a TOML file, which override defaults."""
+"""The parser: verbs and flags, which override a TOML file, which overrides defaults.
+
+Only the module of the verb that is given is imported, and only its flags are built.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,11 @@ import argparse
 import difflib
 import re
 import shlex
-import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, NoReturn
 
-from ..files import read_text
-from . import export, fuzz, info, new, planning, sample, training
-from . import schedulers as listed
-from .flags import FLAGS, UsageError, add_flags, check_flags, nearest, subject_of
+from .flags import FLAGS, UsageError, add_flags, check_flags, kind_of, nearest, subject_of
 
 
 class _Parser(argparse.ArgumentParser):
@@ -33,33 +33,42 @@ class _Parser(argparse.ArgumentParser):
         if choice:
             known = [c.strip("' ") for c in choice[3].split(",")]
             message = f"unknown {choice[1].split('/')[0].strip('-').lower()} {choice[2]!r}; {nearest(choice[2], known)}"
+        message = re.sub(r"ignored explicit argument (.*)", r"takes no value, and got \1", message)
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-VERBS: dict[str, tuple[Callable[[Any], Any], str]] = {
-    "info": (info.info, "devices and versions, or the layers of a network"),
-    "models": (info.models, "all networks with their arguments"),
-    "schedulers": (listed.schedulers, "every policy with its source, closed form and arguments"),
-    "train": (training.train, "train a network; without flags, compare two schedules on the digits"),
-    "compare": (training.compare, "run the same training under several schedules, interleaved"),
-    "plan": (planning.plan, "make a schedule without running it"),
-    "check": (planning.check, "validate a saved or edited schedule"),
-    "explain": (planning.explain, "explain why a task stands where it does"),
-    "simulate": (planning.simulate, "price a network's plan, or a data-parallel or pipeline policy on given times"),
-    "export": (export.run, "write a checkpoint's weights to a safetensors file under published names"),
-    "new": (new.new, "write a small working op, kernel, scheduler or network with its test, to start from"),
-    "sample": (sample.sample, "write text with a network that has been trained on text"),
-    "fuzz": (fuzz.run, "compare recorded steps with eager ones, bit for bit"),
+#: verb -> its function in this folder, and its line of help
+VERBS: dict[str, tuple[str, str]] = {
+    "info": ("info.info", "devices and versions, or the layers of a network"),
+    "models": ("info.models", "all networks with their arguments"),
+    "schedulers": ("schedulers.schedulers", "every policy with its source, closed form and arguments"),
+    "train": ("training.train", "train a network; without flags, compare two schedules on the digits"),
+    "compare": ("training.compare", "run the same training under several schedules, interleaved"),
+    "plan": ("planning.plan", "make a schedule without running it"),
+    "check": ("planning.check", "validate a saved or edited schedule"),
+    "explain": ("planning.explain", "explain why a task is where it is"),
+    "simulate": ("planning.simulate", "price a network's plan, or a data-parallel or pipeline policy on given times"),
+    "profile": ("profile.profile", "measure what a torch network costs per stage of a pipeline"),
+    "export": ("checkpoints.export", "write a checkpoint's weights to a safetensors file under published names"),
+    "new": ("new.new", "write a small working op, kernel, scheduler or network with its test, to start from"),
+    "sample": ("checkpoints.sample", "write text with a network that has been trained on text"),
+    "fuzz": ("fuzz.run", "compare recorded steps with eager ones, bit for bit"),
 }
 
 
-def _parser() -> _Parser:
+def _parser(given: str) -> _Parser:
+    """The parser for a command with the verb `given`; without one of VERBS, it has a line of help for each."""
     parser = _Parser(prog="minidl",
                      description="A mini deep-learning engine in which the order of the backward pass is a value.")
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
-    for name, (run, text) in VERBS.items():
+    for name in [given] if given in VERBS else VERBS:
+        function, text = VERBS[name]
         verb = verbs.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", allow_abbrev=False)
-        verb.set_defaults(verb=run, command=name, parser=verb)
+        if name != given:
+            continue
+        where, _, function = function.partition(".")
+        module = import_module(f".{where}", __package__)
+        verb.set_defaults(verb=getattr(module, function), command=name, parser=verb)
         if name == "check":
             verb.add_argument("plan", metavar="PLAN.csv")
         elif name == "explain":
@@ -67,12 +76,16 @@ def _parser() -> _Parser:
         elif name == "export":
             verb.add_argument("checkpoint_file", metavar="CHECKPOINT", help="a checkpoint's folder or file")
             verb.add_argument("file", metavar="FILE.safetensors")
+        elif name in ("schedulers", "models"):
+            verb.add_argument("name", metavar="NAME", nargs="?", help=f"one of the {name} (default: all)")
         elif name == "sample":
             verb.add_argument("path", metavar="CHECKPOINT")
         elif name == "fuzz":
-            fuzz.add_step(verb)
+            module.add_step(verb)
         elif name == "new":
-            new.add_kind(verb)
+            module.add_kind(verb)
+        elif name == "profile":
+            verb.add_argument("network", metavar="FILE.py:FUNCTION", help="returns (layers, x, y, loss) of a network")
         add_flags(verb, name)
     return parser
 
@@ -81,8 +94,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments: flags override a config file, which overrides defaults. `given`: the flags of the first two;
     `subject`: the letter of the command's subject; `line`: the command as one types it. Raises UsageError, also for a
     flag that would have no effect."""
-    parser = _parser()
-    arguments, unknown = parser.parse_known_args(argv)
+    parser = _parser(next((a for a in argv if not a.startswith("-")), ""))
+    arguments, unknown = parser.parse_known_args(argv or ["--help"])
     if unknown:
         arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     given = {a.split("=")[0] for a in argv if a.startswith("--")}
@@ -98,12 +111,23 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
                 setattr(arguments, key, [*from_file[key], *getattr(arguments, key)])
     arguments.given, arguments.line = given, shlex.join(["minidl", *argv])
     arguments.subject = subject_of(arguments)
+    if (kind := kind_of(arguments)) != "none":
+        from ..schedulers.registry import COMPARED, USUAL
+
+        if "--scheduler" not in given:
+            arguments.scheduler = USUAL[kind]
+        if "--schedulers" not in given:
+            arguments.schedulers = COMPARED[kind]
     check_flags(arguments)
     return arguments
 
 
 def _config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The flags of a TOML file, checked like those of the command line. Raises UsageError that names the key."""
+    """The flags of a TOML file, checked like flags of the command line. Raises UsageError that names the key."""
+    import tomllib
+
+    from ..system.files import read_text
+
     try:
         content = tomllib.loads(read_text(path, "config"))
     except tomllib.TOMLDecodeError as error:

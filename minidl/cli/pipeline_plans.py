@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from copy import copy
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import schedulers
-from ..files import read_text
-from ..plans import Machine, Plan
+from ..core.graph import TaskGraph
+from ..core.machine import Machine
+from ..core.schedule import ScheduleError
+from ..plans.memory import MemoryLimitError
+from ..plans.plan import PipelinePlan
 from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
-from ..runtime.memory import MemoryLimitError
-from ..schedule import ScheduleError
 from ..schedulers import pipeline as pipelines
-from ..schedulers.layer_times import with_communication
-from ..tasks import Kind
-from ..training.trainer import Recorded
 from . import show
 from .flags import UsageError, job
-from .inputs import costs, scheduler_of
+from .inputs import costs, recorded_step, scheduler_of
+
+if TYPE_CHECKING:
+    from ..training.trainer import Recorded
 
 SHOWN = 4000  #: the most tasks of a readable grid
 
 
-def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True) -> Plan:
+def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True
+            ) -> PipelinePlan:
     """The proved plan for the flags. `name`: another policy; `cost`: replaces the network's; `capped`: whether cap and
     limit hold. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
     if not arguments.ranks:
@@ -34,42 +37,47 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
     options = dict(arguments.scheduler_arg)
     options |= chosen.known(objective=arguments.objective, time_limit=arguments.time_limit)
     cap = arguments.activation_cap if capped else None
+    machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap, _collective(arguments),
+                      arguments.replicas)
+    options = chosen.known(chunks=arguments.chunks) | options
     if arguments.model:
         recorded = _recorded(arguments, chosen.name)
         cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
-        machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap, _collective(arguments),
-                          arguments.replicas)
-        stages = (arguments.ranks * (arguments.chunks or 1) if chosen.own
-                  else pipelines.place(chosen.name, arguments.ranks, arguments.chunks).stages)
-        options = chosen.known(chunks=arguments.chunks,
-                               stage_of_unit=pipelines.balanced(recorded.graph, _cut_by(arguments), stages)) | options
-        return recorded.plan(cost, machine, **options)
-    if chosen.name.endswith(".csv"):
-        return _saved(arguments, chosen.name)
-    if chosen.own:
-        raise UsageError(f"{chosen.name} plans recorded networks; give one with --model")
-    placement = pipelines.place(chosen.name, arguments.ranks, arguments.chunks)
-    return pipelines.plan(chosen.name, arguments.ranks, arguments.micro_batches, _given(arguments, placement),
-                          arguments.chunks, cap, **options)
+        made = recorded.plan(cost, machine, **{"stage_of_unit": _cut(arguments, recorded, chosen.function), **options})
+    else:
+        times, cost = _given(arguments)
+        made = schedulers.plan(times, chosen, cost, machine, **options)
+    assert isinstance(made, PipelinePlan)
+    return made
 
 
-def _given(arguments: Any, placement: Any) -> CostModel:
-    """The times of the flags, by default 1."""
+def _cut(arguments: Any, recorded: Recorded, order: Any) -> Any:
+    """The stage of each unit, balanced by costs that are never measured: a plan and its check must have equal ones."""
+    cost = CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
+    stages = (order.place(arguments.ranks, arguments.chunks).stages if isinstance(order, pipelines.Policy)
+              else arguments.ranks * (arguments.chunks or pipelines.chunks_in(order, arguments.ranks)))
+    return pipelines.balanced(recorded.graph, cost, stages)
+
+
+def _given(arguments: Any) -> tuple[pipelines.Pipeline, CostModel | None]:
+    """A pipeline on the times of the flags, by default 1, and the costs of a file. Raises UsageError for both."""
+    cost = None
+    if "--costs" in arguments.given and not arguments.model:
+        if times := arguments.given & {"--forward", "--output-grad", "--weight-grad"}:
+            raise UsageError(f"--costs {arguments.costs} has all times; leave {' and '.join(sorted(times))} out")
+        cost = CostModel.load(arguments.costs)
+        if cost.source == "analytic":
+            raise UsageError(f"--costs {arguments.costs} has rates of a device, not times of stages; measure them "
+                             f"with minidl profile, or give --forward, --output-grad and --weight-grad")
+        cost = replace(cost, link=_link(arguments)) if arguments.given & {"--latency", "--bandwidth"} else cost
     forward, output_grad, weight_grad = (1.0 if value is None else value
                                          for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
-    return pipelines.costs(placement, forward, output_grad, weight_grad, arguments.latency)
-
-
-def _saved(arguments: Any, file: str) -> Plan:
-    """The plan in a CSV, on the times of the flags. Raises ScheduleError for one that is not valid."""
-    made = pipelines.read_plan(pipelines.read_schedule(read_text(file, "plan"), file), arguments.ranks,
-                               arguments.micro_batches, arguments.chunks, arguments.activation_cap)
-    return pipelines.prove(replace(made, scheduler=file, cost=_given(arguments, made.placement)))
+    return pipelines.Pipeline(arguments.micro_batches, forward, output_grad, weight_grad, arguments.latency), cost
 
 
 def _recorded(arguments: Any, name: str) -> Recorded:
     """The step of a rank of the first replica."""
-    return Recorded(replace(job(arguments), scheduler=name), 0, arguments.replicas)
+    return recorded_step(job(arguments, name), 0, arguments.replicas)
 
 
 def _collective(arguments: Any) -> Callable[[Mapping[int, int]], float]:
@@ -82,13 +90,7 @@ def _link(arguments: Any) -> Link:
     return Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
 
 
-def _cut_by(arguments: Any) -> CostModel:
-    """The costs by which a network is cut into stages. They must be equal for a plan and its check, so they are never
-    measured."""
-    return CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
-
-
-def text(plan: Plan) -> str:
+def text(plan: PipelinePlan) -> str:
     """Grid and figures as text."""
     price = pipelines.price(plan)
     rows = [("makespan", price.makespan, "barrier to barrier"),
@@ -101,7 +103,7 @@ def text(plan: Plan) -> str:
             ("waits", plan.waits, "between lanes of one rank, with messages on lanes of their own")]
     if plan.peak_bytes:
         rows.append(("peak bytes", max(plan.peak_bytes), f"per rank {_short(plan.peak_bytes)}"))
-    grid = pipelines.grid(plan, plan.timeline) if len(plan.schedule) <= SHOWN else ""
+    grid = pipelines.grid(plan, plan.timeline, show.width()) if len(plan.schedule) <= SHOWN else ""
     unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
     text = (f"{grid}\n\n" if grid else "") + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)
     if status := plan.notes.get("status"):
@@ -110,6 +112,10 @@ def text(plan: Plan) -> str:
     for what, choice in plan.notes.get("choices", {}).items():
         tried = ", ".join(f"{name} {time:g}" for name, time in choice["makespans"].items())
         text += f"\n\n{what} {choice['picked']}, the best by simulation; makespans: {tried}"
+    if other := plan.notes.get("beside"):
+        text += (f"\n\nequals {' and '.join(other['equals']) or 'no published policy'}; the fastest of them is "
+                 f"{other['fastest']}, {other['makespan']:g}; this takes {abs(other['slower']):.1%} "
+                 f"{'less' if other['slower'] < 0 else 'more'}")
     if joint := plan.notes.get("joint"):
         than = "" if joint["interleaved"] is None else f"; interleaved 1F1B takes {joint['interleaved']:g}"
         text += (f"\n\n{joint['policy']} on stages of {_short(joint['layers'])} layers, {joint['placement']}: the "
@@ -117,9 +123,11 @@ def text(plan: Plan) -> str:
     return text
 
 
-def said(plan: Plan) -> dict[str, Any]:
-    """The policy's notes for JSON: the status of a search for an optimum, or the choices that were tried."""
-    return plan.notes.get("status", {}) | {key: plan.notes[key] for key in ("choices", "joint") if key in plan.notes}
+def said(plan: PipelinePlan) -> dict[str, Any]:
+    """The notes for JSON: the status of a search for an optimum, the choices that were tried, the published policies
+    beside an order of one's own."""
+    notes = plan.notes
+    return notes.get("status", {}) | {key: notes[key] for key in ("choices", "joint", "beside") if key in notes}
 
 
 def _short(values: Any) -> str:
@@ -128,25 +136,50 @@ def _short(values: Any) -> str:
 
 
 def table(arguments: Any) -> int:
-    """Prints all policies that accept these numbers; the best of each column is marked."""
-    found: list[dict[str, Any]] = []
-    left_out: dict[str, str] = {}
-    # a search for an optimum takes its time
-    names = [n for n in pipelines.names() if "time_limit" not in schedulers.find(n).options]
-    with show.progress("pricing policies", len(names)) as done:
-        for i, name in enumerate(names):
-            try:
-                plan = planned(arguments, name)
-                price = pipelines.price(plan)
-                found.append({"scheduler": name, "chunks": plan.placement.chunks,
-                              "stale": plan.versions is not None, **price.as_json()})
-            except ValueError as error:
-                left_out[name] = str(error).splitlines()[0].removeprefix(f"{name}: ")
-            done(i + 1)
+    """Prints all policies that accept these numbers, and the one of the flags; the best of each column is marked."""
+    plans, left_out = _plans(arguments)
+    found = [{"scheduler": name, "chunks": plan.placement.chunks, "stale": plan.stale,
+              **pipelines.price(plan).as_json()} for name, plan in plans.items()]
     if not found:
         raise UsageError("no policy accepts these numbers: " + next(iter(left_out.values()), ""))
     show.emit(arguments, {"policies": found, "left_out": left_out}, lambda: _table_text(found, left_out))
     return 0
+
+
+def _plans(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:
+    """The plans by all policies, and by the one of the flags; and why others cannot plan this."""
+    found: dict[str, PipelinePlan] = {}
+    left_out: dict[str, str] = {}
+    # a search for an optimum takes its time
+    names = [n for n in sorted(schedulers.names("pipeline")) if "time_limit" not in schedulers.find(n).options]
+    if "--scheduler" in arguments.given and arguments.scheduler not in names:
+        names.insert(0, scheduler_of(arguments).name)
+    with show.progress("pricing policies", len(names)) as done:
+        for i, name in enumerate(names):
+            try:
+                found[name] = planned(arguments, name)
+            except ValueError as error:
+                left_out[name] = str(error).splitlines()[0].removeprefix(f"{name}: ")
+            done(i + 1)
+    return found, left_out
+
+
+def beside(arguments: Any, plan: PipelinePlan) -> PipelinePlan:
+    """The plan; of an order of one's own on given times, with a note of the policies that have the same order, and of
+    the fastest."""
+    if arguments.model or plan.scheduler in schedulers.names("pipeline") or len(plan.schedule) > SHOWN:
+        return plan
+    told = copy(arguments)
+    told.scheduler_arg, told.given = [], arguments.given - {"--scheduler"}
+    others = _plans(told)[0]
+    times = {name: other.timeline.makespan for name, other in others.items() if not other.stale}
+    if plan.stale or not times:
+        return plan
+    best = min(times, key=lambda name: times[name])
+    rows = plan.schedule.to_csv()
+    return replace(plan, notes={**plan.notes, "beside": {
+        "equals": [name for name, other in others.items() if other.schedule.to_csv() == rows],
+        "fastest": best, "makespan": times[best], "slower": plan.timeline.makespan / times[best] - 1}})
 
 
 def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
@@ -173,46 +206,39 @@ def check(arguments: Any) -> int:
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P, --micro-batches M and, if a rank has "
                          "several stages, --chunks V")
-    schedule = pipelines.read_schedule(read_text(arguments.plan, "plan"), arguments.plan)
-    chosen = pipelines.POLICIES.get(arguments.scheduler) if "--scheduler" in arguments.given else None
-    if chosen and chosen.arranges and arguments.model:
-        raise UsageError(f"{arguments.scheduler} cuts a network as suits it, and a plan's CSV does not hold the cut")
-    picks = chosen is not None and bool(chosen.placements or chosen.arranges)  # where stages live, by the times
-    like = (planned(arguments, cost=CostModel.analytic(), capped=False)
-            if "--scheduler" in arguments.given and not picks else None)
-    chunks = (like.placement.chunks if like is not None
-              else None if chosen and chosen.arranges else arguments.chunks)  # one that arranges chooses its own
-    recorded = _recorded(arguments, arguments.scheduler) if arguments.model else None
-    stages = None
-    if recorded:
-        count = (arguments.ranks * (chunks or pipelines.chunks_in(schedule, arguments.ranks)) if like is None
-                 else like.placement.stages)
-        cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
-        where = None if like is None else like.placement.table
-        parts = None if like is None else like.placement.parts
-        stale = like is not None and like.versions is not None
-        stages = pipelines.cut(recorded.graph, cost, count,
-                               pipelines.balanced(recorded.graph, _cut_by(arguments), count),
-                               where if parts is None else parts[Kind.U, 0], stale)
-        if like is not None and stale:
-            stages, _ = pipelines.with_followers(stages, like.placement)
+    order, like, chunks = pipelines.read_file(arguments.plan), None, arguments.chunks
+    if "--scheduler" in arguments.given:
+        policy = scheduler_of(arguments).staged
+        if not policy.placements and not policy.arranges:  # else it chooses where stages live, by the times
+            like = planned(arguments, cost=None if "--costs" in arguments.given else CostModel.analytic(), capped=False)
+        chunks = like.placement.chunks if like is not None else None if policy.arranges else chunks
+    machine = Machine(arguments.ranks, arguments.memory_limit, arguments.activation_cap, _collective(arguments),
+                      arguments.replicas)
+    graph: TaskGraph | pipelines.Pipeline
+    (graph, cost), options = _given(arguments), {"chunks": chunks, "like": like}
+    if arguments.model:
+        recorded = _recorded(arguments, arguments.scheduler if "--scheduler" in arguments.given else arguments.plan)
+        pipelines.cut_in(order, recorded.graph)  # rejects the plan of another network
+        graph = recorded.graph
+        cost = (replace(costs(arguments, recorded), link=_link(arguments)) if "--costs" in arguments.given
+                else CostModel.analytic())
+        options["stage_of_unit"] = _cut(arguments, recorded, order)
     try:
-        proved = pipelines.read_plan(schedule, arguments.ranks, arguments.micro_batches, chunks,
-                                     arguments.activation_cap, graph=stages.graph if stages else None,
-                                     limit=arguments.memory_limit, like=like, replicas=arguments.replicas)
+        given = schedulers.Scheduler(arguments.plan, "pipeline", order)
+        proved = schedulers.plan(graph, given, cost, machine, **options)
+        assert isinstance(proved, PipelinePlan)
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
         show.emit(arguments, {"valid": False, "error": why.message, "tasks": list(why.tasks)},
                   f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
     record: dict[str, Any] = {"valid": True, "tasks": len(proved.schedule), "waits": proved.waits,
-                              "peak_bytes": max(proved.peak_bytes) if proved.peak_bytes else None,
+                              "peak_bytes": max(proved.peak_bytes, default=None),
                               "peak_activations": list(proved.peaks)}
-    if stages and "--costs" in arguments.given:
-        times = with_communication(proved.graph, stages.cost(proved.graph, cost), _collective(arguments))
-        record["predicted_step_ms"] = round(replace(proved, cost=times).predicted_step_ms, 4)
+    if arguments.model and "--costs" in arguments.given:
+        record["predicted_step_ms"] = round(proved.predicted_step_ms, 4)
     show.emit(arguments, record,
-              lambda: f"{proved.schedule.grid()}\n\nvalid on {proved.ranks} ranks: {_said(record)}")
+              lambda: f"{proved.schedule.grid(show.width())}\n\nvalid on {proved.ranks} ranks: {_said(record)}")
     return 0
 
 

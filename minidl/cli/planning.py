@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from .. import schedulers
-from ..files import write_atomic
-from ..graph import TaskGraph
-from ..plans import Machine, Plan
+from ..core.draw import timeline_svg
+from ..core.graph import TaskGraph
+from ..core.machine import Machine
+from ..core.schedule import ScheduleError
+from ..core.tasks import parse_task, repack, task_name
+from ..plans.memory import MemoryLimitError
+from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
-from ..runtime.memory import MemoryLimitError
-from ..schedule import Schedule, ScheduleError
-from ..schedulers.pipeline import price
-from ..tasks import parse_task, repack, task_name
-from ..training.trainer import Recorded
-from ..views.draw import timeline_svg
+from ..schedulers.pipeline import for_torch, price, read_file
+from ..system.files import write_atomic
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from . import show
 from .flags import UsageError, job
-from .inputs import costs, scheduler_of
-from .runs import check_outputs
+from .inputs import costs, recorded_step, scheduler_of
 
 
 def planned(arguments: Any) -> Plan:
@@ -35,34 +36,49 @@ def planned(arguments: Any) -> Plan:
     if arguments.subject in "cp":
         return pipeline.planned(arguments)
     scheduler_of(arguments)
-    recorded = Recorded(job(arguments))
+    recorded = recorded_step(job(arguments))
     return recorded.plan(costs(arguments, recorded))
 
 
 def plan(arguments: Any) -> int:
     """Schedules a step and prints its cost."""
-    check_outputs(arguments)
+    show.check_outputs(arguments)
     if arguments.curve:
         return _curve(arguments)
     made = planned(arguments)
     show.notes(made.remarks)
-    if arguments.save:
+    if arguments.save and arguments.format == "torch":
+        assert isinstance(made, PipelinePlan)
+        write_atomic(arguments.save, for_torch(made))
+    elif arguments.save:
         made.schedule.save(arguments.save)
-        if made.versions is not None or made.slices > 1:
-            what = "slices" if made.versions is None else "weight versions"
-            show.note(f"check it with --scheduler {made.scheduler}, which gives the {what}")
-    record, text = {**made.as_json(), "remarks": [*made.remarks]}, _text
-    if made.placement is not None:
-        record, text = record | price(made).as_json() | pipeline.said(made), pipeline.text
-    elif arguments.subject in "rl":
-        record, text = record | data_parallel.figures(made), data_parallel.text
+        if isinstance(made, PipelinePlan) and made.synthetic and (made.stale or made.slices > 1):
+            show.note(f"check it with --scheduler {made.scheduler}, which gives the "
+                      f"{'weight versions' if made.stale else 'slices'}")
+    with _pause(made):
+        own, text = _figures(arguments, made) or ({}, lambda m: show.order(m.schedule, m.as_json()))
+        record = {**made.as_json(), "remarks": [*made.remarks], **own}
     _draw(arguments, made, record)
     show.emit(arguments, record, lambda: text(made))
     return 0
 
 
-def _text(plan: Plan) -> str:
-    return plan.schedule.grid() + "\n\n" + show.table(("what", "value"), list(plan.as_json().items()))
+def _pause(made: Plan) -> AbstractContextManager[None]:
+    """A pause of the garbage collector while the programs of a recorded step are made."""
+    if not made.graph.launches:
+        return nullcontext()
+    from ..autograd.recording import paused
+
+    return paused
+
+
+def _figures(arguments: Any, plan: Plan) -> tuple[dict[str, Any], Callable[[Any], str]] | None:
+    """The further output of a plan for ranks: figures, and the function that makes their text; None for one rank."""
+    if arguments.subject in "rl":
+        return data_parallel.figures(plan), data_parallel.text
+    if isinstance(plan, PipelinePlan):
+        return price(plan).as_json() | pipeline.said(plan), pipeline.text
+    return None
 
 
 def _curve(arguments: Any) -> int:
@@ -70,7 +86,7 @@ def _curve(arguments: Any) -> int:
     if arguments.memory_limit is not None:
         raise UsageError("--curve plans for every memory limit; leave --memory-limit out")
     scheduler_of(arguments)
-    recorded = Recorded(job(arguments))
+    recorded = recorded_step(job(arguments))
     cost = costs(arguments, recorded)
     found = recorded.plan(cost, curve=True)
     show.notes(found.remarks)
@@ -87,12 +103,12 @@ def check(arguments: Any) -> int:
     marked in its grid. Raises ScheduleError for a file that is not a plan."""
     if arguments.subject in "cp":
         return pipeline.check(arguments)
-    schedule = Schedule.load(arguments.plan)
+    schedule = read_file(arguments.plan)
     if arguments.subject == "r":
         like = data_parallel.planned(arguments)
         graph, cost = like.graph, like.cost
     else:
-        recorded = Recorded(job(arguments))
+        recorded = recorded_step(job(arguments))
         graph, cost = (recorded.graph,
                        costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic())
     try:
@@ -104,18 +120,18 @@ def check(arguments: Any) -> int:
         return 1
     record = {"valid": True, "tasks": len(made.schedule), "waits": made.waits,
               "peak_bytes": made.as_json()["peak_bytes"]}
-    price_text = ""
     if "--costs" in arguments.given:
         record["predicted_step_ms"] = round(made.predicted_step_ms, 4)
-        price_text = f", {record['predicted_step_ms']:.3f} ms a step predicted"
-    show.emit(arguments, record, lambda: f"{made.schedule.grid()}\n\nvalid: {record['tasks']} tasks, {record['waits']} "
-                                         f"waits, {record['peak_bytes']:,} bytes at the peak{price_text}")
+    price_text = f", {made.predicted_step_ms:.3f} ms a step predicted" if "--costs" in arguments.given else ""
+    show.emit(arguments, record, lambda: f"{made.schedule.grid(show.width())}\n\nvalid: {record['tasks']} tasks, "
+                                         f"{record['waits']} waits, {record['peak_bytes']:,} bytes at the peak"
+                                         f"{price_text}")
     return 0
 
 
 def explain(arguments: Any) -> int:
     """Prints when a task may start and must end, and the tasks on both ends of its edges."""
-    check_outputs(arguments)
+    show.check_outputs(arguments)
     made = planned(arguments)
     show.notes(made.remarks)
     graph, schedule, _ = made.priced
@@ -138,19 +154,19 @@ def _as_planned(graph: TaskGraph, name: str) -> str:
 
 def simulate(arguments: Any) -> int:
     """Prices a model's plan on measured or given costs, or a data-parallel or pipeline policy on given times."""
-    check_outputs(arguments)
+    show.check_outputs(arguments)
     if arguments.table:
         return pipeline.table(arguments)
     made = planned(arguments)
+    if isinstance(made, PipelinePlan):
+        made = pipeline.beside(arguments, made)
     show.notes(made.remarks)
-    if arguments.subject in "rl":
-        record, text = data_parallel.figures(made), data_parallel.text
-    elif made.placement is not None:
-        record, text = price(made).as_json() | pipeline.said(made), pipeline.text
-    else:
-        timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes or (0,)))
-        record, text = {"predicted_step_ms": round(made.predicted_step_ms, 4),
-                        **timeline.summary(), "remarks": [*made.remarks]}, lambda made: timeline.report()
+    found = _figures(arguments, made)
+    if found is None:
+        timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes, default=0))
+        found = ({"predicted_step_ms": round(made.predicted_step_ms, 4), **timeline.summary(),
+                  "remarks": [*made.remarks]}, lambda made: timeline.report(show.width()))
+    record, text = found
     _draw(arguments, made, record)
     show.emit(arguments, record, lambda: text(made))
     return 0
@@ -165,8 +181,8 @@ def _draw(arguments: Any, made: Plan, record: dict[str, Any]) -> None:
         return
     timeline = data_parallel.several(made) if arguments.subject in "rl" else made.timeline
     if arguments.svg:
-        versions = (None if made.versions is None
-                    else {int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.read, strict=True)})
+        versions = ({int(k): int(v) for k, v in zip(made.schedule.keys, made.versions.read, strict=True)}
+                    if isinstance(made, PipelinePlan) and made.versions is not None else None)
         write_atomic(arguments.svg, timeline_svg(timeline, versions=versions))
     if arguments.trace:
         timeline.save(arguments.trace)

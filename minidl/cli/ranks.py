@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from .. import interrupts
+from ..system import interrupts
 from . import show
 from .machine import versions
 
@@ -39,20 +39,21 @@ def _end(error: BaseException, communicator: MPI) -> NoReturn:
     from ..runtime.comm import RankError
     from ..runtime.comm.watch import abort
 
-    code, why = 2, show.reason(error).partition("\n")[0]
+    code, why, rank = 2, show.reason(error).partition("\n")[0], communicator.rank
     if isinstance(error, KeyboardInterrupt) or interrupts.received:
         number = interrupts.take()
         code, why = 128 + number, interrupts.line(number)
+        rank = rank if interrupts.came_to is None else interrupts.came_to
     if communicator.fail(error):
         show.note(f"minidl: {why}" if isinstance(error, RankError)
-                  and error.own else f"minidl: rank {communicator.rank}: {why}")
+                  and error.own else f"minidl: rank {rank}: {why}")
     abort(code)
 
 
 def _gpus() -> int:
     """How many GPUs this process sees; 0 also if a package for them is missing."""
-    from ..runtime.cuda.device import gpus
-    from ..runtime.device import DeviceError
+    from ..devices.cuda.device import gpus
+    from ..devices.device import DeviceError
 
     try:
         return gpus()

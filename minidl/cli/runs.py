@@ -12,26 +12,29 @@ from typing import Any
 
 import numpy as np
 
-from .. import interrupts, optim
+from .. import optim
 from ..autograd.tape import use
 from ..data import DataError
-from ..files import FileError, check_writable
+from ..devices import device as devices
 from ..optim.rates import Rate
-from ..pricing.diagnosis import Diagnosis, Surroundings, of_run
-from ..runtime import device as devices
+from ..system import interrupts
+from ..system.files import FileError
 from ..training import checkpoint, loop
 from ..training.keeper import Keeper
 from ..training.metrics import Metrics
 from ..training.trainer import Job, Recorded, Trainer
-from ..views.trace import check_path as check_trace
+from ..views.diagnosis import Diagnosis, Surroundings, of_run
 from . import show
 from .flags import UsageError
 from .machine import versions
 
 #: flags with which a run began, and which one that goes on must be given again: they change its bits
 REPEATED = ("momentum", "weight_decay", "clip", "lr_schedule", "warmup")
-LOG_EVERY = 10  #: steps between two records in files, where nobody says
-WAITING, LEAST = 0.2, 1.0  #: the share of a step, and the milliseconds, above which its wait for data is told
+#: settings that say in which order a step adds up its gradients
+SUMS = {"groups": "sums over parts of the micro-batches", "slices": "slices of each sequence"}
+HERE = ("root", "device", "workers", "scaling_from")  #: settings of one machine, which a checkpoint does not have
+LOG_EVERY = 10  #: steps between two records in files, by default
+WAITING, LEAST = 0.2, 1.0  #: the share of a step, and the milliseconds, above which its wait for data gets a note
 
 
 def steps_of(arguments: Any, recorded: Recorded) -> int:
@@ -41,21 +44,12 @@ def steps_of(arguments: Any, recorded: Recorded) -> int:
 
 
 def intended(arguments: Any, recorded: Recorded) -> dict[str, Any]:
-    """What a run would do, for --dry-run, which runs nothing."""
+    """The settings of a run, for --dry-run, which runs nothing."""
     job = recorded.job
     return {"data": recorded.train_data.name, "steps": steps_of(arguments, recorded), "batch_size": job.batch_size,
             "optimizer": job.optimizer, "lr": job.lr, "lr_schedule": arguments.lr_schedule, "warmup": arguments.warmup,
             "weight_decay": job.weight_decay, "seed": job.seed, "init": job.init,
             "lanes": job.lanes or devices.default_lanes() if job.device == "cpu" else None}
-
-
-def check_outputs(arguments: Any) -> None:
-    """Checks before the work that every output file can be written. Raises FileError or ValueError."""
-    for flag in ("save", "svg", "html", "trace", "save_costs", "version_log", "log"):
-        if path := getattr(arguments, flag):
-            if flag == "trace":
-                check_trace(path)
-            check_writable(path)
 
 
 @contextmanager
@@ -89,6 +83,13 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
         if flag not in arguments.given and before.get(name) not in (None, getattr(arguments, name)):
             raise UsageError(f"{arguments.checkpoint} was made with {flag} {before[name]}; give it again, or another "
                              f"value")
+    here = asdict(recorded.job)
+    for name, what in SUMS.items():
+        there = before.get(name, 1)
+        if before and there != here[name] and not arguments.reorder_sums:
+            raise UsageError(f"{arguments.checkpoint} was made by a schedule that sums gradients in another order "
+                             f"than {recorded.job.scheduler}: {there} {what}, not {here[name]}; resume under a "
+                             f"schedule with the same order, or add --reorder-sums to continue with other bits")
     with use(recorded.tape):
         found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
     if "--lr" in arguments.given:
@@ -99,7 +100,7 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
 
 
 def _job_of(found: checkpoint.Checkpoint, path: str) -> dict[str, Any]:
-    """The settings of the run that made a checkpoint; none where it does not say them. Raises CheckpointError."""
+    """The settings of the run that made a checkpoint; none if it does not say them. Raises CheckpointError."""
     try:
         job = json.loads(found.about.get("job", "{}"))
         float(job.get("lr", 0))
@@ -109,7 +110,7 @@ def _job_of(found: checkpoint.Checkpoint, path: str) -> dict[str, Any]:
 
 
 def rate_of(arguments: Any, recorded: Recorded) -> Rate | None:
-    """The learning rate of each step by --lr-schedule and --warmup; None where it stays."""
+    """The learning rate of each step by --lr-schedule and --warmup; None if it stays."""
     if arguments.lr_schedule == "constant" and not arguments.warmup:
         return None
     steps, lr = steps_of(arguments, recorded), recorded.job.lr
@@ -137,8 +138,9 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
         with show.progress(title, steps, done_before) as done:
             course = loop.Course(
                 steps, rate_of(arguments, recorded), every, log,
-                lambda step, record: done(step, _beside(record)), keeper_of(arguments, recorded),
-                lambda: interrupts.received is not None)
+                lambda step, record: done(step, f"loss {record['loss']:.4g}, {record['samples_per_s']:,.0f} samples/s"
+                                          if record else ""),
+                keeper_of(arguments, recorded), lambda: interrupts.received)
             with interrupts.holding() if arguments.checkpoint else nullcontext():
                 loop.run(trainer, course, done_before)
     except BaseException as error:
@@ -147,13 +149,15 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
             raise
         if first:
             show.note(f"saved {arguments.checkpoint} before the end; continue with --resume")
+        if error.__cause__ is None and error.told_by is not None:
+            interrupts.share(*error.told_by)
         raise error.__cause__ or KeyboardInterrupt from None
     return metrics
 
 
 def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, Any]:
     """The record of a run that has ended, on rank 0; with the last line of the log and the last checkpoint, which is
-    saved where test data or the log fail too."""
+    saved even if test data or the log fail."""
     steps, keeper = steps_of(arguments, trainer.recorded), keeper_of(arguments, trainer.recorded)
     try:
         record = run_record(trainer.job, trainer)
@@ -174,12 +178,21 @@ def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, An
     return record
 
 
+def curves_of(trainer: Trainer, metrics: Metrics, steps: int) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """The curves of a run that ended with this step: the loss of each step, and each metric on test data."""
+    found = {"loss": {"training": list(enumerate(trainer.losses, steps - len(trainer.losses) + 1))}}
+    for record in metrics.tests:
+        for name in (key.removeprefix("test_") for key in record if key.startswith("test_")):
+            found.setdefault(name, {}).setdefault("test", []).append((record["step"], record[f"test_{name}"]))
+    return found
+
+
 def keeper_of(arguments: Any, recorded: Recorded) -> Keeper | None:
     if not arguments.checkpoint:
         return None
     every = arguments.checkpoint_every or {}
     job = {key: value for key, value in asdict(recorded.job).items()
-           if isinstance(value, str | int | float | dict | None) and key not in ("root", "device", "workers")}
+           if isinstance(value, str | int | float | dict | None) and key not in HERE}
     about = {"job": json.dumps(job | {"model_args": recorded.model_args, "lr_schedule": arguments.lr_schedule,
                                       "warmup": arguments.warmup, "objective": recorded.objective.name}),
              "tokenizer": recorded.train_data.dataset.tokenizer}
@@ -188,17 +201,12 @@ def keeper_of(arguments: Any, recorded: Recorded) -> Keeper | None:
 
 
 def line_of(record: Mapping[str, Any], steps: int) -> str:
-    """A record as a line: `epoch 1.5, step 33 of 110: loss 0.4141, ...`."""
+    """A record as a line: `step 33 of 110 (1.5 epochs): loss 0.4141, ...`."""
     parts = [f"{name.replace('_', ' ')} {said(name.removeprefix('test_'), value)}" for name, value in record.items()
              if name not in ("step", "epoch", "samples_per_s", "eta_s", "data_ms")]
     if "eta_s" in record:
         parts += [f"{record['samples_per_s']:,.0f} samples/s", f"{timedelta(seconds=round(record['eta_s']))} left"]
-    return f"epoch {record['epoch']:.4g}, step {record['step']} of {steps}: {', '.join(parts)}"
-
-
-def _beside(record: Mapping[str, Any]) -> str:
-    """What stands beside the bar."""
-    return f"loss {record['loss']:.4g}, {record['samples_per_s']:,.0f} samples/s" if record else ""
+    return f"step {record['step']} of {steps} ({record['epoch']:.1f} epochs): {', '.join(parts)}"
 
 
 def parameters(recorded: Recorded) -> int:
@@ -215,16 +223,18 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
             "objective": trainer.recorded.objective.name, "test": found,
             "step_ms": trainer.step_ms(), "data_ms": round(float(np.median(trainer.waits)) * 1000, 4),
             "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
-            "peak_bytes": max(trainer.plan.peak_bytes or (0,)), "params_sha256": trainer.params_sha256(),
+            "peak_bytes": max(trainer.plan.peak_bytes or (0,)),
+            "activation_peak_bytes": max(p.memory.activation_bytes for p in trainer.program.parts),
+            "params_sha256": trainer.params_sha256(),
             "remarks": [*trainer.plan.remarks], "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json(),
             "versions": versions()}
 
 
 def surroundings(trainer: Trainer) -> Surroundings:
-    """What was around a run."""
+    """The surroundings of a run."""
     step, communicator = trainer.step_ms(), getattr(trainer, "communicator", None)
     threads = 1 if communicator is None or communicator.own_process else communicator.size
-    return Surroundings(trainer.load, len(os.sched_getaffinity(0)), step["median"], step["p10"], step["p90"], threads)
+    return Surroundings(trainer.others, len(os.sched_getaffinity(0)), step["median"], step["p10"], step["p90"], threads)
 
 
 def said(metric: str, value: float) -> str:

@@ -6,12 +6,13 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from shutil import get_terminal_size
+from typing import TYPE_CHECKING, Any
 
-from .. import interrupts
-from ..files import write_atomic
-from ..views.draw import ansi
-from ..views.page import Shown, page
+from ..system import interrupts
+
+if TYPE_CHECKING:
+    from ..views.page import Shown
 
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
@@ -20,15 +21,34 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) 
     interrupts.check()
     if arguments.json:
         print(json.dumps(record, allow_nan=False))
+    elif isinstance(text, str):
+        print(text)
     else:
-        print(text if isinstance(text, str) else ansi(text()))
+        from ..core.draw import ansi
+
+        print(ansi(text()))
 
 
-def write_page(arguments: Any, record: dict[str, Any], plans: Sequence[Shown], task: str = "") -> None:
-    """Writes the page that --html asks for, with the figures of --json. `task`: the one that it explains first."""
+def check_outputs(arguments: Any) -> None:
+    """Checks before the work that every output file can be written. Raises FileError or ValueError."""
+    for flag in ("save", "svg", "html", "trace", "save_costs", "version_log", "log"):
+        if path := getattr(arguments, flag):
+            from ..core.trace import check_path
+            from ..system.files import check_writable
+
+            if flag == "trace":
+                check_path(path)
+            check_writable(path)
+
+
+def write_page(arguments: Any, record: Any, plans: Sequence[Shown], task: str = "", curves: Any = None) -> None:
+    """Writes the page that --html asks for, with the figures of --json. `task`, `curves`: as for `page`."""
+    from ..system.files import write_atomic
+    from ..views.page import page
+
     title = " ".join(filter(None, (arguments.command, task, arguments.model)))
     title += f": {', '.join(p.title for p in plans)}"
-    write_atomic(arguments.html, page(title, record, plans, command=arguments.line, task=task))
+    write_atomic(arguments.html, page(title, record, plans, command=arguments.line, task=task, curves=curves))
 
 
 def note(line: str) -> None:
@@ -76,14 +96,22 @@ def progress(title: str, total: float, begin: int = 0) -> Iterator[Callable[...,
         yield update
 
 
+def width() -> int:
+    """Columns of the terminal; 110 if there is none."""
+    return max(40, get_terminal_size((110, 24)).columns)
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
     """Columns aligned, numbers to the right."""
     cells = [[f"{c:,.3f}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) and not isinstance(c, bool)
               else str(c) for c in row] for row in rows]
-    width = [max(len(h), *(len(row[i]) for row in cells), 0) if cells else len(h) for i, h in enumerate(head)]
+    wide = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
     right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
 
-    def line(row: Sequence[str]) -> str:
-        return "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(row, width, right, strict=True)).rstrip()
+    lines = (zip(row, wide, right, strict=True) for row in (head, *cells))
+    return "\n".join("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in line).rstrip() for line in lines)
 
-    return "\n".join([line(head), *(line(row) for row in cells)])
+
+def order(schedule: Any, record: dict[str, Any]) -> str:
+    """A schedule's grid and a record as a table."""
+    return f"{schedule.grid(width())}\n\n{table(('what', 'value'), list(record.items()))}"

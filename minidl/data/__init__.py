@@ -6,7 +6,8 @@ the position in the order, never on how many ranks share a batch.
 
 from .arrays import from_arrays
 from .catalogue import NAMES, digits, load
-from .dataset import IGNORED, DataError, Dataset, LabelError, adapt
+from .dataset import IGNORED, DataError, Dataset, LabelError, Scaling, adapt
 from .loader import Loader
 
-__all__ = ["IGNORED", "NAMES", "DataError", "Dataset", "LabelError", "Loader", "adapt", "digits", "from_arrays", "load"]
+__all__ = ["IGNORED", "NAMES", "DataError", "Dataset", "LabelError", "Loader", "Scaling", "adapt", "digits",
+           "from_arrays", "load"]

@@ -14,13 +14,15 @@ from .dataset import DataError
 
 PIECE = 1 << 20  #: how many bytes are read at a time
 DEPTH = 4  #: how often packed files may be in one another: OpenWebText is texts in a .tar in an .xz in a .tar
-#: what compressed files begin with -> how they are opened
+#: the first bytes of compressed files -> how they are opened
 READERS: dict[bytes, Callable[..., Any]] = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open}
 
 
 def files(archive: tarfile.TarFile, where: object) -> Iterator[tarfile.TarInfo]:
     """The regular files of an archive. Raises DataError after the last one where the archive's end is missing."""
     for member in archive:
+        if member.size < 0:
+            raise DataError(f"{where}: damaged: {member.name!r} has a size of {member.size}")
         if member.isfile():
             yield member
     assert archive.fileobj is not None
@@ -31,8 +33,8 @@ def files(archive: tarfile.TarFile, where: object) -> Iterator[tarfile.TarInfo]:
 
 def unpacked(stream: IO[bytes], where: str, room: int, *, tar: bool = False, depth: int = 0
              ) -> Iterator[tuple[str, bytes]]:
-    """(name, content) of the files in a file: of itself, or where it is packed with tar, xz or gzip, of those in it, as
-    deep as they are. `room`: the most bytes of all contents, and of whatever is inflated. `tar`: whether it must be an
+    """(name, content) of the files in a file: of itself, or, if it is packed with tar, xz or gzip, of all files in it,
+    at any depth. `room`: the most bytes of all contents, and of whatever is inflated. `tar`: whether it must be an
     archive. Raises DataError for more, and what the readers of damaged files raise."""
     opened = io.BufferedReader(_Limited(stream, where, room))
     start = opened.peek(tarfile.BLOCKSIZE)[: tarfile.BLOCKSIZE]
@@ -71,7 +73,7 @@ def _content(stream: IO[bytes]) -> bytes:
 
 
 class _Limited(io.RawIOBase):
-    """A stream that ends with an error where it has more than `room` bytes."""
+    """A stream that ends with an error if it has more than `room` bytes."""
 
     def __init__(self, stream: IO[bytes], where: str, room: int) -> None:
         self._stream, self._where, self._room = stream, where, room

@@ -1,6 +1,6 @@
 """Arrays as data sets: of .npz and .npy files, of a table of numbers (CSV), and of functions of the user's own.
 
-What x and y are follows from their shapes and types. x: images (n, h, w, c) or (n, h, w); numbers (n, features);
+The meaning of x and y follows from their shapes and types. x: images (n, h, w, c) or (n, h, w); numbers (n, features);
 tokens (n, length), whole numbers. y: classes (n,), tokens (n, length), or, for regression, floats (n,) or (n, k).
 """
 
@@ -17,20 +17,36 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..loading import function_of
-from .dataset import Array, DataError, Dataset, Images, LabelError, Note, Rows, check_labels, check_scaled, statistics
+from ..system.loading import function_of, line_of
+from .dataset import (
+    MOST,
+    Array,
+    DataError,
+    Dataset,
+    Images,
+    LabelError,
+    Note,
+    Rows,
+    Scaling,
+    Standardize,
+    check_labels,
+    check_scaled,
+    pieces,
+    statistics,
+)
 from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of arrays
+LARGE = 16.0  #: numbers above it are large for a network, and the run says how to standardise them
 LABELS = ("label", "class", "target", "species", "y")  #: names of the label column of a table, the first that it has
 
 
 def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[Any, Any] | None = None,
                 classes: int | None = None, image_size: int | None = None, channels: int | None = None,
-                dtype: str = "float32", note: Note = lambda line: None) -> Dataset:
+                dtype: str = "float32", standardize: Standardize = False, note: Note = lambda line: None) -> Dataset:
     """A part of the samples (x, y): train or test. Without `test`, the samples of the test part, a fixed random fifth
-    of them is the test part. Images and numbers are standardised to mean 0 and variance 1 over the training part.
-    Raises DataError."""
+    of them is the test part. Images and numbers stay as they are, or with `standardize` get mean 0 and variance 1 over
+    the training part; or they are standardised by a given `Scaling`. Raises DataError."""
     x, y = _paired(name, x, y)
     if test is None:
         rows = fifth(len(x), "train")
@@ -51,14 +67,43 @@ def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[
     if x.ndim == 4:
         if not whole or y.ndim != 1:
             raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
-        mean, std = statistics(seen)
-        check_scaled(own, mean, std, name)
-        return Images(name, own, targets.astype(np.int64), classes or known, mean, std).dataset(image_size, channels,
-                                                                                               dtype, note)
+        scaling = scaling_of(name, seen, None, standardize)
+        check_range(name, own, scaling, dtype, note)
+        images = Images(name, own, targets.astype(np.int64), classes or known, scaling)
+        return replace(images.dataset(image_size, channels, dtype, note), scaling=scaling)
     if x.dtype.kind in "iu" and whole:
         return _tokens(name, own, targets, 1 + max(int(part.max()) for part in every if part.size), classes or known,
                        classes)
-    return _numbers(name, own, targets, seen, classes or known, dtype)
+    scaling = scaling_of(name, _as_pixels(seen), None, standardize)
+    check_range(name, _as_pixels(own), scaling, dtype, note)
+    return _numbers(name, own, targets, scaling, classes or known, dtype)
+
+
+def _as_pixels(x: Array) -> Array:
+    """Rows of numbers (n, features) as images of one pixel (n, 1, 1, features)."""
+    return x[:, None, None]
+
+
+def scaling_of(name: str, seen: Array, rows: Array | None, standardize: Standardize) -> Scaling | None:
+    """How images are standardised: by the training part, `seen` or these rows of it; or as is given. Raises DataError
+    if that does not fit."""
+    if isinstance(standardize, Scaling):
+        standardize.check(seen, name)
+        return standardize
+    return statistics(seen, rows) if standardize else None
+
+
+def check_range(name: str, x: Array, scaling: Scaling | None, dtype: str, note: Note) -> None:
+    """Raises DataError if images are out of the range of their type; notes it if they are large and stay so."""
+    if scaling is not None:
+        check_scaled(x, scaling, name)
+        return
+    largest = max(abs(float(end)) for piece in pieces(x) for end in (piece.min(), piece.max()))
+    if largest > float(np.finfo(dtype).max):
+        raise DataError(f"{name}: its numbers reach {largest:g}, which is out of the range of {dtype}")
+    if largest > LARGE:
+        note(f"{name}: its numbers stay as they are, above {LARGE:g}; --standardize scales them to mean 0 and "
+             f"variance 1")
 
 
 def _tokens(name: str, x: Array, y: Array, vocabulary: int, classes: int, told: int | None) -> Dataset:
@@ -66,6 +111,9 @@ def _tokens(name: str, x: Array, y: Array, vocabulary: int, classes: int, told: 
     tokens, labels = x.astype(np.int64), y.astype(np.int64)
     if tokens.min() < 0:
         raise DataError(f"{name}: a token is {tokens.min()}; tokens are 0 or more")
+    if vocabulary > MOST:
+        raise DataError(f"{name}: a token is {vocabulary - 1}; the largest that a network is made for is {MOST - 1}; "
+                        f"if x holds numbers and no tokens, save it as floats")
     if y.ndim == 2:
         classes = told or max(classes, vocabulary)
         check_labels(tokens, classes, name)
@@ -74,12 +122,9 @@ def _tokens(name: str, x: Array, y: Array, vocabulary: int, classes: int, told: 
                    ("next_token",) if y.ndim == 2 else ("classification",), vocabulary=vocabulary)
 
 
-def _numbers(name: str, x: Array, y: Array, seen: Array, classes: int, dtype: str) -> Dataset:
-    """The data set of vectors, which are standardised as `seen`, the training part, is."""
-    mean, std = seen.mean(axis=0, dtype=np.float64), seen.std(axis=0, dtype=np.float64)
-    values = ((x - mean) / np.where(std > 0, std, 1.0)).astype(dtype)
-    if not np.isfinite(values).all():
-        raise DataError(f"{name}: scaled to mean 0 and variance 1, its numbers are out of the range of {dtype}")
+def _numbers(name: str, x: Array, y: Array, scaling: Scaling | None, classes: int, dtype: str) -> Dataset:
+    """The data set of vectors."""
+    values = (x if scaling is None else (x - scaling.mean) / scaling.std).astype(dtype)
     if y.dtype.kind in "iu":
         targets: Array = y.astype(np.int64)
         serves: tuple[str, ...] = ("classification",)
@@ -87,7 +132,7 @@ def _numbers(name: str, x: Array, y: Array, seen: Array, classes: int, dtype: st
         targets, serves = (y[:, None] if y.ndim == 1 else y).astype(dtype), ("regression",)
         classes = targets.shape[1]
     return Dataset(name, len(x), x.shape[1:], classes,
-                   lambda i: (np.take(values, i, axis=0), np.take(targets, i, axis=0)), serves)
+                   lambda i: (np.take(values, i, axis=0), np.take(targets, i, axis=0)), serves, scaling=scaling)
 
 
 def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
@@ -151,6 +196,12 @@ def load_csv(path: Path, split: str, **sizes: Any) -> Dataset:
     except ValueError:
         raise DataError(f"{path}: is empty") from None
     names = [name.strip() for name in head[1]]
+    if comment := next((at for at, row in (head, *lines) if row[0].lstrip().startswith("#")), 0):
+        raise DataError(f"{path}, line {comment}: is a comment; the first line must name the columns, and no line "
+                        f"may be a comment")
+    if len(names) == 1 and (other := next((s for s in (";", "\t", "|") if s in names[0]), None)):
+        word = {";": "semicolons", "\t": "tabs", "|": "bars"}[other]
+        raise DataError(f"{path}: its columns are separated by {word}; save it with commas")
     if all(_number(name) is not None for name in names):
         raise DataError(f"{path}: its first line must name the columns; it has numbers")
     at = next((i for label in LABELS for i, name in enumerate(names) if name.lower() == label), len(names) - 1)
@@ -197,9 +248,9 @@ def _classes(path: Path, labels: list[str], lines: list[int]) -> Array:
 
 # --------------------------------------------------------------------------------------------------------------- yours
 def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
-    """What a function of the user's own gives, `file.py:function`: a Dataset, arrays (x, y), or an iterable of batches
-    (x, y), which is read to its end. It may take `split` and `seed`; without `split`, a fifth is the test part. Raises
-    DataError."""
+    """The data set of a user's function, `file.py:function`, which returns a Dataset, arrays (x, y), or an iterable of
+    batches (x, y), which is read to its end. It may take `split` and `seed`; without `split`, a fifth is the test part.
+    Raises DataError."""
     try:
         function = function_of(name)
     except ValueError as error:
@@ -209,11 +260,12 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
     parts = ("train", "test") if split == "test" and "split" in takes else (split,)
     made = [_called(name, function, told | ({"split": part} if "split" in takes else {})) for part in parts]
     if isinstance(made[-1], Dataset):
+        _check_fields(name, made[-1])
         if sizes.get("classes") and made[-1].classes > sizes["classes"]:
             raise LabelError(f"{name}: has {made[-1].classes} classes, the network {sizes['classes']}")
         tokens = {"next_token", "translation"} & {*made[-1].serves}
         # nobody knows how long its rows take, and what y has
-        return replace(made[-1], rows=_checked(name, made[-1]), slow=True, uneven=bool(tokens))
+        return replace(made[-1], rows=_checked(name, made[-1], sizes["dtype"]), slow=True, uneven=bool(tokens))
     arrays = [_arrays(name, part) for part in made]
     short = name.rpartition("/")[2]
     if "split" not in takes:
@@ -221,15 +273,40 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
     return from_arrays(short, *arrays[0], split, test=arrays[-1], **sizes)
 
 
-def _checked(name: str, made: Dataset) -> Rows:
-    """The rows of a Dataset of the user's own, which raise DataError where they fail or are of other shapes."""
+SERVES = ("classification", "regression", "next_token", "masked_token", "translation")  #: the objectives
+
+
+def _check_fields(name: str, made: Dataset) -> None:
+    """Raises DataError for a field of a Dataset of the user's own that cannot be used."""
+    whole = {"samples": made.samples, "classes": made.classes, "vocabulary": made.vocabulary}
+    for field, value in whole.items():
+        least = 0 if field == "vocabulary" else 1
+        if not isinstance(value, int | np.integer) or not least <= value:
+            raise DataError(f"{name}: the {field} of its Dataset are {value!r}; it must be a whole number of at least "
+                            f"{least}")
+    if not isinstance(made.shape, tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in made.shape):
+        raise DataError(f"{name}: the shape of its Dataset is {made.shape!r}; it must be a tuple of whole numbers, as "
+                        f"in (28, 28, 1)")
+    if not isinstance(made.serves, tuple) or not {*made.serves} <= {*SERVES}:
+        raise DataError(f"{name}: its Dataset serves {made.serves!r}; it must be a tuple of {', '.join(SERVES)}")
+
+
+def _checked(name: str, made: Dataset, dtype: str) -> Rows:
+    """The rows of a Dataset of the user's own, x as `dtype` unless it is tokens; they raise DataError if they fail or
+    are not what the Dataset says."""
+    labels = not {"regression", "next_token", "masked_token", "translation"} & {*made.serves}
 
     def rows(indices: NDArray[np.int64], *numbers: Any) -> tuple[Array, Array]:
         x, y = _called(name, lambda: tuple(map(np.asarray, made.rows(indices, *numbers))), {})
         if x.shape != (len(indices), *made.shape) or len(y) != len(indices):
             raise DataError(f"{name}: its rows of {len(indices)} samples are x {x.shape} and y {y.shape}; x must be "
                             f"{(len(indices), *made.shape)}, as its shape says, and y have {len(indices)} rows")
-        return x, y
+        if labels:
+            if y.dtype.kind not in "iu" or y.ndim != 1:
+                raise DataError(f"{name}: y of its rows is {y.dtype} {y.shape}; it must be one whole number for each "
+                                f"sample, its class")
+            check_labels(y, made.classes, name)
+        return x if made.vocabulary or x.dtype.kind in "iu" else x.astype(dtype, copy=False), y
 
     return rows
 
@@ -240,16 +317,21 @@ def _called(name: str, function: Callable[..., Any], told: dict[str, Any]) -> An
     except (DataError, MemoryError):
         raise
     except Exception as error:
-        raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}") from error
+        place = f" ({found})" if (found := line_of(error)) else ""
+        raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}") from error
 
 
 def _arrays(name: str, made: Any) -> tuple[Array, Array]:
     """The arrays (x, y) of what a function has returned."""
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made):
         return made[0], made[1]
-    if not isinstance(made, Iterable):
-        raise DataError(f"{name}: returned {type(made).__name__}; it must return a Dataset, arrays (x, y), or an "
-                        f"iterable of batches (x, y)")
+    batches = isinstance(made, Iterable) and not isinstance(made, np.ndarray | str | bytes | dict)
+    if isinstance(made, list | tuple):
+        batches = all(isinstance(part, list | tuple) and len(part) == 2 for part in made)
+    if not batches:
+        parts_of = f" of {' and '.join(type(p).__name__ for p in made[:3])}" if isinstance(made, list | tuple) else ""
+        raise DataError(f"{name}: returned {type(made).__name__}{parts_of}; it must return a Dataset, NumPy arrays "
+                        f"(x, y), or an iterable of batches (x, y)")
     parts: list[tuple[NDArray[Any], NDArray[Any]]] = []
     size = 0
     try:
@@ -259,7 +341,12 @@ def _arrays(name: str, made: Any) -> tuple[Array, Array]:
             if size > LARGEST:
                 raise DataError(f"{name}: gives more than {LARGEST >> 30} GiB; return a Dataset, whose rows are read "
                                 f"when they are needed")
+            if parts and (x.shape[1:] != parts[0][0].shape[1:] or y.shape[1:] != parts[0][1].shape[1:]):
+                raise DataError(f"{name}: batch {len(parts)} has x {x.shape} and y {y.shape}, batch 0 "
+                                f"{parts[0][0].shape} and {parts[0][1].shape}")
             parts.append((x, y))
+        if not parts:
+            raise DataError(f"{name}: it gives no batches")
         x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
     except DataError:
         raise

@@ -32,7 +32,7 @@ def digits(split: str, classes: int | None) -> Images:
     x, y = _digits()
     check_labels(y, classes or 10, "digits")
     rows = fifth(len(x), split)
-    return Images("digits", x[rows], y[rows], classes or 10, *statistics(x[fifth(len(x), "train")]))
+    return Images("digits", x[rows], y[rows], classes or 10, statistics(x[fifth(len(x), "train")]))
 
 
 def images(split: str, image_size: int, channels: int, classes: int, seed: int, dtype: str) -> Dataset:

@@ -1,4 +1,4 @@
-"""Data by name, path or function, and the substitutes for missing files of named data.
+"""Data by name, path or function.
 
 It does not know how a file is read or a batch is made.
 """
@@ -10,21 +10,21 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import arrays, builtin, formats, pictures, sentences, text
-from .dataset import DataError, Dataset, Images, Note
+from .dataset import DataError, Dataset, Images, Note, Standardize
 from .loader import Loader, check_seed
 
 NAMES = ("digits", "mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext", "pydoc",
          "synthetic")  #: names of data sets
 STORED = ("mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext")  #: those in files
 ROOT = Path("data")  #: the default of `root`
-LENGTH = 64  #: tokens of a sample, where nobody says
+LENGTH = 64  #: tokens of a sample, by default
 
 
 @functools.cache  # once in a process
@@ -34,7 +34,7 @@ def _say(line: str) -> None:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a network takes, see `load`."""
+    """The data that a network needs, see `load`."""
 
     split: str
     seed: int
@@ -46,6 +46,7 @@ class Wanted:
     sequence_length: int | None
     tokenizer: str
     workers: int | None
+    standardize: Standardize
 
     @property
     def length(self) -> int:
@@ -53,9 +54,9 @@ class Wanted:
 
     @property
     def sizes(self) -> dict[str, Any]:
-        """What `from_arrays` takes."""
+        """The options of `from_arrays`."""
         return {"classes": self.classes, "image_size": self.image_size, "channels": self.channels, "dtype": self.dtype,
-                "note": self.note}
+                "standardize": self.standardize, "note": self.note}
 
 
 def digits(batch_size: int = 64, *, split: str = "train", seed: int = 0, dtype: str = "float32") -> Loader:
@@ -66,28 +67,30 @@ def digits(batch_size: int = 64, *, split: str = "train", seed: int = 0, dtype: 
 
 def load(
     name_or_path: str | os.PathLike[str], *, batch_size: int, root: str | os.PathLike[str] | None = None,
-    split: str = "train", seed: int = 0, strict: bool = False, image_size: int | None = None,
+    split: str = "train", seed: int = 0, image_size: int | None = None,
     channels: int | None = None, classes: int | None = None, sequence_length: int | None = None,
-    dtype: str = "float32", tokenizer: str = "bytes", workers: int | None = None, note: Note = _say,
+    dtype: str = "float32", tokenizer: str = "bytes", workers: int | None = None, standardize: Standardize = False,
+    note: Note = _say,
 ) -> Loader:  # fmt: skip
     """A loader of a data set by name (`NAMES`), by path, or of a function of one's own (`file.py:function`); see
     docs/data.md.
 
-    Images: x (B, H, W, C) of `dtype`, standardised per channel to mean 0 and variance 1 over the training part (of
-    MNIST, CIFAR and ImageNet by the published numbers), then resized to `image_size` and repeated to `channels`; y (B,)
-    int64. Numbers: x (B, features). Running text: x and y (B, sequence_length) int64, y the tokens that follow. Pairs
-    of sentences: x (B, sequence_length) int64; y (B,), or of translations (B, sequence_length). `classes`: how many
-    classes, or tokens, the model knows; None takes the data's own number. `tokenizer`: bytes, a number of tokens, or a
-    file, see data/tokens.py. `workers`: processes that decode pictures; None: one for each core but one.
+    Images: x (B, H, W, C) of `dtype`, resized to `image_size` and repeated to `channels`; y (B,) int64. Images of named
+    sets are standardised before, per channel: digits to mean 0 and variance 1 over the training part, MNIST, CIFAR and
+    pictures by the published numbers. Arrays of one's own, images or numbers x (B, features), stay as they are, unless
+    `standardize` is True, or a `Scaling` to standardise them by; `Dataset.scaling` then says how.
+
+    Running text: x and y (B, sequence_length) int64, y the tokens that follow. Pairs of sentences: x (B,
+    sequence_length) int64; y (B,), or of translations (B, sequence_length). `classes`: how many classes, or tokens, the
+    model knows; None takes the data's own number. `tokenizer`: bytes, a number of tokens, or a file, see
+    data/tokens.py. `workers`: processes that decode pictures; None: one for each core but one.
 
     `split`: train (each epoch in an order of its own, without a gap between them, see `Loader`) or test (stored
-    order). Files of named data are looked for in `root`, by default ./data. Where no files of named images are found,
-    the embedded digits are used instead, in the size that was asked for; or synthetic images, where the digits have the
-    wrong number of classes; instead of openwebtext, Python's manual. `note` gets one line that says so, and one for
-    resizing. With `strict` a missing file is an error; a missing path or `root` always is. Nothing is ever downloaded.
+    order). Files of named data are looked for in `root`, by default ./data; nothing is ever downloaded. `note` gets a
+    line if images are resized.
 
-    Raises DataError, with one line, for arguments that do not fit, an unknown name, a damaged file, a label out of
-    range.
+    Raises DataError, with one line, for arguments that do not fit, an unknown name, a missing or damaged file, a label
+    out of range.
     """
     if split not in ("train", "test"):
         raise DataError(f"the split is {split!r}; it must be train or test")
@@ -103,9 +106,10 @@ def load(
             raise DataError(f"{key} is {value!r}; it must be a whole number > 0")
     if root is not None and not Path(root).is_dir():
         raise DataError(f"{root}: the folder for data does not exist")
-    wanted = Wanted(split, seed, dtype, note, image_size, channels, classes, sequence_length, tokenizer, workers)
+    wanted = Wanted(split, seed, dtype, note, image_size, channels, classes, sequence_length, tokenizer, workers,
+                    standardize)
     try:
-        dataset = _named(name_or_path, ROOT if root is None else Path(root), strict, wanted)
+        dataset = _named(name_or_path, ROOT if root is None else Path(root), wanted)
     except OSError as error:
         raise DataError(f"{name_or_path}: {error.strerror}") from error
     except MemoryError as error:
@@ -114,10 +118,17 @@ def load(
         raise DataError(f"--workers has no effect on {dataset.name}: it is for pictures, which are decoded")
     if tokenizer != "bytes" and not dataset.tokenizer:
         raise DataError(f"--tokenizer has no effect on {dataset.name}: it is for text")
+    if dataset.scaling is not None:
+        note(f"{dataset.name}: standardised by the mean and deviation of "
+             + ("its training part" if standardize is True else "the data on which its weights were trained")
+             + "; checkpoints and exported weights carry them")
+    elif standardize is True:
+        raise DataError(f"--standardize has no effect on {dataset.name}: it is for arrays of your own, of numbers or "
+                        f"images (.npz, .npy, .csv, or a function that returns arrays)")
     return Loader(dataset, batch_size, seed=seed, training=split == "train")
 
 
-def _named(name: str | os.PathLike[str], root: Path, strict: bool, wanted: Wanted) -> Dataset:
+def _named(name: str | os.PathLike[str], root: Path, wanted: Wanted) -> Dataset:
     if name == "pydoc":
         return _pydoc(wanted)
     if name == "synthetic":
@@ -128,36 +139,24 @@ def _named(name: str | os.PathLike[str], root: Path, strict: bool, wanted: Wante
         if isinstance(name, str) and ":" in name and not Path(name).exists():
             return arrays.load_own(name, wanted.split, wanted.seed, **wanted.sizes)
         if str(name).endswith(".py"):
-            raise DataError(f"{name}: name its function too: {name}:FUNCTION")
+            raise DataError(f"{name}: name its function as well: {name}:FUNCTION")
         return _from_path(_path(name), wanted)
     assert isinstance(name, str)
     for kind in KINDS:
         if kind.name == name and (found := kind.find(root / name) or kind.find(root)) is not None:
             return kind.load(found, wanted)
-    return _instead(name, root, strict, wanted)
+    raise _missing(name, root, wanted.split)
 
 
-def _instead(name: str, root: Path, strict: bool, wanted: Wanted) -> Dataset:
-    """What is used where the files of a named data set are missing. Raises DataError where nothing can be."""
-    looked = LOOKED.get(name, "")
+def _missing(name: str, root: Path, split: str) -> DataError:
+    """The error for a named data set without files: where they were looked for, and data that need none."""
+    looked = LOOKED.get(name, "").replace("ROOT", str(root))
     stored = next((s for s in formats.STORED if s.name == name), None)
     if stored is not None:
-        looked = f"{stored.files[wanted.split][0]} in {root} and its {', '.join(stored.folders[1:])}"
-    missing = f"{name}: not found (looked for {looked.replace('ROOT', str(root))})"
-    if strict:
-        raise DataError(f"{missing}; nothing is downloaded and strict forbids a substitute")
-    if name == "openwebtext":
-        wanted.note(f"{missing}; Python's manual is used instead")
-        return _pydoc(wanted)
-    shape, classes = (stored.shape, stored.classes) if stored else ((pictures.SIZE, pictures.SIZE, 3), 1000)
-    if stored is None and name != "imagenet":
-        raise DataError(f"{missing}; nothing is downloaded")
-    count = wanted.classes or classes
-    given = Wanted(**{**vars(wanted), "image_size": wanted.image_size or shape[0],
-                      "channels": wanted.channels or shape[2], "classes": count})
-    instead = "digits" if count == 10 else "synthetic"
-    wanted.note(f"{missing}; {'the embedded digits are' if count == 10 else 'synthetic images are'} used instead")
-    return _named(instead, root, strict, given)
+        looked = f"{stored.files[split][0]} in {root} and its {', '.join(stored.folders[1:])}"
+    other = {"mnist": "digits", "cifar10": "digits", "openwebtext": "pydoc"}.get(name, "synthetic")
+    return DataError(f"{name}: not found (looked for {looked}); nothing is downloaded: say where its files are "
+                     f"(--root DIR), or give --data {other}")
 
 
 def _pydoc(wanted: Wanted) -> Dataset:
@@ -190,7 +189,7 @@ def _of_images(name: str, make: Callable[[], Any], wanted: Wanted) -> Dataset:
 @dataclass(frozen=True)
 class Kind:
     """A kind of files: the data set's name, or "" if it has none; the file or folder at or below a path that has it, or
-    None; and its reader. `what`: what is looked for, in words."""
+    None; and its reader. `what`: the thing looked for, in words."""
 
     name: str
     find: Callable[[Path], Path | None]
@@ -225,8 +224,11 @@ def _load_pictures(folder: Path, wanted: Wanted) -> Dataset:
 
 
 def _load_npz(path: Path, wanted: Wanted) -> Dataset:
-    found = formats.load_npz(path, wanted.split, wanted.classes, wanted.dtype)
-    return found if isinstance(found, Dataset) else _of_images(path.name, lambda: found, wanted)
+    found = formats.load_npz(path, wanted.split, classes=wanted.classes, dtype=wanted.dtype,
+                             standardize=wanted.standardize, note=wanted.note)
+    if isinstance(found, Dataset):
+        return found
+    return replace(_of_images(path.name, lambda: found, wanted), scaling=found.scaling)
 
 
 def _suffix(suffix: str) -> Callable[[Path], Path | None]:
@@ -245,7 +247,7 @@ KINDS = (
     Kind("", _suffix(".csv"), lambda path, wanted: arrays.load_csv(path, wanted.split, **wanted.sizes), "a .csv file"),
     Kind("openwebtext", text.find, _tokens_of(text.load_text), "text or tokens (.txt, .xz, .tar, .bin)"),
 )  # fmt: skip
-#: what is looked for where a named data set has no published names of files
+#: the files to look for if a named data set has no published names of files
 LOOKED = {"imagenet": "imagenet/train with folders of classes, or imagenet/train-*.tar, in ROOT",
           "openwebtext": "openwebtext with .xz, .tar, .txt, or train.bin and val.bin in ROOT",
           "iwslt": "iwslt with train.tags.de-en.de and .en, or train.de and train.en, in ROOT",

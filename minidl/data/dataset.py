@@ -19,6 +19,7 @@ Rows = Callable[..., tuple[Array, Array]]
 Note = Callable[[str], None]
 
 IGNORED = -100  #: in y of tokens: a position that does not count, as in torch
+MOST = 1 << 20  #: the most classes or tokens
 PIECE = 4 << 20  #: how many numbers of images are read at a time
 FLOAT32 = float(np.finfo(np.float32).max)
 PREPARED_BYTES = 256 << 20  #: an image set up to this size is standardised and resized once, not per batch
@@ -34,6 +35,34 @@ class LabelError(DataError):
 
 
 @dataclass(frozen=True)
+class Scaling:
+    """Standardising: the mean and the standard deviation of each feature (features,) or channel (channels,) over the
+    training part, float64, in stored units."""
+
+    mean: Array
+    std: Array
+
+    def images(self, x: Array) -> Array:
+        """Images (B, H, W, C) as stored, with mean 0 and variance 1, float32."""
+        x = np.subtract(x, self.mean.astype(np.float32), dtype=np.float32)
+        x *= (1.0 / self.std).astype(np.float32)
+        return x
+
+    def check(self, x: Array, name: object) -> None:
+        """Raises DataError for data that have another number of features or channels, and for numbers by which
+        nothing can be standardised."""
+        if self.mean.shape != x.shape[-1:] or self.std.shape != x.shape[-1:]:
+            raise DataError(f"{name}: a sample has {x.shape[-1]} features or channels, and the mean and deviation of "
+                            f"the weights' training data have {self.mean.size}")
+        if not np.isfinite(self.mean).all() or not ((self.std > 0) & np.isfinite(self.std)).all():
+            raise DataError(f"{name}: nothing can be standardised by the weights' mean and deviation: they are not "
+                            f"finite, or a deviation is not above 0")
+
+
+Standardize = bool | Scaling  #: whether to standardise data of one's own, or by which mean and deviation
+
+
+@dataclass(frozen=True)
 class Dataset:
     """`samples`: how many. `rows(indices)`: new arrays (x, y) of the samples at int64 `indices` (B,).
 
@@ -41,13 +70,14 @@ class Dataset:
     the size of the vocabulary. `shape`: the shape of one sample of x.
 
     `serves`: the objectives that a network can be trained for with it. `random`: rows are made by random choices, and
-    `rows(indices, draws)` takes a random number for each sample, uint64 (B,), too. Of text: `bytes_per_token`, how many
-    bytes a token stands for, in the mean; `mask`, the token that hides another one. `vocabulary`: how many different
-    tokens x may have; 0 where x has none. `tokenizer`: what makes the tokenizer of its text again, see data/tokens.py;
-    empty where tokens come from no text. `slow`: reading a batch takes long, so the next ones are read ahead; `faster`:
-    what makes it faster, for the report. `uneven`: samples have different numbers of predictions, positions of y that
-    are not IGNORED; micro-batches and ranks then weigh as many as they make. `references`: of translations, the text of
-    each sample's.
+    `rows(indices, draws)` takes a random number for each sample, uint64 (B,), as well. For text: `bytes_per_token`, the
+    mean number of bytes in a token; `mask`, the token that hides another one. `vocabulary`: how many different tokens x
+    may have; 0 if x has none. `tokenizer`: text that makes its tokenizer again, see data/tokens.py; empty if tokens
+    come from no text. `scaling`: by which mean and deviation numbers or images of the user's own were standardised;
+    None if they are as stored, and for named data, whose scale is published. `slow`: reading a batch takes long, so the
+    next ones are read ahead; `faster`: a way to make it faster, for the report. `uneven`: samples have different
+    numbers of predictions, positions of y that are not IGNORED; micro-batches and ranks then weigh as many as they
+    make. `references`: of translations, the text of each sample's.
     """
 
     name: str
@@ -65,31 +95,25 @@ class Dataset:
     vocabulary: int = 0
     bytes_per_token: float | None = None
     mask: int | None = None
+    scaling: Scaling | None = None
 
 
 @dataclass(frozen=True)
 class Images:
-    """Stored images: x (N, H, W, C) numbers as stored, y (N,) int64; `mean` and `std` (C,): of each channel over the
-    training part, in stored units."""
+    """Stored images: x (N, H, W, C) numbers as stored, y (N,) int64; `scaling`: how they are standardised, if they
+    are."""
 
     name: str
     x: Array
     y: Array
     classes: int
-    mean: Array
-    std: Array
-
-    @staticmethod
-    def scaled(x: Array, mean: Array, std: Array) -> Array:
-        """Numbers as stored, with mean 0 and variance 1, float32."""
-        x = np.subtract(x, mean.astype(np.float32), dtype=np.float32)
-        x *= (1.0 / std).astype(np.float32)
-        return x
+    scaling: Scaling | None
 
     def dataset(self, image_size: int | None, channels: int | None, dtype: str, note: Note) -> Dataset:
-        """The same images with mean 0 and variance 1 per channel over the training part, then resized and repeated.
+        """The images, standardised per channel if they have a scaling, then resized and repeated.
 
-        They are computed in float32 for every `dtype`, so that runs of another precision get the same numbers.
+        Standardised ones are computed in float32 for every `dtype`, so that runs of another precision get the same
+        numbers.
         """
         stored = self.x.shape[1:]
         shape = (image_size or stored[0], image_size or stored[1], channels or stored[2])
@@ -97,7 +121,8 @@ class Images:
             note(f"{self.name}: images of {_by(stored)} are resized and repeated to {_by(shape)}")
 
         def prepare(x: Array) -> Array:
-            return adapt(self.scaled(x, self.mean, self.std), image_size, channels).astype(dtype, copy=False)
+            x = x if self.scaling is None else self.scaling.images(x)
+            return adapt(x, image_size, channels).astype(dtype, copy=False)
 
         images, finish = self.x, prepare
         if len(images) * np.prod(shape) * np.dtype(dtype).itemsize <= PREPARED_BYTES:
@@ -128,9 +153,9 @@ def pieces(x: Array, rows: Array | None = None) -> Iterator[Array]:
         yield x[begin : begin + step] if rows is None else x[rows[begin : begin + step]]
 
 
-def statistics(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
-    """(mean, standard deviation) per channel of images x (N, H, W, C) or these rows of them, each float64 (C,); a
-    constant channel has 1."""
+def statistics(x: Array, rows: Array | None = None) -> Scaling:
+    """Mean and standard deviation per channel of images x (N, H, W, C) or these rows of them; a constant channel has
+    1."""
     count = (len(x) if rows is None else len(rows)) * x.shape[1] * x.shape[2]
     total, squares = np.zeros(x.shape[3]), np.zeros(x.shape[3])
     for piece in pieces(x, rows):
@@ -140,11 +165,12 @@ def statistics(x: Array, rows: Array | None = None) -> tuple[Array, Array]:
         for piece in pieces(x, rows):
             squares += np.square(piece - mean).sum(axis=(0, 1, 2))
     std = np.sqrt(squares / count)
-    return mean, np.where(std > 0, std, 1.0)
+    return Scaling(mean, np.where(std > 0, std, 1.0))
 
 
-def check_scaled(x: Array, mean: Array, std: Array, where: object) -> None:
-    """Raises DataError where images x (N, H, W, C), scaled to mean 0 and variance 1, are out of float32's range."""
+def check_scaled(x: Array, scaling: Scaling, where: object) -> None:
+    """Raises DataError if images x (N, H, W, C), scaled to mean 0 and variance 1, are out of float32's range."""
+    mean, std = scaling.mean, scaling.std
     with np.errstate(all="ignore"):
         ends = [end(piece.astype(np.float64), axis=(0, 1, 2)) - mean for piece in pieces(x) for end in (np.min, np.max)]
         if not all(bool((np.abs(v) <= FLOAT32).all()) for v in (mean, 1 / std, *ends, *(end / std for end in ends))):
@@ -184,12 +210,16 @@ def check_labels(y: Array, classes: int, where: object) -> None:
     bad = (y < 0) | (y >= classes)
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
+        if y[first] < 0:
+            raise DataError(f"{where}: sample {first[0]} has label {y[first]}; labels are whole numbers from 0 on")
         raise LabelError(f"{where}: sample {first[0]} has label {y[first]}; with {classes} classes it must be "
-                        f"0 to {classes - 1}")
+                         f"0 to {classes - 1}")
+    if y.size and int(y.max()) >= MOST:
+        raise DataError(f"{where}: a label is {int(y.max())}; the largest that a network is made for is {MOST - 1}")
 
 
 def check_vocabulary(tokens: int, known: int | None, where: object) -> int:
-    """The size of the network's vocabulary, `known`; where nobody says, that of the data. Raises LabelError where it is
+    """The size of the network's vocabulary, `known`, or the data's if None. Raises LabelError if it is
     too small."""
     if known is not None and tokens > known:
         raise LabelError(f"{where}: has a vocabulary of {tokens} tokens, and the network one of {known}")

@@ -1,4 +1,4 @@
-"""Random choices of a sample: what is cropped, flipped or masked.
+"""Random choices of a sample: how it is cropped, flipped or masked.
 
 Each epoch gives every sample one number, which depends on seed, epoch and sample alone; all its choices are made from
 that number. So a run that resumes, or has other ranks, makes the same ones.

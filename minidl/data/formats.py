@@ -2,7 +2,7 @@
 
 No file is trusted: the sizes that a header declares are checked against the file's bytes before memory is allocated,
 and nothing in a file is executed. Reading takes at most twice the bytes of the images and labels, which are at most
-`LARGEST`, plus `SPARE`. This module knows nothing of substitutes.
+`LARGEST`, plus `SPARE`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from . import pickles
-from .arrays import from_arrays
-from .dataset import FLOAT32, Array, DataError, Dataset, Images, check_labels, check_scaled, pieces, statistics
+from .arrays import check_range, from_arrays, scaling_of
+from .dataset import FLOAT32, Array, DataError, Dataset, Images, Note, Scaling, Standardize, check_labels, pieces
 from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of images and labels that are read; CIFAR has 180 MB
@@ -60,7 +60,7 @@ class Stored:
         return next((folder for folder in folders if any(self._file(folder, name) for name in names)), None)
 
     def load(self, folder: Path, split: str, classes: int | None) -> Images:
-        """The images of `split`. Raises DataError where one of its files is missing or bad."""
+        """The images of `split`. Raises DataError if one of its files is missing or bad."""
         found = []
         for name in self.files[split]:
             file = self._file(folder, name)
@@ -69,8 +69,8 @@ class Stored:
             found.append(file)
         x, y = self.read(found, self.classes)
         check_labels(y, classes or self.classes, self.name)
-        mean, std = np.array(self.mean) * 255, np.array(self.std) * 255
-        return Images(self.name, x, y, classes or self.classes, mean, std)
+        scaling = Scaling(np.array(self.mean) * 255, np.array(self.std) * 255)
+        return Images(self.name, x, y, classes or self.classes, scaling)
 
     def _file(self, folder: Path, name: str) -> Path | None:
         paths = (folder / (spelling + suffix) for spelling in (name, name.replace("-idx", ".idx"))
@@ -116,7 +116,7 @@ def read_idx(path: Path) -> Array:
 
 
 def _check_packed(what: str, need: int, size: int) -> None:
-    """Raises ValueError where `need` bytes cannot, or should not, be packed in a file of `size` bytes."""
+    """Raises ValueError if `need` bytes cannot, or should not, be packed in a file of `size` bytes."""
     if need > max(SMALL, size * PACKED):
         raise ValueError(f"truncated, or compressed more than images can be: {what}, {need} bytes, but has {size}; "
                          f"unpack it first")
@@ -186,8 +186,7 @@ def _cifar(paths: list[Path], classes: int) -> tuple[Array, Array]:
 
 def read_npz(path: Path, pairs: Mapping[str, Sequence[Pair]]) -> dict[Pair, tuple[Array, Array]]:
     """For each split, the first of its pairs of names that the file has, with its arrays; each pair is read once.
-    Raises DataError, before any array is read, where a split has none of its pairs, or a pair is not images and
-    labels."""
+    Raises DataError, before any array is read, if a split has none of its pairs, or a pair is not images and labels."""
     with _reading(path):
         _check_index(path)
         with zipfile.ZipFile(path) as archive:
@@ -226,12 +225,10 @@ def _check_index(path: Path) -> None:
 
 @dataclass(frozen=True)
 class _Header:
-    """The header of one array. `begin`: the byte at which its numbers begin."""
+    """The header of one array."""
 
     shape: tuple[int, ...]
-    column_major: bool
     dtype: np.dtype[Any]
-    begin: int
 
 
 def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Header:
@@ -242,7 +239,7 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Header:
         if version != (1, 0):
             raise ValueError(f"{info.filename} has npy version {version}, which is not for plain numbers")
         try:
-            shape, column_major, dtype = npy.read_array_header_1_0(file)
+            shape, _, dtype = npy.read_array_header_1_0(file)
         except (MemoryError, RecursionError):  # the parser fails so on thousands of brackets or signs
             raise ValueError(f"the header of {info.filename} is damaged") from None
         need, size = math.prod(shape) * dtype.itemsize, info.file_size - file.tell()
@@ -251,17 +248,16 @@ def _header(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> _Header:
         if min(shape, default=0) < 0 or need != size:
             raise ValueError(f"{info.filename} declares {shape} of {dtype}, {need} bytes, but holds {size}")
         _check_packed(f"{info.filename} declares {shape} of {dtype}", need, info.compress_size)
-        return _Header(shape, column_major, dtype, file.tell())
+        return _Header(shape, dtype)
 
 
 def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
-    header = _header(archive, info)
+    """An array whose header was checked."""
     with archive.open(info) as file:
-        file.read(header.begin)
-        content = _content(file, info.file_size - header.begin)
-        if file.read(1):
+        array: Array = npy.read_array(file, allow_pickle=False)
+        if file.read(1):  # reads on to the checksum
             raise ValueError(f"{info.filename} is truncated")
-    return content.view(header.dtype).reshape(header.shape, order="F" if header.column_major else "C")
+    return array
 
 
 def _check_pair(images: str, labels: str, x: _Header, y: _Header) -> None:
@@ -279,16 +275,18 @@ def _check_pair(images: str, labels: str, x: _Header, y: _Header) -> None:
                          f"each of the {shape[0]} images")
 
 
-def load_npz(path: Path, split: str, classes: int | None, dtype: str = "float32") -> Images | Dataset:
+def load_npz(path: Path, split: str, *, classes: int | None = None, dtype: str = "float32",
+             standardize: Standardize = False, note: Note = lambda line: None) -> Images | Dataset:
     """The samples of `split`: x_train, y_train, x_test, y_test; train_images, train_labels, test_images, test_labels;
-    or x, y or images, labels, of which a fixed random fifth is the test part. Images, or what
+    or x, y or images, labels, of which a fixed random fifth is the test part. Images, or the data set that
     `from_arrays` makes of rows of numbers or tokens. Raises DataError."""
     read = read_npz(path, {s: NPZ_KEYS[s] for s in (split, "train")})
     if all(x.ndim == 2 for x, _ in read.values()):
         first, test = next(reversed(read)), None
         if first[0] not in WHOLE:  # both parts for each: the tokens of both make the vocabulary
             (test,) = read_npz(path, {"test": NPZ_KEYS["test"]}).values()
-        return from_arrays(path.name, *read[first], split, test=test, classes=classes, dtype=dtype)
+        return from_arrays(path.name, *read[first], split, test=test, classes=classes, dtype=dtype,
+                           standardize=standardize, note=note)
     found = {pair: _checked(path, pair, *arrays) for pair, arrays in read.items()}
     wanted, training = next(iter(found)), next(reversed(found))
     if classes is None:
@@ -301,12 +299,12 @@ def load_npz(path: Path, split: str, classes: int | None, dtype: str = "float32"
     if x.shape[1:] != seen.shape[1:] or (rows is not None and not len(rows)):
         raise DataError(f"{path}: {wanted[0]} has images of {x.shape[1:]}, {training[0]} of {seen.shape[1:]}, "
                         f"{len(seen)} of them")
-    mean, std = statistics(seen, rows)
+    scaling = scaling_of(f"{path}, {wanted[0]}", seen, rows, standardize)
     if rows is not None:
         rows = rows if split == "train" else fifth(len(x), split)
         x, y = x[rows], y[rows]
-    check_scaled(x, mean, std, f"{path}, {wanted[0]}")
-    return Images(path.name, x, y, classes, mean, std)
+    check_range(f"{path}, {wanted[0]}", x, scaling, dtype, note)
+    return Images(path.name, x, y, classes, scaling)
 
 
 def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Array, Array]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..autograd.random import generator
 from . import draws
-from .dataset import Array, DataError, Dataset
+from .dataset import Array, DataError, Dataset, Scaling
 
 DEPTH = 2  #: how many batches are read ahead, where reading takes long
 
@@ -49,7 +49,7 @@ class Loader:
                  rank: int = 0, ranks: int = 1) -> None:
         self.dataset, self.batch_size, self.seed, self.training = dataset, batch_size, seed, training
         self.rank, self.ranks = rank, ranks
-        self.position = 0  #: how many samples come before the next global batch, those of all epochs before included
+        self.position = 0  #: how many samples come before the next global batch, including all earlier epochs
         self._orders: dict[int, NDArray[np.int64]] = {}
         self._draws: dict[int, draws.Draws] = {}
         self._ahead = _Ahead(self) if dataset.slow else None
@@ -68,7 +68,7 @@ class Loader:
 
     @property
     def name(self) -> str:
-        """The name of the data in use, which may be a substitute."""
+        """The name of the data."""
         return self.dataset.name
 
     @property
@@ -80,6 +80,11 @@ class Loader:
     def samples(self) -> int:
         """How many samples the data set has."""
         return self.dataset.samples
+
+    @property
+    def scaling(self) -> Scaling | None:
+        """By which mean and deviation data of one's own are standardised."""
+        return self.dataset.scaling
 
     @property
     def epoch(self) -> int:
@@ -148,7 +153,7 @@ class Loader:
             yield next(self)
 
     def shard(self, rank: int, ranks: int) -> Loader:
-        """A loader of rank `rank`'s rows of each global batch, at the same place. Raises DataError where a batch,
+        """A loader of rank `rank`'s rows of each global batch, at the same place. Raises DataError if a batch,
         including the last one, cannot be divided equally."""
         part = Loader(self.dataset, self.batch_size, seed=self.seed, training=self.training, rank=rank, ranks=ranks)
         part.restore(self.state())
@@ -194,7 +199,7 @@ class _Ahead:
 
 
 def _kept(known: dict[int, Any], epoch: int, make: Callable[[int], Any]) -> Any:
-    """What `make(epoch)` returns, which is kept for this epoch and the one before: a batch may reach over both."""
+    """The result of `make(epoch)`, kept for this epoch and the one before, since a batch may span both."""
     if epoch not in known:
         known[epoch] = make(epoch)
         for old in known.keys() - {epoch, epoch - 1}:

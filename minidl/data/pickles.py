@@ -1,16 +1,21 @@
 """A safe reader for the pickles of CIFAR: plain values and numeric arrays.
 
-Python's unpickler never runs. This module interprets the few opcodes below, maps the five names that such a file may
-mention to functions of its own, and refuses everything else. The file's size and OPCODES bound time and memory,
-whatever lengths the file declares. This module does not know what the values mean.
+Python's unpickler builds the values, but finds no class: the five names that such a file may mention become functions
+of this module, and the reader rejects every other name. Before it runs, a pass over the opcodes refuses those that no
+CIFAR file has, so that the file's size bounds time and memory, whatever lengths the file declares. This module does not
+know what the values mean.
 """
 
 from __future__ import annotations
 
+import io
 import math
+import pickle
 import pickletools
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -18,22 +23,71 @@ import numpy as np
 from .dataset import Array
 
 OPCODES = 1_000_000  #: the most opcodes of a file; CIFAR-100, the largest, has about 300,000
+RARE = 1000  #: the most tuples and numbers above 2**60: as keys of dicts, more could take long or exhaust the stack
 
-_VALUES = {"BININT", "BININT1", "BININT2", "INT", "LONG", "LONG1", "LONG4", "BINFLOAT",
-           "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
-           "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}  # fmt: skip
-_STRINGS = {"STRING", "BINSTRING", "SHORT_BINSTRING"}  # from Python 2: bytes, which pickletools returns as latin-1
-_CONSTANTS: dict[str, Any] = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
-_ARRAY = {"numpy.core.multiarray._reconstruct", "numpy._core.multiarray._reconstruct"}
-_BUFFER = {"numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer"}
-_NAMES = {"numpy.ndarray", "numpy.dtype", "_codecs.encode"} | _ARRAY | _BUFFER
+_OPCODES = {
+    "PROTO", "FRAME", "STOP", "MARK", "GLOBAL", "STACK_GLOBAL", "REDUCE", "BUILD",
+    "NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+    "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND", "APPENDS",
+    "EMPTY_DICT", "DICT", "SETITEM", "SETITEMS",
+    "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GET", "BINGET", "LONG_BINGET"}  # fmt: skip
 
 
-@dataclass(frozen=True)
-class _Name:
-    """A name in the file; nothing is imported."""
+def read(content: bytes) -> object:
+    """The value of a pickle: None, bool, int, float, str, bytes, list, dict or tuple of them, or a numeric array.
 
-    name: str
+    An array is the value of a dict's key, or alone. Strings of Python 2 become bytes. Raises ValueError that says what
+    it rejects, or any Exception for a damaged file.
+    """
+    _check(content)
+    value = _Unpickler(content).load()
+    if isinstance(value, dict):
+        return {key: item.value if isinstance(item, _Holder) else item for key, item in value.items()}
+    return value.value if isinstance(value, _Holder) else value
+
+
+def _check(content: bytes) -> None:
+    """Raises ValueError for an opcode or a number of opcodes that no CIFAR file has, and for a length above the file's
+    own."""
+    rare = 0
+    for count, (opcode, argument, _) in enumerate(pickletools.genops(content)):
+        name, number = opcode.name, argument if isinstance(argument, int) else 0
+        if count == OPCODES:
+            raise ValueError(f"the pickle has more than {OPCODES} opcodes, far more than any CIFAR file")
+        if name not in _OPCODES:
+            raise ValueError(f"the pickle holds {name}; only plain values and arrays are read")
+        if name.endswith("PUT") and number > count:  # the unpickler makes room for as many values
+            raise ValueError(f"the pickle keeps value {number}, and has fewer")
+        rare += name.startswith("TUPLE") or abs(number) >= 2**60
+        if rare > RARE:
+            raise ValueError(f"the pickle has more than {RARE} tuples and large numbers, more than any CIFAR file")
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self._budget = len(content)  # bytes that may still be made from text
+
+    def find_class(self, module: str, name: str) -> Any:
+        """A function of this module in place of the one that is named. Raises ValueError for any other name."""
+        full = f"{module}.{name}"
+        known: dict[str, Callable[..., Any]] = {
+            "numpy.dtype": _dtype, "_codecs.encode": self._encode, "numpy.ndarray": _refuse,
+            **{f"{room}.multiarray._reconstruct": _Holder.of_nothing for room in ("numpy.core", "numpy._core")},
+            **{f"{room}.numeric._frombuffer": _Holder.of_bytes for room in ("numpy.core", "numpy._core")}}
+        if full not in known:
+            raise ValueError(f"the pickle names {full[:80]!r}; only plain values and arrays are "
+                             f"read, nothing is executed")
+        return partial(known[full])  # an object of its own: a pickle may change attributes of what it finds
+
+    def _encode(self, text: str, encoding: bytes | str) -> bytes:
+        """Bytes, as Python 3 writes them for Python 2."""
+        self._budget -= len(text)
+        if _text(encoding) != "latin1" or self._budget < 0:
+            raise ValueError("the pickle makes bytes in a way that is not for arrays")
+        return text.encode("latin-1")
 
 
 @dataclass
@@ -43,164 +97,60 @@ class _Type:
     spec: str
     order: str = "|"
 
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """State: version, byte order, ..."""
+        self.order = _text(state[1])
+        if self.order not in ("<", ">", "|", "="):
+            raise ValueError(f"the pickle holds an unknown byte order {self.order[:20]!r}")
+
 
 @dataclass
 class _Holder:
     """An array that the file declares first and fills later."""
 
-    value: Array | None = None
+    found: Array | None = None
+
+    @classmethod
+    def of_nothing(cls, *_: Any) -> _Holder:
+        return cls()
+
+    @classmethod
+    def of_bytes(cls, data: Any, kind: Any, shape: Any, order: Any) -> _Holder:
+        return cls(_array(data, kind, shape, order == "F"))
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        """State: version, shape, type, column-major, bytes."""
+        _, shape, kind, column_major, data = state
+        self.found = _array(data, kind, shape, column_major)
+
+    @property
+    def value(self) -> Array:
+        if self.found is None:
+            raise ValueError("the pickle holds an array without content")
+        return self.found
 
 
-def read(content: bytes) -> object:
-    """The value of a pickle: None, bool, int, float, str, bytes, list, dict or tuple of them, or a numeric array.
-
-    Dicts have str or bytes keys; an array is the value of a dict's key, or alone. Strings of Python 2 become bytes.
-    Raises ValueError that says what is refused, or any Exception for a damaged file.
-    """
-    return _Reader(content).run()
+def _dtype(spec: Any, *_: Any) -> _Type:
+    spec = _text(spec)
+    if not re.fullmatch(r"[iu][1248]|f[248]", spec):
+        raise ValueError(f"the pickle holds an array of type {spec[:20]!r}; only numbers are read")
+    return _Type(spec)
 
 
-class _Reader:
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
-        self.budget = len(content)  # bytes that may still be made from text
-
-    def run(self) -> object:
-        for count, (opcode, argument, _) in enumerate(pickletools.genops(self.content)):
-            if count == OPCODES:
-                raise ValueError(f"the pickle has more than {OPCODES} opcodes, far more than any CIFAR file")
-            if opcode.name == "STOP":
-                return _finished(self.stack.pop())
-            self.step(opcode.name, argument)
-        raise ValueError("the pickle has no end")
-
-    def step(self, name: str, argument: Any) -> None:
-        stack = self.stack
-        if name in _VALUES:
-            stack.append(argument)
-        elif name in _STRINGS:
-            stack.append(argument.encode("latin-1"))
-        elif name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in ("PUT", "BINPUT", "LONG_BINPUT"):
-            self.memo[argument] = stack[-1]
-        elif name == "MEMOIZE":
-            self.memo[len(self.memo)] = stack[-1]
-        elif name in ("GET", "BINGET", "LONG_BINGET"):
-            stack.append(self.memo[argument])
-        elif name == "MARK":
-            self.marks.append(len(stack))
-        elif name in ("EMPTY_TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"):
-            stack.append(tuple(self.last(0 if name == "EMPTY_TUPLE" else int(name[-1]))))
-        elif name == "TUPLE":
-            stack.append(tuple(self.since_mark()))
-        elif name in ("EMPTY_LIST", "LIST"):
-            stack.append([] if name == "EMPTY_LIST" else self.since_mark())
-        elif name in ("EMPTY_DICT", "DICT"):
-            items = [] if name == "EMPTY_DICT" else self.since_mark()
-            stack.append({})
-            self.set_items(items)
-        elif name in ("APPEND", "APPENDS"):
-            items = self.last(1) if name == "APPEND" else self.since_mark()
-            _expect(stack[-1], list).extend(items)
-        elif name in ("SETITEM", "SETITEMS"):
-            self.set_items(self.last(2) if name == "SETITEM" else self.since_mark())
-        elif name == "GLOBAL":
-            stack.append(_named(argument.replace(" ", ".")))
-        elif name == "STACK_GLOBAL":
-            stack.append(_named(".".join(_expect(part, str) for part in self.last(2))))
-        elif name == "REDUCE":
-            function, arguments = self.last(2)
-            stack.append(self.call(_expect(function, _Name).name, _expect(arguments, tuple)))
-        elif name == "BUILD":
-            state = stack.pop()
-            _fill(stack[-1], state)
-        elif name not in ("PROTO", "FRAME"):
-            raise ValueError(f"the pickle holds {name}, which is refused: only plain values and arrays are read")
-
-    def last(self, count: int) -> list[Any]:
-        start = len(self.stack) - count
-        if start < (self.marks[-1] if self.marks else 0):
-            raise ValueError("the pickle uses more values than it has")
-        items = self.stack[start:]
-        del self.stack[start:]
-        return items
-
-    def since_mark(self) -> list[Any]:
-        return self.last(len(self.stack) - self.marks.pop())
-
-    def set_items(self, items: list[Any]) -> None:
-        target = _expect(self.stack[-1], dict)
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            target[_expect(key, (str, bytes))] = value
-
-    def call(self, name: str, arguments: tuple[Any, ...]) -> Any:
-        if name == "numpy.dtype":
-            spec = _text(arguments[0])
-            if not re.fullmatch(r"[iu][1248]|f[248]", spec):
-                raise ValueError(f"the pickle holds an array of type {spec[:20]!r}, which is "
-                                 f"refused: only numbers are read")
-            return _Type(spec)
-        if name == "_codecs.encode":
-            text, encoding = arguments
-            self.budget -= len(_expect(text, str))
-            if _text(encoding) != "latin1" or self.budget < 0:
-                raise ValueError("the pickle makes bytes in a way that is not for arrays")
-            return text.encode("latin-1")
-        if name in _ARRAY:
-            return _Holder()
-        if name in _BUFFER:
-            data, dtype, shape, order = arguments
-            return _Holder(_array(data, dtype, shape, order == "F"))
-        raise ValueError(f"the pickle calls {name}, which is refused")
+def _refuse(*_: Any) -> Any:
+    raise ValueError("the pickle calls numpy.ndarray; only plain values and arrays are read")
 
 
-def _named(name: str) -> _Name:
-    if name not in _NAMES:
-        raise ValueError(f"the pickle names {name[:80]!r}, which is refused: only plain values and arrays are read, "
-                         "nothing is executed")
-    return _Name(name)
-
-
-def _fill(target: object, state: Any) -> None:
-    """Does BUILD on an array (version, shape, type, column-major, bytes) or a type (version, byte order, ...)."""
-    if isinstance(target, _Holder):
-        _, shape, dtype, column_major, data = state
-        target.value = _array(data, dtype, shape, column_major)
-    else:
-        order = _text(state[1])
-        if order not in ("<", ">", "|", "="):
-            raise ValueError(f"the pickle holds an unknown byte order {order[:20]!r}")
-        _expect(target, _Type).order = order
-
-
-def _array(data: Any, dtype: Any, shape: Any, column_major: Any) -> Array:
+def _array(data: Any, kind: Any, shape: Any, column_major: Any) -> Array:
     """An array on the bytes `data`. Raises ValueError unless shape and type need exactly these."""
-    kind = np.dtype(_expect(dtype, _Type).order + dtype.spec)
-    if len(_expect(shape, tuple)) > 8 or not all(isinstance(size, int) and 0 <= size < 2**63 for size in shape):
+    dtype = np.dtype(kind.order + kind.spec)
+    if len(shape) > 8 or not all(isinstance(size, int) and 0 <= size < 2**63 for size in shape):
         raise ValueError("the pickle holds an array with an impossible shape")
-    size, need = len(_expect(data, (bytes, bytearray))), math.prod(shape) * kind.itemsize
+    size, need = len(memoryview(data)), math.prod(shape) * dtype.itemsize
     if size != need:
         raise ValueError(f"the pickle holds an array of shape {shape} that needs {need} bytes but has {size}")
-    return np.frombuffer(data, kind).reshape(shape, order="F" if column_major else "C")
+    return np.frombuffer(data, dtype).reshape(shape, order="F" if column_major else "C")
 
 
-def _finished(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finished(item) if isinstance(item, _Holder) else item for key, item in value.items()}
-    if isinstance(value, _Holder) and value.value is None:
-        raise ValueError("the pickle holds an array without content")
-    return value.value if isinstance(value, _Holder) else value
-
-
-def _expect(value: Any, kind: type | tuple[type, ...]) -> Any:
-    if not isinstance(value, kind):
-        raise ValueError(f"the pickle holds a {type(value).__name__} in a wrong place")
-    return value
-
-
-def _text(value: Any) -> str:
-    return value.decode("latin-1") if isinstance(value, bytes) else str(_expect(value, str))
+def _text(value: bytes | str) -> str:
+    return value.decode("latin-1") if isinstance(value, bytes) else value

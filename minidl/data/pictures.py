@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from . import draws
 from .archives import files
-from .dataset import Array, DataError, Dataset, Images, check_labels
+from .dataset import MOST, Array, DataError, Dataset, Scaling, check_labels
 from .loader import fifth
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif")
@@ -143,7 +143,9 @@ def _members(archive: Path) -> Iterable[tuple[str, int, int]]:
                 if member.offset_data + member.size > size:
                     raise DataError(f"{archive}: truncated: {member.name} ends after the file")
                 yield member.name, member.offset_data, member.size
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # Python's reader may raise nearly any error on a bad archive
         raise DataError(f"{archive}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
 
 
@@ -160,8 +162,8 @@ def _of_shards(shards: Sequence[Path]) -> Listing:
                 with open(shard, "rb") as file:
                     file.seek(begin)
                     text = file.read(min(size, 20)).decode("ascii", "replace").strip()
-                if not text.isdigit():
-                    raise DataError(f"{shard}, {name}: {text!r} is not the number of a class")
+                if not text.isdigit() or int(text) >= MOST:
+                    raise DataError(f"{shard}, {name}: {text!r} is not the number of a class, 0 to {MOST - 1}")
                 classes[key] = int(text)
         apart = sorted(own.keys() ^ classes.keys())
         if apart or not own:
@@ -183,11 +185,11 @@ def load_pictures(root: Path, split: str, image_size: int | None, channels: int 
         raise DataError(f"{root}: pictures have 1 or 3 channels, not {channels}")
     _pillow()
     training = split == "train"
+    scaling = Scaling(*(v.mean(keepdims=True) if channels == 1 else v for v in (MEAN, STD)))
 
     def rows(indices: NDArray[np.int64], numbers: draws.Draws) -> tuple[Array, Array]:
         jobs = [(found.pictures[i], int(n) if training else None) for i, n in zip(indices, numbers, strict=True)]
-        x = Images.scaled(_decoded(jobs, size, channels or 3, workers), *(v.mean(keepdims=True) if channels == 1 else v
-                                                                          for v in (MEAN, STD)))
+        x = scaling.images(_decoded(jobs, size, channels or 3, workers))
         return x.astype(dtype, copy=False), found.labels[indices]
 
     return Dataset(root.name, len(found.pictures), (size, size, channels or 3), classes or known, rows, random=True,

@@ -190,7 +190,7 @@ def _testing(folder: Path, languages: tuple[str, str]) -> tuple[Path, Path]:
 
 
 def _sentences(file: Path) -> list[str]:
-    """A sentence per line without the lines of tags; or those of the <seg> elements of an XML file."""
+    """A sentence per line without the lines of tags; or the <seg> elements of an XML file."""
     lines = _lines(file)
     if file.suffix == ".xml":
         found = [html.unescape(s.strip()) for line in lines for s in re.findall(r"<seg[^>]*>(.*?)</seg>", line)]
@@ -217,7 +217,7 @@ def _parallel(folder: Path, split: str) -> list[Pair]:
 
 def load_parallel(folder: Path, split: str, length: int, classes: int | None, kind: str) -> Dataset:
     """Sentences and their translations: x (B, length) `a separator b`, y (B, length) the tokens that follow, of which
-    only those of b and the end count. Half of the length is for each. Raises DataError."""
+    only b's and the end count. Half of the length is for each. Raises DataError."""
     pairs = _parallel(folder, split)
     coder = coder_of(_as_text(_parallel(folder, "train")) if kind.isdigit() else b"", kind)
     between, end = (coder.token(what, "translation") for what in ("separator", "end"))

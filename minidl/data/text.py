@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-import lzma
 import tarfile
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,7 +20,7 @@ from .archives import unpacked
 from .dataset import Array, DataError, Dataset, check_vocabulary
 from .tokens import Tokenizer
 
-TEXT = ("next_token", "masked_token")  #: what running text can be used for
+TEXT = ("next_token", "masked_token")  #: the objectives that running text serves
 LARGEST = 4 << 30  #: the most bytes of text that are read; more is for a file of tokens
 SMALL = 64 << 20  #: bytes of text that any file may hold
 INFLATED = 200  #: how many times the size of its file more text may have
@@ -35,7 +33,7 @@ TESTS = ("test", "val", "valid", "validation", "dev")
 def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_token: float | None = None,
             mask: int | None = None, slow: bool = False, tokenizer: str = "") -> Dataset:
     """A data set of windows: in sample i, x is tokens i*length to (i+1)*length and y the same shifted by one; both (B,
-    length) int64. Raises DataError where the text is too short."""
+    length) int64. Raises DataError if the text is too short."""
     if len(text) <= length:
         raise DataError(f"{name}: {len(text)} tokens are too few for a window of {length} and the token after it")
     steps = np.arange(length + 1)
@@ -71,8 +69,8 @@ def coder_of(train: bytes, kind: str) -> Tokenizer:
 
 
 def pydoc_text() -> tuple[bytes, bytes]:
-    """The topics of Python's manual in the order of their names: the training part, and the last fifth. The manual is
-    that of the running Python, so its bytes differ between Python versions."""
+    """The topics of Python's manual in the order of their names: the training part, and the last fifth. The manual
+    belongs to the running Python, so its bytes differ between Python versions."""
     try:
         topics = importlib.import_module("pydoc_data.topics").topics
     except ImportError as error:
@@ -145,7 +143,9 @@ def _documents(file: Path) -> Iterator[bytes]:
         if file.suffix == ".tar" and "unexpected" not in str(error):
             raise DataError(f"{file}: not an archive") from None
         raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
-    except (OSError, EOFError, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # Python's readers may raise nearly any error on a bad file
         raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import DataError
+from .dataset import MOST, DataError
 
 Ids = NDArray[Any]
 LARGEST = 64 << 20  #: the largest file of a tokenizer, in bytes
@@ -32,7 +32,7 @@ LEAST = 256 + len(NAMES)  #: tokens of the smallest vocabulary that can be train
 @dataclass(frozen=True)
 class Tokenizer:
     """`encode(text)`: the tokens of UTF-8 bytes, integers (n,). `decode(tokens)`: their text. `special`: token of each
-    of NAMES that the vocabulary has. `saved`: what makes it again, for a checkpoint: "bytes", or a library's JSON."""
+    of NAMES that the vocabulary has. `saved`: its form in a checkpoint: "bytes", or a library's JSON."""
 
     vocabulary: int
     encode: Callable[[bytes], Ids]
@@ -41,7 +41,7 @@ class Tokenizer:
     saved: str = "bytes"
 
     def token(self, name: str, purpose: str) -> int:
-        """A special token. Raises DataError where the vocabulary lacks it."""
+        """A special token. Raises DataError if the vocabulary lacks it."""
         if name not in self.special:
             raise DataError(f"the tokenizer has no {name} token ({' or '.join(NAMES[name])}), which {purpose} needs")
         return self.special[name]
@@ -55,12 +55,12 @@ BYTE_TOKENIZER = Tokenizer(256, lambda text: np.frombuffer(text, np.uint8), _dec
 
 
 def tokenizer(name: str, text: Callable[[], Iterable[bytes]]) -> Tokenizer:
-    """The tokenizer with this name: bytes, a number of tokens, or a file. `text()`: what it is trained on. Raises
+    """The tokenizer with this name: bytes, a number of tokens, or a file. `text()`: its training text. Raises
     DataError."""
     if name == "bytes":
         return BYTE_TOKENIZER
     if name.isascii() and name.isdigit():
-        return _trained(int(name), text())
+        return _trained(int(name[:20]), text())
     path = Path(name)
     if not path.is_file():
         raise DataError(f"{name}: there is no such tokenizer; write bytes, a number of tokens, or FILE.json")
@@ -85,6 +85,8 @@ def _library() -> Any:
 def _trained(size: int, text: Iterable[bytes]) -> Tokenizer:
     if size < LEAST:
         raise DataError(f"a tokenizer of {size} tokens is too small; it needs {LEAST} for all bytes and special tokens")
+    if size > MOST:
+        raise DataError(f"a tokenizer of {size} tokens is too large; it can have {MOST}")
     library = _library()
     made = library.Tokenizer(library.models.BPE())
     made.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .. import ops
+from ..autograd.arguments import checked
 from ..autograd.tensor import ShapeError, Tensor, array
-from ..hints import missing
 from ..ops import (
     adaptive_avg_pool1d,
     adaptive_avg_pool2d,
@@ -55,6 +55,8 @@ from ..ops import (
     tanh,
 )
 from ..ops.pair_loss import reduce
+from ..ops.shape import axis_of
+from .hints import missing
 
 __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "binary_cross_entropy",
            "binary_cross_entropy_with_logits", "celu", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d",
@@ -69,11 +71,13 @@ __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool
 def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,
                   reduction: str = "mean", label_smoothing: float = 0.0) -> Tensor:
     """For logits (..., classes) and labels (...) int64: the classes are last. `weight` (classes,): how much a sample of
-    each class counts, also in the mean. Labels that are `ignore_index` do not count."""
+    each class counts, also in the mean. Labels that are `ignore_index` do not count; if none counts, the mean is not a
+    number."""
     if weight is None and reduction == "mean":
-        return ops.cross_entropy(*_rows(x, target), label_smoothing, ignore_index)
+        rows, labels = _rows(x, target)
+        return ops.cross_entropy(rows, labels, label_smoothing, ignore_index)
     if not 0 <= label_smoothing <= 1:
-        raise ValueError(f"the label smoothing is {label_smoothing}; it must be from 0 to 1")
+        raise ValueError(f"label_smoothing is {label_smoothing}; it must be from 0 to 1")
     return _of_labels(log_softmax(x), target, weight, ignore_index, reduction, label_smoothing)
 
 
@@ -98,8 +102,15 @@ def _of_labels(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: i
         every = ops.where(ops.compare("not_equal", labels, ignore_index), ops.mean(rows * weight, -1), 0)
         losses = losses * (1 - smoothing) - every * smoothing
     if reduction == "mean":
-        return ops.total(losses) / ops.clamp(ops.total(share), min=float(np.finfo(rows.dtype).tiny))
+        whole = ops.total(share)
+        loss = ops.total(losses) / ops.clamp(whole, min=float(np.finfo(rows.dtype).tiny))
+        return _unless_none_counts(loss, ops.compare("not_equal", whole, 0))
     return reduce(ops.reshape(losses, target.shape), reduction)
+
+
+def _unless_none_counts(loss: Tensor, counts: Tensor) -> Tensor:
+    """The mean loss; not a number if no label counts."""
+    return ops.where(counts, loss, float("nan"))
 
 
 def _rows(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,29 +122,48 @@ def _rows(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
-    """-target log x - (1 - target) log(1 - x) for probabilities x; a logarithm is at least -100, and that of the
-    smallest normal number. Where x comes from a sigmoid, `binary_cross_entropy_with_logits` is exact."""
+    """-target log x - (1 - target) log(1 - x) for probabilities x; a logarithm is at least -100, and at least the
+    smallest normal number's. If x comes from a sigmoid, `binary_cross_entropy_with_logits` is exact. Raises ValueError
+    for numbers outside 0..1; in a recorded step, whose numbers are not known, the loss is then not a number."""
+    for name, t in (("input", x), ("target", target)):
+        if not t.storage.recorded and not _within(t):
+            raise ValueError(f"binary_cross_entropy: the {name} has numbers outside 0..1; for logits use "
+                             f"binary_cross_entropy_with_logits")
     losses = -(target * _log(x) + (1.0 - target) * _log(1.0 - x))
     return reduce(losses if weight is None else losses * weight, reduction)
 
 
+def _within(t: Tensor) -> bool:
+    """Whether all numbers are from 0 to 1, or not numbers."""
+    values = t.numpy()
+    return not ((values < 0) | (values > 1)).any()
+
+
 def _log(x: Tensor) -> Tensor:
-    return ops.clamp(ops.log(ops.clamp(x, min=float(np.finfo(x.dtype).tiny))), min=-100.0)
+    """The logarithm, at least -100; not a number for numbers below 0."""
+    found = ops.clamp(ops.log(ops.clamp(x, min=float(np.finfo(x.dtype).tiny))), min=-100.0)
+    return ops.where(ops.compare("less", x, 0), float("nan"), found)
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
-    """x, at least `min_val` and at most `max_val`."""
+    """x, at least `min_val` and at most `max_val`. Raises ValueError if min_val is above max_val."""
+    if min_val > max_val:
+        raise ValueError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
     return ops.clamp(x, min_val, max_val)
 
 
-def normalize(x: Tensor, dim: int = 1, eps: float = 1e-12) -> Tensor:
-    """x divided by its Euclidean norm along `dim`, or by `eps` where that is larger."""
-    return x / _norm(x, dim, eps)
+def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
+    """x divided by its norm along `dim`, or by `eps` if that is larger; `p`: 1, 2 (Euclidean) or inf."""
+    axis = axis_of(x, dim, "normalize")
+    if p == 2:
+        return x / _norm(x, axis, eps)
+    return x / ops.clamp(ops.norm(x, p, axis, keepdims=True), min=eps)
 
 
 def cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The sum along `dim` of the products of x and y, each divided by its norm, or by `eps` where that is larger."""
-    return ops.total(x / _norm(x, dim, eps) * (y / _norm(y, dim, eps)), dim)
+    """The sum along `dim` of the products of x and y, each divided by its norm, or by `eps` if that is larger."""
+    axis = axis_of(x, dim, "cosine_similarity")
+    return ops.total(x / _norm(x, axis, eps) * (y / _norm(y, axis, eps)), axis)
 
 
 def _norm(x: Tensor, dim: int, eps: float) -> Tensor:
@@ -144,7 +174,10 @@ def _norm(x: Tensor, dim: int, eps: float) -> Tensor:
 def one_hot(index: Tensor, num_classes: int) -> Tensor:
     """(...) int64 -> (..., num_classes) int64: 1 at the index, 0 elsewhere. Raises IndexError for one out of range."""
     classes = array(np.arange(num_classes))
-    known = ops.index(classes, index)  # the same numbers, of which a lookup has checked the range
+    try:
+        known = ops.index(classes, index)  # the same numbers, of which a lookup has checked the range
+    except IndexError as error:
+        raise IndexError(f"one_hot: num_classes is {num_classes}: {error}") from None
     return ops.astype(ops.compare("equal", ops.unsqueeze(known, -1), classes), "int64")
 
 
@@ -160,7 +193,7 @@ def embedding(index: Tensor, weight: Tensor) -> Tensor:
 
 def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
                eps: float = 1e-5) -> Tensor:
-    """x normalised over its last axes, whose lengths are `normalized_shape`. Raises ValueError where they are not."""
+    """x normalised over its last axes, whose lengths are `normalized_shape`. Raises ValueError if they are not."""
     if x.shape[x.ndim - len(normalized_shape) :] != tuple(normalized_shape):
         raise ValueError(f"layer_norm: input {x.shape} does not end in {tuple(normalized_shape)}")
     return ops.layer_norm(x, weight, bias, axes=len(normalized_shape), eps=eps)
@@ -168,7 +201,7 @@ def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None
 
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
              eps: float | None = None) -> Tensor:
-    """x divided by its root mean square over its last axes. Raises ValueError where their lengths are others."""
+    """x divided by its root mean square over its last axes. Raises ValueError if their lengths are others."""
     if x.shape[x.ndim - len(normalized_shape) :] != tuple(normalized_shape):
         raise ValueError(f"rms_norm: input {x.shape} does not end in {tuple(normalized_shape)}")
     return ops.rms_norm(x, weight, axes=len(normalized_shape), eps=eps)
@@ -179,6 +212,8 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *, i
     """softmax(query key^T scale) value for (n, heads, t, d); for masks see `nn.attention`."""
     return ops.attention(query, key, value, causal=is_causal, scale=scale)
 
+
+globals().update((name, checked(globals()[name], first=False)) for name in __all__)
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
     __getattr__ = missing(__name__, __all__, {

@@ -32,26 +32,26 @@ class NLLLoss(Module):
 class _PairLoss(Module):
     """A prediction and a target of one shape."""
 
-    def __init__(self, reduction: str = "mean") -> None:
+    def __init__(self, *, reduction: str = "mean") -> None:
         self.reduction = reduction
 
 
 class MSELoss(_PairLoss):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return functional.mse_loss(x, target, self.reduction)
+        return functional.mse_loss(x, target, reduction=self.reduction)
 
 
 class L1Loss(_PairLoss):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return functional.l1_loss(x, target, self.reduction)
+        return functional.l1_loss(x, target, reduction=self.reduction)
 
 
 class SmoothL1Loss(Module):
-    def __init__(self, reduction: str = "mean", beta: float = 1.0) -> None:
+    def __init__(self, *, reduction: str = "mean", beta: float = 1.0) -> None:
         self.reduction, self.beta = reduction, beta
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return functional.smooth_l1_loss(x, target, self.reduction, self.beta)
+        return functional.smooth_l1_loss(x, target, reduction=self.reduction, beta=self.beta)
 
 
 class HuberLoss(Module):
@@ -87,4 +87,4 @@ class KLDivLoss(_PairLoss):
     """Log-probabilities and probabilities; `reduction` may also be batchmean."""
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        return functional.kl_div(x, target, self.reduction)
+        return functional.kl_div(x, target, reduction=self.reduction)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..autograd import tape as tapes
+from ..autograd.arguments import check_arguments, checked
 from ..autograd.tensor import FLOATS, Parameter, ShapeError, Tensor, array, host_storage
-from ..graph import Role
-from ..runtime.device import strides_of
+from ..core.graph import Role
+from ..devices.device import strides_of
 
 #: a name of torch -> what to use here
 INSTEAD = {
@@ -33,10 +35,15 @@ class Module:
     input_dtype: str = "float32"  #: of a network: int64 if it reads tokens, else a float
     classes: int = 0  #: of a network: the number of classes; of tokens, the size of the vocabulary
     vocabulary: int = 0  #: of a network that reads tokens and tells classes apart: how many tokens it knows
-    objective: str = "classification"  #: of a network: what it is trained for, see training/objectives.py
+    objective: str = "classification"  #: of a network: its task in training, see training/objectives.py
     sliceable = False  #: of a network: whether forward(x, past) reads sequences slice by slice, see nn/sequence.py
     others: Mapping[str, str] = {}  #: of a network: another objective -> the argument that makes it the objective
     _name = ""
+
+    def __init_subclass__(cls) -> None:
+        """Layers of this package check what they are made with."""
+        if cls.__module__.startswith(f"{__package__}.") and "__init__" in vars(cls):
+            setattr(cls, "__init__", checked(vars(cls)["__init__"], first=True))  # noqa: B010  (a checker knows no other way)
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, Module) and not value._name:
@@ -55,7 +62,20 @@ class Module:
 
     def __call__(self, *inputs: Any, **named: Any) -> Any:
         with tapes.label(self._name or type(self).__name__.lower()):
-            return self.forward(*map(_tensor, inputs), **{name: _tensor(v) for name, v in named.items()})
+            try:
+                return self.forward(*map(_tensor, inputs), **{name: _tensor(v) for name, v in named.items()})
+            except (TypeError, AttributeError, ValueError) as error:
+                if error.__traceback__ is None or error.__traceback__.tb_next is not None:  # it arose within forward
+                    if self.forward.__module__.startswith(f"{__package__}."):
+                        check_arguments(type(self).__name__, self.forward, inputs, named)
+                    raise
+                takes = inspect.signature(self.forward)
+                try:
+                    takes.bind(*inputs, **named)
+                except TypeError as wrong:
+                    raise TypeError(f"{type(self).__name__}: {wrong}; its forward takes "
+                                    f"({', '.join(takes.parameters)})") from None
+                raise
 
     def __repr__(self) -> str:
         """The modules below, a line each, with the shapes of their own parameters and states."""
@@ -142,10 +162,9 @@ class Module:
             raise ShapeError(f"the state does not fit this model: missing {missing[:3] or 'none'}, "
                              f"unknown {extra[:3] or 'none'}")
         for name, t in mine.items():
-            value, expected = np.asarray(values[name]), state_array(t)
-            if value.shape != expected.shape or value.dtype != expected.dtype:
-                raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {expected.dtype} "
-                                 f"{expected.shape} in the model")
+            value, shape = np.asarray(values[name]), state_shape(t)
+            if value.shape != shape or str(value.dtype) != t.dtype:
+                raise ShapeError(f"{name} is {value.dtype} {value.shape} in the state, {t.dtype} {shape} in the model")
         for name, t in mine.items():
             put(t, values[name])
 
@@ -164,7 +183,8 @@ class Module:
             raise ValueError(f"unknown type {dtype!r}; known: {', '.join(FLOATS)}")
         for _, t in self.named_tensors():
             if t.dtype in FLOATS and t.dtype != dtype:
-                value = t.numpy().astype(dtype)
+                initial = t.storage.initial
+                value = t.numpy().astype(dtype) if initial is None else initial[1].astype(dtype)
                 name, role = t.storage.name, t.storage.role
                 t.storage = host_storage(value, role, name)
                 t.parts, t.strides, t.offset = (t.storage,), strides_of(t.shape), 0
@@ -205,6 +225,12 @@ def state_array(t: Tensor) -> Any:
     """The array of a tensor as in a state dict: a view with the axes in their published order (`Parameter.axes`)."""
     axes = t.axes if isinstance(t, Parameter) else None
     return t.numpy().transpose(axes) if axes else t.numpy()
+
+
+def state_shape(t: Tensor) -> tuple[int, ...]:
+    """The shape of a tensor as in a state dict."""
+    axes = t.axes if isinstance(t, Parameter) else None
+    return tuple(t.shape[a] for a in axes) if axes else t.shape
 
 
 def put(t: Tensor, value: Any) -> None:
@@ -275,4 +301,5 @@ def state(value: Any, name: str) -> Tensor:
     return Tensor(host_storage(np.asarray(value), Role.STATE, name))
 
 
-__all__ = ["Module", "ModuleDict", "ModuleList", "Sequential", "put", "state", "state_array"]
+__all__ = ["Module", "ModuleDict", "ModuleList", "Sequential", "put", "state", "state_array",
+           "state_shape"]

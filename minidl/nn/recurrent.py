@@ -14,6 +14,7 @@ import numpy as np
 from .. import ops
 from ..autograd import random
 from ..autograd import tape as tapes
+from ..autograd.arguments import Float, Nonlinearity, Rate, Size
 from ..autograd.tensor import Parameter, Tensor, array
 from .module import Module
 
@@ -34,12 +35,7 @@ class _Weights(Module):
 
     kind = "rnn"
 
-    def _start(self, inputs: int, hidden: int, nonlinearity: str) -> None:
-        if inputs < 1 or hidden < 1:
-            raise ValueError(f"{type(self).__name__}({inputs}, {hidden}): both sizes must be at least 1")
-        if nonlinearity not in ("tanh", "relu"):
-            raise ValueError(f"{type(self).__name__}: the nonlinearity must be tanh or relu, not {nonlinearity!r}")
-        self.inputs, self.hidden, self.relu = inputs, hidden, nonlinearity == "relu"
+    relu = False
 
     def _add(self, inputs: int, bias: bool, suffix: str, dtype: str) -> None:
         rows, bound = GATES[self.kind] * self.hidden, 1 / math.sqrt(self.hidden)
@@ -53,7 +49,7 @@ class _Weights(Module):
         return [getattr(self, n + suffix) for n in names if hasattr(self, n + suffix)]
 
     def _states(self, given: Any, shape: tuple[int, ...], dtype: str) -> list[Tensor]:
-        """The initial states; zeros where none are given. Raises ValueError for another number or shape."""
+        """The initial states; zeros if none are given. Raises ValueError for another number or shape."""
         count = 2 if self.kind == "lstm" else 1
         if given is None:
             return [array(np.zeros(shape, dtype), name="zeros")] * count
@@ -68,14 +64,10 @@ class _Layers(_Weights):
     """x (T, n, inputs), or (n, T, inputs) with `batch_first`; state (layers * directions, n, hidden), a pair of them
     for LSTM, zeros if not given -> (outputs (T, n, directions * hidden), last state). `dropout` is between layers."""
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, bias: bool = True,
-                 batch_first: bool = False, dropout: float = 0.0, bidirectional: bool = False,
-                 nonlinearity: str = "tanh", dtype: str = "float32") -> None:
-        self._start(input_size, hidden_size, nonlinearity)
-        if num_layers < 1:
-            raise ValueError(f"{type(self).__name__}: {num_layers} layers; at least 1 is needed")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"the dropout rate is {dropout}; it must be at least 0 and below 1")
+    def __init__(self, input_size: Size, hidden_size: Size, num_layers: Size = 1, bias: bool = True,
+                 batch_first: bool = False, dropout: Rate = 0.0, bidirectional: bool = False, *,
+                 dtype: Float = "float32") -> None:
+        self.inputs, self.hidden = input_size, hidden_size
         self.layers, self.batch_first, self.dropout = num_layers, batch_first, dropout
         self.directions = ("", "_reverse") if bidirectional else ("",)
         for k in range(num_layers):
@@ -111,6 +103,12 @@ class _Layers(_Weights):
 class RNN(_Layers):
     """h' = tanh(w_ih x + b_ih + w_hh h + b_hh), or relu."""
 
+    def __init__(self, input_size: Size, hidden_size: Size, num_layers: Size = 1, nonlinearity: Nonlinearity = "tanh",
+                 bias: bool = True, batch_first: bool = False, dropout: Rate = 0.0, bidirectional: bool = False, *,
+                 dtype: Float = "float32") -> None:
+        self.relu = nonlinearity == "relu"
+        super().__init__(input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, dtype=dtype)
+
 
 class GRU(_Layers):
     """Gates r, z, n (Cho and others 2014, in torch's form)."""
@@ -124,12 +122,9 @@ class LSTM(_Layers):
     kind = "lstm"
 
 
-class RNNCell(_Weights):
-    """One step: x (n, inputs), h (n, hidden) or None for zeros -> h'."""
-
-    def __init__(self, input_size: int, hidden_size: int, bias: bool = True, nonlinearity: str = "tanh",
-                 dtype: str = "float32") -> None:
-        self._start(input_size, hidden_size, nonlinearity)
+class _Cell(_Weights):
+    def __init__(self, input_size: Size, hidden_size: Size, bias: bool = True, *, dtype: Float = "float32") -> None:
+        self.inputs, self.hidden = input_size, hidden_size
         self._add(input_size, bias, "", dtype)
 
     def forward(self, x: Tensor, state: Any = None) -> Any:
@@ -140,13 +135,22 @@ class RNNCell(_Weights):
         return tuple(ends) if self.kind == "lstm" else ends[0]
 
 
-class GRUCell(RNNCell):
+class RNNCell(_Cell):
+    """One step: x (n, inputs), h (n, hidden) or None for zeros -> h'."""
+
+    def __init__(self, input_size: Size, hidden_size: Size, bias: bool = True, nonlinearity: Nonlinearity = "tanh", *,
+                 dtype: Float = "float32") -> None:
+        self.relu = nonlinearity == "relu"
+        super().__init__(input_size, hidden_size, bias, dtype=dtype)
+
+
+class GRUCell(_Cell):
     """One step: x (n, inputs), h (n, hidden) or None for zeros -> h'."""
 
     kind = "gru"
 
 
-class LSTMCell(RNNCell):
+class LSTMCell(_Cell):
     """One step: x (n, inputs), (h, c) each (n, hidden) or None for zeros -> (h', c')."""
 
     kind = "lstm"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..autograd import random
+from ..autograd.arguments import Float, Rate, Size
+from ..autograd.initial import constant
 from ..autograd.tensor import Parameter, Tensor
-from ..ops.dropout import check_rate
+from . import functional
 from .layers import Dropout, Linear
 from .module import Module
 
@@ -21,14 +24,12 @@ class Embedding(Module):
 
     padding_idx: int | None = None
 
-    def __init__(self, num_embeddings: int, embedding_dim: int, padding_idx: int | None = None,
-                 dtype: str = "float32") -> None:
-        if num_embeddings < 1 or embedding_dim < 1:
-            raise ValueError(f"Embedding({num_embeddings}, {embedding_dim}): both sizes must be at least 1")
+    def __init__(self, num_embeddings: Size, embedding_dim: Size, padding_idx: int | None = None,
+                 *, dtype: Float = "float32") -> None:
         if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
-            raise ValueError(f"Embedding({num_embeddings}, {embedding_dim}): the padding index {padding_idx} is out of "
-                             f"range")
-        self.padding_idx, values = padding_idx, random.normal(1, (num_embeddings, embedding_dim), dtype)
+            raise ValueError(f"Embedding: padding_idx is {padding_idx}; it must be from 0 to {num_embeddings - 1}")
+        self.padding_idx = padding_idx
+        values: Any = random.normal(1, (num_embeddings, embedding_dim), dtype)
         if padding_idx is not None:
             values = np.where(np.arange(num_embeddings)[:, None] == padding_idx, np.zeros((), dtype), values)
         self.weight = Parameter(values)
@@ -41,41 +42,33 @@ class LayerNorm(Module):
     """Over the last axes, whose lengths are `normalized_shape`; `elementwise_affine` scales and (with `bias`) shifts
     the result."""
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float = 1e-5, elementwise_affine: bool = True,
-                 bias: bool = True, dtype: str = "float32") -> None:
-        self.shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    def __init__(self, normalized_shape: Size | Sequence[Size], eps: float = 1e-5, elementwise_affine: bool = True,
+                 bias: bool = True, *, dtype: Float = "float32") -> None:
+        self.shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.eps = eps
-        if not self.shape or any(n < 1 for n in self.shape):
-            raise ValueError(f"LayerNorm({normalized_shape}): each length must be at least 1")
         if elementwise_affine:
-            self.weight = Parameter(np.ones(self.shape, dtype))
+            self.weight = Parameter(constant(1, self.shape, dtype))
             if bias:
-                self.bias = Parameter(np.zeros(self.shape, dtype))
+                self.bias = Parameter(constant(0, self.shape, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-len(self.shape) :] != self.shape:
-            raise ValueError(f"LayerNorm: input {x.shape} does not end in {self.shape}")
-        return ops.layer_norm(x, getattr(self, "weight", None), getattr(self, "bias", None), axes=len(self.shape),
-                              eps=self.eps)
+        bias = getattr(self, "bias", None)
+        return functional.layer_norm(x, self.shape, getattr(self, "weight", None), bias, self.eps)
 
 
 class RMSNorm(Module):
     """Divides by the root mean square over the last axes, whose lengths are `normalized_shape`;
     `elementwise_affine` scales the result."""
 
-    def __init__(self, normalized_shape: int | Sequence[int], eps: float | None = None, elementwise_affine: bool = True,
-                 dtype: str = "float32") -> None:
-        self.shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    def __init__(self, normalized_shape: Size | Sequence[Size], eps: float | None = None,
+                 elementwise_affine: bool = True, *, dtype: Float = "float32") -> None:
+        self.shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         self.eps = eps
-        if not self.shape or any(n < 1 for n in self.shape):
-            raise ValueError(f"RMSNorm({normalized_shape}): each length must be at least 1")
         if elementwise_affine:
-            self.weight = Parameter(np.ones(self.shape, dtype))
+            self.weight = Parameter(constant(1, self.shape, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-len(self.shape) :] != self.shape:
-            raise ValueError(f"RMSNorm: input {x.shape} does not end in {self.shape}")
-        return ops.rms_norm(x, getattr(self, "weight", None), axes=len(self.shape), eps=self.eps)
+        return functional.rms_norm(x, self.shape, getattr(self, "weight", None), self.eps)
 
 
 class Past:
@@ -88,7 +81,7 @@ class Past:
         self._kept: dict[Module, list[Tensor]] = {}
 
     def join(self, layer: Module, *new: Tensor) -> list[Tensor]:
-        """A layer's keys and values of a slice, (n, heads, t, width) each, behind those of the earlier slices: (n,
+        """A layer's keys and values of a slice, (n, heads, t, width) each, behind the earlier slices': (n,
         heads, tokens + t, width)."""
         before = self._kept.get(layer)
         self._kept[layer] = [ops.concat([t] if before is None else [before[i], t], 2, room=self.length)
@@ -101,19 +94,18 @@ class MultiheadAttention(Module):
     (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other. `dropout`: the
     rate at which probabilities are dropped while training."""
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, *, causal: bool = False,
-                 dtype: str = "float32") -> None:
-        if num_heads < 1 or embed_dim < 1 or embed_dim % num_heads:
+    def __init__(self, embed_dim: Size, num_heads: Size, dropout: Rate = 0.0, bias: bool = True, *,
+                 causal: bool = False, dtype: Float = "float32") -> None:
+        if embed_dim % num_heads:
             raise ValueError(f"MultiheadAttention({embed_dim}, {num_heads}): the heads must divide the width")
-        check_rate(dropout)
         self.width, self.heads, self.causal, self.dropout = embed_dim, num_heads, causal, dropout
         bound = math.sqrt(6 / (4 * embed_dim))
         self.in_proj_weight = Parameter(random.uniform(bound, (3 * embed_dim, embed_dim), dtype))
         if bias:
-            self.in_proj_bias = Parameter(np.zeros(3 * embed_dim, dtype))
-        self.out_proj = Linear(embed_dim, embed_dim, bias, dtype)
+            self.in_proj_bias = Parameter(constant(0, 3 * embed_dim, dtype))
+        self.out_proj = Linear(embed_dim, embed_dim, bias, dtype=dtype)
         if bias:
-            self.out_proj.bias = Parameter(np.zeros(embed_dim, dtype))
+            self.out_proj.bias = Parameter(constant(0, embed_dim, dtype))
 
     def _project(self, x: Tensor, begin: int, count: int) -> list[Tensor]:
         """`count` of query, key, value from `begin` on, each (n, heads, t, width / heads), views of one product."""
@@ -139,16 +131,17 @@ class TransformerEncoderLayer(Module):
     padding, or None -> (n, t, width). Parameters as torch's. `batch_first` must be True, which torch's default is not.
     `activation`: relu or gelu. `causal`: a step sees the ones before it alone."""
 
-    def __init__(self, d_model: int, nhead: int, dim_feedforward: int = 2048, dropout: float = 0.1,
+    def __init__(self, d_model: Size, nhead: Size, dim_feedforward: Size = 2048, dropout: Rate = 0.1,
                  activation: str = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
-                 norm_first: bool = False, bias: bool = True, *, causal: bool = False, dtype: str = "float32") -> None:
+                 norm_first: bool = False, bias: bool = True, *, causal: bool = False,
+                 dtype: Float = "float32") -> None:
         if not batch_first:
             raise ValueError("TransformerEncoderLayer: inputs are (n, steps, width) here; say so with batch_first=True")
         if activation not in ("relu", "gelu"):
             raise ValueError(f"TransformerEncoderLayer: the activation is {activation!r}; it must be relu or gelu")
         self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, causal=causal, dtype=dtype)
-        self.linear1 = Linear(d_model, dim_feedforward, bias, dtype)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, dtype)
+        self.linear1 = Linear(d_model, dim_feedforward, bias, dtype=dtype)
+        self.linear2 = Linear(dim_feedforward, d_model, bias, dtype=dtype)
         self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
         self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
         self.activation, self.norm_first = {"relu": ops.relu, "gelu": ops.gelu}[activation], norm_first

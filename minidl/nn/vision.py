@@ -9,30 +9,38 @@ import numpy as np
 
 from .. import ops
 from ..autograd import random
+from ..autograd.arguments import Float, OneCount, OneSize, Rate, Size, TwoCounts, TwoSizes
+from ..autograd.initial import constant
 from ..autograd.op import layout_hint
 from ..autograd.tensor import Parameter, ShapeError, Tensor
-from ..ops.conv import pair
+from ..ops.conv import pair, single
 from .module import Module, state
 
 
-class Conv2d(Module):
+class _Conv(Module):
+    """The base of convolutions: parameters uniform in +-1/sqrt(taps * columns / groups)."""
+
+    def _add(self, rows: int, columns: int, taps: tuple[int, ...], groups: int, biases: int, dtype: str) -> None:
+        """A weight (rows, taps..., columns / groups), and a bias if there are `biases`."""
+        if rows % groups or columns % groups:
+            raise ValueError(f"{type(self).__name__}: groups is {groups}; it must divide {columns} and {rows} channels")
+        bound = 1 / math.sqrt(columns // groups * math.prod(taps))
+        self.weight = Parameter(random.uniform(bound, (rows, *taps, columns // groups), dtype),
+                                axes=(0, len(taps) + 1, *range(1, len(taps) + 1)))
+        if biases:
+            self.bias = Parameter(random.uniform(bound, biases, dtype))
+
+
+class Conv2d(_Conv):
     """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (outputs, kh, kw, inputs / groups) in memory and
     (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int | Sequence[int],
-                 stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1,
-                 groups: int = 1, bias: bool = True, dtype: str = "float32") -> None:
-        if in_channels < 1 or out_channels < 1 or groups < 1 or in_channels % groups or out_channels % groups:
-            raise ValueError(f"Conv2d({in_channels}, {out_channels}, groups={groups}): both must be multiples of the "
-                             f"groups")
+    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: TwoSizes, stride: TwoSizes = 1,
+                 padding: TwoCounts = 0, dilation: TwoSizes = 1, groups: Size = 1, bias: bool = True, *,
+                 dtype: Float = "float32") -> None:
         self.stride, self.padding, self.groups = pair(stride, "stride"), pair(padding, "padding", 0), groups
         self.dilation = pair(dilation, "dilation")
-        taps = pair(kernel_size, "kernel_size")
-        bound = 1 / math.sqrt(in_channels // groups * taps[0] * taps[1])
-        shape = (out_channels, *taps, in_channels // groups)
-        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 3, 1, 2))
-        if bias:
-            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
+        self._add(out_channels, in_channels, pair(kernel_size, "kernel_size"), groups, out_channels * bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv2d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
@@ -44,12 +52,11 @@ class _BatchNorm(Module):
 
     axes: tuple[int, ...] = ()
 
-    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float = 0.1, dtype: str = "float32") -> None:
-        if num_features < 1:
-            raise ValueError(f"{type(self).__name__}({num_features}): at least one channel is needed")
+    def __init__(self, num_features: Size, eps: float = 1e-5, momentum: float = 0.1, *,
+                 dtype: Float = "float32") -> None:
         self.eps, self.momentum = eps, momentum
-        self.weight = Parameter(np.ones(num_features, dtype))
-        self.bias = Parameter(np.zeros(num_features, dtype))
+        self.weight = Parameter(constant(1, num_features, dtype))
+        self.bias = Parameter(constant(0, num_features, dtype))
         self.running_mean = state(np.zeros(num_features, dtype), "running_mean")
         self.running_var = state(np.ones(num_features, dtype), "running_var")
         self.num_batches_tracked = state(np.zeros((), np.int64), "num_batches_tracked")
@@ -78,17 +85,15 @@ class BatchNorm2d(_BatchNorm):
 class _Pool2d(Module):
     """Arguments as for the op. `stride`: by default the size of the window."""
 
-    def __init__(self, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
-                 padding: int | Sequence[int] = 0, *, ceil_mode: bool = False) -> None:
+    def __init__(self, kernel_size: TwoSizes, stride: TwoSizes | None = None, padding: TwoCounts = 0, *,
+                 ceil_mode: bool = False) -> None:
         self.arguments, self.ceil_mode = (kernel_size, stride, padding), ceil_mode
 
 
 class Dropout2d(Module):
     """Drops whole channels of images (n, h, w, c) with probability `p` while training."""
 
-    def __init__(self, p: float = 0.5) -> None:
-        if not 0 <= p < 1:
-            raise ValueError(f"the dropout rate is {p}; it must be at least 0 and below 1")
+    def __init__(self, p: Rate = 0.5) -> None:
         self.rate = p
 
     def forward(self, x: Tensor) -> Tensor:
@@ -118,60 +123,32 @@ class GlobalAvgPool(Module):
         return ops.global_avg_pool(x)
 
 
-class ReLU6(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.relu6(x)
-
-
-class Hardsigmoid(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardsigmoid(x)
-
-
-class Hardswish(Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.hardswish(x)
-
-
-class Conv1d(Module):
+class Conv1d(_Conv):
     """x (n, length, inputs) -> (n, out, outputs). The weight is (outputs, k, inputs / groups) in memory and
     (outputs, inputs / groups, k) in a state dict."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
-                 dilation: int = 1, groups: int = 1, bias: bool = True, dtype: str = "float32") -> None:
-        if min(in_channels, out_channels, groups, kernel_size) < 1 or in_channels % groups or out_channels % groups:
-            raise ValueError(f"Conv1d({in_channels}, {out_channels}, {kernel_size}, groups={groups}): the kernel must "
-                             f"be at least 1, the others multiples of the groups")
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        bound = 1 / math.sqrt(in_channels // groups * kernel_size)
-        shape = (out_channels, kernel_size, in_channels // groups)
-        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 2, 1))
-        if bias:
-            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
+    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: OneSize, stride: OneSize = 1,
+                 padding: OneCount = 0, dilation: OneSize = 1, groups: Size = 1, bias: bool = True, *,
+                 dtype: Float = "float32") -> None:
+        self.stride, self.padding = single(stride, "stride"), single(padding, "padding", 0)
+        self.dilation, self.groups = single(dilation, "dilation"), groups
+        taps = (single(kernel_size, "kernel_size"),)
+        self._add(out_channels, in_channels, taps, groups, out_channels * bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv1d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
                           self.groups)
 
 
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Conv):
     """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (inputs, kh, kw, outputs / groups) in memory and
     (inputs, outputs / groups, kh, kw) in a state dict."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int | Sequence[int],
-                 stride: int | Sequence[int] = 1, padding: int | Sequence[int] = 0,
-                 output_padding: int | Sequence[int] = 0, groups: int = 1, bias: bool = True,
-                 dilation: int | Sequence[int] = 1, dtype: str = "float32") -> None:
-        if in_channels < 1 or out_channels < 1 or groups < 1 or in_channels % groups or out_channels % groups:
-            raise ValueError(f"ConvTranspose2d({in_channels}, {out_channels}, groups={groups}): both must be multiples "
-                             f"of the groups")
+    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: TwoSizes,
+                 stride: TwoSizes = 1, padding: TwoCounts = 0, output_padding: TwoCounts = 0, groups: Size = 1,
+                 bias: bool = True, dilation: TwoSizes = 1, *, dtype: Float = "float32") -> None:
         self.geometry = (stride, padding, output_padding, groups, dilation)
-        taps = pair(kernel_size, "kernel_size")
-        bound = 1 / math.sqrt(out_channels // groups * taps[0] * taps[1])
-        shape = (in_channels, *taps, out_channels // groups)
-        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 3, 1, 2))
-        if bias:
-            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
+        self._add(in_channels, out_channels, pair(kernel_size, "kernel_size"), groups, out_channels * bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv_transpose2d(x, self.weight, getattr(self, "bias", None), *self.geometry)
@@ -180,27 +157,27 @@ class ConvTranspose2d(Module):
 class GroupNorm(Module):
     """x (n, ..., channels): each sample's channels in equal groups, each normalised over its places and channels."""
 
-    def __init__(self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True,
-                 dtype: str = "float32") -> None:
-        if num_groups < 1 or num_channels < 1 or num_channels % num_groups:
+    def __init__(self, num_groups: Size, num_channels: Size, eps: float = 1e-5, affine: bool = True,
+                 *, dtype: Float = "float32") -> None:
+        if num_channels % num_groups:
             raise ValueError(f"GroupNorm({num_groups}, {num_channels}): the groups must divide the channels")
         self.groups, self.channels, self.eps = num_groups, num_channels, eps
         if affine:
-            self.weight = Parameter(np.ones(num_channels, dtype))
-            self.bias = Parameter(np.zeros(num_channels, dtype))
+            self.weight = Parameter(constant(1, num_channels, dtype))
+            self.bias = Parameter(constant(0, num_channels, dtype))
 
     def forward(self, x: Tensor) -> Tensor:
         if not x.ndim or x.shape[-1] != self.channels:
-            raise ShapeError(f"GroupNorm: input {x.shape} does not end in {self.channels} channels"
+            raise ShapeError(f"{type(self).__name__}: input {x.shape} does not end in {self.channels} channels"
                              f"{layout_hint(x, self.channels)}")
         return ops.group_norm(x, self.groups, getattr(self, "weight", None), getattr(self, "bias", None), self.eps)
 
 
 class AdaptiveAvgPool2d(Module):
-    """The means of windows that cover the image: `(n, h, w, c) -> (n, *output_size, c)`."""
+    """The means of windows that cover the image: `(n, h, w, c) -> (n, *output_size, c)`; None keeps a length."""
 
-    def __init__(self, output_size: int | Sequence[int]) -> None:
-        self.size = pair(output_size, "output_size")
+    def __init__(self, output_size: Size | tuple[Size | None, Size | None]) -> None:
+        self.size = output_size
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.adaptive_avg_pool2d(x, self.size)
@@ -209,30 +186,25 @@ class AdaptiveAvgPool2d(Module):
 class Upsample(Module):
     """(n, h, w, c) with other rows and columns; arguments as for `ops.interpolate`."""
 
-    def __init__(self, size: int | Sequence[int] | None = None, scale_factor: int | Sequence[int] | None = None,
-                 mode: str = "nearest", align_corners: bool = False) -> None:
+    def __init__(self, size: TwoSizes | None = None, scale_factor: TwoSizes | None = None,
+                 mode: str = "nearest", align_corners: bool | None = None) -> None:
         self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
 
 
-class ConvTranspose1d(Module):
+class ConvTranspose1d(_Conv):
     """x (n, length, inputs) -> (n, out, outputs). The weight is (inputs, k, outputs / groups) in memory and
     (inputs, outputs / groups, k) in a state dict."""
 
-    def __init__(self, in_channels: int, out_channels: int, kernel_size: int, stride: int = 1, padding: int = 0,
-                 output_padding: int = 0, groups: int = 1, bias: bool = True, dilation: int = 1,
-                 dtype: str = "float32") -> None:
-        if min(in_channels, out_channels, groups, kernel_size) < 1 or in_channels % groups or out_channels % groups:
-            raise ValueError(f"ConvTranspose1d({in_channels}, {out_channels}, {kernel_size}, groups={groups}): the "
-                             f"kernel must be at least 1, the others multiples of the groups")
+    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: OneSize, stride: OneSize = 1,
+                 padding: OneCount = 0, output_padding: OneCount = 0, groups: Size = 1, bias: bool = True,
+                 dilation: OneSize = 1,
+                 *, dtype: Float = "float32") -> None:
         self.geometry = (stride, padding, output_padding, groups, dilation)
-        bound = 1 / math.sqrt(out_channels // groups * kernel_size)
-        shape = (in_channels, kernel_size, out_channels // groups)
-        self.weight = Parameter(random.uniform(bound, shape, dtype), axes=(0, 2, 1))
-        if bias:
-            self.bias = Parameter(random.uniform(bound, out_channels, dtype))
+        taps = (single(kernel_size, "kernel_size"),)
+        self._add(in_channels, out_channels, taps, groups, out_channels * bias, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv_transpose1d(x, self.weight, getattr(self, "bias", None), *self.geometry)
@@ -241,7 +213,7 @@ class ConvTranspose1d(Module):
 class _Pool1d(Module):
     """Arguments as for the op. `stride`: by default the size of the window."""
 
-    def __init__(self, kernel_size: int, stride: int | None = None, padding: int = 0, *,
+    def __init__(self, kernel_size: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
                  ceil_mode: bool = False) -> None:
         self.window, self.stride, self.padding, self.ceil_mode = kernel_size, stride, padding, ceil_mode
 
@@ -263,7 +235,7 @@ class AvgPool1d(_Pool1d):
 class AdaptiveAvgPool1d(Module):
     """The means of windows that cover the whole length: `(n, length, c) -> (n, output_size, c)`."""
 
-    def __init__(self, output_size: int) -> None:
+    def __init__(self, output_size: OneSize) -> None:
         self.size = output_size
 
     def forward(self, x: Tensor) -> Tensor:
@@ -273,17 +245,18 @@ class AdaptiveAvgPool1d(Module):
 class InstanceNorm2d(GroupNorm):
     """x (n, h, w, channels): each channel of each sample normalised over its places; no running statistics."""
 
-    def __init__(self, num_features: int, eps: float = 1e-5, *, affine: bool = False, dtype: str = "float32") -> None:
-        super().__init__(num_features, num_features, eps, affine, dtype)
+    def __init__(self, num_features: Size, eps: float = 1e-5, *, affine: bool = False,
+                 dtype: Float = "float32") -> None:
+        super().__init__(num_features, num_features, eps, affine, dtype=dtype)
 
 
 class ZeroPad2d(Module):
     """Zeros around images (n, h, w, c): `padding` on all sides, or (left, right, top, bottom)."""
 
     def __init__(self, padding: int | Sequence[int]) -> None:
-        self.padding = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
+        self.padding = tuple(padding) if isinstance(padding, Sequence) else (padding,) * 4
         if len(self.padding) != 4:
-            raise ValueError(f"ZeroPad2d({padding}): one number, or four are needed: left, right, top, bottom")
+            raise ValueError(f"ZeroPad2d: padding is {padding}; give one number, or four: left, right, top, bottom")
 
     def forward(self, x: Tensor) -> Tensor:
         if x.ndim != 4:
@@ -294,7 +267,7 @@ class ZeroPad2d(Module):
 class PixelShuffle(Module):
     """(n, h, w, c r r) -> (n, h r, w r, c), r the `upscale_factor`."""
 
-    def __init__(self, upscale_factor: int) -> None:
+    def __init__(self, upscale_factor: Size) -> None:
         self.factor = upscale_factor
 
     def forward(self, x: Tensor) -> Tensor:

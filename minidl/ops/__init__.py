@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from .activation import (
-    celu,
-    elu,
-    glu,
-    hardsigmoid,
-    hardswish,
-    leaky_relu,
-    logsigmoid,
-    mish,
-    prelu,
-    relu6,
-    selu,
-    silu,
-    softsign,
+                         celu,
+                         elu,
+                         glu,
+                         hardsigmoid,
+                         hardswish,
+                         leaky_relu,
+                         logsigmoid,
+                         mish,
+                         prelu,
+                         relu6,
+                         selu,
+                         silu,
+                         softsign,
 )
 from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
 from .attention import attention
@@ -24,43 +24,43 @@ from .cast import astype
 from .conv import conv2d
 from .conv_transpose import conv1d, conv_transpose1d, conv_transpose2d
 from .create import (
-    arange,
-    eye,
-    full,
-    full_like,
-    linspace,
-    ones,
-    ones_like,
-    rand,
-    rand_like,
-    randint,
-    randn,
-    randn_like,
-    randperm,
-    zeros,
-    zeros_like,
+                         arange,
+                         eye,
+                         full,
+                         full_like,
+                         linspace,
+                         ones,
+                         ones_like,
+                         rand,
+                         rand_like,
+                         randint,
+                         randn,
+                         randn_like,
+                         randperm,
+                         zeros,
+                         zeros_like,
 )
 from .dropout import dropout
 from .einsum import einsum
 from .elementwise import (
-    absolute,
-    add,
-    cos,
-    div,
-    exp,
-    gelu,
-    log,
-    maximum,
-    minimum,
-    mul,
-    neg,
-    power,
-    relu,
-    sigmoid,
-    sin,
-    sqrt,
-    sub,
-    tanh,
+                         absolute,
+                         add,
+                         cos,
+                         div,
+                         exp,
+                         gelu,
+                         log,
+                         maximum,
+                         minimum,
+                         mul,
+                         neg,
+                         power,
+                         relu,
+                         sigmoid,
+                         sin,
+                         sqrt,
+                         sub,
+                         tanh,
 )
 from .embedding import embedding
 from .extremes import amax, amin, argmax, argmin
@@ -73,15 +73,7 @@ from .linear import linear, matmul
 from .loss import cross_entropy, label_weights, log_softmax, mse, softmax
 from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
 from .methods import install
-from .pair_loss import (
-    binary_cross_entropy_with_logits,
-    huber_loss,
-    kl_div,
-    l1_loss,
-    mse_loss,
-    smooth_l1_loss,
-    softplus,
-)
+from .pair_loss import binary_cross_entropy_with_logits, huber_loss, kl_div, l1_loss, mse_loss, smooth_l1_loss, softplus
 from .pool import avg_pool1d, avg_pool2d, global_avg_pool, max_pool1d, max_pool2d
 from .rearrange import flip, movedim, pad, pixel_shuffle, repeat_interleave, roll, tile, tril, triu, unbind
 from .recurrent import gru, lstm, rnn

@@ -3,68 +3,36 @@
 from __future__ import annotations
 
 from ..autograd.tensor import ShapeError, Tensor
-from .elementwise import _Unary, absolute, exp, sigmoid, tanh
+from .elementwise import Unary, absolute, exp, sigmoid, tanh
 from .join import split
 from .masks import clamp, where
 from .pair_loss import softplus
 from .shape import axis_of
 
 
-class Relu6(_Unary):
-    name = "relu6"
-
-
-class HardSigmoid(_Unary):
-    name = "hardsigmoid"
-
-    def saved(self) -> list[Tensor]:
-        return [self.x]
-
-
-class HardSwish(_Unary):
-    name = "hardswish"
-
-    def saved(self) -> list[Tensor]:
-        return [self.x]
-
-
-class SiLU(_Unary):
-    name = "silu"
-
-    def saved(self) -> list[Tensor]:
-        return [self.x]
-
-
-class LeakyReLU(_Unary):
-    name = "leaky_relu"
-
-    def saved(self) -> list[Tensor]:
-        return [self.x]
-
-
 def relu6(x: Tensor) -> Tensor:
     """min(max(x, 0), 6)."""
-    return Relu6()(x)
+    return Unary("relu6")(x)
 
 
 def hardsigmoid(x: Tensor) -> Tensor:
     """min(max(x + 3, 0), 6) / 6."""
-    return HardSigmoid()(x)
+    return Unary("hardsigmoid", "x")(x)
 
 
 def hardswish(x: Tensor) -> Tensor:
     """x min(max(x + 3, 0), 6) / 6."""
-    return HardSwish()(x)
+    return Unary("hardswish", "x")(x)
 
 
 def silu(x: Tensor) -> Tensor:
     """x sigmoid(x), also called swish."""
-    return SiLU()(x)
+    return Unary("silu", "x")(x)
 
 
-def leaky_relu(x: Tensor, slope: float = 0.01) -> Tensor:
-    """x where it is above 0, `slope` times x elsewhere."""
-    return LeakyReLU(slope=float(slope))(x)
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x where it is above 0, `negative_slope` times x elsewhere."""
+    return Unary("leaky_relu", "x", slope=float(negative_slope))(x)
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
@@ -99,6 +67,8 @@ def softsign(x: Tensor) -> Tensor:
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """x where it is above 0, `weight` (1,) or (channels,), which are last, times x elsewhere."""
+    if weight.shape not in ((1,), x.shape[-1:]):
+        raise ShapeError(f"prelu: weight {weight.shape} does not fit {x.shape}; expected (1,) or {x.shape[-1:]}")
     return where(x > 0, x, x * weight)
 
 

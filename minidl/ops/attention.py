@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
-from .dropout import check_rate, dropped
+from .dropout import check_rate, next_draw
 
 
 class Attention(Op):
@@ -33,7 +33,8 @@ class Attention(Op):
         self.factor = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
         y, self.p = self.out([*q.shape[:3], v.shape[3]], dtype), self.out([*q.shape[:3], k.shape[2]], dtype)
         if self.dropout:
-            self.counter, self.numbers = dropped(self.dropout)
+            self.counter, key = next_draw()
+            self.numbers = {"rate": self.dropout, **key}
             self.call("attention_dropout", [q, k, v, *mask, self.counter], [y, self.p], scale=self.factor,
                       **self.seen, **self.numbers)
         else:
@@ -57,7 +58,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, *, ca
     """softmax(q k^T scale) v for q (n, h, t, d), k (n, h, s, d), v (n, h, s, e) -> (n, h, t, e); `scale` is 1/sqrt(d)
     if not given.
 
-    `causal`: query i sees keys 0..i + offset; `offset`: how many keys come before that of the first query. `mask`
+    `causal`: query i sees keys 0..i + offset; `offset`: how many keys come before the first query's. `mask`
     (n, s), int64 or bool: 0 where a key is padding. Both may be given; a query that sees no key gives zeros. `dropout`:
     the rate at which probabilities are dropped, in [0, 1). Raises ValueError for an offset that is negative, or that
     has no effect.

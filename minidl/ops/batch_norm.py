@@ -24,7 +24,7 @@ class BatchNorm(Op):
     def forward(self, x: Tensor, w: Tensor, b: Tensor) -> Tensor:
         dtype = statistics_dtype(self, x, w, b, *self.running[:2])
         if not x.ndim or any(t.shape != x.shape[-1:] for t in (w, b, *self.running[:2])):
-            raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis is that of the channels"
+            raise self.error(f"input {x.shape} does not fit weight {w.shape}: the last axis must be the channels"
                              f"{layout_hint(x, w.size)}")
         if not w.size:
             raise self.error(f"shape {x.shape} has no channels")

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..autograd.op import Op, check_float
-from ..autograd.precision import HALVES
+from ..autograd.op import HALVES, Op, check_float
 from ..autograd.tensor import FLOATS, NUMBERS, ShapeError, Tensor, cast
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from ..autograd.op import Op, layout_hint, same_dtype
 from ..autograd.tensor import Tensor
@@ -11,10 +14,18 @@ from ..kernels.conv import Geometry, Pair
 
 def pair(value: int | Sequence[int], name: str, least: int = 1) -> Pair:
     """A number for both axes, or one for each, as a pair. Raises ValueError for anything else, or below `least`."""
-    both = (value, value) if isinstance(value, int) else tuple(value)
-    if len(both) != 2 or any(not isinstance(v, int) or v < least for v in both):
+    both = tuple(value) if isinstance(value, Sequence) else (value, value)
+    if len(both) != 2 or any(not isinstance(v, int | np.integer) or v < least for v in both):
         raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}, or two of them")
-    return both[0], both[1]
+    return int(both[0]), int(both[1])
+
+
+def single(value: Any, name: str, least: int = 1) -> int:
+    """A number, also as a sequence of one. Raises ValueError for anything else, or below `least`."""
+    (one,) = value if isinstance(value, Sequence) and len(value) == 1 else (value,)
+    if not isinstance(one, int | np.integer) or one < least:
+        raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}")
+    return int(one)
 
 
 class Conv2d(Op):

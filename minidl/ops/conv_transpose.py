@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..autograd.arguments import OneCount, OneSize
 from ..autograd.op import Op, layout_hint, same_dtype
 from ..autograd.tensor import Tensor
 from ..kernels.conv import Geometry
-from .conv import conv2d, pair
+from .conv import conv2d, pair, single
 from .shape import reshape
 
 
@@ -80,27 +81,29 @@ def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stri
         x, weight, *(() if bias is None else (bias,)))
 
 
-def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0, dilation: int = 1,
-           groups: int = 1) -> Tensor:
+def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: OneSize = 1,
+           padding: OneCount = 0, dilation: OneSize = 1, groups: int = 1) -> Tensor:
     """x (n, length, c), weight (o, k, c / groups), bias (o,) -> (n, out, o), with
     out = (length + 2 padding - dilation (k - 1) - 1) // stride + 1. Raises ValueError for other numbers of axes."""
     if x.ndim != 3 or weight.ndim != 3:
         raise ValueError(f"conv1d needs an input (n, length, c) and a weight (o, k, c / groups), not {x.shape} and "
                          f"{weight.shape}")
     image = reshape(x, [x.shape[0], 1, *x.shape[1:]])
-    y = conv2d(image, reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias, (1, stride), (0, padding),
-               (1, dilation), groups)
+    y = conv2d(image, reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias, (1, single(stride, "stride")),
+               (0, single(padding, "padding", 0)), (1, single(dilation, "dilation")), groups)
     return reshape(y, [y.shape[0], *y.shape[2:]])
 
 
-def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int = 1, padding: int = 0,
-                     output_padding: int = 0, groups: int = 1, dilation: int = 1) -> Tensor:
+def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: OneSize = 1,
+                     padding: OneCount = 0, output_padding: OneCount = 0, groups: int = 1,
+                     dilation: OneSize = 1) -> Tensor:
     """x (n, length, c), weight (c, k, o / groups), bias (o,) -> (n, out, o); see `conv_transpose2d`. Raises ValueError
     for other numbers of axes."""
     if x.ndim != 3 or weight.ndim != 3:
         raise ValueError(f"conv_transpose1d needs an input (n, length, c) and a weight (c, k, o / groups), not "
                          f"{x.shape} and {weight.shape}")
     y = conv_transpose2d(reshape(x, [x.shape[0], 1, *x.shape[1:]]),
-                         reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias, (1, stride), (0, padding),
-                         (0, output_padding), groups, (1, dilation))
+                         reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias,
+                         (1, single(stride, "stride")), (0, single(padding, "padding", 0)),
+                         (0, single(output_padding, "output_padding", 0)), groups, (1, single(dilation, "dilation")))
     return reshape(y, [y.shape[0], *y.shape[2:]])

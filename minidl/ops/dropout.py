@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..autograd import random
 from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
@@ -23,7 +21,8 @@ class Dropout(Op):
         if not x.ndim:
             raise self.error("the input must have a batch axis, not be a scalar")
         self.x = self.dense(x)
-        self.counter, self.constants = dropped(self.rate)
+        self.counter, key = next_draw()
+        self.constants = {"rate": self.rate, **key}
         y = self.out(x.shape, dtype)
         self.call("dropout", [self.x, self.counter], [y], **self.constants)
         return y
@@ -34,12 +33,11 @@ class Dropout(Op):
         return dx
 
 
-def dropped(rate: float) -> tuple[Tensor, dict[str, Any]]:
-    """The counter and the constants of the next dropout's kernel."""
+def next_draw() -> tuple[Tensor, dict[str, int]]:
+    """The counter and the constants that key the next draw: of a dropout, or of random numbers."""
     tape = tapes.current()
     counter, draw = tape.draw(Tensor(random.dropout_counter()))
-    return counter, {"rate": rate, "seed": random.current_seed() & (2**64 - 1), "draw": draw,
-                     "sample": tape.place.sample}
+    return counter, {"seed": random.current_seed() & (2**64 - 1), "draw": draw, "sample": tape.place.sample}
 
 
 def check_rate(rate: float) -> None:

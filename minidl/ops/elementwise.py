@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor, new
-from ..graph import Role
+from ..core.graph import Role
 from .reduce import sum_to
 
 
@@ -94,11 +94,12 @@ class Minimum(_Pick):
     name = "minimum"
 
 
-class _Unary(Op):
-    """One tensor in, one of the same shape out. `constants`: passed to the kernel."""
+class Unary(Op):
+    """One tensor in, one of the same shape out, by the kernel `name`. The kernel of its gradient, `name`_grad, reads
+    the input or the output (`saved`: x or y), then dy. `constants`: passed to both kernels."""
 
-    def __init__(self, **constants: Any) -> None:
-        self.constants = constants
+    def __init__(self, name: str, saved: Literal["x", "y"] = "y", **constants: Any) -> None:
+        self.name, self.saved, self.constants = name, saved, constants
 
     def forward(self, x: Tensor) -> Tensor:
         same_dtype(self, x)
@@ -107,45 +108,23 @@ class _Unary(Op):
         self.call(self.name, [self.x], [self.y], **self.constants)
         return self.y
 
-    def saved(self) -> list[Tensor]:
-        """The tensors that the gradient kernel reads before dy."""
-        return [self.y]
-
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
-        self.call(f"{self.name}_grad", [*self.saved(), self.dense(dy)], [dx], **self.constants)
+        self.call(f"{self.name}_grad", [self.x if self.saved == "x" else self.y, self.dense(dy)], [dx],
+                  **self.constants)
         return dx
 
 
-class Relu(_Unary):
-    name = "relu"
+class LinearUnary(Unary):
+    """A linear function: its own kernel makes its gradient."""
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        self.call(self.name, [dy], [dx], **self.constants)
+        return dx
 
 
-class Sigmoid(_Unary):
-    name = "sigmoid"
-
-
-class Tanh(_Unary):
-    name = "tanh"
-
-
-class Sqrt(_Unary):
-    name = "sqrt"
-
-
-class Absolute(_Unary):
-    name = "abs"
-
-    def saved(self) -> list[Tensor]:
-        return [self.x]
-
-
-class Power(_Unary):
-    name = "power"
-
-    def saved(self) -> list[Tensor]:
-        return [self.x]
-
+class Power(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         if self.constants["exponent"]:
             return super().input_grad(i, dy)
@@ -154,38 +133,21 @@ class Power(_Unary):
         return dx
 
 
-class Gelu(_Unary):
-    name = "gelu"
-
-    def saved(self) -> list[Tensor]:
-        return [self.x]
-
-
-class GeluTanh(Gelu):
-    name = "gelu_tanh"
-
-
-class Exp(_Unary):
-    name = "exp"
-
+class Exp(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
         self.call("mul", [dy, self.y], [dx])
         return dx
 
 
-class Log(_Unary):
-    name = "log"
-
+class Log(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
         self.call("div", [dy, self.x], [dx])
         return dx
 
 
-class Sin(_Unary):
-    name = "sin"
-
+class Sin(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
         self.call("cos", [self.x], [dx])
@@ -193,9 +155,7 @@ class Sin(_Unary):
         return dx
 
 
-class Cos(_Unary):
-    name = "cos"
-
+class Cos(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)
         self.call("sin", [self.x], [dx])
@@ -204,98 +164,78 @@ class Cos(_Unary):
         return dx
 
 
-class Neg(_Unary):
-    name = "neg"
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("neg", [dy], [dx])
-        return dx
-
-
-class Scale(_Unary):
-    name = "scale"
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("scale", [dy], [dx], **self.constants)
-        return dx
-
-
-class Shift(_Unary):
-    name = "shift"
-
+class Shift(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return dy
 
 
 def add(a: Tensor, b: Tensor | float) -> Tensor:
     """a + b."""
-    return Add()(a, b) if isinstance(b, Tensor) else Shift(term=float(b))(a)
+    return Add()(a, b) if isinstance(b, Tensor) else Shift("shift", term=float(b))(a)
 
 
 def sub(a: Tensor, b: Tensor | float) -> Tensor:
     """a - b."""
-    return Sub()(a, b) if isinstance(b, Tensor) else Shift(term=-float(b))(a)
+    return Sub()(a, b) if isinstance(b, Tensor) else Shift("shift", term=-float(b))(a)
 
 
 def mul(a: Tensor, b: Tensor | float) -> Tensor:
     """a * b."""
-    return Mul()(a, b) if isinstance(b, Tensor) else Scale(factor=float(b))(a)
+    return Mul()(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=float(b))(a)
 
 
 def div(a: Tensor, b: Tensor | float) -> Tensor:
     """a / b. Raises ZeroDivisionError for the number 0."""
-    return Div()(a, b) if isinstance(b, Tensor) else Scale(factor=1.0 / float(b))(a)
+    return Div()(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=1.0 / float(b))(a)
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
     """x ** exponent; the exponent is a number. Raises TypeError for a tensor."""
     if isinstance(exponent, Tensor):
         raise TypeError("power: the exponent is a tensor; it must be a number. exp(log(x) * exponent) takes tensors")
-    return Power(exponent=float(exponent))(x)
+    return Power("power", "x", exponent=float(exponent))(x)
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
-    """The larger of the two tensors; where they are equal each gets half the gradient."""
+    """The larger of the two tensors; if elements are equal, each gets half the gradient."""
     return Maximum()(a, b)
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
-    """The smaller of the two tensors; where they are equal each gets half the gradient."""
+    """The smaller of the two tensors; if elements are equal, each gets half the gradient."""
     return Minimum()(a, b)
 
 
 def neg(x: Tensor) -> Tensor:
-    return Neg()(x)
+    return LinearUnary("neg")(x)
 
 
 def exp(x: Tensor) -> Tensor:
-    return Exp()(x)
+    return Exp("exp")(x)
 
 
 def log(x: Tensor) -> Tensor:
-    return Log()(x)
+    return Log("log")(x)
 
 
 def sqrt(x: Tensor) -> Tensor:
-    return Sqrt()(x)
+    return Unary("sqrt")(x)
 
 
 def sin(x: Tensor) -> Tensor:
-    return Sin()(x)
+    return Sin("sin")(x)
 
 
 def cos(x: Tensor) -> Tensor:
-    return Cos()(x)
+    return Cos("cos")(x)
 
 
 def tanh(x: Tensor) -> Tensor:
-    return Tanh()(x)
+    return Unary("tanh")(x)
 
 
 def relu(x: Tensor) -> Tensor:
-    return Relu()(x)
+    return Unary("relu")(x)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -303,12 +243,12 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     for another one."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate must be none or tanh, not {approximate!r}")
-    return (GeluTanh() if approximate == "tanh" else Gelu())(x)
+    return Unary("gelu_tanh" if approximate == "tanh" else "gelu", "x")(x)
 
 
 def sigmoid(x: Tensor) -> Tensor:
-    return Sigmoid()(x)
+    return Unary("sigmoid")(x)
 
 
 def absolute(x: Tensor) -> Tensor:
-    return Absolute()(x)
+    return Unary("abs", "x")(x)

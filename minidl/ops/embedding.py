@@ -20,7 +20,7 @@ class Embedding(Op):
         if table.ndim != 2 or not table.shape[1] or index.dtype != "int64":
             raise self.error(f"needs a table (rows, d), d at least 1, and int64 indices, not "
                              f"{table.shape} and {index.dtype}")
-        if index.storage.data is not None:  # while recording: when the step runs
+        if not index.storage.recorded:  # while recording: when the step runs
             check_range("index", index.numpy(), table.shape[0])
         if self.padding is not None and not 0 <= self.padding < table.shape[0]:
             raise self.error(f"the padding index {self.padding} is out of range for {table.shape[0]} rows")

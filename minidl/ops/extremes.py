@@ -82,7 +82,7 @@ def argmin(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor
 
 
 class Extremes(NamedTuple):
-    """What torch's `x.max(dim)` returns: the values, and where along the axis they are."""
+    """The result of torch's `x.max(dim)`: the values, and their places along the axis."""
 
     values: Tensor
     indices: Tensor

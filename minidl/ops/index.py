@@ -12,7 +12,7 @@ from ..autograd.op import Op
 from ..autograd.tensor import ShapeError, Tensor, array
 from .join import cut
 from .names import with_dim
-from .shape import transpose, unsqueeze
+from .shape import axis_of, transpose, unsqueeze
 
 
 class Take(Op):
@@ -44,7 +44,7 @@ class Take(Op):
 
     def _joined(self, shape: Sequence[int], index: Sequence[Tensor]) -> Tensor:
         """The number of the row, row-major over the indexed axes. Each index is looked up in a table of where its rows
-        begin, so that executors check its range as that of every embedding."""
+        begin, so that executors check its range, as for every embedding."""
         if len(index) == 1:
             return index[0] if index[0].contiguous else self._spread(index[0], shape)
         flat = None
@@ -75,7 +75,7 @@ class Take(Op):
 
 def _check_range(index: Tensor, length: int) -> None:
     """Raises IndexError that names the first place out of range. While recording it does nothing."""
-    if index.storage.data is not None:
+    if not index.storage.recorded:
         values = index.numpy()
         bad = (values < 0) | (values >= length)
         if bad.any():
@@ -84,8 +84,8 @@ def _check_range(index: Tensor, length: int) -> None:
 
 
 def _whole(value: Any, length: int) -> Tensor:
-    """An index array as int64; those that are given as arrays or lists may count from the end, too. Raises IndexError
-    where one of these is out of range."""
+    """An index array as int64; those that are given as arrays or lists may also count from the end. Raises IndexError
+    if one of these is out of range."""
     if isinstance(value, Tensor):
         return value
     value = np.asarray(value)
@@ -129,7 +129,7 @@ def _is_mask(n: Any) -> bool:
 
 def _chosen(mask: Any) -> list[Any]:
     """For each axis of a mask the places of its true elements."""
-    if isinstance(mask, Tensor) and mask.storage.data is None:
+    if isinstance(mask, Tensor) and mask.storage.recorded:
         raise RuntimeError("x[mask] has as many elements as the mask has true ones, and a recorded step does not "
                            "know them; use where(mask, x, 0)")
     return list(np.nonzero(mask.numpy() if isinstance(mask, Tensor) else mask))
@@ -139,13 +139,13 @@ def index(x: Tensor, item: Any) -> Tensor:
     """x[item]: whole numbers, slices with positive steps, `...` and None make views. Index arrays (int64) and masks of
     neighbouring axes choose elements as in NumPy and torch.
 
-    Raises ShapeError or IndexError where they do not fit, and RuntimeError for a mask that has no values yet.
+    Raises ShapeError or IndexError if they do not fit, and RuntimeError for a mask that has no values yet.
     """
     items = _parts(item, x.shape)
     if not any(_is_array(n) for n in items):
         return _with_axes(x, items)
     if any(n is None for n in items):
-        raise ShapeError("an index with arrays cannot add an axis, too; add it with unsqueeze")
+        raise ShapeError("an index with arrays cannot also add an axis; add it with unsqueeze")
     missing = x.ndim - len(items) + sum(n is Ellipsis for n in items)
     at = next((i for i, n in enumerate(items) if n is Ellipsis), len(items))
     items[at : at + 1] = [slice(None)] * missing
@@ -181,9 +181,7 @@ def _with_axes(x: Tensor, items: Sequence[Any]) -> Tensor:
 def gather(x: Tensor, axis: int, index: Any) -> Tensor:
     """y[..., i, ...] = x[..., index[..., i, ...], ...] along one axis: index (int64) has x's lengths on all other axes
     (torch also takes shorter ones)."""
-    axis += x.ndim if axis < 0 else 0
-    if not 0 <= axis < x.ndim:
-        raise ShapeError(f"gather: axis {axis} does not fit shape {x.shape}")
+    axis = axis_of(x, axis, "gather")
     t = _whole(index, x.shape[axis])
     if t.ndim != x.ndim or any(a != axis and n != m for a, (n, m) in enumerate(zip(t.shape, x.shape, strict=False))):
         raise ShapeError(f"gather: index {t.shape} does not fit shape {x.shape} along axis {axis}")

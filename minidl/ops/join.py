@@ -15,7 +15,7 @@ from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
 from ..autograd.tape import Region, Slab, StoragePart
 from ..autograd.tensor import Tensor
-from ..graph import Role
+from ..core.graph import Role
 from .names import with_dim
 from .shape import axis_of, unsqueeze
 
@@ -38,9 +38,9 @@ class Concat(Op):
     def forward(self, *tensors: Tensor) -> Tensor:
         dtype = same_dtype(self, *tensors)
         first = tensors[0]
-        self.axis = axis = self.given + first.ndim if self.given < 0 else self.given
+        self.axis = axis = axis_of(first, self.given, "concat")
         rest = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}
-        if not 0 <= axis < first.ndim or any(t.ndim != first.ndim for t in tensors) or len(rest) > 1:
+        if any(t.ndim != first.ndim for t in tensors) or len(rest) > 1:
             raise self.error(f"shapes {', '.join(str(t.shape) for t in tensors)} do not join along axis {self.given}")
         self.lengths = [t.shape[axis] for t in tensors]
         length = sum(self.lengths)
@@ -71,7 +71,7 @@ class Concat(Op):
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         window = _window(dy, self.axis, sum(self.lengths[:i]), self.lengths[i], dy.parts)
-        # the gradient of the old content is only added up; that of a copied tensor goes to a layer, so make it
+        # the gradient of the old content is only added up; a copied tensor's gradient goes to a layer, so make it
         # contiguous here, once, not in each of the layer's tasks
         return window if i == 0 and self.grown else self.dense(window)
 
@@ -149,7 +149,7 @@ def concat(tensors: Sequence[Tensor], axis: int = 0, room: int = 0) -> Tensor:
     """The tensors one after the other along `axis`; their other lengths are equal. `room`: the length of the memory
     along that axis, if larger; then `concat([result, more], axis)` copies only `more`, as long as there is room.
 
-    Raises ShapeError where they do not fit, and ValueError for no tensors.
+    Raises ShapeError if they do not fit, and ValueError for no tensors.
     """
     if not tensors:
         raise ValueError("concat: there is nothing to join")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor, new
-from ..graph import Role
+from ..core.graph import Role
 from .reduce import sum_to
 from .shape import reshape
 

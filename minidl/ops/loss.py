@@ -7,6 +7,7 @@ from typing import Any
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
 from ..kernels.registry import check_range
+from .masks import compare, where
 from .names import with_dim
 from .shape import axis_of, swap_axes
 
@@ -53,7 +54,7 @@ class CrossEntropy(Op):
             raise self.error(f"logits {x.shape} and labels {labels.shape} do not fit; expected (n, classes) and (n,)")
         if labels.dtype != "int64":
             raise self.error(f"labels must be int64, not {labels.dtype}")
-        if labels.storage.data is not None:  # while recording: when the step runs
+        if not labels.storage.recorded:  # while recording: when the step runs
             check_range("label", labels.numpy(), x.shape[1], self.ignore)
         self.x, self.labels = x, labels
         self.p, loss = self.out(x.shape, dtype, "probabilities"), self.out([], dtype)
@@ -77,7 +78,7 @@ class LabelWeights(Op):
 
     def forward(self, weight: Tensor, labels: Tensor) -> Tensor:
         dtype = same_dtype(self, weight)
-        if labels.storage.data is not None:  # those of a recorded step are checked when it runs
+        if not labels.storage.recorded:  # a recorded step checks its labels when it runs
             check_range("label", labels.numpy(), weight.shape[0], self.ignore)
         y = self.out([*labels.shape, *weight.shape], dtype)
         self.call("label_weights", [weight, labels], [y], ignore=self.ignore)
@@ -136,13 +137,15 @@ def label_weights(weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
 def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
     """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is
     1 - smoothing at the label plus smoothing / c everywhere. Samples whose label is `ignore_index` do not count; if
-    none counts, the loss is 0. Raises ValueError unless 0 <= smoothing <= 1, and for a label out of range."""
+    none counts, the loss is not a number. Raises ValueError unless 0 <= smoothing <= 1, and for a label out of
+    range."""
     if isinstance(smoothing, Tensor):
         raise TypeError("the third argument of this cross_entropy is the label smoothing, a number; class weights are "
                         "an argument of nn.functional.cross_entropy and nn.CrossEntropyLoss")
     if not 0 <= smoothing <= 1:
-        raise ValueError(f"the label smoothing is {smoothing}; it must be from 0 to 1")
-    return CrossEntropy(smoothing, ignore_index)(x, labels)
+        raise ValueError(f"label_smoothing is {smoothing}; it must be from 0 to 1")
+    loss = CrossEntropy(smoothing, ignore_index)(x, labels)
+    return loss if ignore_index is None else where(compare("not_equal", labels, ignore_index).any(), loss, float("nan"))
 
 
 def mse(x: Tensor, target: Tensor) -> Tensor:

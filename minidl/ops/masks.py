@@ -9,7 +9,7 @@ import numpy as np
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor, array, new, numeric
-from ..graph import Role
+from ..core.graph import Role
 from .cast import astype
 from .names import with_dim
 from .reduce import sum_to, total

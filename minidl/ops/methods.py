@@ -1,6 +1,6 @@
 """The operators and methods that the ops give a Tensor: NumPy's names, and torch's where they mean the same.
 
-What torch has and a Tensor has not gets one line that says what to use (`INSTEAD`).
+A name that torch has and a Tensor lacks gets one line that says what to use (`INSTEAD`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def _transpose(t: Tensor, *axes: Any) -> Tensor:
 
 
 def _expand(t: Tensor, *shape: Any) -> Tensor:
-    """`broadcast_to` where -1 keeps a length. Raises ShapeError where there is none to keep."""
+    """`broadcast_to` where -1 keeps a length. Raises ShapeError if there is none to keep."""
     lengths = list(_shape(shape))
     new = len(lengths) - t.ndim
     if new < 0 or -1 in lengths[:new]:

@@ -11,7 +11,7 @@ SAME = {"dim": "axis", "keepdim": "keepdims"}
 
 
 def with_dim(function: Callable[..., Result]) -> Callable[..., Result]:
-    """The function, which now takes both names. Raises TypeError where both are given."""
+    """The function, which now takes both names. Raises TypeError if both are given."""
 
     @wraps(function)
     def call(*args: Any, **kwargs: Any) -> Result:

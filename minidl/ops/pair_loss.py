@@ -80,12 +80,12 @@ def reduce(losses: Tensor, reduction: str) -> Tensor:
     return mean(losses) if reduction == "mean" else total(losses) if reduction == "sum" else losses
 
 
-def l1_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The distance `|x - target|`."""
     return reduce(L1()(x, target), reduction)
 
 
-def smooth_l1_loss(x: Tensor, target: Tensor, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
     """d^2 / (2 beta) where the distance d of x and target is below `beta`, d - beta / 2 elsewhere. Raises ValueError
     unless beta is above 0; with beta 0 it would be `l1_loss`."""
     if not beta > 0:
@@ -94,11 +94,14 @@ def smooth_l1_loss(x: Tensor, target: Tensor, reduction: str = "mean", beta: flo
 
 
 def huber_loss(x: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """d^2 / 2 where the distance d of x and target is below `delta`, delta (d - delta / 2) elsewhere."""
-    return smooth_l1_loss(x, target, reduction, delta) * delta
+    """d^2 / 2 where the distance d of x and target is below `delta`, delta (d - delta / 2) elsewhere. Raises ValueError
+    unless delta is above 0."""
+    if not delta > 0:
+        raise ValueError(f"the delta of huber_loss is {delta}; it must be above 0")
+    return smooth_l1_loss(x, target, reduction=reduction, beta=delta) * delta
 
 
-def mse_loss(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def mse_loss(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """(x - target)^2."""
     return mse(x, target) if reduction == "mean" else reduce((x - target) ** 2, reduction)
 
@@ -118,7 +121,7 @@ def softplus(x: Tensor) -> Tensor:
     return BCEWithLogits()(x, zeros_like(x))
 
 
-def kl_div(x: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
+def kl_div(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """target (log target - x) for log-probabilities x and probabilities `target`. With `batchmean` the sum divided by
     the length of the first axis, which is the divergence; the mean over all elements is torch's default."""
     losses = KLDiv()(x, target)

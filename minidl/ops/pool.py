@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..autograd.arguments import OneCount, OneSize
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor
 from ..kernels.pool import Pair, outputs
-from .conv import pair
+from .conv import pair, single
 from .reduce import mean
 from .shape import squeeze, unsqueeze
 
@@ -17,7 +18,7 @@ class _Pool(Op):
 
     def __init__(self, window: int | Sequence[int], stride: int | Sequence[int] | None,
                  padding: int | Sequence[int], ceil_mode: bool) -> None:
-        self.geometry: dict[str, Pair] = {"window": pair(window, "window"), "padding": pair(padding, "padding", 0),
+        self.geometry: dict[str, Pair] = {"window": pair(window, "kernel_size"), "padding": pair(padding, "padding", 0),
                                           "stride": pair(window if stride is None else stride, "stride")}
         self.ceil = bool(ceil_mode)
 
@@ -76,23 +77,25 @@ def avg_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[in
     return AvgPool2d(window, stride, padding, ceil_mode)(x)
 
 
-def max_pool1d(x: Tensor, window: int, stride: int | None = None, padding: int = 0, *,
+def max_pool1d(x: Tensor, window: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
                ceil_mode: bool = False) -> Tensor:
     """`max_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
     return _along_one_axis(MaxPool2d, x, window, stride, padding, ceil_mode)
 
 
-def avg_pool1d(x: Tensor, window: int, stride: int | None = None, padding: int = 0, *,
+def avg_pool1d(x: Tensor, window: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
                ceil_mode: bool = False) -> Tensor:
     """`avg_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
     return _along_one_axis(AvgPool2d, x, window, stride, padding, ceil_mode)
 
 
-def _along_one_axis(pool: type[_Pool], x: Tensor, window: int, stride: int | None, padding: int,
+def _along_one_axis(pool: type[_Pool], x: Tensor, window: OneSize, stride: OneSize | None, padding: OneCount,
                     ceil_mode: bool) -> Tensor:
     if x.ndim != 3:
         raise ShapeError(f"{pool.name[:-2]}1d: needs (n, length, c), not {x.shape}")
-    y = pool((1, window), (1, window if stride is None else stride), (0, padding), ceil_mode)(unsqueeze(x, 1))
+    size = single(window, "kernel_size")
+    step = size if stride is None else single(stride, "stride")
+    y = pool((1, size), (1, step), (0, single(padding, "padding", 0)), ceil_mode)(unsqueeze(x, 1))
     return squeeze(y, 1)
 
 

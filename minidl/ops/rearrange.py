@@ -90,7 +90,7 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
     """x with further elements: `pad` has (before, after) of the last axis, then of the one before it, and so on, as in
     torch. `mode`: constant (`value`), reflect, replicate or circular. A number below 0 cuts.
 
-    Raises ShapeError where they do not fit; and for two axes of an image, whose last axis are its channels here.
+    Raises ShapeError if they do not fit; and for two axes of an image, whose last axis are its channels here.
     """
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ShapeError(f"pad: {len(pad)} numbers do not fit shape {x.shape}; two for each axis are needed")
@@ -127,7 +127,7 @@ def _padded(x: Tensor, axis: int, before: int, after: int, mode: str, value: flo
 
 
 def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """Channels as pixels, in torch's order: (n, h, w, c r r) -> (n, h r, w r, c), r the factor. Raises ShapeError where
+    """Channels as pixels, in torch's order: (n, h, w, c r r) -> (n, h r, w r, c), r the factor. Raises ShapeError if
     the channels are not a multiple of r r."""
     if x.ndim != 4 or factor < 1 or x.shape[3] % factor**2:
         raise ShapeError(f"pixel_shuffle: {x.shape} is not an image (n, h, w, c) whose channels are a multiple of "

@@ -20,7 +20,7 @@ class _Recurrent(Op):
 
     gates = 1  #: how many gates
     states = 1  #: how many states go from step to step
-    rows = 1  #: how many rows the output array has besides those of the steps
+    rows = 1  #: how many rows the output array has besides the steps'
     output_first = True
     precision = "low"
 

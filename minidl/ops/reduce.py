@@ -10,17 +10,17 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor, new
-from ..graph import Role
+from ..core.graph import Role
 from .cast import astype
 from .names import with_dim
-from .shape import reshape
+from .shape import axis_of, reshape
 
 
 def axes_of(x: Tensor, axis: int | Sequence[int] | None, name: str) -> tuple[int, ...]:
-    """Axes as sorted numbers from 0. Raises ShapeError."""
-    given = range(x.ndim) if axis is None else [axis] if isinstance(axis, int | np.integer) else axis
-    axes = tuple(sorted(int(a + x.ndim if a < 0 else a) for a in given))
-    if len(set(axes)) < len(axes) or any(not 0 <= a < x.ndim for a in axes):
+    """Axes as sorted numbers from 0. Raises ShapeError, and TypeError for no numbers."""
+    given = range(x.ndim) if axis is None else axis if isinstance(axis, Sequence) else [axis]
+    axes = tuple(sorted(axis_of(x, a, name) for a in given))
+    if len(set(axes)) < len(axes):
         raise ShapeError(f"{name}: axis {axis} does not fit shape {x.shape}")
     return axes
 

@@ -1,6 +1,6 @@
 """Images in another size: adaptive average pooling, nearest and bilinear upsampling. Channels last.
 
-Where windows or repeats are equal, they are those of `avg_pool2d` and `broadcast_to`. Otherwise rows and columns are
+If windows or repeats are equal, they equal `avg_pool2d` and `broadcast_to`. Otherwise rows and columns are
 weighted sums of rows and columns: two products with small constant matrices.
 """
 
@@ -12,18 +12,21 @@ from typing import Any
 import numpy as np
 
 from ..autograd.tensor import ShapeError, Tensor, array
-from .conv import pair
+from .conv import pair, single
 from .linear import matmul
 from .pool import avg_pool2d
 from .reduce import broadcast_to, mean
 from .shape import reshape, squeeze, unsqueeze
 
 
-def adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
-    """The means of size[0] by size[1] windows that cover the image: `x (n, h, w, c) -> (n, *size, c)`. Window i of n
-    goes from floor(i h / n) to ceil((i + 1) h / n), as in torch."""
+def adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int | None]) -> Tensor:
+    """The means of size[0] by size[1] windows that cover the image: `x (n, h, w, c) -> (n, *size, c)`; None keeps the
+    rows or columns. Window i of n goes from floor(i h / n) to ceil((i + 1) h / n), as in torch."""
     _check(x)
-    to = pair(size, "size")
+    rows, columns = size if isinstance(size, Sequence) and len(size) == 2 else (size, size)
+    if isinstance(size, Sequence):
+        rows, columns = x.shape[1] if rows is None else rows, x.shape[2] if columns is None else columns
+    to = single(rows, "output_size"), single(columns, "output_size")
     if to == (1, 1):
         return mean(x, axis=(1, 2), keepdims=True)
     if not any(n % m for n, m in zip(x.shape[1:3], to, strict=True)):
@@ -32,30 +35,33 @@ def adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int]) -> Tensor:
     return _products(x, *(_windows(n, m) for n, m in zip(x.shape[1:3], to, strict=True)))
 
 
-def adaptive_avg_pool1d(x: Tensor, size: int) -> Tensor:
+def adaptive_avg_pool1d(x: Tensor, size: int | Sequence[int]) -> Tensor:
     """The same along one axis: `x (n, length, c) -> (n, size, c)`."""
     if x.ndim != 3:
         raise ShapeError(f"adaptive_avg_pool1d: needs (n, length, c), not {x.shape}")
-    return squeeze(adaptive_avg_pool2d(unsqueeze(x, 1), (1, size)), 1)
+    return squeeze(adaptive_avg_pool2d(unsqueeze(x, 1), (1, single(size, "output_size"))), 1)
 
 
 def interpolate(x: Tensor, size: int | Sequence[int] | None = None, scale_factor: int | Sequence[int] | None = None,
-                mode: str = "nearest", align_corners: bool = False) -> Tensor:
+                mode: str = "nearest", align_corners: bool | None = None) -> Tensor:
     """x (n, h, w, c) with `size` rows and columns, or with its own times `scale_factor`, a whole number or two.
 
     `mode`: nearest or bilinear. `align_corners` (for bilinear): the corner pixels keep their values. As in torch.
-    Raises ValueError for another mode, and unless one of size and scale_factor is given.
+    Raises ValueError for another mode, for align_corners with nearest, and unless one of size and scale_factor is
+    given.
     """
     _check(x)
     if (size is None) == (scale_factor is None):
         raise ValueError("interpolate: give either size or scale_factor")
     if mode not in ("nearest", "bilinear"):
         raise ValueError(f"interpolate: the mode is {mode!r}; it must be nearest or bilinear")
+    if mode == "nearest" and align_corners is not None:
+        raise ValueError("interpolate: align_corners has no effect on the mode nearest; it goes with bilinear")
     h, w = x.shape[1:3]
     factors = pair(scale_factor, "scale_factor") if scale_factor is not None else (0, 0)
     to = (h * factors[0], w * factors[1]) if size is None else pair(size, "size")
     if mode == "bilinear":
-        return _products(x, *(_between(n, m, align_corners) for n, m in zip((h, w), to, strict=True)))
+        return _products(x, *(_between(n, m, bool(align_corners)) for n, m in zip((h, w), to, strict=True)))
     if to[0] % h or to[1] % w:
         return _products(x, *(_nearest(n, m) for n, m in zip((h, w), to, strict=True)))
     n, c = x.shape[0], x.shape[3]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ..autograd.op import Op
 from ..autograd.tensor import ShapeError, Tensor
 from .names import with_dim
@@ -98,10 +100,12 @@ def _without(x: Tensor, places: Sequence[int]) -> Tensor:
 
 
 def axis_of(x: Tensor, axis: int, name: str, more: int = 0) -> int:
-    """The axis as a number from 0, of x with `more` further axes. Raises ShapeError."""
+    """The axis as a number from 0, of x with `more` further axes. Raises ShapeError, and TypeError for no number."""
+    if not isinstance(axis, int | np.integer) or isinstance(axis, bool):
+        raise TypeError(f"{name}: the axis is {axis!r}; it must be a whole number")
     if not -x.ndim - more <= axis < x.ndim + more:
         raise ShapeError(f"{name}: axis {axis} does not fit shape {x.shape}")
-    return axis + x.ndim + more if axis < 0 else axis
+    return int(axis) + x.ndim + more if axis < 0 else int(axis)
 
 
 def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:

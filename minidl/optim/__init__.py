@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..hints import missing
+from ..nn.hints import missing
 from .grad_scaler import GradScaler
 from .optimizers import SGD, Adam, AdamW, Optimizer, ParameterGroup, RMSprop
 from .rates import cosine, step_decay, warmup

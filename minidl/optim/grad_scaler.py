@@ -9,8 +9,8 @@ import numpy as np
 
 from ..autograd import tape as tapes
 from ..autograd.tensor import Node, Tensor, host_storage, new
-from ..graph import Role
-from ..tasks import Kind
+from ..core.graph import Role
+from ..core.tasks import Kind
 
 
 class GradScaler:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..autograd import tape as tapes
+from ..autograd.initial import constant
 from ..autograd.tensor import Parameter, Tensor, add_uses, host_storage, new
-from ..graph import Role
-from ..runtime import device as devices
-from ..tasks import Kind
+from ..core.graph import Role
+from ..core.tasks import Kind
+from ..devices import device as devices
 from .grad_scaler import GradScaler
 
-#: what an optimizer takes
+#: the parameters that an optimizer trains, or groups of them
 Parameters = Iterable[Parameter] | Iterable[Mapping[str, Any]]
 
 
@@ -110,8 +111,8 @@ class Optimizer:
 
     @property
     def lr(self) -> float:
-        """The learning rate of the next step, that of the first group. It can be set at any time; recorded steps read
-        it, too. Other groups keep the ratio to it that they were made with."""
+        """The learning rate of the first group in the next step. It can be set at any time; recorded steps read
+        it as well. Other groups keep the ratio to it that they were made with."""
         return self.param_groups[0].lr
 
     @lr.setter
@@ -120,7 +121,7 @@ class Optimizer:
         first = self.param_groups[0].made_with
         if not first and any(group.made_with for group in self.param_groups):
             raise ValueError("the first group was made with the learning rate 0, to which others have no ratio; set "
-                             "that of each group: optimizer.param_groups[i]['lr']")
+                             "each group has its own: optimizer.param_groups[i]['lr']")
         for group in self.param_groups:
             group.lr = value if group.made_with == first else value * group.made_with / first
 
@@ -130,7 +131,7 @@ class Optimizer:
         return float(self._norm.numpy()[0])
 
     def add_state(self, name: str) -> None:
-        self.states[name] = [_buffer(np.zeros(p.shape, p.dtype), Role.STATE, f"{name} {p.name}")
+        self.states[name] = [_buffer(constant(0, p.shape, p.dtype), Role.STATE, f"{name} {p.name}")
                              for p in self.parameters]
 
     def groups(self) -> Iterator[tuple[int, list[int]]]:

@@ -8,7 +8,7 @@ graph do not ensure this, the buffer becomes a double buffer. Nothing is stale: 
 comes before F(t+1). The pass runs nothing; of a schedule it uses only which tasks are late.
 
 Some plans have a body as their graph, with late tasks in the order that they need: those that validate a step in the
-next one, and stale pipelines, which never drain (`minidl.schedulers.pipeline.steady_state`).
+next one, and stale pipelines, which never drain (`minidl.passes.steady`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import ROLES, Ints, Role, Rows, TaskGraph, moved_views
-from ..schedule import Schedule
-from ..tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, repack, task_name, unpack
+from ..core.graph import ROLES, Ints, Role, Rows, TaskGraph, moved_views
+from ..core.schedule import Schedule
+from ..core.tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, repack, task_name, unpack
 
 Mask = NDArray[np.bool_]
 VERDICT = "verdict"  #: the storage whose flag says, late in a step, that its head must run again
@@ -251,5 +251,5 @@ def head(graph: TaskGraph, schedule: Schedule) -> Mask:
         if stray.size:
             first, second = (int(graph.keys[lane[stray[0] + i]]) for i in (0, 1))
             raise schedule.error(f"{task_name(second)} belongs to the head of the step, which may run twice, and "
-                                 f"stands after {task_name(first)}, which does not", [first, second])
+                                 f"comes after {task_name(first)}, which does not", [first, second])
     return found

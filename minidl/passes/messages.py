@@ -1,6 +1,6 @@
 """Messages and collectives between ranks as tasks of a schedule: the proofs that none waits for ever.
 
-The message number that `minidl.program` gives a send and its receive identifies them among all messages in flight
+The message number that `minidl.plans.program` gives a send and its receive identifies them among all messages in flight
 between the two ranks.
 """
 
@@ -11,13 +11,12 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ..graph import Ints, Rows, TaskGraph
-from ..loops import run_loop
-from ..rank_grid import RankGrid
-from ..schedule import Schedule, ScheduleError
-from ..tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
+from ..core.graph import Ints, Rows, TaskGraph
+from ..core.loops import run_loop
+from ..core.schedule import RankGrid, Schedule, ScheduleError
+from ..core.tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
+from .rewrite import gradients
 from .send_receive import meetings
-from .synchronise import gradients
 
 
 def check_collectives(graph: TaskGraph, schedule: Schedule, grid: RankGrid) -> None:
@@ -29,8 +28,7 @@ def check_collectives(graph: TaskGraph, schedule: Schedule, grid: RankGrid) -> N
     circle of waits over replicas would be one within each of them, which is what the other proofs look for.
     """
     at = np.flatnonzero(np.isin(unpack(schedule.keys).kind, COLLECTIVE))
-    lane = schedule.lane_of_each()[at]
-    rank = np.array([x.rank for x in schedule.lanes], np.int64)[lane]
+    lane, rank = schedule.lane_of_each()[at], schedule.rank_of_each[at]
     for r in np.unique(rank).tolist():
         own, keys = lane[rank == r], schedule.keys[at[rank == r]]
         other = np.flatnonzero(own != own[0])
@@ -65,9 +63,9 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     not deadlock. Raises ScheduleError.
 
     A rendezvous send and its receive are one event on two lanes, so lanes and edges must not form a circle through such
-    events. Where a late receive takes the message of the iteration before, this is proved over more iterations than
-    there are ranks; a loop's first and last parts have some of the tasks of one. A rank begins an iteration when all
-    its lanes have ended the one before.
+    events. If a late receive takes the message of the iteration before, this is proved over more iterations than there
+    are ranks; a loop's first and last parts have some of the tasks of one. A rank begins an iteration when all its
+    lanes have ended the one before.
     """
     sent, got = meetings(graph)
     met = np.bincount(np.concatenate([sent, got]), minlength=len(graph))

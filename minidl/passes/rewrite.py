@@ -9,13 +9,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import ROLES, Ints, Role, Rows, TaskGraph, moved_views
+from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
+from ..core.tasks import GraphError, Kind, repack, task_name
 from ..pricing.carried import own_buffers
-from ..tasks import GraphError, Kind, repack, task_name
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
 
@@ -50,7 +51,7 @@ def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
         raise GraphError(f"cannot rename to {copies} copies; at least 1 is needed")
     iterations = int(graph.iteration.max(initial=0)) + 1
     outputs = {view.storage for view in graph.outputs}
-    renamed = np.array([ROLES[r] in _RENAMED for r in graph.buffer_role], bool)
+    renamed = graph.role_is(*_RENAMED)
     if outputs:
         renamed &= ~np.isin(graph.buffer_storage, list(outputs))
     which = np.where(renamed[:, None], np.arange(iterations) % copies, 0)
@@ -61,15 +62,20 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
     """(the graph whose units are stages, the coarse task of each task of `graph`).
 
     `stage_of_unit[u]` is the stage of unit u. A stage's O holds every backward task of a micro-batch that one of its
-    output gradients needs, the sums of a batch norm included; its W holds the other backward tasks, its U all updates
-    (where a step updates after several micro-batches, one U for each). A stage of one layer that passes no gradient on
-    has no O. Raises GraphError where stages would wait for each other in a circle.
+    output gradients needs, the sums of a batch norm included, and every R; its W holds the other backward tasks, its U
+    all updates (where a step updates after several micro-batches, one U for each). A stage of one layer that passes no
+    gradient on has no O. Raises GraphError if stages would wait for each other in a circle.
     """
     stage_of = np.asarray(stage_of_unit, np.int64)
     if len(graph) and len(stage_of) <= graph.unit.max():
         raise GraphError(f"stages are given for {len(stage_of)} units, but the graph has {graph.unit.max() + 1}")
-    stage = stage_of[graph.unit]
+    return coarsened(graph, stage_of[graph.unit])
+
+
+def coarsened(graph: TaskGraph, stage: Ints) -> tuple[TaskGraph, Ints]:
+    """As `coarsen`, for a stage of each task."""
     kind = graph.kind.astype(np.int64)
+    kind[kind == Kind.R] = Kind.O
     backward = (kind == Kind.O) | (kind == Kind.W)
     for t in np.flatnonzero(kind == Kind.O)[::-1].tolist():  # what an output gradient needs in its own stage
         needed = [t]
@@ -79,32 +85,54 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
                     kind[q] = Kind.O
                     needed.append(q)
     micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, _updates_of(graph))
-    names = tuple(_stage_name(graph, np.flatnonzero(stage_of == s)) for s in range(int(stage_of.max(initial=-1)) + 1))
+    names = tuple(_stage_name(graph, np.unique(graph.unit[stage == s])) for s in range(int(stage.max(initial=-1)) + 1))
     return merge(replace(graph, unit_names=names), repack(graph.keys, unit=stage, kind=kind, micro_batch=micro_batch))
 
 
 def _updates_of(graph: TaskGraph) -> Ints:
-    """The micro-batch of each update, where a step updates after several micro-batches; a task after an update belongs
-    to the same micro-batch. Sums over gradients, which the updates of all stages wait for, get the number after the
-    last micro-batch."""
-    update = graph.kind == Kind.U
+    """The micro-batch of each update, if a step has several updates; a task after an update belongs to the same
+    micro-batch. Sums over gradients, which the updates of all stages wait for, get numbers after the last micro-batch:
+    4 of the first update of four micro-batches, 5 of the second."""
+    update, among = graph.kind == Kind.U, sums(graph)
     count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
-    after = np.where(sums(graph), count, 0)
-    changes = np.zeros(len(graph), bool)
-    changes[graph.writes.row_of_each()[graph.buffer_role[graph.writes.ids] == ROLES.index(Role.PARAMETER)]] = True
-    if len(np.unique(graph.micro_batch[update & changes])) < 2:
-        return after
     further = graph.micro_batch >= count  # numbered after the last micro-batch already
-    found: Ints = np.maximum.accumulate(np.where(update & ~further, graph.micro_batch, 0))
-    return np.where(further, graph.micro_batch, found)
+    changes = graph.changed_by(graph.role_is(Role.PARAMETER))
+    several = len(np.unique(graph.micro_batch[update & changes])) > 1
+    found = np.maximum.accumulate(np.where(update & ~further, graph.micro_batch, 0)) if several else 0
+    numbered: Ints = np.where(further & several, graph.micro_batch, found + count * among)
+    return numbered
 
 
 def sums(graph: TaskGraph) -> NDArray[np.bool_]:
     """Mask of the U tasks that change no parameter or state: the sums of squares of gradients, for clipping."""
-    lasting = np.zeros(len(graph), bool)
-    lasting[graph.writes.row_of_each()[np.isin(graph.buffer_role[graph.writes.ids],
-                                               [i for i, role in enumerate(ROLES) if role.persistent])]] = True
-    return (graph.kind == Kind.U) & ~lasting
+    return (graph.kind == Kind.U) & ~graph.changed_by(graph.persistent)
+
+
+def gradients(graph: TaskGraph) -> dict[int, Ints]:
+    """Task that updates parameters -> the buffers with their gradients, in the order of the tasks."""
+    updates = np.flatnonzero(graph.kind == Kind.U).tolist()
+    made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are)
+    maker = graph.kind[graph.writes.row_of_each()]
+    made[graph.writes.ids[maker != Kind.U]] = True
+    gradient = made & ~graph.persistent
+    gradient[graph.writes.ids[np.isin(maker, (Kind.O, Kind.W, Kind.B))]] = True  # late tasks may make it outlive a step
+    parameter = graph.role_is(Role.PARAMETER)
+    found = {u: graph.reads[u][gradient[graph.reads[u]] | _sums_of_uses(graph, u)]
+             for u in updates if parameter[graph.writes[u]].any()}
+    return {u: buffers for u, buffers in found.items() if len(buffers)}
+
+
+def _sums_of_uses(graph: TaskGraph, update: int) -> Any:
+    """Mask of what an update reads: gradients that other updates have added up, of a parameter that stages on several
+    ranks use. They are shaped as parameters that it updates."""
+    def spec(buffer: int) -> tuple[Any, str]:
+        storage = graph.storages[int(graph.buffer_storage[buffer])]
+        return storage.shape, storage.dtype
+
+    own = {spec(b) for b in graph.writes[update].tolist()
+           if graph.storages and graph.buffer(b).role == Role.PARAMETER}
+    return np.array([graph.buffer(b).role == Role.GRADIENT and bool(own) and spec(b) in own
+                     for b in graph.reads[update].tolist()], bool)
 
 
 def _stage_name(graph: TaskGraph, units: Ints) -> str:
@@ -115,20 +143,25 @@ def _stage_name(graph: TaskGraph, units: Ints) -> str:
 def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> TaskGraph:
     """Makes O and W of a unit and micro-batch one task B, whose results are all visible at its end.
 
-    `which[unit, micro_batch]`: where to fuse, by default everywhere. Raises GraphError where another task needs one of
+    `which[unit, micro_batch]`: where to fuse, by default everywhere. Raises GraphError if another task needs one of
     the two and the other needs that task.
     """
+    return fused(graph, which)[0]
+
+
+def fused(graph: TaskGraph, which: np.ndarray | None = None) -> tuple[TaskGraph, Ints]:
+    """As `fuse`; and the new id of each task."""
     backward = (graph.kind == Kind.O) | (graph.kind == Kind.W)
     if which is not None:
         backward[backward] = np.asarray(which, bool)[graph.unit[backward], graph.micro_batch[backward]]
     kind = np.where(backward, int(Kind.B), graph.kind)
-    return merge(graph, repack(graph.keys, kind=kind))[0]
+    return merge(graph, repack(graph.keys, kind=kind))
 
 
 def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
     """(the graph with one task for all tasks of the same key, the new id of each task). `keys`: one for each task.
 
-    Raises GraphError where merged tasks would wait for each other in a circle.
+    Raises GraphError if merged tasks would wait for each other in a circle.
     """
     distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
     count = len(distinct)

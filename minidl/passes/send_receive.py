@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import ROLES, Ints, Role, Rows, TaskGraph
-from ..loops import run_loop
-from ..schedule import Lane, Schedule, ScheduleError
-from ..tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
+from ..core.graph import ROLES, Ints, Role, Rows, TaskGraph
+from ..core.loops import run_loop
+from ..core.schedule import Lane, Schedule, ScheduleError
+from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
 from .boundary import outliving
 from .rewrite import sums
 
@@ -46,7 +46,7 @@ class Messages:
 
 def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     """The graph in which tasks read their own rank's copies of what other ranks wrote, and the messages that will write
-    the copies. `rank`: the rank of each task. Raises GraphError where a task needs parts of one storage from several
+    the copies. `rank`: the rank of each task. Raises GraphError if a task needs parts of one storage from several
     ranks."""
     reader, buffer, writer = crossing(graph, rank)
     ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)
@@ -106,10 +106,10 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
     `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
     ranks read goes to each in a separate message. New weights travel as an activation of a micro-batch after the last:
-    those of an update of micro-batch i among m as one of m + i. In the body of a loop, late tasks may read what was
-    sent in the iteration before: then the receive is late, and the send is not. Raises GraphError for results of W.
+    an update of micro-batch i among m sends them as micro-batch m + i. In the body of a loop, late tasks may read what
+    was sent in the iteration before: then the receive is late, and the send is not. Raises GraphError for results of W.
     """
-    rank = ranks_of(graph, schedule)
+    rank = schedule.rank_of_tasks(graph)
     own, messages = received(graph, rank)
     k, sender = len(messages), messages.sender
     if not k:
@@ -243,7 +243,7 @@ def swap(schedule: Schedule, a: str, b: str) -> Schedule:
 def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
     """The number of event waits of the plan with messages (`Schedule.waits` after `add_communication`), without making
     them: one for each send, and one for each receive unless a later one of its lane was awaited before."""
-    rank = ranks_of(graph, schedule)
+    rank = schedule.rank_of_tasks(graph)
     reader, _, writer = crossing(graph, rank)
     if not len(reader):
         return 0
@@ -262,11 +262,11 @@ def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
     """Proves that messages can carry all data between ranks, each of which has its own memory.
 
-    A rank may read another rank's results only if they can be sent: those of F, O, B and U, or, where messages are
-    tasks, those of sends. No two ranks may write one buffer, and none may write a buffer whose value from before the
+    A rank may read another rank's results only if they can be sent: F, O, B and U make such results, or, if messages
+    are tasks, only sends do. No two ranks may write one buffer, and none may write a buffer whose value from before the
     step another rank reads. `exempt`: mask of buffers that are not checked. Raises ScheduleError.
     """
-    rank = ranks_of(graph, schedule)
+    rank = schedule.rank_of_tasks(graph)
     if not len(rank) or rank.min() == rank.max():
         return
     sends = np.isin(graph.kind, SENDS)
@@ -323,13 +323,6 @@ def _unsendable(read_ptr, reads, write_ptr, writes, rank, sendable, receives, ex
                 return 3, e, t, b
             writer[b] = t
     return 0, 0, 0, 0
-
-
-def ranks_of(graph: TaskGraph, schedule: Schedule) -> Ints:
-    """The rank of each task."""
-    rank = np.empty(len(graph), np.int64)
-    rank[schedule.ids(graph)] = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()]
-    return rank
 
 
 def crossing(graph: TaskGraph, rank: Ints) -> tuple[Ints, Ints, Ints]:

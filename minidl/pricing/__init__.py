@@ -1,1 +1,1 @@
-"""How long tasks take, and when each would start and end: cost models, measured or given, and the simulator."""
+"""How long a schedule takes: costs of tasks, and the simulator. Nothing here measures or runs."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import ROLES, Ints, Role, Rows, TaskGraph, derive_edges
+from ..core.graph import Ints, Role, Rows, TaskGraph, derive_edges
 
 
 def _none() -> Ints:
@@ -56,9 +56,8 @@ class Carried:
 
 def own_buffers(graph: TaskGraph) -> Any:
     """Mask of the buffers of which every iteration has its own: inputs, and outputs unless they outlive a step."""
-    own = np.array([ROLES[r] == Role.INPUT for r in graph.buffer_role], bool)
+    own = graph.role_is(Role.INPUT)
     outputs = {view.storage for view in graph.outputs}
     if outputs:
-        persistent = np.array([ROLES[r].persistent for r in graph.buffer_role], bool)
-        own |= np.isin(graph.buffer_storage, list(outputs)) & ~persistent
+        own |= np.isin(graph.buffer_storage, list(outputs)) & ~graph.persistent
     return own

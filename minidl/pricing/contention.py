@@ -1,7 +1,7 @@
 """Times of tasks that slow each other down: event by event, since the speed of a task depends on its neighbours.
 
-The rules are those of `minidl.walk`, plus contention between the lanes of a rank. Lanes and tasks are plain numbers
-here.
+The rules are the same as in `minidl.core.walk`, plus contention between the lanes of a rank. Lanes and tasks are plain
+numbers here.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Floats
-from ..loops import filled, run_loop
+from ..core.graph import Floats
+from ..core.loops import filled, run_loop
 
 NEVER = 1e308
 

@@ -1,7 +1,7 @@
 """Contention: how much tasks on two streams slow each other down.
 
 Tasks belong to groups, and a table says how much longer a task of one group takes while one of another runs beside it.
-The table comes from pairs that were measured by themselves (`minidl.pricing.measure_pairs`) or from flops and bytes;
+The table comes from pairs that were measured by themselves (`minidl.measuring.pairs`) or from flops and bytes;
 never from the schedule that it then predicts.
 """
 
@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..graph import Floats, Ints, TaskGraph
-from ..tasks import as_recorded, task_name
+from ..core.graph import Floats, Ints, TaskGraph
+from ..core.tasks import as_recorded, task_name
 
 
 @dataclass(frozen=True)
 class CoRun:
     """`groups`: task name -> group. `slowdown[a][b]`: how many times longer a task of group a takes while one of group
-    b runs on another stream; 1 where a group is not named. `source`: measured, estimated or given."""
+    b runs on another stream; 1 if a group is not named. `source`: measured, estimated or given."""
 
     groups: Mapping[str, str] = field(default_factory=dict)
     slowdown: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

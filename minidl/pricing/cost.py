@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Floats, Ints, TaskGraph
-from ..tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, unpack
+from ..core.graph import Floats, Ints, TaskGraph
+from ..core.machine import shorten
+from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
 from .corun import CoRun
 
 _RATES = {"flops_per_us", "bytes_per_us"}
@@ -27,12 +28,6 @@ LEAST, MOST = 1e-9, 1e18  #: the least rate, and the largest number: sums and qu
 
 class CostError(ValueError):
     """A cost is missing, negative or not a number. The message names it."""
-
-
-def shorten(value: Any) -> str:
-    """A value as one short line of a message."""
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."
 
 
 def _check(what: str, value: Any, least: float) -> None:
@@ -62,9 +57,9 @@ class Link:
 
 @dataclass(frozen=True)
 class Cross:
-    """What crossing from one lane of a device to another costs, per byte, since each core has a cache of its own:
-    `read`, of what another lane has written; `write`, over what another lane has read or written. See
-    `minidl.pricing.crossing`. `source`: given, measured, or assumed where it could not be measured."""
+    """The cost per byte of crossing from one lane of a device to another, since each core has a cache of its own:
+    `read`, of bytes that another lane has written; `write`, over bytes that another lane has read or written. See
+    `minidl.pricing.crossing`. `source`: given, measured, or assumed if it could not be measured."""
 
     read: float = 0.0
     write: float = 0.0
@@ -79,12 +74,13 @@ class CostModel:
     unit; "O/1" is the second part of an O that is cut. Where neither gives a duration, a send takes its bytes over the
     link's bandwidth, a receive 0, a collective the link's time. `link`: between any two ranks; `links`: exceptions, by
     pairs such as "0->1". `launch`: added to every task. `step`: once per step, for inputs and outputs. `source`: given,
-    measured or analytic.
+    measured or analytic. `sizes`: of a network in stages, numbers per stage: "layers", "saved_bytes" by a forward for
+    its backward, "message_bytes" to the next stage.
 
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
-    sleeps; `doze`: added where it must be woken; `wake`: what the lane that wakes it spends. `cross`: what touching
-    bytes that another lane has touched adds. `corun`: how much tasks on two streams slow each other down. `cores`: how
-    many lanes run at the same time; None: all.
+    sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
+    added for bytes that another lane has touched. `corun`: how much tasks on two streams slow each other down. `cores`:
+    how many lanes run at the same time; None: all.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -103,6 +99,7 @@ class CostModel:
     device: str = ""
     corun: CoRun | None = None
     links: Mapping[str, Link] = field(default_factory=dict)
+    sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
@@ -126,6 +123,9 @@ class CostModel:
                 for each in (value if isinstance(value, Sequence) else np.asarray(value).tolist()
                              if np.ndim(value) else [value]):
                     _check(f"the cost of {name}", each, 0)
+        for name, numbers in self.sizes.items():
+            for each in numbers:
+                _check(f"a size of {name[:40]!r}", each, 0)
         if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
             raise CostError(f"analytic costs need {min(missing)} in `kinds`")
         for pair, link in {"": self.link, **self.links}.items():
@@ -151,15 +151,8 @@ class CostModel:
         """A roofline: the larger of arithmetic and memory time, plus a launch. Defaults: one modest CPU core."""
         return cls(kinds={"flops_per_us": flops_per_us, "bytes_per_us": bytes_per_us}, launch=launch, source="analytic")
 
-    @classmethod
-    def measure(cls, graph: TaskGraph, **options: Any) -> CostModel:
-        """Measured on the device, task by task; see `minidl.pricing.measure.measure` for the options."""
-        from .measure import measure
-
-        return measure(graph, **options)
-
     def durations(self, graph: TaskGraph) -> Floats:
-        """One duration per task, without launch and sync. Raises CostError where a task's cost is not known."""
+        """One duration per task, without launch and sync. Raises CostError if a task's cost is not known."""
         time = np.full(len(graph), np.nan)
         if self.source == "analytic":
             time[:] = np.maximum(graph.flops / float(self.kinds["flops_per_us"]),  # type: ignore[arg-type]
@@ -184,6 +177,8 @@ class CostModel:
             at = np.minimum(np.searchsorted(keys, bare), len(keys) - 1)
             hit = keys[at] == bare
             time[hit] = values[at[hit]]
+        again = np.flatnonzero(np.isnan(time) & (graph.kind == Kind.R))
+        time[again] = time[graph.find(repack(graph.keys[again], kind=Kind.F))]
         unknown = np.flatnonzero(np.isnan(time))
         if unknown.size:
             raise CostError(f"the {self.source} costs lack task {graph.name(int(unknown[0]))} "
@@ -209,7 +204,7 @@ class CostModel:
 
     def save(self, path: str | Path) -> None:
         """Writes JSON, whole or not at all."""
-        from ..files import write_atomic
+        from ..system.files import write_atomic
 
         record = asdict(self)
         record["kinds"] = {k: np.asarray(v).tolist() for k, v in self.kinds.items()}
@@ -218,7 +213,7 @@ class CostModel:
     @classmethod
     def load(cls, path: str | Path) -> CostModel:
         """Reads JSON. Raises CostError for a file that is not a cost model, OSError for one that cannot be read."""
-        from ..files import read_text
+        from ..system.files import read_text
 
         try:
             record = json.loads(read_text(path, "costs"))

@@ -1,6 +1,6 @@
-"""What it costs that each core has a cache of its own. A task that reads what another core has written fetches the
-bytes from that core's cache; a task that writes over what another core has touched takes the bytes from it first. Of
-the tasks of a lane that read the same value, only the first one pays."""
+"""The cost of moving data between the caches of cores. A task that reads a value that another core has written fetches
+the bytes from that core's cache; a task that overwrites a value that another core has touched takes the bytes from it
+first. If several tasks of a lane read the same value, only the first one pays."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..graph import Floats, Ints, Rows, TaskGraph
+from ..core.graph import Floats, Ints, Rows, TaskGraph
 from .cost import Cross
 
-CACHE = 1 << 20  #: bytes of a core's own cache: what is beyond them is far from both
+CACHE = 1 << 20  #: bytes of a core's own cache: bytes beyond them are far from both
 
 
 @dataclass(frozen=True)
@@ -19,9 +19,9 @@ class Crossing:
     """Pairs of tasks that touch the same buffer one after the other, in columns: the task that pays if the other one is
     on another lane of its rank, that other task, the buffer, and the time that its bytes take.
 
-    The first `reads` pairs are those of a task that reads with the task that wrote last before; then come those of a
-    task that writes with each task that touched the buffer before it, back to the one that wrote last. What touches a
-    buffer first in a step follows what touched it last in the step before.
+    The first `reads` pairs join a task that reads and the task that wrote last before; the others join a task that
+    writes and each task that touched the buffer before it, back to the one that wrote last. The first task of a step
+    that touches a buffer follows the last one of the step before.
     """
 
     payer: Ints
@@ -67,22 +67,21 @@ def _accesses(rows: Rows, n: int) -> Ints:
 
 
 def _before(written: Ints, access: Ints, n: int) -> Ints:
-    """The write of the same buffer before each access, the last one of all where there is none before; -1 without any.
+    """The write of the same buffer before each access, the last one of all if there is none before; -1 without any.
     `written` is sorted."""
     return _same(written, access, np.searchsorted(written, access) - 1,
                  np.searchsorted(written, (access // n + 1) * n) - 1, n)
 
 
 def _after(written: Ints, access: Ints, n: int) -> Ints:
-    """The write of the same buffer after each access, the first one of all where there is none after; -1 without
-    any."""
+    """The write of the same buffer after each access, the first one of all if there is none after; -1 without any."""
     return _same(written, access, np.searchsorted(written, access, "right"),
                  np.searchsorted(written, access // n * n), n)
 
 
 def _same(written: Ints, access: Ints, near: Ints, around: Ints, n: int) -> Ints:
-    """The writes with number `near`, or else `around`, where they are of the same buffer as the access."""
-    known: Ints = np.append(written, -n)  # a number out of range is that of no write
+    """The write number `near`, or else `around`, if it is to the same buffer as the access; else -1."""
+    known: Ints = np.append(written, -n)  # a number out of range belongs to no write
     for at in (near, around):
         at[(at < 0) | (at > len(written))] = len(written)
     found = np.where(known[near] // n == access // n, known[near], known[around])

@@ -1,4 +1,4 @@
-"""Why a task stands where it does: when it may start, when it must end, which tasks it needs. Runs nothing."""
+"""Why a task is where it is: when it may start, when it must end, which tasks it needs. Runs nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import Floats, Ints, Rows, TaskGraph
-from ..schedule import Schedule
+from ..core.graph import Floats, Ints, Rows, TaskGraph
+from ..core.schedule import Schedule
 from .cost import CostModel
 from .simulation import Clock, Lanes
 
@@ -50,11 +50,12 @@ class Explanation:
 
     def __str__(self) -> str:
         u = f" {self.unit}" if self.unit else ""
+        late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""
         lines = [f"{self.label} on lane {self.lane}",
                  f"  may start   {self.may_start:,.1f}{u}   (its dependencies have ended)",
                  f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
                  f"  must end    {self.must_end:,.1f}{u}   (if it ends later, the step gets longer)",
-                 f"  slack       {self.slack:,.1f}{u}{'   it is on the critical path' if self.slack <= 1e-9 else ''}",
+                 f"  slack       {self.slack:,.1f}{u}{late}",
                  f"  needs       {', '.join(self.needs) or 'no task'}",
                  f"  needed by   {', '.join(self.needed_by) or 'no task'}",
                  f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"]

@@ -10,7 +10,7 @@ A lane runs its tasks in order, each as early as its lane and its dependencies a
 - what another lane of the rank has touched takes longer to read and write (`cross`);
 - a step that stands alone also wakes its lanes and waits for them (`around`);
 - iterations follow each other without a barrier: a lane begins its next iteration when it has ended its part of this
-  one, and tasks wait for those of earlier iterations that `Carried` names.
+  one, and tasks wait for the tasks of earlier iterations that `Carried` names.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..graph import Floats, Ints, Rows, TaskGraph
-from ..loops import prepared, run_loop
-from ..schedule import Schedule, ScheduleError
-from ..tasks import COMMUNICATION, RECEIVES
-from ..views.timeline import Timeline
-from ..walk import walk
+from ..core.graph import Floats, Ints, Rows, TaskGraph
+from ..core.loops import prepared, run_loop, walk
+from ..core.schedule import Schedule, ScheduleError
+from ..core.tasks import COMMUNICATION, RECEIVES
+from ..core.timeline import Timeline
 from .carried import Carried
 from .circuits import cycle_time
 from .contention import contend
@@ -36,6 +35,7 @@ from .cost import CostModel
 from .crossing import Crossing
 
 SAME = 1e-10  #: times are equal if they differ by less than this share of the time that has passed
+CHAINED = 6  #: how many iterations of a pipeline are chained; the period is the time of the last one
 MOST = 64  #: the most iterations to play until they repeat
 
 
@@ -48,7 +48,7 @@ class Times(NamedTuple):
 
 
 def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
-    """The predicted timeline of a valid schedule. Raises ScheduleError where it would deadlock."""
+    """The predicted timeline of a valid schedule. Raises ScheduleError if it would deadlock."""
     lanes = Lanes.of(graph, schedule)
     clock = Clock.of(graph, cost, lanes)
     start, end, _ = clock.run(lanes)
@@ -107,7 +107,7 @@ class Lanes:
             return schedule.error("deadlock: the lanes cannot all run")
 
         return cls(schedule.ptr, ids, np.array([lane.rank for lane in schedule.lanes], np.int64),
-                   None if schedule.joined is None else np.asarray(schedule.joined, bool), stuck)
+                   None if schedule.joined is None else schedule.second, stuck)
 
     @classmethod
     def of_tasks(cls, lanes: Sequence[Sequence[int]], rank: Sequence[int] | None = None) -> Lanes:
@@ -164,7 +164,7 @@ class Clock:
     `duration`: of each task, launch included. `preds`: edges within an iteration; `carried`: edges between iterations.
     `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `spin`,
     `doze`, `wake`, `cores`: as in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a
-    task of group a takes beside one of group b. `crossing`: what takes longer because another lane has touched it.
+    task of group a takes beside one of group b. `crossing`: data that take longer, since another lane has touched them.
     """
 
     duration: Floats
@@ -196,7 +196,7 @@ class Clock:
     @classmethod
     def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
         """The clock of a loop without a graph: `target` of iteration i waits for `source` of iteration i - `distance`,
-        and `far` longer if they are on different ranks. Raises ValueError where a task would wait for a later
+        and `far` longer if they are on different ranks. Raises ValueError if a task would wait for a later
         iteration."""
         source, target, distance = (np.asarray(x, np.int64) for x in (source, target, distance))
         wrong = np.flatnonzero(distance < 0)
@@ -260,8 +260,8 @@ class Clock:
         return self.exact_period(lanes)
 
     def exact_period(self, lanes: Lanes) -> float:
-        """The period without contention, computed exactly: the slowest circuit of edges and lanes, where the end of a
-        lane leads back to its beginning. For loops of few tasks."""
+        """The period without contention, computed exactly: the slowest circuit of edges and lanes; the end of a lane
+        leads back to its beginning. For loops of few tasks."""
         if lanes.joined is not None:
             return self._of_actions(*lanes.actions).exact_period(replace(lanes, joined=None))
         if self.crossing is not None:

@@ -1,1 +1,1 @@
-"""Runs programs: devices, lanes, memory, executors, and the transports between ranks. Schedules decide the order."""
+"""Runs programs on devices: the runtime, its executors, and transports between ranks. Schedules decide the order."""

@@ -5,7 +5,6 @@ The executors decide the order of the tasks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,15 +13,12 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..graph import Launch, Role, TaskGraph, View
+from ..core.graph import Launch, Role, TaskGraph, View
+from ..core.tasks import GraphError
+from ..devices import device as devices
 from ..kernels import Thunk
 from ..kernels.registry import check_range
-from ..tasks import GraphError
-from . import device as devices
-from .lanes import Ends
-from .memory import MemoryPlan, rounded
-
-BYTE = np.dtype(np.uint8)
+from ..plans.memory import MemoryPlan, rounded
 
 #: kernels whose second operand is an index: (the axis of the first operand that it counts, what it is called)
 INDEXED = {"cross_entropy": (-1, "label"), "embedding": (0, "index"), "label_weights": (0, "label")}
@@ -31,6 +27,11 @@ INDEXED = {"cross_entropy": (-1, "label"), "embedding": (0, "index"), "label_wei
 def _tensor(named: tuple[str, tuple[int, ...], str, tuple[int, ...]], memory: Any) -> Tensor:
     name, shape, dtype, strides = named
     return Tensor(Storage(name, shape, dtype, Role.ACTIVATION, memory), shape, strides)
+
+
+def _held(call: Thunk, memory: Any) -> None:
+    """A call with the memory that it needs."""
+    call()
 
 
 class Bound:
@@ -56,12 +57,11 @@ class Bound:
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
         self._inputs = [self.array(v) for v in graph.inputs]
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
-        self._feed = self.device.feed(self._inputs)
+        self.feed = self.device.feed(self._inputs)
         self._outputs = [self.array(v) for v in graph.outputs]
         self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, devices.strides_of(v.shape))
                        for v in graph.outputs]
         self._indices = self._index_limits()
-        self._sizes = [array.nbytes for array in self._outputs]
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
         """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
@@ -71,10 +71,12 @@ class Bound:
         self.load(values)
         return values
 
-    def ends(self) -> Ends:
-        """Where inputs go and outputs are, for lanes that move them."""
-        return Ends(self._inputs, [(i, length, ignored) for i, length, _, ignored in self._indices],
-                    self._outputs, partial(self.load, settles=False))
+    def refills(self) -> list[Thunk]:
+        """Calls that bring today's inputs back to their places, for the same step again: a step uses the memory of its
+        inputs for other things after their last use. For devices that capture graphs."""
+        kept = [(self.device.snapshot(place), place) for place in self._inputs]
+        return [partial(_held, self.device.copier(self.device._whole(memory, place), place), memory)
+                for memory, place in kept]
 
     @property
     def persistent(self) -> list[Any]:
@@ -94,6 +96,17 @@ class Bound:
     def thunks(self, task: int, stream: Any = None) -> list[Thunk]:
         """The prebuilt calls of one task, on a stream of the device."""
         return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array, stream)]
+
+    def thunks_elsewhere(self, task: int) -> list[Thunk]:
+        """The same calls on copies of the storages that they use. The calls keep the copies alive."""
+        launches = self.graph.launches[task]
+        copies: dict[int, Any] = {}
+        for storage in {view.storage for launch in launches for view in launch.views}:
+            nbytes = max(self.graph.storages[storage].bytes, 1)
+            copies[storage] = self.device.snapshot(self.array(View(storage, (nbytes,), (1,), 0, "uint8")))
+        found = [thunk for launch in launches
+                 for thunk in self.device.bind(launch, lambda view: self.device.array(copies[view.storage], view))]
+        return [partial(_held, thunk, copies) for thunk in found]
 
     def _index_limits(self) -> list[tuple[int, int, str, int]]:
         """(input, length, "label" or "index", a label that is also allowed) for every input that kernels use as an
@@ -119,27 +132,20 @@ class Bound:
             tapes.settle()
         if len(values) != len(self._inputs):
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
-        arrays = [v.numpy() if isinstance(v, Tensor) else v if isinstance(v, np.ndarray)
-                  else np.asarray(v) for v in values]
-        for i, (value, (shape, dtype)) in enumerate(zip(arrays, self._takes, strict=True)):
-            if value.shape != shape or value.dtype != dtype:
-                raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with "
-                                 f"{dtype} {shape}")
+        arrays = [v if isinstance(v, np.ndarray) else v.numpy() if isinstance(v, Tensor) else np.asarray(v)
+                  for v in values]
+        found = [(value.shape, value.dtype) for value in arrays]
+        if found != self._takes:
+            i = next(i for i, pair in enumerate(found) if pair != self._takes[i])
+            (shape, dtype), (wanted, kind) = found[i], self._takes[i]
+            raise ShapeError(f"input {i} is {dtype} {shape}; the step was recorded with {kind} {wanted}")
         for i, length, what, ignored in self._indices:
             check_range(what, arrays[i], length, ignored)
-        self._feed(arrays)
+        self.feed(arrays)
 
     def results(self) -> Any:
         """Copies of the outputs: a tensor, a tuple of tensors, or None."""
-        return self.tensors([self.device.snapshot(array) for array in self._outputs])
-
-    def blank(self) -> tuple[Any, ...]:
-        """New host memory for each output, without values."""
-        return tuple([np.empty(size, BYTE) for size in self._sizes])
-
-    def tensors(self, memory: Sequence[Any]) -> Any:
-        """The outputs as tensors in this memory, that of each output in turn."""
-        out = [*map(_tensor, self._named, memory)]
+        out = [*map(_tensor, self._named, map(self.device.snapshot, self._outputs))]
         return out[0] if len(out) == 1 else tuple(out) or None
 
     def check_finite(self, task: int, launch: Launch) -> None:

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Ints, TaskGraph
+from ..core.graph import Ints, TaskGraph
+from ..core.schedule import Lane, Schedule
+from ..devices.lanes import run_program
 from ..kernels import Thunk
-from ..schedule import Lane, Schedule
+from ..plans.memory import MemoryPlan, plan_memory
 from .bound import Bound
-from .memory import MemoryPlan, plan_memory
-from .streams import run_program
+from .runtime import Guard
 
 
 class VersionError(RuntimeError):
@@ -44,8 +45,13 @@ class CheckingExecutor:
         self._launches = [_launches(graph, self._bound, t) for t in range(len(graph))]
         self._overlaps = _overlapping(graph, self.plan)
         self._meant = _versions(graph)
+        self._guard = Guard(forks=not self._bound.device.captures)
 
     def __call__(self, *inputs: Any) -> Any:
+        with self._guard:
+            return self._step(inputs)
+
+    def _step(self, inputs: tuple[Any, ...]) -> Any:
         self._bound.load(inputs)
         self.order = order = random_order(self.graph, self.schedule, self.waits, self._random)
         graph = self.graph
@@ -96,7 +102,7 @@ class _Memory:
         self._taken: dict[int, int] = {}  # storage -> the storage that has taken its bytes
 
     def touch(self, storages: Collection[int], who: str) -> None:
-        """One launch reads or writes these storages. Raises VersionError where it cannot."""
+        """One launch reads or writes these storages. Raises VersionError if it cannot."""
         name = self._graph.storages
         for s in storages:
             both = set(self._overlaps[s]).intersection(storages)

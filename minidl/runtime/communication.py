@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import TaskGraph, View
+from ..core.graph import TaskGraph, View
+from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name
+from ..devices.lanes import Event, Stop, Stream
 from ..kernels import Thunk
-from ..program import Part, Program
-from ..tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name
+from ..plans.program import Part, Program
 from .bound import Bound
 from .comm import SLOTS, Communicator
 from .comm.flight import Abandoned, Entry, Flight
 from .comm.handover import handover
 from .comm.places import Host
-from .streams import Event, Stop, Stream
 
 Calls = Callable[[int, Any], list[Thunk]]
 MESSAGES = (*SENDS, *RECEIVES)
@@ -51,7 +51,9 @@ class Communication:
         self.trace = trace
         self.group = self.transport.group(program.group) if program.collectives else self.transport  #: that sums
         self.others = tuple(r for r in program.group if r != transport.rank)
-        self.flight = Flight(self.transport, credit)
+        #: whether the other lanes poll the transfers between their tasks, instead of a thread
+        self.polled = bool(messages)
+        self.flight = Flight(self.transport, credit, self.polled)
         self.hand = handover(device)
         self.hand.use()
         self.failure: BaseException | None = None
@@ -60,14 +62,12 @@ class Communication:
         #: (late task, transfer of the step before)
         self.boundary = {pair: self.event() for pair in program.boundary_waits}
         self._places: dict[Any, Host] = {}  # by the memory of the arrays
-        self.closing: list[Thunk] = []  #: what a step ends with, when all messages are issued
+        self.closing: list[Thunk] = []  #: calls at the end of a step, when all messages are issued
         self._lanes: Any = None
         self._started = self._stopped = False
-        #: whether the other lanes poll the transfers between their tasks, instead of a thread
-        self.polled = bool(messages)
         threaded = not self.polled and any(any(part.communicates) for part in program.parts)
         self._stream = Stream(f"{transport.rank}/comm") if threaded else None
-        self._end = weakref.finalize(self, _close, self._stream)
+        self._end = weakref.finalize(self, _close, self._stream, weakref.ref(self.flight))
 
     def event(self) -> Arrival:
         self._events.append(Arrival())
@@ -91,8 +91,8 @@ class Communication:
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
-        """Starts the communication lanes of a part, beside its other lanes `lanes`. Waits first for those of the part
-        before."""
+        """Starts the communication lanes of a part, beside its other lanes `lanes`. First it waits until the
+        communication of the part before has ended."""
         self._lanes = lanes
         if not entries:
             return
@@ -325,6 +325,9 @@ def _peer(graph: TaskGraph, message: int) -> int:
     return found
 
 
-def _close(stream: Stream | None) -> None:
+def _close(stream: Stream | None, flight: weakref.ref[Flight]) -> None:
     if stream is not None:
+        if (running := flight()) is not None:
+            running.abandon()  # where the process ends while a thread steps
         stream.close()
+        stream.join_thread()

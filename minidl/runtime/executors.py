@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from ..autograd import tape as tapes
-from ..graph import TaskGraph
-from ..program import lower
-from ..schedule import Schedule
+from ..core.graph import TaskGraph
+from ..core.schedule import Schedule
+from ..plans.program import Program, lower
 from .checking import CheckingExecutor, VersionError, random_order
 from .comm import Communicator
 from .comm.flight import CREDIT
@@ -17,7 +17,7 @@ from .sequential import SequentialExecutor
 from .version_log import VersionLog
 
 __all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor",
-           "StreamExecutor", "TaskError", "VersionError", "executor", "random_order"]
+           "StreamExecutor", "TaskError", "VersionError", "executor", "random_order", "runtime"]
 
 
 class StreamExecutor(Runtime):
@@ -25,10 +25,8 @@ class StreamExecutor(Runtime):
 
     captures = False
 
-    def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
-                 memory_limit: int | None = None) -> None:
-        super().__init__(lower(graph, schedule, memory_limit=memory_limit), device=device, trace=trace,
-                         captured=self.captures)
+    def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False) -> None:
+        super().__init__(lower(graph, schedule), device=device, trace=trace, captured=self.captures)
 
 
 class GraphExecutor(StreamExecutor):
@@ -43,18 +41,26 @@ class DistributedExecutor(Runtime):
     the version of its weights that each task read, and nothing is captured."""
 
     def __init__(self, graph: TaskGraph, schedule: Schedule, communicator: Communicator, *, device: Any = None,
-                 trace: bool = False, memory_limit: int | None = None, credit: int = CREDIT,
-                 logged: bool = False) -> None:
-        device = device or tapes.current().device
-        program = lower(graph, schedule, ranks=communicator.size, rank=communicator.rank, memory_limit=memory_limit)
-        super().__init__(program, device=device, transport=communicator, trace=trace,
-                         captured=device.captures and not logged, credit=credit,
-                         log=VersionLog(program.graph) if logged else None)
+                 trace: bool = False, credit: int = CREDIT, logged: bool = False) -> None:
+        program = lower(graph, schedule, ranks=communicator.size, rank=communicator.rank)
+        super().__init__(program, **_settings(program, device, logged), transport=communicator, trace=trace,
+                         credit=credit)
 
 
-def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
-             memory_limit: int | None = None) -> StreamExecutor:
+def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False) -> StreamExecutor:
     """The executor for a recorded graph and a schedule; on a device that captures graphs, a step is one launch."""
     device = device or tapes.current().device
     kind = GraphExecutor if device.captures else StreamExecutor
-    return kind(graph, schedule, device=device, trace=trace, memory_limit=memory_limit)
+    return kind(graph, schedule, device=device, trace=trace)
+
+
+def runtime(program: Program, *, device: Any = None, transport: Communicator | None = None, trace: bool = False,
+            logged: bool = False) -> Runtime:
+    """The runtime of a plan's program; captured where the device can, unless it is `logged` (`DistributedExecutor`)."""
+    return Runtime(program, **_settings(program, device, logged), transport=transport, trace=trace)
+
+
+def _settings(program: Program, device: Any, logged: bool) -> dict[str, Any]:
+    device = device or tapes.current().device
+    return {"device": device, "captured": device.captures and not logged,
+            "log": VersionLog(program.graph) if logged else None}

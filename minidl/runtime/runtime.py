@@ -1,8 +1,8 @@
-"""Runs a program: on a device, and over a transport where there are other ranks. Everything is bound beforehand.
+"""Runs a program: on a device, and over a transport if there are other ranks. Everything is bound beforehand.
 
-A call is one step. Where tasks cross the iteration boundary, the first call runs the prologue and the next ones the
-body, and the late tasks of a step are left for the next call. Code that reads a parameter in between (`Tensor.numpy`,
-an eager op, another executor, a checkpoint) settles first: it runs the epilogue, so that it reads what synchronous
+A call is one step. If tasks cross the iteration boundary, the first call runs the prologue and the next ones the body,
+and the late tasks of a step are left for the next call. Code that reads a parameter in between (`Tensor.numpy`, an
+eager op, another executor, a checkpoint) settles first: it runs the epilogue, so that it reads what synchronous
 training leaves. Loop-back ranks share a process and cannot tell whose parameters are read, and ranks that validate a
 step in the next one communicate when they settle: settle them yourself, all of them.
 
@@ -13,31 +13,34 @@ communication run in a thread of their own (`minidl.runtime.comm.flight`) and ma
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
+from os import getpid
+from threading import get_ident
+from types import FrameType
 from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
-from ..autograd.tensor import ShapeError
-from ..graph import Ints, Launch, Role, StorageSpec, TaskGraph, View
+from ..autograd.tensor import ShapeError, Tensor
+from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph, View
+from ..core.schedule import Schedule
+from ..core.tasks import COMMUNICATION
+from ..core.timeline import Timeline, What
+from ..devices import debug
+from ..devices import device as devices
+from ..devices.device import DeviceError
+from ..devices.lanes import CLOSED, LaneError, Work
 from ..kernels import Thunk
-from ..program import Part, Program
-from ..schedule import Schedule
-from ..tasks import COMMUNICATION
-from ..views.timeline import Timeline, What
-from . import debug
-from . import device as devices
+from ..plans.program import Part, Program
 from .bound import Bound
 from .comm import Communicator, RankError
 from .comm.flight import CREDIT, Entry, TransferError
 from .communication import Communication, Meetings
-from .device import DeviceError
-from .guard import Guard
-from .lanes import LaneError, Work
 from .version_log import VersionLog
 
 
@@ -56,8 +59,8 @@ class Runtime:
     MINIDL_DEBUG, which looks at values between tasks. `trace`: `timeline` describes the last call. `credit`: the most
     bytes of communication in flight. `log`: keeps which weight version each task read.
 
-    Raises TaskError where a task fails, and RankError where another rank fails. Without other ranks the runtime can run
-    again, but parameters may be those of an unfinished step; with other ranks it cannot run again.
+    Raises TaskError if a task fails, and RankError if another rank fails. Without other ranks the runtime can run
+    again, but its parameters may come from an unfinished step; with other ranks it cannot run again.
     """
 
     def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None,
@@ -93,9 +96,6 @@ class Runtime:
         talks = any(np.isin(part.graph.kind, COMMUNICATION).any() for part in program.epilogue)
         self._settles_alone = (program.verdict is None and not talks
                                and (transport is None or transport.own_process))
-        # whether a step is one call of lanes that take its inputs and give its outputs; most kinds of lane do not
-        self._whole = (transport is None and log is None and len(self._body) == 1 and not self._epilogue
-                       and not self._fills and not self._snapshots and getattr(self._body[0].lanes, "whole", False))
         self._last: _Ready | None = None
         self._timeline: Timeline | None = None
         self._error: Exception | None = None
@@ -172,14 +172,14 @@ class Runtime:
     def __call__(self, *inputs: Any) -> Any:
         if self._error is not None:
             raise self._error
+        if self._owed:  # reading a parameter settles this executor, which must come before the step
+            inputs = tuple(v.numpy() if isinstance(v, Tensor) else v for v in inputs)
         with self._guard:
             return self._step(inputs)
 
     def _step(self, inputs: tuple[Any, ...]) -> Any:
         if tapes.unsettled and tapes.unsettled != {self} and (self.transport is None or self.transport.own_process):
             self._settle_others()
-        if self._whole:
-            return self._run_whole(self._body[0], inputs)
         part = (self._body if self._owed else self._prologue)[self._parity]
         own = self._own(inputs)
         self._await_sends()  # before anything is written where they read
@@ -200,17 +200,6 @@ class Runtime:
             if self._settles_alone:
                 tapes.unsettled.add(self)
         return part.bound.results()
-
-    def _run_whole(self, part: _Ready, inputs: tuple[Any, ...]) -> Any:
-        """A step that is one call of lanes, which take the inputs and give the outputs."""
-        memory = part.bound.blank()
-        self._timeline = None
-        try:
-            part.first.lanes.run(inputs, memory)
-        except BaseException as error:
-            self._fail(error, part)
-        self._last = part
-        return part.bound.tensors(memory)
 
     def _own(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs of a step that this rank reads."""
@@ -237,14 +226,18 @@ class Runtime:
         if not self._owed and self._error is None:
             self._await_sends()
         if self._owed:
-            if self.trace:
-                self.timeline  # noqa: B018  (of the call; the epilogue is none)
-            if self.log is not None:
-                self.log.settle()
             with self._guard:
-                self._owed = False
-                self._run(self._epilogue[self._parity - 1])
-                self._finish()
+                self._run_late()
+
+    def _run_late(self) -> None:
+        """Runs the late tasks of the last step."""
+        if self.trace:
+            self.timeline  # noqa: B018  (of the call; the epilogue is none)
+        if self.log is not None:
+            self.log.settle()
+        self._owed = False
+        self._run(self._epilogue[self._parity - 1])
+        self._finish()
 
     def _start(self, phase: _Phase) -> None:
         if self._communication is not None:
@@ -271,7 +264,7 @@ class Runtime:
             self._start(part.first)
             if part.verdict is not None:
                 self._go_on(part, inputs)
-            if not self.program.runs_on and self._communication is not None:
+            if self._communication is not None and not self.program.runs_on:
                 self._communication.end_step()
                 self._raise_failure(self._last)
         except BaseException as error:
@@ -327,18 +320,25 @@ class Runtime:
         return found
 
     def close(self) -> None:
-        """Settles, unless it has failed, and ends the threads."""
-        if self._error is None:
-            self.settle()
-            if self.trace:
-                self.timeline  # noqa: B018  (before what it is read from goes)
-            self._finish()
-            self.device.synchronize()  # copies may still use the memory that is freed next
-        for part in {id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values():
-            for phase in (part.first, *part.after):
-                phase.lanes.close()
-        if self._communication is not None:
-            self._communication.close()
+        """Settles, unless it has failed, and ends the threads; then it cannot run again. Raises RuntimeError while it
+        runs a step."""
+        if not self._guard.close():
+            return
+        tapes.unsettled.discard(self)
+        try:
+            if self._error is None:
+                if self._owed:
+                    self._run_late()
+                if self.trace:
+                    self.timeline  # noqa: B018  (before what it is read from goes)
+                self._finish()
+                self.device.synchronize()  # copies may still use the memory that is freed next
+        finally:
+            for part in {id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values():
+                for phase in (part.first, *part.after):
+                    phase.lanes.close()
+            if self._communication is not None:
+                self._communication.close()
 
 
 class _Phase(NamedTuple):
@@ -371,7 +371,7 @@ class _Ready:
         waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
         work = Work([str(schedule.lanes[i]) for i in self._compute],
                     [schedule.lanes[i].priority for i in self._compute], [lanes[i] for i in self._compute], waits,
-                    calls, graph.name, self.bound.persistent, ends=self.bound.ends())
+                    calls, graph.name, self.bound.persistent, feed=self.bound.feed)
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
         if captured:
@@ -457,3 +457,59 @@ def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
     return lambda task, stream: [partial(show, task), *(
         call for launch in bound.graph.launches[task]
         for call in (*bound.device.bind(launch, bound.array, stream), partial(check, task, launch)))]
+
+
+# ------------------------------------------------------------------------------------------------ one run at a time
+#: who runs an executor: the number of the thread and the frame that entered the guard
+Holder = tuple[int, FrameType | None]
+ENDED: Holder = (-1, None)
+
+
+class Guard:
+    """Use `with guard:` around a run. It raises RuntimeError while the same executor runs, in another thread or further
+    up in this one (a signal handler calls it), since its buffers hold one step; after `close`; and in a forked child,
+    unless the executor `forks`: worker threads and devices stay with the parent."""
+
+    def __init__(self, *, forks: bool) -> None:
+        self._process = None if forks else getpid()
+        self._entry: dict[str, Holder] = {}
+
+    def __enter__(self) -> None:
+        if self._process is not None and self._process != getpid():
+            raise RuntimeError("this executor was made before the process was forked, and its worker threads and "
+                               "device stayed with the parent; make an executor in the child")
+        own = (get_ident(), sys._getframe(1))
+        found = self._entry.setdefault("now", own)  # atomic
+        if found is not own:
+            self._take_over(found, own)
+
+    def __exit__(self, *_: Any) -> None:
+        self._entry.clear()
+
+    def close(self) -> bool:
+        """Refuses all runs from now on. Returns whether it was open; raises RuntimeError while the executor runs."""
+        own = (get_ident(), sys._getframe(1))
+        found = self._entry.setdefault("now", own)
+        if found is ENDED:
+            return False
+        if found is not own:
+            self._take_over(found, own)
+        self._entry["now"] = ENDED
+        return True
+
+    def _take_over(self, found: Holder, own: Holder) -> None:
+        """Replaces an entry that an interrupted run of this thread has left. Raises RuntimeError for any other."""
+        if found is ENDED:
+            raise RuntimeError(CLOSED)
+        thread, entered = found
+        if thread != own[0]:
+            name = next((thread.name for thread in threading.enumerate() if thread.ident == found[0]), "unknown")
+            raise RuntimeError(f"this executor is running a step in thread {name!r}; run one step at a time, or "
+                               f"make an executor for each thread")
+        frame = own[1]
+        while frame is not None and frame is not entered:
+            frame = frame.f_back
+        if frame is not None:
+            raise RuntimeError("this executor is running a step, and something within that step (a signal handler, or "
+                               "an input or kernel of your own) uses it again; wait until the step has ended")
+        self._entry["now"] = own

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..graph import TaskGraph
+from ..core.graph import TaskGraph
+from ..devices.lanes import run_program
 from .bound import Bound
-from .guard import Guard
-from .streams import run_program
+from .runtime import Guard
 
 
 class SequentialExecutor:
-    """Call it with a step's inputs; it returns the step's outputs. Every schedule must give the same bits."""
+    """Call it with a step's inputs; it returns the step's outputs. Every schedule must be bit-identical to it."""
 
     def __init__(self, graph: TaskGraph, device: Any = None) -> None:
         self.graph = graph

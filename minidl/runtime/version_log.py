@@ -2,7 +2,7 @@
 
 The log does not use the plan: it follows the content of the parameters' memory and of their copies, which updates copy
 and change. `Replay` runs the tasks of the recorded step in the order of emission, each with the weights that a log
-names, and gives the bits of the run. So the weights of every task of a stale pipeline are known, and its run can be
+names, bit-identically to the run. So the weights of every task of a stale pipeline are known, and its run can be
 repeated.
 """
 
@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Ints, Launch, Role, TaskGraph, View
+from ..core.graph import Ints, Launch, Role, TaskGraph, View
+from ..core.tasks import Kind, as_recorded, task_name, unpack
 from ..kernels import KERNELS, Thunk
-from ..passes.synchronise import gradients
-from ..tasks import Kind, as_recorded, task_name, unpack
+from ..passes.rewrite import gradients
 from .bound import Bound
 
 Calls = Callable[[int, Any], list[Thunk]]
@@ -28,7 +28,7 @@ Calls = Callable[[int, Any], list[Thunk]]
 @dataclass(frozen=True)
 class VersionRead:
     """In step `step` (from 0), the task with this key read this version of the weights of stage `stage`; an update made
-    it. The stage is the task's own, or another one whose weights it uses too. `average`: the number of updates of the
+    it. The stage is the task's own, or another one whose weights it also uses. `average`: the number of updates of the
     moving average that replaced the version, or 0; it has moved towards all versions before `until`."""
 
     step: int
@@ -40,7 +40,7 @@ class VersionRead:
 
 
 class VersionLog:
-    """The versions that one rank's tasks read; `graph` is that of a body. Versions count a stage's updates since the
+    """The versions that one rank's tasks read. `graph`: the graph of a body. Versions count a stage's updates since the
     start of the run. A late task belongs to the step before the one in which it runs."""
 
     def __init__(self, graph: TaskGraph) -> None:
@@ -172,9 +172,11 @@ class Replay:
             self._stage[t] = min((first[s] for s in found if s in first), default=self._stage[t])
             own.setdefault(self._stage[t], set()).update(found)
             self._changes.update([t] if found else [])
-        spent = gradients(graph)
-        self._spent = {t: [self._array(int(graph.buffer_storage[b])) for b in spent[t].tolist()]
-                       for t in self._changes if t in spent}
+        updates, self._spent = graph.kind == Kind.U, dict[int, list[Any]]()
+        for buffers in gradients(graph).values():  # before their norm, which is of what all have summed
+            before = next(t for t in np.flatnonzero(updates).tolist() if np.isin(graph.reads[t], buffers).any())
+            self._spent.setdefault(before, []).extend(self._array(int(graph.buffer_storage[b]))
+                                                      for b in buffers.tolist())
         self._own = {stage: [self._array(s) for s in sorted(storages)] for stage, storages in own.items()}
         # by stage and version
         self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}
@@ -192,11 +194,11 @@ class Replay:
         return self.results()
 
     def results(self) -> Any:
-        """What the step returns."""
+        """The results of the step."""
         return self._bound.results()
 
     def steps(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Iterator[list[Any]]:
-        """The same, which stops before each update for its gradients."""
+        """The same, which stops before the first task that uses the gradients of an update."""
         read: dict[tuple[int, bool, int], dict[int, VersionRead]] = {}  # by the stage of the weights
         made: dict[tuple[int, int], int] = {}
         for e in entries:
@@ -218,8 +220,8 @@ class Replay:
             else:
                 for home, e in read.get((stage, bool(self.graph.kind[t] == Kind.F), micro_batch), {}).items():
                     self._take(home, self._average(stage, e) if e.average else self._kept.get(home, {}).get(e.version))
-            if t in self._changes:
-                yield self._spent.get(t, [])
+            if t in self._spent:
+                yield self._spent[t]
             for call in self._bound.thunks(t):
                 call()
             if t in self._changes:

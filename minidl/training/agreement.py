@@ -1,4 +1,4 @@
-"""What all ranks do or refuse together: where one of them fails, each gets the same error at the same place."""
+"""Decisions of all ranks together: if one of them fails, each gets the same error at the same place."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Disagreement(ValueError):
 
 
 def together(communicator: Communicator, part: Callable[[], Any], expected: type[Exception] = Exception) -> list[Any]:
-    """What `part` returns on each rank. Raises Disagreement on every rank with the `expected` error of the first rank
+    """The results of `part` on all ranks. Raises Disagreement on every rank with the `expected` error of the first rank
     that has one."""
     try:
         report: tuple[Any, str | None] = part(), None

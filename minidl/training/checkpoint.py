@@ -1,4 +1,4 @@
-"""Checkpoints: everything that a run needs to resume with the bits of an uninterrupted run.
+"""Checkpoints: everything that a run needs to resume bit-identically to an uninterrupted run.
 
 One safetensors file holds as tensors the parameters and states of the model, the optimizer's states with learning rate
 and Adam's powers, and the dropout counter; and as JSON the place in the data, seed and schedule. A file is only data:
@@ -24,10 +24,12 @@ import numpy as np
 
 from ..autograd import random
 from ..autograd.tensor import Tensor
-from ..files import LARGEST, claimed, write_atomic
+from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_array
 from ..optim import Optimizer
+from ..system.files import LARGEST, claimed, write_atomic
+from .weights import STANDARDIZE
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
 FORMAT = 3
@@ -40,6 +42,9 @@ class CheckpointError(ValueError):
 
 class Loader(Protocol):
     """The attributes of a data loader that a checkpoint needs."""
+
+    @property
+    def scaling(self) -> Scaling | None: ...
 
     def state(self) -> dict[str, int]: ...
 
@@ -82,6 +87,7 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     if test is not None:
         place["test"] = dict(test)
     arrays = {name: np.asarray(state_array(t), order="C") for name, t in _tensors(model, optimizer).items()}
+    arrays |= _standardize(loader)
     texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
              **{f"about {name}": text for name, text in (about or {}).items()}}
     header = {name: text for name, text in texts.items() if text is not None}
@@ -110,7 +116,7 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
         if optimizer is not None:
             _fits(file, "seed", about.seed, random.current_seed())
             _fits(file, "optimizer", about.optimizer, type(optimizer).__name__)
-        there = {name for name in every if optimizer is not None or name.startswith("model.")}
+        there = {name for name in every if optimizer is not None or name.startswith("model.")} - {*STANDARDIZE}
         missing, unknown = sorted(mine.keys() - there), sorted(there - mine.keys())
         if missing or unknown:
             what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
@@ -121,13 +127,15 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             if (dtype, shape) != (str(here.dtype), here.shape):
                 raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} in the file, "
                                       f"{here.dtype} {here.shape} in this run")
-        values: dict[str, Any] = {}
+        values, scales = dict[str, Any](), dict[str, Any]()
 
         def tensors() -> Iterator[tuple[str, Any]]:
             for name in every:
                 value = content.get_tensor(name)
                 if name in mine:
                     values[name] = value
+                elif name in STANDARDIZE:
+                    scales[name] = value
                 yield name, value
 
         if _digest({k: v for k, v in header.items() if k != "sha256"}, tensors()) != header.get("sha256"):
@@ -137,6 +145,11 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             raise CheckpointError(f"{file} does not say its place in the data")
         for key, value in _identity(loader).items():
             _fits(file, f"data {key}", about.loader.get(key), value)
+        here = _standardize(loader)
+        if here.keys() != scales.keys() or any(not np.array_equal(here[name], scales[name]) for name in here):
+            ours, theirs = ("standardised" if scaling else "as they are" for scaling in (here, scales))
+            raise CheckpointError(f"{file} is of another run: its data are {theirs}, the data of this run are {ours}"
+                                  f"{' by another mean and deviation' if ours == theirs else ''}")
         try:
             loader.restore(about.loader["state"])
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -149,13 +162,15 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
 
 
 def weights(path: str | Path) -> dict[str, Any]:
-    """The state dict of the model in a checkpoint. Raises CheckpointError."""
+    """The state dict of the model in a checkpoint; and by which mean and deviation its data were standardised, if they
+    were (`weights.STANDARDIZE`). Raises CheckpointError."""
     file = file_of(path)
     with _opened(file) as (_, header, content):
         values = {name: content.get_tensor(name) for name in sorted(content.keys())}
         if _digest({k: v for k, v in header.items() if k != "sha256"}, values.items()) != header.get("sha256"):
             raise CheckpointError(f"{file} is damaged: its digest is wrong")
-        return {name.removeprefix("model."): value for name, value in values.items() if name.startswith("model.")}
+        return {name.removeprefix("model."): value for name, value in values.items()
+                if name.startswith("model.") or name in STANDARDIZE}
 
 
 def peek(path: str | Path) -> Checkpoint:
@@ -173,7 +188,7 @@ def exists(path: str | Path) -> bool:
 @contextmanager
 def claim(path: str | Path) -> Iterator[None]:
     """Prevents other runs from saving to `path`, a file or a directory (which is made), inside. Raises CheckpointError
-    where another run saves there."""
+    if another run saves there."""
     file = file_of(path)
     with ExitStack() as held:
         try:
@@ -202,6 +217,12 @@ def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
         tensors |= {f"optimizer.{name}": t for name, t in optimizer.named_tensors()}
         tensors["random.dropouts"] = Tensor(random.dropout_counter())
     return tensors
+
+
+def _standardize(loader: Loader | None) -> dict[str, Any]:
+    """By which mean and deviation the data are standardised, by name; none if they are as stored."""
+    scaling = getattr(loader, "scaling", None)
+    return {} if scaling is None else dict(zip(STANDARDIZE, (scaling.mean, scaling.std), strict=True))
 
 
 def _identity(loader: Loader) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The loop of a training run: learning rates, and what is told, judged and saved along the way. Prints nothing.
+"""The loop of a training run: learning rates, and what is logged, evaluated and saved. Prints nothing.
 
 On ranks every rank runs it with the same settings, and all come to each exchange between them at the same step.
 """
@@ -12,26 +12,30 @@ from time import monotonic, perf_counter
 from typing import Any, NoReturn
 
 from ..data import DataError
-from ..files import FileError
 from ..optim.rates import Rate
+from ..system.files import FileError
 from .agreement import Disagreement
 from .keeper import Keeper
 from .trainer import Trainer
 
-LOOKS = 0.5  #: seconds between two looks of ranks at whether one of them was told to stop
+LOOKS = 0.5  #: seconds between two exchanges in which ranks ask whether one of them must stop
 
 
 class Stopped(Exception):
-    """The run ends early, and has saved a checkpoint. Its cause is the error that ends it; None where it was told
-    to."""
+    """The run ends early, and has saved a checkpoint. Its cause is the error that ends it, or None if a signal does.
+    `told_by`: that signal, and the rank that received it."""
+
+    def __init__(self, told_by: tuple[int, int] | None = None) -> None:
+        super().__init__(told_by)
+        self.told_by = told_by
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a run does. `steps`: the last one, counted from the start of the run. `rate`: the learning rate of each
+    """The course of a run. `steps`: the last step, counted from the start of the run. `rate`: the learning rate of each
     step, from 0 on; None leaves it as it is. `log(record)` gets a record every `log_every` steps and after each
-    evaluation, which each epoch ends with; `progress(step, record)` every step, with the last record. `stopping()`:
-    whether the run shall save a checkpoint and end."""
+    evaluation, which each epoch ends with; `progress(step, record)` every step, with the last record. `stopping()`: the
+    signal after which the run shall save a checkpoint and end, or None."""
 
     steps: int
     rate: Rate | None = None
@@ -39,7 +43,7 @@ class Course:
     log: Callable[[dict[str, Any]], None] = lambda record: None
     progress: Callable[[int, Mapping[str, Any]], None] = lambda step, record: None
     keeper: Keeper | None = None
-    stopping: Callable[[], bool] = lambda: False
+    stopping: Callable[[], int | None] = lambda: None
 
 
 def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
@@ -58,7 +62,7 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
         except (DataError, Disagreement) as error:  # all ranks have it
             if keeper is None or step == done_before + 1:
                 raise
-            _stop(trainer, keeper, step - 1, None, error)
+            _stop(trainer, keeper, step - 1, None, None, error)
         if ended := data.ended:  # whether it is judged and saved or not, so that neither changes a stale run
             trainer.settle()
         told = bool(course.log_every) and step % course.log_every == 0
@@ -77,10 +81,10 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
                     test = trainer.evaluate()
                     course.log(judged(trainer, step, test))
             speed.pause()
-        stop, why = looks.told(step, trouble.first, now=ended or step == course.steps)
+        stop, told_by, why = looks.told(step, trouble.first, now=ended or step == course.steps)
         if keeper is not None:
             if stop:
-                _stop(trainer, keeper, step, test, why)
+                _stop(trainer, keeper, step, test, told_by, why)
             if step < course.steps and keeper.due(trainer, step, ended):
                 trainer.share()
                 if first:
@@ -90,19 +94,19 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
 
 
 def _stop(trainer: Trainer, keeper: Keeper, step: int, test: Mapping[str, float] | None,
-          why: Exception | None) -> NoReturn:
+          told_by: tuple[int, int] | None, why: Exception | None) -> NoReturn:
     """Saves the state after this step, on all ranks together, and raises Stopped."""
     trainer.share()
     if trainer.communicator is None or trainer.communicator.rank == 0:
         keeper.save(trainer, step, test)
     if trainer.communicator is not None:
         trainer.communicator.gather(None)  # none ends before the checkpoint is whole
-    raise Stopped from why
+    raise Stopped(told_by) from why
 
 
 class _Trouble:
-    """The `first` error of this rank that ends the run when ranks look at each other next, where a checkpoint can be
-    saved; others are raised at once."""
+    """The `first` error of this rank: if a checkpoint can be saved, it ends the run when ranks next ask each other;
+    else it is raised at once."""
 
     def __init__(self, holds: bool) -> None:
         self.first: Exception | None = None
@@ -134,7 +138,8 @@ class _Speed:
         self.away = 0.0
 
     def pause(self) -> None:
-        """What has passed since the last step or pause does not count."""
+        """Leaves out the time since the last step or pause, and the time of the next step."""
+        self.trainer.strange.append(len(self.trainer.seconds))
         now = perf_counter()
         self.away += now - max(self.trainer.ended, self.since, self.back)
         self.back = now
@@ -152,22 +157,27 @@ class _Speed:
 
 
 class _Looks:
-    """Whether the run shall stop, and why. Ranks ask each other, at steps that all of them know, twice a second."""
+    """Whether the run shall stop, after which signal to which rank, and why. Ranks ask each other, at steps that all of
+    them know, twice a second."""
 
     def __init__(self, trainer: Trainer, course: Course) -> None:
         self.communicator, self.course = trainer.communicator, course
         self.next, self.last, self.at = 1, 0, monotonic()
 
-    def told(self, step: int, trouble: Exception | None, now: bool) -> tuple[bool, Exception | None]:
+    def told(self, step: int, trouble: Exception | None,
+             now: bool) -> tuple[bool, tuple[int, int] | None, Exception | None]:
         """`trouble`: why this rank cannot go on. `now`: whether all ranks ask at this step."""
         if self.course.keeper is None or self.communicator is None:
-            return self.course.keeper is not None and (trouble is not None or self.course.stopping()), trouble
+            signal = self.course.stopping()
+            return (self.course.keeper is not None and (trouble or signal) is not None,
+                    None if signal is None else (signal, 0), trouble)
         if step < self.next and not now:
-            return False, None
+            return False, None, None
         moment = monotonic()
         seen = self.communicator.gather((self.course.stopping(), trouble and str(trouble),
                                          (moment - self.at) / max(1, step - self.last)))
         slowest = max(seconds for _, _, seconds in seen)
         self.next, self.last, self.at = step + max(1, int(LOOKS / max(slowest, 1e-6))), step, moment
         why = next((line for _, line, _ in seen if line), None)
-        return why is not None or any(stop for stop, _, _ in seen), Disagreement(why) if why else None
+        told_by = next(((signal, rank) for rank, (signal, _, _) in enumerate(seen) if signal is not None), None)
+        return (why or told_by) is not None, told_by, Disagreement(why) if why else None

@@ -10,19 +10,22 @@ from socket import gethostname
 from time import time
 from typing import Any
 
-from ..files import FileError, Growing
+from ..system.files import FileError, Growing
 
 
 class Metrics:
     """Writes records, a line each, to the file `lines`, and their numbers to the folder `events`. A run that goes on
-    appends to them. Raises FileError where they cannot be written, or another run writes to the same file, and
-    ValueError without the package tensorboard."""
+    appends to them. `tests`: the records of evaluations. Raises FileError if they cannot be written, or another run
+    writes to the same file, and ValueError without the package tensorboard."""
 
     def __init__(self, lines: str | None = None, events: str | None = None, *, appends: bool = False) -> None:
+        self.tests: list[Mapping[str, Any]] = []
         self._events = _Events(events) if events else None
         self._lines = Growing(lines, anew=not appends) if lines else None
 
     def write(self, record: Mapping[str, Any]) -> None:
+        if "loss" not in record:
+            self.tests.append(record)
         if self._lines is not None:
             self._lines.write((json.dumps(record, allow_nan=False) + "\n").encode())
         if self._events is not None:

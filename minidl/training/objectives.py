@@ -1,9 +1,9 @@
-"""Objectives: what a network is trained for. Each says its loss, how the data's batches become the step's inputs, and
-how the network is judged on test data.
+"""Objectives: the tasks that networks are trained for. Each says its loss, how the data's batches become the step's
+inputs, and how the network is judged on test data.
 
 A network names its objective (`Module.objective`), a data set those that it serves (`Dataset.serves`); the trainer
-knows neither shapes nor losses. A batch is always (x, y): what the network reads, and what the loss compares with its
-output. This module knows no device, no ranks and no files.
+knows neither shapes nor losses. A batch is always (x, y): the network reads x, and the loss compares y with its output.
+This module knows no device, no ranks and no files.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from .. import nn
 from ..data import IGNORED, DataError, Dataset, Loader, draws
+from ..ops.loss import CrossEntropy
 from .translation import bleu
 
 Array = NDArray[Any]
@@ -61,7 +62,7 @@ class Objective:
                                else new[self.metric] < old[self.metric])
 
     def of(self, data: Dataset, model: str, others: Mapping[str, str] = MappingProxyType({})) -> Dataset:
-        """The data set for this objective. `others`: the network's, see `Module`. Raises DataError where the data do
+        """The data set for this objective. `others`: the network's, see `Module`. Raises DataError if the data do
         not serve it."""
         if self.name not in data.serves:
             hint = next((f", such as {model} with {others[name]}" for name in data.serves if name in others), "")
@@ -86,8 +87,9 @@ def _classes(sums: Sums, data: Dataset) -> dict[str, float]:
 
 # -------------------------------------------------------------------------------------------------------------- tokens
 def _token_loss(logits: Any, y: Any) -> Any:
-    """Logits (n, t, vocabulary) and tokens (n, t): the mean over all positions that are not IGNORED."""
-    return nn.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1), ignore_index=IGNORED)
+    """Logits (n, t, vocabulary) and tokens (n, t): the mean over all positions that are not IGNORED; 0 if there are
+    none, since a micro-batch of a step may have only such positions."""
+    return CrossEntropy(0.0, IGNORED)(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
 
 
 def _token_score(logits: Array, y: Array) -> Sums:
@@ -96,7 +98,7 @@ def _token_score(logits: Array, y: Array) -> Sums:
 
 
 def _perplexity(sums: Sums, data: Dataset) -> dict[str, float]:
-    """Perplexity; and bits per byte, where the data say how many bytes a token stands for."""
+    """Perplexity, and bits per byte if the data know how many bytes a token has."""
     loss = float(sums[1] / sums[0])
     found = {"loss": loss, "perplexity": math.exp(min(loss, 700.0))}
     if data.bytes_per_token:
@@ -105,8 +107,8 @@ def _perplexity(sums: Sums, data: Dataset) -> dict[str, float]:
 
 
 def _masked(data: Dataset) -> Dataset:
-    """The tokens of each sample with some of them hidden, which are y; other positions of y are IGNORED. Of the hidden
-    ones eight of ten become the mask, one becomes a random token, and one stays (Devlin et al. 2019)."""
+    """The tokens of each sample with some of them hidden, which are y; other positions of y are IGNORED. Eight of ten
+    hidden ones become the mask, one becomes a random token, and one stays (Devlin et al. 2019)."""
     assert data.mask is not None  # data that serve this objective have one
     length, mask = data.shape[0], data.mask
     hidden = max(1, round(MASKED * length))
@@ -143,7 +145,7 @@ OBJECTIVES = {objective.name: objective for objective in (
 )}  # fmt: skip
 
 
-#: an objective of networks -> another one that the same networks can be trained for, where the data are for that
+#: an objective of networks -> another one that the same networks can be trained for, if the data are for that one
 ALSO = {"next_token": "translation", "classification": "regression"}
 
 

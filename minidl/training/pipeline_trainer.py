@@ -11,17 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import View
+from ..core.graph import View
+from ..core.machine import Machine
+from ..core.schedule import RankGrid
+from ..devices.device import strides_of
+from ..measuring.measure import transfer_time
 from ..passes.messages import check_same_order
-from ..plans import Machine
 from ..pricing.cost import CostModel, Link
-from ..rank_grid import RankGrid
 from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
-from ..runtime.device import strides_of
-from ..runtime.executors import DistributedExecutor
 from ..runtime.version_log import VersionRead, drift, staleness
-from .trainer import Recorded, Trainer, TrainingError, sha256_of
+from .trainer import Recorded, Trainer, TrainingError, sha256_of, shared
 
 SIZES = (8, 2**18)  #: bytes of the messages that measure a link
 REPEATS = 20
@@ -46,7 +46,7 @@ def _between(communicator: Communicator, first: int, second: int) -> Link:
             peer = first + second - communicator.rank
             moves = communicator._send(out, peer, 0), communicator._receive(into, peer, 0)
             in_turn = moves if communicator.rank == first else moves[::-1]
-            took.append(float(np.median([_turn(communicator, in_turn, peer) for _ in range(REPEATS)])) / 2)
+            took.append(transfer_time([_turn(communicator, in_turn, peer) for _ in range(REPEATS)]) / 2)
     found = communicator.gather((took, gethostname()))
     (latency, longer), host = found[first]
     return Link(latency, (SIZES[1] - SIZES[0]) / max(longer - latency, 1e-3), core=host == found[second][1])
@@ -55,7 +55,7 @@ def _between(communicator: Communicator, first: int, second: int) -> Link:
 def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None]]], peer: int) -> float:
     """Microseconds of a message to the other rank and a message back."""
     begin = perf_counter()
-    patience = Patience(communicator)
+    patience = Patience(communicator, lane=True)
     for move in moves:
         for _ in move():
             patience.wait((peer,), "the link's measurement")
@@ -68,7 +68,7 @@ class PipelineTrainer(Trainer):
     Every rank has recorded the whole step and reads all of its replica's share of the batch (the whole batch if
     `recorded` has one rank); it holds and runs its own stages. Until `finish`, only a rank with the last stage has
     losses. Under a stale policy, which never drains, steps overlap; a run settles at the end of each epoch, so that its
-    bits do not depend on whether it saves there. Whoever shares the model within an epoch settles it too. `sums`:
+    bits do not depend on whether it saves there. Whoever shares the model within an epoch settles it as well. `sums`:
     microseconds of an all-reduce between replicas, per all-reduce and per byte.
     """
 
@@ -77,28 +77,25 @@ class PipelineTrainer(Trainer):
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *,
                  sums: tuple[float, float] = (0.0, 0.0), chunks: int | None = None, cap: float | None = None,
                  trace: bool = False) -> None:
-        self.recorded, self.job, self.communicator = recorded, recorded.job, communicator
+        self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
         self.cost = replace(cost, link=link)
         self.grid = RankGrid(communicator.size // recorded.ranks, recorded.ranks)
         machine = Machine(self.grid.ranks, recorded.job.memory_limit, cap,
                           lambda sizes: sums[0] + sums[1] * sum(sizes.values()), self.grid.replicas)
-        plan = recorded.plan(self.cost, machine, chunks=chunks)
-        self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
-            *plan.with_messages, communicator, device=recorded.device, trace=trace,
-            memory_limit=recorded.job.memory_limit, logged=plan.versions is not None)
-        self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, where the policy is stale
-        program = self.run.program
+        plan, of = shared(communicator, lambda: (recorded.plan(self.cost, machine, chunks=chunks), recorded))
+        self.program = program = recorded.program(plan, communicator.rank, of)
+        self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, if the policy is stale
         peaks, orders = zip(*communicator.gather((program.peak_bytes, program.collectives)), strict=True)
         check_same_order(orders, self.grid)
-        self.plan = replace(plan, peak_bytes=peaks)
+        self.plan = plan.with_known(peak_bytes=peaks)
         self._start()
-        held = {id(spec.live) for spec in self.run.program.graph.storages if spec.live is not None}
+        held = {id(spec.live) for spec in program.graph.storages if spec.live is not None}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]
 
     def step(self) -> None:
         super().step()
-        if self.plan.versions is not None and self.recorded.train_data.ended:
+        if self.plan.stale and self.recorded.train_data.ended:
             self.settle()
 
     def settle(self) -> None:
@@ -116,6 +113,7 @@ class PipelineTrainer(Trainer):
         mine = {i: np.array(device.read(self._array(i))) for i in self._mine} if first else {}
         for states in self.communicator.gather(mine):
             for i in states.keys() - {*self._mine}:
+                self.recorded.graph.storages[i].live.overwritten()
                 device.write(self._array(i), states[i])
 
     def _array(self, storage: int) -> Any:
@@ -129,6 +127,7 @@ class PipelineTrainer(Trainer):
         self._check_replicas()
         self.share()
         self.run.close()
+        _ = self.others
         shares = [losses for losses in self.communicator.gather(self.losses) if losses]
         self.losses = np.mean(shares, axis=0).tolist()
         if self.run.log is not None:
@@ -136,7 +135,7 @@ class PipelineTrainer(Trainer):
             self.log = [entry for entries in every[: self.grid.ranks] for entry in entries]
 
     def _check_replicas(self) -> None:
-        """Raises TrainingError where ranks that hold the same stages hold different parameters."""
+        """Raises TrainingError if ranks that hold the same stages hold different parameters."""
         mine = {id(self.recorded.graph.storages[i].live) for i in self._mine}
         digests = self.communicator.gather(
             sha256_of(p for _, p in self.recorded.model.named_parameters() if id(p.storage) in mine))
@@ -148,7 +147,7 @@ class PipelineTrainer(Trainer):
 
     def staleness(self) -> dict[str, Any]:
         """Updates between reading weights and changing them: mean and most of all forwards, and of
-        each stage the most. `drift`: the most between the weights of a forward and those of its backward."""
+        each stage the most. `drift`: the most between the weights of a forward and its backward's."""
         late = staleness(self.log)
         every = np.concatenate(list(late.values()))
         return {"mean": round(float(every.mean()), 4), "most": int(every.max()),

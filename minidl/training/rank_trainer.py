@@ -1,27 +1,32 @@
-"""A training run on several ranks that is described by names and numbers: what ranks must agree on, the cost of the
-link, and the run."""
+"""A training run on several ranks that is described by names and numbers: the settings that ranks must agree on, the
+cost of the link, and the run."""
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
+from dataclasses import replace
 from hashlib import sha256
+from socket import gethostname
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from ..graph import View
-from ..plans import Machine, Plan
+from .. import nn
+from ..core.graph import View
+from ..core.machine import Machine
+from ..core.tasks import Kind
+from ..devices import device as devices
+from ..measuring.measure import transfer_time
+from ..plans.memory import MemoryLimitError
+from ..plans.plan import Plan
 from ..pricing.cost import CostModel
-from ..runtime import device as devices
 from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Entry, Flight
 from ..runtime.comm.handover import handover
-from ..runtime.executors import DistributedExecutor
-from ..runtime.memory import MemoryLimitError
-from ..tasks import Kind
 from .agreement import agree
-from .trainer import Recorded, Trainer, TrainingError, params_sha256
+from .trainer import Recorded, Trainer, TrainingError, sha256_of, shared
 
 TRIAL_STEPS = 6  #: steps for each k when measurement confirms k
 #: transports for gradients of a CUDA device; MPI reads the CPU's directly
@@ -50,8 +55,16 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the momentum": job.momentum, "the weight decay": job.weight_decay, "the norm to clip at": job.clip,
             "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
-            "determinism": job.deterministic, "the fusion": job.fusion,
-            "the parameters' hash": params_sha256(recorded.model)}
+            "determinism": job.deterministic, "the fusion": job.fusion, "the recomputing": job.recompute,
+            "the parameters' hash": initial_sha256(recorded.model)}
+
+
+def initial_sha256(model: nn.Module) -> str:
+    """The SHA-256 of every parameter before training: of its values, or of the rule for those that nobody has asked
+    for."""
+    every = [p for _, p in model.named_parameters()]
+    rules = [repr(p.storage.initial and p.storage.initial[1]) for p in every]
+    return sha256((sha256_of(p for p in every if p.storage.initial is None) + "".join(rules)).encode()).hexdigest()
 
 
 def device_of(name: str, communicator: Communicator) -> str:
@@ -59,7 +72,7 @@ def device_of(name: str, communicator: Communicator) -> str:
     fewer GPUs than ranks. Raises DeviceError without a GPU."""
     if name != "cuda":
         return name
-    from ..runtime.cuda.device import gpus
+    from ..devices.cuda.device import gpus
 
     return f"cuda:{communicator.local_rank % gpus()}"
 
@@ -85,7 +98,7 @@ def transport(name: str, communicator: Communicator, device: Any) -> Communicato
 
 
 def measure_link(communicator: Communicator, device: Any = None, group: Communicator | None = None,
-                 sizes: tuple[int, int, int] = (4, 2**18, 2**22), repeats: int = 5) -> tuple[float, float]:
+                 sizes: tuple[int, int, int] = (4, 2**18, 2**22), repeats: int = 15) -> tuple[float, float]:
     """Microseconds of an all-reduce of gradients on a device (default: the CPU): (per all-reduce, per byte). All ranks
     return rank 0's figures. `group`: the ranks that sum with this one (default: all); others sum at the same time.
 
@@ -108,10 +121,19 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
             flight.drain()
             device.synchronize()
             times.append((perf_counter() - begin) * 1e6)
-        took.append(float(np.median(times)))
+        took.append(transfer_time(times))
     slope = max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))
     each, rate = communicator.gather((took[0], slope))[0]
     return float(each), float(rate)
+
+
+def cores_of_each(communicator: Communicator) -> int:
+    """How many cores each rank has to itself, at least 1: the least of any machine's cores over its ranks. A rank with
+    one core computes and moves gradients on it in turn. All ranks call it together."""
+    places = communicator.gather((gethostname(), sorted(os.sched_getaffinity(0))))
+    hosts = [host for host, _ in places]
+    return max(1, min(len({core for there, cores in places if there == host for core in cores}) // hosts.count(host)
+                      for host in hosts))
 
 
 def neighbours(k: int, largest: int) -> list[int]:
@@ -123,7 +145,7 @@ class RankTrainer(Trainer):
     """One rank of a run. `cost` is rank 0's cost on every rank, so that all make the same plan.
 
     `link`: microseconds per all-reduce and per byte. `k`: the k of reverse_first_k; with None the simulator chooses it,
-    and the first steps confirm it by measuring its neighbours: every k gives the same bits, so nothing is lost.
+    and the first steps confirm it by measuring its neighbours: all k are bit-identical, so nothing is lost.
     """
 
     in_flight = 0  #: trials compare the times of single steps
@@ -133,28 +155,28 @@ class RankTrainer(Trainer):
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
-        self._base = cost
+        self._base = cost if cost.cores is None else replace(cost, cores=cores_of_each(communicator))
         self._machine = Machine(communicator.size, recorded.job.memory_limit,
                                 collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
-        self.plan = recorded.plan(cost, self._machine, k=k, buckets=buckets)
+        plans, self._of = shared(communicator, lambda: (self._plans(k, buckets), recorded))
         self._start()
-        self._trials = (self._neighbours() if k is None and communicator.size > 1
-                        and "largest_k" in self.plan.notes else [])
+        self._trials = plans if len(plans) > 1 else []
         self._tried: list[tuple[float, int]] = []
-        self._use(self.plan)
+        self._use(plans[0])
 
     def _use(self, plan: Plan) -> None:
+        vars(self).pop("run", None)
         self.plan, self.cost = plan, plan.cost
-        self.run: DistributedExecutor = DistributedExecutor(  # type: ignore[assignment]
-            plan.graph, plan.schedule, self.communicator, device=self.recorded.device, trace=self.trace,
-            memory_limit=self.job.memory_limit)
+        self.program = self.recorded.program(plan, self.communicator.rank, self._of)
 
-    def _neighbours(self) -> list[Plan]:
-        """Plans for the found k and for some values around it that fit, without duplicates."""
-        found = [self.plan]
-        for k in neighbours(self.plan.notes["k"], self.plan.notes["largest_k"]):
-            with suppress(MemoryLimitError):
-                found.append(self.recorded.plan(self._base, self._machine, k=k))
+    def _plans(self, k: int | None, buckets: int | None) -> list[Plan]:
+        """The plan; and if the simulator chose k, plans for some values around it that fit."""
+        found = [self.recorded.plan(self._base, self._machine, k=k, buckets=buckets)]
+        notes = found[0].notes
+        if k is None and self._machine.ranks > 1 and "largest_k" in notes:
+            for other in neighbours(notes["k"], notes["largest_k"]):
+                with suppress(MemoryLimitError):
+                    found.append(self.recorded.plan(self._base, self._machine, k=other))
         return found
 
     def step(self) -> None:
@@ -170,6 +192,7 @@ class RankTrainer(Trainer):
         if len(self._tried) == len(self._trials):
             best = min(self._tried)[1]
             chosen, self._trials = next(p for p in self._trials if p.notes["k"] == best), []
+            self.strange = [*range(len(self.seconds) + 1)]  # of other plans, or the first one of this
         else:
             chosen = self._trials[len(self._tried)]
         if chosen is not self.plan:
@@ -188,6 +211,7 @@ class RankTrainer(Trainer):
         self.collect()
         self.run.close()
         self.settle()
+        _ = self.others
         shares = self.communicator.gather((self.losses, self.params_sha256()))
         self.losses = np.mean([losses for losses, _ in shares], axis=0).tolist()
         different = [r for r, (_, sha) in enumerate(shares) if sha != shares[0][1]]

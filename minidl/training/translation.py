@@ -1,7 +1,7 @@
 """BLEU of a network's own translations of test data: each token is the likeliest after those before it (greedy).
 
-The network reads `source separator translation so far` padded to its length, as in training. What it has not written
-yet does not change what it says before, so one recorded forward serves every step of the decoding.
+The network reads `source separator translation so far` padded to its length, as in training. Later tokens do not change
+earlier predictions, so one recorded forward serves every step of the decoding.
 """
 
 from __future__ import annotations

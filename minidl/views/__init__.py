@@ -1,1 +1,1 @@
-"""Timelines, reports, traces and pictures. Nothing here changes what runs."""
+"""Pages and reports of plans and runs, for people. Nothing here changes what runs."""

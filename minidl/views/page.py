@@ -1,6 +1,6 @@
 """One HTML file for plans and runs: a timeline to zoom, predicted over measured, with every task explained.
 
-The page needs no network, no server and no other file. What it shows is computed here, by the functions behind `report`
+The page needs no network, no server and no other file. All content is computed here, by the functions behind `report`
 and `explain`; its script (assets/page.js) draws, searches and zooms. A hundred thousand tasks are twenty megabytes.
 """
 
@@ -17,29 +17,30 @@ from typing import Any
 
 import numpy as np
 
-from ..graph import Ints, Rows, TaskGraph
+from ..core.draw import PALETTE, group_of
+from ..core.graph import Ints, Rows, TaskGraph
+from ..core.report import compare, critical_path, readable_unit, report, usage
+from ..core.schedule import Schedule
+from ..core.tasks import NAME, Kind, repack, task_name, unpack
+from ..core.timeline import UNITS, Timeline, What
 from ..passes.rewrite import unroll
-from ..plans import Plan
+from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..pricing.explain import places
 from ..pricing.simulation import simulate
-from ..schedule import Schedule
 from ..schedulers.pipeline.peaks import activations
-from ..tasks import NAME, Kind, repack, task_name, unpack
-from .draw import PALETTE, group_of
-from .report import compare, critical_path, readable_unit, report, usage
-from .timeline import UNITS, Timeline, What
 
 ASSETS = Path(__file__).with_name("assets")
 GRID = 4000  #: the most tasks of a readable grid
+POINTS = 1000  #: the most points of a curve
 _GROUPS = {name: i for i, name in enumerate(PALETTE)}
 _GROUP_OF_KIND = np.array([_GROUPS[group_of(kind)] for kind in Kind])
 
 
 @dataclass(frozen=True)
 class Curve:
-    """What a rank holds over time: `live[i]` from `time[i]` on, in bytes or in activations of a full stage. `peak`: the
-    most that the plan's proof counts, for any timing."""
+    """The memory of a rank over time: `live[i]` from `time[i]` on, in bytes or in activations of a full stage. `peak`:
+    the most that the plan's proof counts, for any timing."""
 
     rank: int
     time: Any
@@ -51,8 +52,8 @@ class Curve:
 @dataclass(frozen=True)
 class Shown:
     """A plan as the page shows it: `graph` and `schedule` are what the simulator times, `timeline` is its prediction,
-    and `measured` a run. `graphs`: those of the ranks, which have the names of buffers. `remarks`: those of the
-    plan."""
+    and `measured` a run. `graphs`: the ranks' graphs, which have the names of buffers. `remarks`: the
+    plan's."""
 
     title: str
     graph: TaskGraph
@@ -78,14 +79,24 @@ class Shown:
                    plan.remarks)
 
 
-def page(title: str, figures: Mapping[str, Any], plans: Sequence[Shown], *, command: str = "", task: str = "") -> str:
+def page(title: str, figures: Mapping[str, Any], plans: Sequence[Shown], *, command: str = "", task: str = "",
+         curves: Mapping[str, Mapping[str, Sequence[tuple[int, float]]]] | None = None) -> str:
     """The page as HTML text. `figures`: the record of the command, as for --json. `task`: the task that is explained
-    first."""
-    content = {"figures": figures, "plans": [_packed(shown) for shown in plans], "task": task,
+    first. `curves`: metric -> name of a line -> (step, value) each; long lines are shown as means of steps."""
+    lines = {metric: [_line(*line) for line in of.items() if line[1]] for metric, of in (curves or {}).items()}
+    content = {"figures": figures, "plans": [_packed(shown) for shown in plans], "task": task, "curves": lines,
                "palette": {name: list(look) for name, look in PALETTE.items()}}
     data = json.dumps(content, allow_nan=False).replace("<", "\\u003c")
     return Template(_asset("page.html")).substitute(
         title=escape(title), command=escape(command), style=_asset("page.css"), script=_asset("page.js"), data=data)
+
+
+def _line(name: str, points: Sequence[tuple[int, float]]) -> tuple[str, dict[str, str], dict[str, str]]:
+    """A line of at most POINTS points."""
+    steps, values = np.array(points, np.float64).T
+    first = np.arange(0, len(steps), -(-len(steps) // POINTS))
+    count = np.diff(first, append=len(steps))
+    return name, _column(steps[first + count - 1]), _column(np.add.reduceat(values, first) / count, "f8")
 
 
 def _asset(name: str) -> str:
@@ -103,8 +114,7 @@ def _rows(rows: Rows) -> list[dict[str, str]]:
 
 def _packed(shown: Shown) -> dict[str, Any]:
     t, m = shown.timeline, shown.measured
-    comparable = m is None or t.unit == m.unit or (t.unit in UNITS and m.unit in UNITS)
-    if m is not None and comparable:
+    if m is not None and (t.unit == m.unit or (t.unit in UNITS and m.unit in UNITS)):
         m = m.in_unit(t.unit)
     unit = readable_unit(m if m is not None else t)
     order = t.tasks  # lane by lane: the order of all columns of tasks
@@ -153,7 +163,7 @@ def _timeline(t: Timeline, predicted: Timeline | None = None) -> dict[str, Any]:
         "usage": [{**asdict(u), "lane": str(u.lane)} for u in usage(t)],
         "path": _column(number[path.records]), "path_time": path.time}
     if predicted is not None:
-        ranks = max(lane.rank for lane in predicted.lanes) + 1  # those of one replica
+        ranks = max(lane.rank for lane in predicted.lanes) + 1  # of one replica
         known = {pair: i for i, pair in enumerate(_identities(predicted, ranks))}
         content["entry"] = _column([known.get(pair, -1) for pair in _identities(t, ranks)])
     return content
@@ -172,7 +182,7 @@ def _ptr(lane: Ints, lanes: int) -> Ints:
 
 
 def _explained(shown: Shown, order: Ints) -> dict[str, Any]:
-    """What `explain` says of every task, and what each one reads and writes."""
+    """The output of `explain` for every task, and the buffers that each one reads and writes."""
     graph, t = shown.graph, shown.timeline
     place = places(graph, shown.schedule, shown.cost)
     ids = shown.schedule.ids(graph)[order]  # the first records of a predicted timeline are the schedule's entries
@@ -204,10 +214,10 @@ def _explained(shown: Shown, order: Ints) -> dict[str, Any]:
 
 # -------------------------------------------------------------------------------------------------------------- memory
 def _curves(plan: Plan) -> tuple[Curve, ...]:
-    """What each rank of a replica holds over time, if the plan ran as predicted."""
-    if plan.synthetic:
+    """The memory of each rank of a replica over time, if the plan ran as predicted."""
+    if isinstance(plan, PipelinePlan) and plan.synthetic:
         return _activations(plan)
-    if plan.peak_bytes is None or not plan.graph.launches:
+    if not plan.graph.launches:
         return ()
     return tuple(_bytes(plan.timeline, rank, program.graph, plan.peak_bytes[rank])
                  for rank, program in enumerate(plan.distinct_programs))
@@ -229,20 +239,14 @@ def _bytes(t: Timeline, rank: int, graph: TaskGraph, peak: int) -> Curve:
     born[[view.storage for view in graph.inputs]] = t.begin
     dead[[view.storage for view in graph.outputs]] = t.begin + t.makespan
     mine = ~lasting & (born <= dead)
-    return _curve(rank, born[mine], dead[mine], size[mine], size[lasting].sum(), t, peak, True)
+    change = np.concatenate([[size[lasting].sum()], size[mine], -size[mine]])
+    times, which = np.unique(np.concatenate([[t.begin], born[mine], dead[mine]]), return_inverse=True)
+    return Curve(rank, times, np.cumsum(np.bincount(which, change)), peak, True)
 
 
-def _curve(rank: int, born: Any, dead: Any, size: Any, always: float, t: Timeline, peak: float, by: bool) -> Curve:
-    when = np.concatenate([[t.begin], born, dead])
-    change = np.concatenate([[always], size, -size])
-    times, which = np.unique(when, return_inverse=True)
-    return Curve(rank, times, np.cumsum(np.bincount(which, change)), peak, by)
-
-
-def _activations(plan: Plan) -> tuple[Curve, ...]:
-    """Live activations, as the proof counts them: from the start of each task to that of the rank's next one."""
-    live, lane_of = activations(plan), plan.schedule.lane_of_each()
-    rank = np.array([lane.rank for lane in plan.schedule.lanes])[lane_of]
+def _activations(plan: PipelinePlan) -> tuple[Curve, ...]:
+    """Live activations, as the proof counts them: from the start of each task to the start of the rank's next one."""
+    live, rank = activations(plan), plan.schedule.rank_of_each
     t = plan.timeline
     begin = dict(zip(t.key[t.tasks].tolist(), t.start[t.tasks].tolist(), strict=True))
     start = np.array([begin[key] for key in plan.schedule.keys.tolist()])

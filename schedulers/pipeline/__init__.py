@@ -1,29 +1,25 @@
 """Pipeline schedules: policies from a problem to an order, each a few lines; their plans are proved and priced.
 
-`plan(name, ranks, micro_batches, ...)` makes the `Plan` of a synthetic pipeline, `read_plan(schedule, ...)` that of a
-given schedule, and `minidl.plan` that of a recorded network (by `plan_network`). All plans go through `prove`, and
-`price(plan)` is a plan's `Price`. Nothing here knows a device.
+`minidl.plan` makes the plans, of a recorded network or of a `Pipeline` on given times. Nothing here knows a device.
 """
 
+from ...core.placement import PipelineError, Placement, Versions
+from ...passes.backward import fused_in
 from ...passes.send_receive import add_communication, swap
-from ...plans import Plan, Versions
-from .follow import with_followers
+from ...plans.plan import PipelinePlan
+from ..saved import POLICY, cut_in
 from .grid import grid
-from .models import balanced, cut
-from .network import of_network, plan_network, plan_schedule
-from .notation import from_torch, read_schedule, to_torch
-from .placement import PipelineError, Placement
-from .planner import plan
-from .policies import POLICIES, Policy, groups, names, place, policy, slices_of, update_every
+from .models import balanced, cut, in_stages
+from .network import OF_ORDERS, options_of
+from .notation import for_torch, from_torch, read_file, read_schedule, to_torch
+from .policy import Policy
 from .pricing import Price, price
 from .problem import Problem, costs
-from .proof import chunks_in, prove, read_plan
-from .replicas import add_all_reduces
-from .stages import fused_in, stage_graph
+from .proof import chunks_in, prove
+from .stages import stage_graph
+from .synthetic import Pipeline
 
-__all__ = [
-    "POLICIES", "PipelineError", "Placement", "Plan", "Policy", "Price", "Problem", "Versions", "add_all_reduces",
-    "add_communication", "balanced", "chunks_in", "costs", "cut", "from_torch", "fused_in", "grid", "groups",
-    "names", "of_network", "place", "plan", "plan_network", "plan_schedule", "policy", "price", "prove",
-    "read_plan", "read_schedule", "slices_of", "stage_graph", "swap", "to_torch", "update_every",
-    "with_followers"]
+__all__ = ["OF_ORDERS", "POLICY", "Pipeline", "PipelineError", "PipelinePlan", "Placement", "Policy", "Price",
+           "Problem", "Versions", "add_communication", "balanced", "chunks_in", "costs", "cut", "cut_in", "for_torch",
+           "from_torch", "fused_in", "grid", "in_stages", "options_of", "price", "prove", "read_file",
+           "read_schedule", "stage_graph", "swap", "to_torch"]

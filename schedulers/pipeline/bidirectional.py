@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...schedule import Schedule
-from ...tasks import Kind
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 from .listing import admission, list_schedule
 from .problem import Problem
 from .stages import stage_graph
@@ -11,7 +11,9 @@ from .stages import stage_graph
 
 def chimera(problem: Problem) -> Schedule:
     """Half of the micro-batches in each direction (Li, Hoefler, 2021). Needs even numbers of ranks and micro-batches,
-    and holds every stage's weights twice.
+    and holds every stage's weights twice. It adds up the gradients of each half of the micro-batches separately, and
+    then both sums, so it is bit-identical to DualPipe and to one process that does so (`minidl.micro_batch(number,
+    group=...)`), but not to other schedules.
 
     Reconstructed from its rule: the older micro-batch of its direction first, at most p/2 in flight per direction, in
     slots of F = 1 and B = 2. Up to m = p, backward goes before forward: for m = p the makespan is mF + (2m-2)(O+W).

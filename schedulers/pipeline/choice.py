@@ -10,51 +10,50 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...plans import Plan
-from ...pricing.cost import CostModel
-from ...schedule import Schedule
-from .placement import PipelineError, Placement
+from ...core.placement import PipelineError, Placement
+from ...core.schedule import Schedule
+from ...passes.backward import fused_in
+from ...plans.plan import PipelinePlan
+from ..ordered import Ordered, as_ordered
 from .pricing import price
 from .problem import Problem
 from .proof import CapError, prove
-from .stages import fused_in, stage_graph
+from .stages import stage_graph
 
-Order = Callable[[Problem], Schedule | tuple[Schedule, dict[str, Any]]]
+Order = Callable[[Problem], Schedule | Ordered]
 
 
-def best_order(problem: Problem, orders: Mapping[str, Order], what: str) -> tuple[Schedule, dict[str, Any]]:
+def best_order(problem: Problem, orders: Mapping[str, Order], what: str) -> Ordered:
     """The order with the smallest makespan, and notes: `choices[what]` has its name and the makespans of all.
 
     Raises PipelineError if no order accepts the problem and keeps its cap.
     """
-    name, schedule, notes = _best({name: (problem, order) for name, order in orders.items()}, what)
-    return schedule, notes
+    return _best({name: (problem, order) for name, order in orders.items()}, what)[1]
 
 
 def best_placement(problem: Problem, placements: Mapping[str, Placement], order: Order,
                    what: str) -> tuple[Placement, dict[str, Any]]:
-    """The placement with the smallest makespan of the order, and notes like those of `best_order`."""
-    name, _, notes = _best({name: (replace(problem, placement=place), order) for name, place in placements.items()},
-                           what)
-    return placements[name], notes
+    """The placement with the smallest makespan of the order, and notes as in `best_order`."""
+    name, found = _best({name: (replace(problem, placement=place), order) for name, place in placements.items()}, what)
+    return placements[name], dict(found.notes)
 
 
-def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[str, Schedule, dict[str, Any]]:
-    found: dict[str, tuple[float, Schedule, dict[str, Any]]] = {}
+def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[str, Ordered]:
+    found: dict[str, tuple[float, Ordered]] = {}
     why = "there is no candidate"
     for name, (problem, order) in candidates.items():
         try:
-            made = order(problem)
-            schedule, notes = (made, {}) if isinstance(made, Schedule) else made
-            found[name] = (makespan(problem, schedule), schedule, notes)
+            made = as_ordered(order(problem), name, order)
+            found[name] = makespan(problem, made.schedule), made
         except (PipelineError, CapError) as error:  # numbers that it does not accept, or more activations than the cap
             why = getattr(error, "message", None) or str(error)
     if not found:
         raise PipelineError(why)
     name = min(found, key=lambda name: float(f"{found[name][0]:.11g}"))
-    makespans = {name: float(f"{time:.6g}") for name, (time, _, _) in found.items()}
-    _, schedule, notes = found[name]
-    return name, schedule, with_choices(notes, {"choices": {what: {"picked": name, "makespans": makespans}}})
+    makespans = {name: float(f"{time:.6g}") for name, (time, _) in found.items()}
+    made = found[name][1]
+    return name, replace(made, notes=with_choices(made.notes, {
+        "choices": {what: {"picked": name, "makespans": makespans}}}))
 
 
 def with_choices(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +67,6 @@ def makespan(problem: Problem, schedule: Schedule) -> float:
     holds more activations than the problem's cap."""
     stages, m, placement = problem.placement.stages, problem.micro_batches, problem.placement
     graph = stage_graph(stages, m, fused_in(schedule, stages, m), placement.directions)
-    cost = CostModel.given(problem.forward.tolist(), problem.output_grad.tolist(), problem.weight_grad.tolist(),
-                           problem.latency)
-    return price(prove(Plan("candidate", graph, schedule, cost, placement.ranks, placement=placement, micro_batches=m,
-                            cap=problem.cap))).makespan
+    plan = PipelinePlan("candidate", graph, schedule, problem.cost, placement.ranks, placement=placement,
+                        micro_batches=m, cap=problem.cap)
+    return price(prove(plan)).makespan

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...schedule import Schedule
-from ...tasks import Kind
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 from .problem import Problem, RankOrder, schedule_of
 
 Entry = tuple[Kind, int, bool]  # kind, stream, whether it is a pair with the entry before
@@ -17,7 +17,9 @@ Entry = tuple[Kind, int, bool]  # kind, stream, whether it is a pair with the en
 
 def dualpipe(problem: Problem) -> Schedule:
     """Two directions with half of the micro-batches each (DualPipe; DeepSeek, 2024); every rank holds two full stages,
-    so weights exist twice.
+    so weights exist twice. It adds up the gradients of each half of the micro-batches separately, and then both sums,
+    so it is bit-identical to Chimera and to one process that does so (`minidl.micro_batch(number, group=...)`), but
+    not to other schedules.
 
     Needs even numbers of ranks and micro-batches, and m >= 2p. Peak p + 1.
     """

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...schedule import Schedule
-from ...tasks import Kind
-from .placement import PipelineError
+from ...core.placement import PipelineError
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 from .problem import Problem, RankOrder, schedule_of
 
 
@@ -42,15 +42,17 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
 
 
 def checked_round(problem: Problem, round_size: int | None) -> int:
-    """The round size of an interleaved schedule, by default p. Raises PipelineError where it does not fit."""
+    """The round size of an interleaved schedule, by default p. Raises PipelineError with one that fits for another."""
     p, m = problem.ranks, problem.micro_batches
     size = p if round_size is None else round_size
     if size < p:
         raise PipelineError(f"interleaving needs rounds of at least {p} micro-batches (one per rank), not {size}")
     if m % size:
         near = f"{m // size * size} or {(m // size + 1) * size}" if m > size else f"{size}"
-        raise PipelineError(f"interleaving over {p} ranks needs micro-batches in multiples of {size}, not {m}; "
-                            f"use {near}, or another round_size")
+        fits = next((n for n in range(p, m + 1) if m % n == 0), None)
+        raise PipelineError(f"interleaving over {p} ranks in rounds of {size} needs micro-batches in multiples of "
+                            f"{size}, not {m}; use {near}"
+                            + (f", or rounds of {fits} (--scheduler-arg round_size={fits})" if fits else ""))
     return size
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ...schedule import Schedule
-from ...tasks import Kind
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 from .listing import work_conserving
 from .problem import Problem
 

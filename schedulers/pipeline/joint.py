@@ -18,20 +18,18 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import Floats, Ints
-from ...plans import Plan
-from ...pricing.cost import CostModel
-from ...schedule import Schedule
+from ...core.graph import Floats, Ints
+from ...core.placement import PLACEMENTS, PipelineError, Placement
+from ...core.schedule import Schedule
+from ..ordered import Ordered, as_ordered
 from .choice import Order, makespan
 from .fast_forward import fast_forward_greedy
 from .flush import interleaved, one_f_one_b
 from .hanayo import hanayo
 from .looped import modulo_greedy
 from .models import linear_partition
-from .placement import PLACEMENTS, PipelineError, Placement
 from .problem import Problem
 from .proof import CapError
-from .stages import fused_in, stage_graph
 from .v_shape import zb_v
 from .zb_auto import zb_auto
 from .zero_bubble import interleaved_zb, zb_h1
@@ -65,16 +63,12 @@ class Arrangement:
                 "makespan": float(f"{self.makespan:.6g}")}
 
 
-def joint(problem: Problem) -> Plan:
+def joint(problem: Problem) -> Ordered:
     """Cut, placement and order by simulation, for layers with different times: never slower than interleaved 1F1B. The
     stages of the problem are its layers. Raises PipelineError if no candidate keeps the cap."""
     found = arrangements(problem)
     best, own = found[0], found[0].problem
-    m, place = problem.micro_batches, own.placement
-    graph = stage_graph(place.stages, m, fused_in(best.schedule, place.stages, m))
-    cost = CostModel.given(own.forward.tolist(), own.output_grad.tolist(), own.weight_grad.tolist(), own.latency)
-    return Plan("joint", graph, best.schedule, cost, place.ranks, notes=notes(found, best), placement=place,
-                micro_batches=m)
+    return Ordered(best.schedule, notes(found, best), own.placement, cost=own.cost)
 
 
 def notes(found: list[Arrangement], best: Arrangement) -> dict[str, Any]:
@@ -174,9 +168,9 @@ def _tried(problem: Problem, place: Placement, stage_of_layer: Ints, policy: str
         return stages
 
     own = replace(problem, placement=place, forward=summed(problem.forward), output_grad=summed(problem.output_grad),
-                  weight_grad=summed(problem.weight_grad))
-    made = order(own)
-    schedule = made if isinstance(made, Schedule) else made[0]
+                  weight_grad=summed(problem.weight_grad),
+                  backward=None if problem.backward is None else summed(problem.backward))
+    schedule = as_ordered(order(own), policy, order).schedule
     return Arrangement(makespan(own, schedule), policy, stage_of_layer, own, schedule)
 
 

@@ -14,47 +14,36 @@ from functools import cached_property
 
 import numpy as np
 
-from ...graph import GraphBuilder, Ints, Role, TaskGraph
-from ...plans import Plan, Versions
+from ...core.graph import GraphBuilder, Ints, Role, TaskGraph
+from ...core.placement import PipelineError, Versions
+from ...core.tasks import Kind, unpack
 from ...pricing.cost import CostModel, Link
 from ...pricing.simulation import Clock, Lanes
-from ...schedule import Schedule
-from ...tasks import Kind, unpack
+from ..ordered import Ordered
 from ..partition import LayerCosts, Piece, assign
-from .placement import PipelineError, Placement
 from .problem import Problem, RankOrder, schedule_of
 from .stale import checked_history
 
 
-def layerpipe(problem: Problem, method: str = "inter") -> Plan:
-    """F, O and W of layers spread over ranks by linear partition; `inter` cuts an O in two if that evens the loads.
+def layerpipe(problem: Problem, method: str | None = None) -> Ordered:
+    """F, O and W of layers spread over ranks by linear partition; `inter` (the default) cuts an O in two if that evens
+    the loads. Reconstructed.
 
-    A layer is a stage of the problem; in a recorded network its O stays whole (`intra`). The two parts of a cut O are
-    `4O0` and `4O0/1`. The graph holds a ring of weight versions per layer, so its edges prove that a version exists
-    when it is read and lasts until its last read. Reconstructed.
+    A layer is a stage of the problem. The two parts of a cut O are `4O0` and `4O0/1`. The graph holds a ring of weight
+    versions per layer, so its edges prove that a version exists when it is read and lasts until its last read. The
+    kernels of a recorded network cannot be cut, so there an O stays whole (`intra`), and ranks that read the weights of
+    others have copies (`minidl.passes.followers`). Raises PipelineError for a method that cuts one.
     """
+    method = method or ("intra" if problem.recorded else "inter")
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
                    problem.ranks, method)
-    ticks = Ticks(problem.stages, found.parts, problem.latency)
-    graph = ticks.graph(problem.micro_batches)
+    ticks = Ticks(problem.stages, found.parts, problem.latency, problem.recorded)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
     own = unpack(schedule.keys)
-    return Plan("layerpipe", graph, schedule, ticks.cost(), problem.ranks, notes={"method": found.method},
-                placement=replace(problem.placement, parts=ticks.homes()), micro_batches=problem.micro_batches,
-                versions=Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])),
-                steady=ticks.steady())
-
-
-def layerpipe_on_network(problem: Problem, method: str = "intra") -> tuple[Schedule, Placement, Versions]:
-    """The same for a recorded network that is cut into as many stages. Other ranks that read the weights have copies,
-    which `follow.py` adds.
-
-    The kernels of a recorded O cannot be cut in two, so it stays whole: `method` is "intra", or "inter" if that cuts
-    no O. Raises PipelineError for a method that does.
-    """
-    found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
-                   problem.ranks, method)
-    ticks = Ticks(problem.stages, found.parts, problem.latency, inner=True)
+    versions = Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit]))
+    if not problem.recorded:
+        return Ordered(schedule, {"method": found.method}, replace(problem.placement, parts=ticks.homes()), versions,
+                       ticks.steady(), ticks.graph(problem.micro_batches), ticks.cost())
     halves = [part for i, part in enumerate(found.parts) if ticks.part(i)]
     if halves:
         raise PipelineError(f"method {method} cuts {halves[0].layer}O0 in two, but a task of a recorded network cannot "
@@ -62,28 +51,20 @@ def layerpipe_on_network(problem: Problem, method: str = "intra") -> tuple[Sched
     homes = np.zeros((Kind.U + 1, 1, problem.stages), np.int64)
     homes[: Kind.B] = ticks.homes()[:, :1]
     homes[Kind.U] = homes[Kind.W]
+    return Ordered(schedule, placement=replace(problem.placement, parts=homes), versions=versions)
+
+
+def layerpipe2(problem: Problem, history: str = "exact") -> Ordered:
+    """Whole stages: every tick a rank runs F of one batch and O, W of another, 2 S batches earlier (2025). Delay(l) =
+    2 S(l): the weights of 2 S updates ago, where S is the number of ranks after the stage's. `history`: "exact" keeps
+    the 2 S old versions, "average" one moving average in their place (reconstructed). Time per batch: the busiest
+    rank's work, or more if the latency is long."""
+    ticks = _staged(problem)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
     own = unpack(schedule.keys)
-    return (schedule, replace(problem.placement, parts=homes),
-            Versions(np.maximum(0, own.micro_batch - np.array(ticks.delays)[own.unit])))
-
-
-def layerpipe2(problem: Problem) -> Schedule:
-    """Whole stages: every tick a rank runs F of one batch and O, W of another, 2 S batches earlier (2025)."""
-    return schedule_of(_staged(problem).orders(problem.ranks, problem.micro_batches))
-
-
-def layerpipe2_versions(problem: Problem, schedule: Schedule, history: str = "exact") -> Versions:
-    """Delay(l) = 2 S(l): the weights of 2 S updates ago, where S is the number of ranks after the stage's. `history`:
-    "exact" keeps the 2 S old versions, "average" one moving average in their place (reconstructed)."""
-    own = unpack(schedule.keys)
     delay = 2 * (problem.ranks - 1 - problem.placement.table[0, own.unit])
-    return Versions(np.maximum(0, own.micro_batch - delay), history=checked_history(history))
-
-
-def layerpipe2_steady(problem: Problem) -> float:
-    """Time per batch: the busiest rank's work, or more if the latency is long."""
-    return _staged(problem).steady()
+    versions = Versions(np.maximum(0, own.micro_batch - delay), history=checked_history(history))
+    return Ordered(schedule, versions=versions, steady=None if problem.recorded else ticks.steady())
 
 
 def _staged(problem: Problem) -> Ticks:

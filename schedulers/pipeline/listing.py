@@ -7,28 +7,30 @@ they will be ready, and ready tasks, by priority.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ...graph import Floats, Ints, Rows, TaskGraph
-from ...loops import run_loop
-from ...schedule import Lane, Schedule
-from ...tasks import Kind
-from .placement import PipelineError
+from ...core.graph import Floats, Ints, Rows, TaskGraph
+from ...core.loops import run_loop
+from ...core.placement import PipelineError
+from ...core.schedule import Lane, Schedule
+from ...core.tasks import Kind
 from .problem import Problem
 from .stages import stage_graph
 
 
-def work_conserving(problem: Problem, kinds: Sequence[Kind], fused: bool = False) -> Schedule:
-    """The schedule in which a free rank runs its ready tasks in order of `kinds`, then of micro-batch, then of
-    stage."""
+def work_conserving(problem: Problem, kinds: Sequence[Kind], fused: bool = False,
+                    extra: Callable[[Problem, TaskGraph], Rows] | None = None) -> Schedule:
+    """The schedule in which a free rank runs its ready tasks in order of `kinds`, then of micro-batch, then of stage.
+    `extra`: more edges of the graph, as in `list_schedule`."""
     graph = stage_graph(problem.stages, problem.micro_batches, fused, problem.placement.directions)
     rank = problem.placement.rank(graph.unit, graph.micro_batch, problem.micro_batches)
     place = np.empty(max(Kind) + 1, np.int64)
     place[list(kinds)] = np.arange(len(kinds))
     priority = (place[graph.kind] * problem.micro_batches + graph.micro_batch) * problem.stages + graph.unit
-    return list_schedule(graph, rank, durations(problem, graph), priority, problem.ranks, problem.latency)
+    return list_schedule(graph, rank, durations(problem, graph), priority, problem.ranks, problem.latency,
+                         extra(problem, graph) if extra else None)
 
 
 def durations(problem: Problem, graph: TaskGraph) -> Floats:
@@ -53,7 +55,7 @@ def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints
     """The schedule by the rule in this module's docstring, with one lane per rank.
 
     `rank`, `duration`, `priority`: one per task. `extra`: more edges (successors of each task), for rules of admission;
-    they carry no data and so no latency. Raises PipelineError where they make a circle.
+    they carry no data and so no latency. Raises PipelineError if they make a circle.
     """
     n = len(graph)
     succs = graph.succs

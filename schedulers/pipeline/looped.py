@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Ints
-from ...schedule import Schedule
-from ...tasks import Kind
+from ...core.graph import Ints
+from ...core.placement import Placement
+from ...core.placement import modulo as grouped
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 from .listing import work_conserving
-from .placement import Placement
-from .placement import modulo as grouped
 from .problem import Problem, RankOrder, schedule_of
 
 
@@ -67,8 +67,9 @@ def groupings(problem: Problem, group: int | None = None) -> dict[str, Placement
 
 
 def growing(problem: Problem, first: int) -> Placement:
-    """Groups as large as can be while all weight gradients but those of the first `first` stages hide behind the
-    output gradients that follow: what ends last in the backward pass is small, and what ended long before is large.
+    """Groups as large as possible while all weight gradients, except in the first `first` stages, hide behind the
+    output gradients that follow: groups that end last in the backward pass are small, and groups that end long before
+    are large.
 
     At m = 1 the makespan is about L(F+O) + first W + 2hc with h hops, of which contiguous stages have p-1 and looped
     ones L-1. On p >= log2(v) + 1 ranks and equal times groups double, 1, 2, 4, ..., up to a rank's v stages, so h is

@@ -1,4 +1,4 @@
-"""A recorded model as stages: where to cut it, and the resulting graph.
+"""A recorded model as stages: where to cut it, and the resulting draft.
 
 Cuts are between blocks, where one activation crosses them; the units of a block share all but the last part of their
 names.
@@ -6,156 +6,45 @@ names.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
-from ...graph import ROLES, Floats, Ints, Role, StorageSpec, TaskGraph
+from ...core.graph import Floats, Ints, TaskGraph
+from ...core.machine import Machine
+from ...core.placement import PipelineError, Placement
+from ...core.tasks import GraphError, Kind
 from ...passes.boundary import Mask
-from ...passes.rewrite import coarsen, sums
+from ...passes.draft import Draft
+from ...passes.every import BEFORE_THE_ORDER, through
+from ...passes.uses import sums_of_uses
+from ...plans.plan import Plan
 from ...pricing.cost import CostModel
-from ...tasks import Kind, repack
-from .both_ways import apart, together
-from .placement import PipelineError
-from .scaling import makers, unscaled_by_each
-from .tied import at_home, sums_of_uses, with_copies
 
 
-@dataclass(frozen=True)
-class Stages:
-    """A recorded step whose units are stages; `time` of each task."""
+def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_unit: Ints | None = None,
+        *, name: str = "plan", machine: Machine | None = None, stale: bool = False, validates: bool = False,
+        dropped: Collection[int] = ()) -> Draft:
+    """The step in stages, balanced by `cost` or given by `stage_of_unit`, before a policy orders it.
 
-    graph: TaskGraph
-    time: Floats
-
-    def cost(self, merged: TaskGraph, cost: CostModel) -> CostModel:
-        """The times of the tasks of `merged`, which is `graph` with some O and W as one B; links as in `cost`."""
-        times = {self.graph.name(t): float(time) for t, time in enumerate(self.time)}
-        for t in merged:
-            if t.kind == Kind.B:  # late or not
-                times[f"{t.unit}B{t.micro_batch}"] = sum(times.get(f"{t.unit}{k}{t.micro_batch}", 0.0) for k in "OW")
-            elif t.kind == Kind.U:  # norms that are apart only for replicas take no time of their own
-                times.setdefault(t.name, 0.0)
-        return replace(cost, tasks=times, kinds={}, launch=0.0, source="given")
-
-
-def cut(graph: TaskGraph, cost: CostModel, stages: int, stage_of_unit: Ints | None = None,
-        rank_of_stage: Ints | None = None, stale: bool = False) -> Stages:
-    """The step in stages, balanced by `cost` or given by `stage_of_unit`.
-
-    `rank_of_stage`: by default each stage has its own rank; two rows for the two directions of a pipeline that holds
-    every stage twice. `stale`: as for `with_copies`. Raises PipelineError or GraphError where the step cannot be cut in
-    this way.
+    `placement`: or the number of stages, each on its own rank. `dropped`: units that are computed again. The others
+    are facts of the draft. Raises PipelineError or GraphError if the step cannot be cut in this way.
     """
-    stage_of = balanced(graph, cost, stages) if stage_of_unit is None else np.asarray(stage_of_unit)
-    time = cost.durations(graph) + cost.launch
-    both = rank_of_stage is not None and np.size(rank_of_stage) == 2 * stages
-    if len(stage_of) > graph.unit.max(initial=-1):  # else `coarsen` raises the error
-        ranks = (np.arange(max(stages, int(stage_of.max(initial=0)) + 1)) if rank_of_stage is None
-                 else np.ravel(rank_of_stage))
-        if both:
-            graph, stage_of = apart(graph, stage_of, stages)
-            time = np.append(time, np.zeros(len(graph) - len(time)))
-        stage_of = at_home(graph, stage_of)
-        graph, stage_of, time = unscaled_by_each(graph, stage_of, time)
-        graph, stage_of, tied = with_copies(graph, with_their_gradients(graph, stage_of), ranks, stale)
-        graph, stage_of, origin = counted_by_each(graph, stage_of, ranks, stale)
-        time = np.append(time, 0.0)[tied[origin]]  # new tasks take almost no time
-    coarse, group = coarsen(graph, stage_of.tolist())
-    time = np.bincount(group, time, len(coarse)).astype(np.float64)
-    return Stages(together(coarse, stages) if both else coarse, time)
-
-
-def with_their_gradients(graph: TaskGraph, stage_of_unit: Ints) -> Ints:
-    """The stage of each unit, with the sum of a gradient's squares on the stage that computes the gradient."""
-    stage_of, maker = np.array(stage_of_unit), makers(graph)
-    for t in np.flatnonzero(sums(graph)).tolist():
-        found = maker[graph.reads[t]]
-        if (found >= 0).any():
-            stage_of[graph.unit[t]] = stage_of[found[found >= 0][0]]
-            maker[graph.writes[t]] = graph.unit[t]  # for example gradients in another type
-    return stage_of
-
-
-def counted_by_each(graph: TaskGraph, stage_of_unit: Ints, rank_of_stage: Ints | None = None,
-                    stale: bool = False) -> tuple[TaskGraph, Ints, Ints]:
-    """(the graph, the stage of each unit, the original of each task) in which every rank that needs a step's scalars
-    computes them itself, on the first of its stages that needs them (by default each stage has its own rank), so that
-    no rank waits for another's count. The scalars: the number of dropouts, Adam's powers, the clip factor (from the
-    sums of squares of all stages), and the loss scale (from their flags).
-
-    Copies have units and buffers of their own, but the same storage: each rank has its own memory for it. `stale`: in a
-    step of a pipeline that never drains the last stage that needs them computes them, since its updates come first; but
-    what only updates read, such as Adam's powers, each stage computes in memory of its own, since stages of one rank do
-    not update at the same time.
-    """
-    scalar = graph.buffer_role == ROLES.index(Role.SCALAR)
-    lasting = np.isin(graph.buffer_role, [i for i, role in enumerate(ROLES) if role.persistent]) & ~scalar
-    known = scalar.copy()
-    known[graph.writes.take(np.flatnonzero(sums(graph))).ids] = True
-    counts: list[int] = []
-    for t in np.flatnonzero(graph.kind == Kind.U).tolist():
-        made = graph.writes[t]
-        if scalar[made].any() and not lasting[made].any() and known[graph.reads[t]].all():
-            counts.append(t)
-            known[made] = True
-    stage_of_unit, readers = stage_of_unit.copy(), graph.reads.transposed(len(graph.buffer_bytes))
-    for t in reversed(counts):  # on the first stage that needs it: updates may wait only for stages in one direction
-        needing = [u for b in graph.writes[t].tolist() for u in readers[b].tolist() if u != t]
-        if needing and np.count_nonzero(graph.unit == graph.unit[t]) == 1:
-            stage_of_unit[graph.unit[t]] = (max if stale else min)(stage_of_unit[graph.unit[needing]])
-    counted = {b for t in counts for b in graph.writes[t].tolist()}
-    stage = stage_of_unit[graph.unit].tolist()
-    users: dict[int, set[int]] = {b: set() for b in counted}
-    for t in range(len(graph)):
-        for b in counted.intersection(graph.reads[t].tolist()):
-            users[b].add(stage[t])
-    stages = int(stage_of_unit.max(initial=0)) + 1
-    rank = list(range(stages)) if rank_of_stage is None else np.asarray(rank_of_stage).tolist()
-    forward = np.zeros(len(graph.buffer_bytes), bool)
-    forward[graph.reads.take(np.flatnonzero(graph.kind == Kind.F)).ids] = True
-    apart = set[tuple[int, int]]()  # (buffer, a stage that has it in memory of its own)
-    home: dict[tuple[int, int], int] = {}  # (task, a stage that needs its count) -> the stage that counts for it
-    for t in counts:
-        needing = sorted(set[int]().union(*(users[b] for b in graph.writes[t].tolist())))
-        first = {rank[s]: s for s in needing[:: 1 if stale else -1]} | {rank[stage[t]]: stage[t]}
-        lone = stale and not forward[graph.writes[t]].any()
-        apart |= {(b, s) for b in graph.writes[t].tolist() for s in needing if lone and s != first[rank[s]]}
-        home |= {(t, s): s if lone else first[rank[s]] for s in needing}
-    copies = sorted({(t, s) for (t, _), s in home.items()} - {(t, stage[t]) for t in counts})
-    if not copies:
-        return graph, stage_of_unit, np.arange(len(graph))
-    units = len(stage_of_unit)
-    rows = sorted([(t, stage[t], int(graph.unit[t])) for t in range(len(graph))]
-                  + [(t, s, units + i) for i, (t, s) in enumerate(copies)])
-    task, where, unit = (np.array(column) for column in zip(*rows, strict=True))
-    own = sorted({(b, s) for t, s in copies for b in graph.writes[t].tolist()})
-    old, of_stage = (np.array(column) for column in zip(*own, strict=True))
-    number = np.repeat(np.arange(len(graph.buffer_bytes))[:, None], stages, axis=1)  # [buffer, stage] -> its copy
-    number[old, of_stage] = len(graph.buffer_bytes) + np.arange(len(old))
-    for (t, s), at in home.items():
-        number[graph.writes[t], s] = number[graph.writes[t], at]
-    names = (graph.unit_names + ("",) * (units - len(graph.unit_names))
-             + tuple(graph.unit_names[graph.unit[t]] for t, _ in copies))
-    copied = [f"{graph.buffer_names[b]} of stage {s}" for b, s in own] if graph.buffer_names else ()
-    storage, specs = graph.buffer_storage[old].copy(), list[StorageSpec]()
-    moves: list[dict[int, int]] = [{} for _ in range(stages)]
-    for i, (b, s) in enumerate(own):
-        if (b, s) in apart:
-            source = int(graph.buffer_storage[b])
-            if source not in moves[s]:
-                moves[s][source] = len(graph.storages) + len(specs)
-                spec = graph.storages[source]
-                specs.append(replace(spec, name=f"{spec.name} of stage {s}", role=Role.STATE, live=None,
-                                     filled=spec.live))
-            storage[i] = moves[s][source]
-    grown = graph.take(task, repack(graph.keys[task], unit=unit)).with_buffers(old, storage, copied, storages=specs)
-    roles = grown.buffer_role.copy()
-    roles[len(graph.buffer_bytes) :][[pair in apart for pair in own]] = ROLES.index(Role.STATE)
-    grown = replace(grown, buffer_role=roles)
-    reads, writes = (number[rows.ids, where[rows.row_of_each()]] for rows in (grown.reads, grown.writes))
-    moved = grown.remap(reads, writes, moves, where)
-    return replace(moved, unit_names=names), np.append(stage_of_unit, [s for _, s in copies]), task
+    if isinstance(placement, int):
+        placement = Placement("stages", placement, np.arange(placement)[None])
+    stage_of = balanced(graph, cost, placement.stages) if stage_of_unit is None else np.asarray(stage_of_unit)
+    if len(stage_of) <= graph.unit.max(initial=-1):
+        raise GraphError(f"stages are given for {len(stage_of)} units, but the graph has {graph.unit.max() + 1}")
+    outside = np.flatnonzero((stage_of < 0) | (stage_of >= placement.stages))
+    if len(outside):
+        raise PipelineError(f"unit {outside[0]} is on stage {stage_of[outside[0]]}; stages are 0.."
+                            f"{placement.stages - 1}")
+    home = placement if placement.parts is None else replace(placement, table=placement.parts[Kind.U, 0][None],
+                                                             parts=None)
+    draft = Draft(name, graph, machine or Machine(placement.ranks), cost, home, cost.durations(graph) + cost.launch,
+                  stage_of[graph.unit], stale, validates, planned=Plan)
+    return replace(through(BEFORE_THE_ORDER, draft, {"dropped": dropped}), placement=placement)
 
 
 def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
@@ -178,14 +67,38 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
     return linear_partition(of_block, stages)[block]
 
 
+def in_stages(cost: CostModel, placement: Placement) -> CostModel:
+    """The costs of a network's layers, summed over consecutive blocks of them, one per stage, with the largest block as
+    small as possible. A step ends with the updates of the rank that takes longest. Raises PipelineError for fewer
+    layers than stages."""
+    kinds = {name: np.asarray(value, np.float64) for name, value in cost.kinds.items()}
+    found = {len(value) for value in kinds.values() if value.ndim} | {len(value) for value in cost.sizes.values()}
+    if not found:
+        return cost
+    layers, stages = min(found), placement.stages
+    if len(found) > 1 or layers < stages:
+        raise PipelineError(f"the costs are of {' and '.join(map(str, sorted(found)))} stages, and {stages} are "
+                            f"needed: give as many or more, of one number in all lists")
+    block = linear_partition(sum((kinds[name] for name in "FOW" if name in kinds), np.zeros(layers)), stages)
+    kinds = {name: np.bincount(block, value, stages).astype(np.float64) if value.ndim else value
+             for name, value in kinds.items()}
+    if {"O", "W"} <= kinds.keys() and "B" not in kinds:
+        kinds["B"] = kinds["O"] + kinds["W"]
+    updates = np.bincount(placement.table[0], np.broadcast_to(kinds.pop("U", np.zeros(1)), stages))
+    last = np.searchsorted(block, np.arange(stages), "right") - 1  # a block sends the output of its last layer
+    sizes = {name: np.asarray(value)[last] if name == "message_bytes" else np.bincount(block, value, stages)
+             for name, value in cost.sizes.items()}
+    return replace(cost, kinds={name: value.tolist() for name, value in kinds.items()}, step=cost.step + updates.max(),
+                   sizes={name: value.astype(np.int64).tolist() for name, value in sizes.items()})
+
+
 def _inside_storages(graph: TaskGraph, units: int) -> Mask:
     """For each unit, whether a cut before it would divide the writers of one storage, as with layers that concatenate
     their results."""
     inside = np.zeros(units + 1, np.int64)
     writer, storage = graph.writes.row_of_each(), graph.buffer_storage[graph.writes.ids]
     several = np.bincount(graph.buffer_storage, minlength=len(graph.storages)) > 1
-    lasting = np.isin(graph.buffer_role[graph.writes.ids], [i for i, role in enumerate(ROLES) if role.persistent])
-    for s in np.unique(storage[several[storage] & ~lasting]).tolist():
+    for s in np.unique(storage[several[storage] & ~graph.persistent[graph.writes.ids]]).tolist():
         made = graph.unit[writer[storage == s]]
         inside[made.min() + 1] += 1
         inside[made.max() + 1] -= 1

@@ -3,8 +3,9 @@
 
 An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be missing. Sends and receives are
 `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; the message goes to the next stage, or to the
-one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. The format has no lanes:
-all tasks of a rank are on its `main` lane.
+one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. `1UNSHARD`, `1RESHARD` and
+`1REDUCE_GRAD` say when FSDP gathers, frees and sums stage 1's weights among its replicas: they are read, and left out,
+since replicas have a plan of their own here. The format has no lanes: all tasks of a rank are on its `main` lane.
 """
 
 from __future__ import annotations
@@ -18,31 +19,39 @@ from itertools import islice
 
 import numpy as np
 
-from ...graph import Ints
+from ...core.graph import Ints
+from ...core.placement import Refused
+from ...core.schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
+from ...core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
 from ...passes.boundary import Mask
-from ...schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line
-from ...tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
+from ...plans.plan import PipelinePlan
 
 THEIRS = {Kind.F: "F", Kind.O: "I", Kind.W: "W", Kind.B: "B", Kind.SF: "SEND_F", Kind.RF: "RECV_F", Kind.SO: "SEND_B",
           Kind.RO: "RECV_B"}
 OURS = {theirs: kind for kind, theirs in THEIRS.items()}
 _SHIFT = {Kind.RF: 1, Kind.RO: -1}  # torch names the stage that receives, we name the stage whose result it is
 PAIR = "OVERLAP_F_B"
+_SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
 _ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FIWB])(\d+)")
 
 
 def read_schedule(text: str, where: str = "the plan") -> Schedule:
     """A schedule in either notation: `rank,lane,task` with its header, or torch's grid. Raises ScheduleError."""
-    _, first = next(cells_by_line(text, where), (1, iter(())))
+    _, first = next(cells_by_line(split_notes(text, where)[1], where), (1, iter(())))
     header = [*islice(first, 4)]
     return Schedule.from_csv(text, where) if header == HEADER or not any(header) else from_torch(text, where)
+
+
+def read_file(path: str) -> Schedule:
+    """The schedule in a file, in either notation. Raises ScheduleError, OSError for a file that cannot be read."""
+    return read_schedule(text_of(path), path)
 
 
 def from_torch(text: str, where: str = "the plan") -> Schedule:
     """Reads torch's grid. Raises ScheduleError that names row and cell."""
     def names(row: int, cells: Iterator[str]) -> Iterator[str]:
         for column, cell in enumerate(cells, 1):
-            if cell:
+            if cell and not _SHARDING.fullmatch(cell):
                 try:
                     yield _ours(cell)
                 except GraphError as error:
@@ -80,7 +89,7 @@ def _rank_of_reader(schedule: Schedule) -> Ints:
     found = np.zeros(len(keys), np.int64)
     if not message.any():
         return found
-    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    rank = schedule.rank_of_each
     forward = np.flatnonzero(unpack(keys).kind == Kind.F)
     forward = forward[np.argsort(keys[forward])]
     own = unpack(keys[message])
@@ -119,6 +128,34 @@ def to_torch(schedule: Schedule) -> str:
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(row + [""] * (width - len(row)) for row in rows)
     return out.getvalue()
+
+
+def for_torch(plan: PipelinePlan) -> str:
+    """The grid of a plan that torch's pipeline runtime loads as `compute_only`: forwards and backwards, rank by rank.
+
+    Torch adds messages and sums over replicas itself, and its user steps the optimizer, so these are left out. A
+    backward of one part alone, of a stage without parameters or before which nothing has any, is a full one there.
+    Raises Refused for an order that this runtime cannot hold, ScheduleError as `to_torch`.
+    """
+    schedule = plan.schedule.keep(np.isin(unpack(plan.schedule.keys).kind, (Kind.F, Kind.O, Kind.W, Kind.B)))
+    own = unpack(schedule.keys)
+    last = own.micro_batch[(own.kind == Kind.F) & (own.unit == plan.placement.stages - 1)]
+    for wrong, why, cure in (
+            (plan.stale, "it trains on older weights, and torch's runtime updates once, after a step",
+             "use a policy without stale weights"),
+            (plan.placement.directions > 1, "two ranks hold each stage, and in torch's runtime one does",
+             "use a policy of one direction, such as dualpipe_v"),
+            (plan.slices > 1, "it orders slices of micro-batches, and torch's runtime has whole ones",
+             "use a policy of whole micro-batches"),
+            ((np.diff(last) < 0).any(), "the last stage runs micro-batches in another order than 0, 1, 2, and torch's "
+             "runtime numbers losses as they are made", "let that stage run them in ascending order")):
+        if wrong:
+            raise Refused(plan.scheduler, why, cure)
+    backward = pack(own.unit, Kind.B, own.micro_batch)
+    split = (own.kind == Kind.O) | (own.kind == Kind.W)
+    found, count = np.unique(backward[split], return_counts=True)
+    alone = split & np.isin(backward, found[count == 1])
+    return to_torch(replace(schedule, keys=np.where(alone, backward, schedule.keys)))
 
 
 def _ours(cell: str) -> str:

@@ -8,18 +8,18 @@ assumption. The solver's package comes with the extra `optimal`.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from fractions import Fraction
 from math import gcd, lcm
 from typing import Any
 
 import numpy as np
 
-from ...graph import Ints
+from ...core.graph import Ints
+from ...core.placement import PipelineError
+from ...core.schedule import Schedule
+from ...core.tasks import Kind, pack
 from ...pricing.cost import CostModel
 from ...pricing.simulation import times
-from ...schedule import Schedule
-from ...tasks import Kind, pack
-from .placement import PipelineError
+from ..ordered import Ordered
 from .problem import Problem
 from .stages import stage_graph
 from .zb_auto import cap_of, lower_bounds, order_of, zb_auto
@@ -45,7 +45,7 @@ class Optimum:
     status: str
 
 
-def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 60.0) -> tuple[Schedule, dict[str, Any]]:
+def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 60.0) -> Ordered:
     """The order of the smallest `objective`, found by constraint programming (extra `optimal`), and whether that is
     proved; for small problems. Times without a common tick, such as measured ones, are rounded to thousandths of the
     longest first; the status then has `rounded_to` and is about the rounded times."""
@@ -57,7 +57,7 @@ def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 6
     found = solve(problem, objective, time_limit)
     status = {"objective": objective, "value": found.value * unit, "bound": found.bound * unit,
               "proved": found.proved, "status": found.status}
-    return found.schedule, {"status": status | ({} if unit == 1 else {"rounded_to": unit})}
+    return Ordered(found.schedule, {"status": status | ({} if unit == 1 else {"rounded_to": unit})})
 
 
 def _rounded(problem: Problem) -> tuple[Problem, float]:
@@ -69,7 +69,7 @@ def _rounded(problem: Problem) -> tuple[Problem, float]:
 
 
 def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.0, seed: int = 0) -> Optimum:
-    """The optimum with its proof status. It is never worse than `zb_auto`, where the search begins.
+    """The optimum with its proof status. It is never worse than `zb_auto`, from which the search starts.
 
     With `makespan` and `span`, every rank starts as early as possible, as in a real run. Iterations that are chained
     without a barrier settle into a rhythm in which ranks may start at any time, and each rank's iterations follow each
@@ -146,8 +146,10 @@ def in_ticks(problem: Problem) -> tuple[Ints, float]:
     """(the forward, output-gradient and weight-gradient times and the latency per stage in whole ticks, the length of a
     tick).
 
-    Raises PipelineError where the times need such a fine tick that a schedule would have 2**40 ticks.
+    Raises PipelineError if the times need such a fine tick that a schedule would have 2**40 ticks.
     """
+    from fractions import Fraction  # it also imports `decimal`: only for this policy
+
     latency = np.full(problem.ranks, problem.latency)
     rows = (problem.forward, problem.output_grad, problem.weight_grad, latency)
     exact = [[Fraction(repr(float(t))) for t in row] for row in rows]

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Floats, Ints
-from ...plans import Plan
-from ...tasks import Kind, unpack
+from ...core.graph import Floats, Ints
+from ...core.tasks import Kind, unpack
+from ...plans.plan import PipelinePlan
 
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
 
 
-def activations(plan: Plan) -> Floats:
+def activations(plan: PipelinePlan) -> Floats:
     """For every entry of a valid schedule with slots, the live activations on its rank while it runs, in units of a
     full stage."""
     schedule, stages = plan.schedule, plan.placement.stages
@@ -25,7 +25,7 @@ def activations(plan: Plan) -> Floats:
     which = _activation(schedule.keys, stages)
     home = which
     if plan.placement.parts is not None:  # several ranks may hold the same activation
-        rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+        rank = schedule.rank_of_each
         home = which + rank * (plan.micro_batches * stages)
     size = int(home.max(initial=0)) + 1
     late = unpack(schedule.keys).late == 1
@@ -58,13 +58,12 @@ def activations(plan: Plan) -> Floats:
     return live
 
 
-def _arrivals(plan: Plan, action: Ints) -> Ints:
+def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
     """[rank, micro-batch * stages + stage] -> the first action of the rank that may still run when this forward
     ends."""
     graph, schedule, stages = plan.graph, plan.schedule, plan.placement.stages
     ids, ranks = schedule.ids(graph), plan.placement.ranks
-    rank = np.empty(len(graph), np.int64)
-    rank[ids] = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()]
+    rank = schedule.rank_of_tasks(graph)
     place, before = np.empty(len(graph), np.int64), np.full(len(graph), -1)
     place[ids] = action
     before[ids[1:]] = np.where(schedule.lane_of_each()[1:] == schedule.lane_of_each()[:-1], ids[:-1], -1)

@@ -7,12 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from ...graph import TaskGraph
-from ...plans import CHAINED, Plan
+from ...core.tasks import COMMUNICATION, unpack
+from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
 from ...pricing.simulation import Clock, Lanes
-from ...schedule import Schedule
-from ...tasks import COMMUNICATION, unpack
 
 
 @dataclass(frozen=True)
@@ -32,14 +30,8 @@ class Price:
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
 
-def chained(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> float:
-    """Time per iteration when iterations follow each other, where messages are edges: before there is a plan."""
-    lanes = Lanes.of(graph, schedule)
-    return float(np.diff(Clock.of(graph, cost, lanes).ends(lanes, CHAINED))[-1])
-
-
-def price(plan: Plan, cost: CostModel | None = None) -> Price:
-    """The price of a proved plan, on its own costs or on `cost`. Raises CostError where a cost is unknown."""
+def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
+    """The price of a proved plan, on its own costs or on `cost`. Raises CostError if a cost is unknown."""
     plan = plan if cost is None else replace(plan, cost=cost)
     graph, schedule, _ = plan.priced
     lanes = Lanes.of(graph, schedule)
@@ -47,7 +39,7 @@ def price(plan: Plan, cost: CostModel | None = None) -> Price:
     entry = np.flatnonzero(~np.isin(unpack(schedule.keys).kind, COMMUNICATION))
     tasks = lanes.tasks[entry]
     start, end, _ = (t[tasks] for t in clock.run(lanes))
-    rank = np.array([lane.rank for lane in schedule.lanes])[schedule.lane_of_each()[entry]]
+    rank = schedule.rank_of_each[entry]
     ranks = plan.placement.ranks
     first, last = np.full(ranks, np.inf), np.zeros(ranks)
     np.minimum.at(first, rank, start)

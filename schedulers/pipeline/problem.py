@@ -7,34 +7,42 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
-from ...graph import Floats
-from ...pricing.cost import CostModel
-from ...schedule import Lane, Schedule
-from ...tasks import Kind, pack
-from .placement import PipelineError, Placement
+from ...core.graph import Floats
+from ...core.machine import shorten
+from ...core.placement import PipelineError, Placement
+from ...core.schedule import Lane, Schedule
+from ...core.tasks import Kind, pack
+from ...pricing.cost import CostModel, Link
 from .stages import stage_graph
 
 LARGEST = 10**8  #: the most tasks of a plan
 
 
+def is_whole(value: Any, least: int = 1) -> bool:
+    """Whether it is a whole number of at least `least`."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
 def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
     """Raises PipelineError for numbers that no plan can have."""
-    if micro_batches < 1:
-        raise PipelineError(f"the number of micro-batches is {micro_batches}; it must be at least 1")
+    if not is_whole(micro_batches):
+        raise PipelineError(f"the number of micro-batches is {shorten(micro_batches)}; it must be at least 1")
     if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
         raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan has at most "
                             f"{LARGEST:,} tasks and {(1 << 20) - 1:,} micro-batches")
-    if cap is not None and not cap > 0:
-        raise PipelineError(f"the activation cap is {cap}; it must be positive")
+    if cap is not None and not (isinstance(cap, int | float | np.number) and cap > 0):
+        raise PipelineError(f"the activation cap is {shorten(cap)}; it must be positive")
 
 
 @dataclass(frozen=True)
 class Problem:
     """`forward`, `output_grad`, `weight_grad`: one time per stage. `cap`: the most live activations per rank, in units
-    of a full stage."""
+    of a full stage. `recorded`: a network's, whose tasks are whole stages. `backward`: the time of a fused backward per
+    stage, if it is not the sum of both gradients."""
 
     placement: Placement
     micro_batches: int
@@ -43,21 +51,39 @@ class Problem:
     weight_grad: Floats
     latency: float = 0.0
     cap: float | None = None
+    recorded: bool = False
+    backward: Floats | None = None
+
+    def __post_init__(self) -> None:
+        check_numbers(self.stages, self.micro_batches, self.cap)
 
     @classmethod
     def of(cls, placement: Placement, micro_batches: int, cost: CostModel, cap: float | None = None) -> Problem:
         """The problem on these costs. Raises PipelineError for fewer than one micro-batch, too many tasks, and a cap or
         a time that is not positive."""
-        check_numbers(placement.stages, micro_batches, cap)
-        one = stage_graph(placement.stages, 1)
-        time = cost.durations(one) + cost.launch
-        forward, output_grad, weight_grad = (time[one.find(pack(np.arange(placement.stages), kind))]
-                                             for kind in (Kind.F, Kind.O, Kind.W))
+        def priced(fused: bool, *kinds: Kind) -> list[Floats]:
+            one = stage_graph(placement.stages, 1, fused)
+            time = cost.durations(one) + cost.launch
+            return [time[one.find(pack(np.arange(placement.stages), kind))] for kind in kinds]
+
+        forward, output_grad, weight_grad = priced(False, Kind.F, Kind.O, Kind.W)
         for what, times in (("forward", forward), ("output_grad", output_grad), ("weight_grad", weight_grad)):
             if not (times > 0).all():
                 stage = int(np.argmin(times))
                 raise PipelineError(f"the {what} time of stage {stage} is {times[stage]:g}; it must be positive")
-        return cls(placement, micro_batches, forward, output_grad, weight_grad, float(cost.link.latency), cap)
+        return cls(placement, micro_batches, forward, output_grad, weight_grad, float(cost.link.latency), cap,
+                   backward=priced(True, Kind.B)[0] if "B" in cost.kinds else None)
+
+    @property
+    def fused(self) -> Floats:
+        """The time of a fused backward per stage."""
+        return self.output_grad + self.weight_grad if self.backward is None else self.backward
+
+    @property
+    def cost(self) -> CostModel:
+        """The times as costs."""
+        times = {"F": self.forward, "O": self.output_grad, "W": self.weight_grad, "B": self.fused}
+        return CostModel(kinds={kind: t.tolist() for kind, t in times.items()}, link=Link(self.latency), unit="")
 
     @property
     def ranks(self) -> int:

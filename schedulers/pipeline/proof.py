@@ -1,8 +1,8 @@
 """The proof of pipeline plans: every task once and on its rank, messages for all data between ranks, no deadlock; caps,
 limits and weight versions are kept, and peaks are counted.
 
-Every plan goes through `prove`, a policy's or a user's. `read_plan` makes a plan of a given schedule and finds out
-where its stages live. Both raise ScheduleError with the grid and the culprit marked.
+Every plan goes through `prove`, a policy's or a user's. `read_plan` makes the plan of a given schedule, before its
+proof, and finds out where its stages live. Both raise ScheduleError with the grid and the culprit marked.
 """
 
 from __future__ import annotations
@@ -11,26 +11,31 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import ROLES, Ints, Role, TaskGraph
+from ...core.graph import Ints, Role, TaskGraph
+from ...core.machine import Machine
+from ...core.placement import PipelineError, Placement, Versions, bidirectional
+from ...core.schedule import Schedule, ScheduleError
+from ...core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, GraphError, Kind, pack, task_name, unpack
+from ...passes.backward import fused_in
+from ...passes.draft import Draft
 from ...passes.messages import check_rendezvous
 from ...passes.rewrite import fuse
 from ...passes.send_receive import add_communication, check_messages, talks
 from ...passes.synchronise import norms_apart, synchronise
-from ...plans import Plan, Versions
-from ...schedule import Schedule, ScheduleError
-from ...tasks import COLLECTIVE, COMMUNICATION, RECEIVES, GraphError, Kind, pack, task_name, unpack
+from ...passes.versions import newest, updates
+from ...plans.plan import PipelinePlan
+from ..saved import part_bytes_in
 from .peaks import COMPUTE, activations
-from .placement import PipelineError, Placement, bidirectional
 from .problem import check_numbers, costs
 from .slices import slices_in
-from .stages import fused_in, stage_graph
+from .stages import stage_graph
 
 
 class CapError(ScheduleError):
     """A plan needs more activations than its cap."""
 
 
-def prove(plan: Plan) -> Plan:
+def prove(plan: PipelinePlan) -> PipelinePlan:
     """The proved plan, with its slots and peaks; it is free of deadlock with buffered and with rendezvous sends.
 
     Raises ScheduleError that names the culprit, and MemoryLimitError for a plan above the limit of bytes.
@@ -41,7 +46,7 @@ def prove(plan: Plan) -> Plan:
     _one_lane(schedule)
     plan = replace(plan, schedule=schedule.validate(graph))
     check_messages(graph, schedule,
-                   None if placement.parts is None else graph.buffer_role == ROLES.index(Role.PARAMETER))
+                   None if placement.parts is None else graph.role_is(Role.PARAMETER))
     if talks(schedule):
         check_rendezvous(graph, schedule)
     if plan.versions is not None and placement.parts is None:  # with parts, the graph itself says which version is read
@@ -49,7 +54,7 @@ def prove(plan: Plan) -> Plan:
     plan = _counted(plan)
     if graph.launches:  # a recorded network, whose ranks run programs
         _every_rank(schedule, placement)
-        plan = plan.lowered()
+        plan = plan.divided()
     return plan
 
 
@@ -59,30 +64,42 @@ def chunks_in(schedule: Schedule, ranks: int) -> int:
     return max(1, round((int(own.unit[own.kind == Kind.F].max(initial=0)) + 1) / ranks))
 
 
-def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None, cap: float | None = None,
-              *, graph: TaskGraph | None = None, limit: int | None = None, like: Plan | None = None,
-              replicas: int = 1) -> Plan:
-    """The proved plan of any schedule, for `ranks * chunks` stages (or `ranks`, if it is bidirectional).
+def stages_in(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None = None) -> Placement | int:
+    """The number of stages of a schedule; or its placement, if its forwards go through the ranks in both directions."""
+    own = unpack(schedule.keys)
+    forward = np.flatnonzero(own.kind == Kind.F)
+    unit, rank = own.unit[forward], schedule.rank_of_each[forward]
+    if len(np.unique(unit * ranks + rank)) > len(np.unique(unit)) and unit.max() < ranks:
+        both = bidirectional(ranks)
+        if (both.home(schedule.keys[forward], micro_batches) == rank).all():
+            return both
+    return ranks * (chunks or chunks_in(schedule, ranks))
+
+
+def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: int | None = None,
+              graph: TaskGraph | None = None, like: PipelinePlan | None = None) -> PipelinePlan:
+    """The plan of any schedule, not proved yet, for `ranks * chunks` stages (or `ranks`, if it is bidirectional).
 
     The forwards show where its stages live, and how many a rank has unless `chunks` is given. `graph`: the stages of a
-    recorded network, O and W apart, of which `replicas` sum their gradients. If the schedule has communication tasks,
+    recorded network, O and W apart, whose replicas sum their gradients. If the schedule has communication tasks,
     they are compared with those that the compute order needs. `like`: a plan with the same placement and number of
     micro-batches, which says how activations count, which weight versions are read, and into what parts all-reduces are
     cut. Raises PipelineError for impossible numbers.
     """
-    for what, value in (("ranks", ranks), ("chunks", chunks)):
-        if value is not None and value < 1:
-            raise PipelineError(f"the number of {what} is {value}; it must be at least 1")
+    if chunks is not None and chunks < 1:
+        raise PipelineError(f"the number of chunks is {chunks}; it must be at least 1")
+    ranks, replicas = machine.ranks, machine.replicas
     asked, chunks = chunks, chunks or chunks_in(schedule, ranks)
     slices = like.slices if like is not None else 1 if graph is None else slices_in(graph)
-    check_numbers(ranks * chunks, micro_batches, cap)
-    if like is not None and like.placement.parts is not None:
-        return prove(replace(like, schedule=schedule, cap=cap, limit=limit))
+    check_numbers(ranks * chunks, micro_batches, machine.activation_cap)
+    if like is not None and (like.placement.parts is not None or (like.graph.late.any() and not like.stale)):
+        schedule.ids(like.graph)
+        return replace(like, schedule=schedule, versions=_versions_of(schedule, like))
     micro_batches = micro_batches if like is None else like.micro_batches
     compute = _without_communication(schedule)
-    stale = like is not None and like.versions is not None and like.graph.launches
+    stale = like is not None and like.stale and like.graph.launches
     if graph is not None and replicas > 1 and not stale:
-        graph = norms_apart(graph)
+        graph = norms_apart(Draft.of(graph)).graph
     _once(compute, ranks, ranks * chunks, micro_batches, like.graph if like is not None and stale else graph)
     placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
                  else like.placement)
@@ -91,13 +108,14 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
         _complete(compute, placement.stages, micro_batches)
         graph = (stage_graph(placement.stages, micro_batches, joint, placement.directions)
                  if like is None or like.slices == 1 else like.graph)
-    elif like is not None and like.versions is not None:
+    elif like is not None and like.stale:
         graph = like.graph  # whose tasks read the versions
     else:
         try:
             graph = fuse(graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
         except GraphError as error:  # O and W cannot be one task in this network
             raise compute.error(str(error)) from None
+    _adds_in_order(compute, graph)
     summing = schedule.keys[np.isin(unpack(schedule.keys).kind, COLLECTIVE)].tolist()
     if summing and replicas == 1:
         raise schedule.error(f"{task_name(summing[0])} sums over replicas of a network, but there is one; say how many "
@@ -106,18 +124,18 @@ def read_plan(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | 
         _at_home(compute, placement, micro_batches)
         check_messages(graph, compute.validate(graph))
     if replicas > 1 and not stale:  # whose graph has its sums
-        graph = synchronise(graph, part_bytes=like.notes.get("part_bytes") if like is not None else None)
+        graph = synchronise(graph, part_bytes=part_bytes_in(schedule))
     if talks(schedule):
         graph, _ = add_communication(graph, schedule.only(graph).validate(graph))
-    plan = Plan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), ranks * replicas, limit, placement=placement,
-                micro_batches=micro_batches, cap=cap, slices=slices)
+    plan = PipelinePlan("plan", graph, schedule, costs(placement, 1.0, 1.0, 1.0), machine.size,
+                        placement=placement, micro_batches=micro_batches, slices=slices)
     if like is not None:
         plan = replace(plan, scheduler=like.scheduler, kept=like.kept, steady=like.steady,
                        versions=_versions_of(schedule, like))
-    return prove(plan)
+    return plan
 
 
-def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
+def _versions_of(schedule: Schedule, like: PipelinePlan) -> Versions | None:
     """The weight versions that the schedule reads, if every forward and backward reads the same ones as in the other
     plan."""
     if like.versions is None:
@@ -126,26 +144,21 @@ def _versions_of(schedule: Schedule, like: Plan) -> Versions | None:
     theirs, own = unpack(like.schedule.keys[works]), unpack(schedule.keys)
     read = np.zeros((2, like.micro_batches, like.placement.stages), np.int64)
     read[(theirs.kind == Kind.F).astype(int), theirs.micro_batch, theirs.unit] = like.versions.read[works]
-    return replace(like.versions, read=read[(own.kind == Kind.F).astype(int), own.micro_batch, own.unit])
+    return replace(like.versions, read=read[(own.kind == Kind.F).astype(int), own.micro_batch % like.micro_batches,
+                                            own.unit])
 
 
 def _without_communication(schedule: Schedule) -> Schedule:
     message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
-    if not message.any():
-        return schedule
-    count = np.bincount(schedule.lane_of_each()[~message], minlength=len(schedule.lanes))
-    kept = np.flatnonzero(count)
-    joined = None if schedule.joined is None else np.asarray(schedule.joined, bool) & np.append(False, ~message[:-1])
-    return Schedule(tuple(schedule.lanes[i] for i in kept), np.concatenate([[0], np.cumsum(count[kept])]),
-                    schedule.keys[~message], None if joined is None else joined[~message])
+    return schedule.keep(~message) if message.any() else schedule
 
 
 def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph: TaskGraph | None) -> None:
-    """Raises ScheduleError for a kind, rank or id out of range, a task that stands twice, or an update that the graph
+    """Raises ScheduleError for a kind, rank or id out of range, a task that appears twice, or an update that the graph
     does not have."""
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
-    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    rank = schedule.rank_of_each
     update = np.zeros(len(schedule), bool) if graph is None else (
         ((kind == Kind.U) | (own.late > 0)) & (graph.find(schedule.keys) >= 0))
     names = ", ".join(k.name for k in COMPUTE) + ("" if graph is None else ", and U as the network has them")
@@ -155,7 +168,7 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
             ((kind == Kind.F) & (micro_batch >= micro_batches), beyond),
             (~update & (~np.isin(kind, COMPUTE) | (schedule.keys != pack(unit, kind, micro_batch))),
              f"does not belong here: the tasks of one iteration are {names}, none late or in parts"),
-            (rank >= ranks, f"stands on a rank that does not exist: ranks are 0..{ranks - 1}"),
+            (rank >= ranks, f"is on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
             (~update & (micro_batch >= micro_batches), beyond)):
         if bad.any():
@@ -167,7 +180,7 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
         key = int(order[twice[0]])
         where = ", ".join(str(schedule.lanes[i]) for i in schedule.lane_of_each()[schedule.keys == key])
         counted = "; its weight gradient would count twice" if unpack(key).kind in (Kind.W, Kind.B) else ""
-        raise schedule.error(f"task {task_name(key)} stands twice, on {where}{counted}", [key])
+        raise schedule.error(f"task {task_name(key)} appears twice, on {where}{counted}", [key])
 
 
 def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
@@ -190,14 +203,30 @@ def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
                                  f"and one B or one O and one W", near)
 
 
+def _adds_in_order(schedule: Schedule, graph: TaskGraph) -> None:
+    """Raises ScheduleError if a stage adds weight gradients in another order of micro-batches than the graph does."""
+    own = unpack(schedule.keys)
+    adds = np.flatnonzero((own.kind == Kind.W) | (own.kind == Kind.B))
+    adds = adds[np.lexsort((own.micro_batch[adds], own.unit[adds]))]
+    first, second = adds[:-1], adds[1:]
+    swapped = (own.unit[first] == own.unit[second]) & (first > second)
+    for a, b in zip(first[swapped].tolist(), second[swapped].tolist(), strict=True):
+        before, after = schedule.keys[[a, b]].tolist()
+        if int(graph.index(task_name(before))) in graph.preds[graph.index(task_name(after))]:
+            raise schedule.error(
+                f"{task_name(after)} runs before {task_name(before)}, but a stage adds up the weight gradients of its "
+                f"micro-batches in ascending order, so that every plan is bit-identical (torch's LoopedBFS adds "
+                f"them in descending order); number the backward tasks of each stage in ascending order",
+                [before, after])
+
+
 def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None,
                complete: bool) -> Placement:
     """The placement that the forwards show (for a stage without forwards, any of its tasks): one rank for each stage;
-    or that of a bidirectional pipeline, if `asked` is 2 or None. Raises ScheduleError where it is neither, or where
-    `complete` is true and a stage has no tasks."""
+    or a bidirectional pipeline's, if `asked` is 2 or None. Raises ScheduleError if it is neither, or if `complete` is
+    true and a stage has no tasks."""
     own = unpack(schedule.keys)
-    unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
-    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    unit, kind, rank = own.unit, own.kind, schedule.rank_of_each
     table = np.full(ranks * chunks, -1, np.int64)
     if not complete:
         table[:] = 0
@@ -206,7 +235,7 @@ def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, 
     table[unit[forward][::-1]] = rank[forward][::-1]
     if ranks > 1 and unit.max(initial=0) < ranks and (asked == 2 or (asked is None and (table[unit] != rank).any())):
         both = bidirectional(ranks)
-        if (both.rank(unit, micro_batch, micro_batches) == rank).all():
+        if (both.home(schedule.keys, micro_batches) == rank).all():
             return both
     missing = np.flatnonzero(table < 0)
     if missing.size:
@@ -219,23 +248,22 @@ def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, 
 def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> None:
     """Raises ScheduleError unless every task, sends included, is on the rank of its stage, and every receive on the
     rank to which its message goes."""
-    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    rank = schedule.rank_of_each
     own = unpack(schedule.keys)
     receives = np.isin(own.kind, RECEIVES)
     astray = np.flatnonzero(receives & (rank != own.destination))
     if astray.size:
         key = int(schedule.keys[astray[0]])
-        raise schedule.error(f"task {task_name(key)} stands on rank {rank[astray[0]]}, but its message goes to rank "
+        raise schedule.error(f"task {task_name(key)} is on rank {rank[astray[0]]}, but its message goes to rank "
                              f"{unpack(key).destination}", [key])
     _same_rank(schedule, rank, np.where(receives, rank, placement.home(schedule.keys, micro_batches)))
 
 
 def _one_lane(schedule: Schedule) -> None:
-    """Raises ScheduleError where a rank computes on several lanes, or a message is part of a pair."""
+    """Raises ScheduleError if a rank computes on several lanes, or a message is part of a pair."""
     message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
     if schedule.joined is not None:
-        second = np.asarray(schedule.joined, bool)
-        mixed = np.flatnonzero(message & (second | np.append(second[1:], False)))
+        mixed = np.flatnonzero(message & (schedule.second | np.append(schedule.second[1:], False)))
         if mixed.size:
             key = int(schedule.keys[mixed[0]])
             raise schedule.error(f"{task_name(key)} is part of a pair; only tasks that compute can run as one action",
@@ -263,14 +291,14 @@ def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
     stray = np.flatnonzero(rank != home)
     if stray.size:
         key = int(schedule.keys[stray[0]])
-        raise schedule.error(f"task {task_name(key)} stands on rank {rank[stray[0]]}, but stage {unpack(key).unit} "
+        raise schedule.error(f"task {task_name(key)} is on rank {rank[stray[0]]}, but stage {unpack(key).unit} "
                              f"lives on rank {home[stray[0]]}; its weights are there", [key])
 
 
-def _counted(plan: Plan) -> Plan:
+def _counted(plan: PipelinePlan) -> PipelinePlan:
     """The plan with its peak activations. Raises CapError above the cap."""
     schedule, live = plan.schedule, activations(plan)
-    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[schedule.lane_of_each()]
+    rank = schedule.rank_of_each
     peaks = np.zeros(plan.placement.ranks)
     np.maximum.at(peaks, rank, live)
     if plan.cap is not None and (over := np.flatnonzero(live > plan.cap + 1e-9)).size:
@@ -281,35 +309,28 @@ def _counted(plan: Plan) -> Plan:
     return replace(plan, peaks=tuple(peaks.tolist()))
 
 
-def _versions(plan: Plan) -> None:
-    """Raises ScheduleError where a task reads a weight version that does not exist yet, or a backward reads another one
-    than its forward; where no history is kept, every task must read the newest one."""
+def _versions(plan: PipelinePlan) -> None:
+    """Raises ScheduleError if a task reads a weight version that does not exist yet, or a backward reads another one
+    than its forward. If no history is kept, every task must read the newest one. Versions are made by the updates of a
+    recorded step, and by the weight gradients on given times."""
     versions, schedule = plan.versions, plan.schedule
     assert versions is not None
     if len(versions.read) != len(schedule):
         raise schedule.error(f"{len(versions.read)} weight versions are given for {len(schedule)} tasks")
-    action, _ = schedule.actions()  # the results of a pair are visible at its end
-    works = np.isin(unpack(schedule.keys).kind, COMPUTE)
-    keys, read, action = schedule.keys[works], versions.read[works], action[works]
-    own = unpack(keys)
-    unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
-    ends = (kind == Kind.W) | (kind == Kind.B)
-    order = np.lexsort((np.arange(len(keys)), unit))  # stage by stage, in lane order: a stage has one lane
-    done = np.concatenate([[0], np.cumsum(ends[order])])[:-1]
-    first = np.searchsorted(unit[order], np.arange(plan.placement.stages))
-    fresh = np.append(True, (np.diff(unit[order]) != 0) | (np.diff(action[order]) != 0))
-    begin = np.maximum.accumulate(np.where(fresh, np.arange(len(keys)), 0))
-    newest = np.empty(len(keys), np.int64)  # in updates since the beginning of the task's own step
-    left = np.bincount(unit[ends & (own.late > 0)], minlength=plan.placement.stages)  # of the step before
-    newest[order] = (done[begin] - done[first][unit[order]] - left[unit[order]]) // versions.every
-    updates = plan.micro_batches // versions.every
-    newest += own.late * updates
-    least = -updates if plan.graph.launches else 0  # a recorded step follows others
-    early = np.flatnonzero(read != newest if versions.history == "none" else (read > newest) | (read < least))
+    own, graph = unpack(schedule.keys), plan.graph
+    works, step = np.isin(own.kind, COMPUTE), plan.micro_batches // versions.every
+    if graph.launches:
+        made = newest(schedule, np.isin(schedule.keys, graph.keys[updates(graph)]), step)
+    else:
+        made = newest(schedule, (own.kind == Kind.W) | (own.kind == Kind.B), plan.micro_batches) // versions.every
+    least = -step if graph.launches else 0  # a recorded step follows others
+    keys, read, made = schedule.keys[works], versions.read[works], made[works]
+    unit, kind, micro_batch = own.unit[works], own.kind[works], own.micro_batch[works]
+    early = np.flatnonzero(read != made if versions.history == "none" else (read > made) | (read < least))
     if early.size:
         e = int(early[0])
         raise schedule.error(f"task {task_name(int(keys[e]))} reads weight version {read[e]}, but then the newest one "
-                             f"of stage {unit[e]} is {newest[e]}"
+                             f"of stage {unit[e]} is {made[e]}"
                              + (", and no other is kept" if versions.history == "none" else ""), [int(keys[e])])
     if versions.history == "none":
         return

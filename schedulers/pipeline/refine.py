@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import Floats, Ints, TaskGraph
-from ...loops import run_loop
-from ...schedule import Schedule
-from ...tasks import Kind
+from ...core.graph import Floats, Ints, TaskGraph
+from ...core.loops import run_loop
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 
 EFFORT = 4_000_000  #: about how many tasks are timed in all
 REACH = 4  #: the most places by which a task moves
@@ -27,10 +27,20 @@ def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: floa
 
     The schedule must have one lane per rank, equally many tasks on each, O and W apart, and no pairs.
     """
+    return _tried(graph, schedule, duration, latency, cap, max(1, EFFORT // len(graph)))
+
+
+def timed(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int) -> tuple[float, float]:
+    """(makespan, largest span) of such a schedule as it is."""
+    return _tried(graph, schedule, duration, latency, cap, 1)[:2]
+
+
+def _tried(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int,
+           tries: int) -> tuple[float, float, Schedule]:
+    """The first try times the schedule; each further one moves a task."""
     ids = schedule.ids(graph)
     n, ranks = len(ids), len(schedule.lanes)
     each = n // ranks
-    tries = max(1, EFFORT // n)
     rank = np.empty(n, np.int64)
     rank[ids] = schedule.lane_of_each()
     _, after = run_loop(

@@ -11,17 +11,17 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...graph import Rows, TaskGraph
-from ...plans import Plan
+from ...core.graph import Rows, TaskGraph
+from ...core.placement import PipelineError
+from ...core.tasks import Kind, unpack
 from ...pricing.cost import CostModel
-from ...tasks import Kind, unpack
+from ..ordered import Ordered
 from .flush import alternate
-from .placement import PipelineError
 from .problem import Problem, check_numbers, schedule_of
 from .stages import stage_graph
 
 
-def seq1f1b(problem: Problem, slices: int = 2) -> Plan:
+def seq1f1b(problem: Problem, slices: int = 2) -> Ordered:
     """1F1B over q slices of each micro-batch, for sequences (Seq1F1B, Sun et al., 2024): min(p-s-2+q, mq) forwards on
     rank s, then one forward and one backward in turn. Peak (p+q-1)/q on rank 0, bubble (p-1)(F+O+W)/q.
 
@@ -39,8 +39,8 @@ def seq1f1b(problem: Problem, slices: int = 2) -> Plan:
                                       np.full(m * q, rank)) for rank in range(p)])
     cost = CostModel.given((problem.forward / q).tolist(), (problem.output_grad / q).tolist(),
                            (problem.weight_grad / q).tolist(), problem.latency)
-    return Plan("seq1f1b", sliced_graph(p, m, q), schedule, cost, p, notes={"slices": q},
-                placement=problem.placement, micro_batches=m * q, slices=q)
+    graph = None if problem.recorded else sliced_graph(p, m, q)
+    return Ordered(schedule, {"slices": q}, graph=graph, cost=cost, slices=q)
 
 
 def sliced_graph(stages: int, micro_batches: int, slices: int) -> TaskGraph:
@@ -62,7 +62,7 @@ def sliced_graph(stages: int, micro_batches: int, slices: int) -> TaskGraph:
 
 def slices_in(graph: TaskGraph) -> int:
     """Into how many slices a step, with O and W apart, cuts each micro-batch: without slices, no output gradient needs
-    that of a later micro-batch. Raises PipelineError where micro-batches have different numbers of slices."""
+    a later micro-batch's. Raises PipelineError if micro-batches have different numbers of slices."""
     task, needed = graph.preds.row_of_each(), graph.preds.ids
     later = graph.micro_batch[needed] > graph.micro_batch[task]
     waiting = np.unique(graph.micro_batch[task[later & (graph.kind[task] == Kind.O) & (graph.kind[needed] == Kind.O)]])

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import ROLES, Ints, Role, Rows, TaskGraph
-from ...schedule import Schedule
-from ...tasks import Kind, pack, unpack
+from ...core.graph import ROLES, Ints, Role, Rows, TaskGraph
+from ...core.tasks import Kind, pack
 
 NAMED = 100_000  #: up to this many buffers, each has a name for messages
 
@@ -63,19 +62,6 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
         keys=pack(unit, kind, micro), flops=np.zeros(n), bytes=np.zeros(n, np.int64), reads=reads, writes=writes,
         buffer_bytes=size, buffer_role=role, buffer_storage=np.arange(buffers, dtype=np.int32), buffer_names=names,
         unit_names=stage_names, name_of_graph=f"{s} stages, {m} micro-batches")
-
-
-def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | np.ndarray:
-    """The argument `fused` of `stage_graph`: where the schedule has one B in place of O and W. The proof reports tasks
-    out of range."""
-    own = unpack(schedule.keys)
-    unit, micro_batch = own.unit, own.micro_batch
-    joint = (own.kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
-    if not joint.any():
-        return False
-    fused = np.zeros((stages, micro_batches), bool)
-    fused[unit[joint], micro_batch[joint]] = True
-    return fused
 
 
 def _rows(columns: list[tuple[np.ndarray, Ints]]) -> Rows:

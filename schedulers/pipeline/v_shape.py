@@ -1,53 +1,59 @@
 """Zero bubble on a V: every rank holds stage r and stage 2p-1-r, so the last stage's gradient starts on rank 0.
 
-ZB-V, V-Half and V-Min (Qi et al., 2024) differ in how many activations a rank may hold. The published schedules come
-from heuristics; ours from a search, for any times and any cap: one rule with a few parameters builds an order (a walk)
-for each setting; the fastest walks are refined, and the best is kept.
+ZB-V, V-Half and V-Min (Qi et al., 2024) differ in how many activations a rank may hold. Ours come from a search, for
+any times and any cap: one rule with a few parameters builds an order (a walk) for each setting; the fastest walks and
+the order of the published heuristic are refined, and the best is kept that is no slower than the published order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice, permutations, product
 
 import numpy as np
 
-from ...graph import Floats, Ints
-from ...loops import run_loop
-from ...schedule import Schedule
-from ...tasks import Kind
+from ...core.graph import Floats, Ints
+from ...core.loops import run_loop
+from ...core.placement import PipelineError
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 from .listing import durations
-from .placement import PipelineError
 from .problem import Problem, RankOrder, schedule_of
-from .refine import refine
+from .refine import refine, timed
 from .stages import stage_graph
+from .v_published import greedy, half_block, min_block, repeated
 
 EFFORT = 6_000_000  #: the most steps of all walks together
 FEWEST = 24  #: how many settings are always tried
 REFINED = 3  #: how many of the best walks are refined
+SAME = 1e-11  #: times with a smaller relative difference are equal
 
 Setting = tuple[Ints, tuple[int, ...], float, float]
+
+
+Published = Callable[[Problem, int], Schedule | None]
 
 
 def zb_v(problem: Problem) -> Schedule:
     """Peak p (ZB-V; Qi et al., 2024), as the first rank of 1F1B; no bubble in the spans where F = O = W and
     micro-batches suffice."""
-    return v_schedule(problem, problem.ranks)
+    return v_schedule(problem, problem.ranks, greedy)
 
 
 def v_half(problem: Problem) -> Schedule:
     """Peak (p+2)//2 (Qi et al., 2024): about half of 1F1B's activations."""
-    return v_schedule(problem, (problem.ranks + 2) // 2)
+    return v_schedule(problem, (problem.ranks + 2) // 2, lambda p, cap: repeated(p, half_block(p.ranks), cap))
 
 
 def v_min(problem: Problem) -> Schedule:
     """Peak (p+4)//3 (Qi et al., 2024): about a third of 1F1B's activations."""
-    return v_schedule(problem, (problem.ranks + 4) // 3)
+    return v_schedule(problem, (problem.ranks + 4) // 3, lambda p, cap: repeated(p, min_block(p.ranks), cap))
 
 
-def v_schedule(problem: Problem, peak: float) -> Schedule:
+def v_schedule(problem: Problem, peak: float, published: Published) -> Schedule:
     """The fastest schedule found on the V with at most `peak` live activations per rank (or the problem's cap), in
-    units of a full stage.
+    units of a full stage. Neither makespan nor largest span is longer than in `published(problem, cap in chunks)`
+    if that gives an order.
 
     Raises PipelineError for a cap below 1, which is both chunks of one micro-batch.
     """
@@ -55,6 +61,7 @@ def v_schedule(problem: Problem, peak: float) -> Schedule:
     if cap < 2:
         raise PipelineError(f"an activation cap of {problem.cap:g} is too small; the smallest feasible one is 1")
     p, m = problem.ranks, problem.micro_batches
+    reference = published(problem, cap)
     cap = min(cap, 2 * m)
     graph = stage_graph(2 * p, m)
     time = durations(problem, graph)
@@ -70,6 +77,10 @@ def v_schedule(problem: Problem, peak: float) -> Schedule:
     if cap >= min(2 * p, 2 * m):
         starts.append(handcrafted(problem))
     tried = [refine(graph, schedule, time, problem.latency, cap) for schedule in starts]
+    if reference is not None:
+        limit = np.array(timed(graph, reference, time, problem.latency, cap)) * (1 + SAME)
+        tried = [found for found in tried if (np.array(found[:2]) <= limit).all()]
+        tried.append(refine(graph, reference, time, problem.latency, cap))
     return min(tried, key=lambda found: (found[0] + found[1], found[0]))[2]
 
 

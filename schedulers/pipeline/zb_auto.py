@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...graph import Floats, Ints
-from ...loops import run_loop
-from ...schedule import Schedule
-from ...tasks import Kind, unpack
+from ...core.graph import Floats, Ints
+from ...core.loops import run_loop
+from ...core.placement import PipelineError
+from ...core.schedule import Schedule
+from ...core.tasks import Kind, unpack
 from .flush import one_f_one_b
-from .placement import PipelineError
 from .polish import SAME, polish
 from .problem import Problem, RankOrder, schedule_of
 from .zero_bubble import zb_h1, zb_h2
@@ -71,7 +71,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     ran = [c for c in found if found[c][0] < np.inf]
     best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
-    orders = [*list_schedule(problem, cap, kept, chosen, keep=True)[2], *_handmade(problem, cap)]
+    orders = [*built(problem, cap, kept, chosen, keep=True)[2], *_handmade(problem, cap)]
     return order_of(min((polish(problem, cap, kept, order, bounds) for order in orders),
                         key=lambda one: [float(f"{t:.11g}") for t in one[0]])[1])
 
@@ -149,13 +149,13 @@ def neighbours(candidate: Candidate, cap: int) -> list[Candidate]:
 
 def _spans(problem: Problem, cap: float, kept: float, batch: list[Candidate]) -> list[tuple[float, float]]:
     """(max_span, makespan) of each candidate's schedule, rounded so that equal times compare equal."""
-    spans, makespans, _ = list_schedule(problem, cap, kept, batch)
+    spans, makespans, _ = built(problem, cap, kept, batch)
     return [(float(f"{span:.11g}"), float(f"{makespan:.11g}")) for span, makespan in zip(spans, makespans, strict=True)]
 
 
-def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candidate],
+def built(problem: Problem, cap: float, kept: float, batch: list[Candidate],
                   keep: bool = False) -> tuple[Floats, Floats, Ints]:
-    """(max_span, makespan, order) of each candidate's schedule, infinite where it gets stuck.
+    """(max_span, makespan, order) of each candidate's schedule, infinite if it gets stuck.
 
     An order is the kinds of each rank's tasks. Without `keep`, only the last candidate's is returned.
     """
@@ -163,7 +163,7 @@ def list_schedule(problem: Problem, cap: float, kept: float, batch: list[Candida
     work = m * (problem.forward + problem.output_grad + problem.weight_grad)
     allowed = np.array([[c.idle, c.tail] for c in batch])[:, :, None] + (work.max() - work)
     _, after = run_loop(
-        _list_schedule, 3 * p * m * n, n, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad,
+        _build, 3 * p * m * n, n, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad,
         problem.latency, np.array([c.ahead for c in batch], np.int64).ravel(), allowed.ravel(),
         np.array([c.eager for c in batch], np.int64), 3 * p * m * keep, np.zeros(p), np.zeros(p), np.zeros(p),
         np.zeros(3 * p, np.int64), np.zeros(p * m), np.zeros(p * m), np.zeros(p, np.int64), np.zeros(p),
@@ -182,7 +182,7 @@ def order_of(kinds: Ints) -> Schedule:
     return schedule_of(orders)
 
 
-def _list_schedule(n, p, m, cap, kept, f, o, w, c, ahead, allowed, eager, stride,  # type: ignore[no-untyped-def]
+def _build(n, p, m, cap, kept, f, o, w, c, ahead, allowed, eager, stride,  # type: ignore[no-untyped-def]
                    free, first, idle, count, f_end, o_end, action, at, spans, makespans, orders):
     """In order of time: each free rank runs a ready task, a gradient before a forward before a W that fills a gap."""
     never = 1e308
@@ -195,7 +195,7 @@ def _list_schedule(n, p, m, cap, kept, f, o, w, c, ahead, allowed, eager, stride
             f_end[s] = o_end[s] = never
         low, high, stuck = 0, p, False
         for _ in range(3 * p * m):
-            for s in range(low, high):  # what each rank would do next, and when
+            for s in range(low, high):  # the next task of each rank, and when it starts
                 now = free[s]
                 nf, no, nw = count[3 * s], count[3 * s + 1], count[3 * s + 2]
                 f_at = o_at = never

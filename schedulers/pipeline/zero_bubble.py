@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...graph import Ints
-from ...schedule import Schedule
-from ...tasks import Kind
+from ...core.graph import Ints
+from ...core.schedule import Schedule
+from ...core.tasks import Kind
 from .flush import checked_round, rounds
 from .problem import Problem, RankOrder, schedule_of
 

@@ -1,8 +1,8 @@
-"""Communication between ranks: what all transports share. Knows no graph, no schedule and no MPI.
+"""Communication between ranks: the part that all transports share. Knows no graph, no schedule and no MPI.
 
 A sum over ranks is computed in the order of the ranks, element by element: each rank adds up its own share of the
 elements, then sends the result to all. So the bits depend neither on the transport, nor on how tensors are cut, nor on
-which transfer ends first; and the volume is that of a ring.
+which transfer ends first; and the volume equals a ring's.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...tasks import Kind
+from ...core.tasks import Kind
 from .places import Host, OnDevice, Staged
 
 SLOTS = 4  #: how many collectives can be in flight at the same time; a transport keeps them apart
@@ -92,6 +92,7 @@ class Communicator:
     local_rank = 0  #: this rank's number among the ranks of its machine
     deterministic = True
     wait_seconds = WAIT_SECONDS  #: a deadline, see `await_longer`
+    own_core = False  #: whether the ranks of this machine are no more than its cores
     own_process = True  #: whether no other rank shares this process
     on_device = False  #: whether it can send the memory of a CUDA device, once the work issued before has run
     #: the device's stream of a transport whose calls go to one; it then needs no wait for work issued on that stream
@@ -195,8 +196,8 @@ class Communicator:
         return self
 
     def duplicate(self, links: Collection[tuple[int, bool]]) -> Communicator:
-        """A communicator of the same ranks, for one program: its transfers are never taken for those of another, which
-        may be in flight at the same time. `links`: what it sends messages over, as pairs of a peer and whether this
+        """A communicator of the same ranks, for one program: it never confuses its transfers with another program's,
+        which may be in flight at the same time. `links`: the links of its messages, as pairs of a peer and whether this
         rank sends. All ranks call it together, and `free` it when no transfer is in flight."""
         raise NotImplementedError
 
@@ -208,8 +209,8 @@ class Communicator:
         return self
 
     def group(self, ranks: tuple[int, ...]) -> Communicator:
-        """A communicator of these ranks alone, numbered in their order: for sums, and `gather`. Failures are still
-        those of all ranks. All ranks call it together, each with the group that it is in."""
+        """A communicator of these ranks alone, numbered in their order: for sums, and `gather`. It still reports the
+        failures of all ranks. All ranks call it together, each with the group that it is in."""
         if len(ranks) == self.size:
             return self
         if ranks not in self._groups:
@@ -217,7 +218,7 @@ class Communicator:
         return self._groups[ranks]
 
     def gather(self, value: Any) -> list[Any]:
-        """The values of all ranks, in rank order; also a barrier. Raises RankError where another rank fails."""
+        """The values of all ranks, in rank order; also a barrier. Raises RankError if another rank fails."""
         from .flight import Patience
 
         patience = Patience(self)
@@ -232,7 +233,7 @@ class Communicator:
 
     def clocks_ahead(self, rounds: int = 20) -> list[float]:
         """By how many seconds the `perf_counter` of each rank is ahead of rank 0's, estimated from `rounds` barriers: 0
-        where it may be the same clock. All ranks call it together."""
+        if it may be the same clock. All ranks call it together."""
         low, high = [-math.inf] * self.size, [math.inf] * self.size
         for _ in range(rounds):
             before = time.perf_counter()
@@ -244,7 +245,7 @@ class Communicator:
         return [0.0 if lo <= 0 <= hi else (lo + hi) / 2 for lo, hi in zip(low, high, strict=True)]
 
     def await_longer(self, wait: Wait) -> None:
-        """Raises Standstill where waiting longer is useless: after `wait_seconds`, if all ranks that it depends on wait
+        """Raises Standstill if waiting longer is useless: after `wait_seconds`, if all ranks that it depends on wait
         too, in a circle; after AT_WORK times as long, if the rank it depends on is at work."""
         seconds = time.monotonic() - wait.since
         if seconds < self.wait_seconds:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import ctypes
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..streams import Event
+from ...devices.lanes import Event
 from . import SLOTS, Communicator, RankError, Transfer, Wait
 
 CREDIT = 4 * 2**20  #: the most bytes in flight; a single transfer may exceed it
+NAP, PROMPT_NAP = 2e-4, 2e-5  #: the longest nap of a thread that waits, and of one whose core has nothing else to do
+SLACK = 29  #: the request of Linux's prctl that sets how late naps of a thread may end, 50 us by default
 BURST = 8  #: polls between two naps; MPI moves some 16 KiB at each
 CHECK_SECONDS = 0.02  #: how often a waiting rank checks whether the others still run
 
 
 class Abandoned(RuntimeError):
-    """The transfers were told to stop."""
+    """The transfers must stop, since their rank gave up."""
 
 
 class TransferError(RuntimeError):
@@ -30,10 +34,16 @@ class TransferError(RuntimeError):
 class Patience:
     """Waits without burning a core: it polls at first, then naps ever longer. From time to time it checks for failures,
     and whether the awaited transfer can still come. Call `reset` when something has arrived, and before the next
-    wait."""
+    wait. `lane`: this thread computes when it does not wait; where each rank has a core to itself, its naps stay
+    short, since the core has nothing else to do, and other ranks wait for what it does next."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, lane: bool = False) -> None:
         self._communicator = communicator
+        self._longest = NAP
+        if lane and communicator.own_core:
+            self._longest = PROMPT_NAP
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(SLACK, 1, 0, 0, 0)
         self._told = False
         self.reset()
 
@@ -46,9 +56,9 @@ class Patience:
 
     def wait(self, peers: tuple[int, ...] = (), what: str = "") -> None:
         """Naps once while this rank waits for the transfer `what` from or to these ranks (none: all others). Raises
-        RankError where another rank failed, and, if `what` is given, where the wait has become useless."""
+        RankError if another rank failed, or if `what` is given and the wait has become useless."""
         self._turns += 1
-        time.sleep(min(2e-6 * self._turns, 2e-4))
+        time.sleep(min(2e-6 * self._turns, self._longest))
         if time.monotonic() > self._next_check:
             self._communicator.check()
             self._communicator.publish(wait := Wait(peers, what or "to meet", self._since, time.monotonic()))
@@ -82,14 +92,15 @@ class Flight:
     """Runs transfers. The transfers of a lane start in its order, which all ranks share.
 
     `credit` limits the bytes in flight, so that an urgent transfer is not held up by many that were submitted before.
+    `lane`: the lanes that compute poll it, as in `Patience`.
     """
 
-    def __init__(self, communicator: Communicator, credit: int = CREDIT) -> None:
+    def __init__(self, communicator: Communicator, credit: int = CREDIT, lane: bool = False) -> None:
         self.communicator, self.credit = communicator, credit
         self._abandoned = False
         self._flight: dict[int, tuple[Iterator[None], Entry]] = {}  # by task
         self._submitted: list[Entry] = []
-        self._patience = Patience(communicator)
+        self._patience = Patience(communicator, lane)
         self.begin(())
         self._woken = Event()
         self.wake = self._woken.open  #: call it when something that an entry awaits has arrived
@@ -101,7 +112,7 @@ class Flight:
         self._patience.reset()
 
     def append(self, lanes: Sequence[Sequence[Entry]]) -> None:
-        """Puts more entries behind those of each lane."""
+        """Puts more entries behind each lane's."""
         for lane, more in zip(self._lanes, lanes, strict=True):
             lane += more
 

@@ -10,8 +10,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ...devices.device import CPU
 from ...kernels import Thunk
-from ..device import CPU
 from . import Communicator
 from .places import Host, OnDevice, Staged
 

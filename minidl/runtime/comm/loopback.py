@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
@@ -154,15 +155,19 @@ class LoopBack(Communicator):
             return first
 
 
+CLONE_FS = 0x200  #: for unshare(2): the working folder, which threads share otherwise
+
+
 def run_ranks(size: int, work: Callable[[Communicator], Any]) -> list[Any]:
     """Runs `work(communicator)` on each of `size` ranks, every rank in its own thread; returns their results.
 
-    Raises the error of the rank that failed first.
+    Every rank has a working folder of its own, as a process has. Raises the error of the rank that failed first.
     """
     results: list[Any] = [None] * size
     errors: list[tuple[int, BaseException]] = []
 
     def run(communicator: LoopBack) -> None:
+        ctypes.CDLL(None).unshare(CLONE_FS)  # if the system refuses, ranks share one folder
         try:
             results[communicator.rank] = work(communicator)
         except BaseException as error:

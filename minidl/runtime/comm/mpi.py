@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ... import launcher
+from ...system import launcher
 from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
@@ -57,13 +57,13 @@ def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
     rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
         return None
-    patience = seconds + (rank != 0)  # so that only one rank prints the line
+    patience = seconds * (1 if rank == 0 else 1.5)  # so that only one rank prints the line, on a busy machine too
     return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"],
                             stdin=subprocess.PIPE, process_group=0)
 
 
 class MPI(Communicator):
-    """This process's rank under mpiexec; a single rank without mpiexec. Raises MPIError where MPI cannot be used."""
+    """This process's rank under mpiexec; a single rank without mpiexec. Raises MPIError if MPI cannot be used."""
 
     def __init__(self, *, deterministic: bool = True) -> None:
         super().__init__()
@@ -77,7 +77,8 @@ class MPI(Communicator):
             try:
                 from mpi4py import MPI as mpi
             except (ImportError, RuntimeError) as error:
-                raise MPIError(f"MPI cannot be used: {error}; install minidl[mpich], or mpi4py for your cluster's "
+                why = str(error).partition("\n")[0]
+                raise MPIError(f"MPI cannot be used: {why}; install minidl[mpich], or mpi4py for your cluster's "
                                f"MPI") from error
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise MPIError("this MPI lacks MPI_THREAD_MULTIPLE, which the communication lane needs; use another")
@@ -87,7 +88,7 @@ class MPI(Communicator):
             control = mpi.COMM_WORLD.Dup()
             self._among(mpi.COMM_WORLD)
             machine = control.Split_type(mpi.COMM_TYPE_SHARED)
-        self.local_rank = machine.Get_rank()
+        self.local_rank, self.own_core = machine.Get_rank(), machine.Get_size() <= (os.cpu_count() or 1)
         machine.Free()
         self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
         self._watch = Watch(mpi, control, self.silent_seconds, self.wait_seconds / 2) if self.size > 1 else None

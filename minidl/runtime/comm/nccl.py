@@ -33,7 +33,7 @@ def library() -> Any:
 
 class NCCL(Communicator):
     """This process's rank of `control`, which sums on `device`. All ranks must make theirs at the same time. Raises
-    NCCLError where a rank has no NCCL or two ranks share a GPU."""
+    NCCLError if a rank has no NCCL or two ranks share a GPU."""
 
     on_device = True
 

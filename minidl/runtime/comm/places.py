@@ -7,6 +7,7 @@ polls the device, so a lane that waits for one transfer can move the others.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -66,12 +67,12 @@ class Host:
         yield from ()
 
     def scale(self) -> Iterator[None]:
-        """Divides the sums by the number of ranks, where the transport has added them."""
+        """Divides the sums by the number of ranks, after the transport has added them."""
         np.multiply(self.whole, self.whole.dtype.type(self.factor), out=self.whole)
         yield from ()
 
     def sent(self) -> Iterator[None]:
-        """What follows a send: on a stream, the event after which `arrays` may be overwritten."""
+        """The end of a send: on a stream, the event after which `arrays` may be overwritten."""
         yield from ()
 
     def give(self) -> Iterator[None]:
@@ -98,6 +99,8 @@ class Staged(Host):
         super().__init__(communicator, [pinned], sums)
         pairs = [(a, pinned[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True) if a.size]
         self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
+        # keeps pinned memory until it has been copied, also where a step has failed
+        weakref.finalize(self, _wait_for, driver, (self._down_done, self._up_done), pinned).atexit = False
         self._down = [*(driver.wait(down, event) for event in after),
                       *(driver.copy(array, host, down) for array, host in pairs), driver.record(self._down_done, down)]
         self._up = [*(driver.wait(up, event) for event in after if not sums),
@@ -120,6 +123,11 @@ class Staged(Host):
         for call in self._up:
             call()
         yield from ()
+
+
+def _wait_for(driver: Any, events: Sequence[Any], memory: Any) -> None:
+    for event in events:
+        driver.wait_for(event)
 
 
 class OnDevice(Host):

@@ -41,7 +41,7 @@ def abort(code: int) -> NoReturn:
 
 class Watch:
     """The heartbeat thread. `limit`: seconds of silence after which a rank counts as gone. `long`: seconds after which
-    the other ranks are told what this rank waits for.
+    this rank tells the others what it waits for.
 
     `failure`: the error, or the one that another rank has reported; waiting code looks at it. If no code does, for
     example during a library's long call, the thread ends the job itself.
@@ -52,7 +52,7 @@ class Watch:
         self.rank = control.Get_rank()
         self.others = [r for r in range(control.Get_size()) if r != self.rank]
         self.failure: RankError | None = None
-        self.wait: Wait | None = None  #: what this rank waits for
+        self.wait: Wait | None = None  #: the transfer that this rank waits for
         self.waits: dict[int, Wait] = {}  #: long waits that other ranks have reported
         self._failed: set[int] = set()
         self._settled: set[int] = set()  # ranks that have ended their work, or are gone

@@ -31,6 +31,7 @@ const plans = DATA.plans.map((packed) => {
   const plan = unpacked(packed);
   plan.timelines = [plan.predicted, plan.measured].filter(Boolean);
   for (const t of plan.timelines) {
+    t.plan = plan;
     t.last = Float64Array.from(t.end); // of each lane the latest end so far, for the search of what is in view
     for (let lane = 0; lane + 1 < t.ptr.length; lane++)
       for (let i = t.ptr[lane] + 1; i < t.ptr[lane + 1]; i++) t.last[i] = Math.max(t.last[i], t.last[i - 1]);
@@ -60,7 +61,10 @@ const plans = DATA.plans.map((packed) => {
   return plan;
 });
 
-let plan = plans[0];
+/* All plans below each other: their runs first, or what is predicted. */
+const all = { ...plans[0], title: "all", memory: [], span: Math.max(...plans.map((p) => p.span)),
+  timelines: plans.flatMap((p) => p.measured || []).concat(plans.map((p) => p.predicted)) };
+let plan = plans.length > 1 ? all : plans[0];
 let view = { from: 0, to: plan.span };
 let chosen = null; // {t, i}
 let hovered = null;
@@ -77,11 +81,13 @@ const size = (bytes) => {
   while (bytes >= 1024 && power < 4) { bytes /= 1024; power++; }
   return bytes.toFixed(power ? 2 : 0) + " " + ["B", "KiB", "MiB", "GiB", "TiB"][power];
 };
-const share = (part, whole) => (whole ? (100 * part / whole).toFixed(1) + " %" : "-");
-const title = (t, i) => (plan.labels[t.unit[i]] ? t.names[i] + " " + plan.labels[t.unit[i]] : t.names[i]);
+const share = (part, whole) => (whole ? (100 * part / whole).toFixed(1).replace(/^-(?=[0.]*$)/, "") + " %" : "-");
+const title = (t, i) => (t.plan.labels[t.unit[i]] ? t.names[i] + " " + t.plan.labels[t.unit[i]] : t.names[i]);
+const titleOf = (t) => (plan === all ? `${t.plan.title}, ${t.title}` : t.title);
 
 function make(tag, attributes = {}, ...children) {
-  const element = document.createElement(tag);
+  const element = ["svg", "path", "text", "g", "rect", "title"].includes(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
   for (const [key, value] of Object.entries(attributes))
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value); else element.setAttribute(key, value);
   element.append(...children.filter((c) => c !== null && c !== undefined));
@@ -93,7 +99,7 @@ const laneAfter = (t, i) => (i + 1 < t.ptr[t.laneOf[i] + 1] ? i + 1 : -1);
 
 /** What is known of a task, with names and raw times. */
 function explained(t, i) {
-  const p = plan.predicted, e = t === p ? i : t.entry[i];
+  const { plan } = t, p = plan.predicted, e = t === p ? i : t.entry[i];
   const about = { task: t.names[i], label: title(t, i), lane: t.lanes[t.laneOf[i]], start: t.start[i], end: t.end[i],
     critical: !!t.critical[i] };
   const name = (k) => (k < 0 ? null : t.names[k]);
@@ -118,6 +124,10 @@ function explained(t, i) {
   return about;
 }
 
+/** The critical path is one chain; other tasks may have no slack as well. */
+const slack = (a) => time(Math.max(0, a.slack)) + (a.critical ? ", on the critical path"
+  : a.slack * plan.scale <= 1e-9 ? ", a delay would make the step longer" : "");
+
 const buffers = (list, most) => list.slice(0, most).map(([name, bytes]) => (bytes ? `${name} (${size(bytes)})` : name)).join(", ")
   + (list.length > most ? ` and ${list.length - most} more` : "");
 
@@ -125,7 +135,7 @@ function tipText(t, i) {
   const a = explained(t, i);
   const lines = [`${a.label} on ${a.lane}`, `${number(a.start)} to ${time(a.end)}, takes ${time(a.end - a.start)}`];
   if (a.other) lines.push(`${a.other[0]}: ${time(a.other[1])}`);
-  if (a.slack !== undefined) lines.push(`slack ${time(Math.max(0, a.slack))}${a.critical ? ", on the critical path" : ""}`);
+  if (a.slack !== undefined) lines.push(`slack ${slack(a)}`);
   for (const p of a.pauses) lines.push(`before it a ${p.what} of ${time(p.time)}${p.for ? " for " + p.for : ""}`);
   if (a.reads && a.reads.length) lines.push("reads " + buffers(a.reads, 6));
   if (a.writes && a.writes.length) lines.push("writes " + buffers(a.writes, 6));
@@ -144,7 +154,7 @@ function showExplanation() {
   const row = (name, ...value) => list.append(make("dt", {}, name), make("dd", {}, ...value));
   const links = (ids) => {
     const out = [];
-    for (const k of ids.slice(0, 60)) out.push(out.length ? ", " : "", link(plan.predicted, k));
+    for (const k of ids.slice(0, 60)) out.push(out.length ? ", " : "", link(t.plan.predicted, k));
     if (ids.length > 60) out.push(` and ${ids.length - 60} more`);
     return out.length ? out : ["no task"];
   };
@@ -154,7 +164,7 @@ function showExplanation() {
   if (a.other) row(a.other[0], `takes ${time(a.other[1])}`);
   if (a.must_end !== undefined) {
     row("must end", time(a.must_end));
-    row("slack", time(Math.max(0, a.slack)) + (a.slack * plan.scale <= 1e-9 ? ", it is on the critical path" : ""));
+    row("slack", slack(a));
   }
   for (const p of a.pauses)
     row(p.what === "wait" ? "waited" : "transfer", time(p.time), p.for ? " for " : "",
@@ -168,7 +178,7 @@ function showExplanation() {
     row("reads", buffers(a.reads, 40) || "nothing");
     row("writes", buffers(a.writes, 40) || "nothing");
   }
-  box.append(make("h3", {}, a.label), make("p", { class: "soft" }, `${t.title}, lane ${a.lane}`), list);
+  box.append(make("h3", {}, a.label), make("p", { class: "soft" }, `${titleOf(t)}, lane ${a.lane}`), list);
 }
 
 const link = (t, i) => make("a", { href: "#canvas", onclick: (e) => { e.preventDefault(); choose(t, i, true); } }, t.names[i]);
@@ -204,7 +214,7 @@ function layout() {
   const rows = [];
   let y = AXIS, longest = 0;
   for (const t of plan.timelines) {
-    rows.push({ kind: "title", text: `${t.title}: makespan ${time(t.makespan)}`, y, h: 22 });
+    rows.push({ kind: "title", text: `${titleOf(t)}: makespan ${time(t.makespan)}`, y, h: 22 });
     y += 22;
     for (const lane of t.shown) {
       rows.push({ kind: "lane", t, lane, y, h, label: t.lanes[lane] });
@@ -413,8 +423,8 @@ function drawMemory(m, most, y, h) {
 
 /** Lines from the chosen task to the tasks on both ends of its edges. */
 function drawEdges(rows, top) {
-  if (!chosen || !plan.preds || chosen.t !== plan.predicted) return;
-  const { t, i } = chosen, place = (k) => rows.find((r) => r.t === t && r.lane === t.laneOf[k]);
+  if (!chosen || !chosen.t.plan.preds || chosen.t !== chosen.t.plan.predicted) return;
+  const { t, i } = chosen, { plan } = t, place = (k) => rows.find((r) => r.t === t && r.lane === t.laneOf[k]);
   const line = (from, to) => {
     const a = place(from), b = place(to);
     if (!a || !b) return;
@@ -481,8 +491,8 @@ canvas.addEventListener("pointermove", (e) => {
   if (found) {
     if (!same) tip.textContent = tipText(found.t, found.i);
     tip.style.left = Math.max(4, Math.min(e.clientX + 14, window.innerWidth - tip.offsetWidth - 8)) + "px";
-    tip.style.top = (e.clientY + 18 + tip.offsetHeight > window.innerHeight ? e.clientY - tip.offsetHeight - 8
-      : e.clientY + 18) + "px";
+    const above = box.top - tip.offsetHeight - 4; // beside the rows, which it would cover
+    tip.style.top = Math.max(4, above >= 4 ? above : Math.min(box.bottom + 4, window.innerHeight - tip.offsetHeight - 4)) + "px";
   }
   redraw();
 });
@@ -544,6 +554,7 @@ function walk(along, across) {
 /* ----------------------------------------------------------------------------------------------------------- tables */
 function plain(value) {
   if (value === null || value === undefined) return "-";
+  if (typeof value === "boolean") return value ? "yes" : "no";
   if (typeof value === "number") return Number.isInteger(value) ? value.toLocaleString("en") : (+value.toPrecision(6)).toLocaleString("en", { maximumFractionDigits: 6 });
   if (Array.isArray(value)) return value.slice(0, 16).map(plain).join(" ") + (value.length > 16 ? " ..." : "");
   if (typeof value === "object") return Object.entries(value).map(([k, v]) => `${k} ${plain(v)}`).join(", ");
@@ -556,14 +567,60 @@ function tableOf(head, rows) {
     make("tbody", {}, ...rows.map((row) => make("tr", {}, ...row.map(cell("td")))))));
 }
 
+/* ------------------------------------------------------------------------------------------------------------ graph */
+const MOST = 2000; // tasks of a graph that can be read
+
+/** Draws the tasks of a plan and their edges: a column for each unit, a row for each kind and micro-batch. */
+function showGraph(p) {
+  const t = p.predicted, n = t.start.length, W = 64, H = 20, DX = 92, DY = 34, LEFT = 8, TOP = 34;
+  $("network").hidden = !p.preds || n > MOST || !n;
+  $("graph").replaceChildren();
+  if ($("network").hidden) return;
+  const kinds = ["F", "other", "B", "O", "W", "U"], parts = t.names.map((name) => /^(\d+)([A-Z]+)(\d+)/.exec(name) || [name, 0, "", 0]);
+  const index = (values, order) => new Map([...new Set(values)].sort(order).map((v, k) => [v, k]));
+  const rowKey = ([, , kind, micro]) => (kinds.includes(kind) ? kinds.indexOf(kind) : 1) * 1e6 + +micro;
+  const columns = index(parts.map((q) => +q[1]), (a, b) => a - b), rows = index(parts.map(rowKey), (a, b) => a - b);
+  const at = parts.map((q) => ({ c: columns.get(+q[1]), r: rows.get(rowKey(q)), k: 0 })), cells = new Map();
+  for (const a of at) { // tasks of one cell, such as messages, lie beside each other
+    const key = a.c * 1e6 + a.r;
+    a.k = cells.get(key) || 0;
+    cells.set(key, a.k + 1);
+  }
+  const x = (a) => LEFT + a.c * DX + 6 * a.k, y = (a) => TOP + a.r * DY + 4 * a.k, own = Array.from({ length: n }, () => []);
+  const svg = make("svg", { width: LEFT + columns.size * DX + 40, height: TOP + rows.size * DY + 20, role: "img",
+    "aria-label": `the graph: ${n} tasks` });
+  for (let i = 0; i < n; i++) for (const s of rowOf(p.preds, i)) {
+    const a = at[s], b = at[i], way = Math.sign(b.c - a.c), y0 = y(a) + H / 2, y1 = y(b) + H / 2;
+    const x0 = x(a) + (way > 0 ? W : way < 0 ? 0 : W / 2), x1 = x(b) + (way > 0 ? 0 : way < 0 ? W : W / 2);
+    const far = a.r === b.r && Math.abs(b.c - a.c) > 1 ? Math.min(26, 12 + 2 * Math.abs(b.c - a.c)) : 0; // over those between
+    const line = make("path", { "data-from": t.names[s], "data-to": t.names[i], d: way
+      ? `M${x0} ${y0 - far / 3}C${x0 + 18 * way} ${y0 - far} ${x1 - 18 * way} ${y1 - far} ${x1} ${y1 - far / 3}`
+      : Math.abs(b.r - a.r) > 1 ? `M${x(a) + W} ${y0}C${x(a) + W + 20} ${y0} ${x(b) + W + 20} ${y1} ${x(b) + W} ${y1}` // beside rows between
+        : `M${x0} ${y(a) + (b.r > a.r ? H : 0)}L${x1} ${y(b) + (b.r > a.r ? 0 : H)}` });
+    own[s].push(line);
+    own[i].push(line);
+    svg.append(line);
+  }
+  at.forEach((a, i) => {
+    const mark = (on) => () => own[i].forEach((line) => line.classList.toggle("own", on));
+    svg.append(make("g", { "data-task": t.names[i], onpointerenter: mark(true), onpointerleave: mark(false), onclick: () => {
+      choose(t, i, true);
+      $("work").scrollIntoView({ block: "nearest" });
+    } }, make("title", {}, title(t, i)), make("rect", { x: x(a), y: y(a), width: W, height: H, rx: 3, fill: groups[t.group[i]].colour }),
+    make("text", { x: x(a) + W / 2, y: y(a) + 14 }, t.names[i])));
+  });
+  $("graph").append(svg);
+}
+
 function showTables() {
+  showGraph(plan === all ? plans[0] : plan);
   const spent = ["busy", "wait", "transfer", "gap", "idle"];
   const tint = [groups[0].colour, groups[WAIT].colour, groups[TRANSFER].colour, "#7f6fb0", "transparent"];
   const mark = (s) => make("span", {}, make("i", { class: "swatch", style: `background:${tint[spent.indexOf(s)]}` }), s);
   const bar = (u, whole) => make("div", { class: "bar" },
     ...spent.map((s, k) => make("i", { style: `width:${whole ? 100 * u[s] / whole : 0}%;background:${tint[k]}`, title: s })));
   $("usage").replaceChildren(...plan.timelines.flatMap((t) => [
-    make("p", {}, make("b", {}, t.title), " ", make("span", { class: "soft" },
+    make("p", {}, make("b", {}, titleOf(t)), " ", make("span", { class: "soft" },
       `of each lane${plan.unit ? ", in " + plan.unit : ""}: busy, waits for other lanes and ranks, transfers, gaps in which it could have run, idle at the end; `
       + "bubble: all that is not busy")),
     tableOf(["lane", "tasks", mark("busy"), "", mark("wait"), mark("transfer"), mark("gap"), "idle", "bubble", ""],
@@ -572,14 +629,19 @@ function showTables() {
     ...(t.shown.length > 200 ? [make("p", { class: "soft" }, `and ${t.shown.length - 200} more lanes`)] : [])]));
   $("path").replaceChildren(...plan.timelines.flatMap((t) => {
     const shown = t.path.length > 400 ? [...t.path.slice(0, 200), -1, ...t.path.slice(-200)] : [...t.path];
-    return [make("p", {}, make("b", {}, t.title), ` ${plain(t.path.length)} tasks: `,
+    return [make("p", {}, make("b", {}, titleOf(t)), ` ${plain(t.path.length)} tasks: `,
       Object.entries(t.path_time).map(([what, s]) => `${what} ${share(s, t.makespan)}`).join(", ")),
     make("p", {}, ...shown.flatMap((i) => (i < 0 ? ["... "] : [link(t, i), " "])))];
   }));
-  $("grids").hidden = !plan.grid;
-  $("grid").innerHTML = plan.grid; // made and escaped in Python
-  $("report").textContent = plan.report;
-  $("remarks").textContent = plan.remarks;
+  const each = plan === all ? plans : [plan], headed = (p, text) => (plan === all && text ? `${p.title}\n\n${text}` : text);
+  $("grids").hidden = !each.some((p) => p.grid);
+  $("grid").replaceChildren(...each.flatMap((p, i) => {
+    const grid = make("div");
+    grid.innerHTML = p.grid; // made and escaped in Python
+    return [plan === all ? `${i ? "\n" : ""}${p.title}` : "", grid];
+  }));
+  $("report").textContent = each.map((p) => headed(p, p.report)).join("\n\n\n");
+  $("remarks").textContent = [...new Set(each.map((p) => p.remarks))].join(" ");
   const used = new Set();
   for (const t of plan.timelines) { for (const g of t.group) used.add(g); for (const g of t.pauses.group) used.add(g); }
   $("legend").replaceChildren(...groups.filter((_, g) => used.has(g)).map((g) =>
@@ -587,8 +649,62 @@ function showTables() {
   make("span", {}, make("i", { style: `background:${colours.path};height:3px;vertical-align:2px` }), "critical path"));
 }
 
+/** The table of `compare`: an arm in each row. */
+function armsTable(arms) {
+  const names = [...new Set(arms.flatMap((a) => Object.keys(a.test)))].filter((n) => n !== "loss");
+  const rows = arms.map((a) => [a.scheduler, plain(a.step_ms.median), `${plain(a.step_ms.p10)} to ${plain(a.step_ms.p90)}`,
+    (arms[0].step_ms.median / a.step_ms.median).toFixed(2), plain(a.predicted_step_ms), size(a.peak_bytes), plain(a.loss_last),
+    ...names.map((n) => (n === "accuracy" ? share(a.test[n], 1) : plain(a.test[n]))), a.params_sha256.slice(0, 12)]);
+  return tableOf(["scheduler", "step, ms", "p10 to p90", "speed-up", "predicted, ms", "peak memory", "last loss", ...names,
+    "parameters"], rows);
+}
+
+/** Values inside of values as rows of their own, with the names of the way to them. */
+function flat(name, value) {
+  const words = name.replaceAll("_", " ");
+  if (value === null || typeof value !== "object" || Array.isArray(value)) return [[words, plain(value)]];
+  return Object.entries(value).flatMap(([k, v]) => flat(`${words}, ${k}`, v));
+}
+
+/** A chart: lines of [name, steps, values] over steps. */
+function chart(what, lines) {
+  const W = 440, H = 150, L = 52, B = 20, T = 22, steps = lines.flatMap((l) => [...l[1]]), values = lines.flatMap((l) => [...l[2]]);
+  const [first, last, low, high] = [Math.min(...steps), Math.max(...steps), Math.min(...values), Math.max(...values)];
+  const x = (s) => L + (last > first ? (s - first) / (last - first) : 0.5) * (W - L - 8);
+  const y = (v) => H - B - (high > low ? (v - low) / (high - low) : 0.5) * (H - B - T);
+  const text = (px, py, said, anchor = "end") => make("text", { x: px, y: py, "text-anchor": anchor, class: "soft" }, said);
+  const said = (v) => (what === "accuracy" ? share(v, 1) : plain(+v.toPrecision(4)));
+  const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${what} by step` },
+    text(L - 6, y(high) + 4, said(high)), ...(high > low ? [text(L - 6, y(low) + 4, said(low))] : []),
+    text(L, H - 5, `step ${first}`, "start"), text(W - 8, H - 5, String(last)),
+    make("text", { x: L, y: 12, class: "head" }, what), make("path", { class: "axis", d: `M${L} ${T - 4}V${H - B}H${W - 8}` }));
+  lines.forEach(([name, at, v], n) => {
+    const last = v.length - 1;
+    svg.append(make("path", { class: `line${name === "test" ? " test" : ""}`, d: [...at].map((s, k) => `${k ? "L" : "M"}${x(s)} ${y(v[k])}`).join("")
+      + (last ? "" : "h0.01") }), make("text", { class: name === "test" ? "test" : "", x: W - 8, y: 12 + 13 * n, "text-anchor": "end" },
+    `${name} ${said(v[last])}`));
+  });
+  const move = (e) => { // the step under the pointer
+    const box = svg.getBoundingClientRect(), px = (e.clientX - box.left) * W / box.width, tip = $("tip");
+    const near = lines.map(([name, at, v]) => {
+      const k = [...at].reduce((best, s, i) => (Math.abs(x(s) - px) < Math.abs(x(at[best]) - px) ? i : best), 0);
+      return `${name} ${said(v[k])} at step ${at[k]}`;
+    });
+    tip.hidden = false;
+    tip.textContent = near.join("\n");
+    tip.style.left = Math.max(4, Math.min(e.clientX + 14, window.innerWidth - tip.offsetWidth - 8)) + "px";
+    tip.style.top = Math.max(4, box.top - tip.offsetHeight - 2) + "px";
+  };
+  svg.addEventListener("pointermove", move);
+  svg.addEventListener("pointerleave", () => { $("tip").hidden = true; });
+  return svg;
+}
+
 function showFigures() {
   const entries = Object.entries(DATA.figures);
+  $("curves").replaceChildren(...Object.entries(DATA.curves).map(([what, lines]) =>
+    chart(what, lines.map(([name, steps, values]) => [name, unpacked(steps), unpacked(values)]))));
+  if (DATA.figures.arms) $("arms").replaceChildren(armsTable(DATA.figures.arms));
   $("figures").replaceChildren(...entries.filter(([k, v]) => typeof v !== "object" && !k.endsWith("sha256")).slice(0, 12)
     .map(([k, v]) => make("div", { class: "figure" }, make("b", {}, plain(v)), make("span", {}, k.replaceAll("_", " ")))));
   const { diagnosis } = DATA.figures, found = !diagnosis ? [] : "headline" in diagnosis ? [["", diagnosis]]
@@ -596,15 +712,16 @@ function showFigures() {
   $("diagnosis").replaceChildren(...found.map(([name, d]) => make("p", {}, make("b", {}, (name && name + ": ") + d.headline),
     d.fits ? ": as predicted" : d.reasons.length ? ": " + [d.reasons.join("; ") + ".", ...d.advice].join(" ")
       : ": no reason was found")));
-  const tables = entries.filter(([, v]) => Array.isArray(v) && v.length && typeof v[0] === "object");
-  const rest = entries.filter(([, v]) => !(Array.isArray(v) && v.length && typeof v[0] === "object"));
+  const isTable = ([, v]) => Array.isArray(v) && v.length && typeof v[0] === "object";
+  const tables = entries.filter((e) => isTable(e) && e[0] !== "arms"); // these have a table on top
+  const rest = entries.filter((e) => !isTable(e) && e[0] !== "diagnosis");
   $("numbers").replaceChildren(...tables.flatMap(([k, v]) => [make("p", {}, make("b", {}, k.replaceAll("_", " "))),
     tableOf(Object.keys(v[0]).map((c) => c.replaceAll("_", " ")), v.map((row) => Object.values(row).map(plain)))]),
-  tableOf(["what", "value"], rest.map(([k, v]) => [k.replaceAll("_", " "), plain(v)])));
+  tableOf(["name", "value"], rest.flatMap(([k, v]) => flat(k, v))));
 }
 
 function show(index) {
-  plan = plans[index];
+  plan = plans[index] || all;
   laidOut = null;
   chosen = hovered = null;
   view = { from: 0, to: plan.span * 1.005 };
@@ -614,13 +731,14 @@ function show(index) {
 }
 
 readColours();
+if (plans.length > 1) $("plan").append(make("option", { value: "all" }, "all"));
 $("plan").append(...plans.map((p, i) => make("option", { value: i }, p.title)));
 $("plan").hidden = plans.length < 2;
-$("plan").addEventListener("change", () => show(+$("plan").value));
+$("plan").addEventListener("change", () => show($("plan").value));
 showFigures();
-show(0);
+show($("plan").value);
 if (DATA.task) find(DATA.task);
 window.page = { plans, find, explained: (name, which = 0) => {
   const t = plan.timelines[which];
   return explained(t, t.names.indexOf(name));
-}, chosen: () => chosen && chosen.t.names[chosen.i], view: () => view, setView, draw, taskAt, toX, layout };
+}, chosen: () => chosen && chosen.t.names[chosen.i], view: () => view, setView, draw, taskAt, toX, layout, share };

@@ -1,0 +1,151 @@
+"""A GPT in torch: its costs, an order that is found for them, and that order in torch's pipeline runtime on two ranks.
+
+`python docs/torch_gpt.py` prints for each order the predicted step beside the measured one, and the gain over torch's
+own 1F1B. `--steps N`: measured steps of each order; `--svg FILE`: a picture of the best order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import distributed, nn
+
+import minidl as ml
+from minidl.measuring.torch_stages import measure_stages, network_of
+from minidl.schedulers import pipeline
+
+RANKS, MICRO_BATCHES, WIDTH, BLOCKS, LENGTH, TOKENS = 2, 8, 64, 6, 32, 128
+ORDERS = {"one_f_one_b": {}, "interleaved": {"chunks": 2}, "zb_h1": {}, "zb_auto": {}, "joint": {"chunks": 4}}
+CAP = 6  #: the most live activations of a rank, in units of its whole part of the model
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(nn.LayerNorm(WIDTH) for _ in range(2))
+        self.to_heads, self.out = nn.Linear(WIDTH, 3 * WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.mlp = nn.Sequential(nn.Linear(WIDTH, 4 * WIDTH), nn.GELU(), nn.Linear(4 * WIDTH, WIDTH))
+
+    def forward(self, x: Any) -> Any:
+        heads = self.to_heads(self.norms[0](x)).unflatten(-1, (3, 4, WIDTH // 4)).permute(2, 0, 3, 1, 4)
+        seen = nn.functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norms[1](x))
+
+
+def loss_of(output: Any, targets: Any) -> Any:
+    return nn.functional.cross_entropy(output.flatten(0, 1), targets.flatten())
+
+
+def network() -> Any:
+    """The layers, inputs and targets of a micro-batch, and the loss; `minidl profile` takes this function too."""
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    text = torch.randint(TOKENS, (4, LENGTH + 1))
+    layers = [nn.Embedding(TOKENS, WIDTH), *(Block() for _ in range(BLOCKS)), nn.Linear(WIDTH, TOKENS)]
+    return layers, text[:, :-1].contiguous(), text[:, 1:].contiguous(), loss_of
+
+
+def plans() -> dict[str, Any]:
+    """The plan of each order, by the measured costs of the layers."""
+    net = network_of(network(), "cpu")
+    cost = measure_stages(net, [1] * len(net[0]), "sgd", 0.3, lambda done: None)
+    machine = ml.Machine(RANKS, activation_cap=CAP)
+    return {name: ml.plan(pipeline.Pipeline(MICRO_BATCHES), name, cost, machine, **options)
+            for name, options in ORDERS.items()}
+
+
+def layers_of(plan: Any) -> list[int]:
+    """The number of layers of each stage."""
+    found: list[int] = plan.notes["joint"]["layers"] if "joint" in plan.notes else plan.cost.sizes["layers"]
+    return found
+
+
+def worker(rank: int, folder: Path, steps: int) -> None:
+    """One rank: runs every grid of the folder, and checks the gradients of its stages."""
+    page = (Path(__file__).parent / "torch_schedules.md").read_text()
+    scope: dict[str, Any] = {}
+    exec(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0], scope)  # the page's ten lines
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS)
+    for file in sorted(folder.glob("*.csv")):
+        layers, x, y, loss = network()
+        inputs, targets = torch.cat([x] * MICRO_BATCHES), torch.cat([y] * MICRO_BATCHES)
+        ends = [0, *map(int, file.stem.split("-")[1:])]
+        modules = [nn.Sequential(*layers[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
+        schedule = scope["load"](str(file), modules, MICRO_BATCHES, loss, torch.device("cpu"))
+        mine = {stage.stage_index for stage in schedule._stages}
+        own = [p for i in sorted(mine) for p in modules[i].parameters()]
+        given = ([inputs] if 0 in mine else [], {"target": targets} if len(modules) - 1 in mine else {})
+        times = []
+        for _ in range(steps + 1):
+            for parameter in own:
+                parameter.grad = None
+            distributed.barrier()
+            begin = perf_counter()
+            schedule.step(*given[0], **given[1])
+            distributed.barrier()
+            times.append(perf_counter() - begin)
+        found = [p.grad.clone() for p in own]
+        output = nn.Sequential(*layers)(x)  # all micro-batches are equal, so one of them has the mean gradient
+        expected = torch.autograd.grad(loss(output, y), own)
+        for gradient, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient, other, rtol=1e-4, atol=1e-6)
+        if rank == 0:
+            print(file.stem.split("-")[0], statistics.median(times[1:]) * 1e3, flush=True)
+    distributed.destroy_process_group()
+
+
+def measured(made: dict[str, Any], steps: int) -> dict[str, float]:
+    """The median step of each order in torch's runtime, in milliseconds."""
+    with tempfile.TemporaryDirectory() as place:
+        for name, plan in made.items():
+            sizes = layers_of(plan)
+            ends = "-".join(str(sum(sizes[: i + 1])) for i in range(len(sizes)))
+            (Path(place) / f"{name}-{ends}.csv").write_text(pipeline.for_torch(plan))
+        ranks = [subprocess.Popen([sys.executable, __file__, "--rank", str(rank), "--folder", place, "--steps",
+                                   str(steps)], stdout=subprocess.PIPE, text=True,
+                                  env=os.environ | {"OMP_NUM_THREADS": "1"}) for rank in range(RANKS)]
+        lines = [rank.communicate()[0] for rank in ranks]
+        if any(rank.returncode for rank in ranks):
+            raise SystemExit("a rank failed")
+    return {name: float(time) for name, time in map(str.split, lines[0].splitlines())}
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--svg", type=Path)
+    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args(given)
+    if arguments.rank is not None:
+        worker(arguments.rank, arguments.folder, arguments.steps)
+        return
+    made = plans()
+    predicted = {name: plan.timeline.makespan / 1e3 for name, plan in made.items()}
+    best = min(predicted, key=lambda name: predicted[name])
+    times = measured(made, arguments.steps)
+    base = "one_f_one_b"  # torch's own Schedule1F1B, task for task
+    print(f"{RANKS} ranks, {MICRO_BATCHES} micro-batches, {os.cpu_count()} cores; gradients equal one process\n")
+    print(f"{'order':14}{'predicted ms':>14}{'measured ms':>14}{'predicted gain':>16}{'measured gain':>15}")
+    for name in made:
+        print(f"{name:14}{predicted[name]:14.1f}{times[name]:14.1f}{predicted[base] / predicted[name]:15.2f}x"
+              f"{times[base] / times[name]:14.2f}x")
+    print(f"\nbest by prediction: {best}, {layers_of(made[best])} layers per stage")
+    if arguments.svg:
+        arguments.svg.write_text(made[best].timeline._repr_svg_())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+"""Which rank holds which stage, and which weights its tasks read. Any order of the tasks can go with a placement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from .columns import Columns
+from .graph import Ints
+from .schedule import Schedule
+from .tasks import COLLECTIVE, Kind, unpack
+
+HISTORIES = ("exact", "average", "none")  #: the weights on which a stale backward runs
+#: errors by which a policy may fail on input that it cannot take, beside a plain ValueError
+UNCLEAR = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError)
+
+
+class PipelineError(ValueError):
+    """A pipeline cannot be planned as asked; the message says why and what to do."""
+
+
+class Refused(PipelineError):
+    """A pass cannot do what a step asks for. One line says what is not possible, why, and what to do instead."""
+
+    def __init__(self, what: str, why: str, cure: str) -> None:
+        super().__init__(f"{what}: {why}; {cure}")
+        self.what, self.why, self.cure = what, why, cure
+
+
+@dataclass(frozen=True)
+class Placement:
+    """`table[d, s]` is the rank that holds stage s for micro-batches of direction d.
+
+    With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down
+    (direction 0) and the second half up; each rank then holds two copies of weights. If a stage's tasks are on
+    different ranks, `parts[kind, part, stage]` is the rank of each instead.
+    """
+
+    name: str
+    ranks: int
+    table: Ints
+    parts: Ints | None = None
+
+    @property
+    def stages(self) -> int:
+        return int(self.table.shape[1])
+
+    @property
+    def directions(self) -> int:
+        return int(self.table.shape[0])
+
+    @property
+    def chunks(self) -> int:
+        """Stages per rank, counted over both directions."""
+        return self.stages * self.directions // self.ranks
+
+    @property
+    def share(self) -> float:
+        """The size of one stage's activation in units of a rank's whole part of the model."""
+        return self.ranks / self.stages
+
+    def direction(self, micro_batch: Any, micro_batches: int) -> Any:
+        """0 or 1 for micro-batch number(s)."""
+        micro_batch = np.asarray(micro_batch)
+        return (micro_batch * self.directions >= micro_batches) * (self.directions - 1)
+
+    def rank(self, stage: Any, micro_batch: Any, micro_batches: int) -> Any:
+        """The rank(s) on which tasks of the stage(s) for the micro-batch(es) run."""
+        return self.table[self.direction(micro_batch, micro_batches), stage]
+
+    def home(self, keys: Any, micro_batches: int) -> Any:
+        """The rank(s) of task(s), which must be in range. For an update in both directions, the part is the
+        direction. A sum over replicas is where its stage is updated."""
+        own = unpack(keys)
+        if self.parts is not None:
+            sums = np.isin(own.kind, COLLECTIVE)
+            return self.parts[np.where(sums, Kind.U, own.kind), np.where(sums, 0, own.part), own.unit]
+        update = (own.kind == Kind.U) & (self.directions > 1)
+        return np.where(update, self.table[np.minimum(own.part, self.directions - 1), own.unit],
+                        self.rank(own.unit, own.micro_batch, micro_batches))
+
+    def held(self, rank: int, direction: int = 0) -> Ints:
+        """The stages on a rank, ascending."""
+        return np.flatnonzero(self.table[direction] == rank)
+
+
+def contiguous(ranks: int, chunks: int = 1) -> Placement:
+    """Consecutive stages on one rank: rank r holds r*chunks .. r*chunks + chunks - 1."""
+    return Placement("contiguous", ranks, np.arange(ranks * chunks)[None] // chunks)
+
+
+def modulo(ranks: int, chunks: int = 1, group: int = 1) -> Placement:
+    """Stage i on rank (i // group) mod ranks, in rounds. Raises PipelineError if the last round would be incomplete."""
+    if group < 1 or chunks % group:
+        raise PipelineError(f"modulo placement: {chunks} chunks per rank is not a multiple of the group size {group}")
+    return Placement("modulo", ranks, (np.arange(ranks * chunks)[None] // group) % ranks)
+
+
+def looped(ranks: int, chunks: int = 1) -> Placement:
+    """Stage i on rank i mod ranks: the modulo placement with group size 1."""
+    return Placement("looped", ranks, np.arange(ranks * chunks)[None] % ranks)
+
+
+def wave(ranks: int, chunks: int = 2) -> Placement:
+    """Down and up again, in rounds: 0 1 .. p-1 p-1 .. 1 0; with two chunks it is the V placement."""
+    stage = np.arange(ranks * chunks)
+    place = stage % ranks
+    return Placement("v" if chunks == 2 else "wave", ranks,
+                     np.where(stage // ranks % 2, ranks - 1 - place, place)[None])
+
+
+def bidirectional(ranks: int, chunks: int = 2) -> Placement:
+    """Stage s on rank s for one half of the micro-batches and on rank p-1-s for the other: two copies of weights."""
+    if chunks != 2:
+        raise PipelineError(f"a bidirectional pipeline holds exactly 2 stages per rank, not {chunks}")
+    stage = np.arange(ranks)
+    return Placement("bidirectional", ranks, np.stack([stage, ranks - 1 - stage]))
+
+
+PLACEMENTS: dict[str, Callable[..., Placement]] = {
+    "contiguous": contiguous, "modulo": modulo, "looped": looped, "wave": wave, "bidirectional": bidirectional}
+
+
+@dataclass(frozen=True)
+class Versions(Columns):
+    """The weight versions of a stale schedule: entry i reads version `read[i]`; an update reads the version that it
+    changes.
+
+    Version 0 is the newest one when a step begins and all updates of the steps before are done; stage s has version k +
+    1 as soon as its weight gradient of micro-batch `(k + 1) * every - 1` is done. In a run that never drains, version
+    -1 is of one update before; when the run begins, it equals version 0. `history`: the weights on which a backward
+    runs. "exact": the version that its forward read, which is kept. "average": that version, rebuilt from a moving
+    average of the weights. "none": the newest version, so that none is kept.
+    """
+
+    read: Ints
+    every: int = 1
+    history: str = "exact"
+
+    def __post_init__(self) -> None:
+        if self.history not in HISTORIES:
+            raise ValueError(f"unknown history {self.history!r}; known: {', '.join(HISTORIES)}")
+        super().__post_init__()
+
+    def moved(self, schedule: Schedule, to: Schedule) -> Versions:
+        """These versions of a schedule, for another one that has more tasks: these have the version of their time."""
+        read = dict(zip(schedule.keys.tolist(), self.read.tolist(), strict=True))
+        of_its_time = unpack(to.keys).micro_batch // self.every
+        return replace(self, read=np.array([read.get(key, other) for key, other in
+                                            zip(to.keys.tolist(), of_its_time.tolist(), strict=True)], np.int64))

@@ -1,0 +1,186 @@
+"""The identity of a task: its kind, and its key (one integer) or name, such as `4W0`.
+
+Data and pure functions over integers and arrays of integers. `minidl.core.graph` has what a task reads and writes, and
+for what it must wait.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import numpy as np
+
+
+class GraphError(ValueError):
+    """A graph, a task name or a buffer is not valid. The message names it."""
+
+
+class Kind(IntEnum):
+    """The kind of a task. The names here are printed and parsed."""
+
+    F = 0  #: forward
+    O = 1  #: output gradient (dgrad, dX)
+    W = 2  #: weight gradient (wgrad, dW)
+    B = 3  #: fused backward, O and W in one task
+    U = 4  #: update
+    R = 5  #: recompute, a forward again
+    A = 6  #: all-reduce
+    AS = 7  #: reduce-scatter
+    AG = 8  #: all-gather
+    SF = 9  #: send activation
+    RF = 10  #: receive activation
+    SO = 11  #: send gradient
+    RO = 12  #: receive gradient
+
+
+COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group take part
+SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
+COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
+
+
+# One 64-bit key is one task's identity. From the lowest bit: kind (4 bits), unit (20), micro-batch (20), index (10),
+# late (1), iteration (8). The index is a message's destination, or any other task's part.
+_KIND_BITS, _UNIT_BITS, _MICRO_BITS, _INDEX_BITS, _LATE_BITS, _ITERATION_BITS = 4, 20, 20, 10, 1, 8
+_UNIT = _KIND_BITS
+_MICRO = _UNIT + _UNIT_BITS
+_INDEX = _MICRO + _MICRO_BITS
+_LATE = _INDEX + _INDEX_BITS
+_ITERATION = _LATE + _LATE_BITS
+_BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "destination": _INDEX_BITS,
+         "late": _LATE_BITS, "iteration": _ITERATION_BITS}
+NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
+_KIND_NAMES = [kind.name for kind in Kind]
+
+
+def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destination: Any = 0, late: Any = 0,
+         iteration: Any = 0) -> Any:
+    """The key(s) of tasks: integers or integer arrays in, int64 out. Raises GraphError for numbers that are too large,
+    and for fields that a kind does not have, see `Identity`."""
+    fields = [np.asarray(value, np.int64) for value in (unit, micro_batch, part, destination, late, iteration)]
+    for (what, bits), value in zip(_BITS.items(), fields, strict=True):
+        if value.size and not 0 <= value.min() <= value.max() < 1 << bits:
+            raise _too_large(what, value.max() if value.min() >= 0 else value.min())
+    unit, micro_batch, part, destination, late, iteration = fields
+    kind = np.asarray(kind, np.int64)
+    if part.any() or destination.any() or kind.max(initial=0) >= Kind.A:
+        message, sums = kind >= Kind.SF, (kind >= Kind.A) & (kind < Kind.SF)
+        for what, wrong in (("parts", part * message), ("destination", destination * ~message),
+                            ("micro-batch", micro_batch * sums)):
+            if np.any(wrong):
+                first = np.broadcast_to(kind, np.shape(wrong)).flat[np.flatnonzero(wrong)[0]]
+                raise GraphError(f"{Kind(first).name} has no {what}")
+    key = (iteration << _LATE_BITS) | late
+    key = (key << _INDEX_BITS) | part | destination
+    key = (key << _MICRO_BITS) | micro_batch
+    key = (key << _UNIT_BITS) | unit
+    return (key << _KIND_BITS) | kind
+
+
+def _too_large(what: str, value: Any) -> GraphError:
+    wrong = "is too large" if value >= 0 else "is negative"
+    return GraphError(f"{what} {value} {wrong} (at most {(1 << _BITS[what]) - 1})")
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The fields of a task's key, or of several keys (then each field is an array): the inverse of `pack`.
+
+    Every field has one meaning, and one syntax in the name (`task_name`):
+
+    - `unit`, `kind`, `micro_batch`: `4W0`;
+    - `part`: which piece of a task that is cut into several: `4A0/2` is part 2 of an all-reduce. Part 0 is not written;
+    - `destination`: the rank to which a message goes. `2SF0>1` sends the result of 2F0 to rank 1, `2RF0>1` receives it
+      there;
+    - `late`: 1 if the task runs one step late: `4W0@1` is the 4W0 of the step before;
+    - `iteration`: in an unrolled graph, the step of the task: `4W0#2`.
+    """
+
+    key: Any
+
+    @property
+    def kind(self) -> Any:
+        return self.key & ((1 << _KIND_BITS) - 1)
+
+    @property
+    def unit(self) -> Any:
+        return (self.key >> _UNIT) & ((1 << _UNIT_BITS) - 1)
+
+    @property
+    def micro_batch(self) -> Any:
+        return (self.key >> _MICRO) & ((1 << _MICRO_BITS) - 1)
+
+    @property
+    def part(self) -> Any:
+        return self._index * (self.kind < Kind.SF)
+
+    @property
+    def destination(self) -> Any:
+        return self._index * (self.kind >= Kind.SF)
+
+    @property
+    def late(self) -> Any:
+        return (self.key >> _LATE) & 1
+
+    @property
+    def iteration(self) -> Any:
+        return self.key >> _ITERATION
+
+    @property
+    def _index(self) -> Any:
+        return (self.key >> _INDEX) & ((1 << _INDEX_BITS) - 1)
+
+
+def unpack(key: Any) -> Identity:
+    """The fields of a task's key, or of an array of keys."""
+    return Identity(key)
+
+
+def repack(keys: Any, **fields: Any) -> Any:
+    """The same keys with other fields, such as `late=1`."""
+    own = unpack(keys)
+    names = ("unit", "kind", "micro_batch", "part", "destination", "late", "iteration")
+    return pack(**{name: getattr(own, name) for name in names} | fields)
+
+
+def as_recorded(keys: Any) -> Any:
+    """The keys of the same tasks as they were recorded: in iteration 0, and not late."""
+    return keys & ((1 << _LATE) - 1)
+
+
+def task_name(key: int) -> str:
+    """`4W0`: unit, kind, micro-batch, and the other fields as in `Identity`."""
+    own = unpack(int(key))
+    name = f"{own.unit}{_KIND_NAMES[own.kind]}{own.micro_batch}"
+    if own.kind >= Kind.SF:
+        name += f">{own.destination}"
+    elif own.part:
+        name += f"/{own.part}"
+    return name + (f"@{own.late}" if own.late else "") + (f"#{own.iteration}" if own.iteration else "")
+
+
+def parse_task(name: str) -> int:
+    """The key of a task's name. Raises GraphError when it is not a task's name or out of range."""
+    match = NAME.fullmatch(name.strip())
+    if match is None:
+        raise GraphError(f"{name[:40]!r} is not a task name; expected unit, kind, micro-batch, as in 4W0")
+    unit, kind, micro_batch, part, destination, late, iteration = match.groups(default="0")
+    for (what, bits), value in zip(_BITS.items(), (unit, micro_batch, part, destination, "0", iteration), strict=True):
+        if len(value) > 20 or int(value) >= 1 << bits:
+            raise GraphError(f"task {name[:40]!r}: {what} {value[:20]} is too large (at most {(1 << bits) - 1})")
+    own = Kind[kind]
+    if (own >= Kind.SF) != (match[5] is not None):
+        raise GraphError(f"task {name[:40]!r}: " + (
+            f"the name of a message needs its destination, as in {unit}{kind}{micro_batch}>1" if own >= Kind.SF else
+            f"only a message has a destination; part 1 is {unit}{kind}{micro_batch}/1"))
+    if own in COLLECTIVE and int(micro_batch):
+        raise GraphError(f"task {name[:40]!r}: a collective has no micro-batch; its part {micro_batch} is "
+                         f"{unit}{kind}0/{micro_batch}")
+    if int(late) > 1:
+        raise GraphError(f"task {name[:40]!r}: a task runs at most one step late, @1; iteration {late} is "
+                         f"{unit}{kind}{micro_batch}#{late}")
+    key = int(iteration) << _LATE_BITS | int(late)  # as `pack`, which is for arrays
+    key = (key << _INDEX_BITS | int(part) | int(destination)) << _MICRO_BITS | int(micro_batch)
+    return (key << _UNIT_BITS | int(unit)) << _KIND_BITS | own

@@ -1,0 +1,288 @@
+"""The times of a run: one record per task, and separate records for waits and transfers.
+
+A predicted and a measured timeline are the same type, so they are reported, drawn and compared alike. Times are
+microseconds, or in the unit of the costs. A timeline holds no graph, only copies of what it needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .graph import Floats, Ints
+from .schedule import Lane
+from .tasks import RECEIVES, SENDS, task_name, unpack
+
+MESSAGES = (*SENDS, *RECEIVES)
+UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: known units in microseconds; any other has no known length
+
+
+class What(IntEnum):
+    """The kinds of records."""
+
+    TASK = 0
+    WAIT = 1  #: the lane waited until a task of another lane or rank ended
+    TRANSFER = 2  #: the lane waited for data that were on their way from another rank
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Columns, one row per record, in no order: what, key (of the task), lane (index), issued, start, end, bytes.
+
+    `edges` are pairs of records that depend on each other across lanes (producer, consumer), and `arrived` is when
+    the consumer could see the result: by default at the producer's end. Tasks of a lane with the same start and end
+    (some time apart) are one action. `labels` names units. `peak_bytes` is the memory plan's, if there is one.
+    """
+
+    lanes: tuple[Lane, ...]
+    what: Ints
+    key: Ints
+    lane: Ints
+    issued: Floats
+    start: Floats
+    end: Floats
+    bytes: Ints
+    edges: Ints = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    arrived: Floats | None = None
+    labels: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+    predicted: bool = False
+    unit: str = "us"
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of_tasks(cls, lanes: Sequence[Lane], key: Any, lane: Any, start: Any, end: Any, *, issued: Any = None,
+                 bytes: Any = None, edges: Any = (), arrived: Any = None, **rest: Any) -> Timeline:
+        """The timeline of these tasks, with the waits and transfers that follow from them and from `edges`.
+
+        A lane that has ended a task waits until the last producer of its next task has ended; the time from there to
+        the arrival is a transfer if that producer is on another rank. `issued`: by default the start.
+        """
+        start, end = np.asarray(start, np.float64), np.asarray(end, np.float64)
+        count = np.zeros(len(start), np.int64) if bytes is None else np.asarray(bytes, np.int64)
+        tasks = cls(tuple(lanes), np.zeros(len(start), np.int8), np.asarray(key, np.int64), np.asarray(lane, np.int32),
+                    start if issued is None else np.asarray(issued, np.float64), start, end, count,
+                    np.asarray(edges, np.int64).reshape(-1, 2),
+                    None if arrived is None else np.asarray(arrived, np.float64), **rest)
+        first, free, _ = tasks.actions
+        producer, arrivals = tasks.last_arrival
+        at = tasks.tasks[first]
+        producer, arrivals = producer[at], arrivals[at]
+        known = producer >= 0
+        rank = np.array([x.rank for x in tasks.lanes] or [0])[tasks.lane]
+        sent = np.where(known & (rank[producer] != rank[at]), end[producer], arrivals) if len(at) else arrivals
+        sent = np.clip(sent, free, np.maximum(free, start[at]))
+        arrivals = np.clip(arrivals, sent, np.maximum(sent, start[at]))
+        least = 1e-9 * tasks.makespan  # shorter gaps are rounding errors
+        waits, moves = np.flatnonzero(known & (sent - free > least)), np.flatnonzero(known & (arrivals - sent > least))
+        extra = np.concatenate([at[waits], at[moves]])
+        begin = np.concatenate([free[waits], sent[moves]])
+        what = np.repeat([What.TASK, What.WAIT, What.TRANSFER], [len(start), len(waits), len(moves)])
+        return replace(
+            tasks, what=what.astype(np.int8), key=np.concatenate([tasks.key, tasks.key[extra]]),
+            lane=np.concatenate([tasks.lane, tasks.lane[extra]]), issued=np.concatenate([tasks.issued, begin]),
+            start=np.concatenate([start, begin]), end=np.concatenate([end, sent[waits], arrivals[moves]]),
+            bytes=np.concatenate([count, np.zeros(len(waits), np.int64), count[at[moves]]]))
+
+    @classmethod
+    def of_ranks(cls, own: Sequence[Timeline], ahead: Sequence[float],
+                 messages: Sequence[Mapping[int, int]]) -> Timeline:
+        """The timeline of all ranks, on rank 0's clock, from the timelines that they have measured.
+
+        `ahead[r]`: by how many seconds the clock of rank r is ahead of rank 0's. `messages[r]`: key of a send or
+        receive of rank r -> number of its message. A receive begins when its send does, since nothing was on its way
+        before. So the time in which a lane stood still is a wait until then, and a transfer from then on.
+        """
+        begin = [(t.meta["begin_s"] - a) * 1e6 for t, a in zip(own, ahead, strict=True)]
+        shift = np.repeat(np.array(begin) - min(begin), [len(t) for t in own])
+        lanes, records = (np.cumsum([0, *(len(x) for x in each)]) for each in ([t.lanes for t in own], own))
+        what, key = (np.concatenate([getattr(t, name) for t in own]) for name in ("what", "key"))
+        issued, start, end = (np.concatenate([getattr(t, name) for t in own]) + shift
+                              for name in ("issued", "start", "end"))
+        # for each message, the records of its send and of its receive
+        ends: tuple[dict[int, int], dict[int, int]] = {}, {}
+        for t, base, number in zip(own, records, messages, strict=False):
+            for i in np.flatnonzero(t.what == What.TASK).tolist():
+                if (k := int(t.key[i])) in number:
+                    ends[int(unpack(k).kind in RECEIVES)][number[k]] = base + i
+        met = np.array([(ends[0][n], ends[1][n]) for n in ends[0] if n in ends[1]], np.int64).reshape(-1, 2)
+        late = unpack(key).late
+        met = met[late[met[:, 0]] == late[met[:, 1]]]  # others were sent in the step before
+        sent, got = met.T
+        start[got] = np.clip(start[sent], start[got], end[got])
+        inside = np.concatenate([t.edges + base for t, base in zip(own, records, strict=False)])
+        on_way = np.full(len(key), -np.inf)  # for each record, when the last message that it needs was sent
+        arrives = np.zeros(len(key), bool)
+        arrives[got] = True
+        needs = inside[arrives[inside[:, 0]]]
+        np.maximum.at(on_way, needs[:, 1], start[needs[:, 0]])
+        waits = np.flatnonzero(what == What.WAIT)
+        lane = np.concatenate([t.lane + base for t, base in zip(own, lanes, strict=False)])
+        task_of = {(int(key[i]), int(lane[i])): i for i in np.flatnonzero(what == What.TASK).tolist()}
+        waiter = np.array([task_of[int(key[i]), int(lane[i])] for i in waits.tolist()], np.int64)
+        since = np.clip(on_way[waiter], start[waits], end[waits])
+        moves = np.flatnonzero((on_way[waiter] > -np.inf) & (since < end[waits]))
+        until = end[waits[moves]].copy()
+        end[waits[moves]] = since[moves]
+        extra = waits[moves]
+        again = np.append(np.arange(len(key)), extra)
+        size = np.concatenate([t.bytes for t in own])
+        return cls(tuple(x for t in own for x in t.lanes),
+                   np.append(what, np.full(len(extra), What.TRANSFER)).astype(np.int8), key[again], lane[again],
+                   np.append(issued, since[moves]), np.append(start, since[moves]), np.append(end, until),
+                   np.append(size, np.zeros(len(extra), np.int64)), edges=np.concatenate([inside, met]),
+                   arrived=np.append(end[inside[:, 0]], start[got]), labels=own[0].labels,
+                   peak_bytes=max((t.peak_bytes or 0 for t in own), default=0) or None, unit="us")
+
+    def without_free_messages(self) -> Timeline:
+        """Without the lanes of messages that take no time, such as those on a link that costs latency alone."""
+        tasks = self.what == What.TASK
+        busy = np.zeros(len(self.lanes), bool)
+        busy[self.lane[tasks & ((self.end > self.start) | ~np.isin(unpack(self.key).kind, MESSAGES))]] = True
+        kept, number = busy[self.lane], np.cumsum(busy) - 1
+        both = kept[self.edges].all(axis=1)
+        return replace(
+            self, lanes=tuple(lane for lane, has in zip(self.lanes, busy.tolist(), strict=True) if has),
+            lane=number[self.lane[kept]].astype(self.lane.dtype), edges=(np.cumsum(kept) - 1)[self.edges[both]],
+            arrived=None if self.arrived is None else self.arrived[both],
+            **{name: getattr(self, name)[kept] for name in ("what", "key", "issued", "start", "end", "bytes")})
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def __repr__(self) -> str:
+        """`<Timeline predicted: makespan 339.8 us, 17 tasks on 1 lane>`; `print(timeline.report())` says more."""
+        from .report import title
+
+        return f"<Timeline {title(self)}>"
+
+    def _repr_svg_(self) -> str:
+        """The timeline as a picture, for notebooks."""
+        from .draw import timeline_svg
+
+        return timeline_svg(self)
+
+    def name(self, record: int) -> str:
+        return task_name(self.key[record])
+
+    def label(self, record: int) -> str:
+        """The task's name, and the name of its unit if it has one: `4W0 layers.2`."""
+        unit = int(unpack(int(self.key[record])).unit)
+        where = self.labels[unit] if unit < len(self.labels) else ""
+        return f"{self.name(record)} {where}" if where else self.name(record)
+
+    @cached_property
+    def tasks(self) -> Ints:
+        """The records that are tasks, lane by lane in the order they ran."""
+        tasks = np.flatnonzero(self.what == What.TASK)
+        return tasks[np.lexsort((self.end[tasks], self.start[tasks], self.lane[tasks]))]
+
+    @property
+    def makespan(self) -> float:
+        """From the first start to the last end of a task."""
+        tasks = self.what == What.TASK
+        return float(self.end[tasks].max() - self.start[tasks].min()) if tasks.any() else 0.0
+
+    @property
+    def begin(self) -> float:
+        """The first start of a task."""
+        tasks = self.what == What.TASK
+        return float(self.start[tasks].min()) if tasks.any() else 0.0
+
+    def of_rank(self, rank: int) -> Timeline:
+        """The records of one rank, and the edges within it."""
+        keep = np.array([x.rank == rank for x in self.lanes] or [False])[self.lane]
+        place = np.cumsum(keep) - 1
+        inside = keep[self.edges].all(axis=1)
+        columns = {name: getattr(self, name)[keep]
+                   for name in ("what", "key", "lane", "issued", "start", "end", "bytes")}
+        return replace(self, edges=place[self.edges[inside]], **columns,
+                       arrived=None if self.arrived is None else self.arrived[inside])
+
+    def in_unit(self, unit: str) -> Timeline:
+        """The same times in another unit. Raises ValueError if the length of either unit is not known."""
+        if unit == self.unit:
+            return self
+        if unit not in UNITS or self.unit not in UNITS:
+            raise ValueError(f"cannot compare times in {self.unit or 'an unknown unit'} with times in "
+                             f"{unit or 'an unknown unit'}; give the costs in {', '.join(UNITS)}")
+        scale = UNITS[self.unit] / UNITS[unit]
+        return replace(self, issued=self.issued * scale, start=self.start * scale, end=self.end * scale, unit=unit,
+                       arrived=None if self.arrived is None else self.arrived * scale)
+
+    @cached_property
+    def actions(self) -> tuple[Ints, Floats, Ints]:
+        """For each action (tasks of a lane that start and end together): the index of its first task in `tasks`, when
+        its lane was free for it, and its number of tasks."""
+        tasks = self.tasks
+        if not len(tasks):
+            return np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)
+        lane, start, end = self.lane[tasks], self.start[tasks], self.end[tasks]
+        new_lane = np.append(True, lane[1:] != lane[:-1])
+        same = ~new_lane & (start == np.roll(start, 1)) & (end == np.roll(end, 1)) & (end > start)
+        first = np.flatnonzero(~same)
+        # the latest end before each action on its lane: a running maximum that restarts on every lane
+        latest = np.full(len(first), self.begin)
+        for piece in np.split(np.arange(len(first)), np.flatnonzero(new_lane[first])[1:]):
+            latest[piece[1:]] = np.maximum.accumulate(end[first[piece]])[:-1]
+        return first, latest, np.diff(np.append(first, len(tasks)))
+
+    @cached_property
+    def last_arrival(self) -> tuple[Ints, Floats]:
+        """For every record, the producer whose result arrived last at its action (-1: no producer), and when."""
+        arrived = self.end[self.edges[:, 0]] if self.arrived is None else self.arrived
+        producer, arrivals = np.full(len(self), -1, np.int64), np.full(len(self), -np.inf)
+        order = np.argsort(arrived, kind="stable")
+        producer[self.edges[order, 1]], arrivals[self.edges[order, 1]] = self.edges[order, 0], arrived[order]
+        tasks = self.tasks
+        first, _, size = self.actions
+        for a in np.flatnonzero(size > 1):
+            members = tasks[first[a] : first[a] + size[a]]
+            last = members[np.argmax(arrivals[members])]
+            producer[members], arrivals[members] = producer[last], arrivals[last]
+        return producer, arrivals
+
+    @cached_property
+    def durations(self) -> Floats:
+        """How long each record took; the tasks of one action share its time equally."""
+        took = self.end - self.start
+        tasks = self.tasks
+        _, _, size = self.actions
+        took[tasks] /= np.repeat(size, size)
+        return took
+
+    # ------------------------------------------------------------------------------------------------- text and files
+    def summary(self) -> dict[str, Any]:
+        """The report as data, for JSON: times in `unit`."""
+        from .report import summary
+
+        return summary(self)
+
+    def report(self, width: int = 100) -> str:
+        """As text, wrapped at `width` columns: the usage of each lane, the critical path, the longest tasks."""
+        from .report import report
+
+        return report(self, width)
+
+    def save(self, path: str | Path) -> None:
+        """Writes a trace for ui.perfetto.dev, whole or not at all: `.json` or `.json.gz`.
+
+        With `{rank}` in the name it is one file per rank, which is what Holistic Trace Analysis reads.
+        """
+        from .trace import save
+
+        save(self, path)
+
+    @classmethod
+    def load(cls, path: str | Path) -> Timeline:
+        """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file."""
+        from .trace import load
+
+        loaded: Timeline = load(path)
+        return loaded

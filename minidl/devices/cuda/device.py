@@ -1,0 +1,423 @@
+"""The CUDA device: one GPU, as `minidl.devices.device.CPU` is the CPU.
+
+Everything outside a step (copies to and from the host, results, eager tasks) goes through the main stream, so it stays
+in order. Products and convolutions are set up when they are first needed; each needs its own package. Knows no
+schedules.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import os
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...core.graph import Launch, View
+from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
+from ..device import DeviceError
+from . import clock
+from .lanes import Captured, Streams
+
+SLOT = 4096  #: the most bytes that are fetched without waiting
+NODES = 1 << 20  #: the most bytes of inputs that a step's own graph uploads
+HELD = 64 << 20  #: bytes that are filled to keep a stream busy
+STEPS = (0, 1)  #: priorities of the lanes of a step (`schedule.Lane`), on whose streams costs are measured
+#: hardware queues of the process, read when its CUDA context is made. With CUDA's default of 8, streams of a step, of
+#: its inputs and of communication may share one, and then wait for each other
+CONNECTIONS = "32"
+#: packages beside CuPy, by the name they are imported under
+PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-frontend"}
+
+
+class Cuda:
+    """One GPU. `driver`, `products`, `dnn` run the kinds of calls; the tests replace them.
+
+    For calls that are bound from now on: `tf32`: whether float32 products and convolutions may round their inputs for
+    the tensor cores; `deterministic`: whether calls of cuDNN must be bit-identical each time.
+    """
+
+    tf32 = False
+    deterministic = True
+    captures = True
+    halves = True
+
+    def __init__(self, driver: Any, products: Callable[[], Any], dnn: Callable[[], Any], name: str) -> None:
+        self.driver, self.name = driver, name
+        self._make = {"products": products, "dnn": dnn}
+        self._made: dict[str, Any] = {}
+        self.main = driver.stream(0)
+        self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
+        self.flag_memory = self.allocate(4)
+        self._flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: `cuda.FLAG` of launches
+        self._others: dict[int, list[Any]] = {}  #: streams beside the main one, by priority
+
+    @property
+    def flash(self) -> bool:
+        """Whether cuDNN has flash kernels here, forward and gradient: from Ampere on, see `Dnn`."""
+        return bool(self.driver.architecture >= 80 and self._library("dnn").flash)
+
+    @property
+    def xp(self) -> Any:
+        """The array module."""
+        return self.driver.cupy
+
+    def interface(self, array: Any) -> dict[str, Any]:
+        """An array's CUDA array interface (version 3), for other libraries."""
+        return {"shape": array.shape, "typestr": array.dtype.str, "data": (cuda.pointer(array), False),
+                "strides": array.strides, "version": 3, "stream": self.main.ptr}
+
+    def _library(self, name: str) -> Any:
+        if name not in self._made:
+            self._made[name] = self._make[name]()
+        return self._made[name]
+
+    # -------------------------------------------------------------------------------------------------------- memory
+    def allocate(self, nbytes: int) -> Any:
+        """Zeroed bytes. When freed, they can be allocated again for the main stream."""
+        memory = self.driver.allocate(nbytes, self.main)
+        self.zero(memory)
+        return memory
+
+    def zero(self, memory: Any) -> None:
+        """Sets all bytes to 0."""
+        self.driver.zeros(memory, self.main)()
+
+    def array(self, memory: Any, view: View, base: int = 0) -> Any:
+        """The strided array of `view` in `memory`, whose storage begins at byte `base`. It has only address, shape and
+        strides, for launches, and does not keep the memory alive."""
+        size = np.dtype(view.dtype).itemsize
+        return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides),
+                                 base + view.offset * size)
+
+    def read(self, array: Any) -> Any:
+        """A NumPy copy, made when all earlier work has run."""
+        host = np.empty(array.shape, array.dtype)
+        if host.size:
+            memory = None if cuda.contiguous(array) else self.snapshot(array)
+            self.driver.copy(array if memory is None else self._whole(memory, array), host, self.main)()
+            self.driver.synchronize(self.main)
+        return host
+
+    def fetch(self, array: Any) -> Callable[[], Any]:
+        """Starts a copy of an array to the host, after the work issued before. The returned function waits for it and
+        returns the NumPy array. It need not be called: later copies to the same pinned memory use the same stream."""
+        if not cuda.contiguous(array) or not 0 < array.nbytes <= SLOT:
+            return lambda: self.read(array)
+        pinned, event = self._slots.pop() if self._slots else (self.driver.pinned(SLOT), self.driver.event())
+        host = pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
+        self.driver.copy(array, host, self.main)()
+        self.driver.record(event, self.main)()
+        found: list[Any] = []
+
+        def value() -> Any:
+            if not found:
+                self.driver.wait_for(event)
+                found.append(host.copy())
+            return found[0]
+
+        weakref.finalize(value, self._slots.append, (pinned, event)).atexit = False
+        return value
+
+    def not_finite(self) -> bool:
+        """Whether an update has used a gradient that is not finite since the last call of this or
+        `fetch_not_finite`. Waits for all issued work."""
+        return self.fetch_not_finite()()
+
+    def fetch_not_finite(self) -> Callable[[], bool]:
+        """As `not_finite`, but the copy to the host is only started, as in `fetch`; the returned function waits for
+        it."""
+        found = self.fetch(self._flag)
+        self.driver.zeros(self._flag, self.main)()
+        return lambda: bool(found()[0])
+
+    def write(self, array: Any, value: Any) -> None:
+        """Writes host values to an array, after all work issued before. A single number is the argument of a launch,
+        for which nobody waits, so a learning rate can be set while a step runs."""
+        if array.size == 1 and array.dtype.kind == "f":
+            for call in KERNELS["fill"].cuda_calls([array], [array], [],
+                                                   {"value": float(np.asarray(value).reshape(()))}):
+                self._thunk(call, self.main)()
+            return
+        host = np.ascontiguousarray(np.broadcast_to(np.asarray(value, array.dtype), array.shape))
+        if not host.size:
+            return
+        if cuda.contiguous(array):
+            self.driver.copy(host, array, self.main)()
+        else:
+            memory = self.driver.allocate(host.nbytes, self.main)
+            self.driver.copy(host, self._whole(memory, array), self.main)()
+            self.copier(self._whole(memory, array), array)()
+        self.driver.synchronize(self.main)
+
+    def duplicate(self, memory: Any) -> Any:
+        """New memory with the same bytes."""
+        copy = self.driver.allocate(len(memory), self.main)
+        self.driver.copy(memory, copy, self.main)()
+        return copy
+
+    def snapshot(self, array: Any) -> Any:
+        """New memory with the array's elements in row-major order."""
+        memory = self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main)
+        self.copier(array, self._whole(memory, array))()
+        return memory
+
+    def copier(self, source: Any, out: Any) -> Thunk:
+        """A call that copies one array to another of the same shape, on the main stream."""
+        if cuda.contiguous(source, out):
+            return self.driver.copy(source, out, self.main) if source.size else _nothing
+        calls = KERNELS["copy"].cuda_calls([source], [out], [], {})
+        thunks = [self._thunk(call, self.main) for call in calls]
+        return thunks[0] if len(thunks) == 1 else lambda: [thunk() for thunk in thunks]
+
+    def _whole(self, memory: Any, array: Any) -> Any:
+        """Memory as an array of the same shape and type, row-major."""
+        strides, step = [], array.dtype.itemsize
+        for n in reversed(array.shape):
+            strides.append(step)
+            step *= n
+        return self.driver.array(memory, array.shape, str(array.dtype), tuple(reversed(strides)), 0)
+
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Pinned:
+        """An uninitialised host array that steps take as an input without another copy on the host."""
+        host = self.driver.pinned(max(math.prod(shape) * np.dtype(dtype).itemsize, 1))
+        found: Pinned = host[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).view(Pinned)
+        return found
+
+    def feed(self, places: Sequence[Any]) -> Feed:
+        """A call that copies host arrays to these places for the next step, while the last step may still run."""
+        return Feed(self, places)
+
+    # --------------------------------------------------------------------------------------------------------- calls
+    def work(self, kernel: Kernel) -> Work | None:
+        """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
+        return kernel.cuda_work
+
+    def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
+        """Prebuilt calls for one launch on a stream, by default the main one; `array(view)` gives the arrays."""
+        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        calls = KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants))
+        return [self._thunk(call, stream or self.main) for call in calls]
+
+    def calls(self, kernel: str, reads: Sequence[Any], writes: Sequence[Any], stream: Any,
+              **constants: Any) -> list[Thunk]:
+        """Prebuilt calls of a kernel that needs no scratch, on these arrays."""
+        return [self._thunk(call, stream) for call in KERNELS[kernel].cuda_calls(reads, writes, [], constants)]
+
+    def _thunk(self, call: cuda.Call, stream: Any) -> Thunk:
+        if isinstance(call, cuda.Grid):
+            return self.driver.launch(call.flagged(self._flag), stream)
+        if isinstance(call, cuda.Product):
+            return self._library("products").bind(call, stream, self.tf32)
+        if isinstance(call, cuda.Convolution | cuda.Attention):
+            return self._library("dnn").bind(call, stream, tf32=self.tf32, deterministic=self.deterministic)
+        if isinstance(call, cuda.Zeros):
+            return self.driver.zeros(call.out, stream)
+        return self.driver.copy(call.source, call.out, stream)
+
+    # --------------------------------------------------------------------------------------------------------- lanes
+    def streams(self, priorities: Sequence[int]) -> list[Any]:
+        """A stream for each lane, the same ones each time. The first is the main stream, which has a higher priority
+        than streams of priority 1."""
+        found = [self.main]
+        for i, priority in enumerate(priorities[1:], 1):
+            streams, nth = self._others.setdefault(priority, []), list(priorities[1:i]).count(priority)
+            if nth == len(streams):
+                streams.append(self.driver.stream(priority))
+            found.append(streams[nth])
+        return found
+
+    def lanes(self, work: Any, trace: bool = False) -> Streams:
+        """Lanes that are issued call by call."""
+        return Streams(self, work, trace)
+
+    def captured(self, work: Any, trace: bool = False) -> Captured:
+        """Lanes that are captured once and replayed by one launch."""
+        return Captured(self, work, trace)
+
+    def synchronize(self) -> None:
+        """Waits for all issued work."""
+        self.driver.synchronize_device()
+
+    # -------------------------------------------------------------------------------------------------------- times
+    @property
+    def cache_bytes(self) -> int:
+        """The size of the GPU's second-level cache."""
+        return int(self.driver.cache_bytes())
+
+    def task_times(self, programs: Sequence[Sequence[Sequence[Thunk]]],
+                   progress: Callable[[float], None] | None = None, repeats: int = clock.REPEATS) -> list[float]:
+        """Microseconds of each program of the main stream, as it runs `repeats` times inside a replayed graph: a
+        program is a list of equal sequences of calls, on buffers of their own, that run in turn. All must have run
+        before."""
+        return clock.each(self.driver, self.main, programs, progress, repeats)
+
+    def hop(self) -> float:
+        """Microseconds that a chain of launches loses where it changes streams."""
+        one, other = self.streams(STEPS)
+        memory = self.allocate(256)
+        small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
+        calls = KERNELS["fill"].cuda_calls([small], [small], [], {"value": 0.5})
+        first, second = ([self._thunk(call, stream) for call in calls][0] for stream in (one, other))
+        clock.run([first, second])
+        self.driver.synchronize_device()
+        return clock.hop(self.driver, one, other, (first, second))
+
+    def step_time(self, issue: Callable[[], None]) -> float:
+        """Microseconds that the main stream needs for the copies of inputs and outputs, when the host runs ahead."""
+        hold = clock.Hold(self.driver, self.main, self.driver.allocate(HELD, self.main))
+        return clock.behind(self.driver, self.main, hold, issue)
+
+    def together(self, programs: Callable[[Any, Any], tuple[Sequence[Thunk], Sequence[Thunk]]],
+                 alone: tuple[float, float]) -> tuple[float, float]:
+        """How many times longer two programs take beside each other; `programs(stream, stream)` binds them."""
+        one, other = self.streams(STEPS)
+        first, second = programs(one, other)
+        for calls in (first, second):
+            clock.run(calls)
+        self.driver.synchronize_device()
+        return clock.together(self.driver, one, other, first, second, alone)
+
+
+class Pinned(np.ndarray):
+    """A host array in pinned memory, from `Cuda.pinned`. A step copies it directly, possibly after its call has
+    returned: do not change it until a result of that step, for example its loss, has been fetched."""
+
+
+class Feed:
+    """Copies host arrays to a step's inputs, through double buffers in pinned memory and on the device, so that the
+    copy of one step's inputs overlaps with the step before. Arrays that are already pinned are copied directly.
+
+    After `nodes`, a call only fills the pinned memory of the buffer `turn`, which the step's graph of that buffer
+    uploads: a small step takes less time than the host needs for calls of copies and events.
+    """
+
+    def __init__(self, device: Cuda, places: Sequence[Any]) -> None:
+        self.device, self.driver, self.places = device, device.driver, list(places)
+        self.turn = 1  #: the buffer of the last call
+        self._in_graphs = False
+        self._copies = self.driver.stream()
+        self._slots = [self._slot() for _ in range(2)]
+        # keeps pinned memory until it has been copied
+        weakref.finalize(self, _wait_for, self.driver, self._slots).atexit = False
+
+    def _slot(self) -> dict[str, Any]:
+        """One buffer: its host arrays, the copies to the device and from there to the inputs, and their events."""
+        driver, main = self.driver, self.device.main
+        hosts, staged, up, across, memories = [], [], [], [], []
+        for place in self.places:
+            hosts.append(np.asarray(self.device.pinned(place.shape, str(place.dtype))))
+            memories.append(driver.allocate(max(hosts[-1].nbytes, 1), main))
+            staged.append(self.device._whole(memories[-1], place))
+            up.append(driver.copy(hosts[-1], staged[-1], self._copies) if place.size else _nothing)
+            across.append(self.device.copier(staged[-1], place))
+        driver.synchronize(main)
+        arrived, free = driver.event(), driver.event()
+        driver.record(free, main)()
+        return {"hosts": hosts, "staged": staged, "memories": memories, "arrived": arrived, "free": free, "up": up,
+                "in_place": across,
+                "before": driver.wait(self._copies, free), "after": driver.record(arrived, self._copies),
+                "across": [driver.wait(main, arrived), *across, driver.record(free, main)]}
+
+    def nodes(self) -> list[tuple[list[Thunk], Thunk]]:
+        """For each buffer the calls that bring the inputs to their places, as the first nodes of a graph of the step,
+        and the call that follows its launch. From now on only these bring them. Empty for large inputs, whose copies
+        should overlap with the step before."""
+        if sum(place.nbytes for place in self.places) > NODES:
+            return []
+        self._in_graphs, main = True, self.device.main
+        for slot in self._slots:
+            for host in slot["hosts"]:
+                host[...] = 0  # valid labels, for the run before the capture
+        return [([call for place, host, staged, move in zip(self.places, slot["hosts"], slot["staged"],
+                                                            slot["in_place"], strict=True) if place.size
+                  for call in ([self.driver.copy(host, place, main)] if cuda.contiguous(place)
+                               else [self.driver.copy(host, staged, main), move])],
+                 self.driver.record(slot["free"], main)) for slot in self._slots]
+
+    def __call__(self, values: Sequence[Any]) -> None:
+        self.turn = 1 - self.turn
+        slot = self._slots[self.turn]
+        if self._in_graphs:
+            self.driver.wait_for(slot["free"])  # until the step of two calls ago has run
+            for host, value in zip(slot["hosts"], values, strict=True):
+                np.copyto(host, value)
+            return
+        self.driver.wait_for(slot["arrived"])  # until the host's bytes of two steps ago have been copied
+        slot["sent"] = values
+        slot["before"]()
+        for host, staged, up, value in zip(slot["hosts"], slot["staged"], slot["up"], values, strict=True):
+            if isinstance(value, Pinned) and value.size and cuda.contiguous(value):
+                self.driver.copy(value, staged, self._copies)()
+            else:
+                np.copyto(host, value)
+                up()
+        for call in (slot["after"], *slot["across"]):
+            call()
+
+
+def _wait_for(driver: Any, slots: Sequence[dict[str, Any]]) -> None:
+    for slot in slots:
+        driver.wait_for(slot["arrived"])
+
+
+def _nothing() -> None:
+    pass
+
+
+# --------------------------------------------------------------------------------------------------------- which ones
+_devices: dict[int, Cuda] = {}
+
+
+def cuda_device(ordinal: int) -> Cuda:
+    """The device of this number, always the same object. Raises DeviceError; the message says what is missing."""
+    if ordinal not in _devices:
+        _devices[ordinal] = _open(ordinal)
+    return _devices[ordinal]
+
+
+def gpus() -> int:
+    """The number of GPUs of this process. Raises DeviceError; the message says what is missing."""
+    missing = [package for module, package in PACKAGES.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise DeviceError(f"cuda needs {', '.join(missing)}: pip install 'minidl[cuda13]' (or "
+                          f"[cuda12] for an older driver)")
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)
+    import cupy
+
+    try:
+        return int(cupy.cuda.runtime.getDeviceCount())
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise DeviceError(f"cuda has no driver or no GPU here: {error}") from error
+
+
+def _open(ordinal: int) -> Cuda:
+    count = gpus()
+    if ordinal >= count:
+        raise DeviceError(f"there is no GPU {ordinal}; this machine has {count}")
+    from .driver import Driver
+
+    driver = Driver(ordinal)
+
+    def products() -> Any:
+        from .products import Products
+
+        return Products(driver)
+
+    def dnn() -> Any:
+        from .dnn import Dnn
+
+        return Dnn(driver)
+
+    return Cuda(driver, products, dnn, f"cuda:{ordinal}")
+
+
+def owner(memory: Any) -> Cuda:
+    """The device on which memory was allocated. Raises DeviceError for memory of any other origin."""
+    for device in _devices.values():
+        if device.driver.owns(memory):
+            return device
+    raise DeviceError(f"memory of type {type(memory).__name__} belongs to none of the CUDA devices in use")

@@ -1,0 +1,155 @@
+"""cuDNN's plans, through its frontend: made, kept and run, for the operations that `convolutions` and `attention`
+describe.
+
+For each key (operation, shapes, types, arithmetic) one plan is made and kept: the fastest of the first that cuDNN
+suggests (`tuner`). So every executor runs the same one and bits agree. Each stream has its own handle and workspace.
+The prebuilt call can be captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import partial
+from typing import Any, Protocol
+
+import numpy as np
+
+from ...kernels import Thunk, cuda
+from . import attention, convolutions
+from .tuner import Candidate, Tuner
+
+OPERATIONS: dict[type, Any] = {cuda.Convolution: convolutions, cuda.Attention: attention}
+LARGEST = 1 << 28  #: the most bytes of workspace of a plan
+
+
+def library() -> Any:
+    """cuDNN's frontend. The tests replace it."""
+    import cudnn
+
+    return cudnn
+
+
+class Key(Protocol):
+    """The key of a plan: an operation on arrays of one type, and the arithmetic that is allowed."""
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def unwanted(self) -> list[str]:
+        """cuDNN's names of what an engine must not do (`numerical_note`)."""
+        ...
+
+    def describe(self, cudnn: Any, graph: Any) -> None:
+        """Adds the operation to a graph of cuDNN's."""
+        ...
+
+
+def described(cudnn: Any, key: Key, **options: Any) -> Any:
+    """A graph of the operation, from which plans can be built. `options` go to cuDNN's graph: a handle, or the
+    properties of a device that is not present.
+
+    Raises RuntimeError if cuDNN has no engine that satisfies the key.
+    """
+    kind = {"float32": cudnn.data_type.FLOAT, "float16": cudnn.data_type.HALF,
+            "bfloat16": cudnn.data_type.BFLOAT16}[key.dtype]
+    graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=cudnn.data_type.FLOAT,
+                          compute_data_type=cudnn.data_type.FLOAT, **options)
+    try:
+        key.describe(cudnn, graph)
+        graph.validate()
+        graph.build_operation_graph()
+        graph.create_execution_plans([cudnn.heur_mode.A, cudnn.heur_mode.FALLBACK])
+        graph.deselect_numeric_notes([getattr(cudnn.numerical_note, note) for note in key.unwanted])
+        graph.deselect_workspace_greater_than(LARGEST)
+        graph.check_support()
+    except Exception as error:  # the frontend raises several types
+        raise RuntimeError(f"cuDNN has no plan for {key}: {error}") from error
+    return graph
+
+
+def plans(cudnn: Any, graph: Any) -> Iterator[tuple[int, str]]:
+    """Indices and names of the plans that can be built, in cuDNN's order of preference; each is built when it is
+    yielded."""
+    for place in range(graph.get_execution_plan_count()):
+        try:
+            graph.build_plan_at_index(place)
+        except (RuntimeError, cudnn.cudnnGraphNotSupportedError):  # an engine that is unwanted, or cannot do this
+            continue
+        yield place, graph.get_plan_name_at_index(place)
+
+
+class Dnn:
+    """cuDNN on one device."""
+
+    def __init__(self, driver: Any) -> None:
+        self.cudnn, self.driver = library(), driver
+        self.tuner = Tuner(driver, f"cuDNN {self.cudnn.backend_version()}, frontend {self.cudnn.__version__}",
+                           RuntimeError, self.cudnn.cudnnGraphNotSupportedError)
+        self._handles: dict[int, Any] = {}
+        self._plans: dict[Key, tuple[Any, int]] = {}  #: for each key a graph, and the index of its plan
+        self._workspaces: dict[int, Any] = {}
+
+    @property
+    def flash(self) -> bool:
+        """Whether attention has a gradient: frontends from 1.24 on have none with a cuDNN before 9.22."""
+        frontend = tuple(int(n) for n in self.cudnn.__version__.split(".")[:2])
+        return frontend < (1, 24) or self.cudnn.backend_version() >= 92200
+
+    def _handle(self, stream: Any) -> Any:
+        if stream.number not in self._handles:
+            handle = self.cudnn.create_handle()
+            self.cudnn.set_stream(handle=handle, stream=stream.ptr)
+            self._handles[stream.number] = handle
+        return self._handles[stream.number]
+
+    def bind(self, call: cuda.Convolution | cuda.Attention, stream: Any, *, tf32: bool = False,
+             deterministic: bool = True) -> Thunk:
+        """One prebuilt call. `tf32`: as for products; `deterministic`: only engines that repeat their bits. Raises
+        RuntimeError if cuDNN has no plan."""
+        operation = OPERATIONS[type(call)]
+        key = operation.Key.of(call, tf32, deterministic)
+        if key not in self._plans:
+            self._plans[key] = self._choose(key, call)
+        return self._bound(*self._plans[key], call, stream)
+
+    def _bound(self, graph: Any, place: int, call: cuda.Convolution | cuda.Attention, stream: Any) -> Thunk:
+        workspace = self._workspace(stream, max(1, int(graph.get_workspace_size_plan_at_index(place))))
+        pointers = OPERATIONS[type(call)].pointers(call)
+        thunk: Any = partial(graph.execute_plan_at_index, pointers, workspace.data.ptr, place,
+                             handle=self._handle(stream))
+        thunk.owners = (call, graph, workspace)
+        return thunk
+
+    def _choose(self, key: Key, call: cuda.Convolution | cuda.Attention) -> tuple[Any, int]:
+        """The fastest plan for a key, timed on arrays with the layout of the call's."""
+        graph = described(self.cudnn, key, handle=self._handle(self.tuner.stream))
+
+        def candidates() -> Iterator[Candidate]:
+            names = [f.name for f in fields(call) if isinstance(getattr(call, f.name), np.ndarray)]
+            copy = replace(call, **dict(zip(names, self.tuner.elsewhere([getattr(call, name) for name in names]),
+                                             strict=True)))
+            for place, name in plans(self.cudnn, graph):
+                yield f"{place} {name}", partial(self._bound, graph, place, copy, self.tuner.stream)
+
+        place, _, name = self.tuner.choose(key, candidates).partition(" ")
+        if not self._is(graph, int(place), name):
+            self.tuner.forget(key)
+            place, _, name = self.tuner.choose(key, candidates).partition(" ")
+        return graph, int(place)
+
+    def _is(self, graph: Any, place: int, name: str) -> bool:
+        """Builds a plan that another process has chosen. Returns whether that is possible here."""
+        try:
+            graph.build_plan_at_index(place)
+        except (RuntimeError, self.cudnn.cudnnGraphNotSupportedError):
+            return False
+        return bool(graph.get_plan_name_at_index(place) == name)
+
+    def _workspace(self, stream: Any, nbytes: int) -> Any:
+        """The workspace of the stream, large enough for all its plans. A call keeps the one to which it was bound."""
+        held = self._workspaces.get(stream.number)
+        if held is None or held.nbytes < nbytes:
+            held = self._workspaces[stream.number] = self.driver.allocate(nbytes, stream)
+        return held

@@ -1,0 +1,293 @@
+"""CUDA through CuPy: memory, streams, events, copies, our kernels, capture. The only file that imports CuPy.
+
+Work that is issued more than once is a prebuilt call without arguments (`Thunk`). Knows arrays and addresses, no
+tensors, tasks or schedules. The tests replace this driver by one that runs everything on the CPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+
+from ...kernels import Thunk, cuda
+
+#: compiler options; CuPy adds the architecture, CUDA's headers and -ftz=true (float32 below 1.2e-38 is 0)
+OPTIONS = ("-std=c++17",)
+HAPPENED, NOT_YET = 0, 600  #: cudaSuccess, cudaErrorNotReady
+CAPTURING = 1  #: cudaStreamCaptureStatusActive
+USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
+
+
+def libraries() -> tuple[Any, Any, Any]:
+    """CuPy, its extensions, and the runtime of cuda-bindings, for functions on graphs that CuPy lacks."""
+    import cupy
+    import cupyx
+    from cuda.bindings import runtime
+
+    return cupy, cupyx, runtime
+
+
+class DeviceArray(np.ndarray[Any, Any]):
+    """An array at an address of the device. NumPy computes its views and strides as usual. Reading its elements on the
+    host would be a segmentation fault, so the usual ways (arithmetic, an element, a copy, printing) raise errors."""
+
+    def __repr__(self) -> str:
+        return f"{self.dtype} {self.shape} at {self.ctypes.data:#x}"
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __getitem__(self, key: Any) -> Any:
+        keys = key if isinstance(key, tuple) else (key,)
+        if not all(k is None or k is Ellipsis or isinstance(k, int | slice) for k in keys):
+            self._refuse()
+        if sum(isinstance(k, int) for k in keys) == self.ndim and Ellipsis not in keys:
+            self._refuse()
+        return super().__getitem__(key)
+
+    def _refuse(self, *_: Any, **__: Any) -> Any:
+        raise TypeError(f"{self!r} is on the device: the host cannot read its elements")
+
+    __array_ufunc__ = __setitem__ = __float__ = __int__ = __bool__ = item = tolist = tobytes = copy = astype = _refuse
+
+
+class Stream:
+    """A stream of the device. `number`: streams are numbered in the order in which they are made."""
+
+    def __init__(self, raw: Any, number: int) -> None:
+        self.raw, self.number, self.ptr = raw, number, int(raw.ptr)
+
+
+class Graph:
+    """The handles of a captured graph: the graph itself and its executable form. Both are destroyed with it."""
+
+    def __init__(self, captured: int, executable: int) -> None:
+        self.captured, self.executable = captured, executable
+
+
+class Driver:
+    """One GPU. CuPy's errors pass through; the device turns them into messages."""
+
+    def __init__(self, ordinal: int) -> None:
+        self.cupy, self.cupyx, self.bindings = libraries()
+        cupy, self.ordinal = self.cupy, ordinal
+        self.runtime, self.launcher = cupy.cuda.runtime, cupy.cuda.driver.launchKernel
+        self.device = cupy.cuda.Device(ordinal)
+        self.use()
+        self.architecture = int(self.device.compute_capability)
+        self._streams = 0
+        self._modules: list[Any] = []  # a module is unloaded when no reference is left
+
+    def describe(self) -> dict[str, Any]:
+        """The description of the GPU for records of benchmarks."""
+        properties = self.runtime.getDeviceProperties(self.ordinal)
+        return {"name": properties["name"].decode(), "capability": self.architecture,
+                "memory_bytes": int(properties["totalGlobalMem"]), "driver": self.runtime.driverGetVersion(),
+                "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__,
+                "stream_priorities": self.priorities()}
+
+    def cache_bytes(self) -> int:
+        """The size of the second-level cache."""
+        return int(self.runtime.getDeviceProperties(self.ordinal)["l2CacheSize"])
+
+    def use(self) -> None:
+        """Makes this GPU the calling thread's; each thread that issues calls needs it once. CuPy and cuda-bindings each
+        have a CUDA runtime, and both must use the same GPU."""
+        self.device.use()
+        _checked(self.bindings.cudaSetDevice(self.ordinal))
+
+    def address(self) -> str:
+        """The GPU's bus address, by which two device numbers of one GPU can be recognised."""
+        return str(self.runtime.deviceGetPCIBusId(self.ordinal))
+
+    # -------------------------------------------------------------------------------------------------------- memory
+    def allocate(self, nbytes: int, stream: Stream) -> Any:
+        """Uninitialised bytes from CuPy's pool of this stream. When freed, only this stream can get them again."""
+        with self.device, stream.raw:
+            return self.cupy.empty(nbytes, self.cupy.uint8)
+
+    def owns(self, memory: Any) -> bool:
+        return isinstance(memory, self.cupy.ndarray) and memory.device.id == self.ordinal
+
+    def array(self, memory: Any, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...], offset: int) -> Any:
+        """The strided array at byte `offset`; strides in bytes. It does not keep `memory` alive."""
+        ends = [(n - 1) * s for n, s in zip(shape, strides, strict=True)] if 0 not in shape else []
+        below = -sum(min(end, 0) for end in ends)  # bytes before the first element, for negative strides
+        extent = below + sum(max(end, 0) for end in ends) + (np.dtype(dtype).itemsize if 0 not in shape else 0)
+        base: Any = (ctypes.c_ubyte * extent).from_address(int(memory.data.ptr) + offset - below)
+        return DeviceArray(shape, dtype, base, below, strides)
+
+    def pinned(self, nbytes: int) -> Any:
+        """Pinned host bytes, whose copies are asynchronous; they live as long as the array."""
+        return self.cupyx.empty_pinned(nbytes, np.uint8)
+
+    # ------------------------------------------------------------------------------------------------------- streams
+    def priorities(self) -> tuple[int, int]:
+        """The lowest and the highest priority of a stream; CUDA gives the highest one the smallest number."""
+        least, greatest = _checked(self.bindings.cudaDeviceGetStreamPriorityRange())
+        return int(least), int(greatest)
+
+    def stream(self, priority: int = 1) -> Stream:
+        """A non-blocking stream. `priority`: as for lanes, 0 goes before 1, and -1 before both. 1 is CUDA's lowest:
+        CUDA's numbers are negative, and it treats a number that is too large as the lowest, without an error."""
+        self._streams += 1
+        least, greatest = self.priorities()
+        with self.device:
+            raw = self.cupy.cuda.Stream(non_blocking=True, priority=max(greatest, min(least, least - 1 + priority)))
+        return Stream(raw, self._streams - 1)
+
+    def event(self, timing: bool = False) -> Any:
+        with self.device:
+            return self.cupy.cuda.Event(disable_timing=not timing)
+
+    def record(self, event: Any, stream: Stream) -> Thunk:
+        return _keep(partial(self.runtime.eventRecord, event.ptr, stream.ptr), event)
+
+    def wait(self, stream: Stream, event: Any) -> Thunk:
+        return _keep(partial(self.runtime.streamWaitEvent, stream.ptr, event.ptr), event)
+
+    def record_in_graph(self, event: Any, stream: Stream) -> Thunk:
+        """A record that becomes a graph node when captured, and then takes a time at each launch of the graph."""
+        bindings = self.bindings
+
+        def record() -> None:
+            _checked(bindings.cudaEventRecordWithFlags(event.ptr, stream.ptr, bindings.cudaEventRecordExternal))
+
+        return record
+
+    def elapsed(self, begin: Any, end: Any) -> float:
+        """Microseconds between two timed events that have happened."""
+        return float(self.cupy.cuda.get_elapsed_time(begin, end)) * 1000
+
+    def wait_for(self, event: Any) -> None:
+        """Blocks the host until the event has happened."""
+        event.synchronize()
+
+    def happened(self, event: Any) -> bool:
+        """Whether all work issued before the last record has run; does not wait. Raises the device's error if there was
+        one; `event.done` of CuPy would return False then."""
+        status = int(self.runtime.eventQuery(event.ptr))
+        if status not in (HAPPENED, NOT_YET):
+            raise self.runtime.CUDARuntimeError(status)
+        return status == HAPPENED
+
+    def synchronize(self, stream: Stream) -> None:
+        stream.raw.synchronize()
+
+    def synchronize_device(self) -> None:
+        self.device.synchronize()
+
+    # ---------------------------------------------------------------------------------------------------------- calls
+    def launch(self, grid: cuda.Grid, stream: Stream) -> Thunk:
+        """A call that launches one of our kernels. Its arguments are packed now."""
+        packed = cuda.Packed(grid)
+        function = self._function(grid.source, grid.kernel)
+        blocks, threads = (*grid.blocks, 1, 1)[:3], (*grid.threads, 1, 1)[:3]
+        return _keep(partial(self.launcher, function, *blocks, *threads, grid.shared, stream.ptr, packed.address, 0),
+                     packed, grid)
+
+    @cache  # noqa: B019  one driver a process
+    def _function(self, source: str, kernel: str) -> int:
+        """The handle of a compiled kernel. CuPy keeps compiled code on disk. Raises RuntimeError for a kernel that does
+        not compile."""
+        with self.device:
+            module = self.cupy.RawModule(code=cuda.text(source), options=OPTIONS, name_expressions=[kernel])
+            try:
+                raw = module.get_function(kernel)
+            except self.cupy.cuda.compiler.CompileException as error:
+                raise RuntimeError(
+                    f"{kernel} of {source} does not compile for sm_{self.architecture}: {error}") from error
+            self._modules.append((module, raw))
+            return int(raw.kernel.ptr)
+
+    def zeros(self, array: Any, stream: Stream) -> Thunk:
+        return _keep(partial(self.runtime.memsetAsync, cuda.pointer(array), 0, array.nbytes, stream.ptr), array)
+
+    def copy(self, source: Any, out: Any, stream: Stream) -> Thunk:
+        """A call that copies contiguous bytes. Either array may be on the host (NumPy); if it is not pinned, the
+        copy is synchronous."""
+        nbytes, kind = int(source.nbytes), self.runtime.memcpyDefault
+        return _keep(partial(self.runtime.memcpyAsync, cuda.pointer(out), cuda.pointer(source), nbytes, kind,
+                             stream.ptr), source, out)
+
+    def ranges(self, name: str) -> tuple[Thunk, Thunk]:
+        """Calls that open and close an NVTX range."""
+        nvtx = self.cupy.cuda.nvtx
+        return partial(nvtx.RangePush, name), nvtx.RangePop
+
+    # -------------------------------------------------------------------------------------------------------- capture
+    def begin_capture(self, stream: Stream) -> None:
+        stream.raw.begin_capture()
+
+    def end_capture(self, stream: Stream) -> Graph:
+        """The graph of the work issued since `begin_capture`, ready to be launched. Its kernels keep the priorities of
+        their streams; CuPy's own graph would give all of them the priority of the stream to which it is launched."""
+        captured = int(self.runtime.streamEndCapture(stream.ptr))
+        try:
+            executable = int(_checked(self.bindings.cudaGraphInstantiate(captured, USE_NODE_PRIORITY))[0])
+        except BaseException:
+            self.runtime.graphDestroy(captured)
+            raise
+        graph = Graph(captured, executable)
+        weakref.finalize(graph, _destroy, self.runtime, captured, executable).atexit = False
+        return graph
+
+    def dependencies(self, graph: Graph) -> tuple[list[int], list[tuple[int, int]]]:
+        """The nodes of a graph, and its edges as pairs of their indices."""
+        count = _checked(self.bindings.cudaGraphGetNodes(graph.captured))[-1]
+        nodes = [int(n) for n in _checked(self.bindings.cudaGraphGetNodes(graph.captured, count))[0][:count]]
+        place, room = {node: i for i, node in enumerate(nodes)}, 2 * len(nodes) + 16
+        # CUDA 12 has both functions, CUDA 13 only the second
+        get_edges = getattr(self.bindings, "cudaGraphGetEdges_v2", self.bindings.cudaGraphGetEdges)
+        while True:  # asking for their number is an error where an edge of a library carries data
+            before, after, *_, count = _checked(get_edges(graph.captured, room))
+            if count < room:
+                return nodes, [(place[int(a)], place[int(b)])
+                               for a, b in zip(before[:count], after[:count], strict=True)]
+            room *= 2
+
+    def abandon_capture(self, stream: Stream) -> None:
+        """Ends a capture in which a call failed. Hides the error of the capture: the call's own error says why."""
+        with suppress(Exception):
+            self.runtime.graphDestroy(self.runtime.streamEndCapture(stream.ptr))
+
+    def frontier(self, stream: Stream) -> list[int]:
+        """The nodes on which the next node captured on this stream will depend. Raises RuntimeError if the stream is
+        not being captured."""
+        info = getattr(self.bindings, "cudaStreamGetCaptureInfo_v3", self.bindings.cudaStreamGetCaptureInfo)  # as above
+        # also returns the capture's number, its graph, and the edges' data
+        status, _, _, nodes, *_, count = _checked(info(stream.ptr))
+        if int(status) != CAPTURING:
+            raise RuntimeError(f"the capture of stream {stream.number} has ended: a call was made that a capture does "
+                               f"not allow")
+        return [int(n) for n in nodes[:count]]
+
+    def replay(self, graph: Graph, stream: Stream) -> Thunk:
+        """A call that launches the whole graph, which is uploaded now."""
+        self.runtime.graphUpload(graph.executable, stream.ptr)
+        return _keep(partial(self.runtime.graphLaunch, graph.executable, stream.ptr), graph)
+
+
+def _destroy(runtime: Any, captured: int, executable: int) -> None:
+    runtime.graphExecDestroy(executable)
+    runtime.graphDestroy(captured)
+
+
+def _checked(result: Sequence[Any]) -> Sequence[Any]:
+    """The results of a function of cuda-bindings without its error code, which must be 0."""
+    error, *values = result
+    if int(error):
+        raise RuntimeError(f"CUDA: {error.name}")
+    return values
+
+
+def _keep(thunk: Any, *owners: Any) -> Thunk:
+    """The call, which now keeps alive the memory at its addresses."""
+    thunk.owners = owners
+    return thunk

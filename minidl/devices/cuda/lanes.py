@@ -1,0 +1,323 @@
+"""Runs the lanes of a schedule on CUDA streams, issued by one thread, or captured once and replayed by one launch.
+
+Lane 0 is the device's main stream: it forks the other streams at the start of a step and joins them at its end, so work
+issued on the main stream afterwards runs after the step. Nothing here waits for the device.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby, pairwise
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ...kernels import Thunk
+from ..device import DeviceError
+from ..lanes import LaneError, Stop, Work, run_program
+
+
+def issue_order(work: Work) -> list[tuple[int, int]]:
+    """(task, lane) in an order in which one thread can issue them: a wait comes after the record of its event.
+
+    The order is by depth (the longest chain of tasks before one), lanes in turn. So every lane gets its next task about
+    when it can start, and no lane has to wait until another one's queue has been issued.
+    """
+    before: dict[int, list[int]] = {}
+    for waiter, source in work.waits:
+        before.setdefault(waiter, []).append(source)
+    for tasks in work.tasks:
+        for one, two in pairwise(tasks):
+            before.setdefault(two, []).append(one)
+    depth: dict[int, int] = {}
+    for tasks in work.tasks:
+        for task in tasks:
+            stack = [task]
+            while stack:
+                top = stack[-1]
+                missing = [s for s in before.get(top, ()) if s not in depth]
+                if missing:
+                    stack += missing
+                else:
+                    depth[top] = 1 + max((depth[s] for s in before.get(top, ())), default=-1)
+                    stack.pop()
+    where = {task: (depth[task], lane, i) for lane, tasks in enumerate(work.tasks) for i, task in enumerate(tasks)}
+    return [(task, where[task][1]) for task in sorted(where, key=where.__getitem__)]
+
+
+BETWEEN, INPUTS = -1, -2  #: numbers of segments that are no task: forks and joins; the upload of inputs
+
+
+@dataclass
+class Segment:
+    """Calls that are made together, for one task on one lane, or for none (BETWEEN, INPUTS). `host`: calls of the
+    host that synchronise with communication; a capture ends before them and a new one begins after them."""
+
+    task: int
+    lane: int
+    calls: list[Thunk]
+    host: bool = False
+
+
+class Streams:
+    """Lanes on CUDA streams. `run` issues all lanes once. With `trace`, events keep when each task started and ended,
+    which costs some time. `give_up` ends a run from any thread; after that, it cannot run again."""
+
+    def __init__(self, device: Any, work: Work, trace: bool = False) -> None:
+        self.device, self.driver, self.work, self.trace = device, device.driver, work, trace
+        self.streams = device.streams(work.priorities)
+        self.order = issue_order(work)
+        self._issued: dict[int, float] = {}
+        self._given_up: list[Stop] = []
+        if trace:
+            self._times = {task: (self.driver.event(True), self.driver.event(True)) for task, _ in self.order}
+        self._build()
+
+    def _build(self) -> None:
+        segments = self._joined(self._segments(self.trace))
+        self._program = [call for segment in segments for call in segment.calls]
+        self._owner = [segment for segment in segments for _ in segment.calls]
+
+    def _segments(self, trace: bool) -> list[Segment]:
+        """Every task in the order of issue, with its waits, launches and records, and the host's calls before and
+        after."""
+        driver = self.driver
+        part = self._parts()
+        events = {source: driver.event() for _, source in self.work.waits}
+        awaited: dict[int, list[int]] = {}
+        for waiter, source in self.work.waits:
+            if part[waiter] == part[source]:  # else all streams have joined in between
+                awaited.setdefault(waiter, []).append(source)
+        segments = []
+        for task, lane in self.order:
+            stream = self.streams[lane]
+            meets = self._meeting_stream(stream)
+            segments.append(Segment(task, lane, self.work.before(task, meets), True))
+            begins, ends = self._marks(task, stream) if trace else ([], [])
+            segments.append(Segment(task, lane, [
+                *(driver.wait(stream, events[source]) for source in awaited.get(task, [])), *begins,
+                *self.work.calls(task, stream), *ends,
+                *([driver.record(events[task], stream)] if task in events else [])]))
+            segments.append(Segment(task, lane, self.work.after(task, meets), True))
+        return [segment for segment in segments if segment.calls or not segment.host]
+
+    def _parts(self) -> dict[int, int]:
+        """For each task the number of its piece: pieces are separated by joins of all streams. Here there is one."""
+        return {task: 0 for task, _ in self.order}
+
+    def _meeting_stream(self, stream: Any) -> Any:
+        """The stream that waits for communication for a task of this stream."""
+        return stream
+
+    def _joined(self, segments: list[Segment]) -> list[Segment]:
+        """The segments between a fork of the streams that they use and a join."""
+        driver, main = self.driver, self.streams[0]
+        others = [self.streams[lane] for lane in sorted({segment.lane for segment in segments} - {0})]
+        if not others:
+            return segments
+        start = driver.event()
+        fork = Segment(BETWEEN, 0, [driver.record(start, main), *(driver.wait(stream, start) for stream in others)])
+        joins = []
+        for stream in others:
+            end = driver.event()
+            joins.append(Segment(BETWEEN, 0, [driver.record(end, stream), driver.wait(main, end)]))
+        return [fork, *segments, *joins]
+
+    def _stamp(self, event: Any, stream: Any) -> Thunk:
+        return self.driver.record(event, stream)
+
+    def _marks(self, task: int, stream: Any) -> tuple[list[Thunk], list[Thunk]]:
+        """The calls of a trace before and after a task. They also open and close an NVTX range for other tools."""
+        opened, closed = self.driver.ranges(self.work.name(task))
+        begin, end = self._times[task]
+        return [self._mark([task]), opened, self._stamp(begin, stream)], [self._stamp(end, stream), closed]
+
+    def _mark(self, tasks: list[int]) -> Thunk:
+        """A call that notes the time at which these tasks are issued."""
+        return lambda: self._issued.update(dict.fromkeys(tasks, perf_counter()))
+
+    def run(self) -> None:
+        """Raises LaneError for a task whose launch failed."""
+        if not self._given_up:
+            _issue(self._program, self._owner)
+        if self._given_up:
+            assert self._given_up[0].error is not None
+            raise self._given_up[0].error
+
+    def give_up(self, stop: Stop) -> None:
+        """Ends the run: the rest is not issued."""
+        self._given_up.append(stop)
+        self._program.clear()
+
+    def stamps(self) -> list[Any]:
+        """As `Threads.stamps`; waits for the step. The device's clock is aligned with the host's, to some
+        microseconds."""
+        now = self.driver.event(True)
+        self.driver.record(now, self.streams[0])()
+        self.driver.synchronize(self.streams[0])
+        host = perf_counter()
+        found = []
+        for tasks in self.work.tasks:
+            times = np.array([[host - self.driver.elapsed(event, now) / 1e6 for event in self._times[task]]
+                              for task in tasks]).reshape(-1, 2)
+            issued = np.minimum([self._issued.get(task, host) for task in tasks], times[:, 0])
+            found.append(np.column_stack([issued, times]))
+        return found
+
+    def close(self) -> None:
+        """Waits for all issued work."""
+        self.driver.synchronize(self.streams[0])
+
+
+def _issue(program: list[Thunk], owner: list[Segment]) -> None:
+    stop = run_program(program)
+    if stop.error is not None:
+        segment = owner[stop.index] if stop.index >= 0 else Segment(BETWEEN, 0, [])
+        if segment.task < 0 or not isinstance(stop.error, Exception):
+            raise stop.error
+        raise LaneError(stop.error, segment.task, segment.lane) from stop.error
+
+
+def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
+    """The graph of the work that `fill` issues on `stream`, or on streams that it forks and joins. An error of `fill`
+    ends the capture."""
+    collects = gc.isenabled()
+    gc.disable()  # freeing a handle while its stream is captured would end the capture
+    try:
+        driver.begin_capture(stream)
+        try:
+            fill()
+        except BaseException:
+            driver.abandon_capture(stream)
+            raise
+        return driver.end_capture(stream)
+    finally:
+        if collects:
+            gc.enable()
+
+
+class Captured(Streams):
+    """The same lanes, captured once: `run` is one launch, or one launch for each piece between two synchronisations
+    with communication. Without these, small inputs are uploaded by the graph, of which there is one for each buffer of
+    the feed. It is checked that every wait of the schedule and the order of each lane is a path in the graph."""
+
+    def _build(self) -> None:
+        warm = [s for piece in self._pieces(self._segments(False)) for s in self._joined(piece) if not s.host]
+        segments = self._segments(self.trace)
+        self._kept = segments  # the memory to which nodes point
+        self.graphs: list[Any] = []
+        pieces = self._pieces(segments)
+        feeds = self.work.feed.nodes() if self.work.feed and len(pieces) == 1 and not pieces[0][0].host else []
+        self._warm_up([*(Segment(INPUTS, 0, up) for up, _ in feeds), *warm])
+        self._of_buffer = [self._launches(pieces, Segment(INPUTS, 0, up), [done]) for up, done in feeds]
+        self._program, self._owner = ([], []) if feeds else self._launches(pieces)
+
+    def _launches(self, pieces: list[list[Segment]], first: Segment | None = None,
+                  last: Sequence[Thunk] = ()) -> tuple[list[Thunk], list[Segment]]:
+        """The calls of a step, and the segment of each. `first`: what the graph does before all else."""
+        program, owner = list[Thunk](), list[Segment]()
+        for piece in pieces:
+            calls = [call for segment in piece for call in segment.calls]
+            if not piece[0].host and (len(calls) > 1 or first):
+                tasks = [segment.task for segment in piece]
+                calls = [*([self._mark(tasks)] if self.trace else []),
+                         self._capture([*([first] if first else []), *self._joined(piece)]), *last]
+            program += calls
+            owner += [piece[0]] * len(calls)
+        return program, owner
+
+    def run(self) -> None:
+        """As `Streams.run`."""
+        if self._of_buffer and not self._given_up:
+            self._program, self._owner = self._of_buffer[self.work.feed.turn]
+        super().run()
+
+    def _pieces(self, segments: list[Segment]) -> list[list[Segment]]:
+        """Runs of segments that are all the host's or all the device's."""
+        return [list(piece) for _, piece in groupby(segments, key=lambda segment: segment.host)]
+
+    def _parts(self) -> dict[int, int]:
+        found, part = {}, 0
+        for task, lane in self.order:
+            part += bool(self.work.before(task, self._meeting_stream(self.streams[lane])))
+            found[task] = part
+            part += bool(self.work.after(task, self._meeting_stream(self.streams[lane])))
+        return found
+
+    def _meeting_stream(self, stream: Any) -> Any:
+        return self.streams[0]  # where all streams have joined
+
+    def _capture(self, segments: list[Segment]) -> Thunk:
+        """A call that launches these segments at once."""
+        driver = self.driver
+        last: dict[int, list[int]] = {}
+
+        def reached(segment: Segment) -> None:
+            last.setdefault(segment.task, []).extend(driver.frontier(self.streams[segment.lane]))
+
+        def fill() -> None:
+            for segment in segments:
+                then: list[Thunk] = [] if segment.task == BETWEEN else [partial(reached, segment)]
+                calls = ([c for call in segment.calls for c in (call, *then)] if segment.task == INPUTS
+                         else [*segment.calls, *then])
+                _issue(calls, [segment] * len(calls))
+
+        graph = capture(driver, self.streams[0], fill)
+        self._check(graph, last)
+        self.graphs.append(graph)
+        replay: Thunk = driver.replay(graph, self.streams[0])
+        return replay
+
+    def _warm_up(self, segments: list[Segment]) -> None:
+        """Issues everything once, so that libraries do their setup of the first call, and restores the memory."""
+        changed = [*self.work.persistent, self.device.flag_memory]
+        before = [self.device.duplicate(memory) for memory in changed]
+        for segment in segments:
+            _issue(segment.calls, [segment] * len(segment.calls))
+        for memory, saved in zip(changed, before, strict=True):
+            self.device.copier(saved, memory)()
+        self.driver.synchronize_device()
+
+    def _stamp(self, event: Any, stream: Any) -> Thunk:
+        return self.driver.record_in_graph(event, stream)
+
+    def _marks(self, task: int, stream: Any) -> tuple[list[Thunk], list[Thunk]]:
+        begin, end = self._times[task]
+        return [self._stamp(begin, stream)], [self._stamp(end, stream)]
+
+    def _check(self, graph: Any, last: dict[int, list[int]]) -> None:
+        """Raises DeviceError if a captured graph lacks an order of the schedule. `last`: for every task in it the
+        nodes after which it is done."""
+        nodes, edges = self.driver.dependencies(graph)
+        place = {node: i for i, node in enumerate(nodes)}
+        after: list[list[int]] = [[] for _ in place]
+        missing = [0] * len(place)
+        for a, b in edges:
+            after[a].append(b)
+            missing[b] += 1
+        reached = [1 << i for i in range(len(place))]  # the nodes before each, itself included
+        ready = [i for i, n in enumerate(missing) if not n]
+        while ready:
+            node = ready.pop()
+            for n in after[node]:
+                reached[n] |= reached[node]
+                missing[n] -= 1
+                if not missing[n]:
+                    ready.append(n)
+        pairs = [(source, waiter) for waiter, source in self.work.waits]
+        pairs += [pair for tasks in self.work.tasks for pair in pairwise([INPUTS, *tasks])]
+        done = {task: sum(1 << place[node] for node in set(nodes)) for task, nodes in last.items()}
+        for source, waiter in pairs:
+            if source not in last or waiter not in last:
+                continue  # in another piece
+            before = 0
+            for node in last[waiter]:
+                before |= reached[place[node]]
+            if done[source] & ~before:
+                first = "the upload of inputs" if source == INPUTS else self.work.name(source)
+                raise DeviceError(f"the captured graph lets task {self.work.name(waiter)} start before {first} has "
+                                  f"ended")

@@ -1,0 +1,219 @@
+"""Matrix products through cuBLASLt, with nvmath's bindings, which only this file uses.
+
+Everything is decided when a product is bound: layouts, the algorithm, and the workspace, which belongs to the stream.
+The algorithm is the fastest of the first that the library suggests for these shapes, and is kept by key (`tuner`), so
+that every executor uses the same one and bits agree. The prebuilt call can be captured. All algorithms repeat their
+bits: partial sums are added up in a fixed order.
+
+cuBLASLt is column-major. A row-major matrix is its transpose in column-major order, so out = a b is computed as
+out^T = b^T a^T, and nothing is copied.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ...kernels import Thunk, cuda
+from ...kernels.linear import layout
+from .tuner import CANDIDATES, Candidate, Tuner
+
+#: (bias, act)
+EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU", (True, "relu"): "RELU_BIAS"}
+WORKSPACE = 32 << 20  #: bytes for each stream, as NVIDIA recommends for Hopper
+
+
+def libraries() -> tuple[Any, Any, Any]:
+    """CUDA's types, cuBLAS for its names, and cuBLASLt. The tests replace them."""
+    from nvmath import CudaDataType
+    from nvmath.bindings import cublas, cublasLt
+
+    return CudaDataType, cublas, cublasLt
+
+
+@dataclass(frozen=True)
+class Side:
+    """A matrix in cuBLASLt's column-major terms: rows, columns, the step from column to column and from matrix to
+    matrix (in elements). `transposed`: whether it is read transposed."""
+
+    rows: int
+    columns: int
+    leading: int
+    batch_step: int
+    transposed: bool
+
+    @classmethod
+    def of(cls, array: Any) -> Side:
+        """The column-major transpose of a (..., r, c) array. Raises LaunchError for strides that a BLAS does not
+        support."""
+        found, (r, c) = layout(array), array.shape[-2:]
+        if found is None:
+            raise cuda.LaunchError(f"a product needs contiguous rows or columns, not strides "
+                                   f"{array.strides} of shape {array.shape}")
+        transposed, leading, _, apart = found
+        return cls(*((r, c) if transposed else (c, r)), leading, apart, transposed)
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """A product's descriptor and layouts, the alignment of its arrays in bytes, and the key of its algorithm."""
+
+    operation: int
+    layouts: list[int]
+    alignments: tuple[int, ...]
+    key: tuple[Any, ...]
+
+
+class Products:
+    """cuBLASLt on one device."""
+
+    def __init__(self, driver: Any) -> None:
+        types, cublas, self.lt = libraries()
+        self.driver, self.handle = driver, self.lt.create()
+        self.tuner = Tuner(driver, f"cuBLASLt {self.lt.get_version()}", self.lt.cuBLASLtError)
+        compute = cublas.ComputeType
+        #: for each type in memory: cuBLAS's name for it, the type of the sums, the arithmetic
+        self.types = {"float32": (types.CUDA_R_32F, types.CUDA_R_32F, compute.COMPUTE_32F),
+                      "float64": (types.CUDA_R_64F, types.CUDA_R_64F, compute.COMPUTE_64F),
+                      "float16": (types.CUDA_R_16F, types.CUDA_R_32F, compute.COMPUTE_32F),
+                      "bfloat16": (types.CUDA_R_16BF, types.CUDA_R_32F, compute.COMPUTE_32F)}
+        self.rounded = int(compute.COMPUTE_32F_FAST_TF32)
+        self._workspaces: dict[int, Any] = {}
+        self._algorithms: dict[Any, Any] = {}
+        self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: for alpha and beta
+
+    def workspace(self, stream: Any) -> Any:
+        if stream.number not in self._workspaces:
+            self._workspaces[stream.number] = self.driver.allocate(WORKSPACE, stream)
+        return self._workspaces[stream.number]
+
+    def bind(self, product: cuda.Product, stream: Any, tf32: bool) -> Thunk:
+        """One prebuilt call. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores. Raises RuntimeError
+        if cuBLASLt has no algorithm."""
+        problem = self._problem(product, tf32)
+        if problem.key not in self._algorithms:
+            self._algorithms[problem.key] = self._choose(product, problem, tf32)
+        return self._bound(product, problem, self._algorithms[problem.key], stream)
+
+    def _problem(self, product: cuda.Product, tf32: bool) -> Problem:
+        """A product in cuBLASLt's terms. Raises LaunchError for one that it does not support."""
+        lt, name = self.lt, str(product.out.dtype)
+        given = {str(x.dtype) for x in (product.a, product.b, product.bias) if x is not None}
+        if given != {name} or name not in self.types:
+            raise cuda.LaunchError(f"a product must have one type, {' or '.join(self.types)}, not "
+                                   f"{', '.join(sorted(given))} to {name}")
+        memory, scale, arithmetic = self.types[name]
+        first, second, out = Side.of(product.b), Side.of(product.a), Side.of(product.out)
+        if out.transposed:
+            raise cuda.LaunchError(f"the result of a product must be row-major, not with strides {product.out.strides}")
+        count = int(np.prod(product.out.shape[:-2], dtype=np.int64))
+        rounds = tf32 and name == "float32"
+        operation = lt.matmul_desc_create(self.rounded if rounds else int(arithmetic), int(scale))
+        attributes = lt.MatmulDescAttribute
+        self._describe(operation, attributes.TRANSA, int(first.transposed))
+        self._describe(operation, attributes.TRANSB, int(second.transposed))
+        epilogue = EPILOGUES[product.bias is not None, product.act]
+        self._describe(operation, attributes.EPILOGUE, int(lt.Epilogue[epilogue]))
+        if product.bias is not None:
+            self._describe(operation, attributes.BIAS_POINTER, cuda.pointer(product.bias))
+        layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
+        arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
+        alignments = tuple(cuda.alignment(a, 256) for a in arrays)
+        problem = Problem(operation, layouts, alignments,
+                          (name, rounds, first, second, out, count, epilogue, alignments))
+        weakref.finalize(problem, self._release, operation, layouts).atexit = False  # eager tasks bind at every step
+        return problem
+
+    def _bound(self, product: cuda.Product, problem: Problem, algorithm: Any, stream: Any) -> Thunk:
+        """The call with one algorithm."""
+        workspace, layouts = self.workspace(stream), problem.layouts
+        factors = self._factors["float64" if str(product.out.dtype) == "float64" else "float32"]
+        one, kept = factors[1:].ctypes.data, factors[int(product.accumulate) :].ctypes.data
+        thunk: Any = partial(self.lt.matmul, self.handle, problem.operation, one, cuda.pointer(product.b), layouts[0],
+                             cuda.pointer(product.a), layouts[1], kept, cuda.pointer(product.out), layouts[2],
+                             cuda.pointer(product.out), layouts[2], algorithm.ctypes.data, workspace.data.ptr,
+                             WORKSPACE, stream.ptr)
+        thunk.owners = (product, problem, algorithm, workspace)
+        return thunk
+
+    def _release(self, operation: int, layouts: list[int]) -> None:
+        for one in layouts:
+            self.lt.matrix_layout_destroy(one)
+        self.lt.matmul_desc_destroy(operation)
+
+    def _describe(self, operation: int, attribute: Any, value: int) -> None:
+        cell = np.array([value], self.lt.get_matmul_desc_attribute_dtype(attribute))
+        self.lt.matmul_desc_set_attribute(operation, int(attribute), cell.ctypes.data, cell.nbytes)
+
+    def _layout(self, memory: int, side: Side, count: int) -> int:
+        layout = self.lt.matrix_layout_create(memory, side.rows, side.columns, side.leading)
+        if count > 1:
+            attributes = self.lt.MatrixLayoutAttribute
+            for attribute, value in ((attributes.BATCH_COUNT, count),
+                                     (attributes.STRIDED_BATCH_OFFSET, side.batch_step)):
+                cell = np.array([value], self.lt.get_matrix_layout_attribute_dtype(attribute))
+                self.lt.matrix_layout_set_attribute(layout, int(attribute), cell.ctypes.data, cell.nbytes)
+        return int(layout)
+
+    def _choose(self, product: cuda.Product, problem: Problem, tf32: bool) -> Any:
+        """The fastest algorithm, timed on arrays with the layout of the product's. It is kept as its bytes, which the
+        same version of cuBLASLt accepts."""
+
+        def candidates() -> Iterator[Candidate]:
+            arrays = [product.a, product.b, product.out, *([] if product.bias is None else [product.bias])]
+            a, b, out, *bias = self.tuner.elsewhere(arrays)
+            copy = replace(product, a=a, b=b, out=out, bias=bias[0] if bias else None)
+            like = self._problem(copy, tf32)
+            for algorithm in self._named(like):
+                yield algorithm.tobytes().hex(), partial(self._bound, copy, like, algorithm, self.tuner.stream)
+
+        algorithm = self._algorithm(self.tuner.choose(problem.key, candidates))
+        if not self._fits(problem, algorithm):
+            self.tuner.forget(problem.key)
+            algorithm = self._algorithm(self.tuner.choose(problem.key, candidates))
+        return algorithm
+
+    def _algorithm(self, words: str) -> Any:
+        return np.frombuffer(bytearray.fromhex(words), self.lt.matmul_heuristic_result_dtype["algo"])
+
+    def _fits(self, problem: Problem, algorithm: Any) -> bool:
+        """Whether an algorithm that another process has chosen can run here."""
+        said, (first, second, out) = np.zeros(1, self.lt.matmul_heuristic_result_dtype), problem.layouts
+        try:
+            self.lt.matmul_algo_check(self.handle, problem.operation, first, second, out, out,
+                                      algorithm.ctypes.data, said.ctypes.data)
+        except self.lt.cuBLASLtError:
+            return False
+        return bool(not said["state"][0] and said["workspace_size"][0] <= WORKSPACE)
+
+    def _named(self, problem: Problem) -> Sequence[Any]:
+        """The first algorithms that the library suggests within the workspace, in its order of preference. Raises
+        RuntimeError if there is none."""
+        lt, (first, second, out) = self.lt, problem.layouts
+        preference = lt.matmul_preference_create()
+        attributes = lt.MatmulPreferenceAttribute
+        wanted = [(attributes.MAX_WORKSPACE_BYTES, WORKSPACE),
+                  (attributes.MIN_ALIGNMENT_A_BYTES, problem.alignments[0]),
+                  (attributes.MIN_ALIGNMENT_B_BYTES, problem.alignments[1]),
+                  (attributes.MIN_ALIGNMENT_C_BYTES, problem.alignments[2]),
+                  (attributes.MIN_ALIGNMENT_D_BYTES, problem.alignments[2])]
+        for attribute, value in wanted:
+            cell = np.array([value], lt.get_matmul_preference_attribute_dtype(attribute))
+            lt.matmul_preference_set_attribute(preference, int(attribute), cell.ctypes.data, cell.nbytes)
+        found, count = np.zeros(CANDIDATES, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
+        try:
+            lt.matmul_algo_get_heuristic(self.handle, problem.operation, first, second, out, out, preference,
+                                         CANDIDATES, found.ctypes.data, count.ctypes.data)
+        except lt.cuBLASLtError as error:
+            raise RuntimeError(f"cuBLASLt refuses {problem.key}: {error}") from error
+        finally:
+            lt.matmul_preference_destroy(preference)
+        named = [np.ascontiguousarray(one["algo"]).reshape(1) for one in found[: int(count[0])] if not one["state"]]
+        if not named:
+            raise RuntimeError(f"cuBLASLt has no algorithm for {problem.key}")
+        return named

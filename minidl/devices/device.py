@@ -1,0 +1,221 @@
+"""A device: memory, the array module, bound kernels, and lanes that run them. Here the CPU; CUDA is in
+`minidl.devices.cuda`.
+
+The CPU keeps BLAS to one thread for each stream, because two streams with two BLAS threads each would fight for the
+same cores and because the bits of a product may depend on the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import Launch, View
+from ..kernels import KERNELS, Kernel, Thunk, Work
+from . import debug
+from .lanes import Threads
+from .lanes import Work as Tasks
+
+LANES = ("native", "python")
+ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
+
+
+class DeviceError(RuntimeError):
+    """A device is not available here, or cannot do something. The message is one line and says what is missing."""
+
+
+class CPU:
+    """Host memory and NumPy. `blas_threads`: how many threads one matrix product may use, on any stream."""
+
+    name = "cpu"
+    xp = np
+    kind_of_lanes = ""  #: native or python; empty: as MINIDL_LANES says, or else the default
+    captures = False  #: whether lanes can be captured and replayed by one launch
+    halves = False  #: whether kernels take 16-bit floats
+    flash = False  #: whether there are flash kernels of attention
+
+    def __init__(self, blas_threads: int = 1) -> None:
+        self.set_blas_threads(blas_threads)
+
+    def set_blas_threads(self, threads: int) -> None:
+        """Sets the number of threads of each matrix product, for the whole process."""
+        from threadpoolctl import threadpool_limits
+
+        self._limits = threadpool_limits(threads, "blas")
+        self.blas_threads = threads
+
+    def set_lanes(self, kind: str) -> None:
+        """Sets who makes the calls of tasks, for all executors made from now on: compiled code (`native`) or the
+        interpreter (`python`); empty: the default. Raises DeviceError if this machine has no native lanes."""
+        if kind not in ("", *LANES):
+            raise ValueError(f"unknown lanes {kind!r}; known: {', '.join(LANES)}")
+        if kind == "native" and (why := no_native_lanes()):
+            raise DeviceError(why)
+        self.kind_of_lanes = kind
+
+    @property
+    def lanes_used(self) -> str:
+        """The kind of the lanes that are made now: native or python."""
+        return self.kind_of_lanes or default_lanes()
+
+    def spin(self) -> float:
+        """Microseconds for which a waiting lane looks out before it sleeps."""
+        if self.lanes_used == "python":
+            return 0.0
+        from .native.lanes import spin_us
+
+        return spin_us()
+
+    def lanes(self, work: Tasks, trace: bool = False) -> Any:
+        """Lanes that run this work."""
+        if self.lanes_used == "python":
+            return Threads(work, trace)
+        from .native.lanes import NativeLanes
+
+        lanes = NativeLanes(work, trace)
+        if debug.level():
+            print(lanes, file=sys.stderr)
+        return lanes
+
+    def program(self, calls: list[Thunk]) -> list[Thunk]:
+        """Calls that make these calls in order: on native lanes, one that makes them all without the interpreter."""
+        if self.lanes_used == "python":
+            return calls
+        return [self.lanes(Tasks(["main"], [0], [[0]], [], lambda task, stream: calls, str)).run]
+
+    def allocate(self, nbytes: int) -> Any:
+        """Uninitialised bytes, aligned."""
+        raw = np.empty(nbytes + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return raw[start : start + nbytes]
+
+    def array(self, memory: Any, view: View, base: int = 0) -> Any:
+        """The strided array that `view` means in `memory`, whose storage begins at byte `base`."""
+        size = np.dtype(view.dtype).itemsize
+        if 0 in view.shape:
+            return np.empty(view.shape, view.dtype)
+        return np.ndarray(view.shape, view.dtype, memory, base + view.offset * size,
+                          tuple(s * size for s in view.strides))
+
+    def work(self, kernel: Kernel) -> Work | None:
+        """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
+        return kernel.work
+
+    def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
+        """Prebuilt calls for one launch; `array(view)` gives the arrays. All streams of the CPU are alike."""
+        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        return KERNELS[launch.kernel].bind(reads, writes, work, dict(launch.constants))
+
+    def read(self, array: Any) -> Any:
+        """The array on the host: on the CPU the array itself, elsewhere a copy, made when all earlier work has run."""
+        return array
+
+    def fetch(self, array: Any) -> Callable[[], Any]:
+        """A function that returns the present values of the array; on CUDA the copy runs while the host goes on."""
+        values = array.copy()
+        return lambda: values
+
+    def not_finite(self) -> bool | None:
+        """Whether an update has used a gradient that is not finite since the last call; None if updates do not
+        check."""
+        return None
+
+    def fetch_not_finite(self) -> Callable[[], bool | None]:
+        """A function that waits for all work issued so far and then returns `not_finite`."""
+        return self.not_finite
+
+    def write(self, array: Any, value: Any) -> None:
+        """Writes host values to an array, after all work issued before."""
+        array[...] = value
+
+    def duplicate(self, memory: Any) -> Any:
+        """New memory with the same bytes."""
+        copy = self.allocate(len(memory))
+        copy[...] = memory
+        return copy
+
+    def snapshot(self, array: Any) -> Any:
+        """New memory with the array's elements in row-major order."""
+        return array.copy().reshape(-1).view(np.uint8)
+
+    def copier(self, source: Any, out: Any) -> Thunk:
+        """A call that copies one array to another of the same shape, after all work issued before."""
+        return partial(np.copyto, out, source)
+
+    def pinned(self, shape: tuple[int, ...], dtype: str) -> Any:
+        """An uninitialised host array of the kind that is fastest as an input of a step; on the CPU, any array."""
+        return np.empty(shape, dtype)
+
+    def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
+        """A call that copies host arrays to these places, before the next step."""
+        numbered = tuple(enumerate(places))  # to zip takes longer, which small steps notice
+
+        def put(values: Sequence[Any]) -> None:
+            for i, place in numbered:
+                place[...] = values[i]
+
+        return put
+
+    def synchronize(self) -> None:
+        """Waits for all issued work; on the CPU, calls are done when they return."""
+
+
+def no_native_lanes() -> str:
+    """Why this machine has no native lanes; empty if it has them."""
+    from .native import unavailable
+
+    return unavailable()
+
+
+def default_lanes() -> str:
+    """The kind of lanes that MINIDL_LANES names; else native ones where this machine has them. Raises ValueError for an
+    unknown name, and DeviceError for native lanes if there are none."""
+    kind = os.environ.get("MINIDL_LANES") or ("python" if no_native_lanes() else "native")
+    if kind not in LANES:
+        raise ValueError(f"MINIDL_LANES is {kind[:40]!r}; it must be {' or '.join(LANES)}")
+    if kind == "native" and (why := no_native_lanes()):
+        raise DeviceError(why)
+    return kind
+
+
+@cache
+def cpu() -> CPU:
+    """The one CPU of this process."""
+    return CPU()
+
+
+def get(name: str) -> Any:
+    """The device of this name: `cpu`, `cuda`, `cuda:1`. Raises ValueError for an unknown name, and DeviceError for a
+    device that is not available here; the message says what is missing."""
+    if name == "cpu":
+        return cpu()
+    kind, colon, number = name.partition(":")
+    if kind == "cuda" and (number.isdigit() or not colon):
+        from .cuda.device import cuda_device
+
+        return cuda_device(int(number or 0))
+    raise ValueError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
+
+
+def of(memory: Any) -> Any:
+    """The device on which memory was allocated."""
+    if type(memory) is np.ndarray:
+        return cpu()
+    from .cuda.device import owner
+
+    return owner(memory)
+
+
+@lru_cache(4096)
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))

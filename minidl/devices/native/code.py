@@ -1,0 +1,397 @@
+"""The machine code of native lanes: the loop that makes a lane's calls, events, stamps, and how each kind of call is
+made. Everything here is compiled by numba, once per machine, and runs without the interpreter's lock.
+
+A call is a pair (address, block): the address of a function that takes the address of a block of 64-bit words and
+returns a status. Blocks are NumPy arrays that the caller keeps alive. This module knows addresses alone: no arrays, no
+tasks.
+"""
+# mypy: disable-error-code="no-untyped-def, no-untyped-call, misc, untyped-decorator"
+
+from __future__ import annotations
+
+import platform
+
+from llvmlite import ir
+from numba import cfunc, njit, types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from .machines import MACHINES
+
+OK, FAILED, AGAIN = 0, 1, 2  #: results of a call: done; an error; not yet, make it again
+#: why `walk` and `step` return: all calls made; a call failed; others gave up; the caller shall look at its signals
+DONE, FAULT, STOPPED, LOOK = range(4)
+
+# words of the state that all lanes of a step share
+STOP, GENERATION, SECONDS, NANOSECONDS = range(4)
+STATE_WORDS = 8
+# words of a lane: three events (word, sleepers), each in a cache line of its own; then what the lane is
+GO, END, CALLS, COUNT, RESULT, CLOSING, STATE, SPINS = 0, 8, 16, 17, 18, 19, 20, 21
+LANE_WORDS = 24
+FOREVER = 1 << 62  #: a run after all others
+LINE = 64  #: bytes of a cache line, or more
+
+NAP = 10_000_000  #: nanoseconds after which a sleeper looks whether others gave up, and the caller for signals
+LONG = 1_000_000  #: nanoseconds: the caller looks at the clock after each call where calls take longer
+MOMENT = 4096  #: ticks, in which a clock can be read
+OFTEN = 16  #: calls between two looks at the clock if they are short
+
+MACHINE = MACHINES[platform.machine()]
+FUTEX = MACHINE.futex
+FUTEX_WAIT, FUTEX_WAKE = 128, 129  # of one process
+MONOTONIC = 1  #: the clock of `time.perf_counter`
+
+I32, I64, F64 = ir.IntType(32), ir.IntType(64), ir.DoubleType()
+STATUS = types.int32(types.int64)
+
+
+def _at(b, address):
+    return b.inttoptr(address, I64.as_pointer())
+
+
+def _loads(ordering):
+    @intrinsic
+    def load(context, address):
+        def build(context, b, signature, args):
+            return b.load_atomic(_at(b, args[0]), ordering, 8) if ordering else b.load(_at(b, args[0]))
+
+        return types.int64(types.int64), build
+
+    return load
+
+
+def _stores(ordering):
+    @intrinsic
+    def store(context, address, value):
+        def build(context, b, signature, args):
+            if ordering:
+                b.store_atomic(args[1], _at(b, args[0]), ordering, 8)
+            else:
+                b.store(args[1], _at(b, args[0]))
+            return context.get_dummy_value()
+
+        return types.void(types.int64, types.int64), build
+
+    return store
+
+
+peek, poke = _loads(""), _stores("")
+load, load_in_order, store_in_order = _loads("acquire"), _loads("seq_cst"), _stores("seq_cst")
+
+
+@intrinsic
+def pause(context):
+    """Tells the core that this thread spins."""
+    def build(context, b, signature, args):
+        MACHINE.pause(b)
+        return context.get_dummy_value()
+
+    return types.void(), build
+
+
+@intrinsic
+def call(context, address, block):
+    """A call of the function at `address`."""
+    def build(context, b, signature, args):
+        return b.call(b.inttoptr(args[0], ir.FunctionType(I32, [I64]).as_pointer()), [args[1]])
+
+    return types.int32(types.int64, types.int64), build
+
+
+@intrinsic
+def ticks(context):
+    """The core's counter of ticks."""
+    def build(context, b, signature, args):
+        return MACHINE.ticks(b)
+
+    return types.int64(), build
+
+
+@intrinsic
+def clock(context):
+    """Nanoseconds of the host's clock."""
+    def build(context, b, signature, args):
+        time = cgutils.alloca_once(b, ir.ArrayType(I64, 2))
+        kind = ir.FunctionType(I32, [I32, time.type])
+        b.call(cgutils.get_or_insert_function(b.module, kind, "clock_gettime"), [I32(MONOTONIC), time])
+        seconds, rest = (b.load(cgutils.gep_inbounds(b, time, 0, i)) for i in range(2))
+        return b.add(b.mul(seconds, I64(1_000_000_000)), rest)
+
+    return types.int64(), build
+
+
+system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+memset = types.ExternalFunction("memset", types.int64(types.int64, types.int32, types.int64))
+
+
+# --------------------------------------------------------------------------------------------------------------- events
+# An event is two words: the number of the last run in which it was recorded, and whether somebody sleeps on it.
+@njit(nogil=True, cache=True)
+def record(event, generation):
+    """Lets the waiter of this run through, and wakes it if it sleeps."""
+    store_in_order(event, generation)
+    if load_in_order(event + 8):
+        store_in_order(event + 8, 0)
+        system_call(FUTEX, event, FUTEX_WAKE, 1, 0, 0, 0)
+
+
+@njit("boolean(int64, int64, int64)", nogil=True, cache=True)
+def look(event, generation, spins):
+    """Looks for an event of this run so often. Returns whether it was recorded."""
+    for _ in range(spins):
+        if load(event) >= generation:
+            return True
+        pause()
+    return False
+
+
+@njit(nogil=True, cache=True)
+def wait(event, generation, state, spins):
+    """Waits for an event of this run: spins, then sleeps for at most a nap. Returns whether it was recorded."""
+    if look(event, generation, spins):
+        return True
+    store_in_order(event + 8, 1)
+    seen = load_in_order(event)
+    if seen < generation:
+        system_call(FUTEX, event, FUTEX_WAIT, seen & 0xFFFFFFFF, state + 8 * SECONDS, 0, 0)
+    return load(event) >= generation
+
+
+@cfunc(STATUS, cache=True)
+def wait_call(block):
+    """Block: event, state, spins."""
+    state = peek(block + 8)
+    return OK if wait(peek(block), peek(state + 8 * GENERATION), state, peek(block + 16)) else AGAIN
+
+
+@cfunc(STATUS, cache=True)
+def record_call(block):
+    """Block: event, state."""
+    record(peek(block), peek(peek(block + 8) + 8 * GENERATION))
+    return OK
+
+
+@njit("void(int64)", nogil=True, cache=True)
+def both(block):
+    """Writes the counter of ticks and the time of the host's clock to two words; as of one moment, unless the thread
+    loses its core between the two looks again and again."""
+    for _ in range(8):
+        before = ticks()
+        poke(block + 8, clock())
+        after = ticks()
+        poke(block, (before + after) // 2)
+        if after - before < MOMENT:
+            return
+
+
+@cfunc(STATUS, cache=True)
+def both_call(block):
+    both(block)
+    return OK
+
+
+@cfunc(STATUS, cache=True)
+def ticks_call(block):
+    """Writes the counter of ticks to the block."""
+    poke(block, ticks())
+    return OK
+
+
+@cfunc(STATUS, cache=True)
+def clock_call(block):
+    """Writes the time of the host's clock to the block."""
+    poke(block, clock())
+    return OK
+
+
+# ---------------------------------------------------------------------------------------------------------------- lanes
+@njit(nogil=True, cache=True)
+def walk(lane, at, patient):
+    """Makes the calls of a lane from call `at` on. Returns 4 * (the call at which it stopped) + why. `patient`: comes
+    back only when all is over; else now and then, between two calls."""
+    calls, count, state = peek(lane + 8 * CALLS), peek(lane + 8 * COUNT), peek(lane + 8 * STATE)
+    begun = looked = 0 if patient else clock()
+    left = OFTEN
+    while at < count:
+        if load(state + 8 * STOP):
+            return 4 * at + STOPPED
+        status = call(peek(calls + 16 * at), peek(calls + 16 * at + 8))
+        if status == AGAIN:
+            if not patient:
+                return 4 * at + LOOK
+            continue
+        if status != OK:
+            return 4 * at + FAULT
+        at += 1
+        left -= 1
+        if left == 0 and not patient:
+            now = clock()
+            if now - begun > NAP:
+                return 4 * at + LOOK
+            left = 1 if now - looked > LONG else OFTEN
+            looked = now
+    return 4 * at + DONE
+
+
+@njit("void(int64)", nogil=True, cache=True)
+def serve(lane):
+    """A worker's life: makes its calls once for each `go`, until it is closed."""
+    generation, state = peek(lane + 8 * END), peek(lane + 8 * STATE)
+    while True:
+        generation += 1
+        while not wait(lane + 8 * GO, generation, state, peek(lane + 8 * SPINS)) and not load(lane + 8 * CLOSING):
+            pass
+        if load(lane + 8 * CLOSING):
+            record(lane + 8 * END, FOREVER)  # nobody waits for it any more
+            return
+        result = walk(lane, 0, True)
+        poke(lane + 8 * RESULT, result)
+        if result & 3 == FAULT:
+            store_in_order(state + 8 * STOP, 1)
+        record(lane + 8 * END, generation)
+
+
+@njit("void(int64)", nogil=True, cache=True)
+def close(lane):
+    """Ends a worker; if STOP is set, after its present call."""
+    store_in_order(lane + 8 * CLOSING, 1)
+    record(lane + 8 * GO, FOREVER)
+
+
+@njit("boolean(int64, int64, int64)", nogil=True, cache=True)
+def join(workers, count, state):
+    """Waits for the workers, for at most a nap. Returns whether all have ended."""
+    for i in range(count):
+        worker = peek(workers + 8 * i)
+        if not wait(worker + 8 * END, peek(state + 8 * GENERATION), state, peek(worker + 8 * SPINS)):
+            return False
+    return True
+
+
+@njit("int64(int64, int64, int64, int64)", nogil=True, cache=True)
+def step(lane, workers, count, at):
+    """One run: lets the workers go, makes the calls of the caller's lane, waits for the workers. Returns as `walk`;
+    after LOOK, call it again with that `at`, which is -1 for a new run."""
+    state = peek(lane + 8 * STATE)
+    if at < 0:
+        at = 0
+        generation = peek(state + 8 * GENERATION) + 1
+        poke(state + 8 * GENERATION, generation)
+        for i in range(count):
+            record(peek(workers + 8 * i) + 8 * GO, generation)
+    result = walk(lane, at, False)
+    if result & 3 == DONE:
+        if not join(workers, count, state):
+            return result - DONE + LOOK
+        if load(state + 8 * STOP):  # a worker's call has failed
+            return result - DONE + STOPPED
+    return result
+
+
+# ----------------------------------------------------------------------------------------------------- calls of kernels
+@cfunc(STATUS, cache=True)
+def zeros_call(block):
+    """Block: address, bytes."""
+    memset(peek(block), 0, peek(block + 8))
+    return OK
+
+
+@intrinsic
+def _numpy_loop(context, address, operands, sizes, strides, data):
+    def build(context, b, signature, args):
+        b.call(b.inttoptr(args[0], ir.FunctionType(ir.VoidType(), [I64] * 4).as_pointer()), args[1:])
+        return context.get_dummy_value()
+
+    return types.void(*[types.int64] * 5), build
+
+
+#: words of the block of a loop of NumPy: where it is, its data, how many operands, how many outer axes; then the
+#: addresses of its sizes, its strides, the operands as it changes them, the operands, the sizes and strides of the
+#: outer axes and their counters
+LOOP, DATA, OPERANDS, AXES, SIZES, STRIDES, MOVING, FIRST, OUTER_SIZES, OUTER_STRIDES, COUNTERS = range(11)
+
+
+@cfunc(STATUS, cache=True)
+def numpy_call(block):
+    """Calls an inner loop of NumPy for each index of the outer axes, the last the fastest. Block: as above."""
+    loop, data, operands, axes = peek(block), peek(block + 8), peek(block + 16), peek(block + 24)
+    sizes, strides, moving, first = (peek(block + 8 * SIZES), peek(block + 8 * STRIDES), peek(block + 8 * MOVING),
+                                     peek(block + 8 * FIRST))
+    outer, apart, counters = (peek(block + 8 * OUTER_SIZES), peek(block + 8 * OUTER_STRIDES),
+                              peek(block + 8 * COUNTERS))
+    for axis in range(axes):
+        poke(counters + 8 * axis, 0)
+    while True:
+        for j in range(operands):
+            address = peek(first + 8 * j)
+            for axis in range(axes):
+                address += peek(counters + 8 * axis) * peek(apart + 8 * (axis * operands + j))
+            poke(moving + 8 * j, address)
+        _numpy_loop(loop, moving, sizes, strides, data)
+        axis = axes - 1
+        while axis >= 0:
+            index = peek(counters + 8 * axis) + 1
+            if index < peek(outer + 8 * axis):
+                poke(counters + 8 * axis, index)
+                break
+            poke(counters + 8 * axis, 0)
+            axis -= 1
+        if axis < 0:
+            return OK
+
+
+FLOATS = 8  #: registers for floating-point arguments; more arguments of that kind are not supported
+
+
+def _numba_loops(words):
+    """A call of a function that numba has compiled. Block: its address, FLOATS floating-point arguments, `words`
+    others.
+
+    Whatever the function's type, its first eight floating-point arguments are in registers of their own, and its other
+    arguments in other registers and then one after another on the stack, in eight bytes each. Both the System V ABI for
+    x86-64 and the Linux ABI for aarch64 say so. A function does not read arguments that it does not have.
+    """
+    kind = ir.FunctionType(I32, [*[I64] * words, *[F64] * FLOATS])
+
+    @intrinsic
+    def make(context, block):
+        def build(context, b, signature, args):
+            loaded = [b.load(b.gep(_at(b, args[0]), [I64(i)])) for i in range(1 + FLOATS + words)]
+            floats = [b.bitcast(word, F64) for word in loaded[1 : 1 + FLOATS]]
+            return b.call(b.inttoptr(loaded[0], kind.as_pointer()), [*loaded[1 + FLOATS :], *floats])
+
+        return types.int32(types.int64), build
+
+    return make
+
+
+_numba_16, _numba_32, _numba_64, _numba_128, _numba_256 = map(_numba_loops, (16, 32, 64, 128, 256))
+
+
+@cfunc(STATUS, cache=True)
+def numba_call_16(block):
+    return OK if _numba_16(block) == 0 else FAILED
+
+
+@cfunc(STATUS, cache=True)
+def numba_call_32(block):
+    return OK if _numba_32(block) == 0 else FAILED
+
+
+@cfunc(STATUS, cache=True)
+def numba_call_64(block):
+    return OK if _numba_64(block) == 0 else FAILED
+
+
+@cfunc(STATUS, cache=True)
+def numba_call_128(block):
+    return OK if _numba_128(block) == 0 else FAILED
+
+
+@cfunc(STATUS, cache=True)
+def numba_call_256(block):
+    return OK if _numba_256(block) == 0 else FAILED
+
+
+NUMBA_CALLS = {16: numba_call_16.address, 32: numba_call_32.address, 64: numba_call_64.address,
+               128: numba_call_128.address, 256: numba_call_256.address}

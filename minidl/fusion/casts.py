@@ -1,0 +1,81 @@
+"""The fusion rule for mixed precision: one launch rounds all parameters, and the 16-bit gradients of products go to the
+updates, or to the division by the loss scale, without a cast. The bits stay the same."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ..core.graph import Launch, Role, View
+from ..core.tasks import Kind
+from ..devices.device import strides_of
+from .draft import Draft
+from .updates import UPDATES
+
+
+def casts(draft: Draft) -> None:
+    """Rounds all parameters at once, before the first one is used, and widens no gradient for an update."""
+    _parameters(draft)
+    _gradients(draft)
+
+
+def _parameters(draft: Draft) -> None:
+    found = [(i, launch) for i, entry in draft.numbered() if draft.kind(i) == Kind.F
+             for launch in entry.launches if _rounds(draft, i, launch)]
+    alike: dict[str, list[tuple[int, Launch]]] = {}
+    for i, launch in found:
+        alike.setdefault(launch.writes[0].dtype, []).append((i, launch))
+    for dtype, group in alike.items():
+        first, launches = group[0][0], [launch for _, launch in group]
+        for i, launch in group:
+            others = [other for other in draft[i].launches if other is not launch]
+            unread = [b for b in draft.buffers(*launch.reads)
+                      if not any(launch.reads[0] in other.reads for other in others)]
+            made = draft.buffers(*launch.writes)
+            draft.change(i, others, reads=made, reads_not=unread, writes_not=made)
+        many, work = draft.launch("cast_many", [v for c in launches for v in c.reads],
+                                  [v for c in launches for v in c.writes], dtype=dtype)
+        made = draft.buffers(*many.writes)
+        draft.change(first, [many, *draft[first].launches], reads=draft.buffers(*many.reads), reads_not=made,
+                     writes=[*made, *work])
+
+
+def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
+    """Whether the launch rounds a whole parameter that no earlier task changes."""
+    if launch.kernel != "cast" or draft.passed_on(launch.writes[0]) is None:
+        return False
+    p = launch.reads[0]
+    buffers = draft.buffers(p)
+    return (draft.graph.storages[p.storage].role == Role.PARAMETER and p.strides == strides_of(p.shape)
+            and all(task > i for b in buffers for task in draft.writers(b)))
+
+
+def _gradients(draft: Draft) -> None:
+    for i, entry in list(draft.numbered()):
+        for cast in [launch for launch in entry.launches if launch.kernel == "cast"]:
+            (low,), (wide,) = cast.reads, cast.writes
+            if (draft.kind(i) == Kind.W and draft.passed_on(low) is not None
+                and wide.strides == low.strides == strides_of(low.shape)):
+                _read_it_low(draft, i, cast, low, wide)
+
+
+def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> None:
+    """Removes the cast if every reader of its result can read `low` instead."""
+    buffer = draft.buffer(wide)
+    if buffer is None or buffer in draft.kept:
+        return
+    readers = [t for t in draft.readers(buffer) if t != i]
+    takers = [t for t in readers if any(launch.kernel == "unscale" for launch in draft[t].launches)][:1] or readers
+    if any(t < takers[0] for t in readers) or (takers is readers and len(draft.writers(buffer)) > 1):
+        return  # the tasks after an unscale need what it has written
+    touching = [launch for t in takers for launch in draft[t].launches if wide in launch.reads]
+    if any(launch is not cast and wide in (*launch.reads, *launch.writes) for launch in draft[i].launches):
+        return
+    if not all(launch.kernel == "unscale" or (launch.kernel in UPDATES and launch.reads[1] == wide)
+               for launch in touching):
+        return
+    given = draft.buffers(low)
+    for t in takers:
+        launches = [replace(launch, reads=tuple(low if v == wide else v for v in launch.reads))
+                    for launch in draft[t].launches]
+        draft.change(t, launches, reads=given, reads_not=[buffer])
+    draft.change(i, [launch for launch in draft[i].launches if launch is not cast], writes_not=[buffer])

@@ -1,0 +1,184 @@
+"""The tasks of a graph while fusion rules merge them: readers and writers, what may move, and the resulting graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import Launch, Role, Rows, StorageSpec, TaskGraph, View
+from ..core.tasks import repack
+from ..devices.device import strides_of
+from ..kernels import KERNELS
+
+
+@dataclass
+class DraftTask:
+    """A task of the draft: its row in the old graph, its launches, and the buffers that it reads and writes."""
+
+    row: int
+    launches: tuple[Launch, ...]
+    reads: set[int]
+    writes: set[int]
+    flops: float
+    unit: int
+
+    @property
+    def only(self) -> Launch | None:
+        """Its launch, if it has exactly one; else None."""
+        return self.launches[0] if len(self.launches) == 1 else None
+
+
+class Draft:
+    """The tasks of a graph, to be merged."""
+
+    def __init__(self, graph: TaskGraph, device: Any) -> None:
+        self.graph, self.device = graph, device
+        self.made: list[StorageSpec] = []  #: new storages
+        self.entries: list[DraftTask | None] = [
+            DraftTask(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()),
+                      float(graph.flops[t]), int(graph.unit[t])) for t in range(len(graph))]
+        self.units = list(graph.unit_names)
+        of_storage: dict[int, list[int]] = {}
+        for buffer, storage in enumerate(graph.buffer_storage.tolist()):
+            of_storage.setdefault(storage, []).append(buffer)
+        self._buffer = {s: buffers[0] for s, buffers in of_storage.items() if len(buffers) == 1}
+        self.kept = {self._buffer[v.storage] for v in graph.outputs if v.storage in self._buffer}
+        self._readers: dict[int, list[int]] = {}
+        self._writers: dict[int, list[int]] = {}
+        for i, entry in enumerate(self.alive()):
+            for table, buffers in ((self._readers, entry.reads), (self._writers, entry.writes)):
+                for buffer in buffers:
+                    table.setdefault(buffer, []).append(i)
+
+    def alive(self) -> Iterator[DraftTask]:
+        return (e for e in self.entries if e is not None)
+
+    def numbered(self) -> Iterator[tuple[int, DraftTask]]:
+        return ((i, e) for i, e in enumerate(self.entries) if e is not None)
+
+    def __getitem__(self, task: int) -> DraftTask:
+        entry = self.entries[task]
+        assert entry is not None, "this task has been merged into another"
+        return entry
+
+    def kind(self, task: int) -> int:
+        return int(self.graph.kind[self[task].row])
+
+    def buffer(self, view: View) -> int | None:
+        """The buffer of a whole storage; None for a region of a slab."""
+        return self._buffer.get(view.storage)
+
+    def readers(self, buffer: int) -> list[int]:
+        return [i for i in self._readers.get(buffer, []) if (e := self.entries[i]) is not None and buffer in e.reads]
+
+    def writers(self, buffer: int) -> list[int]:
+        return [i for i in self._writers.get(buffer, []) if (e := self.entries[i]) is not None and buffer in e.writes]
+
+    def passed_on(self, view: View) -> int | None:
+        """The buffer of a view if one task writes it, it is no output of the graph, and it covers its storage; else
+        None. It may then disappear."""
+        buffer = self.buffer(view)
+        return None if buffer is None or buffer in self.kept or len(self.writers(buffer)) != 1 else buffer
+
+    def merge(self, into: int, gone: Sequence[int], launches: Sequence[Launch], dropped: Iterable[int],
+              work: Iterable[int], *, as_task: int | None = None, reads: Iterable[int] = (),
+              reads_not: Iterable[int] = ()) -> None:
+        """Merges the tasks `gone` into task `into`, which gets these launches, the scratch buffers `work` and the name
+        of `as_task`. The buffers `dropped` disappear; it also reads `reads`, and no longer reads `reads_not`."""
+        target = self[into]
+        if as_task is not None:
+            target.row, target.unit = self[as_task].row, self[as_task].unit
+        for i in gone:
+            entry = self[i]
+            target.reads |= entry.reads
+            target.writes |= entry.writes
+            target.flops += entry.flops
+            self.entries[i] = None
+        target.reads = (target.reads | {*reads}) - {*dropped} - {*reads_not}
+        target.writes = (target.writes | {*work}) - {*dropped}
+        target.launches = tuple(launches)
+        used = {view.storage for launch in launches for view in launch.views}
+        target.writes -= {b for b in target.writes if self._is_scratch(b)
+                          and int(self.graph.buffer_storage[b]) not in used}
+        self._found(into)
+
+    def change(self, task: int, launches: Sequence[Launch], *, reads: Iterable[int] = (), reads_not: Iterable[int] = (),
+               writes: Iterable[int] = (), writes_not: Iterable[int] = ()) -> None:
+        """Gives the task these launches. It also reads `reads` and writes `writes`, and no longer reads `reads_not` or
+        writes `writes_not`."""
+        entry = self[task]
+        entry.launches = tuple(launches)
+        entry.reads = (entry.reads | {*reads}) - {*reads_not}
+        entry.writes = (entry.writes | {*writes}) - {*writes_not}
+        self._found(task)
+
+    def _found(self, task: int) -> None:
+        """Enters the task as reader and writer of its buffers."""
+        for table, buffers in ((self._readers, self[task].reads), (self._writers, self[task].writes)):
+            for buffer in buffers:
+                if task not in table.setdefault(buffer, []):
+                    table[buffer].append(task)
+
+    def _is_scratch(self, buffer: int) -> bool:
+        """Whether the buffer is a workspace of the old graph."""
+        return buffer < len(self.graph.buffer_bytes) and self.graph.buffer(buffer).role == Role.WORKSPACE
+
+    def remove(self, task: int) -> None:
+        """Removes the task."""
+        self.entries[task] = None
+
+    def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View],
+               **constants: Any) -> tuple[Launch, list[int]]:
+        """A launch with the scratch memory that it needs, and the buffers of that memory."""
+        work = self.device.work(KERNELS[kernel])
+        views, buffers = [], []
+        for shape, dtype in (work([_Shaped(v) for v in reads], [_Shaped(v) for v in writes], **constants)
+                             if work else ()):
+            view, buffer = self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
+            views.append(view)
+            buffers.append(buffer)
+        return Launch(kernel, tuple(reads), tuple(writes), tuple(views), tuple(constants.items())), buffers
+
+    def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> tuple[View, int]:
+        """An array in a new storage, and its buffer."""
+        spec = StorageSpec(name, tuple(shape), dtype, prod(shape) * np.dtype(dtype).itemsize, role)
+        buffer = len(self.graph.buffer_bytes) + len(self.made)
+        view = View(len(self.graph.storages) + len(self.made), spec.shape, strides_of(spec.shape), 0, dtype)
+        self.made.append(spec)
+        return view, buffer
+
+    def buffers(self, *views: View) -> list[int]:
+        """The buffers of the views that are whole storages."""
+        return [b for b in map(self.buffer, views) if b is not None]
+
+    def moves(self, task: int, to: int, besides: Sequence[int] = ()) -> bool:
+        """Whether `task` can run at the place of `to`: no task between them depends on it or it on them. `besides`:
+        tasks between them that also move."""
+        entry = self[task]
+        touched = entry.reads | entry.writes
+        low, high = sorted((task, to))
+        return all(other is None or i in besides or not (other.writes & touched or other.reads & entry.writes)
+                   for i, other in enumerate(self.entries[low + 1 : high], low + 1))
+
+    def graph_of_it(self) -> TaskGraph:
+        """The graph of the remaining tasks, in their order."""
+        entries = list(self.alive())
+        g, rows = self.graph.with_storages(self.made), np.array([e.row for e in entries], np.int64)
+        remaining = g.take(rows, repack(g.keys[rows], unit=[e.unit for e in entries]))
+        nbytes = np.array([int(g.buffer_bytes[sorted(e.reads | e.writes)].sum()) for e in entries], g.bytes.dtype)
+        return replace(
+            remaining, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
+            reads=Rows.of([sorted(e.reads) for e in entries]), writes=Rows.of([sorted(e.writes) for e in entries]),
+            launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
+
+
+class _Shaped:
+    """A view with the attributes that a kernel's `work` function reads."""
+
+    def __init__(self, view: View) -> None:
+        self.shape, self.dtype, self.ndim, self.size = view.shape, view.dtype, len(view.shape), prod(view.shape)
+        self.strides = view.strides

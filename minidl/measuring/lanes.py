@@ -1,0 +1,133 @@
+"""The costs of two lanes of the CPU: hand-overs, and bytes that cross from one core to the other.
+
+They are properties of the machine and of the kind of lanes, not of a graph. The two lanes are held to two cores while
+they are measured: if a busy machine let both run on one core, hand-overs would look slow, and crossing free.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..devices.lanes import Work
+from ..kernels import Thunk
+from ..pricing.cost import Cross
+
+#: the cost of crossing if it cannot be measured: about 0.1 us a KB in all
+ASSUMED = Cross(read=5e-5, write=5e-5, source="assumed")
+TOPOLOGY = Path("/sys/devices/system/cpu")
+ROUNDS = 5  #: of each measurement
+
+
+def measure_lanes(device: Any) -> dict[str, Any]:
+    """The fields of a CostModel that say what the lanes of a device cost each other."""
+    return {"cores": len(os.sched_getaffinity(0)), **_measured(device, device.lanes_used, lane_cores())}
+
+
+@cache
+def _measured(device: Any, kind: str, pair: tuple[int, ...]) -> dict[str, Any]:
+    """Measured once in a process for each kind of lanes."""
+    sync, wake = measure_hand_over(device, pair)
+    spin, slept = device.spin(), sync
+    if spin:
+        slept, wake = measure_hand_over(device, pair, 4 * spin)
+    return {"sync": sync, "spin": spin, "doze": max(0.0, slept - sync), "wake": wake,
+            "cross": measure_cross(device, pair)}
+
+
+def lane_cores() -> tuple[int, ...]:
+    """The two cores to which two lanes can be held; fewer if there are no two, or if the system refuses."""
+    cores = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cores)
+    except OSError:
+        return ()
+    return two_cores(frozenset(cores))
+
+
+def two_cores(cores: frozenset[int]) -> tuple[int, ...]:
+    """Two of these cores, if there are two; if there is a choice, not two threads of one core."""
+    first, *others = sorted(cores)
+    siblings = set[int]()
+    try:
+        text = (TOPOLOGY / f"cpu{first}/topology/thread_siblings_list").read_text()
+        for part in text.strip().split(","):
+            low, _, high = part.partition("-")
+            siblings.update(range(int(low), int(high or low) + 1))
+    except (OSError, ValueError):  # the machine does not say
+        pass
+    return (first, *sorted(others, key=lambda core: (core in siblings, core))[:1])
+
+
+def probe(lanes: list[list[int]], waits: list[tuple[int, int]], calls: Callable[[int, Any], list[Thunk]]) -> Work:
+    """Work that is only to be timed."""
+    return Work([f"probe {i}" for i in range(len(lanes))], [0] * len(lanes), lanes, waits, calls, str)
+
+
+def stamped(device: Any, work: Work, cores: tuple[int, ...] = ()) -> Any:
+    """An array (ROUNDS, tasks, 3), by the number of the task: when each was issued, started and ended, in microseconds,
+    in each of some runs after a first one. `cores`: lane i runs on core i of these."""
+    count, calls = sum(map(len, work.tasks)), work.calls
+
+    def held(task: int, stream: Any) -> list[Thunk]:
+        return calls(task, stream) if task < count else [partial(os.sched_setaffinity, 0, {cores[task - count]})]
+
+    if len(cores) >= len(work.tasks):
+        work = probe([[count + i, *tasks] for i, tasks in enumerate(work.tasks)], list(work.waits), held)
+    before, lanes = os.sched_getaffinity(0), device.lanes(work, trace=True)
+    stamps = []
+    try:
+        lanes.run()
+        for _ in range(ROUNDS):
+            lanes.run()
+            stamps.append(np.concatenate(lanes.stamps()) * 1e6)
+    finally:
+        lanes.close()
+        if cores:
+            os.sched_setaffinity(0, before)
+    return np.array(stamps)[:, np.argsort([t for lane in work.tasks for t in lane])][:, :count]
+
+
+def _least(times: Any) -> float:
+    """The least of the rounds' medians: other work on the machine only adds to it. `times`: (ROUNDS, samples)."""
+    return float(np.median(times, axis=1).min())
+
+
+def stamp_overhead(device: Any) -> float:
+    """Microseconds from one stamp to the next where nothing runs between."""
+    stamps = stamped(device, probe([[*range(1000)]], [], lambda task, stream: []))
+    return _least(stamps[..., 2] - stamps[..., 1])
+
+
+def measure_cross(device: Any, cores: tuple[int, ...], rounds: int = 40, nbytes: int = 1 << 14) -> Cross:
+    """`cross` of a CostModel, in microseconds a byte: one lane writes and reads what the other one, or it itself, has
+    just touched. With fewer than two cores nothing crosses, so it is assumed."""
+    if len(cores) < 2:
+        return ASSUMED
+    theirs, own, copy, zeros = (np.zeros(nbytes // 4, np.float32) for _ in range(4))
+    # by four: the other lane writes, this one reads what the other wrote, writes itself, reads what it wrote itself
+    calls: list[list[Thunk]] = [[partial(np.square, source, out=to)] for source, to in
+                                ((zeros, theirs), (theirs, copy), (zeros, own), (own, copy))]
+    tasks = range(4 * rounds)
+    lanes = [[t for t in tasks if t % 4], [t for t in tasks if not t % 4]]
+    waits = [pair for t in lanes[1] for pair in ((t + 1, t), (t + 4, t + 3)) if pair[0] < 4 * rounds]
+    stamps = stamped(device, probe(lanes, waits, lambda task, stream: calls[task % 4]), cores)
+    far_write, far_read, write, read = (_least((stamps[..., 2] - stamps[..., 1])[:, i::4]) for i in range(4))
+    return Cross(max(0.0, far_read - read) / nbytes, max(0.0, far_write - write) / nbytes, "measured")
+
+
+def measure_hand_over(device: Any, cores: tuple[int, ...], busy: float = 0.0, turns: int = 200) -> tuple[float, float]:
+    """Microseconds, of two lanes that take turns: from the end of a task until the task that awaits it on the other
+    lane starts; and from its end until its own lane goes on. `busy`: about how long each task takes."""
+    data = np.ones(max(1, int(busy * 1e3)), np.float32)  # at most some elements a nanosecond
+    calls: list[Thunk] = [partial(np.sqrt, data, out=data)] * 4 if busy else []
+    turns = turns if not busy else turns // 4
+    lanes = [[*range(0, turns, 2)], [*range(1, turns, 2)]]
+    stamps = stamped(device, probe(lanes, [(t + 1, t) for t in range(turns - 1)], lambda task, stream: calls), cores)
+    issued, start, end = (stamps[..., i] for i in range(3))
+    return _least(start[:, 1:] - end[:, :-1]), _least(issued[:, 2:] - end[:, :-2])

@@ -1,0 +1,149 @@
+"""How much two tasks on two streams slow each other down, measured pair by pair on the device.
+
+It never measures the schedule that is to be predicted: one stream repeats a piece of the chain, the other a weight
+gradient, and both are timed alone and together; on the CPU each is held to a core of its own. A repeated piece finds
+its data in the cache; so the time that the other stream adds is compared with the time of its tasks in a step.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache, partial
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import TaskGraph
+from ..devices.lanes import Program, Stream, run_program
+from ..pricing.corun import CoRun
+from ..pricing.cost import CostModel
+from ..runtime.bound import Bound
+from .lanes import lane_cores
+
+PIECE = 1000.0  #: microseconds: the length of the sample that stands for a group
+
+
+def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]], *,
+                  device: Any = None, rounds: int = 3, seed: int = 0,
+                  progress: Callable[[float], None] | None = None) -> CoRun:
+    """The slowdown of each pair (a, b) of groups, both ways. `groups`: task name -> group; `cost`: the times of the
+    tasks alone.
+
+    Takes the median of `rounds`. Works on copies, so no parameter changes. Calls `progress(share done)` after each
+    pair.
+    """
+    pairs = list(pairs)
+    bound = Bound(graph, None, device, private=True)
+    bound.load_random(np.random.Generator(np.random.Philox(seed)))
+    with np.errstate(all="ignore"):
+        for task in range(len(graph)):  # in order, so that every buffer holds a value
+            for call in bound.thunks(task):
+                call()
+    duration = cost.durations(graph)
+    members: dict[str, list[int]] = {}
+    for task in range(len(graph)):
+        members.setdefault(groups.get(graph.name(task), ""), []).append(task)
+    pieces = {name: _piece(members[name], duration) for name in {g for pair in pairs for g in pair}}
+    alone = {name: max(float(duration[piece].sum()), 1.0) for name, piece in pieces.items()}
+
+    def program(name: str, stream: Any = None) -> Program:
+        calls = [c for t in pieces[name] for c in bound.thunks(t, stream)]
+        return calls if bound.device.captures else bound.device.program(calls)
+
+    found: dict[tuple[str, str], list[tuple[float, float]]] = {pair: [] for pair in pairs}
+    with _Pairs(bound.device, program, alone) as measured:
+        if bound.device.captures:
+            rounds = 1  # a replayed graph repeats the tasks itself
+        for n in range(rounds):
+            measured.new_round()
+            for i, pair in enumerate(pairs):
+                found[pair].append(measured(*pair))
+                if progress:
+                    progress((n * len(pairs) + i + 1) / (rounds * len(pairs)))
+    slowdown: dict[str, dict[str, float]] = {}
+    for (a, b), both in found.items():
+        for one, other, side in ((a, b, 0), (b, a, 1)):
+            slowdown.setdefault(one, {})[other] = max(1.0, statistics.median(slow[side] for slow in both))
+    return CoRun(dict(groups), slowdown, "measured")
+
+
+class _Pairs:
+    """Runs two programs beside each other on two streams of a device, and returns how many times longer each takes. The
+    time of a program alone is measured once a round, since the machine's speed drifts."""
+
+    def __init__(self, device: Any, program: Callable[..., Program], alone: Mapping[str, float]) -> None:
+        self.device, self.program, self.alone = device, cache(program), alone
+        self.by_itself: dict[str, float] = {}
+
+    def __enter__(self) -> _Pairs:
+        self.stream = None
+        if not self.device.captures:
+            self.stream, self.cores = Stream("pairs", 1), os.sched_getaffinity(0)
+            self.held = lane_cores()
+            if len(self.held) == 2:
+                os.sched_setaffinity(0, self.held[:1])
+                self.stream.start([partial(os.sched_setaffinity, 0, self.held[1:])])
+                self.stream.join()
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        if self.stream is not None:
+            self.stream.close()
+            if self.held:
+                os.sched_setaffinity(0, self.cores)
+
+    def new_round(self) -> None:
+        self.by_itself.clear()
+
+    def __call__(self, a: str, b: str) -> tuple[float, float]:
+        if self.stream is None:
+            found: tuple[float, float] = (self.device.together(
+                lambda one, other: (self.program(a, one), self.program(b, other)), (self.alone[a], self.alone[b])))
+            return found
+        for name in (a, b):
+            if name not in self.by_itself:
+                self.by_itself[name] = _microseconds(self.program(name), max(1, round(PIECE / self.alone[name])))
+        times = max(1, round(max(PIECE, 3 * self.alone[b]) / self.alone[a]))
+        repeats = 2 + round(2.5 * times * self.alone[a] / self.alone[b])  # longer than the other
+        both = _together(self.stream, self.program(a), times, self.program(b), repeats)
+        return (1 + (both[0] - self.by_itself[a]) / self.alone[a], 1 + (both[1] - self.by_itself[b]) / self.alone[b])
+
+
+def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
+    """A sample of tasks, spread evenly over the group, about PIECE long; at least one task, of median length."""
+    total = float(duration[list(tasks)].sum())
+    if total <= PIECE:
+        return list(tasks)
+    count = max(1, int(len(tasks) * PIECE / total))
+    if count == 1:
+        return [sorted(tasks, key=lambda t: duration[t])[len(tasks) // 2]]
+    return [tasks[i * len(tasks) // count] for i in range(count)]
+
+
+def _together(stream: Stream, one: Program, times: int, other: Program, repeats: int) -> tuple[float, float]:
+    """Microseconds per run of each program while the other runs beside it, `repeats` times on the stream."""
+    stamps: list[float] = []
+    program: Program = []
+    for _ in range(repeats):
+        program += [*other, lambda: stamps.append(perf_counter())]
+    stream.start([lambda: stamps.append(perf_counter()), *program])
+    while len(stamps) < 2:  # until both run and their data are in the cache
+        run_program(one)
+    begin = perf_counter()
+    run_program(one * times)
+    end = perf_counter()
+    stream.join()
+    inside = [s for s in stamps if begin <= s <= end]
+    first, last = (inside[0], inside[-1]) if len(inside) > 1 else (stamps[1], stamps[-1])
+    count = len(inside) if len(inside) > 1 else len(stamps) - 1
+    return (end - begin) * 1e6 / times, (last - first) * 1e6 / (count - 1)
+
+
+def _microseconds(program: Program, times: int) -> float:
+    run_program(program)
+    begin = perf_counter()
+    run_program(program * times)
+    return (perf_counter() - begin) * 1e6 / times

@@ -1,0 +1,115 @@
+"""The costs of a torch network per stage of a pipeline: the tasks of torch's own pipeline runtime, timed one by one.
+
+Input and weight gradients are made as `torch.distributed.pipelining` makes them. Its stage 0 differentiates no input: I
+does nothing there, and W is the full backward. The times are for a free device: nine of ten repeats take longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from time import perf_counter, perf_counter_ns
+from typing import Any
+
+from ..pricing.cost import CostError, CostModel
+
+LEAST = 1e-3  #: microseconds of a task that does nothing; a plan needs positive times
+ROUNDS, MOST = 5, 200  #: the least and the most rounds over a stage's tasks; the first is a warm-up
+#: modules in order, each for the tensor of the one before; a micro-batch's inputs and targets; the loss of both
+Network = tuple[Sequence[Any], Any, Any, Callable[[Any, Any], Any]]
+
+
+def network_of(made: Any, device: str) -> Network:
+    """The result of a user's function, on a device. Raises ValueError for anything but a network."""
+    import torch
+
+    four: Any = made if isinstance(made, tuple) and len(made) == 4 else [()] * 4
+    layers, x, y, loss = four
+    if (not isinstance(layers, list | tuple | torch.nn.Sequential | torch.nn.ModuleList) or not layers
+        or not callable(loss) or not all(isinstance(given, torch.Tensor) for given in (x, y))):
+        raise ValueError("the function must return (layers, x, y, loss): a list of modules, two tensors, and a loss")
+    if wrong := [i for i, layer in enumerate(layers) if not isinstance(layer, torch.nn.Module)]:
+        raise ValueError(f"layer {wrong[0]} is a {type(layers[wrong[0]]).__name__}, not a torch module")
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ValueError("torch finds no CUDA device; leave --device out")
+    return [layer.to(device) for layer in layers], x.to(device), y.to(device), loss
+
+
+def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, seconds: float,
+                   progress: Callable[[float], None]) -> CostModel:
+    """Costs with one time in microseconds per block of so many layers, each measured for about `seconds`: kinds F, O
+    (torch's I), W, B and U; sizes saved_bytes (for the backward, beside parameters) and message_bytes. `optimizer`: a
+    class of `torch.optim`, in any case. Raises CostError for a block that fails, or does not return one tensor."""
+    import torch
+
+    each, x, y, loss = iter(network[0]), *network[1:]
+    layers = [torch.nn.Sequential(*islice(each, size)) for size in sizes]
+    update = next(c for name, c in vars(torch.optim).items() if name.lower() == optimizer and isinstance(c, type))
+    kinds: dict[str, list[float]] = {name: [] for name in "FOWBU"}
+    kept: dict[str, list[int]] = {"layers": [*sizes], "saved_bytes": [], "message_bytes": []}
+    for i, layer in enumerate(layers):
+        last = i == len(layers) - 1
+        x = x if i == 0 or not x.is_floating_point() else x.requires_grad_()
+        try:
+            end = (lambda output: loss(output, y)) if last else lambda output: output
+            output, saved = _saved(layer, x, end)
+            if not isinstance(output, torch.Tensor):
+                raise CostError(f"layer {i} returns a {type(output).__name__}; each layer must return one tensor")
+            grads = None if last else [torch.ones_like(output)]
+            for name, time in _times(layer, x, end, grads, update, seconds, i == 0).items():
+                kinds[name].append(time)
+        except RuntimeError as error:
+            raise CostError(f"layer {i}: {' '.join(str(error).split())[:300]}") from error
+        kept["saved_bytes"].append(saved)
+        kept["message_bytes"].append(0 if last else output.numel() * output.element_size())
+        x = output.detach()
+        progress((i + 1) / len(layers))
+    return CostModel(kinds=kinds, sizes=kept, source="measured",
+                     device=f"{x.device.type}, torch {torch.__version__}, {torch.get_num_threads()} threads")
+
+
+def _saved(layer: Any, x: Any, end: Callable[[Any], Any]) -> tuple[Any, int]:
+    """The output, and the bytes that stay for the backward beside parameters."""
+    import torch
+
+    found: Any = []  # they live on, so that no storage is used twice
+    with torch.autograd.graph.saved_tensors_hooks(lambda tensor: found.append(tensor) or tensor, lambda tensor: tensor):
+        end(output := layer(x))
+    own = {parameter.untyped_storage().data_ptr() for parameter in layer.parameters()}
+    size = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in found}
+    return output, sum(nbytes for place, nbytes in size.items() if place not in own)
+
+
+def _times(layer: Any, x: Any, end: Any, grads: Any, update: Any, seconds: float, first: bool) -> dict[str, float]:
+    """The time of each kind of task, mixed as in a pipeline."""
+    import torch
+    from torch.distributed.pipelining._backward import stage_backward_input, stage_backward_weight
+
+    seen: dict[str, list[int]] = {name: [] for name in "FOWBU"}
+    wait: Callable[[], Any] = torch.cuda.synchronize if x.is_cuda else lambda: None
+
+    def timed(kind: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        wait()
+        begin = perf_counter_ns()
+        found = call(*arguments), wait()
+        seen[kind].append(perf_counter_ns() - begin)
+        return found[0]
+
+    parameters = [p for p in layer.parameters() if p.requires_grad]
+    step = update(parameters, lr=1e-9).step if parameters else lambda: None
+    stop = perf_counter() + seconds
+    while len(seen["F"]) < ROUNDS or (perf_counter() < stop and len(seen["F"]) < MOST):
+        output = timed("F", lambda: end(layer(x)))
+        if not output.requires_grad:  # there is nothing to differentiate
+            continue
+        if not first:
+            output = output.clone() if output._is_view() else output  # torch cannot detach a view
+            groups = timed("O", stage_backward_input, [output], grads, [x], iter(parameters))[1]
+            timed("W", stage_backward_weight, iter(parameters), groups)
+            output = end(layer(x))
+        timed("B", torch.autograd.backward, [output], grads)
+        timed("U", step)
+        x.grad = None
+    found = {name: max(sorted(times[1:])[len(times) // 10] / 1000, LEAST) if times else LEAST
+             for name, times in seen.items()}
+    return found | ({"W": found["B"]} if first else {})

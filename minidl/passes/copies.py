@@ -1,0 +1,72 @@
+"""Parameters that stages on several ranks use, such as tied embeddings: one rank updates them, the others hold copies.
+
+A parameter's home is the first stage that uses it (`uses.py`). Every other rank that uses it has a copy, sums the
+gradients of its own uses over the micro-batches, and sends the sum to the home once. There the sums are added in the
+order of use, as in one process: so the bits are equal. The home counts the sum in the norm, updates, and sends the new
+weights back. That is two messages per copy and step, for any number of micro-batches. Sending back the summed gradient
+would take as many, and would need the optimizer's states on every rank.
+
+If a step updates several times, or its pipeline never drains, this holds for each update, and the copies follow the
+home as `followers.py` says.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..core.graph import Role, Rows
+from ..core.placement import Refused
+from ..core.tasks import Kind, repack
+from .draft import Copies, Draft
+from .uses import sums_of_uses, users
+
+
+def copies_of_weights(draft: Draft) -> Draft:
+    """Each rank uses its own copy of parameters that another rank updates.
+
+    The new tasks are of kind U: some mark a gradient as complete, so that it may be sent, and launch nothing; others
+    copy the received weights. The sums of uses become U, since they wait for all micro-batches; in a pipeline that
+    never drains a sum belongs to the weight gradient of the last micro-batch before its update, and ranks have no
+    copies yet. Raises Refused if the step updates such a parameter several times.
+    """
+    graph, rank, count, end = draft.graph, draft.rank, draft.micro_batches, len(draft.graph) - 1
+    e, sums = draft.edit(), np.flatnonzero(sums_of_uses(graph)).tolist()
+    writer = graph.writes.row_of_each()
+    for t in sums:
+        last = []
+        for b in graph.reads[t].tolist():
+            makers = writer[(graph.writes.ids == b) & (writer < t)]
+            last.append(int(graph.micro_batch[makers[-1]]))
+            if rank[makers[0]] == rank[t]:
+                continue
+            stage = int(draft.stage[makers[0]])
+            if draft.stale:  # the next backward may come before the message has gone
+                sent = e.copies([b], f"stage {stage}'s")
+                e.use(t, sent)
+                e.task(t - 1, e.unit(), Kind.U, count + last[-1], stage=stage, reads=[b], writes=sent.buffers.values(),
+                       launches=e.copy(sent.storages))
+            else:
+                given = e.buffer(b, e.storage_of[b], f"{e.names[b]}, stage {stage}'s")
+                e.use(t, Copies({b: given}, {}))
+                e.task(t - 1, e.unit(), Kind.U, stage=stage, reads=[b], writes=[given])
+        e.keys[t] = int(repack(e.keys[t], micro_batch=max(last)) if draft.stale
+                        else repack(e.keys[t], unit=e.unit(), kind=Kind.U, micro_batch=0))
+    if draft.stale:
+        return e.draft if sums else draft
+    changes = (graph.kind[writer] == Kind.U) & graph.role_is(Role.PARAMETER)[graph.writes.ids]
+    updates_of = Rows.from_pairs(graph.writes.ids[changes], writer[changes], len(graph.buffer_bytes))
+    used = users(graph)
+    for b in np.unique(graph.writes.ids[changes]).tolist():
+        updates, readers = updates_of[b], used[b]
+        if len(updates) > 1 and len(np.unique(rank[readers])) > 1:
+            raise Refused(draft.name, f"stages on several ranks use {graph.buffer(b).name}, and the step updates it "
+                          f"{len(updates)} times, but copies follow once per step", "update it once")
+        for r in np.setdiff1d(rank[readers], rank[updates]).tolist():
+            here = readers[rank[readers] == r]
+            stage = int(draft.stage[here].min())
+            copy = e.copies([b], f"stage {stage}'s copy")
+            for t in here.tolist():
+                e.use(t, copy)
+            e.task(end, e.unit(), Kind.U, stage=stage, reads=[b], writes=copy.buffers.values(),
+                   launches=e.copy(copy.storages))
+    return e.draft if sums or e.follows else draft

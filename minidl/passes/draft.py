@@ -1,0 +1,312 @@
+"""A draft: the part of a plan that exists so far for a recorded step, on one device or on ranks; and its editor.
+
+A pass is a function `(draft, **options) -> draft`. It returns the draft as it is if it has nothing to do, and raises
+Refused if it cannot. It may ask the draft for facts, never which policy or which other pass there is.
+`minidl.passes.every` has all passes in their order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import ROLES, Floats, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
+from ..core.machine import Machine
+from ..core.placement import Placement, Versions, contiguous
+from ..core.schedule import Lane, Schedule
+from ..core.tasks import Kind, as_recorded, pack, task_name
+from ..pricing.cost import CostModel
+
+ALONE = contiguous(1)  #: the placement of a step that is not cut: ranks, if there are several, are all alike
+
+
+@dataclass(frozen=True)
+class Sums:
+    """The sums of gradients over ranks that are all alike. `groups`: updates whose gradients travel together (None:
+    each alone); `part_bytes`: the most bytes of a part; `scatter`: AS and AG in place of A."""
+
+    groups: Sequence[Sequence[int]] | None = None
+    part_bytes: int | None = None
+    scatter: bool = False
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A step, whole or in stages. Columns of the graph's length: `time` in the unit of `cost`, NaN if only the link
+    gives it, and the `stage` of each task; a stage of the second direction has its number in the first one plus
+    `placement.stages`.
+
+    `cost` gives links. `schedule`: None until a policy has ordered the step. `stale`: the pipeline never drains;
+    `versions` are those that the entries of its schedule read. `validates`: by the policy's source, updates do not wait
+    for other stages. `sums`: how ranks that are all alike sum gradients, None if they do not. `name`: of the plan, for
+    messages. `planned`: makes a plan of name, graph, schedule, cost and number of ranks, so that a pass can ask for its
+    time and its bytes.
+    """
+
+    name: str
+    graph: TaskGraph
+    machine: Machine
+    cost: CostModel
+    placement: Placement
+    time: Floats
+    stage: Ints
+    stale: bool = False
+    validates: bool = False
+    schedule: Schedule | None = None
+    versions: Versions | None = None
+    sums: Sums | None = None
+    planned: Callable[..., Any] | None = None
+
+    @classmethod
+    def of(cls, graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None,
+           sums: Sums | None = None, name: str = "plan") -> Draft:
+        """A step that is not cut; `cost`: by default from flops and bytes."""
+        cost = CostModel.analytic() if cost is None else cost
+        return cls(name, graph, machine or Machine(), cost, ALONE, cost.durations(graph) + cost.launch,
+                   np.zeros(len(graph), np.int64), sums=sums)
+
+    @property
+    def staged(self) -> bool:
+        """Whether the step is cut into stages."""
+        return self.placement is not ALONE
+
+    @property
+    def order(self) -> Schedule:
+        """The schedule, which a policy has made."""
+        assert self.schedule is not None
+        return self.schedule
+
+    @property
+    def rank(self) -> Ints:
+        """The rank of each task."""
+        found: Ints = (self.placement.table.ravel()[self.stage] if self.placement.parts is None
+                       else self.placement.home(self.graph.keys, 1))
+        return found
+
+    @property
+    def micro_batches(self) -> int:
+        """The number of micro-batches with forwards."""
+        return int(self.graph.micro_batch[self.graph.kind == Kind.F].max(initial=-1)) + 1
+
+    @property
+    def priced(self) -> CostModel:
+        """The costs of the draft's tasks."""
+        tasks = {task_name(key): time for key, time in zip(as_recorded(self.graph.keys).tolist(), self.time.tolist(),
+                                                           strict=True) if time == time}
+        return replace(self.cost, tasks=tasks, kinds={}, launch=0.0, source="given")
+
+    def price(self, graph: TaskGraph) -> CostModel:
+        """The costs of a graph of these tasks, with some O and W as one B."""
+        own = self.priced
+        both = {f"{unit}B{i}": own.tasks.get(f"{unit}O{i}", 0.0) + own.tasks.get(f"{unit}W{i}", 0.0)
+                for unit, i in {(t.unit, t.micro_batch) for t in graph if t.kind == Kind.B}}
+        new = {t.name: 0.0 for t in graph if t.kind == Kind.U and t.name not in own.tasks}  # norms that are apart
+        return replace(own, tasks={**own.tasks, **both, **new})
+
+    def take(self, tasks: Ints, keys: Ints | None = None) -> Draft:
+        """The draft with its tasks in another order, or under other keys."""
+        return replace(self, graph=self.graph.take(tasks, keys), time=self.time[tasks], stage=self.stage[tasks])
+
+    def merged(self, graph: TaskGraph, group: Ints) -> Draft:
+        """The draft with another graph, whose task `group[t]` has taken up task t."""
+        first = np.empty(len(graph), np.int64)
+        first[group[::-1]] = np.arange(len(group))[::-1]
+        time = np.bincount(group, self.time, len(graph)).astype(np.float64)
+        return replace(self, graph=graph, time=time, stage=self.stage[first])
+
+    def edit(self) -> Edit:
+        """An editor of this draft."""
+        return Edit(self)
+
+
+@dataclass(frozen=True)
+class Copies:
+    """Copies of buffers: original -> copied buffer, original -> copied storage."""
+
+    buffers: Mapping[int, int]
+    storages: Mapping[int, int]
+
+
+class Edit:
+    """A draft that is changed: lists inside, columns outside. The tables are built once, by `draft`."""
+
+    def __init__(self, draft: Draft) -> None:
+        graph = draft.graph
+        self.old = draft
+        self.units = max(len(graph.unit_names), int(graph.unit.max(initial=-1)) + 1)
+        self.unit_names = [*graph.unit_names, *[""] * (self.units - len(graph.unit_names))]
+        self.keys, self.time, self.stage = graph.keys.tolist(), draft.time.tolist(), draft.stage.tolist()
+        self.flops, self.bytes = graph.flops.tolist(), graph.bytes.tolist()
+        self.reads, self.writes = _Sets(graph.reads), _Sets(graph.writes)
+        self.launches = list(graph.launches or ((),) * len(graph))
+        self.specs, self.role = list(graph.storages), graph.buffer_role.tolist()
+        self.storage_of, self.buffer_bytes = graph.buffer_storage.tolist(), graph.buffer_bytes.tolist()
+        self.names = list(graph.buffer_names)
+        self.follows: dict[int, list[int]] = {}  # task, or -1 for the begin -> new tasks right after it
+        self.entries: dict[int, list[int]] = {}  # task -> new tasks right after it in its lane
+        self.lanes: dict[Lane, list[int]] = {}  # new lanes
+
+    # ---------------------------------------------------------------------------------------------------------- memory
+    def storage(self, spec: StorageSpec) -> int:
+        """The number of a new storage."""
+        self.specs.append(spec)
+        return len(self.specs) - 1
+
+    def buffer(self, like: int, storage: int, name: str, role: Role | None = None) -> int:
+        """The number of a new buffer: as another one, on this storage."""
+        self.storage_of.append(storage)
+        self.buffer_bytes.append(self.buffer_bytes[like])
+        self.role.append(self.role[like] if role is None else ROLES.index(role))
+        if self.names:
+            self.names.append(name)
+        return len(self.storage_of) - 1
+
+    def place(self, spec: StorageSpec) -> tuple[int, int]:
+        """A new storage, and a buffer on it."""
+        at = self.storage(spec)
+        self.storage_of.append(at)
+        self.buffer_bytes.append(spec.bytes)
+        self.role.append(ROLES.index(spec.role))
+        if self.names:
+            self.names.append(spec.name)
+        return at, len(self.storage_of) - 1
+
+    def copies(self, buffers: Iterable[int], whose: str, **spec: Any) -> Copies:
+        """Copies of buffers and of their storages. `spec`: fields that differ from the storages' own, such as `role`;
+        `filled=True`: with the original's data, when a loop begins."""
+        mine = sorted(buffers)
+        filled = spec.pop("filled", False)
+        places = {}
+        for s in sorted({self.storage_of[b] for b in mine}):
+            own = self.specs[s]
+            places[s] = self.storage(replace(own, name=f"{own.name}, {whose}", **spec,
+                                             **({"filled": own.live} if filled else {})))
+        return Copies({b: self.buffer(b, places[self.storage_of[b]], f"{self.names[b]}, {whose}" if self.names else "",
+                                      spec.get("role")) for b in mine}, places)
+
+    def whole(self, storage: int) -> View:
+        """All elements of a storage."""
+        spec = self.specs[storage]
+        return View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype)
+
+    def copy(self, storages: Mapping[int, int]) -> tuple[Launch, ...]:
+        """Launches that copy each storage (key) as a whole to its target (value)."""
+        return tuple(Launch("copy", (self.whole(s),), (self.whole(to),)) for s, to in storages.items())
+
+    def buffers_of(self, task: int) -> dict[int, list[int]]:
+        """Storage -> its buffers that the task accesses."""
+        found: dict[int, list[int]] = {}
+        for b in sorted(self.reads[task] | self.writes[task]):
+            found.setdefault(self.storage_of[b], []).append(b)
+        return found
+
+    # ----------------------------------------------------------------------------------------------------------- tasks
+    def unit(self, name: str = "") -> int:
+        """The number of a new unit."""
+        self.unit_names.append(name)
+        self.units += 1
+        return self.units - 1
+
+    def task(self, after: int, unit: int, kind: Kind, micro_batch: int = 0, *, stage: int, reads: Iterable[int],
+             writes: Iterable[int], launches: Sequence[Launch] = (), part: int = 0, late: int = 0, time: float = 0.0,
+             flops: float = 0.0, nbytes: int = 0) -> int:
+        """The number of a new task, which comes right after another one (-1: before all) in the graph."""
+        self.keys.append(int(pack(unit, kind, micro_batch, part=part, late=late)))
+        self.time.append(time)
+        self.stage.append(stage)
+        self.flops.append(flops)
+        self.bytes.append(nbytes)
+        self.reads.append(set(reads))
+        self.writes.append(set(writes))
+        self.launches.append(tuple(launches))
+        self.follows.setdefault(after, []).append(len(self.keys) - 1)
+        return len(self.keys) - 1
+
+    def use(self, task: int, copies: Copies) -> None:
+        """The task reads these copies in place of the originals, and its launches use them."""
+        self.reads[task] = {copies.buffers.get(b, b) for b in self.reads[task]}
+        self.launches[task] = tuple(launch.moved(copies.storages) for launch in self.launches[task])
+
+    # ------------------------------------------------------------------------------------------------------ the order
+    def then(self, task: int, new: int) -> None:
+        """The new task runs right after another one in the lane of this."""
+        self.entries.setdefault(task, []).append(new)
+
+    def own_lane(self, lane: Lane, new: int) -> None:
+        """The new task runs last in a lane of its own kind."""
+        self.lanes.setdefault(lane, []).append(new)
+
+    # ------------------------------------------------------------------------------------------------------ the result
+    @property
+    def draft(self) -> Draft:
+        """The changed draft."""
+        graph, count = self.old.graph, len(self.old.graph)
+        order = np.array(_flat([*self.follows.get(-1, ()), *range(count)], self.follows), np.int64)
+        own = [self.launches[t] for t in order.tolist()]
+        grown = replace(
+            graph, keys=np.array(self.keys, np.int64)[order], flops=np.array(self.flops, np.float64)[order],
+            bytes=np.array(self.bytes, graph.bytes.dtype)[order],
+            reads=self.reads.take(order), writes=self.writes.take(order),
+            buffer_bytes=np.array(self.buffer_bytes, graph.buffer_bytes.dtype),
+            buffer_role=np.array(self.role, graph.buffer_role.dtype),
+            buffer_storage=np.array(self.storage_of, graph.buffer_storage.dtype), buffer_names=tuple(self.names),
+            unit_names=tuple(self.unit_names) if any(self.unit_names) else (), storages=tuple(self.specs),
+            launches=tuple(own) if any(own) else ())
+        changed = replace(self.old, graph=grown, time=np.array(self.time, np.float64)[order],
+                          stage=np.array(self.stage, np.int64)[order])
+        before = self.old.schedule
+        if before is None or not (self.entries or self.lanes):
+            return changed
+        schedule = self._ordered(before)
+        versions = self.old.versions and self.old.versions.moved(before, schedule)
+        return replace(changed, schedule=schedule, versions=versions)
+
+    def _ordered(self, schedule: Schedule) -> Schedule:
+        """The schedule with the new tasks."""
+        ids, keys = schedule.ids(self.old.graph), np.array(self.keys, np.int64)
+        lanes = [_flat(ids[a:b].tolist(), self.entries) for a, b in pairwise(schedule.ptr.tolist())]
+        tasks = np.array([t for lane in lanes for t in lane], np.int64)
+        second = np.zeros(len(keys), bool)
+        second[ids] = schedule.second
+        found = Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), keys[tasks],
+                         None if schedule.joined is None else second[tasks])
+        return found.with_lanes({lane: keys[own] for lane, own in self.lanes.items()}) if self.lanes else found
+
+
+class _Sets:
+    """Rows as sets, made where they are looked up."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows, self.count, self.found = rows, len(rows), dict[int, set[int]]()
+
+    def __getitem__(self, i: int) -> set[int]:
+        if i not in self.found:
+            self.found[i] = set(self.rows[i].tolist())
+        return self.found[i]
+
+    def __setitem__(self, i: int, row: set[int]) -> None:
+        self.found[i] = row
+
+    def append(self, row: set[int]) -> None:
+        self.found[self.count] = row
+        self.count += 1
+
+    def take(self, order: Ints) -> Rows:
+        """These rows in this order, ids ascending in each."""
+        at = np.arange(self.count)
+        at[[*self.found]] = len(self.rows) + np.arange(len(self.found))
+        return self.rows.followed_by(Rows.of([sorted(row) for row in self.found.values()])).take(at[order])
+
+
+def _flat(tasks: Sequence[int], follows: Mapping[int, Sequence[int]]) -> list[int]:
+    """The tasks, and after each one those that follow it."""
+    found: list[int] = []
+    todo = list(reversed(tasks))
+    while todo:
+        found.append(todo.pop())
+        todo += reversed(follows.get(found[-1], ()))
+    return found

@@ -1,0 +1,73 @@
+"""All passes over a step, in their order. Each is one function of one file.
+
+A policy orders the tasks between the two lists. Nothing else rewrites a step before it is proved; messages are added to
+the result (`send_receive.py`). A step on one device, or on ranks that are all alike, is not cut into stages: of these
+passes it goes through `WHOLE`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any
+
+from .backward import fused_backwards
+from .copies import copies_of_weights
+from .counts import counted_by_each
+from .directions import two_directions
+from .draft import Draft
+from .followers import followers
+from .loss_scale import loss_scale_by_stage
+from .norms import norms_by_stage
+from .overlap import more_overlap
+from .post_validation import post_validation
+from .recompute import recompute
+from .replicas import replicas, sums_asked_for
+from .stages import in_stages
+from .statistics import running_statistics
+from .steady import steady_state
+from .synchronise import summed_by_all
+from .together import updates_together
+from .updates_last import updates_last
+from .uses import at_home
+from .versions import weight_versions
+
+Pass = Callable[..., Draft]
+
+BEFORE_THE_ORDER: tuple[Pass, ...] = (
+    summed_by_all,  # of a step that is not cut; the others work on stages
+    two_directions,  # first: for all others a stage of the second direction is a stage like any other
+    running_statistics,  # adds updates of the first direction, which are like the step's own
+    at_home,  # before gradients are divided or measured, which is where they are summed
+    loss_scale_by_stage,  # before norms, which are of gradients that are divided
+    norms_by_stage,  # before copies: a sum of uses is still a weight gradient then, so its norm is found
+    copies_of_weights,  # before counts, which each rank does for its own updates
+    counted_by_each,
+    recompute,  # when each F has its final reads: an R has the same
+    in_stages,  # last: the others work on units
+)
+AFTER_THE_ORDER: tuple[Pass, ...] = (
+    sums_asked_for,  # first: refuses what has no effect, whatever else a step lacks
+    followers,  # before O and W become one task: the rank of W decides where weights live
+    fused_backwards,
+    updates_last,  # for pipelines that drain;
+    updates_together,  # and for those that never do: first the updates that wait for all stages,
+    steady_state,  # then all others, as soon as they can
+    weight_versions,  # by the order of all tasks
+    replicas,  # after versions: what is summed is not a version
+    more_overlap,  # when all that talks has its place, before tasks of the next step join
+    post_validation,  # last: the verdict is of gradients that replicas have summed
+)
+WHOLE = (summed_by_all, recompute)  #: the passes for a step that is not cut
+#: the options of the passes after the order: each has its own by name
+OPTIONS: dict[str, Parameter] = {
+    option: parameter for each in AFTER_THE_ORDER
+    for option, parameter in [*signature(each, eval_str=True).parameters.items()][1:]}
+
+
+def through(passes: tuple[Pass, ...], draft: Draft, options: Mapping[str, Any]) -> Draft:
+    """The draft after these passes, each with the options that it has."""
+    for each in (p for p in passes if draft.staged or p in WHOLE):
+        known = signature(each).parameters
+        draft = each(draft, **{name: value for name, value in options.items() if name in known})
+    return draft

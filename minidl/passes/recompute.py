@@ -1,0 +1,98 @@
+"""Recompute: activations are freed after their forward, and computed again just before the backward pass reads them.
+
+Chen, Xu, Zhang, Guestrin, "Training deep nets with sublinear memory cost", 2016. A task R of a dropped unit has the
+launches of its F on memory of its own: with the same counters, so that dropout masks repeat. R does not repeat F's
+lasting changes, such as the running statistics of a batch norm. So a step is bit-identical to the plain one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from ..core.graph import ROLES, Ints, Launch, Role, TaskGraph, moved_views
+from ..core.placement import Refused
+from ..core.tasks import Kind, unpack
+from .draft import Copies, Draft, Edit
+
+
+def runs_again(graph: TaskGraph, dropped: Collection[int], stage: Ints | None = None) -> set[int]:
+    """The forward tasks of these units that can run again. A task cannot if the step returns its result, if another
+    stage reads this, if a task before the second run changes its arguments, or if a task that shares its memory cannot;
+    then its activations are kept."""
+    stage = np.zeros(len(graph), np.int64) if stage is None else stage
+    place, activation = graph.buffer_storage.tolist(), graph.role_is(Role.ACTIVATION).tolist()
+    writers, readers = graph.writes.transposed(len(place)), graph.reads.transposed(len(place))
+    returned = {view.storage for view in graph.outputs}
+    made = {t: [b for b in graph.writes[t].tolist() if activation[b]]
+            for t in np.flatnonzero((graph.kind == Kind.F) & np.isin(graph.unit, [*dropped])).tolist()}
+    until = dict[int, int]()  # the last task that may need this one to run again
+    for t, own in reversed(made.items()):
+        until[t] = max((until.get(r, t) if graph.kind[r] == Kind.F else r for b in own for r in readers[b].tolist()),
+                       default=t)
+    again = {t for t, own in made.items() if own and not returned.intersection(place[b] for b in own)
+             and all(len(writers[b]) == 1 and (stage[readers[b]] == stage[t]).all() for b in own)
+             and not any(((t + graph.persistent[b] <= writers[b]) & (writers[b] < until[t])).any()
+                         for b in graph.reads[t].tolist())}
+    users = {place[b]: {*map(int, writers[b])} for t in again for b in made[t]}
+    for b, s in enumerate(place):
+        if s in users:
+            users[s].update(writers[b].tolist())
+    while kept := {t for t in again for b in made[t] if not users[place[b]] <= again}:
+        again -= kept
+    return again
+
+
+def recomputed(graph: TaskGraph, dropped: Collection[int]) -> TaskGraph:
+    """As `recompute`, for a graph alone."""
+    return recompute(Draft.of(graph), dropped).graph
+
+
+def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
+    """The activations of these units are computed again, each just before its first reader. Raises Refused for a
+    pipeline that never drains."""
+    graph = draft.graph
+    if dropped and draft.stale:
+        raise Refused(draft.name, "stages would compute activations again with newer weights", "keep all activations")
+    maker = {b: t for t in runs_again(graph, dropped, draft.stage) for b in graph.writes[t].tolist()
+             if graph.buffer_role[b] == ROLES.index(Role.ACTIVATION)}
+    together: dict[int, list[int]] = {}
+    for b in maker:
+        together.setdefault(int(graph.buffer_storage[b]), []).append(b)
+    e, buffers, storages, done = draft.edit(), dict[int, int](), dict[int, int](), set[int]()
+    for t in np.flatnonzero(graph.kind != Kind.F).tolist():
+        todo = [maker[b] for b in graph.reads[t].tolist() if b in maker]
+        needed = set[int]()
+        while todo:
+            if (f := todo.pop()) not in done | needed:
+                needed.add(f)
+                todo += [maker[b] for b in graph.reads[f].tolist() if b in maker]
+        for f in sorted(needed):
+            for s in {int(graph.buffer_storage[b]) for b in e.writes[f] if b in maker} - {*storages}:
+                copies = e.copies(together[s], "again")
+                buffers.update(copies.buffers)
+                storages.update(copies.storages)
+            _again(e, f, t - 1, Copies(buffers, storages))
+        done |= needed
+        e.use(t, Copies(buffers, storages))
+    return e.draft if done else draft
+
+
+def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
+    """A task R for this F. It reads recomputed values, and what nobody reads of its results goes to memory that only it
+    uses."""
+    own = unpack(e.keys[forward])
+    scratch = e.copies(e.writes[forward] - found.buffers.keys(), "scratch", role=Role.WORKSPACE, live=None)
+    written = {**found.storages, **scratch.storages}
+    states = {s: scratch.storages[s] for s in {e.storage_of[b] for b in e.reads[forward] & scratch.buffers.keys()}}
+    reads = {**found.storages, **states}  # not the states: a later forward, which changes them, may come first
+    launches = [Launch("fill", (view,), (view,), constants=(("value", 0.0),)) for view in map(e.whole, states.values())]
+    for launch in e.launches[forward]:
+        launches.append(Launch(launch.kernel, moved_views(launch.reads, reads), moved_views(launch.writes, written),
+                               moved_views(launch.work, written), launch.constants))
+        reads.update({v.storage: scratch.storages[v.storage] for v in launch.writes if v.storage in scratch.storages})
+    e.task(after, own.unit, Kind.R, own.micro_batch, part=own.part, stage=e.stage[forward],
+           reads={found.buffers.get(b, b) for b in e.reads[forward] - scratch.buffers.keys()},
+           writes={found.buffers.get(b) or scratch.buffers[b] for b in e.writes[forward]},
+           launches=launches, time=e.time[forward], flops=e.flops[forward], nbytes=e.bytes[forward])

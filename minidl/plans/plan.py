@@ -1,0 +1,238 @@
+"""Plans: a graph, a schedule of it, and what is known of them before anything runs.
+
+A plan is data. `minidl.plan` makes plans and proves each one, so a plan that exists can run and is within its limits. A
+plan knows no device, and only the name of its policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+
+from ..core.graph import TaskGraph
+from ..core.schedule import Schedule
+from ..core.tasks import COLLECTIVE, unpack
+from ..core.timeline import Timeline
+from ..passes.send_receive import add_communication, count_waits, talks
+from ..pricing.carried import Carried
+from ..pricing.cost import CostModel
+from ..pricing.simulation import CHAINED, Clock, Lanes, around, simulate, times
+from .program import Division, Program, check_limit, divide
+from .ranks import Iteration, alone, iteration
+
+if TYPE_CHECKING:
+    from ..core.placement import Placement, Versions
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One iteration on one device or on ranks, as it repeats. `cost`: of its tasks.
+
+    `ranks`: the number of processes, all replicas included. The schedule is one replica's (`minidl.rank_grid`): for as
+    many ranks, for one if all are alike (data-parallel), or between. `limit`: the most bytes per rank.
+    `notes`: the policy's options and findings. `remarks`: facts that a person should know, a line each.
+    """
+
+    scheduler: str
+    graph: TaskGraph
+    schedule: Schedule
+    cost: CostModel
+    ranks: int = 1
+    limit: int | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
+
+    def __repr__(self) -> str:
+        """`<Plan zb_h1: 96 tasks on 4 ranks, a step of 27>`."""
+        ranks = f" on {self.ranks} ranks" if self.ranks > 1 else ""
+        time = f"{self.predicted_step_ms:.4g} ms" if self.cost.unit else f"{self.step:g}"
+        return f"<Plan {self.scheduler}: {len(self.graph)} tasks{ranks}, a step of {time} predicted>"
+
+    def _repr_svg_(self) -> str:
+        """The predicted timeline as a picture, for notebooks."""
+        return self.timeline._repr_svg_()
+
+    @property
+    def synthetic(self) -> bool:
+        """Whether it is on given times: it has nothing to run, and no programs."""
+        return False
+
+    @property
+    def stale(self) -> bool:
+        """Whether tasks read older weights."""
+        return False
+
+    @cached_property
+    def division(self) -> Division:
+        """The plan's tasks by rank, with messages. Raises ScheduleError if the schedule is wrong."""
+        return divide(*self.with_messages, self.ranks)
+
+    def program(self, rank: int = 0) -> Program:
+        """The program of one rank, which is lowered once; data-parallel ranks have the same one. Raises
+        ScheduleError."""
+        found = self._programs.get(rank)
+        if found is None:
+            found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
+                     else self.division.program(rank))
+            self._programs[rank] = found
+        return found
+
+    @cached_property
+    def _programs(self) -> dict[int, Program]:
+        return {}
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """The program of each rank."""
+        return tuple(map(self.program, range(self.ranks)))
+
+    @property
+    def distinct_programs(self) -> tuple[Program, ...]:
+        """The programs of one replica; the others run the same ones."""
+        return tuple(map(self.program, range(self.division.grid.ranks)))
+
+    @cached_property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Bytes of each rank of a replica. Lowers all ranks."""
+        return tuple(program.peak_bytes for program in self.distinct_programs)
+
+    def divided(self) -> Self:
+        """The plan after the proof that ranks can run it and are within its limit. Raises ScheduleError if they
+        cannot, and MemoryLimitError for one above the limit; only a limit needs the memory of all ranks."""
+        if self.limit is not None:
+            for program in self.distinct_programs:
+                check_limit(program, self.limit)
+        if self.division.grid.ranks > 1:
+            return self
+        return self.with_known(schedule=self.program().schedule)
+
+    def with_known(self, **known: Any) -> Self:
+        """The plan with some of its fields or properties, which are known from elsewhere; nothing that has been derived
+        is derived again."""
+        found = copy(self)
+        vars(found).update(known)
+        return found
+
+    @cached_property
+    def with_messages(self) -> tuple[TaskGraph, Schedule]:
+        """Graph and schedule with sends and receives as tasks. Raises GraphError as `add_communication` does."""
+        if self.schedule.ranks == 1 or talks(self.schedule):
+            return self.graph, self.schedule
+        return add_communication(self.graph, self.schedule)
+
+    @cached_property
+    def waits(self) -> int:
+        """The number of event waits within ranks: of one lane for another, of a send for its result, of the first
+        reader for its receive."""
+        return sum(len(program.body[0].waits) for program in self.distinct_programs)
+
+    @cached_property
+    def priced(self) -> Iteration:
+        """An iteration of the programs, which the simulator times."""
+        return iteration(self.division) if self.division.grid.ranks > 1 else alone(self.program())
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """The predicted timeline."""
+        return simulate(self.priced.graph, self.priced.schedule, self.cost)
+
+    @cached_property
+    def period(self) -> float:
+        """Time per iteration if iterations follow each other without a barrier between ranks, in the costs' unit."""
+        return self._period(chained=self.schedule.ranks > 1)
+
+    def _period(self, chained: bool) -> float:
+        graph, schedule, carried = self.priced
+        lanes = Lanes.of(graph, schedule)
+        clock = Clock.of(graph, self.cost, lanes, carried)
+        return float(np.diff(clock.ends(lanes, CHAINED))[-1]) if chained else clock.period(lanes)
+
+    @cached_property
+    def step(self) -> float:
+        """Time of a step, in the costs' unit. Ranks that communicate begin the next step without a barrier; one device
+        ends the step first."""
+        if self.graph.late.any() or np.isin(unpack(self.schedule.keys).kind, COLLECTIVE).any():
+            return self.period + self.cost.step
+        around_it = 0.0
+        if self.ranks == 1:  # the time that the lanes of one device add to a step
+            graph, schedule, _ = self.priced
+            around_it = around(Lanes.of(graph, schedule), times(graph, schedule, self.cost).end, self.cost)
+        return self.timeline.makespan + around_it + self.cost.step
+
+    @property
+    def predicted_step_ms(self) -> float:
+        """The time of a step in milliseconds, for costs in microseconds."""
+        return self.step / 1000
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that all plans have. Given times have no unit, so they give no milliseconds."""
+        return {"tasks": len(self.graph), "edges": self.graph.edges, "waits": self.waits,
+                "predicted_step_ms": round(self.predicted_step_ms, 4) if self.cost.unit else None,
+                "peak_bytes": max(self.peak_bytes, default=None),
+                "activation_peak_bytes": None if self.synthetic else max(
+                    part.memory.activation_bytes for program in self.distinct_programs for part in program.parts)}
+
+
+@dataclass(frozen=True, repr=False)
+class PipelinePlan(Plan):
+    """A plan whose ranks hold stages of a network, or of a pipeline on given times.
+
+    `placement`: the rank of each stage. `cap`: the most live activations per rank, in full stages; `kept`: the fraction
+    of one that is still held between O and W; `peaks`: the most that each rank holds. `slices`: the number of sequence
+    slices per micro-batch, which are numbered as micro-batches. `versions` and `steady`: the weights that a stale plan
+    reads, and its time per mini-batch.
+    """
+
+    placement: Placement = field(kw_only=True)
+    micro_batches: int = 1
+    cap: float | None = None
+    kept: float = 1.0
+    slices: int = 1
+    peaks: tuple[float, ...] = ()
+    versions: Versions | None = None
+    steady: float | None = None
+
+    @property
+    def synthetic(self) -> bool:
+        return not self.graph.launches
+
+    @property
+    def stale(self) -> bool:
+        return self.versions is not None
+
+    @cached_property
+    def peak_bytes(self) -> tuple[int, ...]:
+        """Bytes of each rank of a replica; none on given times."""
+        return () if self.synthetic else super().peak_bytes
+
+    @cached_property
+    def waits(self) -> int:
+        """As of any plan; on given times, with messages on lanes of their own."""
+        if not self.synthetic:
+            return super().waits
+        return (len(self.schedule.waits(self.graph)) if talks(self.schedule)
+                else count_waits(self.graph, self.schedule))
+
+    @cached_property
+    def priced(self) -> Iteration:
+        """As of any plan; on given times its tasks, and its messages if their bandwidth counts, since they queue."""
+        if not self.synthetic:
+            return super().priced
+        graph, schedule = (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
+        return Iteration(graph, schedule, Carried())
+
+    @cached_property
+    def period(self) -> float:
+        """Time per step if steps follow each other without a barrier; of a stale plan on given times, per
+        mini-batch."""
+        return self._period(chained=True) if self.steady is None else self.steady
+
+    @cached_property
+    def step(self) -> float:
+        """Time of a step: a rank begins the next one while others still work. On given times, the step is by itself."""
+        return (self.timeline.makespan if self.synthetic else self.period) + self.cost.step

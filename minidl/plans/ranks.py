@@ -1,0 +1,83 @@
+"""The input of the simulator: one iteration of a plan, all ranks together.
+
+The tasks, lanes and waits come from the programs' loop bodies, so the simulator prices exactly what runs. A message
+is an edge from its send on one rank to its receive on another. This module has no times.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..core.graph import Ints, Rows, TaskGraph
+from ..core.schedule import Schedule
+from ..pricing.carried import Carried
+from .program import Division, Program
+
+
+class Iteration(NamedTuple):
+    """Tasks and their lanes, and the waits of the next iteration."""
+
+    graph: TaskGraph
+    schedule: Schedule
+    carried: Carried
+
+
+def alone(program: Program) -> Iteration:
+    """The iteration of one device, or of data-parallel ranks: the loop's body."""
+    body = program.body
+    return Iteration(body[0].graph, body[0].schedule, Carried.of(*(part.graph for part in body)))
+
+
+def iteration(division: Division) -> Iteration:
+    """The iteration of several ranks: the tasks of all, with separate buffers for each rank. A send writes, and its
+    receive reads, a buffer that represents the message, unless it is received in the next iteration."""
+    graph, schedule = division.graph, division.schedule
+    later = division.overlapping
+    sends, receives = division.sent[~later], division.received[~later]
+    rank = np.empty(len(graph), np.int64)
+    rank[division.tasks.ids] = division.tasks.row_of_each()
+    ends = np.zeros(len(graph), bool)
+    size, of_message = len(graph.buffer_bytes), np.arange(len(sends))
+
+    def rows(own: Rows, messages: Ints) -> tuple[Ints, Ints]:
+        task = own.row_of_each()
+        return np.append(task, messages), np.append(rank[task] * size + own.ids, -1 - of_message)
+
+    receiving, sending = ends.copy(), ends.copy()
+    receiving[division.received] = sending[division.sent] = True
+    reader, read = rows(graph.reads.where(~receiving), receives)
+    writer, written = rows(graph.writes.where(~sending), sends)
+    buffers, number = np.unique(np.concatenate([read, written]), return_inverse=True)
+    kept = buffers >= 0
+    source = buffers[kept] % size
+    storage = np.unique(buffers[kept] // size * len(graph.storages) + graph.buffer_storage[source],
+                        return_inverse=True)[1]
+
+    def column(values: Ints) -> Ints:
+        found = np.zeros(len(buffers), values.dtype)
+        found[kept] = values
+        return found
+
+    apart = TaskGraph(graph.keys, graph.flops, graph.bytes,
+                      Rows.from_pairs(reader, number[: len(read)], len(graph)),
+                      Rows.from_pairs(writer, number[len(read) :], len(graph)),
+                      column(graph.buffer_bytes[source]), column(graph.buffer_role[source]), column(storage),
+                      unit_names=graph.unit_names)
+    return Iteration(apart, schedule, _carried(schedule.ids(graph), schedule, division.sent[later],
+                                               division.received[later]))
+
+
+def _carried(ids: Ints, schedule: Schedule, sends: Ints, receives: Ints) -> Carried:
+    """A rank ends its step before it begins the next one: each of its lanes waits for the last task of all others. The
+    messages of these sends are received in the next iteration. `ids`: the task of each entry."""
+    busy = np.flatnonzero(np.diff(schedule.ptr))
+    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[busy]
+    order = np.argsort(rank, kind="stable")
+    pairs = [(a, b) for own in np.split(busy[order], np.flatnonzero(np.diff(rank[order])) + 1) for a in own.tolist()
+             for b in own.tolist() if a != b]
+    last, first = np.array(pairs, np.int64).reshape(-1, 2).T
+    source = np.append(ids[schedule.ptr[last + 1] - 1], sends)
+    target = np.append(ids[schedule.ptr[first]], receives)
+    return Carried(source, target, np.ones(len(source), np.int64))

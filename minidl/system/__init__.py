@@ -1,0 +1,1 @@
+"""The process and what surrounds it: files, users' modules, signals, and the launcher that started it."""

@@ -1,0 +1,101 @@
+"""Functions that users name: `file.py:function` or `package.module:function`. Their code runs when it is loaded."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+import sysconfig
+import threading
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+_LOADING = threading.RLock()  #: a thread that asks for a file while another runs it waits for all of it
+
+_HERE = Path(__file__).parents[1].absolute()
+#: folders of code that no user writes; in a clone, three rooms of the package are beside it
+_OTHERS = (_HERE, *(_HERE.parent / room for room in ("kernels", "models", "schedulers")),
+           Path(sysconfig.get_path("stdlib")))
+
+
+def function_of(name: str) -> Callable[..., Any]:
+    """The function with this name. Raises ValueError, with one line, if it cannot be loaded."""
+    where, _, function = name.rpartition(":")
+    if not where or not function.isidentifier():
+        raise ValueError(f"{name!r} is not the name of a function; write FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION")
+    is_file = where.endswith(".py")
+    if is_file and not Path(where).is_file():
+        raise ValueError(f"{where}: no such file")
+    try:
+        with _LOADING:
+            module = _of_file(where) if is_file else importlib.import_module(where)
+    except Exception as error:
+        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+    found = getattr(module, function, None)
+    if not callable(found):
+        own = [key for key, value in vars(module).items()
+               if callable(value) and getattr(value, "__module__", "") == module.__name__ and not key.startswith("_")]
+        raise ValueError(f"{where} has no function {function}; it has {', '.join(own) or 'none'}")
+    return found
+
+
+def line_of(error: BaseException) -> str:
+    """Where in a user's code an error arose, as `own.py, line 12`: the innermost call that is neither in this package,
+    nor in an installed one, nor in Python's library. Empty if there is none."""
+    found = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename).absolute()
+        if not any(map(path.is_relative_to, _OTHERS)) and "site-packages" not in path.parts and path.is_file():
+            found = f"{path.name}, line {line}"
+    return found
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """The file and line of a function that a user has written, as `own.py, line 12`."""
+    code = inspect.unwrap(function).__code__
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """Turns an error that arises in a user's code, or in what it calls, into a ValueError of one line with its place.
+    Other errors pass."""
+    try:
+        yield
+    except MemoryError:
+        raise
+    except Exception as error:
+        if not (place := line_of(error)):
+            raise
+        words = " ".join(str(error).split())[:300]
+        kind = "" if words and isinstance(error, ValueError | TypeError) else type(error).__name__
+        raise ValueError(f"{place}: {': '.join(filter(None, (kind, words)))}") from error
+
+
+def needs_function(name: str) -> None:
+    """Raises ValueError for a file of Python without the name of a function in it."""
+    if name.endswith(".py"):
+        raise ValueError(f"{name}: name its function as well: {name}:FUNCTION")
+
+
+def _of_file(path: str) -> Any:
+    """The file as a module. It runs once, and can import files from its own folder."""
+    known = str(Path(path).resolve())
+    if known in sys.modules:
+        return sys.modules[known]
+    spec = importlib.util.spec_from_file_location(known, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(Path(known).parent))
+    sys.modules[known] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[known]
+        raise
+    return module

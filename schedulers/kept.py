@@ -1,0 +1,187 @@
+"""Which activations a step keeps; all others are computed again (`minidl.passes.recompute`).
+
+A network is a chain of blocks, cut wherever one activation crosses. A block keeps all of its activations, or its
+output, or none. `all`: each keeps its output; `sqrt`: about sqrt(L) of L blocks do (Chen et al., 2016). `optimal`: the
+least time within a limit, by dynamic programming (rotor: Beaumont et al., 2019; here a forward runs at most twice).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import Floats, Ints, Role, TaskGraph
+from ..core.machine import PlanError
+from ..core.schedule import Schedule
+from ..core.tasks import Kind, unpack
+from ..passes.recompute import runs_again
+from ..plans.memory import MemoryLimitError, rounded
+from ..plans.plan import Plan
+from ..pricing.cost import CostModel
+from .saved import DROPPED, numbers
+
+SLOTS = 1024  #: into which the bytes of a limit are divided; sizes are rounded up
+WHOLE, OUTPUT, NOTHING = range(3)  #: the activations that a block keeps
+
+
+@dataclass(frozen=True)
+class Chain:
+    """Blocks in the order of their forwards. Each has its `units`, and the one that makes its output; in bytes,
+    `whole`: its activations that the backward pass reads, `output`: its output, `backward`: the other memory of its
+    backward; and the time to compute all of its activations `again`, or all but its output (`partly`)."""
+
+    units: Sequence[Sequence[int]]
+    maker: Sequence[int]
+    whole: Ints
+    output: Ints
+    backward: Ints
+    again: Floats
+    partly: Floats
+
+    def dropped(self, choice: Sequence[int]) -> tuple[int, ...]:
+        """The units whose activations are not kept."""
+        return tuple(sorted(u for b, how in enumerate(choice) if how != WHOLE for u in self.units[b]
+                            if how == NOTHING or u != self.maker[b]))
+
+
+def chain(graph: TaskGraph, cost: CostModel) -> Chain:
+    """The chain of a recorded step: the memory of its first micro-batch, the times of all."""
+    count, first = len(graph), graph.micro_batch == 0
+    forward = np.flatnonzero((graph.kind == Kind.F) & first)
+    backward = np.flatnonzero(np.isin(graph.kind, (Kind.O, Kind.W)) & first & np.isin(graph.unit, graph.unit[forward]))
+    storage, user = graph.storage_users.row_of_each(), graph.storage_users.ids
+    size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
+    born, dies, last = (np.full(len(size), value) for value in (count, -1, -1))
+    np.minimum.at(born, storage, user)
+    np.maximum.at(dies, storage, user)
+    np.maximum.at(last, storage[np.isin(user, forward)], user[np.isin(user, forward)])  # the last forward that uses it
+    made = np.array([s.role == Role.ACTIVATION for s in graph.storages], bool) & np.isin(born, forward)
+    saved = made & (dies > last)
+    free = saved & np.isin(born, [*runs_again(graph, np.unique(graph.unit).tolist())])
+    over = {t: np.flatnonzero(made & (born <= t) & (last > t)) for t in forward[:-1].tolist()}
+    crossing = {t: int(some[0]) for t, some in over.items() if len(some) == 1 and saved[some[0]]}
+    block, n = np.searchsorted([*crossing], np.arange(count + 1)), len(crossing) + 1
+    home = np.zeros(int(graph.unit.max()) + 1, np.int64)
+    home[graph.unit[forward]] = block[forward]
+    other = ~free & (dies >= 0) & ~np.array([s.role.persistent for s in graph.storages], bool)
+    change, needs = np.zeros(count + 1, np.int64), np.zeros(n, np.int64)
+    np.add.at(change, born[other], size[other])
+    np.add.at(change, dies[other] + 1, -size[other])
+    np.maximum.at(needs, home[graph.unit[backward]], np.cumsum(change)[backward])
+    outputs = [*crossing.values(), -1]
+    time = np.bincount(graph.unit, (cost.durations(graph) + cost.launch) * (graph.kind == Kind.F))
+
+    def takes(b: int, without: int) -> float:
+        own = free & (block[born] == b) & (np.arange(len(size)) != without)
+        needed = forward[(block[forward] == b) & (forward <= born[own].max(initial=-1))]
+        return float(time[graph.unit[needed]].sum())
+
+    return Chain([np.unique(graph.unit[forward[block[forward] == b]]).tolist() for b in range(n)],
+                 [int(graph.unit[born[s]]) if s >= 0 else -1 for s in outputs],
+                 np.bincount(block[born[free]], size[free], n).astype(np.int64),
+                 np.array([size[s] if s >= 0 and free[s] else 0 for s in outputs], np.int64), needs,
+                 np.array([takes(b, -1) for b in range(n)]), np.array([takes(b, s) for b, s in enumerate(outputs)]))
+
+
+def spaced(of: Chain, parts: int) -> list[int]:
+    """The last block of each part keeps its output; blocks of the last part, needed again at once, keep everything."""
+    part = (np.arange(len(of.whole) + 1) * parts // len(of.whole)).tolist()
+    return [WHOLE if p == parts - 1 else OUTPUT if p != after else NOTHING for p, after in pairwise(part)]
+
+
+def optimal(of: Chain, limit: int) -> list[int] | None:
+    """Which part each block keeps, so that the least is computed again and no moment needs more than `limit` bytes;
+    None if nothing is within the limit. Exact for limits up to SLOTS, else sizes are rounded up to a SLOTS-th of it."""
+    slot, n = max(1, -(-limit // SLOTS)), len(of.whole)
+    top = limit // slot
+    best, came = np.full((n + 1, top + 1), np.inf), np.zeros((n + 1, top + 1, 3), np.int64)  # what last, from where
+    best[0, 0] = 0.0
+
+    def step(i: int, j: int, how: int, kept: int, needed: int, time: float) -> None:
+        """Blocks i to j, if before them so much is kept that what they need is within the limit."""
+        kept, count = -(-int(kept) // slot), top + 1 + -int(needed) // slot
+        if count > 0:
+            new, at = best[i, :count] + time, slice(kept, kept + count)
+            better = np.flatnonzero(new < best[j, at])
+            best[j, at][better] = new[better]
+            came[j, at][better] = np.stack([np.full_like(better, how), np.full_like(better, i), better], axis=1)
+
+    for i in range(n):
+        step(i, i + 1, WHOLE, of.whole[i], of.whole[i] + of.backward[i], 0.0)
+        run = most = 0
+        for j in range(i, n):
+            run += of.whole[j]
+            most = max(most, run + of.backward[j])
+            step(i, j + 1, OUTPUT, of.output[j], most, float(of.again[i:j].sum() + of.partly[j]))
+    if not np.isfinite(best[n]).any():
+        return None
+    choice, j, kept = [NOTHING] * n, n, int(np.argmin(best[n]))
+    while j:
+        choice[j - 1], j, kept = came[j, kept].tolist()
+    return choice
+
+
+def dropped(graph: TaskGraph, cost: CostModel, recompute: str | Collection[int]) -> tuple[int, ...]:
+    """The units whose activations are not kept. `recompute`: all, sqrt, or the units that are kept, as numbers or
+    as text with commas. Raises PlanError for a layer that does not exist."""
+    if recompute in ("all", "sqrt"):
+        of = chain(graph, cost)
+        return of.dropped(spaced(of, round(len(of.whole) ** 0.5) if recompute == "sqrt" else len(of.whole)))
+    layers = {*graph.unit[graph.kind == Kind.F].tolist()}
+    words = recompute.split(",") if isinstance(recompute, str) else [*map(str, recompute)]
+    for word in words:
+        if not word.strip().isdecimal() or int(word) not in layers:
+            raise PlanError(f"recompute: there is no layer {word.strip()[:40]!r} to keep; give "
+                            f"none, all, sqrt, auto, or layers with commas, from {min(layers)} to {max(layers)}")
+    return tuple(sorted(layers - {int(word) for word in words}))
+
+
+def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collection[int],
+            make: Callable[[Collection[int], int | None], Plan]) -> Plan:
+    """The plan with the activations that `recompute` says; "auto": the fastest within the limit, or a MemoryLimitError
+    with the least that can be had. `make`: from the units that are computed again and a limit to a plan."""
+    if recompute == "none":
+        return make((), limit)
+    if not isinstance(graph, TaskGraph):
+        raise PlanError("recompute needs a recorded step: tasks on given times have no activations")
+    if recompute != "auto":
+        return make(dropped(graph, cost, recompute), limit)
+    if limit is None:
+        raise PlanError("recompute auto finds the fastest plan within a memory limit; give one, or all or sqrt")
+
+    def within(units: Collection[int]) -> Plan | None:
+        try:
+            return make(units, limit)
+        except MemoryLimitError:
+            return None
+
+    if (plain := within(())) is not None:
+        return plain
+    of = chain(graph, cost)
+    most = int(of.whole.sum() + of.backward.max())
+    least = bisect_left(range(most), True, key=lambda n: optimal(of, n) is not None)
+    limits = range(least, most + 1, max(1, (most - least) // 256))
+    above = bisect_left(limits, True, key=lambda n: within(of.dropped(optimal(of, n) or [])) is None)
+    choices = optimal(of, limits[max(above - 1, 0)]), spaced(of, round(len(of.whole) ** 0.5)), spaced(of, len(of.whole))
+    tried = sorted({of.dropped(choice) for choice in choices if choice})
+    fit = [(plan, one) for one in tried if (plan := within(one)) is not None]
+    if not fit:
+        smallest = min(max(make(one, None).peak_bytes) for one in tried)
+        raise MemoryLimitError(f"no choice of activations to compute again fits {limit:,} bytes; the least that can be "
+                               f"had is {smallest:,}")
+    best, units = min(fit, key=lambda found: found[0].step)
+    return best.with_known(remarks=(*best.remarks, f"to fit {limit:,} bytes, activations of {len(units)} of "
+                                                   f"{sum(map(len, of.units))} layers are computed again"))
+
+
+def dropped_by(schedule: Schedule) -> tuple[int, ...]:
+    """The units whose activations an order does not keep: by its notes, or by its tasks."""
+    if DROPPED in schedule.notes:
+        return tuple(numbers(schedule, DROPPED).tolist())
+    own = unpack(schedule.keys)
+    return tuple(np.unique(own.unit[own.kind == Kind.R]).tolist())

@@ -1,0 +1,170 @@
+"""The one way to a plan: a scheduler orders tasks, and `plan` makes the plan and proves it."""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ..core.graph import TaskGraph
+from ..core.machine import Machine, PlanError, shorten
+from ..core.placement import UNCLEAR, PipelineError
+from ..core.schedule import Schedule, ScheduleError
+from ..passes.draft import Draft
+from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
+from ..passes.recompute import recomputed
+from ..plans.plan import PipelinePlan, Plan
+from ..pricing.cost import CostModel
+from ..system.loading import line_of
+from .data_parallel import Policy as OnAllRanks
+from .kept import dropped_by, planned
+from .layer_times import with_communication
+from .ordered import Ordered, as_ordered, taken
+from .pipeline.network import arranged, plan_network, read_network
+from .pipeline.policy import Policy
+from .pipeline.proof import CapError, prove
+from .pipeline.synthetic import Pipeline, plan_times, read_times
+from .registry import KINDS, Function, Scheduler, find, made_by, of_function
+from .saved import cut_in, kind_of, sums_in, sums_notes
+
+
+def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
+         cost: CostModel | None = None, machine: Machine | None = None, *,
+         recompute: str | Collection[int] = "none", **options: Any) -> Plan:
+    """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved: it is valid on every
+    rank and within the machine's limits.
+
+    `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
+    those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`minidl.schedulers.kept`).
+    `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
+    says more than an order (which weights a task reads, where slices begin).
+
+    Raises ValueError if the policy cannot plan this, PlanError for arguments that make no sense, PipelineError where
+    the graph cannot be a pipeline, ScheduleError for a schedule that is not valid, and MemoryLimitError for a plan
+    above the limit.
+    """
+    given = isinstance(graph, Pipeline)  # times
+    cost = CostModel.analytic() if cost is None and not given else cost
+    machine = Machine() if machine is None else machine
+    for name, value, kinds in (("graph", graph, (TaskGraph, Pipeline)), ("cost", cost, (CostModel,)),
+                               ("machine", machine, (Machine,))):
+        if not isinstance(value, kinds) and not (name == "cost" and given and value is None):
+            raise PlanError(f"{name} is {shorten(value)}; it must be a "
+                            f"{' or a '.join(kind.__name__ for kind in kinds)}")
+    if not isinstance(policy, str | Schedule | Scheduler) and not callable(policy):
+        raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
+    try:
+        return planned(graph, cost, machine.memory_limit, recompute, lambda dropped, limit: _plan(
+            graph, policy, cost, replace(machine, memory_limit=limit), options, dropped))
+    except (*UNCLEAR, ValueError) as error:
+        if isinstance(error, ValueError) and type(error) is not ValueError:
+            raise
+        if type(error) is ValueError and not given:
+            raise PlanError(str(error)) from error
+        told = "".join(f", {option}={shorten(value)}" for option, value in options.items())
+        why = "there is not enough memory for this" if isinstance(error, MemoryError) else type(error).__name__
+        where = line_of(error)
+        raise (PipelineError if given else PlanError)(
+            f"scheduler {_name(policy)} cannot plan this {'pipeline' if given else 'graph'} on {machine.size} ranks"
+            f"{told}: {why}: {error}{f' ({where})' if where else ''}") from error
+
+
+def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping[str, Any],
+          dropped: Collection[int]) -> Plan:
+    kind = "pipeline" if isinstance(graph, Pipeline) else None
+    if isinstance(policy, Schedule):
+        if not kind and kind_of(policy) != "pipeline":  # of the tasks of this graph, sums included
+            graph = recomputed(graph, dropped_by(policy))
+            return Plan("given", graph, policy, cost, machine.size, machine.memory_limit).divided()
+        chosen = Scheduler("given", "pipeline", policy)
+    elif isinstance(policy, str):
+        chosen = find(policy, kind)
+    else:
+        chosen = policy if isinstance(policy, Scheduler) else of_function(_name(policy), policy, kind)
+    if kind is None:
+        chosen.check(options)
+        how = chosen.function
+        options = {**options, "dropped": dropped_by(how) if isinstance(how, Schedule) else dropped}
+    made = replace(_called(chosen, graph, cost, machine, options), limit=machine.memory_limit)
+    if not isinstance(made, PipelinePlan):
+        return made.divided()
+    try:
+        return prove(replace(made, scheduler=chosen.name, cap=machine.activation_cap))
+    except ScheduleError as error:
+        if isinstance(chosen.function, Schedule) or (kind and not isinstance(error, CapError)):
+            raise  # with the grid in which the task is marked
+        raise PipelineError(f"{chosen.name}: {error.message}") from None
+
+
+def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options: Mapping[str, Any]) -> PipelinePlan:
+    """The plan of a pipeline."""
+    how = chosen.function
+    if isinstance(graph, Pipeline):
+        if isinstance(how, Schedule):
+            return read_times(graph, how, cost, machine, **options)
+        if isinstance(how, Policy):
+            return plan_times(graph, how, cost, machine, **options)
+        raise PlanError(f"scheduler {chosen.name} is {KINDS[chosen.parallel]}, not {KINDS['pipeline']}")
+    if isinstance(how, Policy):
+        if how.arranges is None:
+            return plan_network(graph, how, cost, machine, **options)
+        return arranged(graph, how, cost, machine, lambda name: find(name, "pipeline").staged, **options)
+    assert isinstance(how, Schedule)
+    under, known = made_by(how)
+    if under is not None and options.get("like") is None:
+        known |= {"stage_of_unit": cut_in(how, graph), "dropped": options["dropped"]}
+        options = {**options, "like": plan_network(graph, under, cost, machine, **known)}
+    return read_network(graph, how, cost, machine, **options)
+
+
+def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: TaskGraph, cost: CostModel,
+           machine: Machine, dropped: Collection[int], **options: Any) -> Plan:
+    """The plan of a step that is not cut into stages."""
+    sums = (policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
+            else sums_in(policy) if isinstance(policy, Schedule) and chosen.parallel == "data" else None)
+    draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, sums, chosen.name), {"dropped": dropped})
+    if sums is not None and machine.collective is not None:
+        cost = with_communication(draft.graph, cost, machine.collective)
+    if isinstance(policy, Schedule):
+        found = Ordered(policy)
+    else:
+        try:
+            inspect.signature(policy).bind(graph, cost, machine, **options)
+        except TypeError as error:
+            raise PlanError(f"scheduler {chosen.name}: {error}; a scheduler is a function of (graph, cost, machine)"
+                            ) from None
+        given = replace(cost, tasks=dict(cost.tasks), kinds=dict(cost.kinds)) if chosen.own else cost  # it may change
+        found = as_ordered(policy(draft.graph, given, machine, **options), chosen.name, policy)
+    schedule = found.schedule if sums is None else replace(found.schedule, notes=sums_notes(sums))
+    draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule), {})
+    return Plan(chosen.name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
+                {**options, **found.notes}, found.remarks)
+
+
+def _name(policy: str | Function | Policy | Schedule | Scheduler) -> str:
+    if isinstance(policy, str):
+        return policy
+    return str(getattr(policy, "name", None) or getattr(policy, "__name__", type(policy).__name__))
+
+
+def _called(chosen: Scheduler, graph: Any, cost: Any, machine: Machine, options: Mapping[str, Any]) -> Plan:
+    """The plan of the policy, not proved yet. An error inside a user's policy becomes a PlanError that names it and the
+    line."""
+    here = os.getcwd() if chosen.own else None
+    try:
+        if isinstance(graph, Pipeline) or chosen.parallel == "pipeline":
+            return _staged(graph, chosen, cost, machine, options)
+        assert not isinstance(chosen.function, Policy)
+        return _uncut(chosen, chosen.function, graph, cost, machine, **options)
+    except Exception as error:
+        where = line_of(error)
+        clear = isinstance(error, PipelineError) or (isinstance(error, PlanError) and not where)
+        if clear or not chosen.own or isinstance(chosen.function, Schedule):
+            raise
+        what = error.message if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"
+        raise PlanError(f"scheduler {chosen.name} failed: {what}{f' ({where})' if where else ''}") from error
+    finally:
+        if here is not None:
+            os.chdir(here)  # names of files stay what they are, even if a user's policy has gone to another folder

@@ -1,0 +1,120 @@
+"""Facts that the CSV of a plan keeps beside the order: how its ranks sum gradients, how a network is cut in stages, and
+which policy and options made it. With these an order can be proved and run again. They are the notes of the schedule.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import Ints, TaskGraph
+from ..core.schedule import Schedule, ScheduleError
+from ..core.tasks import Kind
+from ..passes.draft import Sums
+
+POLICY = "scheduler"  #: of an order that says less than its policy: which weights it reads, where slices begin
+OPTIONS = "options"  #: of that policy
+DROPPED = "layers computed again"
+CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over ranks"
+
+
+def notes_of(graph: TaskGraph, stage_of_unit: Ints, options: Mapping[str, Any]) -> dict[str, str]:
+    """The notes of an order of these stages of a network, planned with these options."""
+    notes = {CUT: " ".join(map(str, stage_of_unit[_computing(graph)].tolist()))}
+    return notes if options.get(PARTS) is None else notes | {PARTS: str(options[PARTS])}
+
+
+def policy_notes(name: str, options: Mapping[str, Any]) -> dict[str, str]:
+    """The notes of an order that only its policy explains."""
+    return {POLICY: name} | ({OPTIONS: _text(options)} if options else {})
+
+
+def sums_notes(sums: Sums) -> dict[str, str]:
+    """The notes of an order for ranks that sum gradients so."""
+    return {SUMS: _text(asdict(sums))}
+
+
+def kind_of(schedule: Schedule) -> str:
+    """How training is spread over ranks by this order: "pipeline", "data" or, if its notes do not say, "none"."""
+    return "pipeline" if CUT in schedule.notes else "data" if SUMS in schedule.notes else "none"
+
+
+def options_in(notes: Mapping[str, str]) -> dict[str, Any]:
+    """The options of the policy under which the order was made. Raises ScheduleError."""
+    return _object(notes, OPTIONS)
+
+
+def sums_in(schedule: Schedule) -> Sums:
+    """How ranks sum gradients; each alone if the order does not say. Raises ScheduleError."""
+    found = _object(schedule.notes, SUMS)
+    groups, part_bytes, scatter = (found.get(name) for name in ("groups", "part_bytes", "scatter"))
+    fits = (not found.keys() - {"groups", "part_bytes", "scatter"} and scatter in (None, False, True)
+            and (part_bytes is None or (_whole(part_bytes) and part_bytes > 0))
+            and (groups is None or (isinstance(groups, list)
+                                    and all(isinstance(g, list) and all(map(_whole, g)) for g in groups))))
+    if not fits:
+        raise ScheduleError(f"the plan's {SUMS!r} is {schedule.notes[SUMS][:40]!r}; it must have lists of tasks as "
+                            f"groups, part_bytes from 1 on, and scatter true or false")
+    return Sums(groups, part_bytes, bool(scatter))
+
+
+def cut_in(schedule: Schedule, graph: TaskGraph) -> Ints | None:
+    """The stage of each unit of the network for which the order was made; None if it does not say. Raises
+    ScheduleError for the cut of another network."""
+    if CUT not in schedule.notes:
+        return None
+    found = numbers(schedule, CUT)
+    units = _computing(graph)
+    if len(found) != len(units):
+        under = schedule.notes.get(POLICY)
+        raise ScheduleError(f"the plan's {CUT!r} has {len(found)} of them, but the network has {len(units)}; "
+                            + (f"give --scheduler {under[:40]}" if under else "is it the plan of another network?"))
+    every = np.arange(int(graph.unit.max(initial=-1)) + 1)  # others, such as an optimizer's, go with the one before
+    of_each: Ints = found[np.maximum(np.searchsorted(units, every, "right") - 1, 0)]
+    return of_each
+
+
+def part_bytes_in(schedule: Schedule) -> int | None:
+    """The most bytes of a part of an all-reduce; None if it is whole. Raises ScheduleError."""
+    if PARTS not in schedule.notes:
+        return None
+    found = numbers(schedule, PARTS)
+    if len(found) != 1 or not found[0]:
+        raise ScheduleError(f"the plan's {PARTS!r} is {schedule.notes[PARTS][:40]!r}; it must be a number from 1 on")
+    return int(found[0])
+
+
+def _computing(graph: TaskGraph) -> Ints:
+    """The units of a network that compute, ascending: whatever the optimizer, these are the same."""
+    return np.unique(graph.unit[np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))])
+
+
+def _text(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, default=lambda value: value.item())  # of NumPy's numbers
+
+
+def _object(notes: Mapping[str, str], name: str) -> dict[str, Any]:
+    try:
+        found = json.loads(notes.get(name, "{}"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise ScheduleError(f"the plan's {name!r} is {notes[name][:40]!r}; it must be an object in JSON")
+    return found
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def numbers(schedule: Schedule, name: str) -> Ints:
+    """The numbers of a note. Raises ScheduleError."""
+    words = schedule.notes[name].split()
+    wrong = next((word for word in words if not (word.isascii() and word.isdecimal() and len(word) < 16)), None)
+    if wrong is not None:
+        raise ScheduleError(f"the plan's {name!r} has {wrong[:40]!r}, which is not a number")
+    return np.array(words, np.int64)

@@ -1,0 +1,528 @@
+"""The record of what was shown on a GPU: commands that stand in for its parts, their limits, and merging."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import PATIENCE, ROOT, until
+
+import minidl as ml
+from minidl.kernels import cuda
+
+BENCH = ROOT / "bench"
+sys.path.insert(0, str(BENCH))
+
+import common  # noqa: E402
+import gpu_proof  # noqa: E402
+import processes  # noqa: E402
+from gpu_proof import Part, Section, Step, prove  # noqa: E402
+from ladder_cases import CASES, OTHERS  # noqa: E402
+
+ABOUT = {"gpu": {"name": "none"}, "sources": "s"}
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    monkeypatch.setattr(gpu_proof, "POLL", 0.1)
+    for module in (processes, gpu_proof):
+        monkeypatch.setattr(module, "GRACE", 0.5)
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def part(*steps: Step, **more: Any) -> Part:
+    return Part(lambda folder: list(steps), **more)
+
+
+def record(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text())
+
+
+def lives(pid: int) -> bool:
+    """Whether a process runs (a zombie does not)."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def ends(pid: str) -> None:
+    until(lambda: not lives(int(pid)), f"process {pid} has ended")
+
+
+def test_parts_are_merged_into_one_record(tmp_path):
+    out = tmp_path / "results" / "proof.json"
+    one = prove("one", part(Step("a", python("print('{\"x\": 1}')"), read=gpu_proof.printed), Step("b", python(""))),
+                out, ABOUT, PATIENCE)
+    assert one["passed"]
+    two = prove("two", part(Step("a", python("import sys; print('far'); sys.exit('not right')")),
+                            Step("b", python(""))), out, ABOUT, PATIENCE)
+    assert not two["passed"]
+    three = prove("three", part(missing=lambda: "not here"), out, ABOUT, PATIENCE)
+    assert three == {"left_out": "not here"}
+    found = record(out)
+    assert found["name"] == "gpu_proof"
+    assert list(found["parts"]) == ["one", "two", "three"]
+    assert found["parts"]["one"]["machine"] == ABOUT
+    assert found["parts"]["one"]["steps"]["a"]["record"] == {"x": 1}
+    failed = found["parts"]["two"]["steps"]["a"]
+    assert (failed["exit"], failed["timed_out"], failed["said"]) == (1, False, ["far", "not right"])
+    assert found["parts"]["two"]["steps"]["b"]["passed"], "a step that fails does not end the part"
+    assert not found["passed"]
+    prove("two", part(Step("a", python(""))), out, ABOUT, PATIENCE)
+    assert record(out)["passed"]
+    assert list(record(out)["parts"]) == ["one", "two", "three"]
+
+
+def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(tmp_path, monkeypatch):
+    out, pids = tmp_path / "proof.json", tmp_path / "pids"
+    code = (f"import os, signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+            f"child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, "
+            f"signal.SIG_IGN); time.sleep(3600)'])\n"
+            f"print('tests/test_a.py::test_one PASSED [ 50%]', flush=True)\n"
+            f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}'); time.sleep(3600)")
+    clock = time.monotonic
+    # time runs out when it has spoken
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if pids.exists() and pids.read_text() else 0))
+    slow = prove("slow", part(Step("a", python(code), read=gpu_proof.tests_found), Step("b", python(""))),
+                 out, ABOUT, PATIENCE)
+    monkeypatch.undo()
+    assert (slow["steps"]["a"]["timed_out"], slow["steps"]["a"]["counts"],
+            slow["steps"]["a"]["passed"]) == (True, {"PASSED": 1}, False)
+    assert slow["steps"]["b"]["left_out"] == "no time was left"
+    assert not slow["passed"]
+    for pid in pids.read_text().split():
+        ends(pid)
+
+
+def test_a_step_that_ends_leaves_no_process_behind(tmp_path):
+    pid = tmp_path / "pid"
+    code = (f"import subprocess, sys; open({str(pid)!r}, 'w').write(str(subprocess.Popen([sys.executable, '-c', "
+            f"'import time; time.sleep(3600)']).pid))")
+    assert prove("one", part(Step("a", python(code))), tmp_path / "proof.json", ABOUT, PATIENCE)["passed"]
+    ends(pid.read_text())
+
+
+def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path):
+    out, pid = tmp_path / "proof.json", tmp_path / "pid"
+    step = (f"import os, time; print('tests/test_a.py::test_one PASSED [ 50%]', flush=True); "
+            f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600)")
+    code = (f"import signal, sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path\n"
+            f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', "
+            f"{step!r}], read=g.tests_found)]\n"
+            f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, {PATIENCE})")
+    proof = subprocess.Popen(python(code))
+    try:
+        until(lambda: pid.exists() and pid.read_text(), "the second step has begun")
+        proof.send_signal(signal.SIGTERM)
+        assert proof.wait(PATIENCE) == 143
+    finally:
+        proof.kill()
+    steps = record(out)["parts"]["one"]["steps"]
+    assert steps["first"]["passed"]
+    assert steps["second"]["stopped"]
+    assert steps["second"]["counts"] == {"PASSED": 1}
+    assert not record(out)["passed"]
+    ends(pid.read_text())
+
+
+@pytest.mark.slow
+def test_a_runs_tests_are_told_apart_and_one_that_loses_its_process_hides_no_other(tmp_path):
+    (tmp_path / "test_some.py").write_text(
+        "import os, pytest, warnings\ndef test_right(): warnings.warn('never mind')\n"
+        "@pytest.mark.parametrize('s', ['a b'])\ndef test_wrong(s): assert 0\ndef test_lost(): os._exit(5)\n"
+        "@pytest.mark.skip\ndef test_later(): pass\ndef test_after(): pass\n")
+    command = [*gpu_proof.pytest(str(tmp_path / "test_some.py")), "--rootdir", str(tmp_path), "-o", "addopts=", "-o",
+               "filterwarnings=error"]
+    found = prove("tests", part(Step("t", command, read=gpu_proof.tests_found)), tmp_path / "proof.json", ABOUT,
+                  PATIENCE)["steps"]["t"]
+    assert found["counts"] == {"PASSED": 2, "FAILED": 2, "SKIPPED": 1}
+    assert [name.rpartition("/")[2] for name in found["failed"]] == ["test_some.py::test_wrong[a b]",
+                                                                     "test_some.py::test_lost"]
+    assert not found["passed"]
+    assert not gpu_proof.tests_found(tmp_path, "")["passed"], "no test at all shows nothing"
+
+
+def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(tmp_path, monkeypatch):
+    out, ran = tmp_path / "proof.json", tmp_path / "ran"
+
+    def steps(*endings: str) -> Part:
+        return part(*(Step(name, python(f"open({str(ran)!r}, 'a').write({name!r}); {ending}"))
+                      for name, ending in zip("abcd", endings, strict=True)))
+
+    def names() -> str:
+        said = ran.read_text() if ran.exists() else ""
+        ran.unlink(missing_ok=True)
+        return said
+
+    clock = time.monotonic
+    # c takes all there is
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if ran.exists() and "c" in ran.read_text() else 0))
+    first = prove("p", steps("", "exit(1)", "import time; time.sleep(3600)", ""), out, ABOUT, PATIENCE)
+    monkeypatch.undo()
+    assert names() == "abc"
+    assert [first["steps"][name]["passed"] for name in "abcd"] == [True, False, False, False]
+    again = prove("p", steps("exit(1)", "", "", ""), out, ABOUT, PATIENCE)
+    assert names() == "dbc", "a has passed, d never ran"
+    assert again["passed"]
+    assert prove("p", steps("", "", "", ""), out, ABOUT, PATIENCE)["passed"]
+    assert names() == "abcd", "all had passed"
+    prove("p", steps("", "exit(1)", "", ""), out, ABOUT, PATIENCE)
+    names()
+    prove("p", steps("", "", "", ""), out, {**ABOUT, "sources": "t"}, PATIENCE)
+    assert names() == "abcd", "of other sources nothing stays"
+
+
+def test_single_steps_can_be_chosen(tmp_path):
+    out, ran = tmp_path / "proof.json", tmp_path / "ran"
+
+    def chosen(*texts: str) -> Any:
+        ran.write_text("")
+        steps = [Step(name, python(f"open({str(ran)!r}, 'a').write({name[0]!r})"))
+                 for name in ("a one", "b one", "c two")]
+        return prove("p", part(*steps), out, ABOUT, 30, texts)
+
+    first = chosen("b", "two")
+    assert ran.read_text() == "bc"
+    assert first["steps"]["a one"]["left_out"] == "not chosen"
+    assert not first["passed"], "what has not been run has not passed"
+    assert gpu_proof.state(first, ABOUT) == 1, "it is not finished"
+    assert chosen("a")["passed"]
+    assert ran.read_text() == "a", "the others stay as they are"
+    assert chosen("one")["passed"]
+    assert ran.read_text() == "ab", "what is asked for is run, whether it has passed or not"
+
+
+def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_path):
+    names = [step.name.partition(",")[0] for step in gpu_proof.sanitized(tmp_path)]
+    assert names == ["memcheck", "memcheck", "racecheck", "racecheck"]
+    (filtered,) = {step.command[step.command.index("--kernel-name-exclude") + 1]
+                   for step in gpu_proof.sanitized(tmp_path)[2:]}
+    excluded = re.compile(filtered.removeprefix("regex="))
+    ours = [name for path in cuda.SOURCES.glob("*.cu") for name in cuda.kernels_of(path.name)]
+    assert [name for name in ours if excluded.search(name)] == []
+    theirs = ["sm90_xmma_fprop_implicit_gemm_tf32f32", "_ZN7cutlass7Kernel2I", "nvjet_tst_128x64",
+              "_Z17wgrad_alg0_engineI", "_ZN8cublasLt19splitKreduce_kernelI"]
+    assert all(excluded.search(name) for name in theirs)
+
+
+def test_parts_that_are_needed_most_come_first():
+    assert list(gpu_proof.parts(540)) == ["smoke", "tests", "kernels", "table", "nccl", "launch", "ladder", "mpi",
+                                          "sanitizer", "references"]
+
+
+@pytest.mark.wide
+def test_a_proof_that_is_killed_leaves_what_was_finished(tmp_path):
+    out = tmp_path / "proof.json"
+    code = (f"import sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib "
+            f"import Path; g.POLL = 0.1\n"
+            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', 'import "
+            f"time; time.sleep(3600)'])]\n"
+            f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, {PATIENCE})")
+    proof = subprocess.Popen(python(code), start_new_session=True)
+    try:
+        until(lambda: out.exists() and "second" in record(out)["parts"]["one"]["steps"], "the second step has begun")
+    finally:
+        for process in Path("/proc").glob("[0-9]*"):  # as what ends a session: every process of it
+            with suppress(OSError):
+                if os.getsid(int(process.name)) == proof.pid:
+                    os.kill(int(process.name), signal.SIGKILL)
+        proof.wait(PATIENCE)
+    steps = record(out)["parts"]["one"]["steps"]
+    assert steps["first"]["passed"]
+    assert "exit" not in steps["second"]
+
+
+def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
+    out, name = tmp_path / "results" / "proof.json", "compiled a0.25 32px"
+    times = {"minidl": "E3 in_order", "step_ms": {"E3 in_order": {"median": 2}}, "left_out": {},
+             "ratios": {"B1 tuned / E3 in_order": {"median": 3}}}
+    networks = {"tf32": {"other": {}, "a0.25 32px b32": {
+        "first": times, "B3": {"left_out": {"B3": "not here"}}, "B4": {"left_out": {"B4": "no time was left"}}}}}
+    climb = (f"import json, pathlib, sys; path = pathlib.Path(sys.argv[-1]); had = "
+             f"json.loads(path.read_text())['climbs'] if path.exists() else []; "
+             f"path.write_text(json.dumps({{'climbs': [*had, len(had)], 'networks': {networks}, 'passed': True}}))")
+    monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: [*python(climb), *arguments])
+    for climbs in ([0], [0, 1]):
+        step = prove("ladder", gpu_proof.parts(60)["ladder"], out, ABOUT, PATIENCE, ["compiled a0.25"])["steps"][name]
+        assert step["record"] == "ladder.json"
+        assert step["passed"]
+        assert step["line"] == "B1 tuned 3.00x; E3 in_order 2.00 ms; B3: not here"
+        assert record(out.with_name("ladder.json"))["climbs"] == climbs
+    assert step["command"][-4:-1] == ["--budget", "40", "--out"]
+
+
+def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, monkeypatch, capsys):
+    out, ran, clock = tmp_path / "proof.json", [], [1000.0]
+
+    class Device:
+        @staticmethod
+        def get(name: str) -> None:
+            pass
+
+    def shown(name: str, made: Any, out: Path, about: Any, limit: float, chosen: Any) -> Any:
+        ran.append((name, limit))
+        clock[0] += 100
+        found = {"machine": about, "steps": {"s": {"exit": 0, "timed_out": False, "passed": name != "b",
+                                                   **({"complete": False} if name == "c" else {})}}}
+        return gpu_proof.merge(out, name, {**found, "passed": name != "b"})["parts"][name]
+
+    monkeypatch.setattr(gpu_proof, "prove", shown)
+    monkeypatch.setattr(gpu_proof, "parts",
+                        lambda limit: {name: part(Step(f"{name} step", python(""))) for name in "abcd"})
+    monkeypatch.setattr(gpu_proof, "described", lambda device: {})
+    monkeypatch.setattr(gpu_proof.ml, "device", Device)
+    monkeypatch.setattr(gpu_proof.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+
+    def main(*arguments: str) -> int:
+        ran.clear()
+        monkeypatch.setattr(sys, "argv", ["gpu_proof.py", "--out", str(out), *arguments])
+        return gpu_proof.main()
+
+    assert main("--within", "320", "--limit", "240") == 1
+    assert [(name, round(limit, 1)) for name, limit in ran] == [("a", 240), ("b", 219.5), ("c", 119.5)]
+    assert "d: no time is left" in capsys.readouterr().out
+    assert main() == 1
+    assert [name for name, _ in ran] == ["d", "c", "b"], "what is new, what is not finished, what has failed"
+    assert main("--part", "a") == 0
+    assert [name for name, _ in ran] == ["a"]
+    main("--step", "c st", "b")
+    assert [name for name, _ in ran] == ["b", "c"]
+    capsys.readouterr()
+    assert main("--step", "nothing", "--part", "a") == 2
+    assert capsys.readouterr().err == "gpu_proof: no step's name contains nothing; there are: a step\n"
+    monkeypatch.setattr(gpu_proof, "sources", lambda *folders: "others")
+    main()
+    assert [name for name, _ in ran] == list("abcd")
+
+
+def test_a_benchmark_that_leaves_no_record_has_not_passed(tmp_path, monkeypatch):
+    monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: python(""))
+    assert not prove("launch", gpu_proof.parts(60)["launch"], tmp_path / "proof.json", ABOUT, PATIENCE)["passed"]
+
+
+@pytest.mark.parametrize(("digests", "right"), [("aaabbb", True), ("aacbbb", False), ("aaabb-", False)])
+def test_ranks_must_leave_the_parameters_of_one_process(digests, right):
+    steps = {step.name: {"record": {"params_sha256": d}} if d != "-" else {"passed": False}
+             for step, d in zip(gpu_proof.ranks(Path()), digests, strict=True)}
+    assert gpu_proof.equal_parameters(steps)["passed"] is right
+
+
+def test_every_part_is_a_command_of_this_repository(tmp_path):
+    for name, made in gpu_proof.parts(540).items():
+        for step in made.steps(tmp_path):
+            words = [word for word in step.command if word.endswith(".py")]
+            assert all((BENCH.parent / word).exists() for word in words), (name, words)
+            assert len(words) >= 10 or name != "kernels", "there are kernels to test"
+
+
+# ---------------------------------------------------------------------------------------------------------------- calls
+@pytest.mark.parametrize("name", gpu_proof.CALLS)
+def test_each_section_of_a_call_is_one_step_or_a_part_and_each_ladder_one_network(name, tmp_path):
+    for section in gpu_proof.CALLS[name]:
+        steps = [step.name for step in gpu_proof.parts(540)[section.part].steps(tmp_path) if section.steps in step.name]
+        assert steps if not section.steps else len(steps) == 1, section
+        if section.part == "ladder":
+            _, _, network = section.steps.partition(" ")
+            assert len([label for label in {**CASES, **OTHERS} if network in label]) == 1, network
+
+
+def test_sections_that_hang_die_or_break_their_gpu_stop_no_other(tmp_path, monkeypatch, capsys):
+    out = tmp_path / "proof.json"
+    commands = {"hangs": "import time; time.sleep(3600)", "dies": "import os; os.kill(os.getpid(), 9)",
+                "breaks its GPU": "import sys; print('cudaErrorIllegalAddress', file=sys.stderr); sys.exit(3)",
+                "works": "print('all is well')"}
+    steps = [Step(name, python(code)) for name, code in commands.items()]
+    monkeypatch.setattr(gpu_proof, "parts", lambda limit: {
+        "some": part(*steps), "never": part(Step("b", python(""))), "mpi": part(missing=lambda: "mpiexec is missing"),
+        "checked": part(Step("a", python("")), check=lambda steps: {"passed": False, "line": "other bits"})})
+    monkeypatch.setattr(gpu_proof, "LEAST", 0.0)
+
+    def called(*sections: Section, within: float = PATIENCE) -> list[list[str]]:
+        """The table, without seconds."""
+        assert not gpu_proof.called(sections, out, ABOUT, within)
+        lines = capsys.readouterr().out.partition("\n\n")[2].splitlines()
+        return [[name, outcome, *more] for name, outcome, _, *more in (re.split(" {2,}", line) for line in lines[1:])]
+
+    assert called(Section("some", 0.2, "hangs"), Section("some", PATIENCE, "dies"), Section("mpi", PATIENCE),
+                  Section("some", PATIENCE, "breaks"), Section("checked", PATIENCE),
+                  Section("some", PATIENCE, "works")) == [
+        ["some: hangs", "ended at its limit"], ["some: dies", "failed"], ["mpi", "left out", "mpiexec is missing"],
+        ["some: breaks its GPU", "failed", "cudaErrorIllegalAddress"], ["checked: a", "passed"],
+        ["checked", "failed", "other bits"], ["some: works", "passed", "all is well"]]
+    found = record(out)["parts"]["some"]["steps"]
+    assert {name: step["exit"] for name, step in found.items()} == {"hangs": -15, "dies": -9, "breaks its GPU": 3,
+                                                                    "works": 0}
+    assert called(Section("some", PATIENCE, "works"), Section("never", PATIENCE), within=0) == [
+        ["some: works", "passed", "all is well"], ["never: b", "left out", "no time was left"]], "what was found stays"
+    assert record(out)["parts"]["some"]["steps"]["works"] == found["works"]
+
+
+def test_a_call_without_what_the_libraries_need_runs_and_says_so(tmp_path, monkeypatch, capsys):
+    def missing(name: str) -> Any:
+        raise ml.DeviceError("cuda needs nvmath-python")
+
+    out = tmp_path / "proof.json"
+    monkeypatch.setattr(gpu_proof.ml.device, "get", missing)
+    monkeypatch.setattr(gpu_proof.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(gpu_proof, "parts", lambda limit: {"smoke": part(Step("a", python("")))})
+    monkeypatch.setattr(gpu_proof, "CALLS", {"A": (Section("smoke", PATIENCE),)})
+    monkeypatch.setattr(sys, "argv", ["gpu_proof.py", "--call", "A", "--out", str(out)])
+    assert gpu_proof.main() == 0
+    assert capsys.readouterr().err.splitlines()[0] == "gpu_proof: cuda needs nvmath-python"
+    assert record(out)["parts"]["smoke"]["machine"]["missing"] == "cuda needs nvmath-python"
+
+
+@pytest.mark.wide
+def test_a_ladder_that_is_ended_ends_its_run(tmp_path):
+    pid = tmp_path / "pid"
+    run = f"import os, time; open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600)"
+    code = (f"import sys; sys.path[:0] = [{str(BENCH)!r}]; import ladder; from types import SimpleNamespace\n"
+            f"ladder.ml.device.get = lambda name: SimpleNamespace(captures=True)\n"
+            f"ladder.described = lambda device: {{}}\n"
+            f"apart = ladder.Apart; ladder.Apart = lambda command: apart([sys.executable, '-c', {run!r}])\n"
+            f"sys.argv[1:] = ['--models', 'lenet', '--no-compile', '--out', {str(tmp_path / 'ladder.json')!r}]\n"
+            f"ladder.main()")
+    climb = subprocess.Popen(python(code))
+    try:
+        until(lambda: pid.exists() and pid.read_text(), "a run has begun")
+        climb.terminate()
+        assert climb.wait(PATIENCE) == 128 + signal.SIGTERM
+    finally:
+        climb.kill()
+    ends(pid.read_text())
+
+
+# ------------------------------------------------------------------------------------------------------- a bare machine
+@pytest.fixture
+def bare(tmp_path):
+    """`bare(stage, ...)` runs the script in a copy of its folder where every program that it starts only says so."""
+    root, tools, said = tmp_path / "root", tmp_path / "tools", tmp_path / "said"
+    (root / "bench").mkdir(parents=True)
+    tools.mkdir()
+    shutil.copy(BENCH / "gpu_machine.sh", root / "bench")
+    programs = {"timeout": 'while [ "$1" != python3 ]; do shift; done; exec "$@"',
+                "python3": f'echo "$@" >> {said}; [[ $* != *zipfile* ]] || install -D /dev/null '
+                           f'"$5/mpich-5.data/data/bin/mpiexec"'}
+    for name, body in programs.items():
+        (tools / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tools / name).chmod(0o755)
+
+    def run(*arguments: str) -> tuple[int, list[str], str]:
+        """The exit code, what was started, and what was said; seconds that are left of 100 are told as 100."""
+        said.write_text("")
+        environment = {"PATH": f"{tools}:/usr/bin:/bin", "OUT": str(tmp_path / "out"),
+                       "SITE": str(tmp_path / "site"), "WITHIN": "100"}
+        done = subprocess.run([root / "bench" / "gpu_machine.sh", *arguments], capture_output=True, text=True,
+                              env=environment, timeout=PATIENCE)
+        started = re.sub(r"--within (9\d|100)\b", "--within 100", said.read_text())
+        return done.returncode, re.sub(r"--budget (6\d|70)\b", "--budget 70", started).splitlines(), done.stderr
+
+    return run, root
+
+
+def test_a_bare_machine_is_set_up_once_and_runs_a_stage(bare, tmp_path):
+    run, root = bare
+    site = tmp_path / "site"
+    assert run("A") == (0, [f"bench/gpu_proof.py --call A --within 100 --out {site}/work/gpu_proof.json"], (
+        "gpu_machine: .wheels has no wheels; run bench/gpu_machine.sh wheels where there is a network\n"))
+    (site / "work" / "ladder.json").write_text("what was found without them")
+    assert run("wheels", "ml_dtypes")[1][0].endswith("mpich==5.0.2 ml_dtypes")
+    (root / ".wheels").mkdir()
+    for name in ("mpich-5.0.2-py3-none-any.whl", "nvmath_python-1.0.0-cp312.whl"):
+        (root / ".wheels" / name).touch()
+    assert (run("mpi", "--step", "lenet") == (0, [
+        f"-m zipfile -e .wheels/mpich-5.0.2-py3-none-any.whl {site}/mpi",
+        f"-m pip install -q --no-index --no-deps --no-compile --upgrade --target {site}/packages "
+        f".wheels/nvmath_python-1.0.0-cp312.whl",
+        f"bench/gpu_proof.py --part mpi --within 100 --out {site}/work/gpu_proof.json --step lenet"], ""))
+    assert run("ladder", "--models", "k12")[1] == [f"bench/ladder.py --resume --budget 70 --out "
+                                                   f"{site}/work/ladder.json --models k12"]
+    assert (site / "work" / "ladder.json").read_text() == "what was found without them"
+
+
+def test_a_stage_continues_the_records_of_an_emptied_output_and_of_an_earlier_machine(bare, tmp_path):
+    """A machine may empty the output before every command, and a fresh one has only the files that are carried."""
+    run, root = bare
+    for folder, name, text in ((".wheels", "mpich-5.whl", ""), (".gpu", "ladder.json", "of an earlier machine")):
+        (root / folder).mkdir()
+        (root / folder / name).write_text(text)
+    out, work = tmp_path / "out", tmp_path / "site" / "work"
+    assert run("ladder")[0] == 0
+    assert (work / "ladder.json").read_text() == (out / "ladder.json").read_text() == "of an earlier machine"
+    (work / "ladder.json").write_text("of this machine")
+    (work / "choices.sqlite").write_text("kernels")
+    shutil.rmtree(out)
+    assert run("mpi")[0] == 0
+    assert sorted(p.name for p in out.iterdir()) == ["choices.sqlite", "ladder.json"]
+    assert (out / "ladder.json").read_text() == "of this machine", "what is newer there stays"
+
+
+def test_an_output_that_cannot_be_written_stops_nothing(bare, tmp_path):
+    run, root = bare
+    (root / ".wheels").mkdir()
+    (root / ".wheels" / "mpich-5.whl").touch()
+    out, work = tmp_path / "out", tmp_path / "site" / "work"
+    why = f"gpu_machine: not all records could be copied to {out}; they are in {work}\n"
+    out.write_text("no folder can be made here")
+    work.mkdir(parents=True)
+    (work / "ladder.json").write_text("of this machine")
+    code, started, errors = run("A")
+    assert (code, started[-1][:27], errors) == (0, "bench/gpu_proof.py --call A", why)
+    out.unlink()
+    full = tmp_path / "tools" / "cp"  # as on a full disk: a part of the file, and an error
+    full.write_text('#!/bin/bash\nhead -c 3 "$2" > "$3"\nexit 1\n')
+    full.chmod(0o755)
+    assert (run("B")[::2], list(out.iterdir())) == ((0, why), [])
+    full.unlink()
+    assert run("C")[::2] == (0, "")
+    assert (out / "ladder.json").read_text() == "of this machine"
+
+
+def test_every_part_and_call_of_the_proof_is_a_stage(bare):
+    run, root = bare
+    (root / ".wheels").mkdir()
+    (root / ".wheels" / "mpich-5.whl").touch()
+    for name in (*gpu_proof.parts(60), *gpu_proof.CALLS):
+        assert run(name)[0] == 0, name
+    code, called, errors = run("nothing")
+    assert (code, called) == (2, [])
+    assert errors.startswith("Sets up a bare machine with a GPU")
+
+
+def test_a_machine_without_git_has_a_record(monkeypatch, tmp_path):
+    """Of which commit is not known; the sources are told by their digest."""
+    monkeypatch.setenv("PATH", str(tmp_path))
+    found = common.machine()
+    assert found["commit"] is None
+    assert found["sources"] == common.sources(*common.PACKAGE)
+
+
+@pytest.mark.may_skip
+def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
+    try:
+        ml.device.get("cuda")
+    except ml.DeviceError:
+        done = subprocess.run([sys.executable, str(BENCH / "gpu_proof.py"), "--out", str(tmp_path / "proof.json")],
+                              capture_output=True, text=True, timeout=PATIENCE, env=dict(os.environ))
+        assert done.returncode == 2
+        assert done.stderr.startswith("gpu_proof: ")
+        assert len(done.stderr.splitlines()) == 1
+        assert not list(tmp_path.iterdir())
+    else:
+        pytest.skip("there is a GPU here")

@@ -1,0 +1,497 @@
+"""The command line as a user meets it: JSON and nothing else, one clear line for what cannot be, exit codes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from command_line import SMALL, one_line, run, run_json
+from helpers import PATIENCE, ROOT, deadline
+
+from minidl import checkpoint, models
+from minidl.cli import main
+from minidl.schedulers import registry
+from minidl.training.trainer import OPTIMIZERS
+
+
+# ------------------------------------------------------------------------------------------------------ what it does
+def test_train_reports_every_promised_key(capsys):
+    code, record = run_json(capsys, "train", *SMALL, "--steps", "3")
+    assert code == 0
+    assert set(record) >= {"model", "parameters", "data", "device", "ranks", "scheduler", "steps", "loss_first",
+                           "loss_last", "accuracy", "step_ms", "predicted_step_ms", "peak_bytes",
+                           "params_sha256", "versions"}
+    assert set(record["step_ms"]) == {"median", "p10", "p90"}
+    assert record["steps"] == 3
+    assert 0 <= record["accuracy"] <= 1
+
+
+def test_params_sha256_is_of_every_parameter_in_state_dict_order(capsys):
+    import hashlib
+
+    from minidl.training import trainer as training
+
+    recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16))
+    expected = hashlib.sha256(b"".join(np.ascontiguousarray(v).astype("<f4").tobytes()
+                                       for v in recorded.model.state_dict().values()))
+    assert training.params_sha256(recorded.model) == expected.hexdigest()
+
+
+def test_same_seed_same_parameters_and_another_seed_others(capsys):
+    shas = [run_json(capsys, "train", *SMALL, "--steps", "3", "--seed", s)[1]["params_sha256"] for s in ("1", "1", "2")]
+    assert shas[0] == shas[1] != shas[2]
+
+
+@pytest.mark.wide
+def test_train_told_nothing_compares_two_schedules_and_learns(capsys):
+    code, record = run_json(capsys, "train")
+    assert code == 0
+    assert record["bit_identical"] is True
+    assert [arm["scheduler"] for arm in record["arms"]] == ["in_order", "multi_stream"]
+    assert len({arm["params_sha256"] for arm in record["arms"]}) == 1
+    assert all(arm["accuracy"] >= 0.95 for arm in record["arms"])
+
+
+@pytest.mark.parametrize("extra", [[], ["--micro-batches", "4"], ["--optimizer", "adam", "--lr", "0.01"],
+                                   ["--dtype", "float64"], ["--streams", "3"]])
+def test_compare_is_bit_identical(capsys, extra):
+    code, record = run_json(capsys, "compare", *SMALL, "--steps", "4", *extra)
+    assert code == 0
+    assert record["bit_identical"] is True
+
+
+def test_micro_batches_give_the_same_training_to_rounding(capsys):
+    losses = [run_json(capsys, "train", *SMALL, "--dtype", "float64", "--steps", "5", "--micro-batches",
+                       m)[1]["loss_last"] for m in "124"]
+    np.testing.assert_allclose(losses, losses[0], rtol=1e-10)
+
+
+def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does_not(capsys, tmp_path):
+    plan, svg = tmp_path / "plan.csv", tmp_path / "plan.svg"
+    code, record = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save",
+                            str(plan), "--svg", str(svg))
+    assert code == 0
+    assert set(record) == {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes", "activation_peak_bytes",
+                           "remarks"}
+    assert svg.read_text().lstrip().startswith("<")
+    code, checked = run_json(capsys, "check", str(plan), *SMALL)
+    assert (code, checked["valid"], checked["peak_bytes"]) == (0, True, record["peak_bytes"])
+    lines = plan.read_text().splitlines()
+    plan.write_text("\n".join([lines[0], lines[2], lines[1], *lines[3:]]) + "\n")
+    code, out, _ = run(capsys, "check", str(plan), *SMALL)
+    assert code == 1
+    assert "comes before" in out
+    assert re.search(r"\[\d+F0\]", out), "the culprit is marked in the grid"
+    plan.write_text("\n".join([*lines, lines[-1]]) + "\n")
+    code, checked = run_json(capsys, "check", str(plan), *SMALL)
+    assert (code, checked["valid"]) == (1, False)
+    assert "appears twice" in checked["error"]
+
+
+def test_explain_and_simulate_agree_on_the_step(capsys):
+    code, explained = run_json(capsys, "explain", "1W0", *SMALL, "--scheduler", "multi_stream")
+    assert code == 0
+    assert explained["may_start"] <= explained["start"] <= explained["end"] <= explained["must_end"]
+    assert explained["slack"] == pytest.approx(explained["must_end"] - explained["end"])
+    code, simulated = run_json(capsys, "simulate", *SMALL, "--scheduler", "multi_stream")
+    assert code == 0
+    assert simulated["predicted_step_ms"] * 1000 >= explained["must_end"] - 1e-3
+
+
+def test_dry_run_trains_nothing(capsys):
+    code, record = run_json(capsys, "train", *SMALL, "--dry-run")
+    assert code == 0
+    assert "loss_first" not in record
+    assert record["tasks"] > 0
+
+
+def test_trace_is_a_chrome_trace(capsys, tmp_path):
+    path = tmp_path / "trace.json"
+    code, _, _ = run(capsys, "train", *SMALL, "--steps", "2", "--trace", str(path))
+    assert code == 0
+    assert any(e.get("ph") == "X" for e in json.loads(path.read_text())["traceEvents"])
+
+
+def test_schedulers_lists_every_policy_with_what_it_says(capsys):
+    code, record = run_json(capsys, "schedulers")
+    assert code == 0
+    listed = {s["scheduler"]: s for s in record["schedulers"]}
+    assert listed.keys() == registry.SCHEDULERS.keys()
+    for name, entry in listed.items():
+        assert len(entry["about"]) > 40, name
+        assert "Raises" not in entry["about"]
+    assert listed["reverse_first_k"]["arguments"]["k"] is None
+    assert listed["zb_auto"]["arguments"]["kept"] == 1.0
+    code, out, _ = run(capsys, "schedulers", "--parallel", "data")
+    assert code == 0
+    assert "reverse_first_k" in out
+    assert "zb_h1" not in out
+
+
+def test_info_and_models(capsys):
+    code, record = run_json(capsys, "info", "--model", "mlp")
+    assert code == 0
+    assert set(record) == {"model", "parameters", "flops_per_sample", "layers"}
+    assert record["parameters"] == sum(layer["parameters"] for layer in record["layers"])
+    code, record = run_json(capsys, "models")
+    found = {m["model"]: m for m in record["models"]}
+    keys = {"model", "parameters", "flops_per_sample", "layers", "objective", "schedulers", "arguments", "presets"}
+    assert all(set(m) == keys for m in found.values())
+    assert found["bert_large"]["parameters"] == 335_141_888
+    assert "modulo" in found["gpt2_medium"]["schedulers"]
+    assert "modulo" not in found["lenet"]["schedulers"], "it has no four even stages"
+    assert found["mlp"]["layers"] == 5
+
+
+def test_config_file_gives_flags_and_the_command_line_wins(capsys, tmp_path):
+    config = tmp_path / "run.toml"
+    config.write_text('model = "mlp"\nsteps = 2\nbatch-size = 16\ncosts = "analytic"\n[model-arg]\npreset = "tiny"\n')
+    code, record = run_json(capsys, "train", "--config", str(config), "--steps", "3")
+    assert code == 0
+    assert (record["model"], record["steps"]) == ("mlp", 3)
+
+
+def test_pipeline_simulate_has_the_promised_keys(capsys):
+    code, record = run_json(capsys, "simulate", "--scheduler", "zb_h1", "--ranks", "4", "--micro-batches", "8",
+                            "--forward", "1", "--output-grad", "1", "--weight-grad", "1")
+    assert code == 0
+    assert set(record) == {"makespan", "max_span", "period", "spans", "peak_activations", "bubble_rate"}
+    assert record["makespan"] == 27
+
+
+def test_pipeline_plan_check_round_trip_and_a_duplicated_weight_gradient(capsys, tmp_path):
+    plan = tmp_path / "plan.csv"
+    shape = ["--ranks", "3", "--micro-batches", "6"]
+    assert run(capsys, "plan", "--parallel", "pipeline", "--scheduler", "zb_h1", *shape, "--save", str(plan))[0] == 0
+    assert run(capsys, "check", str(plan), *shape)[0] == 0
+    lines = plan.read_text().splitlines()
+    weight = next(i for i, line in enumerate(lines) if "W2" in line)
+    plan.write_text("\n".join([*lines[: weight + 1], lines[weight], *lines[weight + 1 :]]) + "\n")
+    code, out, _ = run(capsys, "check", str(plan), *shape)
+    assert code == 1
+    assert "twice" in out
+    assert "[" in out
+
+
+def test_table_marks_the_best(capsys):
+    code, out, _ = run(capsys, "simulate", "--ranks", "2", "--micro-batches", "4", "--table")
+    assert code == 0
+    assert "zb_h2" in out
+    assert " *" in out
+
+
+# --------------------------------------------------------------------------------------------------------- bad input
+@pytest.mark.parametrize(("argv", "says"), [
+    (["train", "--model", "mpl"], "mlp"),
+    (["train", "--model", "mlp", "--model-arg", "widht=3"], "widht"),
+    (["train", "--model", "mlp", "--model-arg", "hidden"], "name=value"),
+    (["train", *SMALL, "--scheduler", "multistream"], "multi_stream"),
+    (["train", *SMALL, "--scheduler-arg", "streems=3", "--scheduler", "multi_stream"], "streems"),
+    (["train", *SMALL, "--steps", "1", "--epochs", "1"], "--epochs"),
+    (["train", *SMALL, "--steps", "0"], "at least 1"),
+    (["train", *SMALL, "--stes", "3"], "--steps"),
+    (["train", *SMALL, "--lr", "nan"], "learning rate"),
+    (["train", *SMALL, "--lr", "-1"], "learning rate"),
+    (["train", *SMALL, "--micro-batches", "3"], "divide"),
+    (["train", *SMALL, "--data", "digitz"], "digits"),
+    (["train", *SMALL, "--batch-size", "100000"], "100000"),
+    (["train", *SMALL, "--device", "tpu"], "tpu"),
+    (["train", *SMALL, "--device", "cuda"], "cuda"),
+    (["train", *SMALL, "--nondeterministic"], "--nondeterministic has no effect here; it goes with --device cuda"),
+    (["compare", *SMALL, "--device", "cpu", "--nondeterministic"], "goes with --device cuda"),
+    (["train", *SMALL, "--scheduler", "in_order", "--streams", "2"],
+     "--streams has no effect here; it goes with --scheduler multi_stream or multi_region"),
+    (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "1"], "2 streams"),
+    (["train", *SMALL, "--memory-limit", "1kB"], "limit"),
+    (["train", *SMALL, "--memory-limit", "much"], "size"),
+    (["train", *SMALL, "--resume"], "--checkpoint"),
+    (["train", *SMALL, "--dry-run", "--trace", "x.json"], "--dry-run"),
+    (["train", *SMALL, "--trace", "/nowhere/x.json"], "/nowhere"),
+    (["train", *SMALL, "--trace", "x.txt"], ".json"),
+    (["plan", *SMALL, "--svg", "/"], "is a folder"),
+    (["train", *SMALL, "--save-costs", "/nowhere/c.json"], "/nowhere"),
+    (["train", *SMALL, "--costs", "/nowhere.json"], "/nowhere.json"),
+    (["train", *SMALL, "--config", "/nowhere.toml"], "/nowhere.toml"),
+    (["compare", *SMALL, "--schedulers", "in_order"], "two"),
+    (["compare", *SMALL, "--schedulers", "in_order,nope"], "nope"),
+    (["check", "/nowhere.csv", *SMALL], "/nowhere.csv"),
+    (["explain", "99W0", *SMALL], "99W0"),
+    (["explain", "W", *SMALL], "task name"),
+    (["plan", *SMALL, "--save", "/proc/x.csv"], "/proc/x.csv"),
+    (["plan"], "--model"),
+    (["simulate", "--model", "mlp", "--forward", "2"], "leave one out"),
+    (["simulate", "--scheduler", "zb_h3", "--ranks", "2"], "zb_h"),
+    (["simulate", "--scheduler", "zb_h2", "--ranks", "4", "--micro-batches", "3"], "micro-batches"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "-1"], "-1"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "0"], "positive"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "nan"], "nan"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "0"], "at least 1"),
+    (["trian"], "train"),
+])
+def test_bad_input_is_one_clear_line_and_exit_2(capsys, argv, says):
+    code, out, err = run(capsys, *argv)
+    assert code == 2
+    assert out == ""
+    assert says in one_line(err)
+
+
+def test_a_loss_that_is_not_finite_names_the_step(capsys):
+    code, _, err = run(capsys, "train", *SMALL, "--lr", "1e30", "--steps", "50")
+    assert code == 2
+    assert re.search(r"loss is (nan|inf) at step \d+", one_line(err))
+
+
+def test_debug_names_the_layer_of_the_first_nan():
+    environment = {**os.environ, "MINIDL_DEBUG": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, "-m", "minidl", "train", *SMALL, "--lr", "1e30", "--steps", "50"],
+                          capture_output=True, text=True, env=environment, timeout=PATIENCE)
+    assert done.returncode != 0
+    assert re.search(r"task \d+\w+ \(.*\).*not finite", done.stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize("level", ["abc", "4", "-1", "1.5", " 1"])
+def test_a_debug_level_that_there_is_not_is_one_line(capsys, monkeypatch, level):
+    monkeypatch.setenv("MINIDL_DEBUG", level)
+    code, out, err = run(capsys, "plan", *SMALL)
+    assert (code, out) == (2, "")
+    assert f"MINIDL_DEBUG is {level!r}; it must be 0, 1, 2 or 3" in one_line(err)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("argv", [
+    ["train", "--model", "mlp", "--model-arg", "hidden=1000000"],
+    ["train", "--model", "resnet20", "--model-arg", "image_size=100000"],
+    ["train", "--model", "mlp", "--model-arg", "hidden=20000", "--model-arg", "layers=100"],
+    ["train", "--model", "mlp", "--model-arg", "classes=1000000000"],
+    ["simulate", "--scheduler", "gpipe", "--ranks", "4096", "--micro-batches", "4096"]])
+def test_absurd_sizes_end_in_one_line_and_not_the_machine(argv):
+    """The program alone, on a machine that seems to have little memory left."""
+    code = ("import sys; from minidl.cli import machine; machine.available = lambda: 700 << 20; "
+            "sys.argv[0] = 'minidl'; from minidl.__main__ import run; run()")
+    more = ["--costs", "analytic", "--steps", "1"] if argv[0] == "train" else []
+    done = subprocess.run([sys.executable, "-c", code, *argv, *more], capture_output=True, text=True, timeout=PATIENCE,
+                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    assert done.returncode == 2, done.stderr
+    assert "there is not enough memory for this" in one_line(done.stderr.splitlines(keepends=True)[-1])
+
+
+def test_what_is_available_is_the_least_of_machine_and_control_group(tmp_path, monkeypatch):
+    from minidl.cli import machine
+
+    monkeypatch.setattr(machine, "PROC", tmp_path)
+    monkeypatch.setattr(machine, "GROUPS", tmp_path)
+    assert machine.available() is None
+    (tmp_path / "meminfo").write_text("MemTotal: 100 kB\nMemAvailable:   50 kB\nSwapFree:   7 kB\n")
+    assert machine.available() == 57 << 10
+    (tmp_path / "memory.current").write_text("5000\n")
+    (tmp_path / "memory.max").write_text("max\n")
+    assert machine.available() == 57 << 10
+    (tmp_path / "memory.max").write_text("9000\n")
+    assert machine.available() == 4000
+
+
+def test_a_read_only_target_keeps_the_old_file(capsys, tmp_path, monkeypatch):
+    target = tmp_path / "plan.csv"
+    target.write_text("old")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    code, _, err = run(capsys, "plan", *SMALL, "--save", str(target))
+    assert code == 2
+    assert "No space left" in one_line(err)
+    assert str(target) in err
+    assert target.read_text() == "old"
+    assert [p.name for p in tmp_path.iterdir()] == ["plan.csv"]
+
+
+@pytest.mark.parametrize("text", ["", "a,b\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,4X0\n",
+                                  "rank,lane,task\n-1,main,4W0\n"])
+def test_a_file_that_is_no_plan(capsys, tmp_path, text):
+    path = tmp_path / "plan.csv"
+    path.write_text(text)
+    for shape in (SMALL, ["--ranks", "2", "--micro-batches", "4"]):
+        code, out, err = run(capsys, "check", str(path), *shape)
+        assert (code, out) == (2, "")
+        assert str(path) in one_line(err)
+
+
+def test_a_binary_file_is_no_plan(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    path.write_bytes(b"\xff\xfe\x00\x01")
+    for shape in (SMALL, ["--ranks", "2", "--micro-batches", "4"]):
+        code, _, err = run(capsys, "check", str(path), *shape)
+        assert code == 2
+        assert "not a text file" in one_line(err)
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "folder", "hole"])
+@pytest.mark.parametrize("flags", [["check", "FILE"], ["check", "FILE", "--ranks", "2"], ["train", "--config", "FILE"],
+                                   ["plan", "--costs", "FILE"]])
+def test_what_is_no_file_is_refused_and_not_waited_for(capsys, tmp_path, what, flags):
+    path = tmp_path / "file"
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "device":
+        path = "/dev/zero"
+    elif what == "folder":
+        path.mkdir()
+    else:
+        with open(path, "wb") as file:
+            file.truncate(1 << 40)
+    with deadline():
+        code, out, err = run(capsys, flags[0], *SMALL, *[str(path) if f == "FILE" else f for f in flags[1:]])
+    assert (code, out) == (2, "")
+    assert str(path) in one_line(err)
+
+
+@pytest.mark.parametrize("argv",
+                         [["plan", "--save"], ["plan", "--svg"], ["plan", "--save-costs"], ["plan", "--costs"],
+                          ["plan", "--config"], ["plan", "--data"], ["simulate", "--trace"], ["train", "--checkpoint"]])
+def test_a_name_of_a_file_that_is_empty_is_refused(capsys, argv):
+    """As a shell gives it for a variable that is not set; nothing would be saved."""
+    code, out, err = run(capsys, argv[0], *SMALL, argv[1], "")
+    assert (code, out) == (2, "")
+    assert one_line(err) == f"minidl: argument {argv[1]}: the name is empty (see minidl {argv[0]} --help)\n"
+
+
+def test_a_byte_order_mark_and_other_ends_of_lines_change_nothing(capsys, tmp_path):
+    plan, grid, config = tmp_path / "plan.csv", tmp_path / "grid.csv", tmp_path / "run.toml"
+    assert run(capsys, "plan", *SMALL, "--save", str(plan))[0] == 0
+    grid.write_text("0F0,0B0,0F1,0B1\n")
+    config.write_text("ranks = 1\nmicro-batches = 2\n")
+    for path in (plan, grid, config):
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert run(capsys, "check", str(plan), *SMALL)[0] == 0
+    assert run(capsys, "check", str(grid), "--config", str(config), "--ranks", "1")[0] == 0
+
+
+@pytest.mark.parametrize(("text", "says"), [("bogus = 1\n", "bogus"), ("steps = 'many'\n", "steps"),
+                                            ("json = 3\n", "json"), ("=", "Invalid")])
+def test_bad_config(capsys, tmp_path, text, says):
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    code, _, err = run(capsys, "train", *SMALL, "--config", str(path))
+    assert code == 2
+    assert says in one_line(err)
+
+
+# -------------------------------------------------------------------------------------------------------- checkpoints
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimizer):
+    flags = [*SMALL, "--optimizer", optimizer, "--lr", "0.01"]
+    whole = run_json(capsys, "train", *flags, "--steps", "9")[1]
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *flags, "--steps", "4", "--checkpoint", folder, "--scheduler", "multi_stream")[0] == 0
+    code, out, err = run(capsys, "train", *flags, "--steps", "9", "--checkpoint", folder, "--resume", "--json")
+    assert code == 0
+    assert "after step 4" in err
+    resumed = json.loads(out)
+    assert resumed["params_sha256"] == whole["params_sha256"]
+    assert resumed["loss_last"] == whole["loss_last"]
+
+
+def test_a_learning_rate_given_with_resume_wins_and_one_not_given_goes_on(capsys, tmp_path):
+    from minidl.training import trainer as training
+
+    recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16, lr=0.01))
+    trainer = training.Trainer(recorded, training.CostModel.analytic())
+    for step in range(9):
+        trainer.recorded.optimizer.lr = 0.01 if step < 4 else 0.5
+        trainer.step()
+    whole = run_json(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "9")[1]["params_sha256"]
+    for given, expected in ((["--lr", "0.5"], trainer.params_sha256()), ([], whole)):
+        folder = str(tmp_path / f"run{len(given)}")
+        assert run(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "4", "--checkpoint", folder)[0] == 0
+        code, record = run_json(capsys, "train", *SMALL, *given, "--steps", "9", "--checkpoint", folder, "--resume")
+        assert (code, record["params_sha256"]) == (0, expected)
+
+
+def test_a_resumed_run_says_by_which_scheduler_it_goes_on(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--scheduler", "multi_stream")[0] == 0
+    resume = ["train", *SMALL, "--checkpoint", folder, "--resume"]
+    assert run_json(capsys, *resume, "--steps", "3")[1]["scheduler"] == "multi_stream"
+    assert run_json(capsys, *resume, "--steps", "4", "--scheduler", "in_order")[1]["scheduler"] == "in_order"
+
+
+def test_a_flag_that_the_schedule_of_the_checkpoint_does_not_fit_is_refused_or_takes_effect(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
+    resume = ["train", *SMALL, "--checkpoint", folder, "--resume", "--steps", "3", "--micro-batches", "2"]
+    code, _, err = run(capsys, *resume)
+    assert code == 2
+    assert "give --scheduler" in one_line(err)
+    assert run(capsys, *resume, "--scheduler", "in_order")[0] == 0
+
+
+def test_two_runs_do_not_save_to_one_folder(capsys, tmp_path):
+    folder = tmp_path / "run"
+    run_it = ["train", *SMALL, "--steps", "2", "--checkpoint", str(folder)]
+    with checkpoint.claim(folder):
+        code, _, err = run(capsys, *run_it)
+        assert code == 2
+        assert "another run saves to" in one_line(err)
+    assert run(capsys, *run_it)[0] == 0
+    assert [p.name for p in folder.iterdir()] == [checkpoint.NAME]
+    with checkpoint.claim(folder):
+        code, _, err = run(capsys, *run_it, "--resume")
+        assert code == 2
+        assert "another run saves to" in one_line(err)
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (["--model-arg", "hidden=24"], "another model"), (["--seed", "5"], "seed"), (["--optimizer", "adam"], "optimizer"),
+    (["--batch-size", "8"], "batch_size")])
+def test_a_checkpoint_of_another_run_is_refused(capsys, tmp_path, change, says):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
+    code, _, err = run(capsys, "train", *SMALL, *change, "--steps", "4", "--checkpoint", folder, "--resume")
+    assert code == 2
+    assert says in one_line(err)
+
+
+def test_a_checkpoint_is_not_overwritten_unasked(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)[0] == 0
+    code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder)
+    assert code == 2
+    assert "--resume" in one_line(err)
+    code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--resume")
+    assert code == 2
+    assert "already has 2 steps" in one_line(err)
+    code, _, err = run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", str(tmp_path / "none"), "--resume")
+    assert code == 2
+
+
+# ------------------------------------------------------------------------------------------------ pipelines of networks
+@pytest.mark.parametrize("scheduler", ["gpipe", "zb_h1"])
+def test_a_networks_pipeline_is_planned_and_checked(capsys, tmp_path, scheduler):
+    plan = tmp_path / "plan.csv"
+    shape = [*SMALL, "--model-arg", "layers=6", "--ranks", "3", "--micro-batches", "4"]
+    code, record = run_json(capsys, "plan", "--parallel", "pipeline", "--scheduler", scheduler, *shape,
+                            "--save", str(plan))
+    assert code == 0
+    assert record["makespan"] > 0
+    assert "0U0" in plan.read_text(), "updates are part of a network's plan"
+    code, checked = run_json(capsys, "check", str(plan), *shape)
+    assert (code, checked["valid"]) == (0, True)
+    plan.write_text(plan.read_text().replace("2F3", "2F4"))
+    code, checked = run_json(capsys, "check", str(plan), *shape)
+    assert (code, checked["valid"]) == (1, False)
+    assert "2F4" in checked["error"]
+    code, explained = run_json(capsys, "explain", "1F2", "--scheduler", scheduler, *shape)
+    assert code == 0
+    assert explained["task"] == "1F2"
+
+
+@pytest.mark.parametrize("verb", ["train", "compare"])
+def test_a_run_that_names_no_network_takes_the_small_one(verb, capsys):
+    """As `train` without any flag does: `train --epochs 4` is the same run, longer."""
+    assert main([verb, "--steps", "1", "--costs", "analytic", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
+    assert (record["model"], models.create(record["model"]).depth) == ("mlp_large", 4)

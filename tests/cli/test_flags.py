@@ -1,0 +1,188 @@
+"""Flags: each serves the verbs and subjects that the table says, and is refused in one line wherever it
+would have no effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import SMALL, one_line, run, run_json
+
+from minidl.cli.flags import FLAGS, UsageError, pair
+from minidl.cli.parser import VERBS, parse
+
+EVERY = {name: flag for flags in FLAGS.values() for name, flag in flags.items()}
+#: a command for each verb and subject that there is
+COMMANDS = {
+    ("train", "s"): ["train", "--model", "mlp"], ("train", "r"): ["train", "--model", "mlp", "--parallel", "data"],
+    ("compare", "s"): ["compare", "--model", "mlp"],
+    ("compare", "r"): ["compare", "--model", "mlp", "--parallel", "data"],
+    ("compare", "c"): ["compare", "--model", "mlp", "--parallel", "pipeline"],
+    **{(verb, "s"): [verb, *more, "--model", "mlp"]
+       for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    **{(verb, "p"): [verb, *more, "--ranks", "2"]
+       for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    **{(verb, "c"): [verb, *more, "--ranks", "2", "--model", "mlp"]
+       for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    ("train", "c"): ["train", "--model", "mlp", "--parallel", "pipeline"],
+    **{(verb, "r"): [verb, *more, "--parallel", "data", "--model", "mlp"]
+       for verb, more in (("plan", []), ("check", ["p.csv"]), ("explain", ["4W0"]), ("simulate", []))},
+    **{(verb, "l"): [verb, *more, "--parallel", "data"]
+       for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
+}
+VALUES = {"--model-arg": "classes=10", "--scheduler-arg": "streams=2", "--dtype": "float64", "--fusion": "all",
+          "--lanes": "python", "--lr-schedule": "cosine",
+          "--parallel": "none", "--pairs": "none", "--objective": "span", "--collective": "tree", "--transport": "nccl",
+          "--optimizer": "adam", "--device": "cpu", "--scheduler": "zb_h1", "--schedulers": "in_order,multi_region",
+          "--data": "mnist", "--root": ".", "--config": "nothere.toml", "--save": "x.csv", "--svg": "x.svg",
+          "--format": "torch", "--trace": "x.json", "--checkpoint": "x", "--costs": "analytic",
+          "--save-costs": "x.json", "--model": "mlp"}
+#: what one of the compared policies takes
+OF_COMMANDS = {("--scheduler-arg", "compare", subject): "part_bytes=64" for subject in "rc"}
+
+
+def given(flag: str, command: tuple[str, str]) -> list[str]:
+    return ([flag] if "action" in EVERY[flag].options and EVERY[flag].options["action"] == "store_true"
+            else [flag, OF_COMMANDS.get((flag, *command), VALUES.get(flag, "2"))])
+
+
+def test_every_subject_of_the_table_has_a_command() -> None:
+    served = {(verb, subject) for flag in EVERY.values() for verb, subjects in flag.serves.items()
+              for subject in subjects if subject != "*"}
+    assert served == set(COMMANDS)
+    assert {verb for flag in EVERY.values() for verb in flag.serves} == set(VERBS)
+    for (verb, subject), command in COMMANDS.items():
+        arguments = parse(command)
+        assert (arguments.command, arguments.subject) == (verb, subject)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("flag", EVERY)
+def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tuple[str, str], flag: str) -> None:
+    verb, subject = command
+    if flag in ("--parallel", "--config", "--model", "--ranks", "--table") or flag in COMMANDS[command]:
+        return  # what the subject follows from
+    if (flag in ("--latency", "--chunks", "--activation-cap", "--forward", "--output-grad", "--weight-grad")
+        and subject == "s" and verb not in ("train", "compare")):
+        return
+    if subject not in EVERY[flag].serves.get(verb, ""):
+        with pytest.raises(UsageError) as caught:
+            parse([*COMMANDS[command], *given(flag, command)])
+        line = str(caught.value)
+        assert flag in line
+        assert "no effect" in line or "leave one out" in line, line
+        assert "\n" not in line
+        return
+    needs = EVERY[flag].needs
+    arguments = parse(COMMANDS[command])
+    for name, value in zip((flag[2:].replace("-", "_"),), given(flag, command)[1:] or [True], strict=True):
+        setattr(arguments, name, value)
+    if all(hold(arguments) for _, hold in needs):
+        parse([*COMMANDS[command], *given(flag, command)])
+        return
+    with pytest.raises(UsageError, match=f"^{flag} has no effect here; it goes with "):
+        parse([*COMMANDS[command], *given(flag, command)])
+
+
+@pytest.mark.parametrize("argv", [
+    ["train", *SMALL, "--root", "."], ["train", *SMALL, "--data", "x.npz", "--root", "."],
+    ["train", *SMALL, "--pairs", "measured"], ["train", *SMALL, "--streams", "1"], ["plan", *SMALL, "--pairs", "none"],
+    ["compare", *SMALL, "--schedulers", "in_order,in_order", "--streams", "1"],
+    ["simulate", "--ranks", "2", "--scheduler", "gpipe", "--time-limit", "3"],
+    ["simulate", "--ranks", "2", "--table", "--scheduler", "gpipe"],
+    ["simulate", "--ranks", "2", "--table", "--svg", "x.svg"],
+    ["simulate", "--ranks", "2", "--table", "--trace", "x.json"],
+    ["simulate", "--parallel", "data", "--scheduler", "fifo", "--parts", "3"],
+    ["simulate", "--parallel", "data", "--scheduler", "fifo", "--buckets", "3"],
+    ["simulate", "--parallel", "data", "--model", "mlp", "--ranks", "4", "--servers", "2"],
+    ["train", *SMALL, "--steps", "3", "--epochs", "2"], ["info", "--model-arg", "classes=3"],
+    ["info", "--model", "mlp", "--each-rank"], ["models", "--model", "mlp"], ["plan", *SMALL, "--seed", "3"],
+    ["plan", *SMALL, "--lr", "0.3"], ["check", "x.csv", *SMALL, "--seed", "3"],
+    ["explain", "0F0", *SMALL, "--svg", "x.svg"]])
+def test_a_flag_without_effect_is_one_line_and_nothing_is_done(capsys: Any, tmp_path: Path, monkeypatch: Any,
+                                                               argv: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert "no effect" in one_line(err)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    (["simulate", "--parallel", "data", "--model", "mlp", "--ranks", "4", "--bandwidth", "0"], "at least 1 byte"),
+    (["train", *SMALL, "--memory-limit", "0"], "at least 1 byte"),
+    (["train", *SMALL, "--memory-limit", "9" * 400], "4 EiB"),
+    (["train", *SMALL, "--seed", str(2**64)], "too large"), (["train", *SMALL, "--steps", "9" * 5000], "too large"),
+    (["train", *SMALL, "--steps", "-" + "9" * 5000], "at least 1"),
+    (["train", *SMALL, "--steps", "99999999999"], "too large"),
+    (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "100000"], "at most 1024"),
+    (["train", *SMALL, "--lr", "1e300"], "learning rate"), (["train", *SMALL, "--lr", "inf"], "learning rate"),
+    (["train", *SMALL, "--lr", "x"], "--lr"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "2", "--latency", "nan"], "finite"),
+    (["simulate", "--ranks", "2", "--latency", "-1", "--table"], "finite"),
+    (["simulate", "--scheduler", "optimal", "--ranks", "2", "--time-limit", "inf"], "finite"),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "2", "--activation-cap", "nan"], "finite"),
+    *((["simulate", "--ranks", "2", *more, "--forward", number], "") for more in (["--table"], ["--scheduler", "zb_h1"])
+      for number in ("1e308", "inf", "1e400", "-1", "x", "1," * 5000 + "1")),
+    (["simulate", "--scheduler", "gpipe", "--ranks", "1000000", "--micro-batches", "1000000"], "16,777,216"),
+    (["train", "--model", "mlp", "--model-arg", "hidden=" + "9" * 5000], "hidden"),
+    (["train", "--model", "mlp", "--model-arg", "hidden=" + "(" * 5000], "hidden"),
+    (["train", "--model", "mlp", "--model-arg", "hidden=" + "-" * 100000 + "1"], "hidden"),
+    (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "cost=5"], "cost"),
+    (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=2.5"], "streams"),
+    (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=many"], "streams"),
+    (["train", *SMALL, "--data", "nothere.npz"], "no such file"),
+    (["train", *SMALL, "--data", "mnist", "--root", "nothere"], "the folder for data does not exist"),
+])
+def test_numbers_that_make_no_sense_are_one_line(capsys: Any, argv: list[str], says: str) -> None:
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+    assert len(err) < 600
+
+
+def test_a_limit_holds_for_every_data_parallel_schedule(capsys: Any) -> None:
+    flags = ["simulate", "--parallel", "data", *SMALL, "--ranks", "4", "--scheduler", "fifo"]
+    assert run(capsys, *flags, "--memory-limit", "1GB")[0] == 0
+    code, _, err = run(capsys, *flags, "--memory-limit", "1KB")
+    assert code == 2
+    assert "limit of 1,000" in one_line(err)
+
+
+def test_a_plan_that_is_checked_with_costs_is_priced(capsys: Any, tmp_path: Path) -> None:
+    plan = str(tmp_path / "plan.csv")
+    predicted = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save", plan)[1]["predicted_step_ms"]
+    assert run_json(capsys, "check", plan, *SMALL)[1]["predicted_step_ms"] == predicted
+    assert "predicted_step_ms" not in run_json(capsys, "check", plan, *SMALL[:-2])[1]
+
+
+def test_steps_on_the_command_line_win_over_epochs_in_the_file_and_two_in_one_place_are_refused(capsys: Any,
+                                                                                                tmp_path: Path) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text("epochs = 3\nresume = false\n")
+    assert run_json(capsys, "train", *SMALL, "--config", str(config), "--steps", "2")[1]["steps"] == 2
+    config.write_text("epochs = 3\nsteps = 2\n")
+    code, _, err = run(capsys, "train", *SMALL, "--config", str(config))
+    assert code == 2
+    assert "--epochs" in one_line(err)
+    config.write_text("lr = 0.5\n")
+    code, _, err = run(capsys, "plan", *SMALL, "--config", str(config))
+    assert code == 2
+    assert "lr" in one_line(err)
+
+
+@pytest.mark.parametrize("value", ["True", "true", "False", "false"])
+def test_a_truth_is_written_as_in_python_or_as_in_a_file_of_flags(value: str) -> None:
+    assert pair(f"crossing={value}") == ("crossing", value.lower() == "true")
+
+
+@pytest.mark.parametrize("flags", [["--streams", "2"], ["--scheduler-arg", "crossing=False"], ["--pairs", "none"]])
+def test_flags_of_a_scheduler_go_with_one_when_a_run_is_resumed(capsys: Any, tmp_path: Path, flags: list[str]) -> None:
+    folder = str(tmp_path / "run")
+    assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--scheduler", "multi_region")[0] == 0
+    resume = ["train", *SMALL, "--checkpoint", folder, "--resume", "--steps", "3", *flags]
+    code, _, err = run(capsys, *resume)
+    assert code == 2
+    assert flags[0] in one_line(err)
+    assert run(capsys, *resume, "--scheduler", "multi_region")[0] == 0

@@ -1,0 +1,301 @@
+"""Pipelines on the command line: what `plan` prints or saves, `check` accepts; caps, limits and flags mean
+something."""
+
+import json
+import os
+import re
+
+import numpy as np
+import pipelines
+import pytest
+from command_line import one_line, run, run_json
+
+from minidl.schedulers.pipeline import joint, refine, v_shape, zb_auto
+
+NETWORK = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "16",
+           "--costs", "analytic"]
+LARGE = ["--model", "resnet20", "--batch-size", "8", "--costs", "analytic"]
+
+
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch):
+    monkeypatch.setattr(v_shape, "EFFORT", 5_000)
+    monkeypatch.setattr(refine, "EFFORT", 5_000)
+    monkeypatch.setattr(zb_auto, "EFFORT", 1e4)
+    monkeypatch.setattr(joint, "EFFORT", 1e4)
+
+
+def flags_at_random(rng):
+    """(policy, flags of its plan)."""
+    name = str(rng.choice([n for n in sorted(pipelines.POLICIES) if n != "optimal"]))
+    p, m = int(rng.integers(1, 6)), int(rng.integers(1, 9))
+    flags = ["--scheduler", name, "--ranks", str(p), "--micro-batches", str(m)]
+    chunks = pipelines.policy(name).chunks
+    if not pipelines.policy(name).chunks_fixed and rng.random() < 0.7:
+        chunks = int(rng.integers(1, 4))
+        flags += ["--chunks", str(chunks)]
+    if rng.random() < 0.5:
+        for what in ("--forward", "--output-grad", "--weight-grad"):
+            flags += [what, str(rng.integers(1, 6))]
+    if rng.random() < 0.2 and name != "chimera" and not name.startswith("dualpipe"):
+        flags += ["--forward", ",".join(str(rng.integers(1, 6)) for _ in range(p * chunks))] if p * chunks > 1 else []
+    if rng.random() < 0.3:
+        flags += ["--latency", str(rng.integers(0, 4))]
+    if name == "zb_auto" and rng.random() < 0.5:
+        flags += ["--scheduler-arg", "kept=0.5"]
+    if name == "pipedream_2bw" and rng.random() < 0.5:
+        flags += ["--scheduler-arg", f"mini_batches={rng.integers(1, 4)}"]
+    if rng.random() < 0.3:
+        flags += ["--parallel", "pipeline"]
+    return name, flags
+
+
+def plans_and_checks_agree(capsys, tmp_path, seed, count):
+    """Both ways: what plan saves holds under the same flags, and a cap is kept by one where it is kept by the other."""
+    rng = np.random.default_rng(seed)
+    path = tmp_path / "plan.csv"
+    made = refused = 0
+    while made < count:
+        name, flags = flags_at_random(rng)
+        policy = pipelines.policy(name)
+        where = f"seed {seed}: {' '.join(flags)}"
+        path.unlink(missing_ok=True)
+        code, out, err = run(capsys, "plan", *flags, "--save", str(path), "--json")
+        assert code in (0, 2), (where, err)
+        if code == 2:
+            assert not path.exists(), where
+            assert one_line(err), where
+            continue
+        made += 1
+        record = json.loads(out)
+        assert {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes"} <= set(record), where
+        assert (record["waits"] > 0) == (int(flags[3]) > 1), where
+        same = _same(flags, name)
+        checks = [same] if policy.stale or policy.sliced or "kept=0.5" in flags else [same, _shape(same, policy)]
+        for chosen in checks:
+            code, checked = run_json(capsys, "check", str(path), *chosen)
+            assert code == 0, (where, chosen, checked)
+            assert checked["waits"] == record["waits"], where
+            assert checked["peak_activations"] == pytest.approx(record["peak_activations"]), where
+            assert checked["tasks"] == record["tasks"], where
+        cap = str(max(0.5, max(record["peak_activations"]) - float(rng.choice([0, 0.5, 1]))))
+        code, out, err = run(capsys, "plan", *flags, "--activation-cap", cap, "--save", str(path), "--json")
+        if code == 0:
+            assert max(json.loads(out)["peak_activations"]) <= float(cap) + 1e-9, where
+            for chosen in checks:
+                assert run_json(capsys, "check", str(path), *chosen, "--activation-cap", cap)[0] == 0, (where, cap)
+        else:
+            refused += 1
+            assert "cap" in one_line(err), where
+            # these plan for a cap, and say if they cannot
+            if not (name in ("zb_auto", "zb_v", "v_half", "v_min") or policy.placements or policy.arranges):
+                assert run_json(capsys, "check", str(path), *checks[0], "--activation-cap", cap)[0] == 1, (where, cap)
+    return refused
+
+
+def _same(flags, name):
+    """A plan's flags, without those that its check does not take."""
+    kept = []
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        times = flag in ("--forward", "--output-grad", "--weight-grad")
+        if flag not in ("--parallel", "--latency") and (name == "layerpipe" or not times):
+            kept += [flag, value]
+    return kept
+
+
+def _shape(flags, policy):
+    """What a check needs that is not told the policy; one that arranges layers chooses how many stages a rank has."""
+    kept = []
+    for flag, value in zip(flags[::2], flags[1::2], strict=True):
+        if flag in ("--ranks", "--micro-batches") or (flag == "--chunks" and not policy.arranges):
+            kept += [flag, value]
+    return kept
+
+
+def test_what_plan_saves_check_accepts(capsys, tmp_path):
+    assert plans_and_checks_agree(capsys, tmp_path, 1, 25) > 2
+
+
+@pytest.mark.slow
+def test_what_plan_saves_check_accepts_for_long(capsys, tmp_path):
+    seed = int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32))
+    with capsys.disabled():
+        print(f"seed {seed}")
+    plans_and_checks_agree(capsys, tmp_path, seed, 500)
+
+
+def test_a_cap_that_is_broken_is_one_line_and_nothing_is_saved(capsys, tmp_path):
+    path, shape = tmp_path / "plan.csv", ["--ranks", "4", "--micro-batches", "8", "--activation-cap", "2"]
+    for verb in ("plan", "simulate"):
+        code, out, err = run(capsys, verb, "--scheduler", "one_f_one_b", *shape,
+                             *(["--save", str(path)] if verb == "plan" else []))
+        assert (code, out) == (2, "")
+        assert "rank 0 holds 3 activations; the cap is 2 (this plan needs 4)" in one_line(err)
+    assert not path.exists()
+
+
+def test_the_table_leaves_out_what_breaks_the_cap(capsys):
+    code, record = run_json(capsys, "simulate", "--table", "--ranks", "3", "--micro-batches", "6",
+                            "--activation-cap", "3")
+    assert code == 0
+    assert all(max(row["peak_activations"]) <= 3 for row in record["policies"])
+    assert "the cap is 3" in record["left_out"]["gpipe"]
+    assert {row["scheduler"] for row in record["policies"]} >= {"one_f_one_b", "zb_h1", "zb_auto", "zb_v"}
+
+
+# ------------------------------------------------------------------------------------------------------------- networks
+@pytest.mark.few(3)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("scheduler",
+                         ["gpipe", "zb_h1", "interleaved", "hanayo", "modulo_greedy", "zb_v", "dualpipe_v"])
+def test_a_networks_plan_is_checked_with_the_same_flags(capsys, tmp_path, scheduler, optimizer):
+    path = tmp_path / "plan.csv"
+    shape = [*NETWORK, "--optimizer", optimizer, "--ranks", "2", "--micro-batches", "4"]
+    code, record = run_json(capsys, "plan", "--scheduler", scheduler, *shape, "--save", str(path))
+    assert code == 0, record
+    assert record["waits"] > 0
+    assert record["predicted_step_ms"] > 0
+    for more in ([], ["--scheduler", scheduler]):
+        code, checked = run_json(capsys, "check", str(path), *shape, *more)
+        assert code == 0, checked
+        assert (checked["waits"], checked["peak_bytes"]) == (record["waits"], record["peak_bytes"])
+        assert checked["peak_activations"] == record["peak_activations"]
+
+
+def test_tasks_on_ranks_that_are_not_theirs_are_refused(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    shape = [*NETWORK, "--ranks", "2", "--micro-batches", "4"]
+    assert run(capsys, "plan", "--scheduler", "gpipe", *shape, "--save", str(path))[0] == 0
+    text = path.read_text()
+    for edit, says in (((("0,main,0U0", "7,main,0U0"), ("1,main,1F0", "5,main,1F0")), "rank"),
+                       ((("0,main,0U0", "7,main,0U0"),), "0U0 is on a rank that does not exist"),
+                       ((("0,main,0U0", "1,main,0U0"),), "0U0 is on rank 1, but stage 0 lives on rank 0"),
+                       ((("1,main,1F0", "0,main,1F0"),), "is on rank 1, but stage 1 lives on rank 0"),
+                       ((("1,main,1U0", "1,other,1U0"),), "rank 1 computes on the lanes main and other")):
+        changed = text
+        for old, new in edit:
+            assert old in changed
+            changed = changed.replace(old, new)
+        path.write_text(changed)
+        code, record = run_json(capsys, "check", str(path), *shape)
+        assert code == 1
+        assert says in record["error"]
+
+
+def test_a_networks_check_with_costs_says_what_the_plan_said(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    shape = [*NETWORK, "--ranks", "3", "--micro-batches", "4"]
+    record = run_json(capsys, "plan", "--scheduler", "zb_h1", *shape, "--save", str(path), "--save-costs",
+                      str(tmp_path / "costs.json"))[1]
+    assert run_json(capsys, "check", str(path), *shape)[1]["predicted_step_ms"] == record["predicted_step_ms"]
+    shape = [*shape[: shape.index("--costs")], *shape[shape.index("--costs") + 2 :]]
+    assert "predicted_step_ms" not in run_json(capsys, "check", str(path), *shape)[1]
+    assert run(capsys, "check", str(path), *shape, "--costs", str(tmp_path / "costs.json"))[0] == 0
+
+
+def test_the_memory_limit_is_that_of_a_rank(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    shape = [*NETWORK, "--ranks", "2", "--micro-batches", "4"]
+    code, record = run_json(capsys, "plan", "--scheduler", "gpipe", *shape, "--save", str(path))
+    peak = record["peak_bytes"]
+    for verb in (["plan", "--scheduler", "gpipe"], ["check", str(path)]):
+        assert run(capsys, *verb, *shape, "--memory-limit", str(peak))[0] == 0
+    code, _, err = run(capsys, "plan", "--scheduler", "gpipe", *shape, "--memory-limit", str(peak - 1))
+    assert code == 2
+    assert f"needs {peak:,} bytes (" in one_line(err)
+    assert f"more than the limit of {peak - 1:,}" in err
+    code, record = run_json(capsys, "check", str(path), *shape, "--memory-limit", str(peak - 1))
+    assert code == 1
+    assert f"{peak:,}" in record["error"]
+    assert run_json(capsys, "plan", "--scheduler", "one_f_one_b", *shape)[1]["peak_bytes"] < peak
+
+
+def test_a_bandwidth_makes_messages_take_their_time(capsys):
+    shape = [*NETWORK, "--ranks", "2", "--micro-batches", "4", "--scheduler", "one_f_one_b"]
+    free = run_json(capsys, "plan", *shape)[1]
+    slow = run_json(capsys, "plan", *shape, "--bandwidth", "1MB")[1]
+    assert slow["predicted_step_ms"] > free["predicted_step_ms"] + 4 * 2 * 4 * 16 * 4 / 1e6 * 1e3 / 4
+    assert slow["tasks"] == free["tasks"]
+    assert run_json(capsys, "simulate", *shape, "--bandwidth", "1MB")[1]["makespan"] == slow["makespan"]
+
+
+def test_a_networks_grid_shows_its_tasks(capsys):
+    code, out, _ = run(capsys, "plan", *LARGE, "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4",
+                       "--scheduler", "one_f_one_b")
+    assert code == 0
+    grid = out.split("\n\none_f_one_b")[0]
+    assert len(grid.splitlines()) <= 7
+    for row, stage in zip([line for line in grid.splitlines() if "/main" in line][:2], "01", strict=True):
+        assert len(re.findall(rf"{stage}?[FB]\d", row)) == 8
+        assert row.count(" ") < 0.6 * len(row)
+
+
+# ---------------------------------------------------------------------------------------------------------------- flags
+GIVEN = ["--scheduler", "gpipe", "--ranks", "2", "--micro-batches", "4"]
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    (["plan", *GIVEN, "--memory-limit", "1GB"], "--memory-limit has no effect"),
+    (["simulate", *GIVEN, "--bandwidth", "1GB"], "--bandwidth has no effect"),
+    (["plan", *GIVEN, "--costs", "analytic"], "--costs has no effect"),
+    (["plan", *GIVEN, "--curve"], "--curve has no effect"),
+    (["plan", *GIVEN, *NETWORK, "--pairs", "none"], "--pairs has no effect"),
+    (["plan", *GIVEN, "--objective", "span"], "--objective has no effect"),
+    (["simulate", "--table", *GIVEN], "--scheduler has no effect"),
+    (["plan", *GIVEN, "--scheduler-arg", "x=1"], "gpipe takes no argument 'x'; it takes none"),
+    (["plan", *GIVEN, "--activation-cap", "0"], "the activation cap is 0"),
+    (["plan", *GIVEN, *NETWORK, "--activation-cap", "0"], "the activation cap is 0"),
+    (["plan", "--scheduler", "gpipe", "--ranks", "1000000", "--micro-batches", "1000000"], "can be planned"),
+    (["check", "x.csv", *GIVEN[2:], "--latency", "1"], "--latency has no effect"),
+    (["check", "x.csv", *GIVEN[2:], "--forward", "1"], "--forward has no effect"),
+    (["check", "x.csv", *GIVEN, "--forward", "1"], "--forward has no effect"),
+    (["check", "x.csv", *GIVEN[2:], "--scheduler-arg", "kept=0.5"], "--scheduler-arg has no effect"),
+    (["check", "x.csv", *NETWORK, "--scheduler", "gpipe"], "--scheduler has no effect"),
+    (["explain", "0F0", *GIVEN, "--memory-limit", "1GB"], "--memory-limit has no effect")])
+def test_a_flag_without_effect_is_refused(capsys, argv, says):
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+
+
+def test_absurd_plans_fail_their_check_at_once(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    path.write_text("rank,lane,task\n0,main,0F0\n0,main,0B0\n")
+    assert run(capsys, "check", str(path), "--ranks", "1", "--micro-batches", "1")[0] == 0
+    assert run(capsys, "check", str(path), "--ranks", "10000000", "--micro-batches", "1")[0] in (1, 2)
+    path.write_text("rank,lane,task\n65535,main,0F0\n0,main,0B0\n")
+    assert run(capsys, "check", str(path), "--ranks", "1", "--micro-batches", "1")[0] == 1
+
+
+def test_optimal_says_what_is_proved(capsys):
+    pytest.importorskip("ortools")
+    shape = ["--scheduler", "optimal", "--ranks", "2", "--micro-batches", "3"]
+    for verb in ("plan", "simulate"):
+        code, out, _ = run(capsys, verb, *shape)
+        assert code == 0
+        assert out.splitlines()[-1] == "makespan 10, bound 10: proved"
+        code, record = run_json(capsys, verb, *shape, "--objective", "span")
+        assert (record["objective"], record["bound"], record["proved"]) == ("span", 9, True)
+
+
+def test_weight_versions_are_part_of_a_stale_plans_check(capsys, tmp_path):
+    path = tmp_path / "plan.csv"
+    shape = ["--ranks", "2", "--micro-batches", "6"]
+    code, _, err = run(capsys, "plan", "--scheduler", "pipedream", *shape, "--save", str(path))
+    assert code == 0
+    assert "--scheduler pipedream" in err
+    late = path.read_text().replace("0,main,0B0\n0,main,0F2\n", "0,main,0F2\n0,main,0B0\n")
+    assert late != path.read_text()
+    path.write_text(late)
+    assert run(capsys, "check", str(path), *shape)[0] == 0
+    code, record = run_json(capsys, "check", str(path), *shape, "--scheduler", "pipedream")
+    assert code == 1
+    assert "0F2 reads weight version 1, but then the newest one of stage 0 is 0" in record["error"]
+
+
+def test_text_keeps_to_the_width_of_the_terminal(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "60")
+    _, out, _ = run(capsys, "simulate", "--scheduler", "dualpipe", "--ranks", "4", "--micro-batches", "8")
+    grid = out.split("\n\ndualpipe")[0]
+    assert 50 < max(map(len, grid.splitlines())) <= 60
+    assert "0F3&3B5" in grid, "a pair has both names"

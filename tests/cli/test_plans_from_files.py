@@ -1,0 +1,287 @@
+"""A plan that was saved, and perhaps edited, is a scheduler too: it is proved, priced, run and compared like any."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE, deadline
+
+from minidl.cli import main
+
+NETWORK = ["--model", "mlp", "--model-arg", "layers=6", "--model-arg", "hidden=32", "--batch-size", "32"]
+RUN = [*NETWORK, "--steps", "3", "--costs", "analytic", "--json"]
+PIPELINE = ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4"]
+
+
+def record(capsys, *flags: str) -> dict:
+    with deadline(PATIENCE):
+        assert main([*flags]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *flags: str) -> str:
+    with deadline(PATIENCE):
+        assert main([*flags]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.fixture
+def saved(tmp_path, capsys):
+    """Saves a plan; returns its path."""
+    def save(*flags: str) -> str:
+        path = str(tmp_path / "plan.csv")
+        record(capsys, "plan", *NETWORK, *flags, "--costs", "analytic", "--save", path, "--json")
+        return path
+
+    return save
+
+
+def test_an_edited_plan_of_one_device_runs_with_the_same_bits(saved, capsys):
+    path = saved("--scheduler", "multi_stream")
+    lines = Path(path).read_text().splitlines()
+    weight = next(i for i, line in enumerate(lines) if line.startswith("0,sub,") and "W" in line)
+    moved = lines.pop(weight).replace("0,sub,", "0,main,")
+    Path(path).write_text("\n".join([lines[0], *(x for x in lines[1:] if x.startswith("0,main,")), moved,
+                                     *(x for x in lines[1:] if not x.startswith("0,main,"))]) + "\n")
+    alone = record(capsys, "train", *RUN)
+    assert record(capsys, "train", *RUN, "--scheduler", path)["params_sha256"] == alone["params_sha256"]
+    arms = record(capsys, "compare", *RUN, "--schedulers", f"in_order,{path}")
+    assert arms["bit_identical"]
+    assert [arm["scheduler"] for arm in arms["arms"]] == ["in_order", path]
+    assert record(capsys, "simulate", *NETWORK, "--scheduler", path, "--costs", "analytic", "--json")
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("scheduler", "optimizer"), [("zb_h1", "sgd"), ("interleaved", "adam"), ("hanayo", "adam")])
+def test_a_plan_of_a_pipeline_runs_with_the_same_bits(saved, capsys, scheduler, optimizer):
+    path = saved(*PIPELINE, "--scheduler", scheduler)
+    told = ["--optimizer", optimizer, "--lr", "0.01"]
+    alone = record(capsys, "train", *RUN, *told, "--micro-batches", "4")
+    ranks = record(capsys, "train", *RUN, *told, *PIPELINE, "--scheduler", path)
+    assert ranks["params_sha256"] == alone["params_sha256"]
+    assert record(capsys, "plan", *NETWORK, *PIPELINE, "--scheduler", path, "--json")["tasks"]
+
+
+def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
+    path = saved("--scheduler", "in_order")
+    lines = Path(path).read_text().splitlines()
+    lines[1], lines[2] = lines[2], lines[1]
+    Path(path).write_text("\n".join(lines) + "\n")
+    first = refused(capsys, "train", *RUN[:-1], "--scheduler", path).splitlines()[0]
+    assert "1F0" in first
+    Path(path).write_text("\n".join(lines[:-1]) + "\n")
+    assert "missing" in refused(capsys, "train", *RUN[:-1], "--scheduler", path)
+    assert "no such file" in refused(capsys, "train", *RUN[:-1], "--scheduler", "nowhere.csv").lower()
+    assert "takes no argument" in refused(capsys, "train", *RUN[:-1], "--scheduler", path, "--scheduler-arg", "k=1")
+
+
+def test_a_plan_is_made_for_the_clip_that_it_runs_with(saved, capsys):
+    path = saved(*PIPELINE, "--scheduler", "gpipe", "--clip", "0.5")
+    alone = record(capsys, "train", *RUN, "--micro-batches", "4", "--clip", "0.5")
+    assert record(capsys, "train", *RUN, *PIPELINE, "--scheduler", path,
+                  "--clip", "0.5")["params_sha256"] == alone["params_sha256"]
+    assert record(capsys, "check", path, *NETWORK, "--ranks", "2", "--micro-batches", "4", "--clip", "0.5",
+                  "--json")["valid"]
+    assert "does not belong here" in refused(capsys, "train", *RUN[:-1], *PIPELINE, "--scheduler", path)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("flags", [["--scheduler", "joint"],
+                                   ["--scheduler", "joint", "--replicas", "2"],
+                                   ["--scheduler", "one_f_one_b", "--replicas", "2",
+                                    "--scheduler-arg", "part_bytes=2000"]],
+                         ids=["a cut of its own", "that of replicas", "sums in parts"])
+def test_a_saved_plan_of_a_pipeline_says_its_cut_and_its_parts(tmp_path, capsys, flags):
+    """A network whose layers differ is cut by `joint` as no rule from the flags says."""
+    path, replicas = str(tmp_path / "plan.csv"), flags[2:4]
+    network = ["--model", "mlp", "--batch-size", "16", *PIPELINE, "--costs", "analytic", "--json"]
+    record(capsys, "plan", *network, *flags, "--save", path)
+    assert record(capsys, "check", path, *network, *replicas)["valid"]
+    run = record(capsys, "train", *network, *replicas, "--steps", "2", "--scheduler", path)
+    first = record(capsys, "train", *network, *flags, "--steps", "2")
+    assert run["params_sha256"] == first["params_sha256"]
+    other = record(capsys, "check", path, *network, *replicas, "--optimizer", "adam")
+    assert other["valid"]
+
+
+def test_the_cut_of_another_network_is_refused(tmp_path, capsys):
+    path = str(tmp_path / "plan.csv")
+    network = ["--batch-size", "16", *PIPELINE, "--costs", "analytic", "--json"]
+    record(capsys, "plan", "--model", "mlp", *network, "--scheduler", "joint", "--save", path)
+    error = refused(capsys, "check", path, "--model", "mlp", "--model-arg", "layers=6", *network)
+    assert "but the network has" in error
+    text = Path(path).read_text()
+    Path(path).write_text(text.replace(": 0", ": zero", 1))
+    assert "'zero', which is not a number" in refused(capsys, "check", path, "--model", "mlp", *network)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("flags", [
+    ["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2"],
+    ["--scheduler", "layerpipe2", "--chunks", "2", "--scheduler-arg", "history=average"],
+    ["--scheduler", "pipedream", "--replicas", "2"], ["--scheduler", "paci"], ["--scheduler", "layerpipe"],
+    ["--scheduler", "chimera"], ["--scheduler", "zb_h1", "--scheduler-arg", "barrier=false", "--clip", "0.5"]],
+    ids=lambda flags: flags[1])
+def test_a_saved_plan_names_the_policy_that_says_more_than_its_order(tmp_path, capsys, flags):
+    """Which weights a task reads is not in the order; the file has the policy and its options, and runs as they do."""
+    path = str(tmp_path / "plan.csv")
+    both = flags[-2:] if flags[-2] in ("--replicas", "--clip") else []
+    network = [*NETWORK, *PIPELINE[:-1], "8", "--costs", "analytic", "--json"]
+    record(capsys, "plan", *network, *flags, "--save", path)
+    assert record(capsys, "check", path, *network, *both)["valid"]
+    first = record(capsys, "train", *network, *flags, "--steps", "3")
+    again = record(capsys, "train", *network, *both, "--steps", "3", "--scheduler", path)
+    assert again["params_sha256"] == first["params_sha256"]
+
+
+def test_slices_of_a_saved_plan_are_those_of_its_policy(tmp_path, capsys):
+    path = str(tmp_path / "plan.csv")
+    network = ["--model", "gpt", "--model-arg", "layers=2", "--model-arg", "heads=2", "--model-arg", "width=16",
+               "--model-arg", "length=16", "--batch-size", "4", *PIPELINE[:-1], "2", "--costs", "analytic", "--json"]
+    flags = ["--scheduler", "seq1f1b", "--scheduler-arg", "slices=4"]
+    (tmp_path / "short.txt").write_text("a short text, so that it is soon evaluated\n" * 20)
+    train = ["train", *network, "--data", str(tmp_path / "short.txt"), "--steps", "2"]
+    record(capsys, "plan", *network, *flags, "--save", path)
+    assert record(capsys, "check", path, *network)["valid"]
+    first = record(capsys, *train, *flags)
+    assert record(capsys, *train, "--scheduler", path)["params_sha256"] == first["params_sha256"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("flags", [["priority", "--scheduler-arg", "part_bytes=1000"],
+                                   ["reverse_first_k", "--scheduler-arg", "k=2"],
+                                   ["buckets", "--buckets", "2"], ["dear"]], ids=lambda flags: flags[0])
+def test_a_plan_of_data_parallel_ranks_says_how_they_sum(saved, capsys, flags):
+    ranks = ["--parallel", "data", "--ranks", "2"]
+    path = saved(*ranks, "--scheduler", *flags)
+    first = record(capsys, "train", *RUN, *ranks, "--scheduler", *flags)
+    again = record(capsys, "train", *RUN, *ranks, "--scheduler", path)
+    assert again["params_sha256"] == first["params_sha256"]
+    lines = Path(path).read_text().splitlines()
+    assert lines[0].startswith("# sums over ranks: {")
+    for wrong in ('{"groups": 3}', "[1]", '{"part_bytes": 0}', '{"more": 1}', "{"):
+        Path(path).write_text("\n".join([f"# sums over ranks: {wrong}", *lines[1:]]) + "\n")
+        assert "sums over ranks" in refused(capsys, "train", *RUN[:-1], *ranks, "--scheduler", path)
+
+
+def test_options_of_a_saved_plan_that_cannot_be_read(tmp_path, capsys):
+    path = tmp_path / "plan.csv"
+    network = [*NETWORK, *PIPELINE, "--costs", "analytic"]
+    assert main(["plan", *network, "--scheduler", "pipedream", "--save", str(path)]) == 0
+    text = path.read_text()
+    for wrong, said in (("{", "it must be an object in JSON"), ('{"unknown": 1}', "unknown"),
+                        ('{"mini_batches": 3}', "mini_batches"), ('{"chunks": 7}', "chunk")):
+        path.write_text(text.replace('{"chunks": 1}', wrong))
+        capsys.readouterr()
+        assert said in refused(capsys, "train", *network, "--steps", "1", "--scheduler", str(path))
+
+
+OWN = """
+import numpy as np
+from minidl.core.schedule import Lane, Schedule
+from minidl.schedulers.pipeline.problem import RankOrder, schedule_of
+from minidl.core.tasks import COLLECTIVE, Kind
+
+def bfs(problem):
+    m = problem.micro_batches
+    return schedule_of([RankOrder([Kind.F] * m + [Kind.B] * m, [rank] * 2 * m, [*range(m)] * 2)
+                        for rank in range(problem.ranks)])
+
+def by_record(graph, cost, machine):
+    talks = np.isin(graph.kind, [int(k) for k in COLLECTIVE])
+    return Schedule.of(graph, {Lane(0): np.flatnonzero(~talks), Lane(0, "comm"): np.flatnonzero(talks)})
+
+def wrong(problem):
+    return problem.no_such_thing
+
+def planned(problem):
+    return 1, 2
+
+def fewer(problem):
+    from dataclasses import replace
+    return bfs(replace(problem, micro_batches=problem.micro_batches - 1))
+
+def loose(problem, *rest, size: "Unknown" = 2, **more):
+    'All forwards, then all backwards.'
+    return bfs(problem)
+
+def failing(problem):
+    return bfs(problem)[1:]
+"""
+
+
+def test_a_bare_function_orders_a_pipeline_or_data_parallel_ranks(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    for own, flags in (("own.py:bfs", PIPELINE), ("own.py:by_record", ["--parallel", "data", "--ranks", "2"])):
+        alone = record(capsys, "train", *RUN, *(PIPELINE[-2:] if own == "own.py:bfs" else []))
+        made = record(capsys, "train", *RUN, *flags, "--scheduler", own)
+        if own == "own.py:bfs":
+            assert made["params_sha256"] == alone["params_sha256"]
+    for own, said in (("wrong", "'Problem' object has no attribute 'no_such_thing' (own.py, line 17)"),
+                      ("planned", "planned returned a tuple, not a Schedule or an Ordered (own.py, line 19)")):
+        assert said in refused(capsys, "plan", *NETWORK, *PIPELINE, "--scheduler", f"own.py:{own}")
+
+
+TIMES = ["--ranks", "4", "--micro-batches", "8"]
+
+
+def test_an_order_of_ones_own_is_priced_beside_the_published_ones(tmp_path, capsys, monkeypatch):
+    """On given times, as a function, a Policy or a file; `**more` takes nothing and is no error."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN + "from minidl.schedulers.pipeline import Policy\nBFS = Policy(bfs, 'contiguous')\n")
+    wanted = {**record(capsys, "simulate", *TIMES, "--scheduler", "gpipe", "--json")}
+    record(capsys, "plan", *TIMES, "--scheduler", "own.py:bfs", "--save", "own.csv", "--json")
+    for own in ("own.py:bfs", "own.py:BFS", "own.py:loose", "own.csv"):
+        found = record(capsys, "simulate", *TIMES, "--scheduler", own, "--json")
+        beside = found.pop("beside")
+        assert beside["equals"] == ["gpipe"]
+        assert beside["slower"] == found["makespan"] / beside["makespan"] - 1 > 0
+        assert main(["simulate", *TIMES, "--scheduler", own]) == 0
+        assert "equals gpipe; the fastest of them is joint, 24.75; this takes 33.3% more" in capsys.readouterr().out
+        assert {name: found[name] for name in wanted} == wanted
+        rows = record(capsys, "simulate", *TIMES, "--table", "--scheduler", own, "--json")["policies"]
+        mine, theirs = (next(row for row in rows if row["scheduler"] == name) for name in (own, "gpipe"))
+        assert {**mine, "scheduler": "gpipe"} == theirs
+    for own, said in (("fewer", "fewer orders 7 micro-batches; there are 8"),
+                      ("wrong", "'Problem' object has no attribute 'no_such_thing' (own.py, line 17)"),
+                      ("failing", "'Schedule' object is not subscriptable (own.py, line 31)"),
+                      ("loose --scheduler-arg more=1", "loose takes no argument 'more'; it takes size")):
+        error = refused(capsys, "simulate", *TIMES, "--scheduler", *f"own.py:{own}".split())
+        assert said in error
+        assert len(error.splitlines()) == 1
+
+
+def test_each_kind_has_a_usual_policy(capsys):
+    assert record(capsys, "simulate", *TIMES, "--json") == record(capsys, "simulate", *TIMES, "--scheduler",
+                                                                  "one_f_one_b", "--json")
+    for flags, usual in ((PIPELINE, "one_f_one_b"), (["--parallel", "data", "--ranks", "2"], "priority")):
+        assert record(capsys, "train", *RUN, *flags)["scheduler"] == usual
+
+
+def test_one_scheduler_or_one_network_is_shown(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    assert [s["scheduler"] for s in record(capsys, "schedulers", "zb_h1", "--json")["schedulers"]] == ["zb_h1"]
+    own = record(capsys, "schedulers", "own.py:loose", "--parallel", "pipeline", "--json")["schedulers"][0]
+    assert own["about"] == "All forwards, then all backwards."
+    assert own["arguments"]["size"] == 2
+    assert "more" not in own["arguments"]
+    assert "unknown scheduler 'zb_h7'; similar names: zb_h" in refused(capsys, "schedulers", "zb_h7")
+    assert [m["model"] for m in record(capsys, "models", "gpt", "--json")["models"]] == ["gpt"]
+    assert "unknown model 'gptt'" in refused(capsys, "models", "gptt")
+
+
+def test_torch_s_grid_is_a_plan_of_a_network(tmp_path, capsys):
+    """It names no updates; they come last."""
+    path = tmp_path / "grid.csv"
+    path.write_text("0F0,0F1,0F2,0F3,,0B0,0B1,0B2,0B3\n,1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n")
+    for more in ([], ["--optimizer", "adam", "--clip", "0.5"]):
+        alone = record(capsys, "train", *RUN, "--micro-batches", "4", *more)
+        assert record(capsys, "train", *RUN, *PIPELINE, *more, "--scheduler",
+                      str(path))["params_sha256"] == alone["params_sha256"]
+    assert record(capsys, "check", str(path), *NETWORK, *PIPELINE[2:], "--json")["valid"]
+    path.write_text("0F0,0F1,0F2,0F3,,0B0,0B1,0B2\n,1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n")
+    assert "0O3 is missing" in refused(capsys, "train", *RUN[:-1], *PIPELINE, "--scheduler", str(path))

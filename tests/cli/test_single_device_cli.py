@@ -1,0 +1,117 @@
+"""multi_region on the command line: plans with late tasks are checked, explained, priced and trained; what
+cannot be is one line."""
+
+import json
+
+import pytest
+from command_line import one_line, run, run_json
+
+NETWORK = ["--model", "densenet121", "--model-arg", "preset=tiny", "--batch-size", "4"]
+MODEL = [*NETWORK, "--costs", "analytic", "--scheduler", "multi_region"]
+
+
+@pytest.fixture
+def plan(capsys, tmp_path):
+    """A plan in which tasks are late, as CSV."""
+    path = tmp_path / "plan.csv"
+    assert run(capsys, "plan", *MODEL[:-4], "--costs", "analytic", "--scheduler", "multi_stream", "--scheduler-arg",
+               "map=densenet121", "--save", str(path))[0] == (0)
+    assert "W0@1" in path.read_text()
+    return path
+
+
+def test_a_plan_with_late_tasks_is_valid(capsys, plan):
+    code, record = run_json(capsys, "check", str(plan), *NETWORK)
+    assert code == 0
+    assert record["valid"]
+
+
+def late_update(text):
+    """An update that is late in the plan."""
+    return next(line.split(",")[2] for line in text.splitlines() if "U0@1" in line)
+
+
+@pytest.mark.parametrize("edit", [lambda text: text.replace(",0F0", ",0F0@1"),
+                                  lambda text: text.replace(late_update(text), late_update(text).split("@")[0])])
+def test_a_plan_whose_late_tasks_are_needed_is_not_valid(capsys, plan, edit):
+    plan.write_text(edit(plan.read_text()))
+    code, record = run_json(capsys, "check", str(plan), *NETWORK)
+    assert code == 1
+    assert "cannot cross the iteration boundary" in record["error"]
+    assert record["tasks"][0].endswith("@1")
+    code, text, _ = run(capsys, "check", str(plan), *NETWORK)
+    assert code == 1
+    assert f"[{record['tasks'][0]}]" in text
+
+
+def test_a_plan_that_needs_more_memory_fails_its_check(capsys, plan):
+    code, record = run_json(capsys, "check", str(plan), *NETWORK, "--memory-limit", "1KB")
+    assert code == 1
+    assert "more than the limit of 1,000" in record["error"]
+
+
+def test_a_late_task_is_explained_by_its_own_name(capsys, plan):
+    late = late_update(plan.read_text())
+    flags = [*NETWORK, "--costs", "analytic", "--scheduler", "multi_stream", "--scheduler-arg", "map=densenet121"]
+    for name in (late, late.split("@")[0]):
+        code, record = run_json(capsys, "explain", name, *flags)
+        assert code == 0
+        assert record["task"] == late
+    code, _, err = run(capsys, "explain", "9999W0", *flags)
+    assert code == 2
+    assert "no task 9999W0" in err
+
+
+def test_a_priced_plan_says_its_peak(capsys):
+    code, record = run_json(capsys, "simulate", *MODEL)
+    assert code == 0
+    assert record["peak_bytes"] == run_json(capsys, "plan", *MODEL)[1]["peak_bytes"] > 0
+    assert "peak" in run(capsys, "simulate", *MODEL)[1].splitlines()[0]
+
+
+@pytest.mark.slow
+def test_the_curve_is_of_limits_that_work(capsys):
+    code, record = run_json(capsys, "plan", *MODEL, "--curve")
+    assert code == 0
+    assert record["smallest_limit"] == record["curve"][0]["memory_limit"]
+    for point in (record["curve"][0], record["curve"][-1]):
+        found = run_json(capsys, "plan", *MODEL, "--memory-limit", str(point["memory_limit"]))[1]
+        assert found["peak_bytes"] <= point["memory_limit"]
+        assert found["predicted_step_ms"] <= point["predicted_step_ms"]
+    code, _, err = run(capsys, "plan", *MODEL, "--memory-limit", str(record["smallest_limit"] - 1))
+    assert code == 2
+    assert f"{record['smallest_limit']:,}" in err
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    (["plan", *MODEL, "--curve", "--save", "x.csv"], "--save"),
+    (["plan", *MODEL, "--curve", "--memory-limit", "1GB"], "--memory-limit"),
+    (["plan", *MODEL, "--curve", "--scheduler", "in_order"],
+     "--curve has no effect here; it goes with --scheduler multi_region"),
+    (["plan", *MODEL, "--streams", "3"], "2 streams, not 3"),
+    (["plan", *MODEL, "--scheduler-arg", "crossing=maybe"], "crossing must be of type bool, not 'maybe'"),
+    (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "takes no argument 'memory_limit'"),
+    (["plan", *MODEL, "--scheduler-arg", "map=densenet121"], "takes no argument 'map'")])
+def test_what_cannot_be_is_one_clear_line(capsys, argv, says):
+    code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, "")
+    assert says in one_line(err.splitlines(keepends=True)[-1])
+
+
+@pytest.mark.slow
+def test_micro_batches_and_adam_across_the_border(capsys):
+    """Equal bits, with and without what crosses."""
+    flags = [*NETWORK, "--costs", "analytic", "--steps", "5", "--micro-batches", "2", "--optimizer",
+             "adam", "--lr", "0.001"]
+    code, record = run_json(capsys, "compare", *flags, "--schedulers", "in_order,multi_stream,multi_region")
+    assert code == 0
+    assert record["bit_identical"]
+    assert len({arm["params_sha256"] for arm in record["arms"]}) == 1
+
+
+def test_costs_and_pairs_are_kept_and_give_the_same_plan(capsys, tmp_path):
+    costs, one, two = (tmp_path / name for name in ("costs.json", "one.csv", "two.csv"))
+    assert run(capsys, "plan", *MODEL, "--save-costs", str(costs), "--save", str(one))[0] == 0
+    assert json.loads(costs.read_text())["corun"]["source"] == "estimated"
+    assert run(capsys, "plan", *MODEL, "--costs", str(costs), "--save", str(two))[0] == 0
+    assert one.read_text() == two.read_text()

@@ -1,0 +1,80 @@
+"""A command imports only the rooms that it uses, so that it starts at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE
+
+from minidl.cli.flags import FLAGS, Names
+from minidl.cli.parser import VERBS
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = {"__main__", "system", "system.interrupts", "system.launcher", "devices", "devices.debug", "cli",
+           "cli.parser", "cli.flags", "cli.show", "cli.machine"}
+#: rooms that hold networks, devices and training runs: plans of given times need none of them
+HEAVY = ("autograd", "ops", "nn", "optim", "kernels", "models", "data", "training", "devices", "runtime",
+         "measuring", "testing")
+
+
+def imported(*argv: str) -> set[str]:
+    """The modules that a command imports, as Python lists them."""
+    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "minidl", *argv], cwd=ROOT, capture_output=True,
+                          text=True, timeout=PATIENCE)
+    lines = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert "minidl.system.interrupts" in lines, done.stderr
+    return set(lines)
+
+
+def own(modules: set[str]) -> set[str]:
+    return {name.removeprefix("minidl.") for name in modules if name.startswith("minidl.")}
+
+
+def within(name: str, rooms: tuple[str, ...]) -> bool:
+    return any(name == room or name.startswith(room + ".") for room in rooms)
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["trian"], ["--hlep"], []])
+def test_help_and_a_mistyped_verb_need_no_part_of_the_engine(argv: list[str]) -> None:
+    found = imported(*argv)
+    assert own(found) <= PROGRAM
+    assert "numpy" not in found
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("argv", [
+    ["schedulers"], ["simulate", "--ranks", "4", "--micro-batches", "8", "--scheduler", "zb_h1"],
+    ["simulate", "--parallel", "data", "--scheduler", "priority", "--forward", "1,1", "--output-grad", "1,1",
+     "--weight-grad", "1,1", "--comm", "1,1"],
+])
+def test_listing_and_pricing_policies_need_no_network_no_device_and_no_trainer(argv: list[str]) -> None:
+    found = imported(*argv)
+    assert not [name for name in own(found) - PROGRAM if within(name, HEAVY)]
+    assert not {name for name in found if name.partition(".")[0] in ("numba", "rich", "mpi4py", "threadpoolctl")}
+
+
+def test_a_list_of_policies_draws_nothing() -> None:
+    assert not own(imported("schedulers")) & {"core.draw", "views.page", "core.trace", "system.files"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_its_function(verb: str) -> None:
+    module, _, function = VERBS[verb][0].partition(".")
+    assert callable(getattr(import_module(f"minidl.cli.{module}"), function))
+
+
+@pytest.mark.parametrize(("name", "flag"), [(name, flag) for flags in FLAGS.values() for name, flag in flags.items()])
+def test_names_that_a_flag_accepts_are_known_where_it_says(name: str, flag) -> None:
+    choices = flag.options.get("choices")
+    if choices is not None:
+        assert list(choices)
+        assert flag.options.get("default") in (None, *choices)
+    for names in (choices, flag.terms):
+        if isinstance(names, Names):
+            assert str(names)
+    if flag.terms is not None:
+        assert "%(terms)s" in flag.options["help"]

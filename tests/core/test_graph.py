@@ -1,0 +1,270 @@
+"""Names, columns, and edges that follow from reads and writes alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import closure, edge_pairs, planned, planned_graphs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidl.core import loops
+from minidl.core.graph import GraphBuilder, Role, Rows, StorageSpec, TaskGraph, derive_edges
+from minidl.core.schedule import Lane, Schedule
+from minidl.core.tasks import (
+    COLLECTIVE,
+    RECEIVES,
+    SENDS,
+    GraphError,
+    Kind,
+    as_recorded,
+    pack,
+    parse_task,
+    repack,
+    task_name,
+    unpack,
+)
+
+
+@st.composite
+def identities(draw):
+    """Any fields that a task can have."""
+    kind = draw(st.sampled_from(list(Kind)))
+    index = draw(st.integers(0, 2**10 - 1))
+    return {"unit": draw(st.integers(0, 2**20 - 1)), "kind": kind,
+            "micro_batch": 0 if kind in COLLECTIVE else draw(st.integers(0, 2**20 - 1)),
+            "part": 0 if kind in SENDS + RECEIVES else index, "destination": index if kind in SENDS + RECEIVES else 0,
+            "late": draw(st.integers(0, 1)), "iteration": draw(st.integers(0, 2**8 - 1))}
+
+
+@given(identities())
+def test_a_task_s_fields_its_key_and_its_name_are_one_and_the_same(fields):
+    key = int(pack(**fields))
+    assert key >= 0
+    assert {name: getattr(unpack(key), name) for name in fields} == fields
+    assert parse_task(task_name(key)) == key
+    assert unpack(as_recorded(key)) == unpack(int(pack(**fields | {"late": 0, "iteration": 0})))
+    assert int(repack(key, late=1, iteration=3)) == int(pack(**fields | {"late": 1, "iteration": 3}))
+
+
+@given(identities(), identities())
+def test_tasks_that_differ_have_names_that_differ(one, other):
+    assert (task_name(pack(**one)) == task_name(pack(**other))) == (one == other)
+
+
+def test_keys_pack_as_columns_too():
+    columns = {"unit": [1, 2, 3, 4], "kind": [Kind.F, Kind.RO, Kind.A, Kind.O], "micro_batch": [5, 0, 0, 1],
+               "part": [0, 0, 2, 1], "destination": [0, 6, 0, 0], "late": [1, 0, 0, 0], "iteration": [0, 3, 0, 0]}
+    keys = pack(**columns)
+    assert {name: getattr(unpack(keys), name).tolist() for name in columns} == columns
+    assert [task_name(key) for key in keys] == ["1F5@1", "2RO0>6#3", "3A0/2", "4O1/1"]
+
+
+@pytest.mark.parametrize(("name", "fields"), [
+    ("4W0", {"unit": 4, "kind": Kind.W}), ("4W3@1", {"unit": 4, "kind": Kind.W, "micro_batch": 3, "late": 1}),
+    ("4A0", {"unit": 4, "kind": Kind.A}), ("12U0@1", {"unit": 12, "kind": Kind.U, "late": 1}),
+    ("0B7", {"unit": 0, "kind": Kind.B, "micro_batch": 7})])
+def test_names_of_older_files_mean_what_they_meant(name, fields):
+    assert parse_task(name) == int(pack(**fields))
+
+
+@pytest.mark.parametrize(("name", "says"), [
+    ("4A2", "'4A2': a collective has no micro-batch; its part 2 is 4A0/2"),
+    ("4AS1", "its part 1 is 4AS0/1"),
+    ("2SF0", "'2SF0': the name of a message needs its destination, as in 2SF0>1"),
+    ("3RO1", "as in 3RO1>1"),
+    ("4W0@2", "'4W0@2': a task runs at most one step late, @1; iteration 2 is 4W0#2"),
+    ("4W0>1", "only a message has a destination; part 1 is 4W0/1"),
+    ("2SF0/1", "the name of a message needs its destination")])
+def test_names_of_older_files_that_mean_nothing_now_say_what_to_write(name, says):
+    with pytest.raises(GraphError) as error:
+        parse_task(name)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name",
+                         ["", "F", "4", "4W", "W0", "4X0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1",
+                          "(2F3;5B1)", "4WU0", "4W0#1@1", "4W0#", "4A0/", "4A0/1/2", "2SF0>", "2SF0/0>1", "4W0@-1"])
+def test_what_is_no_task_name_is_refused(name):
+    with pytest.raises(GraphError, match=r"is not a task name; expected unit, kind, micro-batch"):
+        parse_task(name)
+
+
+@pytest.mark.parametrize(("name", "fields"), [
+    (f"{2**20}F0", {"unit": 2**20}), (f"0F{2**20}", {"micro_batch": 2**20}), (f"0F0/{2**10}", {"part": 2**10}),
+    (f"0SF0>{2**10}", {"kind": Kind.SF, "destination": 2**10}), (f"0F0#{2**8}", {"iteration": 2**8})])
+def test_numbers_that_do_not_fit_a_key_are_refused(name, fields):
+    what = max(fields, key=fields.get).replace("_", "-")
+    with pytest.raises(GraphError, match=f"{what} .* is too large"):
+        parse_task(name)
+    with pytest.raises(GraphError, match=f"{what} .* is too large"):
+        pack(**{"unit": 0, "kind": Kind.F} | fields)
+
+
+@pytest.mark.parametrize(("fields", "says"), [
+    ({"unit": -1, "kind": Kind.F}, "unit -1 is negative"),
+    ({"unit": [0, 1], "kind": [Kind.A, Kind.SF], "part": [1, 1]}, "SF has no parts"),
+    ({"unit": 0, "kind": [Kind.F, Kind.AS], "micro_batch": [3, 1]}, "AS has no micro-batch"),
+    ({"unit": 0, "kind": [Kind.SF, Kind.F], "destination": 1}, "F has no destination")])
+def test_fields_that_a_task_cannot_have_are_refused(fields, says):
+    with pytest.raises(GraphError, match=says):
+        pack(**fields)
+
+
+def test_the_three_kinds_of_edges():
+    graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "a", "c"), ("3F0", "", "a"),
+                    ("4F0", "", "a"), ("5F0", "z", "z"))
+    preds = {graph.name(t): {graph.name(p) for p in graph.preds[t]} for t in range(len(graph))}
+    assert preds == {"0F0": set(), "1F0": {"0F0"}, "2F0": {"0F0"},  # read after write
+                     "3F0": {"1F0", "2F0"},  # write after read; the write after write of 0F0 follows
+                     "4F0": {"3F0"},  # write after write
+                     "5F0": set()}  # its own
+    assert [graph.name(s) for s in graph.succs[0]] == ["1F0", "2F0"]
+    assert graph.edges == 5
+
+
+@given(planned_graphs(tasks=14, buffers=5))
+@settings(deadline=None)
+def test_edges_order_exactly_the_tasks_that_conflict(graph):
+    n = len(graph)
+    conflicts = set()
+    for j in range(n):
+        for i in range(j):
+            ri, wi, rj, wj = (set(r[t].tolist()) for t in (i, j) for r in (graph.reads, graph.writes))
+            if wi & rj or wi & wj or ri & wj:
+                conflicts.add((i, j))
+    edges = edge_pairs(graph)
+    assert len(set(edges)) == len(edges)
+    assert set(edges) <= conflicts
+    assert np.array_equal(closure(n, edges), closure(n, sorted(conflicts)))
+    assert edge_pairs(graph) == sorted(edges, key=lambda e: (e[1], e[0]))
+    assert sorted((s, int(t)) for s in range(n) for t in graph.succs[s]) == sorted(edges)
+
+
+def test_rows():
+    rows = Rows.of([[3, 1], [], [2]])
+    assert len(rows) == 3
+    assert [rows[i].tolist() for i in range(3)] == [[3, 1], [], [2]]
+    assert rows.row_of_each().tolist() == [0, 0, 2]
+    assert [rows.transposed(4)[i].tolist() for i in range(4)] == [[], [0], [2], [0]]
+    assert [Rows.from_pairs(np.array([1, 0, 1]), np.array([7, 8, 9]), 3)[i].tolist()
+            for i in range(3)] == ([[8], [7, 9], []])
+
+
+def test_views_tell_what_their_rows_hold():
+    builder = GraphBuilder()
+    w, x = builder.buffer("w", 8, Role.PARAMETER), builder.buffer("x", 4)
+    builder.unit_names[3] = "head"
+    builder.task(3, Kind.W, 2, part=4, late=1, iteration=1, reads=[x, w, x], writes=[w], flops=5.0, nbytes=12)
+    graph = builder.build()
+    (task,) = graph
+    assert (task.unit, task.kind, task.micro_batch, task.part, task.destination, task.late,
+            task.iteration) == (3, Kind.W, 2, 4, 0, True, 1)
+    assert (task.flops, task.bytes) == (5.0, 12)
+    assert (task.name, str(task), task.label, task.launches) == ("3W2/4@1#1", "3W2/4@1#1", "3W2/4@1#1 (head)", ())
+    assert [(b.name, b.bytes, b.role) for b in task.reads] == [("w", 8, Role.PARAMETER), ("x", 4, Role.ACTIVATION)]
+    assert [b.shape for b in task.writes] == [(8,)]
+    assert graph["3W2/4@1#1"] == task == graph[-1]
+    assert [r for r in Role if r.persistent] == [Role.PARAMETER, Role.STATE, Role.SCALAR]
+
+
+def test_an_unknown_task_is_told_with_the_nearest():
+    graph = planned(("4W0", "", ""), ("4W1", "", ""), ("7F0", "", ""))
+    with pytest.raises(GraphError, match=r"no task 4W2 in this graph; similar names: 4W[01]"):
+        graph.index("4W2")
+    with pytest.raises(IndexError):
+        graph[3]
+    assert graph.find(np.array([parse_task("7F0"), parse_task("8F0")])).tolist() == [2, -1]
+
+
+def test_a_task_named_twice_is_refused_where_the_graph_is_built():
+    with pytest.raises(GraphError, match=r"task 1F0 appears twice"):
+        planned(("0F0", "", ""), ("1F0", "", ""), ("1F0", "", ""))
+
+
+def test_a_graph_without_tasks():
+    graph = planned()
+    assert (len(graph), graph.edges, list(graph)) == (0, 0, [])
+    schedule = Schedule.of(graph, {Lane(0): []}).validate(graph)
+    assert schedule.waits(graph).tolist() == []
+    with pytest.raises(GraphError, match=r"similar names: none"):
+        graph.index("0F0")
+
+
+def chain(n: int) -> TaskGraph:
+    """0F0 -> 1F0 -> ..., as columns."""
+    each = np.arange(n)
+    reads = Rows(np.concatenate([[0], np.arange(n)]), np.arange(n - 1, dtype=np.int32))
+    return TaskGraph(pack(each, Kind.F), np.ones(n), np.ones(n, np.int64),
+                     reads, Rows(np.arange(n + 1), np.arange(n, dtype=np.int32)), np.full(n, 8),
+                     np.full(n, 4, np.int8), each)
+
+
+def test_long_graphs_take_the_compiled_way_and_little_memory():
+    n = loops.LONG + 10
+    graph = chain(n)
+    assert graph.edges == n - 1
+    schedule = Schedule.of(graph, {Lane(0): range(0, n, 2), Lane(0, "b"): range(1, n, 2)})
+    slots = schedule.validate(graph).slots
+    assert slots[: len(range(0, n, 2))].tolist() == list(range(0, n, 2))
+    columns = sum(getattr(graph, c).nbytes
+                  for c in ("keys", "unit", "kind", "micro_batch", "late", "iteration", "flops", "bytes"))
+    rows = sum(r.ptr.nbytes + r.ids.nbytes for r in (graph.reads, graph.writes, graph.preds, graph.succs))
+    assert (columns + rows) / n < 120, "bytes a task"
+
+
+def test_both_ways_of_a_loop_give_the_same():
+    def double(values, out):
+        total = 0
+        for i in range(len(values)):
+            out[i] = 2 * values[i]
+            total += out[i]
+        return total
+
+    values = np.arange(5)
+    value, after = loops.run_loop(double, 1, values, np.zeros(5, np.int64))
+    long = loops._compiled(double)
+    out = np.zeros(5, np.int64)
+    assert value == long(values, out) == 20
+    assert after.out.tolist() == out.tolist()
+
+
+def test_no_edges_without_buffers():
+    nothing = Rows.of([[], []])
+    assert len(derive_edges(nothing, nothing, 0).ids) == 0
+
+
+# -------------------------------------------------------------------------------------------------------------- algebra
+@given(planned_graphs(tasks=8), st.data())
+@settings(deadline=None)
+def test_inserted_tasks_stand_where_they_are_asked_for(graph, data):
+    """As a list with further rows."""
+    new = data.draw(st.integers(0, 4))
+    after = [data.draw(st.integers(0, len(graph) - 1)) for _ in range(new)]
+    touched = [sorted(data.draw(st.sets(st.integers(0, 4)))) for _ in range(new)]
+    keys = pack(np.full(new, 99), Kind.A, part=np.arange(new))
+    found = graph.insert(np.array(after, int), keys, Rows.of(touched), Rows.of(touched[::-1]), np.arange(new))
+    rows = [(int(graph.keys[t]), graph.reads[t].tolist(), graph.writes[t].tolist(), float(graph.flops[t]),
+             int(graph.bytes[t])) for t in range(len(graph))]
+    further = [(int(keys[i]), touched[i], touched[::-1][i], 0.0, i) for i in range(new)]
+    wanted = [row for t, own in enumerate(rows)
+              for row in (own, *(f for f, at in zip(further, after, strict=True) if at == t))]
+    assert [(int(found.keys[t]), found.reads[t].tolist(), found.writes[t].tolist(), float(found.flops[t]),
+             int(found.bytes[t])) for t in range(len(found))] == (wanted)
+
+
+def test_joined_tasks_read_what_they_do_not_make_themselves():
+    graph = planned(("0F0", "x", "a"), ("1F0", "a w", "b"), ("2F0", "b a", "c"))
+    joined = graph.join(Rows.of([[0, 2], [1]]), pack(np.array([7, 8]), Kind.B))
+    assert [t.name for t in joined] == ["7B0", "8B0"]
+    assert [[b.name for b in t.reads] for t in joined] == [["x", "b"], ["a", "w"]]
+    assert [[b.name for b in t.writes] for t in joined] == [["a", "c"], ["b"]]
+    assert joined.bytes.tolist() == [16, 8]
+
+
+def test_further_storages_have_a_buffer_each():
+    graph = planned(("0F0", "x", "a"))
+    grown = graph.with_storages([StorageSpec("w", (2, 3), "float32", 24, Role.PARAMETER)])
+    new = grown.buffer(2)
+    assert (new.name, new.shape, new.bytes, new.role, new.dtype) == ("w", (2, 3), 24, Role.PARAMETER, "float32")
+    assert [t.name for t in grown] == ["0F0"]

@@ -1,0 +1,483 @@
+"""The CUDA device without a GPU: streams, captured graphs, inputs and results, on a runtime that
+reorders all it may."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import cuda_runtime
+import numpy as np
+import pytest
+from helpers import ROOT, drawn, late_schedule
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import data, models, nn, optim, schedulers
+from minidl.autograd.tape import Tape, use
+from minidl.cli import main
+from minidl.core.graph import View
+from minidl.devices.cuda import clock, lanes
+from minidl.devices.cuda import device as devices
+from minidl.devices.cuda.device import Cuda
+from minidl.devices.device import DeviceError
+from minidl.devices.lanes import Work
+from minidl.measuring import measure
+from minidl.measuring.pairs import measure_pairs
+from minidl.passes.boundary import must_stay
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
+from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
+
+
+@pytest.fixture
+def device():
+    """Makes CUDA devices whose order of running is drawn from a seed."""
+    return cuda_runtime.device
+
+
+class Run:
+    """A small training run on a device: same weights, same batches, wherever it runs."""
+
+    def __init__(self, device: Any, model: str = "mlp", optimizer: str = "sgd", **arguments: Any) -> None:
+        with use(Tape(device)):
+            ml.seed(5)
+            self.model = models.create(model, **(arguments or ({"hidden": 24} if model == "mlp" else {})))
+            size, _, channels = self.model.input_shape
+            self.batches = data.load("digits", batch_size=16, seed=5, image_size=size, channels=channels, classes=10)
+            self.opt = (optim.SGD(self.model.parameters(), 0.1, momentum=0.9) if optimizer == "sgd"
+                        else optim.AdamW(self.model.parameters(), 0.01))
+            self.graph = ml.record(self.step, *next(self.batches))
+        self.device = device
+
+    def step(self, x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.opt.step()
+        return loss
+
+    def train(self, run: Any, steps: int = 5) -> tuple[list[float], list[Any]]:
+        losses = []
+        for n in range(steps):
+            self.opt.lr = 0.1 / (n + 1)  # set while earlier steps may still run
+            losses.append(run(*next(self.batches)))
+        return [float(loss) for loss in losses], [p.numpy() for p in self.model.parameters()]
+
+
+def equal(a: Any, b: Any) -> bool:
+    return a[0] == b[0] and all((p == q).all() for p, q in zip(a[1], b[1], strict=True))
+
+
+def oracle(device: Any, **arguments: Any) -> Any:
+    run = Run(device, **arguments)
+    return run.train(SequentialExecutor(run.graph, device))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+@pytest.mark.parametrize("arguments", [{}, {"optimizer": "adamw"}], ids=["sgd", "adamw"])
+def test_schedules_give_the_bits_of_the_sequential_run(device, kind, seed, arguments):
+    wanted = oracle(device(seed), **arguments)
+    run = Run(device(seed), **arguments)
+    chosen = (schedulers.multi_stream(run.graph) if seed % 2
+              else random_schedule(run.graph, 3, np.random.default_rng(seed)))
+    assert equal(run.train(kind(run.graph, chosen, device=run.device)), wanted)
+
+
+def test_the_device_computes_what_the_cpu_does(device):
+    there, here = oracle(device()), oracle(ml.device.cpu())
+    np.testing.assert_allclose(there[0], here[0], rtol=1e-5)
+    for p, q in zip(there[1], here[1], strict=True):
+        np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+@pytest.mark.parametrize("seed", range(3))
+def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed, kind):
+    wanted = oracle(device(seed))
+    run = Run(device(seed))
+    late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
+    steady = kind(run.graph,
+                  late_schedule(run.graph, late, lambda g: random_schedule(g, 2, np.random.default_rng(seed))),
+                  device=run.device)
+    assert equal(run.train(steady), wanted)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+def test_pinned_inputs_are_sent_from_where_they_lie(device, kind, monkeypatch):
+    monkeypatch.setattr(devices, "NODES", 0)  # a graph uploads small ones from memory of its own
+    wanted = oracle(device(3))
+    run = Run(device(3))
+    there = run.device
+    batches = []
+    for _ in range(5):
+        arrays = next(run.batches)
+        batches.append(tuple(there.pinned(a.shape, str(a.dtype)) for a in arrays))
+        for host, array in zip(batches[-1], arrays, strict=True):
+            host[...] = array
+    run.batches = iter(batches)
+    executor = kind(run.graph, schedulers.multi_stream(run.graph), device=there)
+    feed = executor._body[0].bound.feed
+    for slot in feed._slots:
+        for host in slot["hosts"]:
+            host[...] = 99  # nobody may read or write it
+    assert equal(run.train(executor), wanted)
+    assert all((host == 99).all() for slot in feed._slots for host in slot["hosts"])
+
+
+def test_parts_that_share_memory_are_captured_on_zeros(device, monkeypatch):
+    """Tasks run before they are captured; what another part left there may be no labels."""
+    warm_up, seen = lanes.Captured._warm_up, []
+
+    def looked(self: Any, segments: Any) -> None:
+        bound = self.work.calls.__self__
+        seen.append(self.device.read(self.device.array(bound.arena,
+                                                       View(0, (bound.plan.arena_bytes,), (1,), 0, "uint8"))).any())
+        warm_up(self, segments)
+
+    monkeypatch.setattr(lanes.Captured, "_warm_up", looked)
+    run = Run(device(0))
+    late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
+    GraphExecutor(run.graph, late_schedule(run.graph, late, schedulers.in_order), device=run.device)
+    assert len(seen) > 1
+    assert not any(seen)
+
+
+def _without_labels(self: Any, x: Any, y: Any) -> Any:
+    out = self.model(x)
+    loss = (out * out).mean()
+    loss.backward()
+    self.opt.step()
+    return loss
+
+
+def test_a_missing_wait_shows(device, monkeypatch):
+    """The same run without the events between streams: some order of the runtime must give other numbers. There are no
+    labels in it, which a race would make indices of anything."""
+    monkeypatch.setattr(Run, "step", _without_labels)
+    wanted = oracle(device(0))
+
+    def lost(self: Any, work: Work, trace: bool = False) -> Any:
+        return lanes.Streams(self, replace(work, waits=[]), trace)
+
+    monkeypatch.setattr(Cuda, "lanes", lost)
+    different = 0
+    for seed in range(6):
+        run = Run(device(seed))
+        different += not equal(run.train(StreamExecutor(run.graph, schedulers.multi_stream(run.graph),
+                                                        device=run.device)), wanted)
+    assert different
+
+
+@pytest.mark.parametrize("nth", [0, 1, -1])
+def test_a_graph_that_lost_an_edge_is_refused(device, monkeypatch, nth):
+    """The edge of a node that has no other: the first is the one between uploads, the second the first task's."""
+    original = cuda_runtime.Runtime.dependencies
+
+    def lost(self: Any, graph: Any) -> Any:
+        nodes, edges = original(self, graph)
+        into = Counter(b for _, b in edges)
+        edges.remove(sorted(e for e in edges if into[e[1]] == 1)[nth])
+        return nodes, edges
+
+    run = Run(device())
+    monkeypatch.setattr(cuda_runtime.Runtime, "dependencies", lost)
+    with pytest.raises(DeviceError, match=r"the captured graph lets task \w+ start before [\w ]+ has ended"):
+        GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+
+
+def test_capturing_changes_no_parameter(device):
+    run = Run(device())
+    before = [p.numpy() for p in run.model.parameters()]
+    GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    assert all((p.numpy() == b).all() for p, b in zip(run.model.parameters(), before, strict=True))
+
+
+@pytest.mark.wide
+def test_the_picture_of_a_capture_is_what_is_captured(tmp_path):
+    pictures = ROOT / "docs" / "pictures"
+    subprocess.run([sys.executable, pictures / "capture.py", tmp_path / "capture.svg"], check=True, timeout=300,
+                   stderr=subprocess.DEVNULL)
+    assert (tmp_path / "capture.svg").read_text() == (pictures / "capture.svg").read_text(), (
+        "python docs/pictures/capture.py draws it again")
+
+
+def test_a_captured_step_is_one_launch(device):
+    run = Run(device())
+    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    issued = run.device.driver.issued
+    step._body[0].lanes.run()
+    assert run.device.driver.issued == issued + 1
+
+
+@pytest.mark.parametrize(("nodes", "calls"), [(devices.NODES, 2), (0, 6)])
+def test_small_inputs_are_uploaded_by_the_graph_of_a_step(device, monkeypatch, nodes, calls):
+    """Then a call is a launch and the copy of the loss, without two uploads and two copies across."""
+    monkeypatch.setattr(devices, "NODES", nodes)
+    wanted = oracle(device(5))
+    run = Run(device(5))
+    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    counts, original = [], step._step
+
+    def counted(inputs: Any) -> Any:
+        issued = run.device.driver.issued
+        result = original(inputs)
+        counts.append(run.device.driver.issued - issued)
+        return result
+
+    step._step = counted
+    assert equal(run.train(step), wanted)
+    assert counts == [calls] * 5
+
+
+def test_the_chain_goes_before_what_runs_beside_it(device):
+    """In a captured step as on streams: the kernels of `main` have a higher priority than all others."""
+    run = Run(device())
+    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    machine, (main, sub) = run.device.driver.machine, step._body[0].lanes.streams
+    executable = machine.executables[step._body[0].lanes.graphs[0].executable]
+    of_main, of_sub = (machine.queues[stream.ptr].priority for stream in (main, sub))
+    assert of_main < of_sub
+    assert set(executable.priorities(machine.queues[main.ptr])) == {of_main, of_sub}
+
+
+@pytest.mark.slow
+def test_what_a_step_takes_beside_its_tasks_is_the_devices_time(device, monkeypatch):
+    """Not that of a host that waits for it: only what the main stream does between two steps, behind other work."""
+    run, seen, behind = Run(device()), [], clock.behind
+
+    def looked(driver: Any, stream: Any, hold: Any, issue: Any) -> float:
+        seen.append(behind(driver, stream, hold, issue))
+        return seen[-1]
+
+    monkeypatch.setattr(clock, "behind", looked)
+    assert [ml.measure(run.graph, device=run.device).step] == seen
+
+
+@pytest.mark.slow
+def test_tasks_larger_than_the_cache_are_timed_on_two_sets_of_buffers(device, monkeypatch):
+    """Else each repeat would find its data in the cache. No parameter changes."""
+    run, timed = Run(device()), []
+    monkeypatch.setattr(clock, "REPEATS", 2)
+    monkeypatch.setattr(clock, "ROUNDS", 1)
+    each = clock.each
+    monkeypatch.setattr(clock, "each", lambda driver, stream, programs, progress, repeats: timed.append(
+        [len(sets) for sets in programs]) or each(driver, stream, programs, progress, repeats))
+    before = [p.numpy() for p in run.model.parameters()]
+    largest = max(range(len(run.graph)), key=lambda t: measure._touched(run.graph, t))
+    monkeypatch.setattr(type(run.device), "cache_bytes", 2 * measure._touched(run.graph, largest) - 1)
+    costs = ml.measure(run.graph, device=run.device)
+    assert timed[0][largest] == 2
+    assert timed[0].count(1) > len(timed[0]) / 2
+    assert all(time > 0 for time in costs.tasks.values())
+    for was, p in zip(before, run.model.parameters(), strict=True):
+        np.testing.assert_array_equal(was, p.numpy())
+
+
+def test_no_memory_is_allocated_by_a_step_beyond_its_result(device, monkeypatch):
+    run = Run(device())
+    step = GraphExecutor(run.graph, schedulers.in_order(run.graph), device=run.device)
+    sizes: list[int] = []
+    original = cuda_runtime.Runtime.allocate
+    monkeypatch.setattr(cuda_runtime.Runtime, "allocate",
+                        lambda self, n, stream: sizes.append(n) or original(self, n, stream))
+    for _ in range(3):
+        step(*next(run.batches))
+    assert sizes == [4, 4, 4]  # the loss
+
+
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+def test_a_trace_has_a_record_for_each_task(device, kind):
+    run = Run(device())
+    step = kind(run.graph, schedulers.multi_stream(run.graph), device=run.device, trace=True)
+    step(*next(run.batches))
+    tasks = step.timeline.what == 0
+    assert tasks.sum() == len(run.graph)
+    assert (step.timeline.end[tasks] > step.timeline.start[tasks]).all()
+    assert (step.timeline.issued[tasks] <= step.timeline.start[tasks]).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+def test_inputs_of_many_steps_in_flight_do_not_mix(device, kind, seed):
+    """Nothing waits between steps, so the host is as far ahead as staging allows."""
+    there = device(seed)
+    with use(Tape(there)):
+        graph = ml.record(lambda x: x + x, np.zeros((7, 3), np.float32))
+    step = kind(graph, schedulers.in_order(graph), device=there)
+    values = [np.full((7, 3), n, np.float32) for n in range(9)]
+    results = [step(v) for v in values]
+    for v, r in zip(values, results, strict=True):
+        np.testing.assert_array_equal(r.numpy(), v + v)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("shape", "strides", "offset"),
+                         [((), (), 0), ((5,), (1,), 3), ((3, 4), (4, 1), 0), ((4, 3), (1, 4), 2),
+                          ((2, 3, 4), (24, 8, 2), 1), ((0, 3), (3, 1), 0)])
+def test_what_is_written_is_read(device, shape, strides, offset):
+    there = device(1)
+    memory = there.allocate(4 * 64)
+    view = View(0, shape, strides, offset, "float32")
+    array = there.array(memory, view)
+    value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    there.write(array, value)
+    np.testing.assert_array_equal(there.read(array), value)
+    copied = there.snapshot(array)
+    copy = there.array(copied, View(0, shape, ml.device.strides_of(shape), 0, "float32"))
+    np.testing.assert_array_equal(there.read(copy), value)
+
+
+def test_eager_steps_and_checkpoints(device, tmp_path):
+    wanted = oracle(device(0))
+    run = Run(device(2))
+    with use(Tape(run.device)):
+        first = [float(run.step(ml.array(x), ml.array(y))) for x, y in [next(run.batches)]]
+    assert first == wanted[0][:1]
+    ml.checkpoint.save(tmp_path, run.model, run.opt, step=1)
+    other = Run(ml.device.cpu())
+    ml.checkpoint.load(tmp_path, other.model, other.opt)
+    for p, q in zip(run.model.parameters(), other.model.parameters(), strict=True):
+        np.testing.assert_array_equal(p.numpy(), q.numpy())
+    back = Run(device(4))
+    ml.checkpoint.load(tmp_path, back.model, back.opt)
+    for p, q in zip(run.model.parameters(), back.model.parameters(), strict=True):
+        np.testing.assert_array_equal(p.numpy(), q.numpy())
+
+
+@pytest.mark.slow
+def test_costs_are_measured_in_graphs(device):
+    run = Run(device())
+    cost = ml.measure(run.graph, device=run.device)
+    assert (cost.durations(run.graph) > 0).all()
+    assert cost.device == "cuda:0"
+
+
+@pytest.mark.wide
+def test_a_task_takes_longer_between_others_than_repeated(device, monkeypatch):
+    """Alone each task takes 2 us here, and 5 us in a whole order; then 1 us, which is no negative difference."""
+    run = Run(device())
+    tasks = sum(bool(launches) for launches in run.graph.launches)
+    whole = 5.0 * tasks
+
+    def times(self, programs, progress=None, repeats=clock.REPEATS):
+        return [whole] if repeats == 1 else [2.0 if sets[0] else 0.0 for sets in programs]
+
+    monkeypatch.setattr(type(run.device), "task_times", times)
+    assert ml.measure(run.graph, device=run.device).launch == pytest.approx(3.0)
+    whole = 1.0 * tasks
+    assert ml.measure(run.graph, device=run.device).launch == 0
+
+
+@pytest.mark.slow
+def test_pairs_are_measured_in_graphs(device):
+    run = Run(device())
+    cost = ml.measure(run.graph, device=run.device)
+    corun = measure_pairs(run.graph, cost, {"1W0": "a", "2F0": "b", "3F0": "b"}, [("a", "b")], device=run.device)
+    assert corun.slowdown["a"]["b"] >= 1
+    assert corun.slowdown["b"]["a"] >= 1
+
+
+# -------------------------------------------------------------------------------------------------------- whole runs
+@pytest.fixture
+def found_by_name(monkeypatch):
+    """The next device is there where `cuda` is asked for."""
+    there = cuda_runtime.device(3)
+    monkeypatch.setitem(devices._devices, 0, there)
+    return there
+
+
+def test_losses_are_waited_for_some_steps_later(found_by_name):
+    recorded = Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16))
+    trainer = Trainer(recorded, ml.CostModel.analytic())
+    for n in range(12):
+        trainer.step()
+        assert len(trainer.losses) == max(0, n + 1 - Trainer.in_flight)
+    trainer.collect()
+    reference = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, batch_size=16)), ml.CostModel.analytic())
+    for _ in range(12):
+        reference.step()
+    np.testing.assert_allclose(trainer.losses, reference.losses, rtol=1e-4)
+
+
+def test_a_loss_that_is_no_number_is_told_with_its_step(found_by_name):
+    trainer = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16, lr=1e30)),
+                      ml.CostModel.analytic())
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step [234] of mlp with lr 1e\+30"):
+        for _ in range(20):
+            trainer.step()
+
+
+def command(capsys: Any, *arguments: str) -> Any:
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_the_command_line_trains_and_compares_as_on_the_cpu(found_by_name, capsys):
+    job = ("--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "16", "--steps", "6", "--costs", "analytic")
+    here, there = command(capsys, "train", *job), command(capsys, "train", *job, "--device", "cuda")
+    assert here.keys() == there.keys()
+    assert there["device"] == "cuda:0"
+    assert there["loss_last"] == pytest.approx(here["loss_last"], rel=1e-4)
+    assert there["accuracy"] == pytest.approx(here["accuracy"], abs=0.02)
+    arms = command(capsys, "compare", *job, "--device", "cuda", "--schedulers", "in_order,multi_stream,multi_region")
+    assert arms["bit_identical"]
+    assert arms["arms"][0]["params_sha256"] == there["params_sha256"]
+    plain = command(capsys, "train", *job, "--device", "cuda", "--fusion", "none")
+    assert plain["loss_last"] == pytest.approx(there["loss_last"], rel=1e-4)
+
+
+CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "4", "--costs",
+                "analytic", "--device", "cuda")
+
+
+@pytest.mark.slow
+def test_bits_that_need_not_be_equal_are_told_and_no_failure(found_by_name, capsys):
+    """The device that is there makes the last bits of a gradient as it likes, if it may."""
+    assert main([*CONVOLUTIONS]) == 0
+    assert "equal bit for bit\n" in capsys.readouterr().out
+    loose = command(capsys, *CONVOLUTIONS, "--nondeterministic")
+    assert not found_by_name.deterministic
+    assert not loose["bit_identical"]
+    assert not loose["deterministic"]
+    assert main([*CONVOLUTIONS, "--nondeterministic"]) == 0
+    assert "the parameters differ; with --nondeterministic they need not be equal\n" in capsys.readouterr().out
+    assert main([*CONVOLUTIONS]) == 0  # the next job is asked for its own
+    assert found_by_name.deterministic
+
+
+@pytest.mark.wide
+def test_bits_that_differ_where_they_must_not_are_a_failure(found_by_name, capsys, monkeypatch):
+    # whatever is asked for
+    monkeypatch.setattr(Cuda, "deterministic", property(lambda self: False, lambda self, value: None))
+    assert main([*CONVOLUTIONS]) == 1
+    assert "THE PARAMETERS DIFFER" in capsys.readouterr().out
+
+
+# ------------------------------------------------------------------------------------------------------ issuing order
+@settings(max_examples=drawn(60), deadline=None)
+@given(st.integers(1, 4), st.integers(0, 30), st.integers(0, 2**32))
+def test_no_wait_is_issued_before_its_record(count, tasks, seed):
+    rng = np.random.default_rng(seed)
+    where = rng.integers(0, count, tasks).tolist()
+    line = [[t for t in range(tasks) if where[t] == lane] for lane in range(count)]
+    waits = [(b, a) for a in range(tasks) for b in range(a + 1, tasks) if where[a] != where[b] and rng.random() < 0.2]
+    order = lanes.issue_order(Work([""] * count, [0] * count, line, waits, lambda t, s: [], str))
+    place = {task: i for i, (task, _) in enumerate(order)}
+    assert sorted(place) == list(range(tasks))
+    assert all(place[a] < place[b] for b, a in waits)
+    assert all(place[a] < place[b] for tasks_of in line for a, b in zip(tasks_of, tasks_of[1:], strict=False))
+
+
+def test_the_cpu_has_no_graphs():
+    run = Run(ml.device.cpu())
+    with pytest.raises(DeviceError, match="cpu has no graphs to capture"):
+        GraphExecutor(run.graph, schedulers.in_order(run.graph))

@@ -1,0 +1,630 @@
+"""Data in their published forms and one's own: tiny files of exactly these formats, read, trained on, and damaged."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import lzma
+import pickle
+import tarfile
+import threading
+import tracemalloc
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_checks import refused, same
+
+from minidl import data
+from minidl.cli import main
+from minidl.data import text, tokens
+from minidl.data.loader import fifth
+
+WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "runs", "away", "from", "it",
+         "into", "deep", "woods"]
+
+
+def prose(seed, lines=60):
+    rng = np.random.default_rng(seed)
+    return "\n".join(" ".join(rng.choice(WORDS, 8)) for _ in range(lines)) + "\n"
+
+
+def everything(loader):
+    """x and y of one epoch in order."""
+    return [np.concatenate(column) for column in zip(*loader, strict=True)]
+
+
+def tar(members):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w") as opened:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            opened.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def archive(path, members):
+    path.write_bytes(tar(members))
+
+
+def train(*argv):
+    return main(["train", "--costs", "analytic", "--steps", "2", "--json", *argv])
+
+
+# ---- running text
+
+
+def whole(loader):
+    """The tokens of a loader of windows, in order."""
+    x, _ = loader.dataset.rows(np.arange(loader.dataset.samples))
+    return x.reshape(-1)
+
+
+def test_text_files_and_folders(tmp_path):
+    one, two = prose(1), prose(2)
+    (tmp_path / "b.txt").write_text(two)
+    loaded = {s: data.load(tmp_path / "b.txt", batch_size=2, sequence_length=16, split=s) for s in ("train", "test")}
+    assert loaded["train"].dataset.serves == ("next_token", "masked_token")
+    assert bytes(whole(loaded["train"]).astype(np.uint8)).decode() == two[: len(whole(loaded["train"]))]
+    tail = bytes(whole(loaded["test"]).astype(np.uint8)).decode()
+    assert two[len(two) - len(two) // 5 :].startswith(tail)
+    (tmp_path / "a.md").write_text(one)
+    assert bytes(whole(data.load(tmp_path, batch_size=2, sequence_length=16)).astype(np.uint8)
+                 ).decode() in f"{one}\n{two}"  # fmt: skip
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "train.txt").write_text(one)
+    (tmp_path / "c" / "valid.txt").write_text(two)
+    for split, wanted in (("train", one), ("test", two)):
+        found = bytes(whole(data.load(tmp_path / "c", batch_size=2, sequence_length=8, split=split)).astype(np.uint8))
+        assert wanted.startswith(found.decode())
+        assert len(wanted) - len(found) <= 8
+
+
+def test_openwebtext_as_it_is_published(tmp_path):
+    parts = [prose(i) for i in range(4)]
+    inner = []
+    for i in (0, 2):
+        inner.append(lzma.compress(tar({f"{n}.txt": parts[n].encode() for n in (i, i + 1)})))
+    folder = tmp_path / "openwebtext"
+    folder.mkdir()
+    archive(folder / "openwebtext.tar", {f"openwebtext/urlsf_subset0{i}.xz": x for i, x in enumerate(inner)})
+    found = data.load("openwebtext", root=tmp_path, batch_size=2, sequence_length=16)
+    wanted = "\n".join(parts).encode()
+    assert wanted.startswith(bytes(whole(found).astype(np.uint8)))
+    (folder / "openwebtext.tar").unlink()
+    (folder / "urlsf_subset00.xz").write_bytes(inner[0])
+    (folder / "more.txt.xz").write_bytes(lzma.compress(parts[2].encode()))
+    (folder / "last.gz").write_bytes(gzip.compress(parts[3].encode()))
+    found = data.load("openwebtext", root=tmp_path, batch_size=2, sequence_length=16)
+    wanted = "\n".join([parts[3], parts[2], parts[0], parts[1]]).encode()  # by the names of the files
+    assert wanted.startswith(bytes(whole(found).astype(np.uint8)))
+    refused("openwebtext: not found", act=lambda: data.load("openwebtext", root=folder.parent.parent, batch_size=2))
+
+
+def test_files_of_uint16_tokens(tmp_path):
+    stream = (np.arange(5000) * 7 % 3000).astype("<u2")
+    stream.tofile(tmp_path / "train.bin")
+    stream[::-1].tofile(tmp_path / "val.bin")
+    loader = data.load(tmp_path, batch_size=4, sequence_length=9)
+    np.testing.assert_array_equal(whole(loader), stream[: len(whole(loader))])
+    assert loader.dataset.slow
+    assert loader.classes == 3000
+    np.testing.assert_array_equal(whole(data.load(tmp_path, batch_size=4, sequence_length=9, split="test")),
+                                  stream[::-1][: len(whole(loader))])
+    refused("vocabulary of 3000 tokens", "network one of 100",
+            act=lambda: data.load(tmp_path, batch_size=4, sequence_length=9, classes=100))
+    (np.arange(5000) % 3500).astype("<u2").tofile(tmp_path / "val.bin")  # tokens that training does not have
+    assert {data.load(tmp_path, batch_size=4, sequence_length=9, split=s).classes for s in ("train", "test")} == {3500}
+    (tmp_path / "odd.bin").write_bytes(b"abc")
+    refused("odd.bin", "3 bytes", act=lambda: data.load(tmp_path / "odd.bin", batch_size=1, sequence_length=1))
+
+
+def test_text_that_cannot_be_read(tmp_path):
+    packed = lzma.compress(prose(3).encode())
+    (tmp_path / "cut.xz").write_bytes(packed[: len(packed) // 2])
+    refused("cut.xz", "truncated", act=lambda: data.load(tmp_path / "cut.xz", batch_size=1, sequence_length=4))
+    archive(tmp_path / "whole.tar", {"a.txt": prose(1).encode(), "b.txt": prose(2).encode()})
+    content = (tmp_path / "whole.tar").read_bytes()
+    (tmp_path / "cut.tar").write_bytes(content[:3000])
+    refused("cut.tar", "truncated", act=lambda: data.load(tmp_path / "cut.tar", batch_size=1, sequence_length=4))
+    (tmp_path / "no.tar").write_bytes(b"not an archive" * 99)
+    refused("no.tar: not an archive", act=lambda: data.load(tmp_path / "no.tar", batch_size=1, sequence_length=4))
+    archive(tmp_path / "none.tar", {})
+    refused("none.tar: the archive has no files", act=lambda: data.load(tmp_path / "none.tar", batch_size=1))
+    (tmp_path / "latin.txt").write_bytes("grün".encode("latin-1") * 100)
+    refused("latin.txt", "byte 2", act=lambda: data.load(tmp_path / "latin.txt", batch_size=1, sequence_length=4))
+    (tmp_path / "empty.txt").write_text("")
+    refused("empty.txt", "too few", act=lambda: data.load(tmp_path / "empty.txt", batch_size=1, sequence_length=4))
+
+
+def xz(content):
+    return lzma.compress(content, preset=0)  # which needs little memory itself
+
+
+BOMBS = {
+    "a.xz": xz, "a.gz": gzip.compress, "a.tar": lambda zeros: tar({"b.xz": xz(zeros)}),
+    "b.tar": lambda zeros: tar({"b.xz": xz(tar({"c.txt": zeros[1::2], "d.txt": zeros[::2]}))}),
+    "c.tar": lambda zeros: tar({f"{i}.xz": xz(zeros[::32]) for i in range(5)}),
+    "sparse.tar": lambda zeros: sparse(len(zeros)),
+}
+
+
+def sparse(size):
+    """An archive with a file of `size` bytes of which none is stored, in GNU's form."""
+    info = tarfile.TarInfo("a.txt")
+    info.type = tarfile.GNUTYPE_SPARSE
+    head = bytearray(info.tobuf(tarfile.GNU_FORMAT))
+    head[483:495] = b"%011o\0" % size
+    head[148:156] = b"%06o\0 " % sum(head[:148] + b" " * 8 + head[156:512])
+    return bytes(head) + bytes(1024)
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_what_inflates_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, name):
+    """A file of some hundred bytes that holds more than it may."""
+    monkeypatch.setattr(text, "SMALL", 1 << 20)
+    (tmp_path / name).write_bytes(BOMBS[name](bytes(16 << 20)))
+    tracemalloc.start()
+    refused(name, "holds more text", act=lambda: data.load(tmp_path / name, batch_size=1, sequence_length=4))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 12 << 20
+
+
+def test_files_that_are_packed_in_one_another_without_end_are_refused(tmp_path):
+    packed = b"text"
+    for _ in range(5):
+        packed = gzip.compress(packed)
+    (tmp_path / "deep.gz").write_bytes(packed)
+    refused("deep.gz", "more than 4 packed", act=lambda: data.load(tmp_path / "deep.gz", batch_size=1))
+
+
+# ---- tokenizers
+
+
+def test_a_tokenizer_is_trained_and_given(tmp_path, capsys):
+    pytest.importorskip("tokenizers")
+    (tmp_path / "a.txt").write_text(prose(1, 400))
+    coder = text.coder_of((tmp_path / "a.txt").read_bytes(), "300")
+    assert coder.vocabulary <= 300
+    for sample in ("the lazy dog", "größer\nthan é\n", prose(9)):
+        assert coder.decode(coder.encode(sample.encode()).tolist()) == sample
+    assert set(coder.special) == set(tokens.NAMES)
+    assert coder.special["pad"] == 0
+    again = tokens.restored(coder.saved)
+    np.testing.assert_array_equal(again.encode(b"the quick fox"), coder.encode(b"the quick fox"))
+    (tmp_path / "own.json").write_text(coder.saved)
+    for kind in ("300", str(tmp_path / "own.json")):
+        found = data.load(tmp_path / "a.txt", batch_size=2, sequence_length=16, tokenizer=kind)
+        assert (found.classes, found.dataset.mask) == (coder.vocabulary, coder.special["mask"])
+        assert found.dataset.bytes_per_token > 2
+    refused("vocabulary of", "network one of 100", act=lambda: data.load(
+        tmp_path / "a.txt", batch_size=2, sequence_length=16, tokenizer="300", classes=100))
+    refused("too small", act=lambda: data.load(tmp_path / "a.txt", batch_size=2, tokenizer="100"))
+    refused("no such tokenizer", act=lambda: data.load(tmp_path / "a.txt", batch_size=2, tokenizer="none.json"))
+    (tmp_path / "bad.json").write_text("{}")
+    refused("bad.json", "not a tokenizer",
+            act=lambda: data.load(tmp_path / "a.txt", batch_size=2, tokenizer=str(tmp_path / "bad.json")))
+    argv = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", str(tmp_path / "a.txt"), "--batch-size", "4"]
+    assert train(*argv, "--tokenizer", "300") == 0  # the vocabulary of the network follows
+    small, large = json.loads(capsys.readouterr().out), train(*argv) or json.loads(capsys.readouterr().out)
+    assert small["parameters"] - large["parameters"] == (coder.vocabulary - 256) * 32
+    assert train(*argv, "--tokenizer", "300", "--model-arg", "vocabulary=256") == 2
+    assert "the network one of 256" in capsys.readouterr().err
+
+
+# ---- sentences in pairs
+
+MNLI = [("a b", "b c", "entailment"), ("d \" e", "f", "neutral"), ("g", "h", "-"), ("i", "j", "contradiction")] * 3
+
+
+def mnli_tsv(rows):
+    head = ["index", "sentence1", "sentence2", "label1", "gold_label"]
+    lines = [[str(i), a, b, label, label] for i, (a, b, label) in enumerate(rows)]
+    return "\n".join("\t".join(line) for line in [head, *lines])
+
+
+@pytest.mark.parametrize("form", ["tsv", "jsonl"])
+def test_mnli(tmp_path, form, capsys):
+    folder = tmp_path / "MNLI"
+    folder.mkdir()
+    if form == "tsv":
+        (folder / "train.tsv").write_text(mnli_tsv(MNLI))
+        (folder / "dev_matched.tsv").write_text(mnli_tsv(MNLI[:2]))
+    else:
+        for name, rows in (("train", MNLI), ("dev_matched", MNLI[:2])):
+            (folder / f"multinli_1.0_{name}.jsonl").write_text("".join(
+                json.dumps({"sentence1": a, "sentence2": b, "gold_label": label}) + "\n" for a, b, label in rows))
+    loader = data.load("mnli", root=tmp_path, batch_size=3, sequence_length=12)
+    assert (loader.classes, loader.dataset.samples, loader.dataset.vocabulary) == (3, 9, 256)
+    x, y = loader.dataset.rows(np.arange(3))
+    assert y.tolist() == [0, 1, 2]
+    first, between = tokens.BYTES["first"], tokens.BYTES["separator"]
+    assert x[0].tolist() == [first, *b"a b", between, *b"b c", between, 0, 0, 0]
+    assert same(next(data.load(folder, batch_size=3, sequence_length=12)), next(loader))
+    x, _ = data.load("mnli", root=tmp_path, batch_size=1, sequence_length=6, split="test").dataset.rows(np.arange(2))
+    assert x[0].tolist() == [first, *b"a ", between, *b"b", between]
+    bert = ["--model", "bert", "--model-arg", "preset=tiny", "--model-arg", "head=classes", "--batch-size", "3"]
+    assert train(*bert, "--data", "mnli", "--root", str(tmp_path)) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["objective"], found["data"]) == ("classification", "mnli")
+    assert 0 <= found["accuracy"] <= 1
+
+
+def test_a_tokenizer_whose_padding_is_not_0_is_refused(tmp_path):
+    """Networks leave out token 0, which would be the first one of each pair."""
+    library = pytest.importorskip("tokenizers")
+    words = {"<s>": 0, "<pad>": 1, "</s>": 2, "a": 3}
+    library.Tokenizer(library.models.WordLevel(words, unk_token="a")).save(str(tmp_path / "t.json"))
+    (tmp_path / "train.tsv").write_text(mnli_tsv(MNLI))
+    (tmp_path / "dev_matched.tsv").write_text(mnli_tsv(MNLI))
+    refused("mnli", "the padding of the tokenizer is token 1", act=lambda: data.load(
+        tmp_path, batch_size=1, sequence_length=8, tokenizer=str(tmp_path / "t.json")))
+
+
+def test_mrpc(tmp_path):
+    rows = "\n".join(["Quality\t#1 ID\t#2 ID\t#1 String\t#2 String", '1\t7\t8\tHe said "no.\tHe refused.',
+                      "0\t9\t10\tIt rained\tThe sun"])
+    (tmp_path / "msr_paraphrase_train.txt").write_text("\ufeff" + rows + "\r\n", newline="")
+    (tmp_path / "msr_paraphrase_test.txt").write_text(rows)
+    loader = data.load(tmp_path, batch_size=2, sequence_length=32)
+    assert (loader.name, loader.classes) == ("mrpc", 2)
+    x, y = loader.dataset.rows(np.arange(2))
+    assert y.tolist() == [1, 0]
+    assert bytes(x[0, 1:14].astype(np.uint8)) == b'He said "no.\xfa'
+
+
+@pytest.mark.parametrize(("change", "culprit"), [
+    (lambda t: t.replace("neutral", "maybe", 2), "line 3: unknown label 'maybe'"),
+    (lambda t: t.replace("\tf\t", "\t", 1), "line 3: has 4 columns, its first line 5"),
+    (lambda t: t.split("\n")[0], "has no pairs"),
+])
+def test_a_table_that_does_not_fit(tmp_path, change, culprit):
+    (tmp_path / "train.tsv").write_text(change(mnli_tsv(MNLI)))
+    (tmp_path / "dev_matched.tsv").write_text(mnli_tsv(MNLI))
+    refused("train.tsv", culprit, act=lambda: data.load(tmp_path, batch_size=1, sequence_length=12))
+
+
+def iwslt(folder):
+    folder.mkdir(parents=True)
+    sentences = {"de": ["ein Hund", "zwei &amp; drei", "", "vier"], "en": ["a dog", "two & three", "x", "four"]}
+    for language, words in sentences.items():
+        lines = ["<url>http://x</url>", "<title>t</title>", *words]
+        (folder / f"train.tags.de-en.{language}").write_text("\n".join(lines) + "\n")
+        for part in ("dev2010", "tst2010"):
+            (folder / f"IWSLT14.TED.{part}.de-en.{language}.xml").write_text(
+                '<?xml version="1.0"?>\n<mteval><refset><doc>\n'
+                + "".join(f'<seg id="{i}"> {part} {word} </seg>\n' for i, word in enumerate(words))
+                + "</doc></refset></mteval>")
+
+
+def test_iwslt(tmp_path, capsys):
+    iwslt(tmp_path / "iwslt" / "de-en")
+    loader = data.load("iwslt", root=tmp_path, batch_size=1, sequence_length=24)
+    assert loader.dataset.samples == 3  # without the empty sentence
+    x, y = loader.dataset.rows(np.array([0, 1]))
+    between, end = tokens.BYTES["separator"], tokens.BYTES["end"]
+    assert x[0].tolist() == [*b"ein Hund", between, *b"a dog", *[0] * 10]
+    assert y[0].tolist() == [data.IGNORED] * 8 + [*b"a dog", end] + [data.IGNORED] * 10
+    assert bytes(x[1, :11].astype(np.uint8)) == b"zwei & drei"
+    test = data.load("iwslt", root=tmp_path, batch_size=1, sequence_length=48, split="test")
+    assert bytes(next(test)[0][0, :16].astype(np.uint8)) == b"tst2010 ein Hund"
+    rnn = ["--model", "rnn", "--model-arg", "preset=tiny", "--batch-size", "3", "--data", "iwslt"]
+    assert train(*rnn, "--root", str(tmp_path)) == 0
+    assert json.loads(capsys.readouterr().out)["objective"] == "translation"
+    pytest.importorskip("tokenizers")
+    pairs = [*rnn, "--root", str(tmp_path), "--tokenizer", "300"]
+    assert train(*pairs) == 0  # the vocabulary of the network follows
+    capsys.readouterr()
+    assert train(*pairs, "--model-arg", "vocabulary=256") == 2
+    assert "and the network one of 256" in capsys.readouterr().err
+    with open(tmp_path / "iwslt" / "de-en" / "train.tags.de-en.en", "a") as file:
+        file.write("one more\n")
+    refused("4 sentences", "5", act=lambda: data.load(tmp_path / "iwslt" / "de-en", batch_size=1, sequence_length=9))
+
+
+def test_plain_parallel_text(tmp_path):
+    for part in ("train", "test"):
+        (tmp_path / f"{part}.de").write_text("eins\nzwei\n")
+        (tmp_path / f"{part}.en").write_text("one\ntwo\n")
+    assert data.load(tmp_path, batch_size=1, sequence_length=12).dataset.serves == ("translation",)
+    (tmp_path / "test.en").unlink()
+    refused("no test or dev text", act=lambda: data.load(tmp_path, batch_size=1, sequence_length=12, split="test"))
+
+
+# ---- tables, arrays, functions
+
+
+def test_a_table_of_numbers(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((60, 4))
+    kinds = np.where(x[:, 0] > 0, "red", "blue")
+    lines = ["a,b,species,c,d", *(f"{r[0]},{r[1]},{k},{r[2]},{r[3]}" for r, k in zip(x, kinds, strict=True))]
+    path = tmp_path / "own.csv"
+    path.write_text("\ufeff" + "\n".join(lines))
+    loader = data.load(path, batch_size=60 - 12)
+    assert (loader.classes, loader.dataset.shape, loader.dataset.serves) == (2, (4,), ("classification",))
+    rows, labels = loader.dataset.rows(np.arange(48))
+    np.testing.assert_array_equal(rows, x[fifth(60, "train")].astype(np.float32))
+    np.testing.assert_array_equal(labels, kinds[fifth(60, "train")] == "red")
+    run = ["--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "16", "--data", str(path)]
+    assert main(["train", "--costs", "analytic", "--json", *run, "--epochs", "30"]) == 0
+    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.8
+    path.write_text("\n".join(["a,y", *(f"{v},{v / 20 + 0.5}" for v in range(40))]))
+    more = ["--epochs", "30", "--lr", "0.05", "--standardize"]
+    assert main(["train", "--costs", "analytic", "--json", *run, *more]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["objective"], found["accuracy"]) == ("regression", None)
+    assert found["test"]["loss"] < 0.9 * found["loss_first"]
+
+
+@pytest.mark.parametrize(("content", "culprit"), [
+    ("", "empty"), ("1,2\n3,4\n", "must name the columns"), ("a,b\n1,2\n1,2,3\n", "line 3: has 3 columns"),
+    ("a,label\nx,1\n", "line 2, column a: 'x' is not a finite number"), ("a,b\n1,\n", "line 2: the label is empty"),
+    ("a,b\nnan,1\n", "column a"), ("a\n1\n", "two columns"),
+])
+def test_a_table_of_numbers_that_does_not_fit(tmp_path, content, culprit):
+    (tmp_path / "t.csv").write_text(content)
+    refused("t.csv", culprit, act=lambda: data.load(tmp_path / "t.csv", batch_size=1))
+
+
+def test_labels_that_are_numbers_are_in_the_order_of_numbers(tmp_path, monkeypatch):
+    (tmp_path / "a.csv").write_text("a,label\n" + "".join(f"{k},{k}\n" for k in (10, 2, -1, 2, 10, -1)))
+    monkeypatch.chdir(tmp_path)
+    x, y = everything(data.load("./a.csv", batch_size=1))
+    assert [y[np.flatnonzero(x[:, 0] == v)[0]] for v in sorted({*x[:, 0]})] == [0, 1, 2]
+    for name in ("x", "y"):
+        np.save(f"{name}.npy", np.zeros((6, 2)))
+    assert data.load(".", batch_size=1).name == tmp_path.name
+
+
+def test_arrays_of_numbers_tokens_and_images(tmp_path):
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((20, 3)), rng.integers(0, 4, 20)
+    np.savez(tmp_path / "v.npz", x=x, y=y)
+    a = data.load(tmp_path / "v.npz", batch_size=16)
+    assert (a.dataset.shape, a.classes) == ((3,), 1 + y.max())
+    np.savez(tmp_path / "r.npz", x_train=x, y_train=x[:, :2], x_test=x[:5], y_test=x[:5, :2])
+    r = data.load(tmp_path / "r.npz", batch_size=5, split="test")
+    assert (r.dataset.serves, r.dataset.samples, r.classes) == (("regression",), 5, 2)
+    np.save(tmp_path / "x.npy", rng.integers(0, 9, (20, 6)))
+    np.save(tmp_path / "y.npy", rng.integers(0, 9, (20, 6)))
+    t = data.load(tmp_path, batch_size=4)
+    assert (t.dataset.serves, t.dataset.shape) == (("next_token",), (6,))
+    np.savez(tmp_path / "t.npz", x_train=np.full((4, 2), 3), y_train=[0, 1, 0, 1], x_test=[[5, 0]], y_test=[1])
+    parts = [data.load(tmp_path / "t.npz", batch_size=1, split=split).dataset for split in ("train", "test")]
+    assert [part.vocabulary for part in parts] == [6, 6]  # the network must know the tokens of both
+    np.save(tmp_path / "x.npy", rng.standard_normal((20, 5, 5)))
+    np.save(tmp_path / "y.npy", y)
+    assert next(data.load(tmp_path, batch_size=4, image_size=8, channels=3))[0].shape == (4, 8, 8, 3)
+    np.save(tmp_path / "x.npy", np.full((20, 5, 5), 1e300))
+    refused("out of the range of float32", act=lambda: data.load(tmp_path, batch_size=4))
+    np.save(tmp_path / "x.npy", np.zeros((20, 0)))
+    refused("a sample has no numbers", act=lambda: data.load(tmp_path, batch_size=4))
+    (tmp_path / "y.npy").unlink()
+    refused("not y.npy", act=lambda: data.load(tmp_path, batch_size=4))
+    np.save(tmp_path / "y.npy", np.array([print], object), allow_pickle=True)
+    refused("y.npy", act=lambda: data.load(tmp_path, batch_size=4))
+    (tmp_path / "x.npy").write_bytes(pickle.dumps([1]))
+    refused("x.npy", act=lambda: data.load(tmp_path, batch_size=4))
+    refused("20", act=lambda: data.from_arrays("own", x, y[:19]))
+    refused("not finite", act=lambda: data.from_arrays("own", x * np.inf, y))
+
+
+OWN = '''
+import numpy as np
+from minidl import data
+
+def batches(split, seed):
+    rng = np.random.default_rng(seed + (split == "test"))
+    for _ in range(5):
+        x = rng.standard_normal((8, 8, 8, 1))
+        yield x, (x.mean((1, 2, 3)) > 0).astype(int)
+
+def arrays():
+    x = np.arange(40.0).reshape(20, 2)
+    return x, np.arange(20) % 3
+
+def lazy(split):
+    def rows(i):
+        x = i[:, None].astype("float32")
+        return x, x * x
+    return data.Dataset("squares", 10, (1,), 1, rows, ("regression",))
+
+def broken():
+    yield np.zeros((2, 2)), np.zeros(2, int)
+    raise RuntimeError("no more")
+
+def number():
+    return 3
+
+def rows(split):
+    def rows(i):
+        if 9 in i:
+            raise KeyError("a sample\\nis missing")
+        return np.zeros((len(i), 2 + (8 in i)), np.float32), np.arange(len(i) + (7 in i)) % 2
+    return data.Dataset("rows", 10, (2,), 2, rows)
+'''
+
+
+def test_functions_of_ones_own(tmp_path, capsys):
+    file = tmp_path / "own.py"
+    file.write_text(OWN)
+    made = data.load(f"{file}:batches", batch_size=8, seed=3)
+    assert (made.dataset.samples, made.dataset.shape, made.classes) == (40, (8, 8, 1), 2)
+    assert data.load(f"{file}:batches", batch_size=8, seed=3, split="test").dataset.samples == 40
+    assert data.load(f"{file}:arrays", batch_size=8).dataset.samples == 16
+    lazy = data.load(f"{file}:lazy", batch_size=2)
+    assert (lazy.name, lazy.dataset.slow) == ("squares", True)  # its rows are read ahead
+    refused("broken", "batch 1", "RuntimeError: no more", act=lambda: data.load(f"{file}:broken", batch_size=1))
+    refused("number", "returned int", act=lambda: data.load(f"{file}:number", batch_size=1))
+    for sample, says in ((9, "KeyError: 'a sample"), (8, "are x (1, 3) and y (1,); x must be (1, 2)"),
+                         (7, "are x (1, 2) and y (2,)")):
+        loader = data.load(f"{file}:rows", batch_size=1, split="test")
+        loader.restore({"position": sample})
+        refused("own.py:rows: ", says, act=lambda read=loader: next(read))
+    refused("no function none", act=lambda: data.load(f"{file}:none", batch_size=1))
+    refused("no such file", act=lambda: data.load("nothere.py:f", batch_size=1))
+    assert train("--model", "mlp", "--data", f"{file}:batches", "--batch-size", "8") == 0
+    assert train("--model", "mlp", "--data", f"{file}:lazy", "--batch-size", "2", "--lr", "0.001") == 0
+    capsys.readouterr()
+
+
+# ---- pictures
+
+
+def jpeg(color, size=(20, 14)):
+    image = pytest.importorskip("PIL.Image")
+    out = io.BytesIO()
+    image.new("RGB", size, color).save(out, "JPEG")
+    return out.getvalue()
+
+
+@pytest.fixture
+def imagenet(tmp_path):
+    for part, count in (("train", 6), ("val", 3)):
+        for name, color in (("n01", (250, 0, 0)), ("n02", (0, 0, 250))):
+            folder = tmp_path / "imagenet" / part / name
+            folder.mkdir(parents=True)
+            for i in range(count):
+                (folder / f"{name}_{i}.JPEG").write_bytes(jpeg(color, (20 + i, 14)))
+    return tmp_path
+
+
+def test_folders_of_classes(imagenet):
+    loader = data.load("imagenet", root=imagenet, batch_size=4, image_size=8, workers=0)
+    assert (loader.dataset.samples, loader.classes, loader.dataset.shape) == (12, 2, (8, 8, 3))
+    x, y = everything(loader)
+    assert x.shape == (12, 8, 8, 3)
+    assert (x[..., 0] > x[..., 2]).all(axis=(1, 2)).tolist() == (y == 0).tolist()
+    test = data.load(imagenet / "imagenet", batch_size=4, image_size=8, split="test", workers=0)
+    assert same(everything(test), everything(test))
+    assert everything(test)[1].tolist() == [0, 0, 0, 1, 1, 1]
+    gray = data.load(imagenet / "imagenet", batch_size=4, image_size=8, channels=1, workers=0)
+    assert next(gray)[0].shape == (4, 8, 8, 1)
+    flat = data.load(imagenet / "imagenet" / "val", batch_size=2, image_size=8, split="test", workers=0)
+    assert flat.dataset.samples == 1  # a fifth
+
+
+def test_workers_and_ranks_and_resuming_see_the_same_crops(imagenet):
+    noise = np.random.default_rng(0).integers(0, 256, (40, 30, 3), np.uint8)
+    image = pytest.importorskip("PIL.Image")
+    for file in (imagenet / "imagenet" / "train").rglob("*.JPEG"):
+        image.fromarray(noise).save(file)
+    options = {"root": imagenet, "batch_size": 6, "image_size": 8, "seed": 5}
+    one = data.load("imagenet", workers=0, **options)
+    batches = [next(one) for _ in range(4)]
+    assert not np.array_equal(batches[0][0][0], batches[0][0][1])  # each its own crop
+    many = data.load("imagenet", workers=2, **options)
+    assert all(same(next(many), batch) for batch in batches)
+    halves = [one.shard(rank, 2) for rank in range(2)]
+    for half in halves:
+        half.restore({"position": 18})
+    assert same(batches[3], [np.concatenate(column) for column in zip(*map(next, halves), strict=True)])
+
+
+def test_shards(tmp_path):
+    members = {}
+    for i in range(4):
+        members |= {f"{i}.jpg": jpeg((250, 0, 0) if i % 2 else (0, 0, 250)), f"{i}.cls": f"{i % 2}".encode()}
+    archive(tmp_path / "train-0.tar", members)
+    archive(tmp_path / "train-1.tar", members)
+    archive(tmp_path / "validation-0.tar", members)
+    loader = data.load(tmp_path, batch_size=8, image_size=6, workers=0)
+    assert data.load(tmp_path, batch_size=8, split="test", workers=0).dataset.samples == 4
+    x, y = next(loader)
+    assert (x[:, 0, 0, 0] > x[:, 0, 0, 2]).tolist() == (y == 1).tolist()
+    content = (tmp_path / "train-1.tar").read_bytes()
+    (tmp_path / "train-1.tar").write_bytes(content[:2000])
+    refused("train-1.tar", "truncated", act=lambda: data.load(tmp_path, batch_size=8, image_size=6, workers=0))
+    archive(tmp_path / "train-1.tar", {"a.jpg": members["0.jpg"]})
+    refused("train-1.tar", "a has no class", act=lambda: data.load(tmp_path, batch_size=8, image_size=6, workers=0))
+
+
+def test_archives_of_classes(tmp_path):
+    folder = tmp_path / "train"
+    folder.mkdir()
+    for i, name in enumerate(("n01", "n02")):
+        archive(folder / f"{name}.tar", {f"{name}_{j}.JPEG": jpeg((9, 250 * i, 9)) for j in range(5)})
+    loader = data.load(tmp_path, batch_size=4, image_size=6, workers=0)
+    assert (loader.dataset.samples, loader.classes) == (8, 2)  # the others are the test part
+
+
+def test_pictures_that_cannot_be_used(imagenet):
+    root = imagenet / "imagenet"
+
+    def act(split="train", workers=0):
+        return everything(data.load(root, batch_size=2, image_size=8, split=split, workers=workers))
+
+    bad = root / "train" / "n01" / "n01_2.JPEG"
+    whole_one = bad.read_bytes()
+    for content in (whole_one[: len(whole_one) // 2], b"", b"no picture"):
+        bad.write_bytes(content)
+        for workers in (0, 1):
+            refused("n01_2.JPEG", "not a picture, or damaged", act=lambda w=workers: act(workers=w))
+    bad.write_bytes(whole_one)
+    (root / "val" / "n03").mkdir()
+    refused("n03", "training part does not have", act=lambda: act("test"))
+    (root / "train" / "n03").mkdir()
+    refused("n03", "without pictures", act=act)
+    (root / "train" / "n03").rmdir()
+    (root / "train" / "loose.jpg").write_bytes(whole_one)
+    refused("loose.jpg", "folder of its class", act=act)
+
+
+def test_pictures_train_a_network(imagenet, capsys):
+    argv = ["--model", "resnet20", "--model-arg", "preset=tiny", "--batch-size", "4", "--workers", "0", "--root",
+            str(imagenet)]
+    assert train(*argv, "--data", "imagenet") == 0
+    assert json.loads(capsys.readouterr().out)["data"] == "imagenet"
+
+
+# ---- reading ahead
+
+
+def test_reading_ahead_gives_the_batches_of_reading_in_turn_and_is_bounded():
+    asked: list[int] = []
+    release = threading.Event()
+
+    def rows(i):
+        asked.append(threading.get_ident())
+        release.wait(20)
+        return i, i
+
+    plain = data.Dataset("plain", 10, (), 10, lambda i: (i, i))
+    slow = data.Loader(data.Dataset("slow", 10, (), 10, rows, slow=True), 2, seed=1)
+    wanted = data.Loader(plain, 2, seed=1)
+    release.set()
+    for _ in range(7):
+        assert same(next(slow), next(wanted))
+        assert slow.state() == wanted.state()
+        assert len(asked) <= 7 + 3
+    assert threading.get_ident() not in asked
+    slow.restore({"position": 6})
+    wanted.restore({"position": 6})
+    for _ in range(4):
+        assert same(next(slow), next(wanted))
+
+
+def test_a_batch_that_cannot_be_read_is_told_where_it_is_used_and_can_be_read_later():
+    broken = [True]
+
+    def rows(i):
+        if broken[0] and 3 in i:
+            raise data.DataError("sample 3 is damaged")
+        return i, i
+
+    loader = data.Loader(data.Dataset("slow", 8, (), 8, rows, slow=True), 2, training=False)
+    next(loader)
+    place = loader.state()
+    refused("sample 3", act=lambda: next(loader))
+    assert loader.state() == place
+    broken[0] = False
+    assert next(loader)[0].tolist() == [2, 3]
+
+
+def test_nothing_stands_in_for_a_path_of_any_kind(tmp_path):
+    for name in ("x.csv", "x.txt", "x.bin", "folder", "own.py:f"):
+        refused("no such", act=lambda n=name: data.load(str(Path(tmp_path) / n), batch_size=2))

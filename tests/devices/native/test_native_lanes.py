@@ -1,0 +1,618 @@
+"""Native lanes: converted calls and whole steps have the bits of Python's; lanes fail, stop and end as Python's do."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import platform
+import signal
+import threading
+import time
+from contextlib import contextmanager
+from functools import partial
+
+import numpy as np
+import pytest
+from helpers import SMALL, bits, bytes_allocated, deadline, recorded
+
+import minidl as ml
+from minidl import nn, optim, schedulers
+from minidl.devices import device as devices
+from minidl.devices.lanes import LaneError, Work
+from minidl.kernels.registry import loop
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import SequentialExecutor, StreamExecutor
+from minidl.testing import fuzz
+from minidl.testing.random_steps import training
+
+pytest.importorskip("numba")
+import llvmlite.binding as llvm
+from llvmlite import ir
+
+if devices.no_native_lanes():
+    pytest.skip(devices.no_native_lanes(), allow_module_level=True)
+
+from minidl.devices.native import calls, stamps
+from minidl.devices.native.lanes import NativeLanes
+from minidl.devices.native.machines import MACHINES
+
+FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
+
+
+def device_with(kind):
+    device = devices.CPU()
+    device.set_lanes(kind)
+    return device
+
+
+# -------------------------------------------------------------------------------------------------- every machine
+@pytest.mark.parametrize(("name", "pause", "counter"), [("x86_64", "pause", "rdtsc"),
+                                                        ("aarch64", "yield", "cntvct_el0")])
+def test_what_differs_between_machines_compiles_for_each(name, pause, counter):
+    """Here as well, as the compiler of numba's wheels knows all of them."""
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+    module = ir.Module()
+    module.triple = f"{name}-unknown-linux-gnu"
+    look = ir.Function(module, ir.FunctionType(ir.IntType(64), []), "look")
+    b = ir.IRBuilder(look.append_basic_block())
+    MACHINES[name].pause(b)
+    b.ret(MACHINES[name].ticks(b))
+    try:
+        machine = llvm.Target.from_triple(module.triple).create_target_machine()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    code = machine.emit_assembly(llvm.parse_assembly(str(module))).lower().split()
+    assert code.index(pause) < code.index(counter)
+
+
+# ---------------------------------------------------------------------------------------------------- single calls
+class Draw:
+    """Random bound calls of the kinds that kernels make."""
+
+    unary = (np.exp, np.log, np.sqrt, np.tanh, np.abs, np.negative, np.positive, np.sign)
+    binary = (np.add, np.subtract, np.multiply, np.divide, np.maximum, np.minimum, np.power)
+    comparing = (np.equal, np.greater, np.less)
+
+    def __init__(self, seed):
+        self.random = np.random.default_rng(seed)
+        self.dtype = str(self.random.choice(["float32", "float64"]))
+
+    def pick(self, choices):
+        return choices[int(self.random.integers(len(choices)))]
+
+    def chance(self, share):
+        return self.random.random() < share
+
+    def shape(self, axes, most=100_000):
+        shape = tuple(int(n) for n in self.random.choice([1, 2, 3, 4, 5, 7, 8, 16, 17, 33, 64, 100], axes))
+        return shape if np.prod(shape) < most else shape[:2]
+
+    def smaller(self, shape):
+        """A shape that broadcasts to this one."""
+        return tuple(1 if self.chance(0.25) else n for n in shape)[self.pick([0, 0, 0, len(shape) // 2]) :]
+
+    def array(self, shape, dtype=None, special=True):
+        """Any order of axes, any gaps; zeros of both signs, infinities and NaN among the values."""
+        order = self.random.permutation(len(shape)) if self.chance(0.4) else np.arange(len(shape))
+        steps = [self.pick([1, 1, 1, 2, 3]) if np.prod(shape) < 20_000 else 1 for _ in shape]
+        whole = np.empty([shape[a] * steps[a] for a in order], dtype or self.dtype)
+        if whole.dtype.kind == "f":
+            whole[...] = self.random.standard_normal(whole.shape) * self.pick([1e-3, 1, 50])
+            if special and self.chance(0.3):
+                count = max(1, whole.size // 20)
+                whole.flat[self.random.integers(0, whole.size, count)] = self.random.choice(
+                    [0.0, -0.0, np.inf, -np.inf, np.nan], count)
+        else:
+            whole[...] = self.random.integers(0, 2 if whole.dtype.kind == "b" else 100, whole.shape)
+        whole = whole.transpose(np.argsort(order))
+        return whole[tuple(slice(0, None, n) for n in steps)] if shape else whole
+
+    def elementwise(self):
+        shape = self.shape(self.pick(range(5)))
+        function = self.pick((*self.unary, *self.binary, *self.comparing, np.isfinite))
+        out = self.array(shape, "bool" if function in (*self.comparing, np.isfinite) else None)
+        if function is np.isfinite:  # NumPy 2.4 is wrong for strided outputs
+            out = np.empty(shape, "bool")
+        inputs = [np.broadcast_to(self.array(self.smaller(shape)), shape) if self.chance(0.5)
+                  else self.array(self.smaller(shape)) for _ in range(function.nin)]
+        if function.nin == 2 and self.chance(0.2):
+            inputs[1] = np.dtype(self.dtype).type(self.random.standard_normal())
+        if out.dtype == self.dtype and self.chance(0.3):
+            inputs[0] = out
+        return partial(function, *inputs, out=out), out
+
+    def reduction(self):
+        shape = self.pick([self.shape(self.pick([1, 2, 3, 4])), (int(self.random.integers(1, 20_000)), 3),
+                           (3, int(self.random.integers(1, 20_000)))])
+        axes = tuple(sorted(int(a) for a in self.random.choice(len(shape), self.random.integers(1, len(shape) + 1),
+                                                               replace=False)))
+        x = np.broadcast_to(self.array(self.smaller(shape)), shape) if self.chance(0.3) else self.array(shape)
+        out = self.array(tuple(1 if a in axes else n for a, n in enumerate(shape)))
+        return partial(self.pick((np.add, np.maximum)).reduce, x, axis=axes, out=out, keepdims=True), out
+
+    def product(self):
+        lead, (m, k, n) = self.shape(self.pick([0, 0, 1, 2]), 300), self.shape(3, 1 << 30)
+        a, b = self.array((*lead, m, k), special=False), self.array((*lead, k, n), special=False)
+        if not lead and self.chance(0.15):
+            b, n = a.T, m
+        out = self.array((*lead, m, n))
+        if not lead and a.flags.forc and b.flags.forc and out.flags.c_contiguous:
+            return partial(np.dot, a, b, out), out
+        return partial(np.matmul, a, b, out=out), out
+
+    def copy(self):
+        shape, dtype = self.shape(self.pick(range(5))), self.pick([self.dtype, "int64", "bool", "int32", "uint64"])
+        out = self.array(shape, dtype)
+        return partial(np.copyto, out, self.array(self.smaller(shape), dtype)), out
+
+    def fill(self):
+        out = self.array(self.shape(self.pick(range(5))))
+        return partial(out.fill, self.pick([0.0, 1.0, -0.0, 3.5])), out
+
+
+def differs(seed):
+    """(whether a random call has a native form, whether its bits differ)."""
+    draw = Draw(seed)
+    thunk, out = draw.pick([draw.elementwise, draw.elementwise, draw.reduction, draw.product, draw.copy, draw.fill])()
+    try:
+        native = calls.convert(thunk)
+    except calls.Unknown:
+        return False, False
+    before = out.copy()
+    with np.errstate(all="ignore"):
+        thunk()
+    expected = bits(out)
+    np.copyto(out, before)
+    for call in native:
+        assert FUNCTION(call.address)(call.block) == 0
+    return True, bits(out) != expected
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(20_000, marks=pytest.mark.campaign)])
+def test_native_forms_of_numpys_functions_have_their_bits(count):
+    known, wrong = 0, []
+    for seed in range(count):
+        native, different = differs(seed)
+        known += native
+        wrong += [seed] * different
+    assert not wrong, f"bits differ for seeds {wrong[:10]}"
+    assert known > 0.85 * count
+
+
+def every_kind_of_argument(x, tall, pair, half, single, whole, flag, seed, out):
+    n, (small, more) = pair
+    for i in range(x.shape[0]):
+        for j in range(x.shape[1]):
+            total = x[i, j] * half + single * tall[j, 0, i % 2] + n - more[1] * whole
+            if flag and seed > np.uint64(1) << np.uint64(63):
+                total += small
+            out[i, j] = total
+
+
+@pytest.mark.parametrize("flag", [False, True])
+def test_every_kind_of_argument_reaches_a_loop(flag):
+    random = np.random.default_rng(0)
+    x = random.standard_normal((6, 5)).T[:, ::2]
+    out = np.empty((5, 3))
+    thunk = loop(every_kind_of_argument, x, random.standard_normal((3, 4, 2)).astype(np.float32)[:, ::2],
+                 (7, (np.int32(-3), (0.5, 1.25))), 0.375, np.float32(1.5), -2, flag, np.uint64(2**64 - 5), out)
+    thunk()
+    expected = bits(out)
+    out[...] = 0
+    (call,) = calls.convert(thunk)
+    assert FUNCTION(call.address)(call.block) == 0
+    assert bits(out) == expected
+
+
+def many_arrays(arrays, out):
+    for a in arrays:
+        out[0] += a[0, 0, 0]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("count", [1, 2, 5, 10, 30])
+def test_loops_of_many_arguments_have_a_native_form_or_none(count):
+    arrays, out = tuple(np.full((1, 1, 1), 2.0 ** i) for i in range(count)), np.zeros(1)
+    thunk = loop(many_arrays, arrays, out)
+    if count == 30:
+        with pytest.raises(calls.Unknown):
+            calls.convert(thunk)
+        return
+    (call,) = calls.convert(thunk)
+    assert FUNCTION(call.address)(call.block) == 0
+    assert out[0] == 2 ** count - 1
+
+
+@pytest.mark.parametrize("make", [
+    lambda a, b: partial(np.add, a[:-1], b[1:], out=a[1:]),  # overlaps: NumPy copies first
+    lambda a, b: partial(np.add, a, 1.0, out=b),  # NumPy chooses the type of a Python number
+    lambda a, b: partial(np.add, a, np.ones(8, bool), out=b),
+    lambda a, b: partial(np.add, a, b, out=b, where=a > 0),
+    lambda a, b: partial(np.add, a[::-1], a, out=b),
+    lambda a, b: partial(np.copyto, b, a.astype(np.float32)),
+    lambda a, b: partial(np.add.reduce, a, axis=0, out=b[:1], keepdims=True, dtype=np.float64),
+    lambda a, b: partial(np.dot, a, b), lambda a, b: partial(sorted, a), lambda a, b: a.copy,
+], ids=range(10))
+def test_calls_without_a_native_form_are_unknown(make):
+    with pytest.raises(calls.Unknown):
+        calls.convert(make(np.arange(8.0), np.ones(8)))
+
+
+# ---------------------------------------------------------------------------------------------------- whole steps
+def in_arms(seed, kinds=devices.LANES):
+    """What a random training leaves under one random schedule with each kind of lanes."""
+    found = []
+    for kind in kinds:
+        ml.seed(seed)
+        case = training(seed)
+        try:
+            graph = ml.record(case.step, *case.inputs[0])
+        except Exception:
+            return []  # refused by all alike
+        run = StreamExecutor(graph, random_schedule(graph, 1 + seed % 3, np.random.default_rng(seed)),
+                             device=device_with(kind), trace=seed % 2 == 0)
+        outputs = []
+        for number, inputs in enumerate(case.inputs):
+            case.before(number)
+            out = run(*inputs)
+            outputs += [out] if not isinstance(out, tuple) and out is not None else [*(out or ())]
+        found.append(bits(*(t.numpy() for t in (*outputs, *case.tensors().values()))))
+        run.close()
+    return found
+
+
+@pytest.mark.parametrize("seeds", [range(12), pytest.param(range(12, 120), marks=pytest.mark.slow),
+                                   pytest.param(range(10_000), marks=pytest.mark.campaign)], ids=str)
+def test_random_steps_have_the_same_bits_on_both_kinds_of_lanes(seeds):
+    ran = 0
+    for seed in seeds:
+        found = in_arms(seed)
+        ran += bool(found)
+        assert len(set(found)) < 2, f"seed {seed}"
+    assert ran > len(seeds) / 2
+
+
+@pytest.mark.parametrize("trace", [False, True])
+@pytest.mark.parametrize("streams", [1, 2, 3])
+def test_many_steps_have_the_oracles_bits(streams, trace):
+    left = []
+    for kind in ("oracle", "native"):
+        model, _, step = SMALL.make()
+        batches = SMALL.batches(20)
+        graph = ml.record(step, *batches[0])
+        if kind == "oracle":
+            run = SequentialExecutor(graph)
+        else:
+            run = StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(streams)),
+                                 device=device_with("native"), trace=trace)
+        outputs = [t.numpy() for batch in batches for t in run(*batch)]
+        left.append(bits(*outputs, *(p.numpy() for p in model.parameters())))
+    assert left[0] == left[1]
+
+
+@pytest.mark.parametrize("streams", [1, 2])
+def test_a_step_is_one_native_call_and_its_outputs_have_their_own_memory(streams, monkeypatch):
+    (first, second) = SMALL.batches(2)
+    graph = recorded()
+    run = StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(0)), device=device_with("native"))
+    lanes, compiled = run._body[0].lanes, []
+    step = lanes._step
+    monkeypatch.setattr(lanes, "_step", lambda *a: compiled.append(a) or step(*a))
+    before = run(*first)
+    kept = bits(*(t.numpy() for t in before))
+    after = run(*second)
+    assert compiled.count((-1,)) == 2  # and some to go on, where a lane waited long
+    assert bits(*(t.numpy() for t in before)) == kept
+    assert not any(np.shares_memory(a.numpy(), b.numpy()) for a, b in zip(before, after, strict=True))
+    run.close()
+
+
+class Other(np.ndarray):
+    """Another type of array."""
+
+
+@pytest.mark.parametrize(("change", "accepted"), [
+    (np.copy, True), (np.asfortranarray, True), (lambda a: a.astype(a.dtype.newbyteorder()), False),
+    (lambda a: np.repeat(a, 2, 0)[::2], True), (lambda a: a.view(Other), True), (ml.array, True),
+    (lambda a: np.frombuffer(b"0" + a.tobytes(), np.uint8)[1:].view(a.dtype).reshape(a.shape), True)],
+    ids=["copy", "column-major", "byte order", "strides", "subclass", "tensor", "unaligned"])
+def test_inputs_of_every_kind_reach_a_native_step_or_are_refused(change, accepted):
+    """As they reach the oracle."""
+    (values,) = SMALL.batches(1)
+    wanted = SequentialExecutor(recorded())(*values)
+    run = StreamExecutor(graph := recorded(), schedulers.in_order(graph), device=device_with("native"))
+    changed = [change(v) if v.ndim > 1 else v for v in values]
+    if not accepted:
+        with pytest.raises(ml.ShapeError, match="the step was recorded with"):
+            run(*changed)
+        changed = values
+    assert bits(*(t.numpy() for t in run(*changed))) == bits(*(t.numpy() for t in wanted))
+    run.close()
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+def test_labels_are_checked_before_a_native_step(ignored):
+    x, y = np.ones((4, 3), np.float32), np.array([0, 1, 2, 1])
+    ml.seed(0)
+    linear = nn.Linear(3, 3)
+    run = StreamExecutor(graph := ml.record(lambda x, y: nn.cross_entropy(linear(x), y, ignore_index=ignored), x, y),
+                         schedulers.in_order(graph), device=device_with("native"))
+    assert np.isfinite(run(x, y).numpy())
+    y[1] = ignored
+    assert np.isfinite(run(x, y).numpy())
+    y[1] = 3
+    with pytest.raises(ValueError, match="label 3 of sample 1 is out of range: the model has classes 0 to 2"):
+        run(x, y)
+    y[1] = 0
+    assert np.isfinite(run(x, y).numpy())
+    run.close()
+
+
+@pytest.mark.parametrize("ticks", [False, True])
+def test_stamps_are_in_order_and_on_the_hosts_clock(ticks, monkeypatch):
+    monkeypatch.setattr(stamps, "counts_ticks", lambda: ticks)
+    graph = recorded()
+    (values,) = SMALL.batches(1)
+    run = StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(0)), device=device_with("native"),
+                         trace=True)
+    begin = time.perf_counter()
+    run(*values)
+    end = time.perf_counter()
+    for found in run._body[0].lanes.stamps():
+        moments = found.reshape(-1)
+        assert (np.diff(moments) >= 0).all()
+        assert begin <= moments[0] <= moments[-1] <= end
+    run.timeline.report()
+    run.close()
+
+
+# ---------------------------------------------------------------------------------------------------- lanes alone
+def work_of(*lanes, waits=()):
+    """Work whose tasks are numbered calls: lanes of (task, calls)."""
+    found = {task: thunks for lane in lanes for task, thunks in lane}
+    return Work([f"l{i}" for i in range(len(lanes))], [0] * len(lanes), [[t for t, _ in lane] for lane in lanes], waits,
+                lambda task, stream: found[task], str)
+
+
+def spin(x, n):
+    for i in range(n):
+        x[0] = x[0] * 1.0000001 + i
+
+
+def slow(x):
+    """A call of compiled code of about a millisecond."""
+    return loop(spin, x, 400_000)
+
+
+def test_a_lane_waits_for_another():
+    order: list[int] = []
+    x = np.ones(1)
+    lanes = NativeLanes(work_of([(0, [partial(order.append, 0)]), (3, [partial(order.append, 3)])],
+                                [(1, [slow(x)] * 3), (2, [partial(order.append, 2)])], waits=[(3, 2), (1, 0)]))
+    with deadline():
+        for _ in range(50):
+            order.clear()
+            lanes.run()
+            assert order == [0, 2, 3]
+    lanes.close()
+
+
+def fails(x):
+    if x[0] > 0:
+        raise ValueError("not this one")
+
+
+def test_an_exception_of_a_compiled_loop_reaches_the_caller():
+    x, y = np.zeros(1), np.ones(1)
+    lanes = NativeLanes(work_of([(0, [slow(y)])], [(1, [slow(y)]), (2, [slow(y), loop(fails, x)])]))
+    assert lanes.by_python == {}
+    with deadline():
+        for _ in range(3):
+            lanes.run()
+            x[0] = 1
+            with pytest.raises(LaneError, match="not this one") as caught:
+                lanes.run()
+            assert (caught.value.task, caught.value.lane) == (2, 1)
+            assert isinstance(caught.value.error, ValueError)
+            x[0] = 0
+    lanes.close()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("waiting", [False, True])
+def test_an_interrupt_falls_between_two_compiled_calls(waiting):
+    """Both where the caller computes, and where it waits for another lane."""
+    x, counts = np.ones(1), np.zeros(1)
+    busy = [(0, [slow(x), partial(np.add, counts, 1.0, out=counts)] * 20_000)]
+    lanes = NativeLanes(work_of([], busy) if waiting else work_of(busy))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with deadline():
+            for _ in range(2):
+                timer = threading.Timer(0.05, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+                with pytest.raises(KeyboardInterrupt):
+                    timer.start()  # inside: a busy machine may come back here late
+                    lanes.run()
+                assert counts[0] < 20_000, "it came at the end"
+                counts[0] = 0
+                timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    lanes.close()
+
+
+def test_a_run_that_comes_back_to_python_in_between_makes_every_call_once():
+    """As it does in a long run, so that signals are handled; also after a run that was interrupted."""
+    place, total = np.array([3.0]), np.zeros(1)
+    lanes = NativeLanes(work_of([(0, [partial(np.copyto, total, place), *[slow(total)] * 40])],
+                                [(1, [slow(np.ones(1))])]))
+    step, calls = lanes._step, []
+    lanes._step = lambda *a: calls.append(a) or step(*a)
+    wanted = np.array([3.0])
+    for _ in range(40):
+        slow(wanted)()
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with deadline():
+            for _ in range(2):
+                calls.clear()
+                lanes.run()
+                assert total == wanted
+                assert len(calls) > 1
+                timer = threading.Timer(0.01, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+                with pytest.raises(KeyboardInterrupt):
+                    timer.start()
+                    for _ in range(1000):
+                        lanes.run()
+                timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    lanes.close()
+
+
+def test_any_thread_can_end_a_run():
+    from minidl.devices.lanes import Stop
+
+    x = np.ones(1)
+    lanes = NativeLanes(work_of([(0, [slow(x)] * 20_000)], [(1, [slow(x)] * 20_000)]))
+    with deadline():
+        timer = threading.Timer(0.05, lambda: lanes.give_up(Stop(TimeoutError("enough"))))
+        timer.start()
+        with pytest.raises(TimeoutError, match="enough"):
+            lanes.run()
+    lanes.close()
+
+
+def test_two_executors_run_at_once():
+    (values,) = SMALL.batches(1)
+    with deadline():
+        runs = []
+        for seed in range(2):
+            graph = recorded()
+            runs.append(StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(seed)),
+                                       device=device_with("native")))
+        threads = [threading.Thread(target=lambda run=run: [run(*values) for _ in range(30)]) for run in runs]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert all(np.isfinite(t.numpy()).all() for run in runs for t in run(*values))
+        for run in runs:
+            run.close()
+
+
+def test_a_child_process_may_run_one_lane():
+    graph = recorded()
+    (values,) = SMALL.batches(1)
+    run = StreamExecutor(graph, schedulers.in_order(graph), device=device_with("native"))
+    run(*values)
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            code = 0 if all(np.isfinite(t.numpy()).all() for t in run(*values)) else 2
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    run.close()
+
+
+def test_what_python_calls_is_told(capsys, monkeypatch):
+    monkeypatch.setenv("MINIDL_DEBUG", "1")
+    graph = recorded()
+    run = StreamExecutor(graph, schedulers.in_order(graph), device=device_with("native"))
+    assert "native lanes, " in capsys.readouterr().err
+    assert "check" in run._body[0].lanes.by_python
+    run.close()
+
+
+def test_an_output_may_have_gaps():
+    x = np.arange(6, dtype=np.float32).reshape(2, 3)
+    for output in (lambda x: x * 2.0, lambda x: (x * 2.0).T):
+        run = StreamExecutor(graph := ml.record(output, x), schedulers.in_order(graph), device=device_with("native"))
+        np.testing.assert_array_equal(run(x).numpy(), output(x))
+        assert "by Python: none" in str(run._body[0].lanes)
+        run.close()
+
+
+def test_native_lanes_are_refused_where_there_are_none(monkeypatch):
+    monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+    with pytest.raises(devices.DeviceError, match="native lanes need Linux on x86-64 or aarch64, not Linux on riscv64"):
+        device_with("native")
+    monkeypatch.setenv("MINIDL_LANES", "native")
+    with pytest.raises(devices.DeviceError, match="riscv64"):
+        devices.default_lanes()
+    monkeypatch.setenv("MINIDL_LANES", "steel")
+    with pytest.raises(ValueError, match="MINIDL_LANES is 'steel'; it must be native or python"):
+        devices.default_lanes()
+    with pytest.raises(ValueError, match="unknown lanes 'steel'"):
+        device_with("steel")
+
+
+@contextmanager
+def running(what):
+    """A call that runs native lanes with a compiled call and one by Python; or a whole step, on one or two lanes."""
+    if what == "calls":
+        x = np.ones(4, np.float32)
+        run = NativeLanes(work_of([(0, [partial(np.add, x, x, out=np.empty(4, np.float32))]), (1, [int])]), trace=True)
+        call = run.run
+    else:
+        ml.seed(0)
+        x, y = np.ones((2, 4), np.float32), np.array([0, 1])
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+        opt = optim.SGD(model.parameters(), 0.01, momentum=0.9)
+
+        def step(x, y):
+            loss = nn.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            return loss
+
+        graph = ml.record(step, x, y)
+        run = StreamExecutor(graph, random_schedule(graph, 2 if what == "two lanes" else 1, np.random.default_rng(0)),
+                             device=device_with("native"), trace=what == "two lanes")
+        call = partial(run, x, y)
+    gc.disable()  # what a step makes goes without the collector
+    try:
+        yield call
+    finally:
+        gc.enable()
+        run.close()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("what", ["calls", "a step", "two lanes"])
+def test_steps_do_not_take_memory(what):
+    steps = 2000
+
+    def runs():
+        for _ in range(steps):
+            call()
+
+    with running(what) as call, deadline():
+        assert bytes_allocated(runs) < 8 * steps, "a word a step"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("what", ["calls", "a step", "two lanes"])
+def test_a_million_steps_do_not_take_memory(what):
+    def resident():
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * 4096
+
+    with running(what) as call:
+        for _ in range(1000):
+            call()
+        before = resident()
+        for _ in range(1_000_000):
+            call()
+        assert resident() - before < 8 << 20, "eight bytes a step"
+
+
+def test_fuzzed_steps_hold_on_native_lanes(monkeypatch):
+    monkeypatch.setenv("MINIDL_LANES", "native")
+    for seed in range(900, 906):
+        verdict = fuzz.check(training, seed, every=False)
+        assert not verdict.failures, verdict

@@ -1,0 +1,283 @@
+"""Every chapter of the tutorial runs; every exercise accepts a solution and rejects what it starts from."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers import PATIENCE, ROOT, need
+
+TUTORIAL = ROOT / "docs" / "tutorial"
+CHAPTERS = sorted(TUTORIAL.glob("chapter*.py"))
+STARTS = sorted((TUTORIAL / "exercises").glob("exercise*"))
+
+SOLUTIONS = {
+    1: """
+import numpy as np
+from chapter1_tape import emit
+
+def tanh(x):
+    y = np.tanh(x.value)
+    return emit(y, (x, lambda dy: dy * (1 - y**2)))
+""",
+    2: """
+def reverse_first_k(layers, k):
+    order = []
+    for l in reversed(range(layers)):
+        order += [f"{l}W"] * (l >= k) + [f"{l}O"] * (l > 0)
+    return order + [f"{l}W" for l in range(k)]
+""",
+    3: """
+def edges(tasks):
+    found, writer, readers = set(), {}, {}
+    for name, reads, writes in tasks:
+        for buffer in reads:
+            if buffer in writer:
+                found.add((writer[buffer], name))
+            readers.setdefault(buffer, []).append(name)
+        for buffer in writes:
+            last = [writer[buffer]] if buffer in writer else []
+            found |= {(earlier, name) for earlier in [*readers.get(buffer, ()), *last]}
+            writer[buffer], readers[buffer] = name, []
+    return {(earlier, later) for earlier, later in found if earlier != later}
+""",
+    4: """rank,lane,task
+0,main,1F0
+0,main,2F0
+0,main,3F0
+0,main,4F0
+0,main,4O0
+0,main,3O0
+0,main,2O0
+0,sub,3W0
+0,sub,3U0
+0,sub,1W0
+0,sub,1U0
+""",
+    5: """
+from minidl import Kind, Lane, Schedule
+
+def scheduler(graph):
+    lowest = sorted({t.unit for t in graph if t.kind == Kind.W})[:2]
+    late = [t.index for t in graph if t.kind in (Kind.W, Kind.U) and t.unit in lowest]
+    chain = [t.index for t in graph if t.kind in (Kind.F, Kind.O)]
+    sub = [t.index for t in graph if t.kind in (Kind.W, Kind.U) and t.unit not in lowest]
+    return Schedule.of(graph, {Lane(0, "main"): chain + late, Lane(0, "sub"): sub})
+""",
+    6: """rank,lane,task
+0,main,0F0
+0,main,0F1
+0,main,0F2
+0,main,0O0
+0,main,0W0
+0,main,0F3
+0,main,0O1
+0,main,0W1
+0,main,0O2
+0,main,0W2
+0,main,0O3
+0,main,0W3
+1,main,1F0
+1,main,1F1
+1,main,1O0
+1,main,1F2
+1,main,1O1
+1,main,1W0
+1,main,1F3
+1,main,1O2
+1,main,1W1
+1,main,1O3
+1,main,1W2
+1,main,1W3
+2,main,2F0
+2,main,2O0
+2,main,2F1
+2,main,2O1
+2,main,2F2
+2,main,2O2
+2,main,2W0
+2,main,2F3
+2,main,2O3
+2,main,2W1
+2,main,2W2
+2,main,2W3
+""",
+    7: """
+def partition(times, processors):
+    def enough(period):
+        used, load = 1, 0
+        for time in times:
+            if load + time > period:
+                used, load = used + 1, 0
+            load += time
+        return used <= processors
+
+    low, high = max(times), sum(times)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle + 1, high)
+    return low
+""",
+    8: """
+def lower_bound(forward, output_grad, weight_grad, comm):
+    circuits = [sum(forward[l:]) + sum(output_grad[l + 1:]) + weight_grad[l] + comm[l] for l in range(len(forward))]
+    return max(sum(forward) + sum(output_grad[1:]) + sum(weight_grad), sum(comm), *circuits)
+""",
+    9: """
+from minidl import Kind, Lane, Schedule
+from minidl.passes.boundary import with_late
+
+def scheduler(graph):
+    tasks = [t for t in graph if t.kind in (Kind.W, Kind.U)]
+    is_late = [t.index for unit in (5, 9, 13) for t in tasks if t.unit == unit]
+    last = [t.index for t in tasks if t.unit == 1]
+    main = [t.index for t in graph if t.kind in (Kind.F, Kind.O)]
+    sub = [t.index for t in tasks if t.index not in is_late + last]
+    return with_late(Schedule.of(graph, {Lane(0, "main"): main + last, Lane(0, "sub"): is_late + sub}), graph, is_late)
+""",
+    10: """
+def capture(issues):
+    edges, after, events = set(), {}, {}
+    for what, stream, name in issues:
+        now = after.setdefault(stream, set())
+        if what == "launch":
+            edges |= {(earlier, name) for earlier in now}
+            after[stream] = {name}
+        elif what == "record":
+            events[name] = set(now)
+        else:
+            now |= events[name]
+    return edges
+""",
+    11: """rank,lane,task
+0,main,0F0
+0,main,0SF0>1
+0,main,0F1
+0,main,0SF1>1
+0,main,1RO0>0
+0,main,0B0
+0,main,0F2
+0,main,0SF2>1
+0,main,1RO1>0
+0,main,0B1
+0,main,1RO2>0
+0,main,0B2
+1,main,0RF0>1
+1,main,1F0
+1,main,1B0
+1,main,0RF1>1
+1,main,1SO0>0
+1,main,1F1
+1,main,1B1
+1,main,0RF2>1
+1,main,1SO1>0
+1,main,1F2
+1,main,1B2
+1,main,1SO2>0
+""",
+}
+
+
+def python(*arguments):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run([sys.executable, *map(str, arguments)], cwd=ROOT, env=environment, capture_output=True,
+                          text=True, timeout=PATIENCE)
+
+
+def number_of(path):
+    return int("".join(c for c in path.stem.split("_")[0] if c.isdigit()))
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
+def test_a_chapter_runs(chapter):
+    done = python("-W", "error", chapter)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert done.stdout.strip()
+
+
+def test_every_chapter_has_an_exercise():
+    assert {number_of(c) for c in CHAPTERS} == {number_of(s) for s in STARTS} == set(SOLUTIONS)
+    for chapter in CHAPTERS:
+        assert f"Exercise {number_of(chapter)}." in chapter.read_text()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("start", STARTS, ids=lambda path: path.stem)
+def test_an_exercise_can_be_solved_and_is_not_solved_yet(start, tmp_path):
+    number = number_of(start)
+    solved = tmp_path / f"solution{start.suffix}"
+    solved.write_text(SOLUTIONS[number])
+    for file, code, verdict in ((start, 1, "not yet:"), (solved, 0, "right:")):
+        done = python("-W", "error", TUTORIAL / "grade.py", number, file)
+        assert (done.returncode, done.stderr) == (code, "")
+        assert done.stdout.startswith(verdict)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("number", "flags", "before"), [
+    (4, "--model mlp --model-arg preset=tiny", 1), (6, "--ranks 3 --micro-batches 4 --activation-cap 3", 0)])
+def test_the_command_line_checks_a_plan(number, flags, before, tmp_path):
+    """The plan of exercise 6 is valid to begin with, only slow."""
+    assert flags in next(c for c in CHAPTERS if number_of(c) == number).read_text()
+    start, solved = TUTORIAL / "exercises" / f"exercise{number}.csv", tmp_path / "plan.csv"
+    solved.write_text(SOLUTIONS[number])
+    for plan, code in ((start, before), (solved, 0)):
+        assert python("-m", "minidl", "check", plan, *flags.split()).returncode == code
+
+
+@pytest.mark.few(1)
+def test_a_file_that_is_no_python_is_one_line(tmp_path):
+    (tmp_path / "mine.py").write_text("def tanh(x:\n    return x\n")
+    done = python(TUTORIAL / "grade.py", "1", tmp_path / "mine.py")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == f"not yet: {tmp_path / 'mine.py'}, line 1: '(' was never closed: def tanh(x:\n"
+
+
+@pytest.mark.slow
+def test_grade_says_how_it_is_used():
+    for arguments in ([], ["99", "file.py"], ["1", "missing.py"]):
+        done = python(TUTORIAL / "grade.py", *arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.splitlines()) == 1
+
+
+# ------------------------------------------------------------------------------------------------------------ notebooks
+@pytest.fixture(scope="module")
+def notebooks():
+    for name in ("jupytext", "nbformat", "nbclient"):
+        need(name)
+    sys.path.insert(0, str(TUTORIAL))
+    try:
+        import notebooks
+    finally:
+        sys.path.pop(0)
+    return notebooks
+
+
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.stem)
+def test_a_notebook_is_its_chapter(chapter, notebooks):
+    """After a change to a chapter: python docs/tutorial/notebooks.py."""
+    import nbformat
+
+    stored = nbformat.read(notebooks.FOLDER / f"{chapter.stem}.ipynb", as_version=4)
+    assert [(c.cell_type, c.source) for c in stored.cells] == [
+        (c.cell_type, c.source) for c in notebooks.notebook(chapter).cells]
+    code = "\n".join(c.source for c in stored.cells if c.cell_type == "code")
+    for line in chapter.read_text().splitlines():
+        if line and not line.startswith(("#", '"""', "if __name__")) and "    " not in line and "=" in line:
+            assert line in code or line in stored.cells[0].source, line
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda p: p.stem)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::RuntimeWarning", "ignore::ResourceWarning")
+def test_a_notebook_runs(chapter, notebooks):
+    import nbformat
+    from nbclient import NotebookClient
+
+    found = nbformat.read(notebooks.FOLDER / f"{chapter.stem}.ipynb", as_version=4)
+    NotebookClient(found, timeout=PATIENCE, kernel_name="python3",
+                   resources={"metadata": {"path": str(TUTORIAL)}}).execute()
+    assert any(output.get("text") for cell in found.cells for output in cell.get("outputs", [])), "it prints"

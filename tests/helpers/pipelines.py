@@ -1,0 +1,48 @@
+"""Short calls for plans of pipelines on given times, and for facts about policies."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import minidl as ml
+from minidl.schedulers import find, names, pipeline
+from minidl.schedulers.pipeline import proof
+from minidl.schedulers.pipeline.proof import prove
+
+POLICIES = {name: find(name).staged for name in names("pipeline")}
+
+
+def policy(name: str | pipeline.Policy) -> pipeline.Policy:
+    return POLICIES[name] if isinstance(name, str) else name
+
+
+def place(name: str | pipeline.Policy, ranks: int, chunks: int | None = None) -> pipeline.Placement:
+    return policy(name).place(ranks, chunks)
+
+
+def plan(name: str | pipeline.Policy, ranks: int, micro_batches: int, cost: ml.CostModel | None = None,
+         chunks: int | None = None, activation_cap: float | None = None, message_bytes: int = 0,
+         **options: Any) -> pipeline.PipelinePlan:
+    """The policy's plan; `cost`: per stage, by default all times 1."""
+    return ml.plan(pipeline.Pipeline(micro_batches, message_bytes=message_bytes), name, cost,
+                   ml.Machine(ranks, activation_cap=activation_cap), chunks=chunks, **options)
+
+
+def read_plan(schedule: ml.Schedule, ranks: int, micro_batches: int, chunks: int | None = None,
+              cap: float | None = None, like: pipeline.PipelinePlan | None = None) -> pipeline.PipelinePlan:
+    """The plan of a given order."""
+    return ml.plan(pipeline.Pipeline(micro_batches), schedule, None, ml.Machine(ranks, activation_cap=cap),
+                   chunks=chunks, like=like)
+
+
+def read_stages(schedule: ml.Schedule, graph: ml.TaskGraph, ranks: int, micro_batches: int, chunks: int,
+                cap: float | None = None) -> pipeline.PipelinePlan:
+    """The plan of a given order of the stages of a recorded network, proved."""
+    machine = ml.Machine(ranks, activation_cap=cap)
+    return prove(replace(proof.read_plan(schedule, machine, micro_batches, chunks, graph), cap=cap))
+
+
+def groups(name: str) -> int:
+    """The groups of micro-batches whose sums a run under this scheduler, of any kind, keeps apart."""
+    return POLICIES[name].groups if name in POLICIES else 1

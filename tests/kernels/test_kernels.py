@@ -1,0 +1,157 @@
+"""Each kernel's CPU form against its reference over NumPy: values, exact coverage of the output, no
+memory of its own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import bytes_allocated
+from kernel_examples import IN_PLACE, STRIDED, arrays, examples
+
+import minidl as ml
+from minidl.kernels import KERNELS, Kernel, KernelError, kernel
+
+HERE = ("elementwise", "masks", "linear", "reduce", "loss", "dropout", "optimizer", "updates", "along_axis")
+
+
+def bound(example, reads, writes):
+    kernel = KERNELS[example.kernel]
+    specs = kernel.work(reads, writes, **example.constants) if kernel.work else ()
+    work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 1, t) for shape, t in specs]
+    return kernel.bind(reads, writes, work, example.constants)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("example", list(examples()), ids=str)
+def test_the_cpu_form_is_the_reference(example, dtype):
+    reads, writes = arrays(example, dtype)
+    before = [r.copy() for r in reads]
+    expected = KERNELS[example.kernel].reference(np, *reads, **example.constants)
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    thunks = bound(example, reads, writes)
+    for _ in range(2):  # what is prebuilt can be called again
+        for thunk in thunks:
+            thunk()
+        rtol = 3e-6 if dtype == "float32" else 1e-13
+        for y, e in zip(writes, expected, strict=True):
+            np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=rtol, atol=rtol)
+            assert np.asarray(e).dtype == y.dtype
+    for r, b in zip(reads, before, strict=True):
+        np.testing.assert_array_equal(r, b)
+
+
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("example", [e for e in examples() if e.kernel in IN_PLACE
+                                     and len({str(r) for r in e.reads[:2]}) < 3], ids=str)
+def test_updates_may_be_in_place(example, dtype):
+    """Gradients are added onto one of the two, parameters and states are updated where they lie."""
+    for start in range(2 if example.kernel == "add" else 1):
+        reads, writes = arrays(example, dtype)
+        bound_to = [p for p in IN_PLACE[example.kernel] if p < len(reads)][start:][: len(writes)]
+        if any(reads[p].shape != w.shape for p, w in zip(bound_to, writes, strict=True)):
+            continue
+        expected = KERNELS[example.kernel].reference(np, *[r.copy() for r in reads], **example.constants)
+        for thunk in bound(example, reads, [reads[p] for p in bound_to]):
+            thunk()
+        for p, e in zip(bound_to, expected if isinstance(expected, tuple) else (expected,), strict=True):
+            np.testing.assert_allclose(reads[p], e, rtol=3e-6 if dtype == "float32" else 1e-13,
+                                       atol=1e-7 if dtype == "float32" else 0)
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize("example", list(examples(300, 400)), ids=str)
+def test_calls_make_no_array(example):
+    """Arrays here have 480 kB; NumPy itself goes through broadcast operands in pieces of 8192 elements."""
+    reads, writes = arrays(example, "float32")
+    thunks = bound(example, reads, writes)
+
+    def run():
+        with np.errstate(all="ignore"):
+            for thunk in thunks:
+                thunk()
+
+    assert bytes_allocated(run) < 150_000
+
+
+
+
+@pytest.mark.parametrize("example", [e for e in examples() if e.kernel in STRIDED], ids=str)
+def test_strided_operands(example):
+    """These kernels are handed views as they are."""
+    reads, writes = arrays(example, "float64")
+    strided = [np.asfortranarray(r) if r.ndim > 1 else np.repeat(r, 2)[::2] if r.ndim == 1 else r for r in reads]
+    expected = KERNELS[example.kernel].reference(np, *reads, **example.constants)
+    for thunk in bound(example, strided, writes):
+        thunk()
+    for y, e in zip(writes, expected if isinstance(expected, tuple) else (expected,), strict=True):
+        np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=1e-13, atol=1e-13)
+
+
+def test_every_kernel_of_these_families_has_an_example():
+    # sequences, optimizers
+    elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum",
+                 "sgd_many", "adam_many", "rmsprop_many", "cast_many", "unscale", "scale_update", "any_set", "amend"}
+    mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in HERE}
+    assert mine - elsewhere == {e.kernel for e in examples()}
+
+
+@pytest.mark.parametrize("name", ["softmax", "softmax_grad", "log_softmax", "log_softmax_grad"])
+@pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 0, 0)])
+def test_softmax_of_nothing_does_nothing(name, shape):
+    kernel, count = KERNELS[name], 2 if name.endswith("grad") else 1
+    reads, y = [np.ones(shape)] * count, np.ones(shape)
+    for thunk in kernel.bind(reads, [y], [np.empty(s, d) for s, d in kernel.work(reads, [y])], {}):
+        thunk()
+
+
+def test_dropout_depends_on_the_sample_and_not_on_the_batch():
+    x = np.ones((8, 6))
+    constants = {"rate": 0.5, "seed": 3, "draw": 1}
+    whole = KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0, **constants)
+    half = KERNELS["dropout"].reference(np, x[5:], np.array([4], np.uint64), sample=5, **constants)
+    assert np.array_equal(whole[5:], half)
+    for change in ({"seed": 4}, {"draw": 2}, {"seed": 3 + (1 << 32)}):
+        assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0,
+                                                                      **{**constants, **change}))
+    assert not np.array_equal(whole,
+                              KERNELS["dropout"].reference(np, x, np.array([5], np.uint64), sample=0, **constants))
+    assert np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([2**64 - 1], np.uint64), sample=0,
+                                                              **{**constants, "draw": 6}))
+
+
+def test_philox_is_philox():
+    """Known answers of the generator's authors."""
+    from minidl.kernels.dropout import philox
+
+    for counter, key, answer in (
+            ((0, 0, 0, 0), (0, 0), (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)),
+            ((0xFFFFFFFF,) * 4, (0xFFFFFFFF,) * 2, (0x408F276D, 0x41C83B0E, 0xA20BC7C6, 0x6D5451FD)),
+            ((0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344), (0xA4093822, 0x299F31D0),
+             (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1))):
+        words = philox(np, *(np.array([c], np.uint64) for c in counter), *key)
+        assert tuple(int(w[0]) for w in words) == answer
+
+
+def test_a_kernel_that_is_not_known_is_told_with_those_near_it():
+    with pytest.raises(KernelError, match=r"unknown kernel 'reluu'; similar names: relu.*@kernel\('reluu'\)"):
+        KERNELS["reluu"]
+    tape = ml.autograd.tape.current()
+    x = ml.array(np.ones(2))
+    with pytest.raises(KernelError, match="unknown kernel 'nothing'"), tape.task(tape.new_unit(), ml.core.graph.Kind.F):
+        tape.call("nothing", [x], [x])
+
+
+def test_a_kernel_without_a_cpu_form_says_how_to_define_one(monkeypatch):
+    monkeypatch.setitem(KERNELS, "half", Kernel("half", lambda xp, x: x / 2))
+    tape = ml.autograd.tape.current()
+    x, y = ml.array(np.ones(2)), ml.array(np.zeros(2))
+    with (pytest.raises(KernelError, match=r"kernel half has no CPU form; define one with @"),
+          tape.task(tape.new_unit(), ml.core.graph.Kind.F)):
+        tape.call("half", [x], [y])
+
+
+def test_a_kernel_is_defined_once():
+    with pytest.raises(KernelError, match="kernel relu is defined twice"):
+        kernel("relu")(lambda xp, x: x)

@@ -1,0 +1,145 @@
+"""Convolutional networks: sizes, torch with the same weights, and the same bits in every legal order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import bits, torch_or_skip
+
+import minidl as ml
+from minidl import models, nn, optim, schedulers
+from minidl.runtime.checking import random_schedule
+
+PARAMETERS = {"lenet": 61_706, "resnet20": 272_474, "resnet18": 11_689_512, "resnet50": 25_557_032,
+              "resnet101": 44_549_160, "resnet152": 60_192_808}
+NAMES = list(PARAMETERS)
+# with one block a stage the deepest networks are resnet50 over again
+TINY = [pytest.param(name, marks=pytest.mark.slow if name in ("resnet101", "resnet152") else ()) for name in NAMES]
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("name", NAMES)
+def test_parameter_count(name: str) -> None:
+    assert sum(p.size for p in models.create(name).parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_form_for_32_pixels(name: str) -> None:
+    """Small images are not shrunk before the first stage: the last one sees more than one pixel."""
+    model = models.create(name, image_size=32, **({} if name == "lenet" else {"width": 4, "layers": 1}))
+    assert model.input_shape == (32, 32, 1 if name == "lenet" else 3)
+    graph = ml.record(model, np.zeros((1, *model.input_shape), np.float32))
+    convolutions = [call for t in graph for call in graph.launches[t.index] if call.kernel == "conv2d"]
+    assert convolutions[0].writes[0].shape[1] == (28 if name == "lenet" else 32)
+    assert convolutions[-1].writes[0].shape[1] == {"lenet": 10, "resnet20": 8}.get(name, 4)
+    assert graph.outputs[0].shape == (1, model.classes)
+
+
+def test_images_too_small() -> None:
+    with pytest.raises(ValueError, match="the least is 12"):
+        models.create("lenet", image_size=8)
+
+
+def batch(model: Any, n: int, dtype: str = "float32") -> tuple[Any, Any]:
+    rng = np.random.default_rng(1)
+    return rng.standard_normal((n, *model.input_shape)).astype(dtype), rng.integers(0, model.classes, n)
+
+
+def torch_gradients(twin: Any, x: Any, y: Any) -> dict[str, Any]:
+    torch = torch_or_skip()
+    from torch_twins import images
+
+    twin.zero_grad()
+    logits = twin(images(x).contiguous())  # torch 2.13 may crash on a 7x7 over channels last
+    torch.nn.functional.cross_entropy(logits, torch.from_numpy(y)).backward()
+    return {"logits": logits.detach().numpy(), **{name: p.grad.numpy().copy() for name, p in twin.named_parameters()}}
+
+
+CASES = [*(pytest.param(p.values[0], {"preset": "tiny"}, 6, marks=p.marks, id=f"{p.values[0]}-tiny") for p in TINY),
+         pytest.param("lenet", {}, 8, id="lenet"), pytest.param("resnet20", {}, 4, id="resnet20"),
+         pytest.param("resnet18", {"image_size": 64, "width": 16}, 3, id="resnet18-64px")]
+
+
+@pytest.mark.parametrize("mode", ["train", "eval"])
+@pytest.mark.parametrize(("name", "given", "n"), CASES)
+def test_torch_with_the_same_weights(name: str, given: dict[str, Any], n: int, mode: str) -> None:
+    """Outputs within 1e-5; gradients no further from float64's than twice as far as torch's own, or than 1e-6 of the
+    largest gradient, since some are zero in theory."""
+    torch_or_skip()
+    from torch_twins import load, twin
+
+    ml.seed(3)
+    model = models.create(name, **given).train(mode == "train")
+    arguments = {**models.arguments(name), **given}
+    if arguments.pop("preset", None):
+        arguments = {**arguments, **models.preset_arguments(name, "tiny")}
+    x, y = batch(model, n)
+    exact = torch_gradients(load(twin(name, arguments), model).double().train(mode == "train"), x.astype("float64"), y)
+    theirs = torch_gradients(load(twin(name, arguments), model).train(mode == "train"), x, y)
+    logits = model(ml.array(x))
+    nn.cross_entropy(logits, ml.array(y)).backward()
+    np.testing.assert_allclose(logits.numpy(), theirs["logits"], rtol=1e-5, atol=1e-5)
+    floor = 1e-6 * max(np.abs(g).max() for key, g in exact.items() if key != "logits")
+    for key, p in model.named_parameters():
+        mine = p.grad.numpy().transpose(p.axes) if p.axes else p.grad.numpy()
+        error, allowed = np.linalg.norm(mine - exact[key]), 2 * np.linalg.norm(theirs[key] - exact[key])
+        assert error <= allowed + floor * np.sqrt(mine.size), (key, error, allowed)
+
+
+def test_running_statistics_like_torch() -> None:
+    torch_or_skip()
+    from torch_twins import load, twin
+
+    model = models.create("resnet20", preset="tiny")
+    arguments = {**models.arguments("resnet20"), **models.preset_arguments("resnet20", "tiny")}
+    other = load(twin("resnet20", arguments), model)
+    for _ in range(3):
+        x, y = batch(model, 5)
+        torch_gradients(other, x, y)
+        model(ml.array(x))
+    for key, value in model.state_dict().items():
+        np.testing.assert_allclose(value, other.state_dict()[key].numpy(), rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def trained(name: str, micro_batches: int, run: Any, dtype: str = "float32") -> bytes:
+    """All that two steps leave behind, running statistics included."""
+    ml.seed(5)
+    model = models.create(name, preset="tiny").astype(dtype)
+    opt = optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    x, y = batch(model, 2 * micro_batches, dtype)
+
+    def step(*parts: Any) -> Any:
+        for m in range(micro_batches):
+            with ml.micro_batch(m, 2 * m):
+                loss = nn.cross_entropy(model(parts[2 * m]), parts[2 * m + 1])
+                loss.backward()
+        opt.step()
+        return loss
+
+    parts = [v for pair in zip(np.split(x, micro_batches), np.split(y, micro_batches), strict=True) for v in pair]
+    call = run(ml.record(step, *parts)) if run else lambda *values: step(*map(ml.array, values))
+    losses = [call(*parts).numpy().copy() for _ in range(2)]
+    return bits(*losses, *model.state_dict().values(), *(t for _, t in opt.named_tensors()))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("micro_batches", [1, 2])
+@pytest.mark.parametrize("name", TINY)
+def test_every_order_gives_the_same_bits(name: str, micro_batches: int) -> None:
+    expected = trained(name, micro_batches, None)
+    assert trained(name, micro_batches, ml.SequentialExecutor) == expected
+    for seed in range(2):
+
+        def checked(graph: Any, seed: int = seed) -> Any:
+            return ml.CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)
+
+        assert trained(name, micro_batches, checked) == expected
+
+
+def test_streams_give_the_same_bits() -> None:
+    def streamed(graph: Any) -> Any:
+        return ml.StreamExecutor(graph, schedulers.multi_stream(graph, streams=2))
+
+    assert trained("resnet18", 1, streamed, "float64") == trained("resnet18", 1, None, "float64")

@@ -1,0 +1,517 @@
+"""Activations, losses, norms, convolutions and resampling beyond the first networks: finite differences, torch, and
+each kernel's forms; and that every layer has separate output and weight gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_agree import DTYPES, agree, draw
+from helpers import bits, bytes_allocated, random_array, torch_or_skip
+
+import minidl as ml
+import minidl.nn.functional as F
+from minidl import nn, ops
+from minidl.core.tasks import Kind
+from minidl.kernels import KERNELS
+from minidl.runtime.executors import SequentialExecutor
+from minidl.testing.checks import gradcheck
+
+NCHW, NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+def values(*shape, seed=1):
+    return random_array(shape, seed)
+
+
+def probabilities(*shape, seed=2):
+    return np.abs(random_array(shape, seed)) / 2.01
+
+
+def both(mine: Any, theirs: Any, arrays: list[Any], dtype: str, to: Any = None, back: Any = None) -> None:
+    """Output and gradients, ours and torch's. `to[i]` permutes operand i for torch, `back` its output."""
+    torch = torch_or_skip()
+    arrays, axes = [a.astype(dtype) for a in arrays], to or [None] * len(arrays)
+    given = [ml.Parameter(a) for a in arrays]
+    y = mine(*given)
+    assert y.dtype == dtype
+    dy = random_array(y.shape, 7, dtype)
+    (y * ml.array(dy)).sum().backward()
+    other = [torch.tensor(a.transpose(x) if x else a, requires_grad=True) for a, x in zip(arrays, axes, strict=True)]
+    ty = theirs(torch.nn.functional, *other)
+    tdy = torch.tensor(dy)
+    (ty * (tdy.permute(*np.argsort(back).tolist()) if back else tdy)).sum().backward()
+    found = [y.numpy(), *(p.grad.numpy() for p in given)]
+    wanted = [ty.detach().numpy().transpose(back) if back else ty.detach().numpy(),
+              *(t.grad.numpy().transpose(np.argsort(x)) if x else t.grad.numpy()
+                for t, x in zip(other, axes, strict=True))]
+    rtol = {"float32": 2e-5, "float64": 1e-12}[dtype]
+    for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
+        np.testing.assert_allclose(f, w, rtol=rtol, atol=rtol * max(np.abs(w).max(initial=0), 1), err_msg=str(i))
+
+
+# ------------------------------------------------------------------------------------------- activations, losses, norms
+CASES: dict[str, tuple[Any, Any, list[Any]]] = {
+    "silu": (ops.silu, lambda t, x: t.silu(x), [values(3, 4)]),
+    "leaky_relu": (ops.leaky_relu, lambda t, x: t.leaky_relu(x), [values(3, 4)]),
+    "leaky_relu 0.2": (lambda x: ops.leaky_relu(x, 0.2), lambda t, x: t.leaky_relu(x, 0.2), [values(2, 3, 2)]),
+    "elu": (lambda x: F.elu(x, 0.7), lambda t, x: t.elu(x, 0.7), [values(3, 4)]),
+    "softplus": (F.softplus, lambda t, x: t.softplus(x, threshold=1e9), [values(3, 4)]),
+    "logsigmoid": (F.logsigmoid, lambda t, x: t.logsigmoid(x), [values(3, 4)]),
+    "mish": (F.mish, lambda t, x: t.mish(x), [values(3, 4)]),
+    "hardtanh": (lambda x: F.hardtanh(x, -0.53, 0.71), lambda t, x: t.hardtanh(x, -0.53, 0.71), [values(3, 4)]),
+    "normalize": (F.normalize, lambda t, x: t.normalize(x), [values(3, 4)]),
+    "cosine_similarity": (F.cosine_similarity, lambda t, x, y: t.cosine_similarity(x, y),
+                          [values(3, 4), values(3, 4, seed=2)]),
+    "binary_cross_entropy": (
+        lambda x: F.binary_cross_entropy(x.sigmoid(), ml.array(probabilities(3, 4).astype(x.dtype))),
+        lambda t, x: t.binary_cross_entropy(x.sigmoid(), x.new_tensor(probabilities(3, 4))), [values(3, 4)]),
+    "huber_loss": (lambda x, y: F.huber_loss(x, y, delta=0.5), lambda t, x, y: t.huber_loss(x, y, delta=0.5),
+                   [values(9), values(9, seed=2) * 0.7]),
+    "rms_norm": (lambda x: ops.rms_norm(x), lambda t, x: t.rms_norm(x, (4,)), [values(3, 4)]),
+    "rms_norm, weight": (ops.rms_norm, lambda t, x, w: t.rms_norm(x, (9,), w), [values(2, 3, 9), values(9, seed=2)]),
+    "rms_norm, two axes": (lambda x, w: ops.rms_norm(x, w, axes=2, eps=1e-3),
+                           lambda t, x, w: t.rms_norm(x, (3, 2), w, 1e-3), [values(4, 3, 2), values(3, 2, seed=2)])}
+for _reduction in ("mean", "sum", "none"):
+    CASES |= {f"{name} {_reduction}": (lambda x, t, name=name, r=_reduction: getattr(F, name)(x, t, reduction=r),
+                                       lambda t, x, y, name=name, r=_reduction: getattr(t, name)(x, y, reduction=r),
+                                       [values(3, 4), values(3, 4, seed=2) * 0.7])
+              for name in ("l1_loss", "mse_loss", "smooth_l1_loss")}
+for _name, _constants in (("binary_cross_entropy_with_logits", {}), ("kl_div", {})):
+    for _reduction in ("mean", "sum", "none", *(["batchmean"] if _name == "kl_div" else [])):
+        CASES[f"{_name} {_reduction}"] = (
+            lambda x, name=_name, r=_reduction: getattr(F, name)(x, ml.array(probabilities(3, 4).astype(x.dtype)),
+                                                                 reduction=r),
+            lambda t, x, name=_name, r=_reduction: getattr(t, name)(x, x.new_tensor(probabilities(3, 4)), reduction=r),
+            [values(3, 4)])
+CASES["smooth_l1_loss 0.5"] = (lambda x, t: F.smooth_l1_loss(x, t, beta=0.5),
+                               lambda t, x, y: t.smooth_l1_loss(x, y, beta=0.5), [values(9), values(9, seed=2) * 0.7])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_finite_differences(case: str) -> None:
+    mine, _, arrays = CASES[case]
+    gradcheck(mine, *arrays)
+
+
+@pytest.mark.filterwarnings("ignore:reduction. 'mean'")  # torch's advice to prefer batchmean
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients_are_torchs(case: str, dtype: str) -> None:
+    mine, theirs, arrays = CASES[case]
+    both(mine, theirs, arrays, dtype)
+
+
+LABELS = np.array([0, 2, 1, 2, 0])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
+    def mine(x):
+        return F.cross_entropy(x, ml.array(LABELS), reduction=reduction, label_smoothing=smoothing)
+
+    both(mine, lambda t, x: t.cross_entropy(x, x.new_tensor(LABELS).long(), reduction=reduction,
+                                            label_smoothing=smoothing), [values(5, 3)], "float64")
+    gradcheck(mine, values(5, 3))
+
+
+@pytest.mark.parametrize("ignored", [-100, 2])
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_class_weights_are_torchs(reduction: str, smoothing: float, ignored: int) -> None:
+    """With labels that do not count, outside of the classes and among them."""
+    labels, weight = np.array([0, ignored, 1, 2, 0]), np.array([0.2, 3.0, 0.7])
+    options = {"ignore_index": ignored, "reduction": reduction}
+    for name, more in (("cross_entropy", {"label_smoothing": smoothing}), ("nll_loss", {}))[: 1 if smoothing else 2]:
+        for weights in (weight, None):
+            def mine(x, name=name, more=more, w=weights):
+                return getattr(F, name)(x, ml.array(labels), w if w is None else ml.array(w), **options, **more)
+
+            both(mine, lambda t, x, name=name, more=more, w=weights: getattr(t, name)(
+                x, x.new_tensor(labels).long(), w if w is None else x.new_tensor(w), **options, **more), [values(5, 3)],
+                "float64")
+            gradcheck(mine, values(5, 3))
+
+
+def test_a_weighted_loss_is_recorded_with_its_labels_checked() -> None:
+    x, labels = values(4, 3).astype("float32"), np.array([0, 2, 1, -100])
+    layer, weight = nn.Linear(3, 3), ml.array([1.0, 2.0, 0.5])
+
+    def step(x, y):
+        layer.zero_grad()
+        loss = F.cross_entropy(layer(x), y, weight)
+        loss.backward()
+        return loss, layer.weight.grad
+
+    graph = ml.record(step, x, labels)
+    run = SequentialExecutor(graph)
+    for y in (labels, labels[::-1].copy()):
+        assert bits(*run(x, y)) == bits(*step(ml.array(x), ml.array(y)))
+    for act in (lambda: run(x, labels + 1), lambda: step(ml.array(x), ml.array(labels + 1))):
+        with pytest.raises(ValueError, match="label 3 of sample 1 is out of range"):
+            act()
+    with pytest.raises(ValueError, match=r"class weights are \(2,\); expected \(3,\), one for each class"):
+        F.cross_entropy(ml.array(x), ml.array(labels), ml.ones(2))
+    assert np.isnan(F.cross_entropy(ml.array(x), ml.array(labels * 0 - 100), weight).item())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_weights_of_binary_cross_entropy_are_torchs(reduction: str) -> None:
+    t, weight, positive = probabilities(3, 4), np.abs(values(4, seed=3)), np.array([3.0, 0.1, 1.0, 20.0])
+    for given in ({"weight": weight}, {"pos_weight": positive}, {"weight": weight, "pos_weight": positive}):
+        def mine(x, given=given):
+            return F.binary_cross_entropy_with_logits(x, ml.array(t), reduction=reduction,
+                                                      **{k: ml.array(v) for k, v in given.items()})
+
+        both(mine, lambda f, x, given=given: f.binary_cross_entropy_with_logits(
+            x, x.new_tensor(t), reduction=reduction, **{k: x.new_tensor(v) for k, v in given.items()}),
+            [values(3, 4) * 3], "float64")
+        gradcheck(mine, values(3, 4))
+
+
+def test_probabilities_of_0_and_1_have_finite_losses() -> None:
+    x = ml.Parameter(np.array([0.0, 1.0, 1.0, 0.0]))
+    loss = F.binary_cross_entropy(x, ml.array(np.array([0.0, 1.0, 0.0, 1.0])), reduction="sum")
+    loss.backward()
+    assert loss.item() == 200
+    assert np.isfinite(x.grad.numpy()).all()
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+def test_losses_of_pixels_have_their_classes_last(reduction: str) -> None:
+    labels = np.arange(12).reshape(2, 3, 2) % 4
+    for mine, name in ((F.cross_entropy, "cross_entropy"), (F.nll_loss, "nll_loss")):
+        both(lambda x, f=mine: f(x, ml.array(labels), reduction=reduction),
+             lambda t, x, name=name: getattr(t, name)(x.contiguous(), x.new_tensor(labels).long(), reduction=reduction),
+             [values(2, 3, 2, 4)], "float64", to=[NCHW])
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("ignored", [-100, 1])
+def test_labels_that_are_ignored_are_torchs(ignored: int, reduction: str, smoothing: float) -> None:
+    labels, how = np.array([0, -100, 1, -100, 2]), {"reduction": reduction, "label_smoothing": smoothing}
+    labels[labels < 0] = ignored
+    both(lambda x: F.cross_entropy(x, ml.array(labels), ignore_index=ignored, **how),
+         lambda t, x: t.cross_entropy(x, x.new_tensor(labels).long(), ignore_index=ignored, **how),
+         [values(5, 3)], "float64")
+
+
+def test_losses_of_extreme_logits_are_finite() -> None:
+    x = ml.Parameter(np.array([-1000.0, 1000.0, 0.0]))
+    loss = F.binary_cross_entropy_with_logits(x, ml.array(np.array([0.0, 1.0, 1.0])))
+    loss.backward()
+    np.testing.assert_allclose([loss.item(), *x.grad.tolist()], [np.log(2) / 3, 0, 0, -0.5 / 3], rtol=1e-12)
+    assert F.kl_div(ml.array(np.zeros(2)), ml.array(np.array([0.0, 1.0]))).item() == 0
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_classes_that_are_ruled_out_are_torchs(reduction: str, weighted: bool) -> None:
+    """Their logits are -inf."""
+    labels, weights = np.array([1, 2, 0, -100]), np.array([0.5, 1.0, 2.0])
+    logits = np.where([[0, 0, 1], [1, 0, 0], [0, 0, 0], [1, 1, 0]], -np.inf, values(4, 3))
+    both(lambda x: F.cross_entropy(x, ml.array(labels), ml.array(weights) if weighted else None, reduction=reduction),
+         lambda t, x: t.cross_entropy(x, x.new_tensor(labels).long(), x.new_tensor(weights) if weighted else None,
+                                      reduction=reduction), [logits], "float64")
+
+
+def test_losses_refuse_in_one_line() -> None:
+    x, y = ml.Parameter(np.zeros((2, 3))), ml.array(np.zeros((2, 1)))
+    for act, message in ((lambda: F.l1_loss(x, y), r"prediction \(2, 3\) and target \(2, 1\) must have one shape"),
+                         (lambda: F.l1_loss(x, x, reduction="average"), "reduction is 'average'; it must be mean"),
+                         (lambda: F.smooth_l1_loss(x, x, beta=0), "beta of smooth_l1_loss is 0; it must be above 0"),
+                         (lambda: F.cross_entropy(x, ml.arange(2), label_smoothing=2.0), "label_smoothing is 2.0"),
+                         (lambda: F.binary_cross_entropy_with_logits(x, x).backward(), "no gradient toward its tar")):
+        with pytest.raises((ValueError, NotImplementedError), match=message) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+
+
+def test_one_hot_and_functions_that_only_change_the_order_of_arguments() -> None:
+    torch = torch_or_skip()
+    index = np.array([[0, 2], [1, 1]])
+    np.testing.assert_array_equal(F.one_hot(ml.array(index), 3).numpy(),
+                                  torch.nn.functional.one_hot(torch.tensor(index), 3).numpy())
+    both(lambda w: F.embedding(ml.array(index), w), lambda t, w: t.embedding(torch.tensor(index), w), [values(3, 4)],
+         "float64")
+    both(lambda x, w, b: F.layer_norm(x, (4,), w, b), lambda t, x, w, b: t.layer_norm(x, (4,), w, b),
+         [values(3, 4), values(4), values(4, seed=3)], "float64")
+    both(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
+         lambda t, q: t.scaled_dot_product_attention(q, q, q, is_causal=True), [values(1, 2, 3, 4)], "float64")
+    x = ml.ones(4, 4)
+    assert F.dropout(x, 0.5, training=False) is x
+    assert (F.dropout(x, 0.5) != 1).any()
+    for name in F.__all__:
+        assert callable(getattr(F, name))
+
+
+# --------------------------------------------------------------------------------------------- convolution, resampling
+TRANSPOSED = {"plain": ((2, 3, 4, 2), (2, 3, 3, 3), {}), "stride": ((1, 3, 2, 2), (2, 2, 3, 3), {"stride": 2}),
+              "padded": ((1, 3, 3, 2), (2, 3, 3, 2), {"stride": (2, 1), "padding": (1, 0)}),
+              "output padding": ((1, 3, 3, 2), (2, 3, 3, 2), {"stride": 2, "padding": 1, "output_padding": 1}),
+              "groups": ((1, 3, 3, 4), (4, 2, 2, 3), {"groups": 2, "stride": 2}),
+              "dilated": ((1, 3, 3, 2), (2, 2, 2, 1), {"dilation": 2, "stride": 2, "output_padding": (1, 0)})}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("case", TRANSPOSED)
+def test_transposed_convolution(case: str, bias: bool) -> None:
+    x, w, options = TRANSPOSED[case]
+    outputs = w[3] * options.get("groups", 1)
+    arrays = [values(*x), values(*w, seed=2), *([values(outputs, seed=3)] if bias else [])]
+    gradcheck(lambda x, w, b=None: ops.conv_transpose2d(x, w, b, **options), *arrays)
+    for dtype in ("float32", "float64"):
+        both(lambda x, w, b=None: F.conv_transpose2d(x, w, b, **options),
+             lambda t, x, w, b=None: t.conv_transpose2d(x, w, b, **options), arrays, dtype,
+             to=[NCHW, NCHW, *([None] if bias else [])], back=NHWC)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("options", [{}, {"stride": 2, "padding": 1}, {"dilation": 2, "padding": 2}, {"groups": 2}])
+def test_convolution_along_one_axis(options: dict[str, Any]) -> None:
+    arrays = [values(2, 7, 4), values(2, 3, 4 // options.get("groups", 1), seed=2), values(2, seed=3)]
+    gradcheck(lambda x, w, b: ops.conv1d(x, w, b, **options), *arrays)
+    for dtype in ("float32", "float64"):
+        both(lambda x, w, b: F.conv1d(x, w, b, **options), lambda t, x, w, b: t.conv1d(x, w, b, **options), arrays,
+             dtype, to=[(0, 2, 1), (0, 2, 1), None], back=(0, 2, 1))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("size", [1, 2, 3, (2, 5), (6, 1), (7, 4)])
+def test_adaptive_pooling(size: Any) -> None:
+    gradcheck(lambda x: ops.adaptive_avg_pool2d(x, size), values(2, 6, 5, 2))
+    both(lambda x: F.adaptive_avg_pool2d(x, size), lambda t, x: t.adaptive_avg_pool2d(x, size), [values(2, 6, 5, 2)],
+         "float64", to=[NCHW], back=NHWC)
+
+
+@pytest.mark.parametrize("options", [{"scale_factor": 2}, {"scale_factor": (1, 3)}, {"size": (5, 7)}, {"size": (2, 2)}])
+@pytest.mark.parametrize("mode", [{}, {"mode": "bilinear"}, {"mode": "bilinear", "align_corners": True}])
+def test_upsampling(mode: dict[str, Any], options: dict[str, Any]) -> None:
+    gradcheck(lambda x: ops.interpolate(x, **mode, **options), values(2, 3, 4, 2))
+    both(lambda x: F.interpolate(x, **mode, **options), lambda t, x: t.interpolate(x, **mode, **options),
+         [values(2, 3, 4, 2)], "float64", to=[NCHW], back=NHWC)
+
+
+@pytest.mark.parametrize("shape", [(2, 4), (2, 5, 4), (3, 2, 3, 4), (1, 1, 1, 4)])
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_group_norm(groups: int, shape: tuple[int, ...]) -> None:
+    if np.prod(shape[1:]) == groups:
+        return  # one value in a group has no variance
+    arrays = [values(*shape), values(4, seed=2), values(4, seed=3)]
+    gradcheck(lambda x, w, b: ops.group_norm(x, groups, w, b), *arrays, rtol=1e-5, atol=1e-7)
+    to = (0, len(shape) - 1, *range(1, len(shape) - 1))
+    both(lambda x, w, b: F.group_norm(x, groups, w, b), lambda t, x, w, b: t.group_norm(x, groups, w, b), arrays,
+         "float64", to=[to, None, None], back=(0, *range(2, len(shape)), 1))
+
+
+def test_images_refuse_in_one_line() -> None:
+    x = ml.array(values(1, 3, 4, 2))
+    for act, message in (
+            (lambda: ops.conv_transpose2d(x, ml.array(values(3, 2, 2, 2))), "expected 3 channels; images have .* last"),
+            (lambda: ops.conv_transpose2d(x, ml.array(values(2, 2, 2, 2)), output_padding=1), "below the stride"),
+            (lambda: ops.conv_transpose2d(x, ml.array(values(2, 1, 1, 2)), padding=3), "the padding .* is too large"),
+            (lambda: ops.conv1d(x, ml.array(values(2, 2, 2))), r"conv1d needs an input \(n, length, c\)"),
+            (lambda: ops.interpolate(x), "give either size or scale_factor"),
+            (lambda: ops.interpolate(x, 2, mode="bicubic"), "it must be nearest or bilinear"),
+            (lambda: ops.adaptive_avg_pool2d(x[0], 2), "an image .n, h, w, c. is needed"),
+            (lambda: ops.group_norm(x, 3), "3 groups do not divide the channels"),
+            (lambda: nn.GroupNorm(2, 3), "the groups must divide the channels"),
+            (lambda: nn.GroupNorm(2, 4)(x), r"does not end in 4 channels"),
+            (lambda: nn.Conv1d(1, 1, 0), "kernel_size is 0; it must be a whole number >= 1"),
+            (lambda: nn.RMSNorm(3)(x), "does not end in"),
+            (lambda: nn.RMSNorm(0), "normalized_shape is 0; it must be a whole number >= 1")):
+        with pytest.raises(ValueError, match=message) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+
+
+# -------------------------------------------------------------------------------------------------------------- modules
+MODULES: dict[str, tuple[Any, Any, tuple[int, ...], Any]] = {
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, 2, 1, 1, 2), lambda t: t.Conv1d(4, 6, 3, 2, 1, 1, 2), (2, 7, 4), (0, 2, 1)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), lambda t: t.ConvTranspose2d(
+        4, 6, 3, 2, 1, 1, 2), (2, 3, 4, 4), NCHW),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), lambda t: t.GroupNorm(2, 4), (2, 3, 3, 4), NCHW),
+    "RMSNorm": (lambda: nn.RMSNorm(4), lambda t: t.RMSNorm(4), (2, 3, 4), None),
+    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), lambda t: t.AdaptiveAvgPool2d(2), (2, 5, 4, 3), NCHW),
+    "Upsample": (lambda: nn.Upsample(scale_factor=2), lambda t: t.Upsample(scale_factor=2), (2, 3, 4, 3), NCHW),
+    "SiLU": (nn.SiLU, lambda t: t.SiLU(), (3, 4), None), "ELU": (nn.ELU, lambda t: t.ELU(), (3, 4), None),
+    "Softplus": (nn.Softplus, lambda t: t.Softplus(), (3, 4), None),
+    "Mish": (nn.Mish, lambda t: t.Mish(), (3, 4), None),
+    "LogSigmoid": (nn.LogSigmoid, lambda t: t.LogSigmoid(), (3, 4), None),
+    "Hardtanh": (nn.Hardtanh, lambda t: t.Hardtanh(), (3, 4), None),
+    "Identity": (lambda: nn.Identity(7), lambda t: t.Identity(7), (3, 4), None),
+    "LeakyReLU": (nn.LeakyReLU, lambda t: t.LeakyReLU(), (3, 4), None),
+    "Softmax": (lambda: nn.Softmax(dim=0), lambda t: t.Softmax(dim=0), (3, 4), None),
+    "LogSoftmax": (lambda: nn.LogSoftmax(1), lambda t: t.LogSoftmax(1), (3, 4, 2), None)}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_with_torchs_weights_computes_what_torch_does(name: str) -> None:
+    torch = torch_or_skip()
+    make, other, shape, axes = MODULES[name]
+    mine, theirs, x = make(), other(torch.nn), random_array(shape, 1, "float32")
+    mine.load_state_dict({k: v.numpy() for k, v in theirs.state_dict().items()})
+    given = torch.tensor(x.transpose(axes) if axes else x)
+    wanted = theirs(given).detach().numpy()
+    np.testing.assert_allclose(mine(ml.array(x)).numpy(), wanted.transpose(np.argsort(axes)) if axes else wanted,
+                               rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["Conv1d", "ConvTranspose2d", "GroupNorm", "RMSNorm"])
+def test_output_gradients_do_not_wait_for_weight_gradients(name: str) -> None:
+    make, _, shape, _ = MODULES[name]
+    first, layer = nn.Linear(shape[-1], shape[-1]), make()
+
+    def step(x):
+        (layer(first(x)) ** 2).sum().backward()
+        return first.weight.grad, *(p.grad for p in layer.parameters())
+
+    x = random_array(shape, 1, "float32")
+    graph = ml.record(step, x)
+    weight = {t.index for t in graph if t.kind == Kind.W}
+    assert len(weight) >= 2
+    assert all(not weight & set(graph.preds[t.index].tolist()) for t in graph if t.kind == Kind.O)
+    recorded = bits(*SequentialExecutor(graph)(x))
+    assert recorded == bits(*step(ml.array(x)))
+
+
+def test_dropout_of_channels_drops_whole_ones() -> None:
+    layer, x = nn.Dropout2d(0.5), ml.ones(6, 3, 3, 8)
+    y = layer(x).numpy()
+    assert ((y == y[:, :1, :1]) & ((y == 0) | (y == 2))).all()
+    assert 0 < (y == 0).mean() < 1
+    assert layer.eval()(x) is x
+    with pytest.raises(ValueError, match="p is 1; it must be a number >= 0 and below 1"):
+        nn.Dropout2d(1)
+
+
+def test_loss_modules_call_their_functions() -> None:
+    x, y, labels = ml.array(probabilities(4, 3)), ml.array(probabilities(4, 3)), ml.array(np.arange(4) % 3)
+    weight = ml.array(np.array([1.0, 2.0, 3.0]))
+    for module, function, target in (
+            (nn.MSELoss(), F.mse_loss, y),
+            (nn.L1Loss(reduction="sum"), lambda a, b: F.l1_loss(a, b, reduction="sum"), y),
+            (nn.SmoothL1Loss(beta=0.5), lambda a, b: F.smooth_l1_loss(a, b, beta=0.5), y),
+            (nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits, y),
+            (nn.KLDivLoss(reduction="batchmean"), lambda a, b: F.kl_div(a, b, reduction="batchmean"), y),
+            (nn.NLLLoss(), F.nll_loss, labels),
+            (nn.CrossEntropyLoss(weight), lambda a, b: F.cross_entropy(a, b, weight), labels),
+            (nn.NLLLoss(ignore_index=1), lambda a, b: F.nll_loss(a, b, ignore_index=1), labels),
+            (nn.BCEWithLogitsLoss(pos_weight=weight), lambda a, b: F.binary_cross_entropy_with_logits(
+                a, b, pos_weight=weight), y), (nn.BCELoss(), F.binary_cross_entropy, y),
+            (nn.HuberLoss(delta=0.5), lambda a, b: F.huber_loss(a, b, delta=0.5), y),
+            (nn.CrossEntropyLoss(label_smoothing=0.1), lambda a, b: F.cross_entropy(a, b, label_smoothing=0.1),
+             labels)):
+        assert module(x, target).numpy().tobytes() == function(x, target).numpy().tobytes()
+
+
+def test_a_sequential_is_indexed_cut_and_counted() -> None:
+    layers = [nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)]
+    model = nn.Sequential(*layers)
+    assert list(model.children()) == layers
+    assert (len(model), model[0], model[-1]) == (3, layers[0], layers[2])
+    assert isinstance(model[:2], nn.Sequential)
+    assert list(model[1:]) == layers[1:]
+    assert list(model[:2].state_dict()) == ["0.weight", "0.bias"]
+    with pytest.raises(IndexError):
+        model[3]
+
+
+# ----------------------------------------------------------------------------------------------------------------- init
+@pytest.mark.parametrize("name", ["xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"])
+@pytest.mark.parametrize("make", [lambda n: (n.Linear(300, 200)), lambda n: n.Conv2d(30, 20, 3)])
+def test_initial_values_are_spread_as_torchs(name: str, make: Any) -> None:
+    torch = torch_or_skip()
+    ml.seed(1)
+    torch.manual_seed(1)
+    for options in ({},) if "xavier" in name else ({}, {"nonlinearity": "relu"}, {"mode": "fan_out", "a": 0.2}):
+        p, t = make(nn).weight, make(torch.nn).weight
+        assert getattr(nn.init, name)(p, **options) is p
+        getattr(torch.nn.init, name)(t, **options)
+        mine, theirs = p.numpy(), t.detach().numpy()
+        np.testing.assert_allclose(mine.std(), theirs.std(), rtol=0.05)
+        np.testing.assert_allclose(np.abs(mine).max(), np.abs(theirs).max(), rtol=0.35)
+        assert abs(mine.mean()) < 0.05 * mine.std()
+
+
+def test_initial_values_follow_from_the_seed() -> None:
+    def drawn():
+        ml.seed(4)
+        p = nn.Linear(3, 2)
+        nn.init.normal_(p.weight, 1.0, 2.0)
+        nn.init.uniform_(p.bias, 2.0, 3.0)
+        return p
+
+    first, second = drawn(), drawn()
+    assert bits(*first.parameters()) == bits(*second.parameters())
+    assert 2 <= first.bias.numpy().min() <= first.bias.numpy().max() < 3
+    assert nn.init.ones_(first.bias).tolist() == [1, 1]
+    assert nn.init.zeros_(first.bias).tolist() == [0, 0]
+    with pytest.raises(ValueError, match="has no inputs and outputs"):
+        nn.init.xavier_uniform_(first.bias)
+    for nonlinearity in (*nn.init.GAINS, "leaky_relu"):
+        assert nn.init.calculate_gain(nonlinearity) == pytest.approx(
+            torch_or_skip().nn.init.calculate_gain(nonlinearity))
+    with pytest.raises(ValueError, match="unknown nonlinearity 'x'; known: linear"):
+        nn.init.calculate_gain("x")
+
+
+# -------------------------------------------------------------------------------------------------------------- kernels
+def kernel_calls(dtype: str, shape: tuple[int, ...] = (5, 12)) -> Any:
+    """(kernel, what it reads, constants) for every kernel of this file."""
+    x, t, dy, w = (draw(s, i, dtype) for i, s in enumerate((shape, shape, shape, shape[-1:])))
+    p, scale = np.abs(t), np.abs(draw(shape[:1], 5, dtype)) + np.array(0.5, dtype)
+    p.flat[0] = 0
+    yield from (("silu", [x], {}), ("silu_grad", [x, dy], {}))
+    yield from (("leaky_relu", [x], {"slope": 0.1}), ("leaky_relu_grad", [x, dy], {"slope": 0.1}))
+    yield from ((name, [x, t, *([dy] if name.endswith("grad") else [])], {"beta": 0.5} if "smooth" in name else {})
+                for name in ("l1", "l1_grad", "smooth_l1", "smooth_l1_grad", "bce_with_logits", "bce_with_logits_grad"))
+    yield "kl_div", [x, p], {}
+    for weight in ([], [w]):
+        yield "rms_norm", [x, *weight], {"eps": 1e-5}
+        yield "rms_norm_input_grad", [x, scale, dy, *weight], {}
+
+
+def test_every_kernel_of_these_families_is_called_here() -> None:
+    families = {"pair_loss", "rms_norm"}
+    mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in families}
+    assert mine | {"silu", "silu_grad", "leaky_relu", "leaky_relu_grad"} == {n for n, *_ in kernel_calls("float32")}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5, 12), (3, 7), (1, 1)])
+def test_cpu_forms_are_the_references(shape: tuple[int, ...], dtype: str) -> None:
+    for name, reads, constants in kernel_calls(dtype, shape):
+        wanted = KERNELS[name].reference(np, *reads, **constants)
+        wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+        found = [np.full(v.shape, np.nan, dtype) for v in wanted]
+        for thunk in KERNELS[name].bind(reads, found, [], constants):
+            thunk()
+        for f, v in zip(found, wanted, strict=True):
+            assert v.dtype == f.dtype
+            np.testing.assert_allclose(f, v, rtol=5e-6 if dtype == "float32" else 1e-13, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.slow
+def test_cpu_forms_make_no_array() -> None:
+    for name, reads, constants in kernel_calls("float32", (300, 400)):
+        wanted = KERNELS[name].reference(np, *reads, **constants)
+        out = [np.empty_like(v) for v in (wanted if isinstance(wanted, tuple) else (wanted,))]
+        thunks = KERNELS[name].bind(reads, out, [], constants)
+        assert bytes_allocated(lambda thunks=thunks: [thunk() for thunk in thunks]) < 20_000, name
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(5, 12), (3, 7), (2, 1500)])
+def test_cuda_forms_are_the_references(shape: tuple[int, ...], dtype: str) -> None:
+    for name, reads, constants in kernel_calls(dtype, shape):
+        if name.startswith("rms_norm") and dtype == "float16":
+            reads = [r.astype("float32") if r.ndim == 1 else r for r in reads]
+        agree(name, reads, times=4, in_sums=(1, 2), **constants)

@@ -1,0 +1,279 @@
+"""Functions, methods and layers with torch's names that are made of other ops, or have a kernel along one axis: finite
+differences, torch, recorded steps, and one line for what does not fit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_agree import agree, draw
+from helpers import bits, random_array, torch_or_skip
+
+import minidl as ml
+import minidl.nn.functional as F
+from minidl import nn
+from minidl.core.tasks import Kind
+from minidl.runtime.executors import SequentialExecutor
+from minidl.testing.checks import gradcheck
+
+
+def values(*shape: int, seed: int = 1) -> Any:
+    return random_array(shape, seed)
+
+
+X = values(3, 4)
+#: ours, torch's, operands; a function of both where one spelling serves
+SAME: dict[str, tuple[Any, list[Any]]] = {
+    "sin": (lambda m, x: m.sin(x), [X]), "cos": (lambda m, x: x.cos(), [X]),
+    "rsqrt": (lambda m, x: (x * x + 1.0).rsqrt(), [X]), "reciprocal": (lambda m, x: m.reciprocal(x * x + 1.0), [X]),
+    "cumsum 0": (lambda m, x: x.cumsum(0), [X]), "cumsum -1": (lambda m, x: m.cumsum(x, dim=-1), [values(2, 3, 4)]),
+    "sort": (lambda m, x: x.sort(0)[0] * 2, [X]), "sort down": (lambda m, x: m.sort(x, descending=True).values, [X]),
+    "topk": (lambda m, x: x.topk(2, dim=1).values, [X]),
+    "topk smallest": (lambda m, x: m.topk(x, 3, 0, largest=False)[0], [values(5, 2)]),
+    "logsumexp": (lambda m, x: m.logsumexp(x, dim=1), [X * 200]),
+    "logsumexp two": (lambda m, x: x.logsumexp((0, 2), keepdim=True), [values(2, 3, 4)]),
+    "norm": (lambda m, x: x.norm(), [X]), "norm 1": (lambda m, x: x.norm(1, dim=1), [X]),
+    "norm inf": (lambda m, x: m.norm(x, float("inf"), dim=0, keepdim=True), [X * np.arange(1, 13).reshape(3, 4)]),
+    "flip": (lambda m, x: m.flip(x, [0, 1]), [X]), "flip one": (lambda m, x: x.flip(-1), [values(2, 3, 4)]),
+    "roll": (lambda m, x: m.roll(x, 1, 0) + x.roll((2, -1), (1, 0)) + x.roll(5), [X]),
+    "tile": (lambda m, x: m.tile(x, (2, 1, 3)), [X]), "tile one": (lambda m, x: x.tile(2), [X]),
+    "repeat_interleave": (lambda m, x: x.repeat_interleave(3, dim=1).sum(0) + m.repeat_interleave(x, 3)[:12], [X]),
+    "tril": (lambda m, x: m.tril(x) + x.tril(1) * x.tril(-1), [values(2, 3, 4)]),
+    "triu": (lambda m, x: x.triu(-1) * m.triu(x), [X]),
+    "unbind": (lambda m, x: m.unbind(x, 1)[2] * x.unbind()[1][0], [X]),
+    "movedim": (lambda m, x: m.movedim(x, 0, -1) * 1.0, [values(2, 3, 4)]),
+    "swapaxes": (lambda m, x: m.swapaxes(x, 0, 2) * x.movedim(2, 0).swapaxes(1, 2), [values(2, 3, 4)]),
+    "t": (lambda m, x: m.mm(x, x.t()), [X]), "outer": (lambda m, x, y: m.outer(x, y), [values(3), values(4, seed=2)]),
+    "bmm": (lambda m, x, y: m.bmm(x, y), [values(2, 3, 4), values(2, 4, 2, seed=2)]),
+    "arithmetic": (lambda m, x, y: m.add(x, y) * m.sub(x, 2) + m.div(m.mul(x, y), 3.0) + m.neg(x), [X, X * 0.3]),
+    "views": (lambda m, x, y: x.view_as(y) * x[:1].expand_as(x).reshape(4, 3).sum() * y, [X, values(4, 3)]),
+    "einsum outer": (lambda m, x, y: m.einsum("i,j->ij", x, y), [values(3), values(4)]),
+    "einsum batch": (lambda m, x, y: m.einsum("bhid,bhjd->bhij", x, y), [values(2, 2, 3, 4), values(2, 2, 5, 4)]),
+    "einsum sums": (lambda m, x, y: m.einsum("abc, cd -> d", x, y), [values(2, 3, 4), values(4, 2)]),
+    "einsum three": (lambda m, x, y, z: m.einsum("ab,bc,ca->b", x, y, z), [values(2, 3), values(3, 4), values(4, 2)]),
+    "einsum one": (lambda m, x: m.einsum("abc->ca", x), [values(2, 3, 4)]),
+    "einsum implied": (lambda m, x, y: m.einsum("ba,bc", x, y), [values(3, 2), values(3, 4)]),
+    "einsum number": (lambda m, x, y: m.einsum("a,a->", x, y), [values(3), values(3, seed=2)])}
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "selu": (lambda f, x: f.selu(x), [X]), "celu": (lambda f, x: f.celu(x, 0.5), [X]),
+    "softsign": (lambda f, x: f.softsign(x), [X]), "glu": (lambda f, x: f.glu(x), [X]),
+    "glu 0": (lambda f, x: f.glu(x, 0), [values(4, 3)]),
+    "prelu": (lambda f, x, w: f.prelu(x, w), [X, values(1, seed=2)]),
+    "prelu, channels": (lambda f, x, w: f.prelu(x, w), [X, values(4, seed=2)]),
+    "pad": (lambda f, x: f.pad(x, (1, 2)) * f.pad(x, (2, 1), value=0.5), [X]),
+    "pad two": (lambda f, x: f.pad(x, (1, 0, 0, 2)), [X]), "pad cuts": (lambda f, x: f.pad(x, (-1, 2)), [X]),
+    "pad six": (lambda f, x: f.pad(x, (0, 0, 1, 2, 2, 1)), [values(2, 3, 4, 2)]),
+    "pad reflect": (lambda f, x: f.pad(x, (2, 1), "reflect"), [values(2, 3, 4)]),
+    "pad replicate": (lambda f, x: f.pad(x, (1, 3), "replicate"), [values(2, 3, 4)]),
+    "pad circular": (lambda f, x: f.pad(x, (4, 1), mode="circular"), [values(2, 3, 4)])}
+ALL = ({name: (f, ml, "torch", arrays) for name, (f, arrays) in SAME.items()}
+       | {name: (f, F, "functional", arrays) for name, (f, arrays) in FUNCTIONS.items()})
+
+
+def of_torch(torch: Any, where: str) -> Any:
+    return torch if where == "torch" else torch.nn.functional
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_finite_differences(name: str) -> None:
+    f, mine, _, arrays = ALL[name]
+    gradcheck(lambda *tensors: f(mine, *tensors), *arrays)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ALL)
+def test_values_and_gradients_are_torchs_eager_and_recorded(name: str, dtype: str) -> None:
+    torch = torch_or_skip()
+    f, mine, where, arrays = ALL[name]
+    arrays = [a.astype(dtype) for a in arrays]
+
+    def step(*given: Any) -> Any:
+        leaves = [t.requires_grad_() for t in given]
+        y = f(mine, *leaves)
+        (y * y).sum().backward()
+        return y, *(t.grad for t in leaves)
+
+    found = step(*map(ml.array, arrays))
+    theirs = [torch.tensor(a, requires_grad=True) for a in arrays]
+    y = f(of_torch(torch, where), *theirs)
+    (y * y).sum().backward()
+    for mine_, other in zip(found, [y.detach(), *(t.grad for t in theirs)], strict=True):
+        rtol = 3e-5 if dtype == "float32" else 1e-11
+        np.testing.assert_allclose(mine_.numpy(), other.numpy(), rtol=rtol, atol=rtol * 10)
+
+
+def test_they_are_recorded_and_weights_have_tasks_of_their_own() -> None:
+    """With the bits of the eager run; no output gradient waits for a weight gradient."""
+    first, layer = nn.Linear(4, 4), nn.PReLU(4)
+
+    def step(x):
+        y = layer(first(x))
+        loss = (ml.einsum("ij,kj->ik", y, y).cumsum(1).sort(1).values.topk(2).values.sin() + F.pad(y, (0, -2))).norm()
+        loss.backward()
+        return loss, first.weight.grad, layer.weight.grad
+
+    x = random_array((6, 4), 3, "float32")
+    graph = ml.record(lambda x: step(x[:2]), x)
+    weight = {t.index for t in graph if t.kind == Kind.W}
+    assert len(weight) == 2
+    assert all(not weight & set(graph.preds[t.index].tolist()) for t in graph if t.kind == Kind.O)
+    recorded = bits(*SequentialExecutor(graph)(x))
+    for p in (*first.parameters(), *layer.parameters()):
+        p.grad = None
+    assert recorded == bits(*step(ml.array(x)[:2]))
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2])
+def test_orders_are_numpys(axis: int) -> None:
+    """With ties, NaN and infinities, for short and long axes."""
+    for shape in ((4, 5, 3), (1, 70, 70), (65, 1, 2), (3, 1, 1)):
+        x = np.round(random_array(shape, 4), 1)
+        x[x == 0.5] = np.nan
+        x[x == -0.5] = -np.inf
+        np.testing.assert_array_equal(ml.array(x).argsort(axis).numpy(), np.argsort(x, axis, kind="stable"))
+        np.testing.assert_array_equal(ml.array(x).argsort(axis, descending=True).numpy(),
+                                      np.argsort(-x, axis, kind="stable"))
+    many = np.random.default_rng(0).integers(0, 100, 20_000).astype("float32")
+    np.testing.assert_array_equal(ml.array(many).argsort().numpy(), np.argsort(many, kind="stable"))
+
+
+def test_masks_of_special_numbers_and_places() -> None:
+    x = np.array([1.0, np.nan, np.inf, -np.inf])
+    for name in ("isnan", "isinf", "isfinite"):
+        np.testing.assert_array_equal(getattr(ml, name)(ml.array(x)).numpy(), getattr(np, name)(x))
+    t = ml.array(values(3, 4))
+    assert ((t.eq(t)) & t.ge(t) & t.le(t) & ~t.ne(t) & ~t.lt(t) & ~ml.gt(t, t)).all()
+    np.testing.assert_array_equal(t.index_select(1, ml.array([3, 0])).numpy(), t.numpy()[:, [3, 0]])
+    assert [row.tolist() for row in t] == t.tolist()
+
+
+def test_random_whole_numbers_and_likes() -> None:
+    ml.seed(3)
+    drawn = ml.randint(2, 5, (100,))
+    assert (drawn.dtype, set(drawn.tolist())) == ("int64", {2, 3, 4})
+    assert set(ml.randint(2, (50,)).tolist()) == {0, 1}
+    assert sorted(ml.randperm(9).tolist()) == list(range(9))
+    x = ml.zeros(2, 3, dtype="float64")
+    for like in (ml.full_like(x, 7), ml.rand_like(x), ml.randn_like(x)):
+        assert (like.shape, like.dtype) == ((2, 3), "float64")
+    assert ml.full_like(x, 7).tolist() == [[7.0] * 3] * 2
+    with pytest.raises(ValueError, match="randint: low is 3 and high 3; low must be below high"):
+        ml.randint(3, 3, (1,))
+
+
+NLC, NCHW = (0, 2, 1), (0, 3, 1, 2)
+MODULES: dict[str, tuple[Any, tuple[int, ...], Any]] = {
+    "ConvTranspose1d": (lambda n: n.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2), (2, 5, 4), NLC),
+    "MaxPool1d": (lambda n: n.MaxPool1d(3, 2, 1), (2, 7, 4), NLC),
+    "AvgPool1d": (lambda n: n.AvgPool1d(2), (2, 7, 4), NLC),
+    "AdaptiveAvgPool1d": (lambda n: n.AdaptiveAvgPool1d(3), (2, 7, 4), NLC),
+    "InstanceNorm2d": (lambda n: n.InstanceNorm2d(4, affine=True), (2, 3, 5, 4), NCHW),
+    "ZeroPad2d": (lambda n: n.ZeroPad2d((1, 2, 0, 3)), (2, 3, 5, 4), NCHW),
+    "PixelShuffle": (lambda n: n.PixelShuffle(2), (2, 3, 5, 8), NCHW),
+    "PReLU": (lambda n: n.PReLU(), (3, 4), None), "GLU": (lambda n: n.GLU(), (3, 4), None),
+    "SELU": (lambda n: n.SELU(), (3, 4), None), "CELU": (lambda n: n.CELU(0.5), (3, 4), None),
+    "Softsign": (lambda n: n.Softsign(), (3, 4), None), "Unflatten": (lambda n: n.Unflatten(1, (2, -1)), (3, 4), None),
+    "TransformerEncoderLayer": (lambda n: n.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 5, 8), None),
+    "TransformerEncoderLayer, norm first": (lambda n: n.TransformerEncoderLayer(
+        8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=True), (2, 5, 8), None)}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_a_module_with_torchs_weights_computes_and_learns_as_torch_does(name: str) -> None:
+    torch = torch_or_skip()
+    make, shape, axes = MODULES[name]
+    mine, theirs, x = make(nn), make(torch.nn).double(), random_array(shape, 1)
+    mine.astype("float64").load_state_dict({k: v.numpy() for k, v in theirs.state_dict().items()})
+    given, other = ml.array(x).requires_grad_(), torch.tensor(x.transpose(axes) if axes else x, requires_grad=True)
+    y, wanted = mine(given), theirs(other)
+    back = np.argsort(axes) if axes else None
+    (y * y * y).sum().backward()
+    (wanted ** 3).sum().backward()
+
+    def turned(t: Any) -> Any:
+        return t.detach().numpy().transpose(back) if axes else t.detach().numpy()
+
+    np.testing.assert_allclose(y.numpy(), turned(wanted), rtol=1e-9, atol=1e-10)
+    np.testing.assert_allclose(given.grad.numpy(), turned(other.grad), rtol=1e-8, atol=1e-8)
+    for (key, p), q in zip(mine.named_parameters(), theirs.parameters(), strict=True):
+        grad = p.grad.numpy().transpose(p.axes) if p.axes else p.grad.numpy()
+        np.testing.assert_allclose(grad, q.grad.numpy(), rtol=1e-8, atol=1e-8, err_msg=key)
+
+
+def test_a_network_is_walked_frozen_and_kept_by_name() -> None:
+    class Net(nn.Module):
+        def __init__(self):
+            self.heads = nn.ModuleDict({"a": nn.Linear(2, 3), "b": nn.Linear(2, 1)})
+            self.register_buffer("scale", ml.full((2,), 2.0))
+
+        def forward(self, x, head):
+            return self.heads[head](x * self.scale)
+
+    net, seen = Net(), []
+    assert [name for name, _ in net.named_modules()] == ["", "heads", "heads.a", "heads.b"]
+    assert net.apply(lambda m: seen.append(type(m).__name__)) is net
+    assert seen == ["Linear", "Linear", "ModuleDict", "Net"]
+    assert list(net.state_dict()) == ["heads.a.weight", "heads.a.bias", "heads.b.weight", "heads.b.bias", "scale"]
+    assert [name for name, _ in net.named_buffers()] == ["scale"]
+    assert ("a" in net.heads, "c" in net.heads, len(net.heads), list(net.heads)) == (True, False, 2, ["a", "b"])
+    assert [m for _, m in net.heads.items()] == [*net.heads.values()]
+    net.heads["c"] = nn.ReLU()
+    assert [*net.heads.keys()] == ["a", "b", "c"]
+    net.heads["a"].requires_grad_(False)
+    net(ml.ones(1, 2), "b").sum().backward()
+    assert net.heads["b"].weight.grad is not None
+    assert not any(p.requires_grad for p in net.heads["a"].parameters())
+    with pytest.raises(KeyError, match="has a method 'items'"):
+        net.heads["items"] = nn.ReLU()
+
+
+@pytest.mark.parametrize(("module", "name", "hint"), [
+    (nn, "utils", "; use the optimizer's max_norm"), (nn, "Convd2", "; similar names: Conv2d, Conv1d"),
+    (ml.optim, "lr_scheduler", "; use cosine, step_decay"), (ml.optim, "SDG", "; similar names: SGD"),
+    (F, "batch_norm", "; use nn.BatchNorm2d"), (F, "nonsense", "'nonsense'$")])
+def test_what_a_module_has_not_says_what_to_use(module: Any, name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=f"^module 'minidl.*' has no attribute '{name}'") as caught:
+        getattr(module, name)
+    assert hint.removesuffix("$") in str(caught.value)
+    assert not hasattr(module, "__path_of_nothing__")
+
+
+def test_what_does_not_fit_is_one_line() -> None:
+    x, image = ml.array(X), ml.array(values(1, 3, 4, 2))
+    for act, message in (
+            (lambda: F.pad(image, (1, 1, 1, 1)), r"channels last.*write \(0, 0, left, right, top, bottom\)"),
+            (lambda: F.pad(x, (1,)), "two for each axis"), (lambda: F.pad(x, (1, 1), "mirror"), "the mode is 'mirror'"),
+            (lambda: F.pad(x, (4, 0), "reflect"), "reflect can add at most 3"),
+            (lambda: F.pad(x, (-3, -2)), "leave fewer than none"),
+            (lambda: x.topk(5), "k is 5; an axis of 4 elements has from 1 to 4"), (lambda: x.norm(3), "1, 2 or inf"),
+            (lambda: x.flip(), "the axes are missing"), (lambda: x.roll((1, 2), 0), "2 shifts and 1 axes"),
+            (lambda: ml.array([1.0]).tril(), "no rows and columns"), (lambda: F.glu(x[:, :3]), "no two halves"),
+            (lambda: ml.einsum("...i,i->...", x, x[0]), "write an axis for each"),
+            (lambda: ml.einsum("ii->i", x), "diagonals are not supported"),
+            (lambda: ml.einsum("ij,jk->ik", x), "names 2 operands, and 1 are given"),
+            (lambda: ml.einsum("ij,jk->ik", x, x), "'j' is 4 in one operand of .* and 3 in another"),
+            (lambda: ml.einsum("ij->k", x), "'k' of the result is in no operand"),
+            (lambda: F.pixel_shuffle(image, 2), "multiple of 2 x 2"),
+            (lambda: nn.TransformerEncoderLayer(8, 2), "batch_first=True"),
+            (lambda: x.repeat(2), "use tile, or repeat_int"),
+            (lambda: F.max_pool1d(image, 2), "max_pool1d: needs .n, length, c."),
+            (lambda: nn.ZeroPad2d((1, 2)), "left, right, top, bottom")):
+        with pytest.raises((ValueError, TypeError, AttributeError), match=message) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(5, 12), (2, 3, 4), (1, 1), (300, 2)])
+def test_cuda_forms_are_the_references(shape: tuple[int, ...], dtype: str) -> None:
+    x = draw(shape, 1, dtype)
+    ties = np.round(x, 1)
+    ties[ties == 0.5] = np.nan
+    for axis in range(len(shape)):
+        agree("argsort", [ties], axis=axis)
+        for reverse in (False, True):
+            agree("cumsum", [x], times=8, axis=axis, reverse=reverse)
+    for name in ("sin", "cos"):
+        agree(name, [x])

@@ -1,0 +1,391 @@
+"""Ops of fully connected networks: each gradient against central differences in float64, and all against torch."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import random_array, torch_or_skip
+
+import minidl as ml
+from minidl import ops
+from minidl.testing.checks import gradcheck, gradients
+
+UNARY = {"absolute": (), "exp": (), "neg": (), "relu": (), "sigmoid": (), "tanh": (), "sin": (), "cos": (),
+         "log": "positive", "sqrt": "positive"}
+BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
+SHAPES = ((), (1,), (4,), (3, 4), (1, 4), (3, 1), (2, 3, 2), (0,), (3, 0), (0, 2))
+BROADCASTS = (((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 4), (1, 4)), ((3, 4), (3, 1)), ((3, 1), (1, 4)), ((4,), (2, 3, 4)),
+              ((), (3, 2)), ((3, 2), ()), ((), ()), ((1, 1), (1,)), ((2, 1, 3), (4, 1)), ((0, 3), (3,)),
+              ((0, 3), (1, 3)), ((3, 0), (3, 1)), ((1,), (1, 1, 1)))
+MATMULS = (((3, 4), (4, 2)), ((1, 1), (1, 1)), ((3, 1), (1, 2)), ((2, 3, 4), (2, 4, 2)), ((2, 3, 4), (4, 2)),
+           ((3, 4), (2, 4, 2)), ((2, 1, 3, 2), (4, 2, 3)), ((1, 3, 2), (5, 2, 2)), ((0, 3), (3, 2)), ((2, 0), (0, 3)),
+           ((2, 3), (3, 0)), ((0, 2, 3), (3, 2)))
+REDUCTIONS = (((), None), ((4,), None), ((3, 4), None), ((3, 4), 0), ((3, 4), -1), ((3, 4), (0, 1)),
+              ((2, 3, 4), (0, 2)), ((2, 3, 4), 1), ((1, 4), 0))
+RESHAPES = (((3, 4), (4, 3)), ((3, 4), (12,)), ((3, 4), (2, -1)), ((4,), (1, 4, 1)), ((), (1, 1)), ((1,), ()),
+            ((0, 3), (3, 0)), ((2, 3, 2), (-1, 2)))
+TRANSPOSES = (((3, 4), None), ((2, 3, 4), None), ((2, 3, 4), (1, 0, 2)), ((2, 3, 4), (-1, 0, 1)), ((4,), (0,)),
+              ((1, 3), (1, 0)), ((0, 3), None))
+
+
+def values(shape, seed=0, positive=False):
+    """Away from kinks; for logs, roots and divisors also away from 0."""
+    return random_array(shape, seed, low=0.5 if positive else -2.0)
+
+
+# --------------------------------------------------------------------------------------------------- finite differences
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", UNARY)
+def test_unary(name, shape):
+    gradcheck(getattr(ops, name), values(shape, 1, UNARY[name] == "positive"))
+
+
+@pytest.mark.parametrize(("a", "b"), BROADCASTS)
+@pytest.mark.parametrize("name", BINARY)
+def test_binary(name, a, b):
+    gradcheck(getattr(ops, name), values(a, 1), values(b, 2, name == "div") + 0.001)
+
+
+@pytest.mark.parametrize("exponent", [2, 3.0, 0.5, -1, -1.5, 1, 1.7])
+def test_power(exponent):
+    gradcheck(lambda x: ops.power(x, exponent), values((3, 4), 1, positive=True))
+    if float(exponent).is_integer():
+        gradcheck(lambda x: ops.power(x, exponent), values((3, 4), 1))
+
+
+def test_a_power_of_0_is_constant_at_0_too():
+    x = ml.Parameter(np.array([0.0, 2.0]))
+    (x ** 0).sum().backward()
+    assert x.grad.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("f", [lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 3,
+                               lambda x: 3 * x, lambda x: x / 4, lambda x: 4 / x, lambda x: -x, lambda x: x**2,
+                               lambda x: abs(x), lambda x: x + np.arange(4.0), lambda x: np.arange(4.0) - x,
+                               lambda x: np.arange(4.0) * x, lambda x: np.arange(4.0) / x,
+                               lambda x: x @ np.ones((4, 2)), lambda x: np.float64(2) * x, lambda x: np.float32(2) * x])
+def test_operators(f):
+    x = values((3, 4), 1, positive=True)
+    with ml.no_grad():
+        np.testing.assert_allclose(f(ml.array(x)).numpy(), f(x), rtol=1e-12)
+    gradcheck(f, x)
+
+
+@pytest.mark.parametrize(("shape", "axis"), REDUCTIONS)
+@pytest.mark.parametrize("keepdims", [False, True])
+@pytest.mark.parametrize("name", ["total", "mean", "amax"])
+def test_reductions(name, keepdims, shape, axis):
+    gradcheck(lambda x: getattr(ops, name)(x, axis, keepdims), values(shape, 3))
+
+
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
+def test_sums_of_nothing(shape):
+    gradcheck(ops.total, values(shape))
+    gradcheck(lambda x: ops.total(x, -1), values(shape))
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+@pytest.mark.parametrize(("inputs", "outputs"), [(4, 2), (1, 1), (2, 0), (0, 3)])
+@pytest.mark.parametrize("bias", [False, True])
+def test_linear(n, inputs, outputs, bias):
+    arrays = [values((n, inputs), 1), values((outputs, inputs), 2), *[values((outputs,), 3)][: int(bias)]]
+    gradcheck(ops.linear, *arrays)
+
+
+def test_linear_over_more_axes():
+    gradcheck(ops.linear, values((2, 3, 4), 1), values((5, 4), 2), values((5,), 3))
+    gradcheck(ops.linear, values((2, 3, 4), 1), values((5, 4), 2))
+
+
+@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
+def test_linear_toward_some_of_its_operands(wanted):
+    operands = [values((3, 4), 1), values((2, 4), 2), values((2,), 3)]
+
+    def f(*given):
+        full, some = [ml.array(v) for v in operands], iter(given)
+        return ops.linear(*(next(some) if i in wanted else t for i, t in enumerate(full)))
+
+    gradcheck(f, *(operands[i] for i in wanted))
+
+
+@pytest.mark.parametrize(("a", "b"), MATMULS)
+def test_matmul(a, b):
+    gradcheck(ops.matmul, values(a, 1), values(b, 2))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4), (1, 1), (3, 1), (2, 3, 4), (0, 3)])
+def test_softmax(shape):
+    gradcheck(ops.softmax, values(shape, 4))
+
+
+@pytest.mark.parametrize(("n", "classes"), [(1, 1), (1, 3), (5, 1), (4, 3)])
+def test_cross_entropy(n, classes):
+    labels = np.random.default_rng(0).integers(0, classes, n)
+    gradcheck(lambda x: ops.cross_entropy(x, ml.array(labels)), values((n, classes), 5))
+
+
+@pytest.mark.parametrize(("shape", "to"), RESHAPES)
+def test_reshape(shape, to):
+    gradcheck(lambda x: ops.reshape(x, to), values(shape, 1))
+    gradcheck(lambda x: ops.reshape(ops.transpose(x), to), values(shape[::-1], 1))
+
+
+@pytest.mark.parametrize(("shape", "axes"), TRANSPOSES)
+def test_transpose(shape, axes):
+    gradcheck(lambda x: ops.transpose(x, axes), values(shape, 1))
+
+
+@pytest.mark.parametrize(("shape", "to"), [((4,), (3, 4)), ((3, 1), (3, 4)), ((), (2, 2)), ((1, 1), (2, 3, 4)),
+                                           ((3,), (3,)), ((1,), (0,)), ((0, 1), (0, 3))])
+def test_broadcast_to(shape, to):
+    gradcheck(lambda x: ops.broadcast_to(x, to), values(shape, 1))
+    gradcheck(lambda x: ops.broadcast_to(x, to) * ops.broadcast_to(x, to), values(shape, 1))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5,), (0, 3)])
+def test_flatten(shape):
+    if len(shape) > 1:
+        gradcheck(lambda x: ops.flatten(x, 1), values(shape, 1))
+    gradcheck(ops.flatten, values(shape, 1))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (5,), (1, 1), (2, 3, 3), (0, 3), (3, 0)])
+@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
+def test_dropout(rate, shape):
+    def f(x):
+        ml.seed(0)  # the same draw again
+        return ops.dropout(x, rate)
+
+    gradcheck(f, values(shape, 1))
+
+
+VIEWS = {"transposed": ops.transpose, "broadcast": lambda x: ops.broadcast_to(ops.reshape(x, (1, 12)), (3, 12)),
+         "reshaped": lambda x: ops.reshape(x, (2, 6)),
+         "cut": lambda x: ops.transpose(ops.reshape(x, (2, 2, 3)), (2, 0, 1))}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("f", [ops.relu, ops.sigmoid, ops.tanh, ops.exp, ops.absolute, ops.neg, ops.softmax,
+                               lambda x: x * x, lambda x: x - 1.5 * x, lambda x: ops.total(x, 0),
+                               lambda x: ops.mean(x, -1), lambda x: ops.amax(x, 0), lambda x: ops.maximum(x, -1 * x),
+                               lambda x: x**2, lambda x: ops.reshape(x, (x.size,)), lambda x: x + 1, lambda x: x / 3])
+def test_strided_operands(f, view):
+    gradcheck(lambda x: f(VIEWS[view](x)), values((3, 4), 6))
+
+
+@pytest.mark.parametrize("name", ["maximum", "minimum"])
+def test_where_two_are_equal_each_gets_half(name):
+    a = np.array([1.0, 2.0, 3.0])
+    b = np.array([1.0, 3.0, 2.0])
+    da, db = gradients(getattr(ops, name), [a, b], np.ones(3), leaf=True, strided=False)
+    assert da.tolist() == ([0.5, 0, 1] if name == "maximum" else [0.5, 1, 0])
+    assert (da + db).tolist() == [1, 1, 1]
+
+
+def test_equal_maxima_share_evenly():
+    (dx,) = gradients(lambda x: ops.amax(x, 1), [np.array([[2.0, 1.0, 2.0], [0.0, 0.0, 0.0]])], np.array([6.0, 3.0]),
+                      leaf=True, strided=False)
+    assert dx.tolist() == [[3, 0, 3], [1, 1, 1]]
+
+
+# ---------------------------------------------------------------------------------------------------------------- torch
+def torch_cases():
+    """(name, ours, torch's, shapes, low): every op, with each kind of argument."""
+    for name in UNARY:
+        theirs = "abs" if name == "absolute" else name
+        yield name, getattr(ops, name), lambda t, *x, n=theirs: getattr(t, n)(*x), [(3, 4)], UNARY[name] == "positive"
+    for name in BINARY:
+        for shapes in (((3, 4), (3, 4)), ((3, 4), (1, 4)), ((2, 1, 3), (4, 1)), ((), (3, 2))):
+            yield name, getattr(ops, name), lambda t, *x, n=name: getattr(t, n)(*x), shapes, name == "div"
+    for e in (2, 3.0, -1, 0.5):
+        yield f"power {e}", lambda x, e=e: ops.power(x, e), lambda t, x, e=e: t.pow(x, e), [(3, 4)], True
+    for axis in (None, 0, (0, 2)):
+        for keep in (False, True):
+            kw = {} if axis is None else {"dim": axis, "keepdim": keep}
+            if axis is not None or not keep:
+                yield (f"total {axis}", lambda x, a=axis, k=keep: ops.total(x, a, k),
+                       lambda t, x, kw=kw: t.sum(x, **kw), [(2, 3, 4)], False)
+                yield (f"mean {axis}", lambda x, a=axis, k=keep: ops.mean(x, a, k),
+                       lambda t, x, kw=kw: t.mean(x, **kw), [(2, 3, 4)], False)
+                if axis is not None:
+                    yield (f"amax {axis}", lambda x, a=axis, k=keep: ops.amax(x, a, k),
+                           lambda t, x, kw=kw: t.amax(x, **kw), [(2, 3, 4)], False)
+    yield "linear", ops.linear, lambda t, *x: t.nn.functional.linear(*x), [(5, 4), (3, 4), (3,)], False
+    yield "linear 3d", ops.linear, lambda t, *x: t.nn.functional.linear(*x), [(2, 5, 4), (3, 4)], False
+    for shapes in MATMULS[:8]:
+        yield "matmul", ops.matmul, lambda t, *x: t.matmul(*x), shapes, False
+    yield "softmax", ops.softmax, lambda t, x: t.softmax(x, -1), [(3, 4)], False
+    labels = np.array([0, 2, 1, 2, 0])
+    yield ("cross_entropy", lambda x: ops.cross_entropy(x, ml.array(labels)),
+           lambda t, x: t.nn.functional.cross_entropy(x, t.tensor(labels)), [(5, 3)], False)
+    yield "reshape", lambda x: ops.reshape(x, (2, -1)), lambda t, x: x.reshape(2, -1), [(4, 3)], False
+    yield "transpose", lambda x: ops.transpose(x, (2, 0, 1)), lambda t, x: x.permute(2, 0, 1), [(4, 3, 2)], False
+    yield "broadcast_to", lambda x: ops.broadcast_to(x, (2, 3, 4)), lambda t, x: x.expand(2, 3, 4), [(3, 1)], False
+    for start, end in ((0, -1), (1, -1), (0, 1)):
+        yield (f"flatten {start} {end}", lambda x, a=start, b=end: ops.flatten(x, a, b),
+               lambda t, x, a=start, b=end: x.flatten(a, b), [(4, 3, 2)], False)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", list(torch_cases()), ids=lambda c: f"{c[0]} {c[3]}")
+def test_values_and_gradients_are_torchs(case, dtype):
+    torch = torch_or_skip()
+    _, ours, theirs, shapes, positive = case
+    arrays = [values(s, i, positive).astype(dtype) for i, s in enumerate(shapes)]
+    tensors = [torch.tensor(a, requires_grad=True) for a in arrays]
+    expected = theirs(torch, *tensors)
+    weights = random_array(expected.shape, 9, dtype)
+    (expected * torch.tensor(weights)).sum().backward()
+    rtol, atol = (2e-5, 2e-6) if dtype == "float32" else (1e-12, 1e-14)
+    found = ours(*map(ml.array, arrays))
+    assert found.dtype == dtype
+    np.testing.assert_allclose(found.numpy(), expected.detach().numpy(), rtol=rtol, atol=atol)
+    for leaf in (True, False):
+        for strided in (True, False):
+            for g, t in zip(gradients(ours, arrays, weights, leaf=leaf, strided=strided), tensors, strict=True):
+                assert g.dtype == dtype
+                np.testing.assert_allclose(g, t.grad.numpy(), rtol=rtol, atol=atol)
+
+
+def test_every_op_of_these_families_is_checked():
+    here = {"elementwise", "linear", "reduce", "shape", "loss", "dropout"}
+    known = {*UNARY, *BINARY, "power", "total", "mean", "linear", "matmul", "softmax", "cross_entropy",
+             "reshape", "transpose", "broadcast_to", "flatten", "dropout"}
+    # with the ops for sequences, with 16 bits, with masks and indices, with the losses
+    elsewhere = {"gelu", "log_softmax", "mse", "label_weights", "cut", "squeeze", "unsqueeze", "swap_axes"}
+    assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere == known
+
+
+# ------------------------------------------------------------------------------------------------------------ extremes
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("ignored", [(0,), (1, 4), tuple(range(6))])
+def test_ignored_labels_count_neither_in_the_mean_nor_in_the_gradient(smoothing, ignored):
+    x, labels = values((6, 5), 3), np.arange(6) % 5
+    labels[list(ignored)] = -100
+    kept = labels != -100
+
+    def loss(logits, y, *ignore):
+        return ops.cross_entropy(logits, ml.array(y), smoothing, *ignore)
+
+    (dx,) = gradients(lambda t: loss(t, labels, -100), [x], np.ones(()), leaf=True, strided=False)
+    assert not dx[~kept].any()
+    if not kept.any():
+        assert np.isnan(float(loss(ml.array(x), labels, -100)))
+        return
+    gradcheck(lambda t: loss(t, labels, -100), x)
+    assert float(loss(ml.array(x), labels, -100)) == pytest.approx(float(loss(ml.array(x[kept]), labels[kept])))
+    torch = pytest.importorskip("torch")
+    wanted = torch.nn.functional.cross_entropy(torch.tensor(x), torch.tensor(labels), label_smoothing=smoothing)
+    assert float(loss(ml.array(x), labels, -100)) == pytest.approx(float(wanted), rel=1e-12)
+    run = ml.SequentialExecutor(ml.record(lambda t, y: ops.cross_entropy(t, y, smoothing, -100), x, labels))
+    assert float(run(x, labels)) == float(loss(ml.array(x), labels, -100))
+    for wrong in (-1, 5):
+        with pytest.raises(ValueError, match=f"label {wrong} of sample {int(kept.argmax())} is out of range"):
+            run(x, np.where(kept, wrong, labels))
+
+
+def test_softmax_and_cross_entropy_of_large_numbers():
+    x = np.array([[1e4, -1e4, 0.0], [-1e30, 0.0, 1e30]])
+    assert ops.softmax(ml.array(x)).numpy().tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert float(ops.cross_entropy(ml.array(x), ml.array(np.array([0, 2])))) == 0
+    assert float(ops.cross_entropy(ml.array(x[:1]), ml.array(np.array([1])))) == 2e4
+    (dx,) = gradients(lambda t: ops.cross_entropy(t, ml.array(np.array([1, 2]))), [x], np.ones(()),
+                      leaf=True, strided=False)
+    assert dx.tolist() == [[0.5, -0.5, 0], [0, 0, 0]]
+
+
+def test_activations_of_extremes():
+    x = np.array([-1e4, -0.0, 0.0, 1e4, np.inf, -np.inf, np.nan])
+    for dtype in ("float32", "float64"):
+        t = ml.array(x.astype(dtype))
+        np.testing.assert_array_equal(ops.relu(t).numpy(), [0, 0, 0, 1e4, np.inf, 0, np.nan])
+        np.testing.assert_array_equal(ops.sigmoid(t).numpy(), [0, 0.5, 0.5, 1, 1, 0, np.nan])
+        np.testing.assert_array_equal(ops.tanh(t).numpy(), [-1, 0, 0, 1, 1, -1, np.nan])
+
+
+def test_dropout_drops_about_its_share_and_keeps_the_mean():
+    ml.seed(1)
+    x = np.ones((200, 101), np.float64)
+    y = ops.dropout(ml.array(x), 0.3).numpy()
+    assert set(np.unique(y)) == {0.0, 1 / 0.7}
+    assert abs((y == 0).mean() - 0.3) < 0.015
+    assert abs(y.mean() - 1) < 0.02
+    again = ops.dropout(ml.array(x), 0.3).numpy()
+    assert not np.array_equal(y, again), "each draw of a step is its own"
+    ml.seed(1)
+    assert np.array_equal(ops.dropout(ml.array(x), 0.3).numpy(), y)
+    columns, rows = (y == 0).mean(0), (y == 0).mean(1)
+    assert columns.min() > 0.1
+    assert columns.max() < 0.5
+    assert rows.min() > 0.1
+    assert rows.max() < 0.5
+
+
+def test_a_recorded_dropout_keeps_its_seed_and_its_count():
+    ml.seed(1)
+    x = np.ones((20, 10))
+    eager = [ops.dropout(ml.array(x), 0.3).numpy() for _ in range(2)]
+    ml.seed(1)
+    run = ml.SequentialExecutor(ml.record(lambda x: ops.dropout(x, 0.3), x))
+    recorded = [run(x).numpy().copy()]
+    ml.seed(2)
+    other = ops.dropout(ml.array(x), 0.3).numpy()
+    recorded.append(run(x).numpy())
+    assert np.array_equal(recorded, eager)
+    ml.seed(2)
+    assert np.array_equal(ops.dropout(ml.array(x), 0.3).numpy(), other)
+    assert not np.array_equal(other, eager[0])
+
+
+# ------------------------------------------------------------------------------------------------------------ bad input
+F3, F34, D3 = np.ones(3, np.float32), np.ones((3, 4), np.float32), np.ones(3)
+L3 = np.zeros(3, np.int64)
+
+
+@pytest.mark.parametrize(("call", "message"), [
+    (lambda: ops.add(ml.array(F3), ml.array(F34)), r"add: shapes \(3,\) and \(3, 4\) do not broadcast"),
+    (lambda: ops.add(ml.array(F3), ml.array(D3)), r"add: types differ: float32, float64"),
+    (lambda: ops.relu(ml.array(L3)), r"relu: needs float32 or float64, not int64"),
+    (lambda: ops.linear(ml.array(F34), ml.array(F3)), r"linear: input \(3, 4\) does not fit weight \(3,\)"),
+    (lambda: ops.linear(ml.array(F34), ml.array(np.ones((2, 3), np.float32))),
+     r"linear: input \(3, 4\) does not fit weight \(2, 3\); expected \(n, 3\)"),
+    (lambda: ops.linear(ml.array(F34), ml.array(F34), ml.array(np.ones(4, np.float32))),
+     r"linear: bias \(4,\) does not fit weight \(3, 4\)"),
+    (lambda: ops.linear(ml.array(F3), ml.array(F34)), r"linear: input \(3,\)"),
+    (lambda: ops.matmul(ml.array(F34), ml.array(F34)), r"matmul: shapes \(3, 4\) and \(3, 4\) do not fit"),
+    (lambda: ops.matmul(ml.array(F3), ml.array(F34)), r"matmul: shapes \(3,\) and"),
+    (lambda: ops.matmul(ml.array(np.ones((2, 1, 1))), ml.array(np.ones((3, 1, 1)))),
+     r"matmul: leading axes of .* do not broadcast"),
+    (lambda: ops.softmax(ml.array(np.ones((3, 0)))), r"softmax: the last axis of shape \(3, 0\) must have"),
+    (lambda: ops.softmax(ml.array(np.ones(()))), r"softmax: the last axis of shape"),
+    (lambda: ops.cross_entropy(ml.array(F34), ml.array(np.zeros(4, np.int64))),
+     r"cross_entropy: logits \(3, 4\) and labels \(4,\) do not fit"),
+    (lambda: ops.cross_entropy(ml.array(F3), ml.array(L3)), r"cross_entropy: logits \(3,\)"),
+    (lambda: ops.cross_entropy(ml.array(F34), ml.array(F3)), r"cross_entropy: labels must be int64, not float32"),
+    (lambda: ops.cross_entropy(ml.array(np.ones((0, 3))), ml.array(np.zeros(0, np.int64))),
+     r"cross_entropy: logits \(0, 3\)"),
+    (lambda: ops.total(ml.array(F34), 2), r"sum: axis 2 does not fit shape \(3, 4\)"),
+    (lambda: ops.total(ml.array(F34), (0, -2)), r"sum: axis \(0, -2\) does not fit"),
+    (lambda: ops.mean(ml.array(np.ones((3, 0)))), r"shape \(3, 0\) has no elements to average"),
+    (lambda: ops.amax(ml.array(np.ones((3, 0))), 1), r"max: shape \(3, 0\) has no elements"),
+    (lambda: ops.reshape(ml.array(F34), (5, -1)), r"reshape: shape \(3, 4\) \(12 elements\) does not fit \(5, -1\)"),
+    (lambda: ops.reshape(ml.array(F34), (-1, -1)), r"reshape: .* does not fit \(-1, -1\)"),
+    (lambda: ops.reshape(ml.array(F34), (-3, -4)), r"reshape: .* does not fit \(-3, -4\)"),
+    (lambda: ops.transpose(ml.array(F34), (0, 0)), r"transpose: axes \(0, 0\) do not fit shape \(3, 4\)"),
+    (lambda: ops.broadcast_to(ml.array(F34), (4,)), r"broadcast_to: shape \(3, 4\) does not broadcast to \(4,\)"),
+    (lambda: ops.broadcast_to(ml.array(F3), (3, 4)), r"broadcast_to: shape \(3,\) does not broadcast"),
+    (lambda: ops.dropout(ml.array(np.ones(())), 0.5), r"dropout: the input must have a batch axis"),
+    (lambda: ops.dropout(ml.array(F3), 1.0), r"the dropout rate is 1.0; it must be at least 0 and below 1"),
+    (lambda: ops.dropout(ml.array(F3), -0.1), r"the dropout rate is -0.1"),
+    (lambda: ops.dropout(ml.array(F3), float("nan")), r"the dropout rate is nan"),
+])
+def test_what_does_not_fit_is_told_in_one_line(call, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_name_the_layer():
+    model = ml.nn.Sequential(ml.nn.Linear(4, 3), ml.nn.ReLU(), ml.nn.Linear(2, 3))
+    with pytest.raises(ml.ShapeError, match=r"linear in .*/2: input \(5, 3\) does not fit weight \(3, 2\)"):
+        model(np.ones((5, 4), np.float32))

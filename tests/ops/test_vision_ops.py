@@ -1,0 +1,526 @@
+"""Convolution, batch norm, pooling and mobile activations: finite differences, torch, and each CPU form against its
+reference."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import PATIENCE, ROOT, bytes_allocated, drawn, random_array, torch_or_skip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import nn, ops
+from minidl.core.tasks import Kind
+from minidl.kernels import KERNELS
+from minidl.kernels.conv import Geometry
+from minidl.testing.checks import gradcheck
+
+# (input, weight, stride, padding, dilation, groups); input channels last, weight (o, kh, kw, c / groups)
+CONVOLUTIONS = {
+    "3x3": ((2, 4, 5, 2), (3, 3, 3, 2), 1, 0, 1, 1),
+    "padded": ((1, 4, 3, 2), (2, 3, 3, 2), 1, 1, 1, 1),
+    "more padding than image": ((1, 2, 2, 1), (2, 3, 3, 1), 2, 3, 1, 1),
+    "stride": ((2, 5, 6, 2), (2, 3, 2, 2), 2, 1, 1, 1),
+    "uneven": ((1, 6, 5, 2), (2, 2, 3, 2), (1, 2), (0, 2), (2, 1), 1),
+    "dilated": ((1, 6, 6, 1), (2, 3, 2, 1), 1, 2, 2, 1),
+    "pointwise": ((2, 3, 2, 3), (4, 1, 1, 3), 1, 0, 1, 1),
+    "pointwise, stride": ((2, 4, 3, 3), (2, 1, 1, 3), 2, 0, 1, 1),
+    "groups": ((2, 4, 4, 4), (6, 3, 2, 2), 1, 1, 1, 2),
+    "groups, pointwise": ((2, 3, 2, 4), (2, 1, 1, 2), 1, 0, 1, 2),
+    "depthwise": ((2, 4, 3, 3), (3, 3, 3, 1), 1, 1, 1, 3),
+    "depthwise 2x2, stride, dilated": ((1, 6, 5, 2), (2, 2, 2, 1), 2, 1, 2, 2),
+    "depthwise, uneven": ((1, 4, 6, 2), (2, 1, 3, 1), (1, 2), (0, 1), 1, 2),
+    "channel multiplier": ((1, 4, 4, 2), (4, 3, 3, 1), 1, 1, 1, 2),
+    "many channels": ((1, 3, 3, 17), (2, 2, 2, 17), 1, 1, 1, 1),
+}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_conv2d_finite_differences(case: str, bias: bool) -> None:
+    x, w, *geometry = CONVOLUTIONS[case]
+    arrays = [random_array(x, 1), random_array(w, 2), *([random_array(w[:1], 3)] if bias else [])]
+    gradcheck(lambda x, w, b=None: ops.conv2d(x, w, b, *geometry), *arrays)
+
+
+def compare(mine: dict[str, Any], other: dict[str, Any], dtype: str) -> None:
+    for name, value in mine.items():
+        tolerance = {"float32": 2e-5, "float64": 1e-12}[dtype]
+        scale = np.abs(other[name]).max() if other[name].size else 0.0
+        np.testing.assert_allclose(value, other[name], rtol=tolerance, atol=tolerance * max(scale, 1.0), err_msg=name)
+
+
+def run_both(mine: Any, other: Any, x: Any, weights: list[Any], to_torch: Any, from_torch: Any
+             ) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Output and gradients of a function of an image and weights, ours and torch's; `to_torch[i]` permutes operand i,
+    `from_torch` the output."""
+    torch = torch_or_skip()
+    parameters = [ml.Parameter(v) for v in (x, *weights)]
+    y = mine(*parameters)
+    dy = random_array(y.shape, 7, y.dtype)
+    (y * ml.array(dy)).sum().backward()
+    theirs = [torch.from_numpy(v.transpose(axes) if axes else v).requires_grad_()
+              for v, axes in zip((x, *weights), to_torch, strict=True)]
+    ty = other(*theirs)
+    ty.backward(torch.from_numpy(dy.transpose(to_torch[0]) if to_torch[0] else dy))
+    found = {"y": y.numpy(), **{f"gradient {i}": p.grad.numpy() for i, p in enumerate(parameters)}}
+    expected = {"y": ty.detach().numpy().transpose(from_torch) if from_torch else ty.detach().numpy()}
+    for i, (t, axes) in enumerate(zip(theirs, to_torch, strict=True)):
+        expected[f"gradient {i}"] = t.grad.numpy().transpose(np.argsort(axes)) if axes else t.grad.numpy()
+    return found, expected
+
+
+NCHW, NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+def test_conv2d_torch(case: str, dtype: str) -> None:
+    torch = torch_or_skip()
+    x, w, *geometry = CONVOLUTIONS[case]
+    weights = [random_array(w, 2, dtype), random_array(w[:1], 3, dtype)]
+    found, expected = run_both(lambda x, w, b: ops.conv2d(x, w, b, *geometry),
+                               lambda x, w, b: torch.conv2d(x, w, b, *geometry),
+                               random_array(x, 1, dtype), weights, (NCHW, NCHW, None), NHWC)
+    compare(found, expected, dtype)
+
+
+@st.composite
+def geometries(draw: Any) -> tuple[Any, ...]:
+    """Convolutions at random, with several blocks of pixels, uneven last ones, and one filter per channel."""
+    groups = draw(st.sampled_from([1, 1, 2, 3]))
+    each = draw(st.sampled_from([1, 2, 5, 17]))
+    outputs = groups * draw(st.sampled_from([1, 2]))
+    taps = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
+    stride, dilation = (draw(st.tuples(st.integers(1, 3), st.integers(1, 2))) for _ in range(2))
+    padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    reach = [dilation[a] * (taps[a] - 1) + 1 - 2 * padding[a] for a in (0, 1)]
+    size = [max(1, reach[a]) + draw(st.sampled_from([0, 1, 2, 7, 40])) for a in (0, 1)]
+    return (draw(st.integers(1, 3)), *size, groups * each), (outputs, *taps, each), stride, padding, dilation, groups
+
+
+@settings(max_examples=drawn(80), deadline=None)
+@given(geometries(), st.integers(0, 1000))
+def test_conv2d_forms_agree(case: Any, seed: int) -> None:
+    x, w, stride, padding, dilation, groups = case
+    geometry = Geometry(stride, padding, dilation, groups)
+    rng = np.random.default_rng(seed)
+    x, w, b = rng.standard_normal(x), rng.standard_normal(w), rng.standard_normal(w[0])
+    y = KERNELS["conv2d"].reference(np, x, w, b, geometry=geometry)
+    dy = rng.standard_normal(y.shape)
+    agree("conv2d", [x, w, b], geometry=geometry)
+    agree("conv2d_input_grad", [dy, w], size=x.shape[1:3], geometry=geometry)
+    agree("conv2d_weight_grad", [x, dy], taps=w.shape[1:3], bias=bool(seed % 2), geometry=geometry)
+
+
+def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: Any) -> list[Any]:
+    """Runs a kernel's CPU form on arrays full of NaN and compares with its reference; twice, for the same bits."""
+    kernel = KERNELS[name]
+    expected = kernel.reference(np, *reads, **constants)
+    expected = [np.asarray(v) for v in (expected if isinstance(expected, tuple) else (expected,))]
+    before = [v.copy() for v in reads]
+    results = []
+    for _ in range(2):
+        writes = [np.full(v.shape, np.nan if v.dtype.kind == "f" else -1, v.dtype) for v in expected]
+        scratch = kernel.work(reads, writes, **constants) if kernel.work else ()
+        work = [np.full(shape, np.nan, dtype) for shape, dtype in scratch]
+        for thunk in kernel.bind(reads, writes, work, constants):
+            thunk()
+        results.append(writes)
+    for found, again, wanted in zip(*results, expected, strict=True):
+        np.testing.assert_array_equal(found, again)
+        scale = max(1.0, np.abs(wanted).max(initial=0.0))
+        np.testing.assert_allclose(found, wanted, rtol=tolerance, atol=tolerance * scale, err_msg=name)
+    for then, now in zip(before, reads, strict=True):
+        np.testing.assert_array_equal(then, now)
+    return results[0]
+
+
+DIGEST = """
+import hashlib
+import numpy as np
+from minidl.kernels import KERNELS
+from minidl.kernels.conv import Geometry
+
+rng, digest = np.random.default_rng(0), hashlib.sha256()
+for stride in (1, 2):
+    geometry = Geometry((stride, stride), (1, 1), (1, 1), 1)
+    shapes = (2, 9, 9, 5), (18, 3, 3, 5), (2, *geometry.output((9, 9), (3, 3)), 18)
+    x, w, dy = (rng.standard_normal(shape, np.float32) for shape in shapes)
+    for name, reads, out, constants in (("conv2d", [x, w], dy, {}), ("conv2d_input_grad", [dy, w], x, {"size": (9, 9)}),
+                                        ("conv2d_weight_grad", [x, dy], w, {"taps": (3, 3), "bias": False})):
+        kernel, y = KERNELS[name], np.empty_like(out)
+        work = [np.empty(*s) for s in kernel.work(reads, [y], geometry=geometry, **constants)]
+        for thunk in kernel.bind(reads, [y], work, {"geometry": geometry, **constants}):
+            thunk()
+        digest.update(y.tobytes())
+print(digest.hexdigest())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor is named")
+def test_conv2d_has_the_same_bits_on_a_processor_with_shorter_vectors(tmp_path: Path) -> None:
+    older = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma", "NUMBA_CACHE_DIR": str(tmp_path)}
+    runs = [subprocess.run([sys.executable, "-c", DIGEST], env={**os.environ, **more}, capture_output=True, text=True,
+                           timeout=PATIENCE, check=False) for more in ({}, older)]
+    assert runs[0].returncode == runs[1].returncode == 0, runs[0].stderr + runs[1].stderr
+    assert runs[0].stdout == runs[1].stdout
+
+
+@pytest.mark.slow
+def test_conv2d_touches_no_memory_but_its_arrays() -> None:
+    script = ROOT / "tests" / "helpers" / "guarded_convolutions.py"
+    done = subprocess.run([sys.executable, str(script), "100"], cwd=ROOT, capture_output=True, text=True,
+                          timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("groups", "each"), [(1, 16), (1, 1), (4, 4), (16, 1)])
+def test_conv2d_calls_allocate_nothing(groups: int, each: int) -> None:
+    """Everything large is among the arrays that were bound; a call makes small Python objects at most."""
+    geometry = Geometry((1, 1), (1, 1), (1, 1), groups)
+    x, w = np.ones((8, 16, 16, groups * each), "f"), np.ones((16, 3, 3, each), "f")
+    dy = np.ones((8, 16, 16, 16), "f")
+    for name, reads, writes, constants in [
+            ("conv2d", [x, w], [dy], {}), ("conv2d_input_grad", [dy, w], [x], {"size": (16, 16)}),
+            ("conv2d_weight_grad", [x, dy], [w], {"taps": (3, 3), "bias": False})]:
+        kernel = KERNELS[name]
+        out = [np.empty_like(v) for v in writes]
+        work = [np.empty(shape, dtype) for shape, dtype in kernel.work(reads, out, geometry=geometry, **constants)]
+        thunks = kernel.bind(reads, out, work, {"geometry": geometry, **constants})
+        assert bytes_allocated(lambda thunks=thunks: [thunk() for thunk in thunks] and None) < 8192, name
+
+
+@pytest.mark.parametrize(("x", "w", "arguments", "message"), [
+    ((2, 5, 5), (3, 3, 3, 2), {}, "needs an input"),
+    ((2, 5, 5, 3), (3, 3, 3, 2), {}, "does not fit weight"),
+    ((2, 5, 5, 4), (3, 3, 3, 2), {"groups": 2}, "a multiple of 2 outputs"),
+    ((2, 5, 5, 2), (3, 7, 3, 2), {}, "larger than the image"),
+    ((2, 5, 5, 2), (3, 3, 3, 2), {"dilation": 3}, "larger than the image"),
+    ((2, 5, 5, 2), (3, 3, 3, 2), {"stride": 0}, "stride is 0"),
+    ((2, 5, 5, 2), (3, 3, 3, 2), {"padding": (1, -1)}, "padding is"),
+    ((2, 5, 5, 2), (3, 3, 3, 2), {"bias": (2,)}, "bias"),
+    ((2, 5, 5, 2), (0, 3, 3, 2), {}, "has no elements"),
+    ((2, 5, 5, 0), (3, 1, 1, 0), {}, "has no elements"),
+])
+def test_conv2d_errors(x: Any, w: Any, arguments: dict[str, Any], message: str) -> None:
+    bias = arguments.pop("bias", None)
+    x, w, b = (None if shape is None else ml.array(np.ones(shape, "f")) for shape in (x, w, bias))
+    with pytest.raises(ValueError, match=message):
+        ops.conv2d(x, w, b, **arguments)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_convolution_of_no_images_has_gradients_of_zero(groups: int, window: int) -> None:
+    x, w, b = (ml.Parameter(np.ones(s, "f")) for s in ((0, 5, 5, 4), (4, window, window, 4 // groups), (4,)))
+    y = ops.conv2d(x * 1.0, w, b, padding=window // 2, groups=groups)
+    y.sum().backward()
+    assert y.shape == x.grad.shape == (0, 5, 5, 4)
+    assert not w.grad.numpy().any()
+    assert not b.grad.numpy().any()
+
+
+# ----------------------------------------------------------------------------------------------- batch norm
+def statistics(channels: int, dtype: str = "float64") -> list[Any]:
+    """Running mean, variance and count as arrays."""
+    return [random_array((channels,), 5, dtype), random_array((channels,), 6, dtype, 0.5, 2.0), np.array(3, np.int64)]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("shape", [(4, 3), (2, 3, 2), (2, 2, 3, 2)])
+def test_batch_norm_finite_differences(shape: tuple[int, ...], training: bool) -> None:
+    channels = shape[-1]
+    running = [ml.array(v) for v in statistics(channels)]
+    arrays = [random_array(shape, 1), random_array((channels,), 2), random_array((channels,), 3)]
+    gradcheck(lambda x, w, b: ops.batch_norm(x, w, b, running, training=training), *arrays, rtol=2e-6)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("frozen", ["nothing", "weights", "input", "bias"])
+def test_batch_norm_with_some_operands_frozen(frozen: str, training: bool) -> None:
+    """The sums are made wherever they are first needed."""
+    arrays = [random_array((3, 2, 2, 2), 1), random_array((2,), 2), random_array((2,), 3)]
+
+    def gradients(fixed: set[int]) -> list[Any]:
+        running = [ml.array(v) for v in statistics(2)]
+        operands = [ml.array(a) if i in fixed else ml.Parameter(a) for i, a in enumerate(arrays)]
+        y = ops.batch_norm(*operands, running, training=training)
+        (y * ml.array(random_array(y.shape, 4))).sum().backward()
+        return [None if t.grad is None else t.grad.numpy() for t in operands]
+
+    whole = gradients(set())
+    fixed = {"nothing": set(), "weights": {1, 2}, "input": {0}, "bias": {2}}[frozen]
+    for i, (g, w) in enumerate(zip(gradients(fixed), whole, strict=True)):
+        if i in fixed:
+            assert g is None
+        else:
+            np.testing.assert_array_equal(g, w)
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("between", [False, True])
+def test_batch_norm_in_eval_mode_is_differentiated_with_the_mean_that_it_used(between: bool, recorded: bool) -> None:
+    x, z = random_array((4, 3), 1), random_array((4, 3), 5)
+    operands = [ml.Parameter(random_array(s, i)) for i, s in enumerate([(4, 3), (3,), (3,)], 1)]
+    running = [ml.array(v) for v in statistics(3)]
+
+    def step(x: Any, z: Any) -> Any:
+        y = ops.batch_norm(operands[0] * x, *operands[1:], running, training=False)
+        if between:
+            ops.batch_norm(z, *operands[1:], running)
+        (y * y).sum().backward()
+        return tuple(p.grad for p in operands)
+
+    found = ml.SequentialExecutor(ml.record(step, x, z))(x, z) if recorded else step(ml.array(x), ml.array(z))
+    still = [ml.array(v) for v in statistics(3)]
+    again = [ml.Parameter(p.numpy()) for p in operands]
+    y = ops.batch_norm(again[0] * ml.array(x), *again[1:], still, training=False)
+    (y * y).sum().backward()
+    for g, p in zip(found, again, strict=True):
+        np.testing.assert_array_equal(g.numpy(), p.grad.numpy())
+
+
+def test_batch_norm_is_differentiated_twice_with_sums_of_their_own() -> None:
+    """Also where nothing but the output gradient is asked for."""
+    x = ml.Parameter(random_array((4, 3), 1))
+    y = ops.batch_norm(x * 1.0 + ml.array(random_array((4, 3), 2)), *(ml.array(random_array((3,), i)) for i in (3, 4)),
+                       [ml.array(v) for v in statistics(3)])
+    first, second = ((y * ml.array(random_array((4, 3), i))).sum() for i in (6, 7))
+    found = []
+    for loss in (first, second, second, first):
+        x.grad = None
+        loss.backward(retain_graph=True)
+        found.append(x.grad.numpy().tobytes())
+    assert found[0] == found[3] != found[1] == found[2]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("shape", "momentum", "eps"), [((7, 5), 0.1, 1e-5), ((3, 4, 5), 0.3, 1e-3),
+                                                        ((33, 4, 5, 17), 0.01, 1e-3)])
+def test_batch_norm_torch(shape: tuple[int, ...], momentum: float, eps: float, training: bool, dtype: str) -> None:
+    torch = torch_or_skip()
+    channels = shape[-1]
+    axes = (0, len(shape) - 1, *range(1, len(shape) - 1)) if len(shape) > 2 else None
+    back = (0, *range(2, len(shape)), 1) if axes else None
+    ours = [ml.array(v) for v in statistics(channels, dtype)]
+    theirs = [torch.from_numpy(v) for v in statistics(channels, dtype)]
+    found, expected = run_both(
+        lambda x, w, b: ops.batch_norm(x, w, b, ours, training=training, momentum=momentum, eps=eps),
+        lambda x, w, b: torch.nn.functional.batch_norm(x, *theirs[:2], w, b, training, momentum, eps),
+        random_array(shape, 1, dtype) + 3, [random_array((channels,), i, dtype) for i in (2, 3)],
+        (axes, None, None), back)
+    compare(found, expected, dtype)
+    for i, name in enumerate(("mean", "var")):
+        compare({name: ours[i].numpy()}, {name: theirs[i].numpy()}, dtype)
+    assert ours[2].item() == 3 + training
+
+
+@pytest.mark.parametrize("shape", [(2, 1), (65, 3), (5, 7, 4, 20), (128, 16)])
+def test_batch_norm_forms_agree(shape: tuple[int, ...]) -> None:
+    rng = np.random.default_rng(3)
+    channels = shape[-1]
+    x, dy, w, b = (rng.standard_normal(s) + 2 for s in (shape, shape, channels, channels))
+    running = statistics(channels)
+    _, mean, rstd, *_ = agree("batch_norm", [x, w, b, *running], eps=1e-5, momentum=0.1)
+    moved = agree("batch_norm", [x, w, b, *running], eps=1e-5, momentum=0.1)[3:]
+    own = agree("batch_norm", [x, w, b, *(np.zeros_like(v) for v in running)], eps=1e-5, momentum=1.0)[3:5]
+    assert [v.tobytes() for v in agree("batch_norm_move", [*own, *running], momentum=0.1)] == [
+        v.tobytes() for v in moved]
+    agree("batch_norm_eval", [x, w, b, *running[:2]], eps=1e-5)
+    dw, db = agree("batch_norm_weight_grad", [x, mean, rstd, dy])
+    agree("batch_norm_input_grad", [x, mean, rstd, w, dw, db, dy])
+    agree("batch_norm_eval_input_grad", [dy, w, rstd])
+
+
+def test_batch_norm_sums_precede_the_output_gradient() -> None:
+    """W -> O is an edge of the graph, and running statistics are a state that the forward task writes."""
+    first, norm = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+    graph = ml.record(lambda x: norm(first(x)).sum().backward(), np.ones((2, 2, 2, 2), "f"))
+    unit = next(t.unit for t in graph if any(call.kernel == "batch_norm" for call in graph.launches[t.index]))
+    by_kind = {t.kind: t.index for t in graph if t.unit == unit}
+    assert set(by_kind) == {Kind.F, Kind.O, Kind.W}
+    assert by_kind[Kind.W] in graph.preds[by_kind[Kind.O]].tolist()
+    assert by_kind[Kind.W] < by_kind[Kind.O]
+
+
+def test_recording_changes_no_statistics() -> None:
+    norm = nn.BatchNorm2d(3)
+    before = norm.state_dict()
+    ml.record(lambda x: norm(x), np.ones((2, 2, 2, 3), "f"))
+    for name, value in norm.state_dict().items():
+        np.testing.assert_array_equal(value, before[name])
+    norm(np.ones((2, 2, 2, 3), "f"))
+    assert norm.num_batches_tracked.item() == 1
+    norm.eval()(np.ones((1, 1, 1, 3), "f"))
+    assert norm.num_batches_tracked.item() == 1
+
+
+def test_batch_norm_errors() -> None:
+    with pytest.raises(ValueError, match="one value per channel"):
+        nn.BatchNorm1d(3)(np.ones((1, 3), "f"))
+    with pytest.raises(ValueError, match="does not fit weight"):
+        nn.BatchNorm2d(3)(np.ones((2, 2, 2, 4), "f"))
+    with pytest.raises(ValueError, match="needs 4 axes"):
+        nn.BatchNorm2d(3)(np.ones((2, 3), "f"))
+    with pytest.raises(ValueError, match=r"shape \(3, 0\) has no channels"):
+        ops.batch_norm(*(ml.array(np.ones(s)) for s in ((3, 0), (0,), (0,))),
+                       [ml.array(v) for v in statistics(0)], training=False)
+
+
+# ----------------------------------------------------------------------------------------------- pools
+POOLS = {"2x2": ((2, 4, 4, 2), 2, None, 0), "odd": ((1, 5, 7, 3), 2, None, 0), "overlapping": ((2, 5, 5, 2), 3, 2, 1),
+         "uneven": ((1, 5, 6, 2), (3, 2), (1, 2), (1, 0)), "gaps": ((1, 7, 7, 1), 2, 3, 1),
+         "whole": ((2, 3, 4, 2), (3, 4), 1, 0), "ceil": ((2, 5, 6, 2), 2, None, 0, True),
+         "ceil, padded": ((1, 6, 7, 2), 3, 2, 1, True),
+         "ceil, no window behind the image": ((1, 4, 5, 1), 2, 3, 1, True),
+         "ceil, uneven": ((2, 7, 6, 3), (3, 2), (3, 4), (1, 0), True)}
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
+@pytest.mark.parametrize("case", POOLS)
+def test_pool_finite_differences(case: str, op: Any) -> None:
+    shape, window, stride, padding, *ceil = POOLS[case]
+    gradcheck(lambda x: op(x, window, stride, padding, ceil_mode=bool(ceil)), random_array(shape, 1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["max_pool2d", "avg_pool2d"])
+@pytest.mark.parametrize("case", POOLS)
+@pytest.mark.parametrize("ties", [False, True])
+def test_pool_torch(case: str, name: str, dtype: str, ties: bool) -> None:
+    torch = torch_or_skip()
+    shape, window, stride, padding, *ceil = POOLS[case]
+    x = random_array(shape, 1, dtype)
+    x = np.maximum(np.round(x), 0) if ties else x
+    mine, other = getattr(ops, name), getattr(torch.nn.functional, name)
+    found, expected = run_both(*(lambda x, f=f: f(x, window, stride, padding, ceil_mode=bool(ceil))
+                                 for f in (mine, other)), x.astype(dtype), [], (NCHW,), NHWC)
+    compare(found, expected, dtype)
+
+
+@pytest.mark.parametrize("case", POOLS)
+def test_pool_forms_agree(case: str) -> None:
+    shape, window, stride, padding, *ceil = POOLS[case]
+    given = {"window": window, "stride": stride or window, "padding": padding}
+    more = {"ceil": True} if ceil else {}
+    geometry = {name: ops.conv.pair(value, name, 0) for name, value in given.items()}
+    x = random_array(shape, 1)
+    x[0, 0, 0] = np.nan
+    y, tap = agree("max_pool2d", [x], **geometry, **more)
+    assert np.isnan(y[0, 0, 0]).all()
+    dy = random_array(y.shape, 2)
+    agree("max_pool2d_grad", [tap, dy], size=shape[1:3], **geometry)
+    agree("avg_pool2d", [random_array(shape, 1)], **geometry, **more)
+    agree("avg_pool2d_grad", [dy], size=shape[1:3], **geometry)
+
+
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_global_avg_pool(keepdims: bool) -> None:
+    torch = torch_or_skip()
+    gradcheck(lambda x: ops.global_avg_pool(x, keepdims), random_array((2, 3, 2, 3), 1))
+    x = random_array((2, 3, 5, 4), 1, "float32")
+    np.testing.assert_allclose(ops.global_avg_pool(ml.array(x), keepdims).numpy(),
+                               torch.from_numpy(x).mean((1, 2), keepdim=keepdims).numpy(), rtol=1e-6)
+
+
+def test_pool_errors() -> None:
+    image = ml.array(np.ones((1, 4, 4, 1), "f"))
+    with pytest.raises(ValueError, match="larger than the image"):
+        ops.max_pool2d(image, 5)
+    with pytest.raises(ValueError, match="more than half"):
+        ops.avg_pool2d(image, 2, padding=2)
+    with pytest.raises(ValueError, match="needs an image"):
+        ops.max_pool2d(ml.array(np.ones((4, 4), "f")), 2)
+
+
+# ----------------------------------------------------------------------------------------------- activations
+@pytest.mark.parametrize("name", ["relu6", "hardsigmoid", "hardswish"])
+def test_a_gate_is_flat_on_both_sides(name):
+    """The other tests' numbers lie between -2 and 2."""
+    x = np.array([-9.0, -3.5, -3.0, 0.5, 3.0, 3.5, 6.0, 6.5, 9.0])
+    gate = np.clip(x + 3, 0, 6) / 6
+    wanted = {"relu6": np.clip(x, 0, 6), "hardsigmoid": gate, "hardswish": x * gate}[name]
+    np.testing.assert_allclose(getattr(ops, name)(ml.array(x)).numpy(), wanted, rtol=1e-15)
+    agree(name, [x])
+
+
+@pytest.mark.parametrize("name", ["relu6", "hardsigmoid", "hardswish"])
+def test_activation(name: str) -> None:
+    torch = torch_or_skip()
+    x = random_array((5, 8), 1, low=-7.5, high=8.3)
+    gradcheck(getattr(ops, name), x)
+    for dtype, edges in itertools.product(("float32", "float64"), ([], [-3.0, 0.0, 3.0, 6.0, 1e30, -1e30])):
+        values = np.concatenate([x.ravel(), edges]).astype(dtype)
+        found, expected = run_both(getattr(ops, name), getattr(torch.nn.functional, name), values, [], (None,), None)
+        if edges:  # at a kink either slope is right; what matters is that the value is, and that nothing is NaN
+            for gradients in (found, expected):
+                gradients["gradient 0"] = gradients["gradient 0"][: x.size]
+        slope, wanted = found.pop("gradient 0"), expected.pop("gradient 0")
+        compare(found, expected, dtype)
+        # torch's hardsigmoid multiplies by a float32 sixth even in float64; finite differences say that ours is right
+        np.testing.assert_allclose(slope, wanted, rtol=5e-8 if dtype == "float64" else 2e-6)
+    dy = random_array(x.shape, 2)
+    y, = agree(name, [x])
+    agree(f"{name}_grad", [y if name == "relu6" else x, dy])
+    assert np.isnan(KERNELS[name].reference(np, np.array([np.nan]))).all()
+    agree(name, [np.array([np.nan, 1.0])])
+
+
+# ----------------------------------------------------------------------------------------------- layers
+def test_state_dict_has_torch_shapes() -> None:
+    torch = torch_or_skip()
+    mine, other = nn.Conv2d(4, 6, (3, 2), groups=2, padding=1), torch.nn.Conv2d(4, 6, (3, 2), groups=2, padding=1)
+    state = {name: t.detach().numpy() for name, t in other.state_dict().items()}
+    mine.load_state_dict(state)
+    for name, value in mine.state_dict().items():
+        assert value.flags.c_contiguous
+        np.testing.assert_array_equal(value, state[name])
+    x = random_array((2, 5, 5, 4), 1, "float32")
+    expected = other(torch.from_numpy(x).permute(*NCHW)).detach().numpy().transpose(NHWC)
+    np.testing.assert_allclose(mine(x).numpy(), expected, rtol=1e-5, atol=1e-6)
+    with pytest.raises(ValueError, match="in the model"):
+        mine.load_state_dict({**state, "weight": state["weight"].transpose(0, 2, 3, 1)})
+
+
+def test_astype_keeps_the_layout() -> None:
+    layer = nn.Conv2d(3, 4, 2)
+    before = layer.state_dict()["weight"]
+    layer.astype("float64")
+    assert layer.weight.dtype == "float64"
+    np.testing.assert_array_equal(layer.state_dict()["weight"], before.astype("float64"))
+
+
+def test_layers_are_their_ops() -> None:
+    x = ml.array(random_array((2, 6, 6, 4), 1, "float32"))
+    for layer, expected in [(nn.MaxPool2d(3, 2, 1), ops.max_pool2d(x, 3, 2, 1)),
+                            (nn.AvgPool2d(2), ops.avg_pool2d(x, 2)),
+            (nn.MaxPool2d(5, ceil_mode=True), ops.max_pool2d(x, 5, ceil_mode=True)),
+            (nn.AvgPool2d(5, ceil_mode=True), ops.avg_pool2d(x, 5, ceil_mode=True)),
+                            (nn.GlobalAvgPool(), ops.global_avg_pool(x)), (nn.ReLU6(), ops.relu6(x)),
+                            (nn.Hardswish(), ops.hardswish(x)), (nn.Hardsigmoid(), ops.hardsigmoid(x))]:
+        np.testing.assert_array_equal(layer(x).numpy(), expected.numpy())
+
+
+def test_images_with_channels_first_are_told() -> None:
+    x = np.ones((2, 3, 8, 8), np.float32)
+    for layer in (nn.Conv2d(3, 4, 3), nn.BatchNorm2d(3)):
+        with pytest.raises(ml.ShapeError, match=r"looks like \(n, c, h, w\): x.transpose\(0, 2, 3, 1\)"):
+            layer(x)
+        layer(x.transpose(0, 2, 3, 1))

@@ -1,0 +1,330 @@
+"""Optimizers against torch's, clipping by global norm, learning-rate schedules, gradients summed over micro-batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import bits, random_array, torch_or_skip
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import nn, optim
+from minidl.core.tasks import Kind
+from minidl.devices.device import cpu
+from minidl.fusion import fused
+from minidl.runtime.checking import random_schedule
+
+
+def groups(parameters: Any) -> list[dict[str, Any]]:
+    """The weights, and the biases with a smaller rate and no decay."""
+    some = list(parameters)
+    return [{"params": some[::2], "weight_decay": 0.2}, {"params": some[1::2], "lr": 0.02, "weight_decay": 0.0}]
+
+
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "sgd": (lambda p: optim.SGD(p, 0.1), lambda t, p: t.SGD(p, 0.1)),
+    "sgd decay": (lambda p: optim.SGD(p, 0.1, weight_decay=0.2), lambda t, p: t.SGD(p, 0.1, weight_decay=0.2)),
+    "momentum": (lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.2), lambda t, p: t.SGD(p, 0.1, 0.9, weight_decay=0.2)),
+    "nesterov": (lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True), lambda t,
+                 p: t.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True)),
+    "adam": (lambda p: optim.Adam(p, 0.1), lambda t, p: t.Adam(p, 0.1)),
+    "adam decay": (lambda p: optim.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2), lambda t,
+                   p: t.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2)),
+    "rmsprop": (lambda p: optim.RMSprop(p, 0.1), lambda t, p: t.RMSprop(p, 0.1)),
+    "rmsprop momentum": (lambda p: optim.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8), lambda t,
+                         p: t.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8)),
+    "rmsprop centered": (lambda p: optim.RMSprop(p, 0.1, centered=True), lambda t, p: t.RMSprop(p, 0.1, centered=True)),
+    "rmsprop centered momentum": (lambda p: optim.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8, True), lambda t,
+                                  p: t.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8, True)),
+    "groups": (lambda p: optim.SGD(groups(p), 0.1, 0.9, weight_decay=0.3), lambda t,
+               p: t.SGD(groups(p), 0.1, 0.9, weight_decay=0.3)),
+    "groups of adam": (lambda p: optim.Adam(groups(p), 0.1), lambda t, p: t.Adam(groups(p), 0.1)),
+    "adamw": (lambda p: optim.AdamW(p, 0.1), lambda t, p: t.AdamW(p, 0.1)),
+    "adamw decay": (lambda p: optim.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5), lambda t,
+                    p: t.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5)),
+}
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        self.first, self.last = nn.Linear(5, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x).tanh())
+
+
+def torch_net(model: Net) -> Any:
+    torch = torch_or_skip()
+    net = torch.nn.Sequential(torch.nn.Linear(5, 4), torch.nn.Tanh(), torch.nn.Linear(4, 3)).double()
+    with torch.no_grad():
+        for p, q in zip(net.parameters(), model.parameters(), strict=True):
+            p.copy_(torch.tensor(q.numpy()))
+    return net
+
+
+@pytest.mark.parametrize("clip", [None, 0.05, 100.0])
+@pytest.mark.parametrize("name", PAIRS)
+def test_five_steps_are_torchs(name: str, clip: float | None) -> None:
+    torch = torch_or_skip()
+    model = Net().astype("float64")
+    net = torch_net(model)
+    mine, theirs = PAIRS[name][0](model.parameters()), PAIRS[name][1](torch.optim, net.parameters())
+    mine.max_norm = clip
+    for n in range(5):
+        x, y = random_array((6, 5), n), random_array((6, 3), n + 10)
+        nn.mse(model(ml.array(x)), ml.array(y)).backward()
+        theirs.zero_grad()
+        torch.nn.functional.mse_loss(net(torch.tensor(x)), torch.tensor(y)).backward()
+        if clip is not None:
+            norm = torch.nn.utils.clip_grad_norm_(net.parameters(), clip).item()
+        mine.step()
+        theirs.step()
+        if clip is not None:
+            np.testing.assert_allclose(mine.norm, norm, rtol=1e-12)
+    for p, q in zip(model.parameters(), net.parameters(), strict=True):
+        np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-9, atol=1e-12)
+
+
+def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", batch: int = 6,
+            clip: float = 0.05) -> Any:
+    """Losses, parameters, states; the batch in equal parts, learning rate by a schedule."""
+    ml.seed(2)
+    model = Net()
+    opt = PAIRS[name][0](model.parameters())
+    opt.max_norm = clip
+    rate = optim.warmup(optim.step_decay(0.1, 2, 0.5), 2, 0.1)
+    data = [[v for m in range(parts) for v in (random_array((batch, 5), n, "float32")[m::parts],
+                                               random_array((batch, 3), n + 10, "float32")[m::parts])]
+            for n in range(steps)]
+
+    def step(*values: Any) -> Any:
+        total = None
+        for m in range(parts):
+            with ml.micro_batch(m, m * batch // parts):
+                loss = nn.mse(nn.dropout(model(values[2 * m]), 0.1), values[2 * m + 1]) * (1 / parts)
+                loss.backward()
+            total = loss.detach() if total is None else total + loss.detach()
+        opt.step()
+        return total
+
+    run = executor(ml.record(step, *data[0])) if executor else lambda *v: step(*map(ml.array, v))
+    losses = []
+    for n, values in enumerate(data):
+        opt.lr = rate(n)
+        losses.append(run(*values))
+    return bits(*losses, *(t for _, t in model.named_tensors()),
+                *(t for _, t in opt.named_tensors())) + repr(opt.norm).encode(), model
+
+
+@pytest.mark.few(7)
+@pytest.mark.parametrize("parts", [1, 2, 3])
+@pytest.mark.parametrize("name", PAIRS)
+def test_recorded_training_has_the_bits_of_eager_training(name: str, parts: int) -> None:
+    eager, _ = trained(None, parts, name=name)
+    assert trained(ml.SequentialExecutor, parts, name=name)[0] == eager
+    for seed in range(2):
+        def run(g: Any, seed: int = seed) -> Any:
+            return ml.CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(seed)), seed=seed)
+
+        assert trained(run, parts, name=name)[0] == eager
+
+
+def test_gradients_of_micro_batches_add_up_to_that_of_the_batch() -> None:
+    model = Net().astype("float64")
+    x, y = random_array((6, 5)), random_array((6, 3), 1)
+    nn.mse(model(ml.array(x)), ml.array(y)).backward()
+    whole = [p.grad.numpy().copy() for p in model.parameters()]
+    for p in model.parameters():
+        p.used = True
+    for m in range(3):
+        with ml.micro_batch(m, 2 * m):
+            (nn.mse(model(ml.array(x[2 * m : 2 * m + 2])), ml.array(y[2 * m : 2 * m + 2])) * (1 / 3)).backward()
+    for p, g in zip(model.parameters(), whole, strict=True):
+        np.testing.assert_allclose(p.grad.numpy(), g, rtol=1e-12)
+
+
+def test_clipping_is_one_task_for_each_sum_and_one_for_the_factor() -> None:
+    model = Net()
+    opt = optim.SGD(model.parameters(), 0.1, max_norm=1.0)
+
+    def step(x: Any) -> None:
+        model(x).sum().backward()
+        opt.step()
+
+    graph = ml.record(step, random_array((2, 5), dtype="float32"))
+    names = {task.index: [launch.kernel for launch in task.launches] for task in graph if task.kind == Kind.U}
+    assert sum(kernels == ["square_sum"] for kernels in names.values()) == 4
+    (factor,) = [i for i, kernels in names.items() if kernels == ["clip_factor"]]
+    (launch,) = graph.launches[factor]
+    names_read = [graph.storages[v.storage].name for v in launch.reads]
+    assert names_read == [f"square sum {p.name}" for p in model.parameters()]  # added in this order
+    assert opt.norm == 0  # nothing has run
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_parameter_without_axes_is_clipped_and_scaled_too(name: str) -> None:
+    def trained(shape: tuple[int, ...]) -> Any:
+        p = ml.Parameter(np.full(shape, 0.5, np.float32))
+        opt = PAIRS[name][0]([p])
+        opt.max_norm, opt.scaler = 0.05, optim.GradScaler(8.0)
+        for _ in range(3):
+            (p * 3.0 + p * p).sum().backward(opt.scaler.scale)
+            opt.step()
+        return p.numpy().reshape(1)
+
+    assert trained(()) == trained((1,)) != 0.5
+
+
+def test_a_norm_that_is_not_finite_is_not_hidden() -> None:
+    p = ml.Parameter(np.ones(2, np.float32))
+    opt = optim.SGD([p], 0.1, max_norm=1.0)
+    (p * float("nan")).sum().backward()
+    opt.step()
+    assert np.isnan(opt.norm)
+    assert np.isnan(p.numpy()).all()
+    for bad in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="norm to clip at"):
+            optim.SGD([p], 0.1, max_norm=bad)
+
+
+def test_schedules_are_torchs() -> None:
+    torch = torch_or_skip()
+    kinds = torch.optim.lr_scheduler
+
+    def theirs(make: Any, steps: int = 12) -> list[float]:
+        opt = torch.optim.SGD([torch.zeros(1, requires_grad=True)], 0.3)
+        schedule, rates = make(opt), []
+        for _ in range(steps):
+            rates.append(opt.param_groups[0]["lr"])
+            opt.step()
+            schedule.step()
+        return rates
+
+    def check(rate: Any, make: Any) -> None:
+        np.testing.assert_allclose([rate(n) for n in range(12)], theirs(make), rtol=1e-9, atol=1e-12)
+
+    check(optim.step_decay(0.3, 5, 0.2), lambda o: kinds.StepLR(o, 5, 0.2))
+    check(optim.cosine(0.3, 12, 0.01), lambda o: kinds.CosineAnnealingLR(o, 12, 0.01))
+    check(optim.warmup(lambda n: 0.3, 4, 0.1), lambda o: kinds.LinearLR(o, 0.1, total_iters=4))
+    check(optim.warmup(optim.cosine(0.3, 8), 4, 0.1),
+          lambda o: kinds.SequentialLR(o, [kinds.LinearLR(o, 0.1, total_iters=4), kinds.CosineAnnealingLR(o, 8)], [4]))
+
+
+@given(st.integers(1, 50), st.integers(1, 50), st.floats(0, 10))
+def test_schedules_stay_between_nothing_and_the_peak(steps: int, ramp: int, peak: float) -> None:
+    rate = optim.warmup(optim.cosine(peak, steps), ramp)
+    values = [rate(n) for n in range(ramp + steps + 5)]
+    assert all(0 <= v <= peak for v in values)
+    assert values[ramp] == peak
+    assert values[: ramp + 1] == sorted(values[: ramp + 1])
+    assert values[ramp:] == sorted(values[ramp:], reverse=True)
+    for make in (lambda: optim.cosine(1, 0), lambda: optim.warmup(rate, 0), lambda: optim.step_decay(1, 0)):
+        with pytest.raises(ValueError, match="whole number >= 1"):
+            make()
+
+
+@pytest.mark.parametrize("value", [-1.0, float("nan"), float("inf"), 1e300, "0.1", None, True, 1j])
+def test_numbers_that_make_no_sense_are_refused_by_name(value: Any) -> None:
+    p = ml.Parameter(np.ones(2, np.float32))
+    good = optim.SGD([p], 0.1)
+    for make, name in ((lambda: optim.SGD([p], value), "learning rate"),
+                       (lambda: setattr(good, "lr", value), "learning rate"),
+                       (lambda: optim.SGD([p], 0.1, weight_decay=value), "weight decay"),
+                       (lambda: optim.Adam([p], 0.1, weight_decay=value), "weight decay"),
+                       (lambda: optim.AdamW([p], 0.1, weight_decay=value), "weight decay"),
+                       (lambda: optim.Adam([p], eps=value), "eps")):
+        with pytest.raises(ValueError, match=f"the {name}|{name} is") as caught:
+            make()
+        assert "\n" not in str(caught.value)
+    assert good.lr == pytest.approx(0.1)
+    if value != 1e300:
+        for make in (lambda: optim.cosine(value, 3), lambda: optim.cosine(1.0, 3, value),
+                     lambda: optim.step_decay(value, 3), lambda: optim.step_decay(1.0, 3, value),
+                     lambda: optim.warmup(lambda n: 1.0, 3, value)):
+            with pytest.raises(ValueError, match="it must be a finite number >= 0"):
+                make()
+    with pytest.raises(ValueError, match="at most 1"):
+        optim.step_decay(1.0, 3, 1.5)
+    with pytest.raises(ValueError, match="whole number"):
+        optim.cosine(1.0, 2.5)  # type: ignore[arg-type]
+
+
+def test_a_learning_rate_that_double_precision_has_is_taken_there() -> None:
+    assert optim.SGD([ml.Parameter(np.ones(2))], 1e300).lr == 1e300
+
+
+def test_the_rates_of_groups_are_set_together_or_one_by_one() -> None:
+    model = Net()
+    opt = optim.SGD(groups(model.parameters()), 0.1)
+    assert [(round(g["lr"], 6), g["weight_decay"], len(g["params"])) for g in opt.param_groups] == [
+        (0.1, 0.2, 2), (0.02, 0.0, 2)]
+    assert [name for name, _ in opt.named_tensors()] == ["lr", "lr.1"]
+    opt.lr = 0.2
+    assert [g["lr"] for g in opt.param_groups] == pytest.approx([0.2, 0.04])
+    opt.param_groups[1]["lr"] = 0.5
+    assert [opt.lr, opt.param_groups[1]["lr"]] == pytest.approx([0.2, 0.5])
+    with pytest.raises(TypeError, match="only the lr of a group can change; weight_decay is part of recorded steps"):
+        opt.param_groups[0]["weight_decay"] = 0.1
+    with pytest.raises(ValueError, match="the learning rate is -1"):
+        opt.param_groups[0]["lr"] = -1
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_group_learns_at_its_own_rate(recorded: bool) -> None:
+    """Also fused, and where it is set between recorded steps."""
+    v, w = ml.Parameter(np.ones(3)), ml.Parameter(np.ones(3))
+    opt = optim.SGD([{"params": [v]}, {"params": [w], "lr": 0.5}], 0.25)
+
+    def step(x: Any) -> None:
+        (v * x + w * x).sum().backward()
+        opt.step()
+
+    run = ml.SequentialExecutor(fused(ml.record(step, np.ones(3)), cpu())) if recorded else lambda x: step(ml.array(x))
+    run(np.ones(3))
+    assert (v.numpy()[0], w.numpy()[0]) == (0.75, 0.5)
+    opt.param_groups[1]["lr"] = 0.0
+    run(np.ones(3))
+    assert (v.numpy()[0], w.numpy()[0]) == (0.5, 0.5)
+
+
+def test_one_parameter_is_a_list_of_it_and_others_may_come_one_by_one() -> None:
+    for form in (lambda p, q: [{"params": p}, {"params": q}],
+                 lambda p, q: ({"params": (v for v in [x])} for x in (p, q)),
+                 lambda p, q: (v for v in (p, q))):
+        p, q = ml.Parameter(np.ones((2, 2))), ml.Parameter(np.ones(2))
+        opt = optim.SGD(form(p, q), 0.5)
+        (p.sum() + q.sum()).backward()
+        opt.step()
+        assert p.tolist() == [[0.5, 0.5], [0.5, 0.5]]
+        assert q.tolist() == [0.5, 0.5]
+    alone = ml.Parameter(np.ones(2))
+    assert optim.SGD(alone, 0.5).parameters == [alone]
+
+
+def test_a_first_group_at_rest_has_no_ratio_to_others() -> None:
+    opt = optim.SGD([{"params": ml.Parameter(np.ones(2)), "lr": 0.0}, {"params": ml.Parameter(np.ones(2))}], 0.1)
+    with pytest.raises(ValueError, match="made with the learning rate 0, to which others have no ratio"):
+        opt.lr = 0.2
+    assert [g["lr"] for g in opt.param_groups] == pytest.approx([0.0, 0.1])
+
+
+def test_groups_refuse_what_they_cannot_have() -> None:
+    p, q = ml.Parameter(np.ones(2)), ml.Parameter(np.ones(2))
+    for wrong, message in (([p, {"params": [q]}], "parameters or groups of them, not both"),
+                           ([np.ones(2)], "takes parameters, such as model.parameters.., not ndarray"),
+                           ([{"params": [ml.ones(2)]}], "takes parameters, such as model.parameters.., not Tensor"),
+                           ([{"params": [p], "momentum": 0.5}], "group 0 must have params, and may have lr and wei"),
+                           ([{"params": [p]}, {"lr": 0.1}], "group 1 must have params"),
+                           ([{"params": [p]}, {"params": [p]}], "given to the optimizer twice"),
+                           ([{"params": [p], "weight_decay": -1}], "the weight decay is -1"),
+                           ([{"params": [p], "lr": -1}], "the learning rate is -1"),
+                           ([{"params": []}], "at least one")):
+        with pytest.raises(ValueError, match=message) as caught:
+            optim.SGD(wrong, 0.1)
+        assert "\n" not in str(caught.value)
+    for bad in ({"alpha": 1.0}, {"momentum": -0.1}, {"eps": -1.0}):
+        with pytest.raises(ValueError, match=next(iter(bad))):
+            optim.RMSprop([p], 0.1, **bad)

@@ -1,0 +1,278 @@
+"""Launches put together: the same mathematics with fewer of them, under every schedule; on the CPU
+with the same bits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import cuda_runtime
+import numpy as np
+import pytest
+from helpers import bits
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.autograd.tape import Tape, current, use
+from minidl.core.graph import Role, TaskGraph
+from minidl.fusion import RULES, fused
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import CheckingExecutor, GraphExecutor, SequentialExecutor, StreamExecutor
+
+TINY = {"resnet20": {"preset": "tiny"}, "resnet50": {"preset": "tiny"}, "densenet121": {"preset": "tiny"},
+        "mobilenet_v3_large": {"preset": "tiny"}, "mlp": {"hidden": 24}, "lenet": {}}
+RNG = np.random.default_rng(0)
+
+
+class Job:
+    """A network with an optimizer, and two batches."""
+
+    def __init__(self, name: str, optimizer: Any = lambda p: optim.SGD(p, 0.05, momentum=0.9), batch: int = 4,
+                 device: Any = None) -> None:
+        self.device = device or ml.device.cpu()
+        with use(Tape(self.device)):
+            ml.seed(3)
+            self.model = models.create(name, **TINY[name])
+            self.optimizer = optimizer(self.model.parameters())
+            rng = np.random.default_rng(1)
+            self.batches = [(rng.standard_normal((batch, *self.model.input_shape)).astype(np.float32),
+                             rng.integers(0, self.model.classes, batch)) for _ in range(2)]
+            self.graph = ml.record(self.step, *self.batches[0])
+
+    def step(self, x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+    def run(self, executor: Any) -> tuple[list[float], list[Any]]:
+        losses = [float(executor(*batch)) for batch in self.batches]
+        return losses, [t.numpy() for _, t in self.model.named_tensors()]
+
+
+def kernels(graph: TaskGraph) -> Counter[str]:
+    return Counter(launch.kernel for task in graph.launches for launch in task)
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("rule", [*RULES, "all"])
+@pytest.mark.parametrize("name", TINY)
+def test_on_the_cpu_the_bits_are_the_same(name, rule):
+    plain, job = Job(name), Job(name)
+    wanted = plain.run(SequentialExecutor(plain.graph))
+    graph = fused(job.graph, job.device, RULES if rule == "all" else [rule])
+    found = job.run(StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(5))))
+    assert found[0] == wanted[0]
+    assert bits(*found[1]) == bits(*wanted[1])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", ["resnet20", "densenet121", "mobilenet_v3_large"])
+def test_any_legal_order_reads_what_it_means(name, seed):
+    job = Job(name)
+    graph = fused(job.graph, job.device)
+    for _ in range(2):
+        CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)(*job.batches[0])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("name", "batch"), [("resnet20", 2), ("densenet121", 2), ("mlp", 2),
+                                             pytest.param("mobilenet_v3_large", 8, marks=pytest.mark.slow)])
+def test_on_cuda_all_schedules_have_the_same_bits_and_the_mathematics_is_that_of_the_parts(name, batch):
+    """Batch norm over two pixels, as the last ones of mobilenet would be of a batch of two, makes much of little."""
+    plain = Job(name, batch=batch, device=cuda_runtime.device(0))
+    wanted = plain.run(SequentialExecutor(plain.graph, plain.device))
+    found = []
+    for seed, kind in enumerate((StreamExecutor, GraphExecutor)):
+        job = Job(name, batch=batch, device=cuda_runtime.device(seed))
+        graph = fused(job.graph, job.device)
+        found.append(job.run(kind(graph, random_schedule(graph, 3, np.random.default_rng(seed)), device=job.device)))
+    assert found[0][0] == found[1][0]
+    assert bits(*found[0][1]) == bits(*found[1][1])
+    np.testing.assert_allclose(found[0][0], wanted[0], rtol=1e-4)
+    for a, b in zip(found[0][1], wanted[1], strict=True):
+        assert np.linalg.norm(a - b) <= 1e-3 * max(np.linalg.norm(b), 1e-3)
+
+
+def test_what_is_left():
+    count = {name: (kernels(Job(name).graph), kernels(fused(Job(name).graph, ml.device.cpu()))) for name in TINY}
+    before, after = count["resnet20"]
+    assert after["relu"] == after["relu_grad"] == after["sgd"] == 0
+    assert after["sgd_many"] == 1
+    assert after["batch_norm_act"] + after["batch_norm"] == before["batch_norm"]
+    before, after = count["densenet121"]
+    assert after["batch_norm"] == after["relu"] == after["relu_grad"] == 0
+    before, after = count["mlp"]
+    assert after["relu"] == 0
+    assert after["relu_grad"] == before["relu"]
+    before, after = count["mobilenet_v3_large"]
+    assert after["hardswish"] <= 1
+    assert after["batch_norm_act"] > 2 * after["batch_norm"]
+    assert after["squeeze_excite"] == after["squeeze_excite_input_grad"] == 8
+    assert after["hardsigmoid"] == after["mul"] == 0
+
+
+def test_slabs_take_the_copies_away_where_convolutions_take_gaps():
+    there = cuda_runtime.device()
+    job = Job("densenet121", batch=2, device=there)
+    before, after = kernels(job.graph), kernels(fused(job.graph, there, ["slabs"]))
+    # of the second layer of each block; the first concat copies two things
+    assert before["copy"] - after["copy"] == 2 * 4
+
+
+def test_slabs_are_used_only_from_aligned_addresses_on():
+    """With a growth of 4 channels in 16 bits, the second layer of each block begins 8 bytes after a multiple of 16,
+    where cuDNN has few engines. In float32 the same layers use the slabs, as above."""
+    there = cuda_runtime.device()
+
+    class Half(Job):
+        def step(self, x: Any, y: Any) -> Any:
+            with ml.autocast("bfloat16"):
+                return super().step(x, y)
+
+    job = Half("densenet121", batch=2, device=there)
+    found = fused(job.graph, there, ["slabs"])
+    before, after = kernels(job.graph), kernels(found)
+    assert before["copy"] == after["copy"]
+    begins = [view.offset * 2 % 16 for task in found.launches for launch in task for view in launch.views
+              if launch.kernel.startswith("conv2d") and view.dtype == "bfloat16"]
+    assert len(begins) > 50
+    assert not any(begins)
+
+
+@pytest.mark.parametrize("low", ["bfloat16", "float16"])
+def test_one_launch_rounds_all_parameters(low):
+    class Half(Job):
+        def step(self, x: Any, y: Any) -> Any:
+            with ml.autocast(low):
+                return super().step(x, y)
+
+    plain, job = (Half("mlp", device=cuda_runtime.device(seed)) for seed in range(2))
+    before, after = kernels(job.graph), kernels(found := fused(job.graph, job.device, ["casts"]))
+    (many,) = [launch for task in found.launches for launch in task if launch.kernel == "cast_many"]
+    weights = [view for view in many.reads if found.storages[view.storage].role == Role.PARAMETER]
+    assert len(weights) == len(many.reads) >= 2
+    assert {view.dtype for view in many.writes} == {low}
+    assert before["cast"] - after["cast"] >= len(weights)
+    schedule = random_schedule(found, 2, np.random.default_rng(5))
+    losses, values = job.run(StreamExecutor(found, schedule, device=job.device))
+    wanted = plain.run(SequentialExecutor(plain.graph, plain.device))
+    assert losses == wanted[0]
+    assert bits(*values) == bits(*wanted[1])
+
+
+def test_adam_with_clipping():
+    def adam(p: Any) -> Any:
+        return optim.AdamW(p, 0.01, max_norm=0.1)
+
+    plain, job = Job("lenet", adam), Job("lenet", adam)
+    wanted = plain.run(SequentialExecutor(plain.graph))
+    graph = fused(job.graph, job.device, ["updates"])
+    assert kernels(graph)["adam_many"] == 1
+    assert job.run(SequentialExecutor(graph))[0] == wanted[0]
+    assert bits(*[p.numpy() for p in job.model.parameters()]) == bits(*[p.numpy() for p in plain.model.parameters()])
+
+
+def test_a_value_that_somebody_else_needs_stays():
+    """The batch norm's output is returned, so it cannot vanish into the activation."""
+    ml.seed(0)
+    norm = nn.BatchNorm1d(3)
+
+    def step(x: Any) -> Any:
+        y = norm(x)
+        return y, ml.ops.relu(y)
+
+    graph = ml.record(step, np.zeros((4, 3), np.float32))
+    assert kernels(fused(graph, current().device)) == kernels(graph)
+
+
+class Excited:
+    """A squeeze-and-excite block between convolutions, and what is done with it besides."""
+
+    def __init__(self, besides: str, device: Any = None) -> None:
+        self.device, self.besides = device or ml.device.cpu(), besides
+        with use(Tape(self.device)):
+            ml.seed(5)
+            self.parts = [nn.Conv2d(3, 8, 1), nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1), nn.Conv2d(8, 2, 1)]
+            self.parameters = [p for part in self.parts for p in part.parameters()]
+            self.optimizer = optim.SGD(self.parameters, 0.1)
+            self.x = np.random.default_rng(2).standard_normal((3, 4, 5,
+                                                               3 if besides != "image" else 8)).astype(np.float32)
+            self.graph = ml.record(self.step, self.x)
+
+    def step(self, image: Any) -> Any:
+        before, fc1, fc2, after = self.parts
+        if self.besides in HALVES:
+            with ml.autocast(self.besides):
+                loss = ml.ops.mean(after(self.excite(before(image), fc1, fc2)[0]))
+        elif self.besides == "eval":
+            with ml.no_grad():
+                return after(self.excite(before(image), fc1, fc2)[0])
+        else:
+            y, kept = self.excite(image if self.besides == "image" else before(image), fc1, fc2)
+            loss = ml.ops.mean(after(y))
+        loss.backward()
+        self.optimizer.step()
+        return (loss, kept) if self.besides.startswith("returns") else loss
+
+    def excite(self, x: Any, fc1: Any, fc2: Any) -> Any:
+        besides, earlier = self.besides, ml.ops.tanh(x) if self.besides == "x before" else None
+        r = fc1(ml.ops.mean(x, (1, 2), keepdims=True))
+        hidden = ml.ops.sigmoid(r) if besides == "sigmoid" else ml.ops.relu(r)
+        pre = fc2(hidden)
+        gate = ml.ops.hardsigmoid(pre)
+        y = gate * x if besides == "gate first" else x * gate
+        more = {"x before": earlier, "x after": x, "r": r, "hidden": hidden, "pre": pre, "gate": gate}.get(besides)
+        kept = {"returns hidden": hidden, "returns pre": pre, "returns gate": gate, "returns r": r}.get(besides)
+        return y if more is None else y + ml.ops.mean(more, 3, keepdims=True), kept
+
+    def run(self, graph: TaskGraph, seed: int = 0) -> bytes:
+        schedule = random_schedule(graph, 2, np.random.default_rng(seed))
+        for _ in range(2):
+            out = StreamExecutor(graph, schedule, device=self.device)(self.x)
+        return bits(*(o.numpy() for o in (out if isinstance(out, tuple) else (out,))),
+                    *(p.numpy() for p in self.parameters))
+
+
+HALVES = ("bfloat16", "float16")
+TOGETHER = ("nothing", "x before", "returns hidden", "returns pre")
+FORWARD = ("eval", "image")  #: no gradient, or none toward x: its tasks stay, and read what they read before
+APART = ("x after", "r", "hidden", "pre", "gate", "returns r", "returns gate", "sigmoid", "gate first")
+
+
+@pytest.mark.parametrize("besides", [*TOGETHER, *FORWARD, *APART])
+def test_squeeze_and_excite_is_put_together_where_nobody_else_needs_its_parts(besides):
+    plain, job = Excited(besides), Excited(besides)
+    graph = fused(job.graph, job.device, ["squeeze_excite"])
+    found = kernels(graph)
+    together = besides not in APART
+    assert (found["squeeze_excite"], found["squeeze_excite_input_grad"]) == (together, besides in TOGETHER)
+    assert together or found == kernels(plain.graph)
+    assert job.run(graph) == plain.run(plain.graph)
+    CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(1)), seed=1)(job.x)
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("besides", ["nothing", *HALVES])
+def test_squeeze_and_excite_on_cuda(besides):
+    """In 16 bits, too, where weights are cast by the tasks that are put together."""
+    plain = Excited(besides, cuda_runtime.device(0))
+    plain.run(plain.graph)
+    found = []
+    for seed in range(2):
+        job = Excited(besides, cuda_runtime.device(seed))
+        graph = fused(job.graph, job.device, ["squeeze_excite"])
+        assert kernels(graph)["squeeze_excite_input_grad"] == 1
+        assert kernels(graph)["cast"] == kernels(job.graph)["cast"]
+        found.append(job.run(graph, seed))
+    assert found[0] == found[1]
+    tolerance = 1e-5 if besides == "nothing" else 2e-2
+    for a, b in zip(job.parameters, plain.parameters, strict=True):
+        assert np.linalg.norm(a.numpy() - b.numpy()) <= tolerance * np.linalg.norm(b.numpy())
+
+
+def test_an_unknown_rule():
+    with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, squeeze_excite, "
+                                         "flash_attention, epilogue, slabs, updates"):
+        fused(Job("mlp").graph, ml.device.cpu(), ["everything"])

@@ -1,0 +1,106 @@
+"""Messages and sums that start earlier: shorter steps on two ranks, with the bits of one process and no more memory."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import deadline
+
+import minidl as ml
+from minidl import nn, optim
+from minidl.core.placement import Refused
+from minidl.models import mlp
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor
+
+MICRO_BATCHES, SHARE = 4, 16
+RANDOM = np.random.default_rng(3)
+BATCHES = [[part for _ in range(MICRO_BATCHES) for part in (RANDOM.standard_normal((SHARE, 64)).astype("f"),
+                                                            RANDOM.integers(0, 10, SHARE))] for _ in range(3)]
+SHAPES = [(64, 512, 16, 512, 16, 10), (64, 32, 32, 32, 32, 32, 10), (64, 256, 32, 128, 64, 64, 64, 10)]
+GAINS = [("gpipe", 0, 0.985), ("zb_v", 1, 0.96), ("interleaved", 2, 0.98)]  # each as it is predicted, or better
+
+
+def recorded(shape: tuple[int, ...], **of_optimizer: Any) -> tuple[Any, Any]:
+    ml.seed(0)
+    model = mlp(*shape)
+    optimizer = optim.SGD(model.parameters(), 0.05, momentum=0.9, **of_optimizer)
+
+    def step(*parts: Any) -> None:
+        for i in range(MICRO_BATCHES):
+            with ml.micro_batch(i):
+                (nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)).backward()
+        optimizer.step()
+
+    return model, ml.record(step, *BATCHES[0])
+
+
+def trained(policy: str, shape: tuple[int, ...], **options: Any) -> dict[int, bytes]:
+    """The parameters that two ranks leave after three steps."""
+    runs = [recorded(shape) for _ in range(2)]
+    plans = [ml.plan(graph, policy, machine=ml.Machine(2), **options) for _, graph in runs]
+
+    def work(communicator: Any) -> dict[int, bytes]:
+        execute = DistributedExecutor(*plans[communicator.rank].with_messages, communicator)
+        for parts in BATCHES:
+            execute(*parts)
+        execute.close()
+        held = {id(s.live) for s in execute.program.graph.storages if s.live is not None}
+        model = runs[communicator.rank][0]
+        return {i: p.numpy().tobytes() for i, p in enumerate(model.parameters()) if id(p.storage) in held}
+
+    with deadline():
+        return {i: bits for found in run_ranks(2, work) for i, bits in found.items()}
+
+
+@pytest.mark.parametrize(("policy", "shape", "gain"), GAINS)
+def test_a_step_is_shorter_and_has_the_bits_of_one_process(policy: str, shape: int, gain: float) -> None:
+    model, graph = recorded(SHAPES[shape])
+    before, after = (ml.plan(graph, policy, machine=ml.Machine(2), overlap=n) for n in (0, 300))
+    assert after.period < gain * before.period
+    assert after.peak_bytes <= before.peak_bytes
+    execute = ml.SequentialExecutor(graph)
+    for parts in BATCHES:
+        execute(*parts)
+    assert trained(policy, SHAPES[shape], overlap=300) == {i: p.numpy().tobytes()
+                                                           for i, p in enumerate(model.parameters())}
+
+
+@pytest.mark.parametrize("options", [{}, {"replicas": 2, "collective": lambda sizes: 20 + sum(sizes.values()) / 2000}])
+@pytest.mark.parametrize("policy", ["gpipe", "one_f_one_b", "zb_h1", "zb_auto"])
+def test_no_plan_gets_slower_or_larger(policy: str, options: dict[str, Any]) -> None:
+    for shape in SHAPES:
+        graph = recorded(shape, max_norm=1.0)[1]
+        found = [ml.plan(graph, policy, machine=ml.Machine(2, **options), overlap=n) for n in (0, 10, 300)]
+        for before, after in pairwise(found):
+            assert after.period <= before.period
+            assert all(mine <= other for mine, other in zip(after.peak_bytes, before.peak_bytes, strict=True))
+
+
+def test_a_cap_on_activations_holds() -> None:
+    graph = recorded(SHAPES[1])[1]
+    capped = [ml.plan(graph, "zb_h1", machine=ml.Machine(2, activation_cap=2), overlap=n) for n in (0, 300)]
+    assert max(capped[1].peaks) <= 2
+    assert capped[1].period <= capped[0].period
+
+
+@pytest.mark.parametrize("policy", ["pipedream", "dualpipe_v"])
+def test_an_order_that_says_more_is_refused(policy: str) -> None:
+    ml.seed(0)
+    model = mlp(*SHAPES[1])
+    optimizer = optim.SGD(model.parameters(), 0.05)
+
+    def step(*parts: Any) -> None:
+        for i in range(MICRO_BATCHES):
+            with ml.micro_batch(i):
+                nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]).backward()
+                if policy == "pipedream":
+                    optimizer.step()
+        if policy != "pipedream":
+            optimizer.step()
+
+    with pytest.raises(Refused, match=f"{policy}: overlap moves tasks, but their order also says which"):
+        ml.plan(ml.record(step, *BATCHES[0]), policy, machine=ml.Machine(2), overlap=300)

@@ -1,0 +1,134 @@
+"""Recomputed activations: the same bits, less memory, and an R just before its first reader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl import models, nn, optim, schedulers
+from minidl.core.graph import TaskGraph
+from minidl.core.schedule import Schedule
+from minidl.core.tasks import Kind, parse_task, task_name
+from minidl.passes.recompute import recomputed
+from minidl.plans.program import lower
+
+
+class Net(nn.Module):
+    """Dropout, a batch norm and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Linear(16, 32), nn.Dropout(0.5)
+        self.norm, self.last = nn.BatchNorm1d(32), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        h = nn.relu(self.first(x))
+        return self.last(h + self.norm(self.drop(h)))
+
+
+def recorded(model: Any, *example: Any) -> TaskGraph:
+    opt = optim.Adam(model.parameters(), lr=0.01)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, *example)
+
+
+def trained(dropped: Any, policy: str = "in_order", steps: int = 3) -> tuple[list[bytes], dict[str, bytes], TaskGraph]:
+    """Losses, everything that outlives the steps, and the graph."""
+    ml.seed(0)
+    model, random = Net(), np.random.default_rng(0)
+    graph = recomputed(recorded(model, np.zeros((8, 16), np.float32), np.zeros(8, np.int64)), dropped)
+    run = ml.StreamExecutor(graph, schedulers.plan(graph, policy).schedule)
+    losses = [run(random.normal(size=(8, 16)).astype(np.float32), random.integers(0, 10, 8)).numpy().tobytes()
+              for _ in range(steps)]
+    run.close()
+    return losses, {name: a.tobytes() for name, a in model.state_dict().items()}, graph
+
+
+@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
+@pytest.mark.parametrize("dropped", [{1}, {2, 3}, {1, 2, 3, 4}, range(9)], ids=str)
+def test_bits_and_running_statistics_are_those_of_the_plain_step(dropped: Any, policy: str):
+    losses, left, plain = trained(())
+    again = trained(dropped, policy)
+    assert (losses, left) == again[:2]
+    assert len(again[2]) > len(plain)
+
+
+def test_each_r_runs_just_before_its_first_reader():
+    graph = trained(range(9))[2]
+    names = [t.name for t in graph]
+    for t in graph:
+        if t.kind == Kind.R:
+            made = {b.index for b in t.writes}
+            first = next(u for u in list(graph)[t.index + 1:] if made & {b.index for b in u.reads})
+            assert {u.kind for u in list(graph)[t.index + 1 : first.index]} <= {Kind.R}, (t.name, names)
+            assert f"{t.unit}F0" in names
+
+
+def test_states_that_a_forward_changes_are_neither_written_nor_read_again():
+    """If they were read, the next micro-batch's forward would have to come after R."""
+    graph = trained(range(9))[2]
+    for t in (t for t in graph if t.kind == Kind.R):
+        changed = {b.name for b in graph[f"{t.unit}F{t.micro_batch}"].writes if b.role.persistent}
+        assert not any(b.role.persistent for b in t.writes)
+        assert not changed & {b.name for b in t.reads}
+
+
+def test_statistics_that_change_before_the_second_run_are_read_only_once():
+    """One batch norm, first with its running statistics, then with the batch's, which changes them."""
+    x, labels = np.random.default_rng(0).normal(size=(8, 16)).astype(np.float32), np.zeros(8, np.int64)
+
+    def weights_after(dropped: Any) -> dict[str, bytes]:
+        ml.seed(0)
+        model = Net()
+        opt = optim.SGD(model.parameters(), lr=0.1)
+
+        def step(x: Any, y: Any) -> Any:
+            model.norm.eval()
+            h = model.norm(model.first(x))
+            model.norm.train()
+            loss = nn.cross_entropy(model.last(nn.relu(h) * model.norm(h)), y)
+            loss.backward()
+            opt.step()
+            return loss
+
+        graph = recomputed(ml.record(step, x, labels), dropped)
+        assert bool(dropped) == any(t.kind == Kind.R for t in graph)
+        run = ml.StreamExecutor(graph, schedulers.in_order(graph))
+        run(x, labels)
+        run.close()
+        return {name: a.tobytes() for name, a in model.state_dict().items()}
+
+    assert weights_after(()) == weights_after(range(20))
+
+
+def test_what_the_step_returns_is_kept():
+    graph = trained(range(20))[2]
+    loss = max(t.unit for t in graph if t.kind == Kind.F)
+    assert f"{loss}R0" not in [t.name for t in graph]
+
+
+def test_a_deep_network_needs_less_memory():
+    ml.seed(0)
+    graph = recorded(models.mlp(64, *[64] * 30, 10), np.zeros((256, 64), np.float32), np.zeros(256, np.int64))
+    forward = graph.unit[graph.kind == Kind.F]
+    kept = {*forward[::10].tolist()}
+    again = recomputed(graph, {*forward.tolist()} - kept)
+    plain, less = (lower(g, schedulers.in_order(g)).peak_bytes for g in (graph, again))
+    assert less < 0.7 * plain
+
+
+def test_r_prints_and_parses_and_stands_in_csvs():
+    assert task_name(parse_task("4R0")) == "4R0"
+    graph = trained(range(9))[2]
+    schedule = schedulers.plan(graph, "multi_stream").schedule
+    assert Schedule.from_csv(schedule.to_csv()).to_csv() == schedule.to_csv()
+    assert schedulers.plan(graph, Schedule.from_csv(schedule.to_csv())).timeline.makespan > 0

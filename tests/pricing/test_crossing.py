@@ -1,0 +1,158 @@
+"""What another core's cache costs: by the definition, task by task; its effect on plans; how it is measured."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import drawn, recorded, scheduled_graphs
+from hypothesis import given, settings
+
+import minidl as ml
+from minidl import schedulers
+from minidl.core.graph import GraphBuilder
+from minidl.core.schedule import Lane, Schedule
+from minidl.core.tasks import Kind
+from minidl.devices import device as devices
+from minidl.measuring import lanes as measure_lanes
+from minidl.pricing.cost import CostError, Cross
+from minidl.pricing.crossing import CACHE
+from minidl.pricing.simulation import Clock, Lanes, simulate, times
+
+COST = ml.CostModel(kinds=dict.fromkeys("FOWU", 10.0), cross=Cross(0.25, 0.125))
+
+
+def by_definition(graph, schedule):
+    """The bytes that each task reads as the first on its lane, and that a task on another lane of its rank wrote; and
+    the bytes that it writes where a task on another lane has touched them since they were written before."""
+    lane, place = {}, {}
+    ids = schedule.ids(graph)
+    for number in range(len(schedule.lanes)):
+        for at, task in enumerate(ids[schedule.ptr[number] : schedule.ptr[number + 1]].tolist()):
+            lane[task], place[task] = number, at
+    tasks = range(len(graph))
+    read, written = ([set(rows[t].tolist()) for t in tasks] for rows in (graph.reads, graph.writes))
+
+    def apart(a, b):
+        return lane[a] != lane[b] and schedule.lanes[lane[a]].rank == schedule.lanes[lane[b]].rank
+
+    def before(task):
+        """The tasks before this one, the nearest first; those of the step before follow, and itself last."""
+        return [*reversed(range(task)), *reversed(range(task, len(graph)))]
+
+    reads = [(task, next(t for t in before(task) if b in written[t]), b) for task in tasks for b in read[task]
+             if any(b in w for w in written)]
+    found = np.zeros((2, len(graph)))
+    for task, writer, b in reads:
+        earlier = any(place[t] < place[task] for t, w, c in reads if (w, c) == (writer, b) and lane[t] == lane[task])
+        if apart(task, writer) and not earlier:
+            found[0, task] += min(int(graph.buffer_bytes[b]), CACHE)
+    for task in tasks:
+        for b in written[task]:
+            last = next(i for i, t in enumerate(before(task)) if b in written[t])
+            if any(apart(task, t) and b in read[t] | written[t] for t in before(task)[: last + 1]):
+                found[1, task] += min(int(graph.buffer_bytes[b]), CACHE)
+    return found
+
+
+@settings(max_examples=drawn(150), deadline=None)
+@given(scheduled_graphs(ranks=2))
+def test_a_task_pays_for_what_another_lane_has_touched(scenario):
+    graph, schedule = scenario
+    at = times(graph, schedule, COST)
+    np.testing.assert_allclose(at.end - at.start, 10.0 + [0.25, 0.125] @ by_definition(graph, schedule))
+    lanes = Lanes.of(graph, schedule)
+    clock = Clock.of(graph, COST, lanes)
+    assert clock.period(lanes) == pytest.approx(clock.exact_period(lanes))
+
+
+def test_what_is_larger_than_a_cache_costs_no_more_than_a_cache():
+    builder = GraphBuilder()
+    builder.buffer("b", 64 * CACHE)
+    builder.task(0, Kind.F, writes=[0])
+    builder.task(1, Kind.F, reads=[0])
+    graph = builder.build()
+    two = Schedule.of(graph, {Lane(0, "a"): [0], Lane(0, "b"): [1]})
+    assert simulate(graph, two, COST).makespan == 20 + (0.25 + 0.125) * CACHE
+    ranks = Schedule.of(graph, {Lane(0): [0], Lane(1): [1]})
+    assert simulate(graph, ranks, COST).makespan == 20
+
+
+def test_one_lane_pays_nothing_and_cheap_tasks_stay_together():
+    graph = recorded()
+    one, two = schedulers.in_order(graph), schedulers.multi_stream(graph)
+    assert simulate(graph, one, COST).makespan == simulate(graph, one, replace(COST, cross=Cross())).makespan
+    assert simulate(graph, two, COST).makespan > simulate(graph, two, replace(COST, cross=Cross())).makespan
+    dear = replace(COST, cross=Cross(1e3))
+    chosen = ml.plan(graph, "multi_region", dear)
+    assert chosen.timeline.makespan <= simulate(graph, one, dear).makespan
+
+
+def test_it_is_saved_with_the_costs(tmp_path):
+    cost = replace(COST, cores=2, spin=1.0, doze=2.0, wake=3.0)
+    cost.save(tmp_path / "costs.json")
+    assert ml.CostModel.load(tmp_path / "costs.json") == cost
+
+
+@pytest.mark.parametrize("wrong", [{"cores": 0}, {"cores": 1.5}, {"cross": Cross(-1.0)}, {"cross": Cross(0, np.inf)},
+                                   {"doze": -1.0}])
+def test_costs_of_lanes_that_cannot_be(wrong):
+    with pytest.raises(CostError, match="must be"):
+        replace(COST, **wrong)
+
+
+@pytest.fixture(params=devices.LANES)
+def device(request):
+    if request.param == "native" and devices.no_native_lanes():
+        pytest.skip(devices.no_native_lanes())
+    device = devices.CPU()
+    device.set_lanes(request.param)
+    return device
+
+
+def test_what_lanes_cost_each_other_is_measured(device):
+    before = os.sched_getaffinity(0)
+    found = measure_lanes.measure_lanes(device)
+    assert os.sched_getaffinity(0) == before
+    assert found["cores"] == len(before)
+    assert found["sync"] > 0
+    assert found["wake"] > 0
+    assert found["spin"] >= 0
+    assert found["doze"] >= 0
+    assert found["cross"].source == ("measured" if len(measure_lanes.lane_cores()) == 2 else "assumed")
+    assert measure_lanes.measure_lanes(device) == found, "once in a process"
+    ml.CostModel(**found)
+
+
+def test_where_two_lanes_share_a_core_crossing_is_assumed_and_not_0(device):
+    assert measure_lanes.measure_cross(device, (0,)) == measure_lanes.ASSUMED
+    assert measure_lanes.ASSUMED.read > 0
+    sync, wake = measure_lanes.measure_hand_over(device, ())
+    assert sync > 0
+    assert wake > 0
+
+
+def test_two_cores_are_not_two_threads_of_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure_lanes, "TOPOLOGY", tmp_path)
+    assert measure_lanes.two_cores(frozenset({3})) == (3,)
+    assert measure_lanes.two_cores(frozenset({7, 3, 5})) == (3, 5), "the machine does not say"
+    (tmp_path / "cpu3" / "topology").mkdir(parents=True)
+    siblings = tmp_path / "cpu3" / "topology" / "thread_siblings_list"
+    siblings.write_text("3-5\n")
+    assert measure_lanes.two_cores(frozenset({7, 3, 5})) == (3, 7)
+    assert measure_lanes.two_cores(frozenset({5, 3})) == (3, 5), "there is no choice"
+    siblings.write_text("3,5\n")
+    assert measure_lanes.two_cores(frozenset({7, 3, 5, 6})) == (3, 6)
+
+
+def test_lanes_that_the_system_does_not_hold_are_measured_where_they_run(monkeypatch):
+    def refuses(*_):
+        raise PermissionError
+
+    assert 1 <= len(measure_lanes.lane_cores()) <= 2
+    monkeypatch.setattr(os, "sched_setaffinity", refuses)
+    assert measure_lanes.lane_cores() == ()
+    found = measure_lanes.measure_lanes(devices.CPU())
+    assert found["cross"] == measure_lanes.ASSUMED

@@ -1,0 +1,257 @@
+"""Who may import whom, read off the sources; and that NumPy alone is enough to import everything."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from helpers import PATIENCE, ROOT
+
+FOLDERS = {"minidl": ROOT / "minidl", "minidl.kernels": ROOT / "kernels", "minidl.schedulers": ROOT / "schedulers",
+           "minidl.models": ROOT / "models"}
+LINKS = ("kernels", "schedulers", "models")
+
+#: the rooms from the ground up: each may import itself and the rooms named here, which all come before it. So there are
+#: no circles between rooms, whether a module is imported with its importer or when it is first used
+ROOMS: dict[str, set[str]] = {
+    "kernels": set(),
+    "system": set(),
+    "core": {"system"},
+    "pricing": {"core", "system"},
+    "passes": {"core", "pricing"},
+    "plans": {"core", "passes", "pricing", "system"},
+    "schedulers": {"core", "passes", "plans", "pricing", "system"},
+    "views": {"core", "passes", "plans", "pricing", "schedulers"},
+    "devices": {"core", "kernels"},
+    "fusion": {"core", "devices", "kernels"},
+    "autograd": {"core", "devices", "kernels"},
+    "ops": {"autograd", "core", "kernels"},
+    "nn": {"autograd", "core", "devices", "ops"},
+    "models": {"autograd", "nn", "ops", "system"},
+    "optim": {"autograd", "core", "devices", "nn"},
+    "data": {"autograd", "system"},
+    "runtime": {"autograd", "core", "devices", "kernels", "passes", "plans", "system"},
+    "measuring": {"autograd", "core", "devices", "kernels", "plans", "pricing", "runtime"},
+    "testing": {"autograd", "core", "devices", "kernels", "ops", "optim", "passes", "runtime", "schedulers"},
+    "training": {"autograd", "core", "data", "devices", "fusion", "measuring", "models", "nn", "ops", "optim", "passes",
+                 "plans", "pricing", "runtime", "schedulers", "system"},
+    "cli": {"autograd", "core", "data", "devices", "measuring", "models", "optim", "passes", "plans", "pricing",
+            "runtime", "schedulers", "system", "testing", "training", "views"},
+    "__main__": {"cli", "system"},
+}
+#: rooms that neither run nor measure anything: a plan is made, proved and priced without a device
+PURE = ("core", "system", "pricing", "passes", "plans", "schedulers", "views")
+# where a module outside the standard library may be imported from, and only when it is used
+LAZY: dict[str, tuple[str, ...]] = {
+    "numba": ("core.loops", "kernels", "schedulers", "cli", "data", "devices.device", "devices.native"),
+    "llvmlite": ("kernels.direct", "devices.native"),
+    "mpi4py": ("runtime.comm", "cli"),
+    "ml_dtypes": ("autograd.op",),
+    "torch": ("measuring.torch_stages",),
+    "cupy": ("devices.device", "devices.cuda", "kernels", "cli", "runtime.comm.nccl"),
+    "cudnn": ("devices.device", "devices.cuda", "kernels", "cli"),
+    "nvmath": ("devices.device", "devices.cuda", "kernels", "cli"),
+}
+
+#: imported by the device, where it is wanted; their functions are compiled by numba's decorators
+COMPILED = ("minidl.kernels.direct", *(f"minidl.devices.native.{name}" for name in (
+    "calls", "code", "lanes", "machines", "stamps")))
+
+
+def modules() -> Iterator[tuple[str, Path]]:
+    """Every module of the package by its import name."""
+    for package, folder in FOLDERS.items():
+        for path in sorted(folder.rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            if package == "minidl" and parts[0] in LINKS:
+                continue  # a link to a folder that is listed itself
+            yield ".".join([package, *(p for p in parts if p != "__init__")]), path
+
+
+MODULES = dict(modules())
+
+
+@cache
+def imports(name: str, path: Path) -> list[tuple[str, bool, int]]:
+    """(module imported, at import time?, line); what only type checkers see is left out."""
+    def visit(node: ast.AST, now: bool) -> Iterator[tuple[str, bool, int]]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            return
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            now = False
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield alias.name, now, node.lineno
+        if isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                package = name.split(".") if path.name == "__init__.py" else name.split(".")[:-1]
+                base = ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+            for alias in node.names:
+                full = f"{base}.{alias.name}"
+                yield (full if full in MODULES else base), now, node.lineno
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child, now)
+
+    return list(visit(ast.parse(path.read_text()), True))
+
+
+def covers(rule: str, name: str) -> bool:
+    return name == rule or name.startswith(rule + ".")
+
+
+def within(name: str) -> str:
+    """The name within our own package: `pricing.cost` of `minidl.pricing.cost`."""
+    return name.partition(".")[2]
+
+
+def room_of(name: str) -> str:
+    return within(name).partition(".")[0]
+
+
+def test_the_rooms_have_no_circles():
+    below: set[str] = set()
+    for room, may in ROOMS.items():
+        assert may <= below, f"{room} may import {sorted(may - below)}, which the table has after it"
+        below.add(room)
+    assert below == {room_of(name) for name in MODULES} - {""}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_that_it_may(room):
+    """The table has no room that is not imported, so a reader can trust it."""
+    found = set()
+    for name in (n for n in MODULES if room_of(n) == room):
+        for target, _, line in imports(name, MODULES[name]):
+            other = room_of(target)
+            if covers("minidl", target) and other not in ("", room):
+                assert other in ROOMS[room], f"{MODULES[name].relative_to(ROOT)}, line {line}: {name} imports {target}"
+                found.add(other)
+    assert found == ROOMS[room]
+
+
+def test_what_is_pure_reaches_no_device():
+    for room in PURE:
+        assert set(PURE) >= ROOMS[room]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_what_is_heavy_is_imported_where_it_is_used_and_nowhere_else(name):
+    known = {"minidl", "numpy", *sys.stdlib_module_names, *(("numba", "llvmlite") if name in COMPILED else ())}
+    for target, now, line in imports(name, MODULES[name]):
+        top = target.partition(".")[0]
+        where = f"{MODULES[name].relative_to(ROOT)}, line {line}"
+        assert top not in LINKS, f"{where}: {top} is imported as minidl.{top}"
+        assert top in known or not now, f"{where}: {top} is imported with the module; import it where it is used"
+        if top in LAZY:
+            assert any(covers(home, within(name)) for home in LAZY[top]), f"{where}: {top} is no business of {name}"
+
+
+def test_schedulers_know_no_clock_and_no_threads():
+    """Nor do the rooms that they import, but for the lock around a user's module and the waiting for a file."""
+    for name, path in MODULES.items():
+        if room_of(name) in PURE and room_of(name) != "system":
+            for target, _, line in imports(name, path):
+                top = target.partition(".")[0]
+                assert top not in ("time", "datetime", "threading", "socket"), f"{name}, line {line}: {target}"
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    """Those of their first lines: whichever module is imported first, it works."""
+    edges = {name: {t for t, now, _ in imports(name, path) if now and t in MODULES and t != name}
+             for name, path in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(name: str, way: list[str]) -> None:
+        assert name not in way, f"imports in a circle: {' > '.join([*way[way.index(name):], name])}"
+        if name not in done:
+            for target in sorted(edges[name]):
+                visit(target, [*way, name])
+            done.add(name)
+
+    for name in MODULES:
+        visit(name, [])
+
+
+#: where our own is imported within a function: what is heavy stays away until it is used, and a command starts at once
+# the last five but the kernels: methods that lead to files, or to what is built on them
+LATE = ("__main__", "cli", "devices.device", "devices.cuda.device", "training.rank_trainer",
+        "core.schedule", "core.timeline", "pricing.cost", "plans.program", "runtime.comm", "kernels.conv")
+
+
+@pytest.mark.parametrize("name", [name for name in MODULES if not any(covers(late, within(name)) for late in LATE)])
+def test_what_is_light_is_imported_first(name):
+    late = [(target, line) for target, now, line in imports(name, MODULES[name])
+            if not now and covers("minidl", target)]
+    assert not late, f"{MODULES[name].relative_to(ROOT)}, line {late[0][1]}: {late[0][0]} is imported within a function"
+
+
+def test_the_links_lead_to_the_folders():
+    for link in LINKS:
+        assert (ROOT / "minidl" / link).resolve() == ROOT / link
+
+
+BLOCKED = """
+import importlib, pkgutil, sys
+
+class Block:
+    allowed = {"numpy", "minidl", *sys.stdlib_module_names}
+
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in self.allowed and not name.startswith("_"):
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Block())
+import minidl
+heavy = {"numba", "mpi4py", "cupy", "torch", "threadpoolctl", "rich", "matplotlib"}
+assert set(m.partition(".")[0] for m in sys.modules) & heavy == set()
+"""
+
+
+def run(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", f"COMPILED = {COMPILED}{BLOCKED}{code}"], cwd=ROOT,
+                          capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def test_numpy_alone_is_enough_to_import_minidl():
+    done = run("print(minidl.__version__)")
+    assert done.returncode == 0, done.stderr
+
+
+def test_numpy_alone_is_enough_to_import_every_module_and_every_name():
+    done = run("""
+for info in pkgutil.walk_packages(minidl.__path__, "minidl."):
+    if not info.name.endswith("__main__") and info.name not in COMPILED:
+        importlib.import_module(info.name)
+for name in minidl.__all__:
+    getattr(minidl, name)
+graph = minidl.GraphBuilder()
+graph.task(0, minidl.Kind.F)
+graph = graph.build()
+schedule = minidl.Schedule.of(graph, {minidl.Lane(0): [0]}).validate(graph)
+print(minidl.simulate(graph, schedule, minidl.CostModel.given(1, 1, 1)).makespan)
+""")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1.0"
+
+
+def test_importing_minidl_imports_no_more_than_it_must():
+    done = run("""
+print(sorted(m for m in sys.modules if m.startswith("minidl")))
+""")
+    assert done.stdout.strip() == "['minidl']", done.stderr
+
+
+def test_unknown_names_are_told():
+    import minidl
+
+    with pytest.raises(AttributeError, match=r"module 'minidl' has no attribute 'Tenser'"):
+        _ = minidl.Tenser
+    assert set(minidl.__all__) <= set(dir(minidl))
+    assert all(getattr(minidl, name) is not None for name in minidl.__all__)

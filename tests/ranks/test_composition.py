@@ -1,0 +1,250 @@
+"""Features combine: each pair on a small network leaves the bits of one process, or is refused in one line.
+
+    PYTHONPATH=tests/helpers python tests/ranks/test_composition.py
+
+writes docs/composition.md, which these tests compare with.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import deadline
+
+import minidl as ml
+from minidl import nn, ops, optim, schedulers
+from minidl.autograd.tape import Tape, use
+from minidl.core import schedule
+from minidl.core.placement import Refused
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor
+from minidl.runtime.version_log import Replay, replay_together
+from minidl.schedulers import pipeline
+
+DOC = Path(__file__).resolve().parents[2] / "docs" / "composition.md"
+RANKS, MICRO_BATCHES, SHARE, STEPS, WIDTH = 2, 4, 4, 3, 12
+COST = ml.CostModel.analytic()
+FEATURES: dict[str, dict[str, Any]] = {
+    "replicas": {"replicas": 2},
+    "clipping by the global norm": {"clip": 0.05},
+    "loss scaling": {"scaled": True},
+    "tied weights": {"tied": True},
+    "batch norm": {"norm": True},
+    "dropout": {"drop": True},
+    "recompute": {"recompute": (0,)},  # of all layers but this, up to what stages send
+    "weight versions (pipedream)": {"scheduler": "pipedream", "every": 1},
+    "averaged weights (layerpipe2)": {"scheduler": "layerpipe2", "every": 1, "options": {"history": "average"}},
+    "layers in parts (layerpipe)": {"scheduler": "layerpipe", "every": 1},
+    "two directions (chimera)": {"scheduler": "chimera", "groups": 2},
+    "interleaved stages": {"scheduler": "interleaved"},
+    "pairs as one action (dualpipe_v)": {"scheduler": "dualpipe_v"},
+    "post-validation": {"clip": 0.05, "barrier": False},
+    "a plan from a file": {"saved": True},
+    "messages earlier (overlap)": {"options": {"overlap": 100}},
+}
+PAIRS = list(itertools.combinations(FEATURES, 2))
+
+
+class Network(nn.Module):
+    """Layers, with a norm and dropout after each if wanted; the last one may have the weight of the first."""
+
+    def __init__(self, tied: bool, norm: bool, drop: bool) -> None:
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(8)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(WIDTH) for _ in range(7)] if norm else [])
+        self.drop = nn.Dropout(0.25) if drop else None
+        if tied:
+            self.layers[7].weight = self.layers[0].weight
+
+    def forward(self, x: Any) -> Any:
+        for i, layer in enumerate(self.layers):
+            x = ops.tanh(layer(x))
+            if len(self.norms) and i < 7:
+                x = self.norms[i](x.reshape(SHARE, 1, 1, WIDTH)).reshape(SHARE, WIDTH)
+            if self.drop is not None and i < 7:
+                x = self.drop(x)
+        return x
+
+
+def batches(replica: int) -> list[list[np.ndarray]]:
+    random = np.random.default_rng(5 + replica)
+    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, WIDTH)).astype("f"),
+                                                             random.integers(0, WIDTH, SHARE))] for _ in range(STEPS)]
+
+
+class Run:
+    """One process's network and step under these settings."""
+
+    def __init__(self, settings: dict[str, Any], replica: int = 0) -> None:
+        ml.seed(1)
+        self.settings, self.replica = settings, replica
+        self.model = Network(*(bool(settings.get(name)) for name in ("tied", "norm", "drop")))
+        self.scaler = optim.GradScaler(8.0, growth_interval=2) if settings.get("scaled") else None
+        self.optimizer = optim.SGD(self.model.parameters(), 0.05, momentum=0.9, max_norm=settings.get("clip"),
+                                   scaler=self.scaler)
+
+    def backward(self, i: int, parts: tuple[Any, ...]) -> None:
+        half = {"group": 2 * i // MICRO_BATCHES} if self.settings.get("groups") else {}
+        with ml.micro_batch(i, (self.replica * MICRO_BATCHES + i) * SHARE, **half):
+            loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
+            (loss * (1 / self.settings.get("every", MICRO_BATCHES))).backward(self.scaler and self.scaler.scale)
+            if self.settings.get("every"):
+                self.optimizer.step()
+
+    def step(self, *parts: Any) -> None:
+        for i in range(MICRO_BATCHES):
+            self.backward(i, parts)
+        if not self.settings.get("every"):
+            self.optimizer.step()
+
+    def recorded(self) -> Any:
+        return ml.record(self.step, *batches(0)[0])
+
+    def bits(self) -> dict[int, bytes]:
+        return {i: p.numpy().tobytes() for i, p in enumerate(self.model.parameters())}
+
+
+def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
+    name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
+    told = dict(settings.get("options", {})) | ({"barrier": False} if "barrier" in settings else {})
+    plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"), **told)
+    if not settings.get("saved"):
+        return plan
+    with tempfile.TemporaryDirectory() as folder:
+        file = f"{folder}/plan.csv"
+        plan.schedule.save(file)
+        read = schedulers.find(file, "pipeline")
+        return ml.plan(graph, read, COST, machine, **read.known(chunks=plan.placement.chunks))
+
+
+def on_ranks(settings: dict[str, Any]) -> tuple[dict[int, bytes], list[Any]]:
+    """The parameters that ranks leave, which are equal on all replicas, and the version log of the first replica."""
+    replicas = settings.get("replicas", 1)
+    own = []
+    for rank in range(RANKS * replicas):
+        run = Run(settings, rank // RANKS)
+        own.append((run, planned(run.recorded(), settings)))
+
+    def work(communicator: Any) -> Any:
+        run, plan = own[communicator.rank]
+        runs = DistributedExecutor(*plan.with_messages, communicator, logged="every" in settings)
+        for parts in batches(communicator.rank // RANKS):
+            runs(*parts)
+        runs.close()
+        held = {id(s.live) for s in runs.program.graph.storages if s.live is not None}
+        bits = {i: p.numpy().tobytes() for i, p in enumerate(run.model.parameters()) if id(p.storage) in held}
+        return bits, runs.log.entries if "every" in settings else []
+
+    with deadline():
+        found = run_ranks(RANKS * replicas, work)
+    every = [functools.reduce(dict.__or__, (bits for bits, _ in reversed(found[r * RANKS : (r + 1) * RANKS])))
+             for r in range(replicas)]
+    assert all(bits == every[0] for bits in every)
+    return every[0], [entry for _, log in found[:RANKS] for entry in log]
+
+
+def alone(settings: dict[str, Any], log: list[Any]) -> dict[int, bytes]:
+    """The parameters that one process leaves: by the log of a stale run, or one share after the other."""
+    replicas = settings.get("replicas", 1)
+    if "every" in settings:
+        runs = [Run(settings, r) for r in range(replicas)]
+        replays = [Replay(graph, pipeline.balanced(graph, COST, RANKS)) for graph in (run.recorded() for run in runs)]
+        for step, parts in enumerate(zip(*(batches(r) for r in range(replicas)), strict=True)):
+            replay_together(replays, [tuple(p) for p in parts], [e for e in log if e.step == step])
+        return runs[0].bits()
+    if replicas == 1:
+        run = Run(settings)
+        execute = ml.SequentialExecutor(run.recorded())
+        for parts in batches(0):
+            execute(*parts)
+        return run.bits()
+    with use(Tape()):
+        run = Run(settings)
+        counter = ml.autograd.random.dropout_counter()
+        for step in range(STEPS):
+            shares, began = [], np.array(counter.data)
+            for run.replica in range(replicas):
+                counter.data[...] = began  # all replicas are in the same step
+                for p in run.model.parameters():
+                    p.grad = None
+                for i in range(MICRO_BATCHES):
+                    run.backward(i, tuple(batches(run.replica)[step]))
+                shares.append([p.grad.numpy().copy() for p in run.model.parameters()])
+            for p, *grads in zip(run.model.parameters(), *shares, strict=True):
+                p.grad.assign(functools.reduce(np.add, grads) * np.float32(1 / replicas))
+            run.optimizer.step()
+        return run.bits()
+
+
+def outcome(one: str, other: str) -> str:
+    """"equal bits", or why the pair is refused; "" if it makes no sense."""
+    first, second = FEATURES[one], FEATURES[other]
+    if any(name in first and first[name] != value for name, value in second.items()):
+        return ""
+    if "every" in first and ("barrier" in second or "overlap" in second.get("options", ())):
+        return ""  # no update waits for other stages; or the order says which weights are read
+    settings = first | second
+    try:
+        found, log = on_ranks(settings)
+    except Refused as error:
+        return str(error)
+    except schedule.ScheduleError as error:  # what a file says is checked, not planned
+        return error.message
+    return "equal bits" if found == alone(settings, log) else "other bits"
+
+
+def read() -> dict[tuple[str, str], str]:
+    """The page's outcomes."""
+    text = DOC.read_text()
+    reasons = dict(re.findall(r"^(\d+)\. (.*)$", text, re.MULTILINE))
+    rows = [[cell.strip() for cell in line[1:-1].split("|")] for line in text.splitlines() if line.startswith("|")]
+    names = [row[0].split(". ", 1)[1] for row in rows[2:]]
+    return {(one, other): {"yes": "equal bits", "-": ""}.get(cell) or reasons.get(cell, "")
+            for one, row in zip(names, rows[2:], strict=True)
+            for other, cell in zip(names, row[1:], strict=True) if cell}
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_a_pair_is_as_the_page_says(one: str, other: str) -> None:
+    assert outcome(one, other) == read()[one, other]
+
+
+def test_nearly_all_pairs_run() -> None:
+    found = [what for what in read().values() if what]
+    assert "other bits" not in found
+    assert found.count("equal bits") >= 0.95 * len(found)
+
+
+def page() -> str:
+    names, reasons, rows = list(FEATURES), list[str](), []
+    for i, one in enumerate(names):
+        cells = []
+        for j, other in enumerate(names):
+            found = outcome(one, other) if j > i else None
+            print(one, "x", other, ":", found, flush=True)
+            if found and found != "equal bits" and found not in reasons:
+                reasons.append(found)
+            cells.append("" if found is None else "-" if not found else "yes" if found == "equal bits"
+                         else str(reasons.index(found) + 1))
+        rows.append(f"| {i + 1}. {one} | " + " | ".join(cells) + " |")
+    columns = " | ".join(str(i + 1) for i in range(len(names)))
+    return "\n".join([
+        "# Which features combine", "",
+        "Every pair trains a small network on two ranks of a pipeline (with replicas, two times two). *yes*: the",
+        "parameters are bit-identical to those of one process; if weights are stale, that process replays the run's",
+        "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
+        "refuses the pair, for the reason below.",
+        "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
+        f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
+        *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
+
+
+if __name__ == "__main__":
+    DOC.write_text(page())

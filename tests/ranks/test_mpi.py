@@ -1,0 +1,522 @@
+"""Ranks as MPI processes: the same bits in every layout, agreement at the start, and ends without hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers import IMPORTABLE, PATIENCE, ROOT, until
+
+from minidl.schedulers import names
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+COMMON = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--steps", "6", "--json"]
+
+pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")]
+
+
+def command(ranks, *argv):
+    """`mpiexec -n RANKS python ARGV`; `:` begins the ranks with other arguments."""
+    line = [str(MPIEXEC), "-n", str(ranks), sys.executable]
+    for a in argv:
+        line += [":", "-n", "1", sys.executable] if a == ":" else [str(a)]
+    return line
+
+
+def run(ranks, *argv, **variables):
+    """What hangs is ended by the limit, and the test fails."""
+    return subprocess.run(command(ranks, *argv), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
+                          env={**os.environ, **variables})
+
+
+def train(*flags, common=COMMON):
+    return ["-m", "minidl", "train", *common, *flags]
+
+
+def parallel(scheduler, *flags, common=COMMON):
+    return train("--parallel", "data", "--scheduler", scheduler, *flags, common=common)
+
+
+def record(done):
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def one_line(done):
+    """The one line that a refused run says."""
+    assert done.returncode == 2, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert len(lines) == 1, done.stderr
+    assert not done.stdout
+    return lines[0]
+
+
+def alone(*flags):
+    return record(subprocess.run([sys.executable, *train(*flags)], cwd=ROOT, capture_output=True,
+                                 text=True, timeout=PATIENCE))
+
+
+# --------------------------------------------------------------------------------------------------------------- bits
+def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit():
+    wanted = alone("--micro-batches", "2")
+    found = record(run(2, *parallel("reverse_first_k", "--k", "2")))
+    assert found["params_sha256"] == wanted["params_sha256"]
+    assert (found["ranks"], found["k"], found["steps"]) == (2, 2, 6)
+    assert found["loss_last"] == pytest.approx(wanted["loss_last"], rel=1e-6)
+    assert found["accuracy"] == wanted["accuracy"]
+
+
+@pytest.mark.slow
+def test_more_ranks_than_cores():
+    assert record(run(4, *parallel("priority")))["params_sha256"] == alone("--micro-batches", "4")["params_sha256"]
+
+
+@pytest.mark.slow
+def test_one_process_without_mpiexec():
+    single = subprocess.run([sys.executable, *parallel("dear")], cwd=ROOT, capture_output=True,
+                            text=True, timeout=PATIENCE)
+    assert record(single)["params_sha256"] == alone()["params_sha256"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduler", list(names("data")))
+def test_every_schedule_leaves_the_same_parameters(scheduler):
+    assert record(run(2, *parallel(scheduler)))["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
+
+
+CUDA = """
+import sys
+import cuda_runtime
+from minidl.cli import main
+from minidl.devices.cuda import device
+
+def cuda_device(number):
+    return device._devices.setdefault(number, cuda_runtime.device(number))
+
+device.gpus, device.cuda_device = lambda: 2, cuda_device
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="CUDA kernels are not run on the CPU: g++ is not installed")
+def test_two_ranks_on_cuda_without_a_gpu():
+    """On a runtime of the CPU, so that all but the GPU is real: each rank takes its own device,
+    gradients go through MPI."""
+    on_cuda = ["--device", "cuda"]
+    single = subprocess.run([sys.executable, "-c", CUDA, *train(*on_cuda, "--micro-batches", "2")[2:]], cwd=ROOT,
+                            capture_output=True, text=True, timeout=PATIENCE,
+                            env={**os.environ, "PYTHONPATH": IMPORTABLE})
+    found = record(run(2, "-c", CUDA, *parallel("reverse_first_k", "--k", "2", *on_cuda)[2:], PYTHONPATH=IMPORTABLE))
+    assert found["params_sha256"] == record(single)["params_sha256"]
+    assert (found["ranks"], found["device"]) == (2, "cuda:0")
+
+
+@pytest.mark.slow
+def test_an_mpi_that_was_not_built_for_cuda_is_not_given_its_memory():
+    refused = one_line(run(2, "-c", CUDA, *parallel("priority", "--transport", "cuda-aware", "--device", "cuda")[2:],
+                           PYTHONPATH=IMPORTABLE))
+    assert "cannot read the memory of CUDA devices" in refused
+    assert "use --transport staged" in refused
+
+
+SUMS = """
+import sys
+import numpy as np
+from minidl.runtime.comm import Host
+from minidl.runtime.comm.flight import Entry, Flight
+from minidl.runtime.comm.mpi import MPI
+from minidl.core.tasks import Kind
+
+comms = MPI(), MPI(deterministic=False)
+for dtype in (np.float32, np.float64):
+    for count in (1, 3, 1000, 65537):
+        values = np.random.default_rng(count).normal(size=(comms[0].size, count)).astype(dtype)
+        exact, bound = values.astype(np.float64).mean(0), np.abs(values).sum(0)
+        found = []
+        for comm in comms:
+            halves = [part.copy() for part in np.array_split(values[comm.rank], 2) if part.size]
+            flight, place = Flight(comm), Host(comm, halves)
+            flight.submit(Entry(0, comm.bind(Kind.A, place, 0), 0, place.whole.nbytes))
+            flight.drain()
+            found.append(np.concatenate(halves))
+            assert (np.abs(found[-1] - exact) <= 2 * np.finfo(dtype).eps * bound).all(), (dtype, count)
+        in_order = values[0].copy()
+        for row in values[1:]:
+            in_order += row
+        assert (found[0] == in_order * dtype(1 / comm.size)).all()
+comms[0].gather(None)
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_sum_as_mpi_likes_is_the_same_to_rounding(ranks):
+    done = run(ranks, "-c", SUMS)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_measured_costs_searched_k_and_a_trace(tmp_path):
+    flags = ["--model", "mlp", "--steps", "40", "--json", "--trace", tmp_path / "trace.json", "--k", "auto"]
+    found = record(run(2, *parallel("reverse_first_k", common=flags)))
+    assert found["predicted_step_ms"] > 0
+    assert json.loads((tmp_path / "trace.json").read_text())
+    plan = record(run(2, *parallel("priority", "--dry-run")))
+    assert plan["lower_bound_ms"] <= plan["predicted_step_ms"]
+
+
+@pytest.mark.slow
+def test_info_looks_at_every_rank():
+    ranks = len(os.sched_getaffinity(0)) + 1
+    done = run(ranks, "-m", "minidl", "info", "--each-rank", "--json")
+    found = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert found["problems"] == [f"{ranks} ranks share {ranks - 1} cores on {found['ranks'][0]['host']}"]
+    assert [r["local_rank"] for r in found["ranks"]] == list(range(ranks))
+
+
+@pytest.mark.slow
+def test_a_limited_loopback_changes_no_bits_or_says_why_it_cannot():
+    script = str(ROOT / "bench" / "limited_loopback.sh")
+    done = subprocess.run([script, "500mbit", *command(2, *parallel("reverse_first_k", "--k", "1"))], cwd=ROOT,
+                          capture_output=True, text=True, timeout=PATIENCE)
+    if done.returncode == 3:
+        assert done.stderr.startswith("limited_loopback: ")
+        assert len(done.stderr.splitlines()) == 1
+        return
+    assert record(done)["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
+
+
+def test_the_limited_loopback_says_what_is_missing(tmp_path):
+    script = ROOT / "bench" / "limited_loopback.sh"
+    (tmp_path / "sh").symlink_to(shutil.which("sh"))
+    done = subprocess.run(["/bin/sh", script, "1gbit", "true"], capture_output=True, text=True,
+                          env={"PATH": str(tmp_path)}, timeout=PATIENCE)
+    assert (done.returncode, done.stderr) == (3, "limited_loopback: unshare is not installed (util-linux, iproute2)\n")
+    assert subprocess.run(["/bin/sh", script], capture_output=True, timeout=PATIENCE).returncode == 2
+
+
+# ------------------------------------------------------------------------------------------------------- started alike
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
+    pytest.param(["--model-arg", "hidden=64"], "the model's arguments", marks=pytest.mark.slow),
+    pytest.param(["--bogus"], "rank 1: unrecognized arguments: --bogus", marks=pytest.mark.slow),
+])
+def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
+    line = one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
+    assert says in line
+
+
+def test_a_batch_that_does_not_divide():
+    assert "63 rows cannot be divided equally among 2 ranks" in one_line(run(2,
+                                                                         *parallel("priority", "--batch-size", "63")))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--steps", "7"], "the number of steps is 7 on rank 1"),
+    (["--model", "nothing"], "rank 1: unknown model 'nothing'"),
+    (["--batch-size", "32"], "the batch size is 32 on rank 1"),
+])
+def test_more_ways_to_be_started_differently(flags, says):
+    assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
+
+
+@pytest.mark.slow
+def test_another_version_or_shard_is_found():
+    patch = "import sys, minidl; minidl.__version__ = '9.9'; from minidl.cli import main; sys.exit(main(sys.argv[1:]))"
+    line = one_line(run(1, *parallel("priority"), ":", "-c", patch, *parallel("priority")[2:]))
+    assert "the version of minidl is '9.9' on rank 1" in line
+    shorter = """
+import sys
+from minidl import data
+from minidl.cli import main
+load = data.load
+def short(*args, **kwargs):
+    loader = load(*args, **kwargs)
+    object.__setattr__(loader.dataset, "samples", 640)
+    return loader
+data.load = short
+sys.exit(main(sys.argv[1:]))
+"""
+    line = one_line(run(1, *parallel("priority"), ":", "-c", shorter, *parallel("priority")[2:]))
+    assert "the number of samples is 640 on rank 1" in line
+
+
+@pytest.mark.parametrize("other", ["pass", pytest.param("from mpi4py import MPI; import time; time.sleep(3600)",
+                                                        marks=pytest.mark.slow)])
+def test_ranks_do_not_wait_for_ever_for_one_that_runs_something_else(other):
+    """One that never starts MPI, or that starts it and then does not do what the others do."""
+    done = run(2, *parallel("priority"), ":", "-c", other, MINIDL_MPI_START_SECONDS="10")
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert len(lines) == 1, done.stderr
+    assert "MPI has not started within 10 s" in lines[0]
+    assert "start all with one mpiexec and the same command" in lines[0]
+
+
+def test_a_transport_for_gpus_needs_one():
+    line = one_line(run(2, *parallel("priority", "--transport", "nccl")))
+    assert "--transport has no effect here; it goes with --device cuda" in line
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--dry-run"], "--dry-run is True on rank 1 but False on rank 0"),
+    (["--log-every", "2"], "--log-every is 2 on rank 1 but None on rank 0"),
+    pytest.param(["--warmup", "2"], "--warmup is 2 on rank 1 but 0 on rank 0", marks=pytest.mark.slow),
+    pytest.param(["--checkpoint", "folder"], "--checkpoint is True on rank 1 but False", marks=pytest.mark.slow),
+    pytest.param(["--trace", "a.json"], "--trace is True on rank 1 but False on rank 0", marks=pytest.mark.slow),
+    (["--config", "nowhere.toml"], "rank 1: nowhere.toml: No such file or directory"),
+    pytest.param(["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by itself",
+                 marks=pytest.mark.slow),
+])
+def test_what_one_rank_alone_was_told_is_found_before_others_wait_for_it(flags, says):
+    assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
+
+
+def test_ranks_that_would_each_train_the_whole_are_refused(tmp_path):
+    line = one_line(run(2, *train("--checkpoint", tmp_path / "folder")))
+    assert line == ("minidl: 2 ranks were started, and each would train the whole model by itself; "
+                    "give --parallel data or --parallel pipeline, or start one process")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_file_of_flags_may_say_that_it_is_data_parallel(tmp_path):
+    (tmp_path / "flags.toml").write_text('parallel = "data"\nscheduler = "priority"\n')
+    assert record(run(2, *train("--config", tmp_path / "flags.toml")))["ranks"] == 2
+
+
+@pytest.mark.slow
+def test_help_is_for_every_rank():
+    done = run(2, "-m", "minidl", "train", "--help")
+    assert done.returncode == 0
+    assert "--parallel" in done.stdout
+
+
+# ------------------------------------------------------------------------------------------------------------ failures
+RAISES = """
+import sys
+from minidl.training import rank_trainer
+from minidl.cli import main
+step = rank_trainer.RankTrainer.step
+def failing(self):
+    if self.communicator.rank == 1 and len(self.seconds) == 3:
+        raise ArithmeticError("a bad day")
+    return step(self)
+rank_trainer.RankTrainer.step = failing
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_rank_that_raises_says_so_and_stops_the_others(ranks):
+    done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:])
+    assert done.returncode != 0
+    assert done.stderr == "minidl: rank 1: a bad day\n"
+
+
+def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
+    """Killed in the middle of a step; then resumed on another number of ranks."""
+    folder = tmp_path / "checkpoint"
+    common = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--json", "--checkpoint", folder]
+    killed = "import os, sys\n" + RAISES.replace('raise ArithmeticError("a bad day")',
+                                                 "os.kill(os.getpid(), 9)").replace("== 3", "== 30")
+    done = run(2, "-c", killed, *parallel("priority", "--epochs", "40", common=common)[2:])
+    assert done.returncode != 0
+    until(lambda: not _running(str(folder)), "the other ranks have ended")
+    resumed = record(run(4, *parallel("barrier", "--steps", "50", "--resume", common=common)))
+    assert resumed["steps"] < 50, "it did not go on from a checkpoint"
+    whole = subprocess.run([sys.executable, *train("--steps", "51", "--resume", common=common)], cwd=ROOT,
+                           capture_output=True, text=True, timeout=PATIENCE)
+    assert record(whole)["steps"] == 1
+
+
+#: what the middle of a step of rank 1 does
+DOES = ("import os, signal, time\nfrom minidl.__main__ import run\n"
+        + RAISES.replace('raise ArithmeticError("a bad day")', "{}").replace(
+            "sys.exit(main(sys.argv[1:]))", "run()"))
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("SIGINT", 2), pytest.param("SIGTERM", 2, marks=pytest.mark.slow),
+                                             pytest.param("SIGINT", 4, marks=pytest.mark.slow)])
+def test_an_interrupt_of_one_rank_ends_all(name, ranks):
+    done = run(ranks, "-c", DOES.format(f"os.kill(os.getpid(), signal.{name})"),
+               *parallel("priority", "--steps", "100000")[2:])
+    assert done.stderr == f"minidl: rank 1: stopped by {name}\n"
+    assert done.returncode == 128 + signal.Signals[name]
+
+
+def test_a_signal_to_one_rank_of_a_run_with_checkpoints_is_named_with_that_rank(tmp_path):
+    """All ranks save and end together, most of them without a signal of their own."""
+    done = run(2, "-c", DOES.format("os.kill(os.getpid(), signal.SIGTERM)"),
+               *parallel("priority", "--steps", "100000", "--checkpoint", tmp_path / "checkpoint")[2:])
+    said = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert (done.returncode, said) == (143, ["minidl: rank 1: stopped by SIGTERM"]), done.stderr
+
+
+def test_an_interrupt_of_one_rank_that_a_library_catches_ends_all():
+    """Python handles a signal at the next of its instructions, here within the `with`."""
+    swallowed = DOES.replace("{}", "exec(CATCHES)").replace("import os",
+                                                            "CATCHES = 'with contextlib.suppress(BaseException): "
+                                                            "os.kill(os.getpid(), signal.SIGINT); "
+                                                            "time.sleep(0.01)'\nimport contextlib, os")
+    done = run(2, "-c", swallowed, *parallel("priority", "--steps", "100000")[2:])
+    assert (done.returncode, done.stderr) == (130, "minidl: rank 1: stopped by SIGINT\n")
+
+
+@pytest.mark.parametrize("module", ["numba", pytest.param("mpi4py", marks=pytest.mark.slow),
+                                    pytest.param("minidl.training.trainer", marks=pytest.mark.slow)])
+def test_an_interrupt_of_one_rank_before_mpi_has_started_ends_all(module):
+    interrupted = f"""
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from minidl.__main__ import run
+run()
+"""
+    done = run(1, *parallel("priority"), ":", "-c", interrupted, *parallel("priority")[2:])
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert lines == ["minidl: rank 1: stopped by SIGINT"], done.stderr
+    assert done.returncode != 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("where", ["numba", "mpi4py", "a step"])
+def test_an_interrupt_of_the_launcher(where, tmp_path):
+    """Ctrl-C, which launchers pass on to all ranks: in their imports, at the start of MPI, in their steps."""
+    begins = f"""
+import os, pathlib, sys
+from minidl.__main__ import run
+
+def here():
+    pathlib.Path({str(tmp_path)!r}, str(os.getpid())).touch()
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {where!r}:
+            here()
+
+if {where!r} == "a step":
+    from minidl.training import rank_trainer
+    step = rank_trainer.RankTrainer.step
+    rank_trainer.RankTrainer.step = lambda self: (here(), step(self))[1]
+sys.meta_path.insert(0, Finder())
+run()
+"""
+    # that of the tests may be ignored, which is inherited
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with subprocess.Popen(command(2, "-c", begins, *parallel("priority", "--steps", "100000")[2:]), cwd=ROOT,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
+        signal.signal(signal.SIGINT, before)
+        until(lambda: len(list(tmp_path.iterdir())) == 2, f"both ranks are at {where}")
+        job.send_signal(signal.SIGINT)
+        _, err = job.communicate(timeout=PATIENCE)
+    assert job.returncode != 0
+    (line,) = [line for line in err.splitlines() if line.startswith("minidl:")]
+    ranks = "01" if where == "mpi4py" else "0"  # while MPI starts, ranks cannot agree on who speaks
+    assert re.fullmatch(f"minidl: rank [{ranks}]: stopped by SIGINT", line), err
+
+
+STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_rank_that_is_stopped_for_ever_is_noticed_by_its_silence(ranks, tmp_path):
+    done = run(ranks, "-c", DOES.format(STOPS), *parallel("priority", "--steps", "100000", "--trace",
+                                                          tmp_path / "trace.json")[2:], MINIDL_MPI_SILENT_SECONDS="4")
+    assert done.returncode != 0
+    assert re.fullmatch(r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was "
+                        r"stopped, or its machine is gone \(a larger MINIDL_MPI_SILENT_SECONDS waits longer\)\n",
+                        done.stderr)
+    until(lambda: not _running(str(tmp_path)), "the stopped rank has ended")
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits():
+    stopped = DOES.format("os.fork() or (time.sleep(2), os.kill(os.getppid(), signal.SIGCONT), os._exit(0)); "
+                          "os.kill(os.getpid(), signal.SIGSTOP)")
+    found = record(run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="20"))
+    assert found["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_busy_is_not_silent():
+    busy = DOES.format("time.sleep(24)")
+    found = record(run(2, "-c", busy, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="12"))
+    assert found["steps"] == 6
+
+
+@pytest.mark.slow
+def test_a_stopped_rank_is_noticed_by_one_that_looks_at_nothing():
+    """As in a call of a library that waits by itself."""
+    stuck = DOES.format(STOPS).replace("return step(self)",
+                                       "time.sleep(3600) if len(self.seconds) == 3 else None; return step(self)")
+    done = run(2, "-c", stuck, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="4")
+    assert done.returncode == 2
+    assert [line[:32] for line in done.stderr.splitlines()] == ["minidl: rank 0 waits for rank 1,"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["MPI's", "the program's", "the interpreter's"])
+def test_a_rank_that_is_stopped_at_its_end_is_noticed(end):
+    """Before the last call of MPI, in which the others then wait, and after it, where nobody waits but the launcher."""
+    stopped = f"""
+import ctypes, os, signal
+from minidl.system import interrupts
+from minidl.runtime.comm import mpi
+
+def stop():
+    {STOPS}
+
+if os.environ["PMI_RANK"] == "0":
+    pass
+elif {end!r} == "MPI's":
+    close = mpi.MPI.close
+    mpi.MPI.close = lambda self: (stop(), close(self))
+elif {end!r} == "the program's":
+    ignore = interrupts.ignore
+    interrupts.ignore = lambda: (stop(), ignore())
+else:  # when Python has gone: raise(SIGSTOP), called by the C library
+    c = ctypes.CDLL(None)
+    c.__cxa_atexit(ctypes.cast(c["raise"], ctypes.c_void_p), ctypes.c_void_p(signal.SIGSTOP), None)
+from minidl.__main__ import run
+run()
+"""
+    done = run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="4")
+    assert done.returncode != 0
+    lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert len(lines) == 1, done.stderr
+    assert "this job has not ended within 4 s after its last step" in lines[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variable", [f"MINIDL_MPI_{what}_SECONDS" for what in ("SILENT", "WAIT", "START")])
+@pytest.mark.parametrize("value", ["soon", "0", "nan", "1e300"])
+def test_a_deadline_is_a_number_of_seconds(variable, value):
+    done = subprocess.run([sys.executable, *parallel("priority")], cwd=ROOT, capture_output=True, text=True,
+                          timeout=PATIENCE, env={**os.environ, variable: value})
+    assert one_line(done) == f"minidl: {variable}={value} must be a number of seconds above 0, at most a million"
+
+
+def _running(mark):
+    """Processes whose command line holds `mark`."""
+    return [p for p in Path("/proc").glob("[0-9]*/cmdline") if mark in _text(p) and p.parent.name != str(os.getpid())]
+
+
+def _text(path):
+    try:
+        return path.read_bytes().decode(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,672 @@
+"""Data parallelism times a pipeline: replicas of every stage sum its gradients, beside the messages between stages;
+they leave the bits of one process that adds in the stated order."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from command_line import one_line, run, run_json
+from helpers import deadline, replace_call
+from test_pipeline_ranks import MPIEXEC, command
+
+import minidl as ml
+from minidl import models, nn, ops, optim
+from minidl.autograd.tape import Tape, use
+from minidl.core.schedule import Lane, RankGrid, Schedule, ScheduleError
+from minidl.core.tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task
+from minidl.core.timeline import Timeline
+from minidl.passes.messages import check_collectives, check_rendezvous, check_same_order
+from minidl.passes.replicas import fifo, priority
+from minidl.plans.program import lower
+from minidl.pricing.cost import CostModel, Link
+from minidl.runtime.comm import Communicator, RankError
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor, TaskError
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline import PipelineError
+from minidl.schedulers.pipeline.flush import gpipe
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.rank_trainer import RankTrainer
+from minidl.training.trainer import Job, Recorded, TrainingError
+
+MICRO_BATCHES, SHARE, STEPS, WIDTH = 4, 4, 3, 16
+COST = CostModel.analytic()
+OPTIMIZERS = {"sgd": lambda p, clip: optim.SGD(p, 0.05, momentum=0.9, max_norm=clip),
+              "adam": lambda p, clip: optim.Adam(p, 0.01, max_norm=clip)}
+NAMES = ["gpipe", "one_f_one_b", "zb_h1", "interleaved"]
+
+
+class Mixed(nn.Module):
+    """Batch norm and dropout in every block."""
+
+    def __init__(self):
+        self.layers = nn.ModuleList([nn.Linear(12, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(5)),
+                                     nn.Linear(WIDTH, 5)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(WIDTH) for _ in range(6)])
+        self.drop = nn.Dropout(0.25)
+
+    def forward(self, x):
+        for layer, norm in zip(self.layers, self.norms, strict=False):
+            y = norm(ops.reshape(layer(x), (SHARE, 1, 1, WIDTH)))
+            x = self.drop(ops.relu(ops.reshape(y, (SHARE, WIDTH))))
+        return self.layers[len(self.layers) - 1](x)
+
+
+NETWORKS = {"mlp": lambda: models.mlp(12, *[WIDTH] * 7, 5), "mixed": Mixed}
+
+
+def batches(replica):
+    """Of each step this replica's share: x and y of every micro-batch."""
+    random = np.random.default_rng(7 + replica)
+    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, 12)).astype("f"),
+                                                             random.integers(0, 5, SHARE))] for _ in range(STEPS)]
+
+
+def backward(model, parts, replica):
+    """The mean loss of a replica's share; its gradients are added in the order of micro-batches."""
+    total = None
+    for i in range(MICRO_BATCHES):
+        with ml.micro_batch(i, (replica * MICRO_BATCHES + i) * SHARE):
+            loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)
+            loss.backward()
+            total = loss.detach() if total is None else ops.add(total, loss.detach())
+    return total
+
+
+def recorded(replica=0, network="mlp", optimizer="sgd", clip=None):
+    ml.seed(1)
+    model = NETWORKS[network]()
+    opt = OPTIMIZERS[optimizer](model.parameters(), clip)
+
+    def step(*parts):
+        total = backward(model, parts, replica)
+        opt.step()
+        return total
+
+    return model, ml.record(step, *batches(0)[0])
+
+
+@functools.cache
+def alone(replicas, network="mlp", optimizer="sgd", clip=None):
+    """Losses of each replica and parameters of one process that takes one replica's share after the other, then adds
+    their gradients in that order."""
+    with use(Tape()):
+        ml.seed(1)
+        model = NETWORKS[network]()
+        opt = OPTIMIZERS[optimizer](model.parameters(), clip)
+        losses, shares = [[] for _ in range(replicas)], [batches(r) for r in range(replicas)]
+        counter = ml.autograd.random.dropout_counter()
+        for t in range(STEPS):
+            found, began = [], np.array(counter.data)
+            for r in range(replicas):
+                counter.data[...] = began  # all replicas are in the same step
+                for p in model.parameters():
+                    p.grad = None
+                losses[r].append(float(backward(model, shares[r][t], r)))
+                found.append([p.grad.numpy().copy() for p in model.parameters()])
+            for p, first, *others in zip(model.parameters(), *found, strict=True):
+                for other in others:
+                    first += other
+                p.grad.assign(first * np.float32(1 / replicas))
+            opt.step()
+        return losses, [p.numpy().tobytes() for p in model.parameters()]
+
+
+def planned(name, grid, options=None, machine=None, **job):
+    """For each rank of the grid its model and its plan, made one after the other as processes would."""
+    found = []
+    for rank in range(grid.size):
+        model, graph = recorded(grid.place(rank)[0], **job)
+        machine = machine or ml.Machine(grid.ranks, replicas=grid.replicas)
+        found.append((model, ml.plan(graph, name, COST, machine, **(options or {}))))
+    return found
+
+
+def trained(own, grid):
+    """Losses of each replica, and each parameter as every rank that holds it left it."""
+
+    def work(communicator):
+        model, plan = own[communicator.rank]
+        run = DistributedExecutor(*plan.with_messages, communicator)
+        losses = [run(*parts) for parts in batches(grid.place(communicator.rank)[0])]
+        run.close()
+        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
+
+    with deadline():
+        found = run_ranks(grid.size, work)
+    losses = [[float(loss) for loss in found[rank][0]] for rank in range(grid.size) if None not in found[rank][0]]
+    return losses, [[bits for bits in copies if bits is not None]
+                    for copies in zip(*(p for _, p in found), strict=True)]
+
+
+def leaves_the_bits_of_one_process(name, grid, options=None, **job):
+    losses, parameters = trained(planned(name, grid, options, **job), grid)
+    wanted = alone(grid.replicas, **job)
+    assert losses == wanted[0], "one rank of each replica has its loss"
+    assert parameters == [[bits] * grid.replicas for bits in wanted[1]], "one rank of each replica has a parameter"
+
+
+# ----------------------------------------------------------------------------------------------------------------- bits
+@pytest.mark.few(2)
+@pytest.mark.parametrize("job", [{}, {"optimizer": "adam"}, {"network": "mixed"}, {"clip": 0.1}],
+                         ids=["sgd", "adam", "batch norm and dropout", "clipped"])
+@pytest.mark.parametrize("name", NAMES)
+def test_replicas_leave_the_bits_of_one_process(name, job):
+    leaves_the_bits_of_one_process(name, RankGrid(2, 2), **job)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("name", "ranks", "replicas", "order"), [
+    *((*case, order) for case in (("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3))
+      for order in ("fifo", "priority")), ("zb_v", 2, 2, "reverse_first_k")])
+def test_all_reduces_in_parts_and_in_any_order_leave_the_same_bits(name, ranks, replicas, order):
+    options = {"all_reduces": order, "part_bytes": 700}
+    leaves_the_bits_of_one_process(name, RankGrid(ranks, replicas), options, optimizer="adam")
+
+
+def test_the_clip_of_the_test_triggers():
+    assert alone(2, clip=0.1)[1] != alone(2)[1]
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+GRID = RankGrid(2, 2)
+
+
+def grid_plan(name, *, ranks=2, replicas=2, cost=COST, collective=None, **options):
+    return ml.plan(recorded()[1], name, cost, ml.Machine(ranks, replicas=replicas, collective=collective), **options)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("part_bytes", [None, 700])
+def test_all_reduces_stand_beside_messages(name, part_bytes):
+    plan, bare = grid_plan(name, part_bytes=part_bytes), grid_plan(name, replicas=1)
+    graph, schedule = plan.with_messages
+    assert len(np.unique(graph.keys)) == len(graph) == len(schedule)
+    schedule.validate(graph, schedule.waits(graph))
+    check_rendezvous(graph, schedule)
+    rank = {t: lane.rank for i, lane in enumerate(schedule.lanes) for t in schedule.names(i)}
+    for t in graph:
+        if t.kind in COLLECTIVE:
+            assert rank[t.name] == rank[f"{t.unit}U0"], "the gradients are where the stage is"
+            before, after = ({int(k) for k in graph.kind[rows[t.index]]} for rows in (graph.preds, graph.succs))
+            assert before <= {Kind.W, Kind.B}, "when the last micro-batch has added its share"
+            assert after == {Kind.U}
+    parts = [t.part for t in graph if t.kind in COLLECTIVE and t.unit == 0]
+    assert parts == list(range(len(parts)))
+    assert (len(parts) > 1) == (part_bytes is not None)
+    # without all-reduces it is the plan of one replica
+    lanes = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes) if lane.name != "comm"}
+    assert Schedule.from_names(lanes).to_csv() == bare.with_messages[1].to_csv()
+    assert Schedule.from_csv(schedule.to_csv()).to_csv() == schedule.to_csv()
+
+
+def test_a_rank_of_the_grid_is_the_rank_of_a_replica():
+    assert [GRID.place(r) for r in range(4)] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    plan = grid_plan("one_f_one_b")
+    assert (plan.ranks, plan.schedule.ranks, len(plan.programs), len(plan.peak_bytes)) == (4, 2, 4, 2)
+    assert [program.group for program in plan.programs] == [(0, 2), (1, 3), (0, 2), (1, 3)]
+    first, second = plan.programs[:2], plan.programs[2:]
+    for program, twin in zip(first, second, strict=True):
+        assert [task for i in range(len(program.schedule.lanes)) for task in program.schedule.names(i)] == [
+            task.replace(">3", ">1").replace(">2", ">0")
+            for i in range(len(twin.schedule.lanes)) for task in twin.schedule.names(i)]
+        assert {lane.name for lane in twin.schedule.lanes} == {
+            "main", "comm", *(f"{way}{3 - program.rank}" for way in ("send->", "recv<-"))}
+        assert program.peak_bytes == twin.peak_bytes == plan.peak_bytes[program.rank]
+        for t, other in zip(program.graph, twin.graph, strict=True):
+            if t.kind in (*SENDS, *RECEIVES):
+                here, there = (dict(x.launches[0].constants) for x in (t, other))
+                assert here["peer"] in (0, 1)
+                assert there["peer"] == here["peer"] + 2, "messages stay in their replica"
+                assert there["message"] != here["message"]
+
+
+def test_an_all_reduce_takes_its_time_beside_the_other_stage_s_work():
+    """In gpipe the last stage is done first, so its all-reduce hides behind the work of the first."""
+    steps = {each: grid_plan("gpipe", collective=lambda sizes, each=each: each).timeline for each in (0.0, 1.0, 5.0)}
+    for each, line in steps.items():
+        found = {line.name(i): (line.start[i], line.end[i]) for i in line.tasks.tolist()}
+        for stage in "01":
+            done = max(end for name, (_, end) in found.items() if name[0] == stage and name[1] in "BOW")
+            assert found[f"{stage}A0"] == pytest.approx((done, done + each))
+            assert found[f"{stage}U0"][0] == pytest.approx(done + each)
+    assert steps[5.0].makespan == pytest.approx(steps[0.0].makespan + 5)
+
+
+def test_without_a_time_of_their_own_all_reduces_cost_the_link_s():
+    link = Link(2.0, 100.0)
+    plan = grid_plan("one_f_one_b", cost=replace(COST, link=link))
+    line = plan.timeline
+    took = {line.name(i): line.end[i] - line.start[i] for i in line.tasks.tolist()}
+    for t in plan.graph:
+        if t.kind == Kind.A:
+            assert took[t.name] == pytest.approx(link.time(t.bytes))
+
+
+def test_orders_of_all_reduces():
+    """The gradients of stages 3 and 2 are ready at 0 and 1, while 3's is summed until 4; 0's comes meanwhile, 1's
+    last."""
+    ready = {(0, 7): 3.0, (1, 6): 9.0, (2, 5): 1.0, (3, 4): 0.0}
+    time = dict.fromkeys(ready, 4.0)
+    assert [stage for stage, _ in fifo(ready, time)] == [3, 2, 0, 1]
+    assert [stage for stage, _ in priority(ready, time)] == [3, 0, 2, 1]
+    names = [plan.schedule.names([str(lane) for lane in plan.schedule.lanes].index("0/comm"))
+             for plan in (grid_plan("interleaved", all_reduces=order, part_bytes=700, collective=lambda sizes: 1e3)
+                          for order in ("fifo", "priority"))]
+    assert sorted(names[0]) == sorted(names[1])
+    units = [[int(name[0]) for name in each] for each in names]
+    assert units[0] == sorted(units[0], reverse=True), "the last stage's gradients are ready first"
+    assert units[1] != units[0], "but once the first stage's are there, they overtake what is left of them"
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["interleaved_zb", "zb_v"])
+def test_weight_gradients_of_the_first_stages_wait_where_that_helps(name):
+    """The last ones of a rank's first k stages run last, the first stage's first; k is the one of the shortest step."""
+    def plan(order, each):
+        return grid_plan(name, all_reduces=order, collective=lambda sizes: each)
+
+    found, bare = plan("reverse_first_k", 3.0), plan("priority", 3.0)
+    assert found.timeline.makespan < bare.timeline.makespan - 0.9
+    graph = found.graph
+    moved = 0
+    for i, lane in enumerate(found.schedule.lanes):
+        own, before = ([graph.index(t) for t in each.schedule.names(i)] for each in (found, bare))
+        assert sorted(own) == sorted(before)
+        if lane.name == "main" and own != before:
+            moved += 1
+            last = {int(graph.unit[t]): t for t in before if graph.kind[t] == Kind.W}
+            work = [t for t in own if graph.kind[t] != Kind.U]
+            assert work[-2:] in [[work[-2], last[min(last)]], [last[u] for u in sorted(last)]]
+    assert moved
+    for each in (0.0, 0.5):  # where nothing is gained nothing waits
+        assert (plan("reverse_first_k", each).schedule.to_csv() == plan("priority", each).schedule.to_csv())
+
+
+def test_what_cannot_be_planned_is_one_line():
+    with pytest.raises(PipelineError, match="all_reduces is 'dear'; within a pipeline it must be fifo, priority or "):
+        grid_plan("gpipe", all_reduces="dear")
+    with pytest.raises(PipelineError, match="gpipe: all_reduces is for several replicas of a pipeline; there is one"):
+        grid_plan("gpipe", replicas=1, all_reduces="fifo")
+    with pytest.raises(PipelineError, match="pipedream: gradients are summed before each update, so all_reduces has "
+                                            "no effect"):
+        grid_plan("pipedream", all_reduces="fifo")
+    plan = grid_plan("gpipe", replicas=1)
+    with pytest.raises(ScheduleError, match="0U0 spends gradients of its own replica; 2 replicas must sum them before"):
+        lower(*plan.with_messages, ranks=4, rank=1)
+    with pytest.raises(ScheduleError, match="the schedule has 2 ranks; this run has 5"):
+        lower(*grid_plan("gpipe").with_messages, ranks=5, rank=1)
+
+
+def test_a_scheduler_of_one_s_own_sums_gradients_or_is_refused():
+    """A pipeline policy does; a bare schedule does not."""
+    plan = grid_plan(pipeline.Policy(gpipe, "contiguous"))
+    assert plan.schedule.to_csv() == grid_plan("gpipe").schedule.to_csv()
+    alone = grid_plan("gpipe", replicas=1)
+    with pytest.raises(ScheduleError, match="0U0 spends gradients of its own replica; 2 replicas must sum them before"):
+        ml.plan(alone.graph, lambda graph, cost, machine: alone.schedule, alone.cost, ml.Machine(2, replicas=2))
+    with pytest.raises(ValueError, match="<lambda> returned a PipelinePlan, not a Schedule or an Ordered"):
+        grid_plan(lambda graph, cost, machine: alone)
+
+
+def crossed(plan):
+    """The plan's graph and schedule with messages, the first two all-reduces of rank 1 in each other's place."""
+    graph, schedule = plan.with_messages
+    own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+    comm = own[Lane(1, "comm")]
+    comm[0], comm[1] = comm[1], comm[0]
+    return graph, Schedule.from_names(own)
+
+
+def test_crossed_orders_are_refused():
+    """Ranks 1 and 3 hold one stage; where they start its two all-reduces in different orders both wait for ever."""
+    plan = grid_plan("one_f_one_b", part_bytes=3000)
+    orders = [program.collectives for program in plan.programs]
+    check_same_order(orders, GRID)
+    orders[3] = lower(*crossed(plan), ranks=4, rank=3).collectives
+    with pytest.raises(ScheduleError, match="rank 1 starts 1A0 where rank 3 starts 1A0/1, so they would wait"):
+        check_same_order(orders, GRID)
+    orders[3] = orders[1][:1]
+    with pytest.raises(ScheduleError, match="rank 1 starts 1A0/1 where rank 3 starts nothing more"):
+        check_same_order(orders, GRID)
+
+
+def test_all_reduces_of_a_rank_on_two_lanes_are_refused():
+    graph, schedule = grid_plan("one_f_one_b", part_bytes=3000).with_messages
+    own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+    own[Lane(1, "more")] = [own[Lane(1, "comm")].pop()]
+    apart = Schedule.from_names(own)
+    apart.validate(graph)
+    message = r"1A0 is on lane 1/comm and 1A0/\d on lane 1/more: ranks 1 and 3 could start them in different orders"
+    with pytest.raises(ScheduleError, match=message):
+        check_collectives(graph, apart, GRID)
+    with pytest.raises(ScheduleError, match=message):  # whichever rank looks
+        lower(graph, apart, ranks=4, rank=0)
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+def test_groups_sum_among_themselves():
+    def work(communicator: Communicator):
+        group = communicator.group(RankGrid(3, 2).group(communicator.rank))
+        assert group is communicator.group(RankGrid(3, 2).group(communicator.rank))
+        assert communicator.group(tuple(range(6))) is communicator
+        return group.rank, group.size, group.gather(communicator.rank)
+
+    assert run_ranks(6, work) == [(0, 2, [0, 3]), (0, 2, [1, 4]), (0, 2, [2, 5]),
+                                  (1, 2, [0, 3]), (1, 2, [1, 4]), (1, 2, [2, 5])]
+
+
+@pytest.mark.parametrize("kind", [Kind.B, Kind.U])
+def test_a_task_that_fails_ends_all_replicas(kind):
+    own, seen = planned("one_f_one_b", GRID), {}
+
+    def boom():
+        raise ArithmeticError("no luck")
+
+    def work(communicator):
+        run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator)
+        if communicator.rank == 3:
+            task = next(t.index for t in run.program.graph if t.kind == kind)
+            replace_call(run._body[0].lanes, boom, task)
+        try:
+            run(*batches(0)[0])
+        except Exception as error:
+            seen[communicator.rank] = error
+            raise
+        finally:
+            run.close()
+
+    with deadline(), pytest.raises(TaskError, match=r"on rank 3 failed: ArithmeticError: no luck"):
+        run_ranks(4, work)
+    assert all(isinstance(seen[rank], RankError) for rank in range(3) if rank in seen)
+    assert 1 in seen, "the other rank of the group waits for it"
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["zb_h1", "interleaved"])
+def test_a_timeline_has_every_task_of_every_rank(name):
+    own = planned(name, GRID)
+
+    def work(communicator):
+        run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator, trace=True)
+        for parts in batches(0):
+            run(*parts)
+        found = run.timeline_of_all()
+        run.close()
+        return found
+
+    with deadline():
+        whole = run_ranks(4, work)[0]
+    graph = own[0][1].with_messages[0]
+    assert {str(lane) for lane in whole.lanes} == {f"{rank}/{lane}" for rank in range(4) for lane in (
+        "main", "comm", *(f"{way}{rank ^ 1}" for way in ("send->", "recv<-")))}
+    rank = np.array([lane.rank for lane in whole.lanes])[whole.lane]
+    for first in (0, 2):
+        tasks = [i for i in whole.tasks.tolist() if first <= rank[i] < first + 2]
+        assert (sorted(whole.name(i).replace(">3", ">1").replace(">2", ">0") for i in tasks)
+                == sorted(t.name for t in graph))
+    for sent, got in whole.edges.tolist():
+        if int(rank[sent]) != int(rank[got]):
+            assert rank[sent] // 2 == rank[got] // 2, "messages stay in their replica"
+            assert whole.start[got] >= whole.start[sent]
+    for i, lane in enumerate(whole.lanes):
+        if lane.name == "comm":
+            ends = whole.end[[j for j in whole.tasks.tolist() if whole.lane[j] == i]]
+            assert len(ends)
+            assert all(a <= b for a, b in pairwise(ends))
+    assert parse_task("0A0") in whole.key
+
+
+# ---------------------------------------------------------------------------------------------------------- the trainer
+JOB = {"model": "mlp", "model_args": {"hidden": 16, "layers": 4}, "batch_size": 16, "micro_batches": 2,
+       "scheduler": "one_f_one_b", "parallel": "pipeline"}
+
+
+def on_ranks(grid, work, **job):
+    """`work(trainer)` on every rank of a grid, after each has recorded the step of its replica."""
+    own = [Recorded(Job(**JOB | job), grid.place(rank)[0], grid.replicas) for rank in range(grid.size)]
+    return run_ranks(grid.size, lambda c: work(PipelineTrainer(own[c.rank], COST, c, Link(50.0, 1e3))))
+
+
+def both_ways(name, scheduler, replicas=2, **job):
+    """Losses and parameters of data-parallel ranks, and of a pipeline's replicas on two ranks each."""
+    flat = {"model": name, "model_args": {}, "scheduler": "no_overlap", "parallel": "data"}
+    data = [Recorded(Job(**JOB | flat | job), rank, replicas) for rank in range(replicas)]
+
+    def finished(trainer):
+        for _ in range(3):
+            trainer.step()
+        trainer.finish()
+        return trainer.losses, trainer.params_sha256()
+
+    with deadline():
+        wanted = run_ranks(replicas, lambda c: finished(RankTrainer(data[c.rank], COST, c, (1.0, 1e-3))))
+        found = on_ranks(RankGrid(2, replicas), finished, model=name, model_args={}, scheduler=scheduler, **job)
+    assert set(map(str, found)) == set(map(str, wanted))
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("scheduler", ["chimera", "dualpipe"])
+def test_replicas_of_a_bidirectional_pipeline_leave_the_same_bits(scheduler):
+    """A stage's gradients are added up on one of the two ranks that hold it, then summed over replicas there."""
+    both_ways("mlp", scheduler, groups=2, micro_batches=4, optimizer="adam", lr=0.01)
+
+
+class Tied(nn.Module):
+    """The last layer's weight is the first one's, and so is that of a layer between."""
+
+    def __init__(self):
+        self.input_shape, self.classes = (8, 8, 1), 64
+        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])
+        for i in (3, 5):
+            self.layers[i].weight = self.layers[0].weight
+
+    def forward(self, x):
+        x = x.reshape(x.shape[0], 64)
+        for layer in self.layers:
+            x = ops.tanh(layer(x))
+        return x
+
+
+def tied():
+    return Tied()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("scheduler", "clip"), [("zb_h1", None), ("zb_h1", 0.05), ("zb_v", 0.05)])
+def test_parameters_of_several_stages_are_summed_over_replicas_once(scheduler, clip):
+    """Between the sum over uses and its norm, where there is a clip."""
+    both_ways(f"{__file__}:tied", scheduler, clip=clip)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("scheduler", ["chimera", "dualpipe"])
+def test_replicas_of_a_bidirectional_pipeline_clip_what_all_have_summed(scheduler):
+    both_ways("mlp", scheduler, groups=2, micro_batches=4, clip=0.05)
+
+
+def test_a_saved_plan_of_replicas_that_clip_shared_weights_is_checked(tmp_path, capsys):
+    path = tmp_path / "plan.csv"
+    flags = ["--model", f"{__file__}:tied", "--ranks", "2", "--replicas", "2", "--micro-batches", "4", "--clip", "1",
+             "--scheduler", "zb_h1", "--scheduler-arg", "barrier=True", "--costs", "analytic"]
+    planned, checked = (run_json(capsys, *verb, *flags)[1] for verb in (("plan", "--save", str(path)),
+                                                                         ("check", str(path))))
+    assert checked["valid"]
+    assert "0U5" in path.read_text()
+    for key in ("tasks", "waits", "peak_bytes", "predicted_step_ms"):
+        assert checked[key] == planned[key], key
+
+
+def test_replicas_that_drift_apart_are_noticed():
+    def work(trainer):
+        trainer.step()
+        if trainer.communicator.rank == 3:
+            held = {id(trainer.recorded.graph.storages[i].live) for i in trainer._mine}
+            p = next(p for p in trainer.recorded.model.parameters() if id(p.storage) in held)
+            p.storage.data[...] += 1
+        trainer.finish()
+
+    with deadline(), pytest.raises(TrainingError, match="rank 3 has other parameters than rank 1, which holds the same "
+                                                        "stages, after 1 steps"):
+        on_ranks(GRID, work)
+
+
+def test_every_rank_ends_with_the_whole_model_and_the_mean_loss():
+    def work(trainer):
+        for _ in range(3):
+            trainer.step()
+        own = list(trainer.losses)
+        trainer.finish()
+        return own, trainer.losses, trainer.params_sha256()
+
+    with deadline():
+        found = on_ranks(GRID, work)
+    assert len({sha for *_, sha in found}) == 1
+    assert [bool(own) for own, *_ in found] == [False, True, False, True]
+    for _, losses, _ in found:
+        assert losses == np.mean([found[1][0], found[3][0]], axis=0).tolist()
+
+
+def test_ranks_whose_plans_sum_in_different_orders_end_before_they_run(monkeypatch):
+    def work(communicator):
+        own = recorded_of[communicator.rank]
+        monkeypatch.setattr(communicator, "own_process", True)  # threads would share one plan
+        if communicator.rank == 2:
+            made = own.plan
+            monkeypatch.setattr(own, "plan", lambda *args, **options: replace(
+                made(*args, **options), schedule=swapped(made(*args, **options).schedule)))
+        PipelineTrainer(own, COST, communicator, Link(50.0, 1e3))
+
+    def swapped(schedule):
+        own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+        own[Lane(0, "comm")].reverse()
+        return Schedule.from_names(own)
+
+    recorded_of = [Recorded(Job(**JOB, scheduler_args={"part_bytes": 3000}), GRID.place(rank)[0], 2)
+                   for rank in range(4)]
+    with deadline(), pytest.raises(ScheduleError, match=r"rank 0 starts 0A0 where rank 2 starts 0A0/\d"):
+        run_ranks(4, work)
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+SMALL = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "32",
+         "--micro-batches", "4"]
+under_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+
+
+PLAN = [*SMALL, "--costs", "analytic", "--ranks", "2", "--replicas", "2"]
+
+
+def told(capsys, *argv, code=0):
+    """The JSON that a command prints."""
+    found, record = run_json(capsys, *argv)
+    assert found == code
+    return record
+
+
+@pytest.mark.parametrize("flags", [
+    ["--scheduler", "one_f_one_b"],
+    ["--scheduler", "interleaved", "--chunks", "2", "--scheduler-arg", "all_reduces=priority", "--scheduler-arg",
+     "part_bytes=2000"]])
+def test_what_plan_saves_of_replicas_check_accepts(capsys, tmp_path, flags):
+    path = str(tmp_path / "plan.csv")
+    made = told(capsys, "plan", *PLAN, *flags, "--save", path)
+    found = told(capsys, "check", path, *PLAN, *flags)
+    assert {key: found[key] for key in ("valid", "tasks", "waits", "peak_bytes")} == {
+        "valid": True, **{key: made[key] for key in ("tasks", "waits", "peak_bytes")}}
+    without = [*PLAN[:-2], *(flag for flag in flags if "all_reduces" not in flag and "part_bytes" not in flag)]
+    while "--scheduler-arg" in without:
+        without.remove("--scheduler-arg")
+    said = told(capsys, "check", path, *without, code=1)
+    assert said["error"].endswith("A0 sums over replicas of a network, but there is one; say how many there are "
+                                  "(--replicas)")
+    told(capsys, "plan", *without, "--save", path)
+    assert "A0 is missing" in told(capsys, "check", path, *PLAN, *flags[:4], code=1)["error"]
+
+
+def test_all_reduces_of_replicas_have_a_price(capsys):
+    flags = [*PLAN, "--scheduler", "gpipe", "--latency", "100"]
+    ring, tree = (told(capsys, "simulate", *flags, "--replicas", "4", "--collective", shape)["makespan"]
+                  for shape in ("ring", "tree"))
+    assert ring == pytest.approx(tree + 200), "six messages in a row, or four"
+    found = told(capsys, "explain", "0A0", *flags)
+    assert found["end"] - found["start"] == pytest.approx(200)
+    assert found["needs"] == ["0B3"]
+
+
+@pytest.mark.parametrize(("verb", "flags", "line"), [
+    ("plan", [*PLAN, "--scheduler", "gpipe", "--replicas", "3"],
+     "a batch of 32 does not divide into 4 micro-batches on each of 3 replicas"),
+    ("plan", [*PLAN, "--scheduler", "pipedream", "--scheduler-arg", "all_reduces=fifo"],
+     "pipedream: gradients are summed before each update, so all_reduces has no effect"),
+    ("plan", [*PLAN[:-2], "--scheduler", "gpipe", "--collective", "tree"],
+     "--collective has no effect here; it goes with --parallel data, and --replicas"),
+    ("plan", ["--ranks", "2", "--micro-batches", "4", "--replicas", "2", "--scheduler", "gpipe"],
+     "--replicas has no effect on a pipeline on given times"),
+    ("train", [*SMALL, "--steps", "1", "--replicas", "2"],
+     "--replicas has no effect on a network's step on one device"),
+    ("train", [*SMALL, "--steps", "1", "--parallel", "data", "--replicas", "2"],
+     "--replicas has no effect on a network on data-parallel ranks")])
+def test_replicas_that_mean_nothing_are_refused(capsys, verb, flags, line):
+    code, out, errors = run(capsys, verb, *flags)
+    assert (code, out) == (2, "")
+    assert line in one_line(errors)
+
+
+@pytest.mark.mpi
+@under_mpi
+@pytest.mark.parametrize(("name", "flags"), [
+    ("one_f_one_b", [*SMALL, "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05", "--trace", "{}/trace.json"]),
+    ("zb_h1", ["--model", "resnet20", "--model-arg", "preset=tiny", "--batch-size", "16", "--micro-batches", "2",
+               "--scheduler-arg", "all_reduces=priority"])])
+def test_a_grid_of_ranks_leaves_the_bits_of_data_parallel_ranks(tmp_path, name, flags):
+    flags = [flag.format(tmp_path) for flag in flags] + ["--steps", "3"]
+    without = [flag for flag in flags if not flag.endswith(("trace.json", "--trace", "all_reduces=priority",))]
+    if "--scheduler-arg" in without:
+        without.remove("--scheduler-arg")
+    _, wanted, _ = command(2, *without, "--parallel", "data", "--scheduler", "no_overlap")
+    code, found, errors = command(4, *flags, "--parallel", "pipeline", "--replicas", "2", "--scheduler", name)
+    assert code == 0, errors
+    keys = ("params_sha256", "loss_first", "loss_last", "accuracy")
+    assert {key: found[key] for key in keys} == {key: wanted[key] for key in keys}
+    assert found["ranks"] == 4
+    if "--trace" in flags:
+        lanes = {str(lane) for lane in Timeline.load(tmp_path / "trace.json").lanes}
+        assert lanes == {f"{rank}/{lane}" for rank in range(4) for lane in (
+            "main", "comm", *(f"{way}{rank ^ 1}" for way in ("send->", "recv<-")))}
+
+
+@pytest.mark.mpi
+@under_mpi
+def test_a_run_goes_on_on_another_grid(tmp_path):
+    """Two replicas of two ranks, then two data-parallel ranks, then two replicas of three."""
+    flags = [*SMALL, "--checkpoint", str(tmp_path / "run")]
+    data, grid = ["--parallel", "data", "--scheduler", "fifo"], ["--parallel", "pipeline", "--replicas", "2"]
+    wanted = command(2, *SMALL, *data, "--steps", "6")[1]["params_sha256"]
+    assert command(4, *flags, *grid, "--scheduler", "gpipe", "--steps", "2")[0] == 0
+    assert command(2, *flags, *data, "--steps", "4", "--resume")[0] == 0
+    code, found, errors = command(6, *flags, *grid, "--scheduler", "zb_h1", "--steps", "6", "--resume")
+    assert code == 0, errors
+    assert found["params_sha256"] == wanted
+
+
+@pytest.mark.mpi
+@under_mpi
+@pytest.mark.parametrize(("ranks", "flags", "line"), [
+    (3, ["--replicas", "2", "--scheduler", "gpipe"], "3 ranks do not divide into 2 replicas of a pipeline"),
+    (2, ["--replicas", "2", "--scheduler", "gpipe"],
+     "a pipeline needs at least 2 ranks; start 4 or more for 2 replicas"),
+    (4, ["--replicas", "2", "--scheduler", "gpipe", "--micro-batches", "32"],
+     "a batch of 32 does not divide into 32 micro-batches on each of 2 replicas"),
+    (4, ["--replicas", "2", "--scheduler", "gpipe", "--scheduler-arg", "all_reduces=dear"],
+     "all_reduces is 'dear'; within a pipeline it must be fifo, priority or reverse_first_k")])
+def test_what_no_grid_can_do_is_one_line(ranks, flags, line):
+    code, record, errors = command(ranks, *SMALL, "--parallel", "pipeline", "--steps", "2", *flags)
+    assert (code, record) == (2, None)
+    assert line in errors
+    assert len(errors.splitlines()) == 1

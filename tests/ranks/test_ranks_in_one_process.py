@@ -1,0 +1,159 @@
+"""`train --ranks`: ranks as threads of one process, with the bits of one process, or of ranks under a launcher."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from shutil import which
+
+import pytest
+from helpers import PATIENCE, deadline
+
+from minidl.cli import main
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.system import loading
+from minidl.system.loading import function_of
+
+NETWORK = ["--model", "mlp", "--batch-size", "32", "--steps", "3", "--costs", "analytic"]
+PIPELINE = ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"]
+
+
+def trained(capsys, *flags: str, network: list[str] = NETWORK) -> dict:
+    with deadline(PATIENCE):
+        assert main(["train", *network, *flags, "--json"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+def refused(capsys, *flags: str) -> str:
+    with deadline(PATIENCE):
+        assert main(["train", *NETWORK, *flags]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+@pytest.mark.parametrize("scheduler", ["zb_h1", "interleaved"])
+def test_a_pipeline_has_the_bits_of_one_process(capsys, scheduler):
+    alone = trained(capsys, "--micro-batches", "4")
+    ranks = trained(capsys, "--micro-batches", "4", *PIPELINE[:-1], scheduler)
+    assert ranks["ranks"] == 2
+    assert ranks["params_sha256"] == alone["params_sha256"]
+    assert ranks["loss_last"] == alone["loss_last"]
+
+
+def test_replicas_have_the_bits_of_every_order(capsys):
+    found = {trained(capsys, "--parallel", "data", "--ranks", "3", "--scheduler", scheduler, "--batch-size", "33")[
+        "params_sha256"] for scheduler in ("priority", "barrier")}
+    assert len(found) == 1
+
+
+def test_replicas_of_a_pipeline_have_the_bits_of_data_parallel_ranks(capsys):
+    data = trained(capsys, "--micro-batches", "4", "--parallel", "data", "--ranks", "2", "--scheduler", "fifo")
+    grid = trained(capsys, "--micro-batches", "4", *PIPELINE, "--replicas", "2")
+    assert grid["ranks"] == 4
+    for key in ("params_sha256", "loss_first", "loss_last", "accuracy"):
+        assert grid[key] == data[key]
+
+
+def test_what_ranks_of_one_process_cannot_do_is_one_line(capsys):
+    assert "at most 64 ranks" in refused(capsys, *PIPELINE[:3], "65", "--scheduler", "zb_h1")
+    assert "blocks to cut between" in refused(capsys, *PIPELINE[:3], "9", "--scheduler", "zb_h1",
+                                              "--micro-batches", "4")
+    assert "at least 2 ranks" in refused(capsys, *PIPELINE[:3], "1", "--scheduler", "zb_h1")
+    assert "at most 64 ranks" in refused(capsys, *PIPELINE[:3], "9", "--scheduler", "zb_h1", "--replicas", "8")
+    assert "with mpiexec" in refused(capsys, *PIPELINE, "--device", "cuda")
+    assert ("--ranks has no effect on a network's step on one device; it is for a network on data-parallel ranks "
+            "(--parallel data) or a network cut into a pipeline (--parallel pipeline)"
+            ) in refused(capsys, "--ranks", "2")
+
+
+def test_a_machine_without_mpiexec_is_told_how_to_get_it(capsys, monkeypatch):
+    flags = *PIPELINE[:2], "--scheduler", "zb_h1"
+    for path, says in ((os.environ["PATH"], "start it with mpiexec -n P, or give --ranks P"),
+                       ("", "or give --ranks P; there is no mpiexec here: pip install 'minidl[mpich]'")):
+        monkeypatch.setenv("PATH", path)
+        if not path or which("mpiexec"):
+            assert refused(capsys, *flags).endswith(says)
+
+
+def test_a_checkpoint_goes_on_with_other_ranks(capsys, tmp_path):
+    folder = str(tmp_path / "run")
+    whole = trained(capsys, "--micro-batches", "4")
+    trained(capsys, "--micro-batches", "4", *PIPELINE, "--checkpoint", folder, "--steps", "2")
+    rest = trained(capsys, "--micro-batches", "4", *PIPELINE[:3], "3", "--scheduler", "gpipe", "--checkpoint", folder,
+                   "--resume")
+    assert rest["params_sha256"] == whole["params_sha256"]
+
+
+def test_a_file_of_code_runs_once_for_all_ranks(tmp_path, monkeypatch):
+    """A rank that comes while another runs the file waits until all of its functions are there."""
+    class Lock:
+        def __init__(self):
+            self.lock, self.asked = threading.RLock(), []
+
+        def __enter__(self):
+            self.asked.append(threading.get_ident())
+            self.lock.acquire()
+
+        def __exit__(self, *_):
+            self.lock.release()
+
+    monkeypatch.setattr(loading, "_LOADING", Lock())
+    file = tmp_path / "own.py"
+    file.write_text("from helpers import until\nfrom minidl.system import loading\nRUNS = []\nRUNS.append(1)\n"
+                    "until(lambda: len(loading._LOADING.asked) == 3, 'three ranks that ask')\n"
+                    "def runs(): return RUNS\n")
+    with ThreadPoolExecutor(3) as ranks:
+        for found in ranks.map(function_of, [f"{file}:runs"] * 3):
+            assert found() == [1]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parallel", [["pipeline", "--scheduler", "zb_h1"], ["data", "--scheduler", "fifo"]])
+def test_dropout_goes_on_from_a_checkpoint_on_every_rank(capsys, tmp_path, parallel):
+    network = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", "pydoc", "--batch-size", "6",
+               "--micro-batches", "2", "--costs", "analytic", "--parallel", *parallel, "--ranks", "3"]
+    whole = trained(capsys, "--steps", "3", network=network)
+    kept = ["--checkpoint", str(tmp_path / "run")]
+    trained(capsys, "--steps", "1", *kept, network=network)
+    rest = trained(capsys, "--steps", "3", *kept, "--resume", network=network)
+    assert rest["params_sha256"] == whole["params_sha256"]
+
+
+GOES_AWAY = """
+import os, tempfile
+from minidl.schedulers.pipeline.flush import gpipe
+
+def own(problem):
+    os.chdir(tempfile.gettempdir())
+    return gpipe(problem)
+"""
+
+
+def test_a_policy_that_changes_the_folder_loses_no_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(GOES_AWAY)
+    assert main(["train", "--model", "mlp", "--model-arg", "hidden=8", "--model-arg", "layers=3", "--batch-size", "16",
+                 "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--costs", "analytic", "--json",
+                 "--steps", "2", "--scheduler", "own.py:own", "--log", "log.jsonl", "--checkpoint", "saved"]) == 0
+    assert Path.cwd() == tmp_path
+    assert Path("log.jsonl").exists()
+    assert list(Path("saved").iterdir())
+
+
+def test_each_rank_has_its_own_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = threading.Event()
+
+    def work(communicator):
+        if communicator.rank == 0:
+            os.chdir("/")
+            first.set()
+        assert first.wait(PATIENCE)
+        return os.getcwd()
+
+    assert run_ranks(2, work) == ["/", str(tmp_path)]
+    assert Path.cwd() == tmp_path

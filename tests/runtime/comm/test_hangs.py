@@ -1,0 +1,473 @@
+"""Never a hang: the orders of messages on which published pipelines hung are refused before they run, or run; and what
+does not come has a deadline.
+
+Messages are of 8 KiB and more: an MPI takes smaller ones before they are received, so that they prove nothing.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import pipelines
+import pytest
+from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, until
+from helpers import planned as planned_tasks
+
+import minidl as ml
+from minidl import models, nn, ops, optim
+from minidl.core.schedule import Lane, Schedule, ScheduleError
+from minidl.core.tasks import RECEIVES, SENDS, GraphError, Kind
+from minidl.passes.messages import check_rendezvous
+from minidl.plans.program import lower
+from minidl.runtime.comm import Host, RankError, Standstill, Wait
+from minidl.runtime.comm.flight import Entry, Flight
+from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
+from minidl.schedulers.pipeline import PipelineError, add_communication
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+WIDTH, SHARE, STEPS = 256, 8, 2  # 8 KiB a message
+
+
+# --------------------------------------------------------------------------------------------------- orders of messages
+def inline(graph, schedule, side_lane=False):
+    """All of a rank on one lane: each send after what makes it, each receive before what reads it, as
+    everybody writes it once.
+    `side_lane`: messages in that order on one lane beside."""
+    lanes, sends, receives = {}, {}, {}
+    place = {key: i for i, key in enumerate(schedule.keys.tolist())}
+    computes = ~np.isin(graph.kind, [*SENDS, *RECEIVES])
+    for t in range(len(graph)):
+        if graph.kind[t] in SENDS:
+            sends.setdefault(next(int(p) for p in graph.preds[t] if computes[p]), []).append(t)
+        if graph.kind[t] in RECEIVES:
+            readers = [s for s in range(len(graph)) if t in graph.preds[s] and computes[s]]
+            receives.setdefault(min(readers, key=lambda s: place[int(graph.keys[s])]), []).append(t)
+    for i, lane in enumerate(schedule.lanes):
+        if lane.name == "main":
+            mine, beside = [], []
+            for t in graph.find(schedule.order(i)).tolist():
+                beside += [*receives.get(t, []), *sends.get(t, [])]
+                mine += [*receives.get(t, []), t, *sends.get(t, [])]
+            lanes[lane] = [t for t in mine if not side_lane or t not in set(beside)]
+            if side_lane:
+                lanes[Lane(lane.rank, "messages")] = beside
+    return Schedule.of(graph, lanes)
+
+
+def swapped_by_parity(schedule):
+    """The cure of (b) that does not help: on odd ranks a receive goes before the send next to it."""
+    names = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+    for lane, tasks in names.items():
+        for i in range(len(tasks) - 1):
+            if lane.rank % 2 and "S" in tasks[i] and "R" in tasks[i + 1]:
+                tasks[i], tasks[i + 1] = tasks[i + 1], tasks[i]
+    return Schedule.from_names(names)
+
+
+def talking(name, ranks, micro_batches, chunks=None):
+    plan = pipelines.plan(name, ranks, micro_batches, chunks=chunks)
+    return add_communication(plan.graph, plan.schedule)
+
+
+def refused(graph, schedule):
+    """The tasks of the circle that the proof names, in one line."""
+    with pytest.raises(ScheduleError, match="deadlock under rendezvous sends") as error:
+        check_rendezvous(graph, schedule)
+    assert "\n" not in error.value.message
+    return set(error.value.tasks)
+
+
+def test_a_two_ranks_that_both_send_first():
+    graph, schedule = talking("one_f_one_b", 2, 4)
+    assert refused(graph, inline(graph, schedule)) == {"0SF1>1", "1SO0>0"}
+    check_rendezvous(graph, schedule)
+
+
+def test_b_two_stages_on_each_of_two_ranks():
+    graph, schedule = talking("interleaved", 2, 4)
+    rows = inline(graph, schedule)
+    assert rows.names(0)[2:6] == ["0F1", "0SF1>1", "1RF0>0", "2F0"]
+    assert rows.names(1)[1:5] == ["1F0", "1SF0>0", "0RF1>1", "1F1"]
+    assert refused(graph, rows) == {"0SF1>1", "1SF0>0"}
+    check_rendezvous(graph, schedule)
+
+
+def test_c_the_same_swapped_by_parity():
+    graph, schedule = talking("interleaved", 2, 4)
+    rows = swapped_by_parity(inline(graph, schedule))
+    assert ",".join(rows.names(1)).find("2RF1>1,3SO0>0,3F1") > 0
+    assert {"0SF2>1", "3SO0>0"} <= refused(graph, rows)
+
+
+def skipping():
+    """Rank 0's result goes to ranks 1 and 2."""
+    return planned_tasks(("0F0", "", "a"), ("0SF0>2", "a", "far"), ("0SF0>1", "a", "near"), ("0RF0>1", "near", "near"),
+                         ("1F0", "near", "b"), ("1SF0>2", "b", "next"), ("1RF0>2", "next", "next"),
+                         ("0RF0>2", "far", "far"), ("2F0", "next far", "c"), nbytes=8192)
+
+
+def test_d_a_skip_over_a_stage_whose_receives_are_one_batch():
+    graph = skipping()
+    rank0, rank1 = ["0F0", "0SF0>2", "0SF0>1"], ["0RF0>1", "1F0", "1SF0>2"]
+    wrong = Schedule.from_names({Lane(0): rank0, Lane(1): rank1, Lane(2): ["1RF0>2", "0RF0>2", "2F0"]})
+    assert {"0SF0>2", "0SF0>1"} <= refused(graph, wrong)
+    apart = Schedule.from_names({Lane(0): ["0F0"], Lane(0, "send->2"): ["0SF0>2"], Lane(0, "send->1"): ["0SF0>1"],
+                                 Lane(1): rank1, Lane(2): ["2F0"], Lane(2, "recv<-0"): ["0RF0>2"],
+                                 Lane(2, "recv<-1"): ["1RF0>2"]})
+    check_rendezvous(graph, apart)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("name", "micro_batches"),
+                         [("looped_bfs", 2), ("looped_bfs", 8), ("interleaved", 4), ("gpipe", 4), ("one_f_one_b", 4)])
+def test_e_all_messages_of_a_rank_in_one_queue(name, micro_batches):
+    own = planned(name, 4, micro_batches)
+    _, graph, schedule = own[0]
+    queue = inline(graph, schedule, side_lane=True)
+    try:
+        check_rendezvous(graph, queue)
+    except ScheduleError:
+        assert (name, micro_batches) not in {("looped_bfs", 2), ("gpipe", 4)}
+        with pytest.raises(ScheduleError, match="deadlock under rendezvous sends"):
+            lower(graph, queue, ranks=4)
+    else:
+        assert trained([(model, g, inline(g, s, side_lane=True)) for model, g, s in own],
+                       micro_batches) == (alone(micro_batches))
+
+
+def test_f_a_wait_for_one_of_several_transfers_moves_all():
+    """Rank 0 waits for rank 2 alone, which sends when it has heard of rank 1, whose message to rank 0 comes first."""
+    def work(communicator):
+        def entry(i, kind, peer, array):
+            return Entry(i, communicator.bind(kind, Host(communicator, [array], sums=False), None, peer), None,
+                         array.nbytes, peers=(peer,))
+
+        flight, arrays = Flight(communicator), [np.full(2**16, communicator.rank, "f") for _ in range(2)]
+        if communicator.rank == 0:
+            ended = []
+            one, two = entry(0, Kind.RF, 1, arrays[0]), entry(1, Kind.RF, 2, arrays[1])
+            flight.begin([[one],
+                          [Entry(1, two.transfer, None, two.nbytes, done=[lambda: ended.append(2)], peers=(2,))]])
+            flight.until(lambda: bool(ended), 2, "rank 2's")
+        else:
+            other = 3 - communicator.rank
+            order = [(Kind.SF, 0), (Kind.SF, 2)] if communicator.rank == 1 else [(Kind.RF, other), (Kind.SF, 0)]
+            for i, (kind, peer) in enumerate(order):
+                flight.submit(entry(i, kind, peer, arrays[0]))
+                flight.drain()
+        flight.run()
+        return float(arrays[1][0])
+
+    with deadline():
+        assert run_ranks(3, work)[0] == 1, "what rank 1 told rank 2"
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("micro_batches", [1, 2, 3])
+@pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "zb_h1", "zb_auto", "fast_forward", "modulo",
+                                  "looped_bfs", "hanayo", "zb_v"])
+def test_g_fewer_micro_batches_than_ranks(name, micro_batches):
+    assert trained(planned(name, 4, micro_batches), micro_batches) == alone(micro_batches)
+
+
+# ------------------------------------------------------------------------------------------------------------ real runs
+def batches(micro_batches):
+    random = np.random.default_rng(0)
+    return [[part for _ in range(micro_batches)
+             for part in (random.standard_normal((SHARE, 12)).astype("f"), random.integers(0, 5, SHARE))]
+            for _ in range(STEPS)]
+
+
+def recorded(micro_batches):
+    ml.seed(1)
+    model = models.mlp(12, *[WIDTH] * 8, 5)
+    opt = optim.SGD(model.parameters(), 0.05, momentum=0.9)
+
+    def step(*parts):
+        total = None
+        for i in range(micro_batches):
+            with ml.micro_batch(i, i * SHARE):
+                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / micro_batches)
+                loss.backward()
+                total = loss.detach() if total is None else ops.add(total, loss.detach())
+        opt.step()
+        return total
+
+    return model, ml.record(step, *batches(micro_batches)[0])
+
+
+@functools.cache
+def alone(micro_batches):
+    model, graph = recorded(micro_batches)
+    run = SequentialExecutor(graph)
+    for parts in batches(micro_batches):
+        run(*parts)
+    return [p.numpy().tobytes() for p in model.parameters()]
+
+
+def planned(name, ranks, micro_batches):
+    """For each rank its model, and the graph and schedule of all with messages of 8 KiB."""
+    found = []
+    for _ in range(ranks):
+        model, graph = recorded(micro_batches)
+        plan = ml.plan(graph, name, ml.CostModel.analytic(), ml.Machine(ranks))
+        found.append((model, *add_communication(plan.graph, plan.schedule)))
+    graph = found[0][1]
+    assert graph.bytes[np.isin(graph.kind, SENDS)].min() >= 8192
+    return found
+
+
+def trained(own, micro_batches):
+    """Each parameter as the rank that holds it left it."""
+    def work(communicator):
+        model, graph, schedule = own[communicator.rank]
+        run = DistributedExecutor(graph, schedule, communicator)
+        for parts in batches(micro_batches):
+            run(*parts)
+        run.close()
+        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+        return [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
+
+    with deadline():
+        copies = run_ranks(len(own), work)
+    return [next(bits for bits in parameter if bits is not None) for parameter in zip(*copies, strict=True)]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("name", "ranks"), [("one_f_one_b", 2), ("interleaved", 2), ("interleaved", 4)])
+def test_the_orders_of_a_to_c_run_with_a_lane_for_each_peer_and_direction(name, ranks):
+    assert trained(planned(name, ranks, 4), 4) == alone(4)
+
+
+def test_d_a_network_with_a_skip_over_a_stage_is_refused_in_one_line_or_runs():
+    class Skips(nn.Module):
+        def __init__(self):
+            self.a, self.b, self.c, self.d = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+
+        def forward(self, x):
+            first = self.a(x)
+            return self.d(ops.add(self.c(self.b(first)), first))
+
+    x, y = np.ones((SHARE, WIDTH), "f"), np.zeros(SHARE, int)
+
+    def made():
+        ml.seed(2)
+        model = Skips()
+        opt = optim.SGD(model.parameters(), 0.1)
+
+        def step(x, y):
+            loss = nn.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+            return loss.detach()
+
+        return model, ml.record(step, x, y)
+
+    model, graph = made()
+    SequentialExecutor(graph)(x, y)
+    wanted = [p.numpy().tobytes() for p in model.parameters()]
+    try:
+        own = []
+        for _ in range(4):
+            model, graph = made()
+            plan = ml.plan(graph, "gpipe", ml.CostModel.analytic(), ml.Machine(4))
+            own.append((model, *add_communication(plan.graph, plan.schedule)))
+    except (GraphError, PipelineError) as error:
+        said = str(error)
+    else:
+        said = ""
+    if said:
+        assert "cut the stages elsewhere" in said
+        assert "\n" not in said
+        return
+
+    def work(communicator):
+        model, graph, schedule = own[communicator.rank]
+        run = DistributedExecutor(graph, schedule, communicator)
+        run(x, y)
+        run.close()
+        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+        return [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
+
+    with deadline():
+        copies = run_ranks(4, work)
+    assert [next(b for b in parameter if b is not None) for parameter in zip(*copies, strict=True)] == wanted
+
+
+def test_a_run_is_proved_before_it_starts():
+    own = planned("one_f_one_b", 2, 4)
+
+    def work(communicator):
+        _, graph, schedule = own[communicator.rank]
+        DistributedExecutor(graph, inline(graph, schedule), communicator)
+
+    with deadline(), pytest.raises(ScheduleError, match="deadlock under rendezvous sends"):
+        run_ranks(2, work)
+
+
+def test_a_message_without_its_other_end_is_refused():
+    graph = skipping()
+    kept = graph.take(np.array([i for i in range(len(graph)) if graph.name(i) != "0RF0>2"]))
+    schedule = Schedule.from_names({Lane(0): ["0F0", "0SF0>2", "0SF0>1"], Lane(1): ["0RF0>1", "1F0", "1SF0>2"],
+                                    Lane(2): ["1RF0>2", "2F0"]})
+    with pytest.raises(ScheduleError, match="0SF0>2 is a send with 0 receives; it must have exactly one"):
+        check_rendezvous(kept, schedule)
+
+
+# ------------------------------------------------------------------------------------------------------------ deadlines
+def receives(communicator, peer, name, number=0):
+    array = np.zeros(2048, "f")
+    transfer = communicator.bind(Kind.RF, Host(communicator, [array], sums=False), None, peer, number)
+    flight = Flight(communicator)
+    flight.begin([[Entry(0, transfer, None, array.nbytes, name=name, peers=(peer,))]])
+    flight.run()
+
+
+def waiting(work, ranks, monkeypatch, seconds=0.5):
+    monkeypatch.setattr(LoopBack, "wait_seconds", seconds)
+    with deadline(), pytest.raises(Standstill) as error:
+        run_ranks(ranks, work)
+    return str(error.value)
+
+
+def test_ranks_that_wait_for_each_other_say_who_waits_for_whom(monkeypatch):
+    found = waiting(lambda c: receives(c, (c.rank + 1) % 3, f"{c.rank}RF7"), 3, monkeypatch)
+    both = [f"rank {r} waits for rank {(r + 1) % 3} ({r}RF7)" for r in range(3)]
+    assert found in {"the ranks wait for each other: " + "; ".join(both[i:] + both[:i]) for i in range(3)}
+
+
+def test_a_rank_outside_the_circle_sees_it_too(monkeypatch):
+    seen = {}
+
+    def work(communicator):
+        try:
+            receives(communicator, {0: 1, 1: 0, 2: 0}[communicator.rank], f"{communicator.rank}RO3")
+        except RankError as error:
+            seen[communicator.rank] = error
+            raise
+
+    waiting(work, 3, monkeypatch)
+    assert len(seen) == 3
+
+
+def test_a_rank_that_meets_the_others_is_waited_for_in_vain(monkeypatch):
+    found = waiting(lambda c: c.gather(None) if c.rank else receives(c, 1, "0RO2"), 3, monkeypatch)
+    assert found == ("the ranks wait for each other: rank 0 waits for rank 1 (0RO2); rank 1 "
+                     "waits for all others (to meet)")
+
+
+def test_a_group_that_crosses_its_sums_says_so_whatever_others_do(monkeypatch):
+    """Ranks 0 and 2 start two sums in different orders, while rank 1, with which they share none, is at work."""
+    over = threading.Event()
+
+    def work(communicator):
+        if communicator.rank == 1:
+            over.wait(PATIENCE)
+            return
+        group, peers = communicator.group((0, 2)), (2 - communicator.rank,)
+        entries = [Entry(i, group.bind(Kind.A, Host(group, [np.ones(8, "f")]), i), i, 32, name=f"0A0/{i}", peers=peers)
+                   for i in range(2)]
+        flight = Flight(communicator, credit=1)
+        flight.begin([entries if communicator.rank == 0 else entries[::-1]])
+        try:
+            flight.run()
+        finally:
+            over.set()
+
+    found = waiting(work, 3, monkeypatch)
+    both = ["rank 0 waits for rank 2 (0A0/0)", "rank 2 waits for rank 0 (0A0/1)"]
+    assert found in {"the ranks wait for each other: " + "; ".join(order) for order in (both, both[::-1])}
+
+
+def test_a_rank_at_work_is_waited_for_longer_but_not_for_ever(monkeypatch):
+    over = threading.Event()
+
+    def work(communicator):
+        if communicator.rank == 0:
+            try:
+                receives(communicator, 1, "0RO2")
+            finally:
+                over.set()
+        else:
+            over.wait(PATIENCE)
+
+    found = waiting(work, 2, monkeypatch, 0.1)
+    assert found.startswith("rank 0 waits for rank 1 (0RO2), which is at work, for more than 1 "
+                            "s (a larger MINIDL_MPI_WAIT_SECONDS")
+
+
+def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobody(monkeypatch):
+    """As one to which a busy machine gives no turn: what it said last is that it waits."""
+    monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
+
+    def work(communicator):
+        if communicator.rank == 0:
+            receives(communicator, 1, "0RO2")
+            return
+
+        def is_awaited():
+            communicator.check()
+            wait = communicator._waits().get(0)
+            return wait and time.monotonic() - wait.since > 2 * LoopBack.wait_seconds
+
+        communicator.publish(Wait((0,), "1RF7", since=0.0, looked=0.0))
+        until(is_awaited, "rank 0 has waited for long")
+        place = Host(communicator, [np.zeros(2048, "f")], sums=False)
+        flight = Flight(communicator)
+        flight.submit(Entry(0, communicator.bind(Kind.SF, place, None, 0), None, 8192, peers=(0,)))
+        flight.drain()
+
+    with deadline():
+        run_ranks(2, work)
+
+
+@pytest.mark.slow
+def test_a_slow_rank_is_no_standstill(monkeypatch):
+    """It waits and works by turns, always longer than a wait in a circle may take."""
+    monkeypatch.setattr(LoopBack, "wait_seconds", 0.4)
+
+    def work(communicator):
+        flight, array = Flight(communicator), np.zeros(2048, "f")
+        place = Host(communicator, [array], sums=False)
+        for turn in range(4):
+            mine = turn % 2 == communicator.rank
+            if mine:
+                time.sleep(1.0)
+            flight.submit(Entry(0, communicator.bind(Kind.SF if mine else Kind.RF, place, None, 1 - communicator.rank),
+                                None, 8192, peers=(1 - communicator.rank,)))
+            flight.drain()
+
+    with deadline():
+        run_ranks(2, work)
+
+
+UNDER_MPI = """
+import test_hangs
+from minidl.cli.ranks import job
+
+with job() as communicator:
+    communicator.gather(None)
+    test_hangs.receives(communicator, 1 - communicator.rank, f"{communicator.rank}RF7")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_ranks_of_mpi_that_wait_for_each_other_end_with_one_line():
+    done = subprocess.run([str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
+                          timeout=PATIENCE, cwd=ROOT,
+                          env={**os.environ, "MINIDL_MPI_WAIT_SECONDS": "4", "PYTHONPATH": IMPORTABLE})
+    assert done.returncode == 2
+    assert re.fullmatch(r"minidl: the ranks wait for each other: rank (0 waits for rank 1 \(0RF7\); rank 1 "
+                        r"waits for rank 0 \(1RF7\)"
+                        r"|1 waits for rank 0 \(1RF7\); rank 0 waits for rank 1 \(0RF7\))\n", done.stderr)

@@ -1,0 +1,35 @@
+"""How long a rank naps while it waits for others."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from minidl.runtime.comm import flight
+from minidl.runtime.comm.flight import NAP, PROMPT_NAP, Patience
+
+
+@pytest.mark.parametrize(("lane", "own_core", "longest"), [
+    (True, True, PROMPT_NAP), (True, False, NAP), (False, True, NAP), (False, False, NAP)])
+def test_a_lane_with_a_core_of_its_own_naps_briefly(monkeypatch, lane, own_core, longest):
+    """Where ranks share cores, or the thread that waits shares its core with a lane, naps leave the core to others."""
+    naps = []
+    monkeypatch.setattr(flight.time, "sleep", naps.append)
+    patience = Patience(SimpleNamespace(own_core=own_core, check=lambda: None, publish=lambda wait: None), lane)
+    for _ in range(500):
+        patience.wait()
+    assert max(naps) == longest
+    assert naps == sorted(naps)
+    patience.reset()
+    patience.wait()
+    assert naps[-1] == naps[0] < longest
+
+
+def test_naps_of_a_lane_still_end():
+    """Also after the system was asked to end them on time."""
+    patience = Patience(SimpleNamespace(own_core=True, check=lambda: None, publish=lambda wait: None), True)
+    begin = time.monotonic()
+    patience.wait()
+    assert time.monotonic() > begin

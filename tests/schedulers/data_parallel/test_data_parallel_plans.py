@@ -1,0 +1,486 @@
+"""Data-parallel schedules: published steady states, an event-driven reference, bounds, the search for
+k, and the pass."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Case, drawn, recorded, replicas
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import schedulers
+from minidl.cli import main
+from minidl.core.graph import Role
+from minidl.core.placement import Refused
+from minidl.core.tasks import Kind, task_name
+from minidl.passes.rewrite import gradients, unroll
+from minidl.passes.synchronise import reverse_buckets, synchronise
+from minidl.plans.program import lower
+from minidl.pricing.collectives import Collective
+from minidl.pricing.cost import CostError, CostModel, Link
+from minidl.pricing.simulation import times
+from minidl.schedulers import data_parallel
+from minidl.schedulers.data_parallel import late_updates, search
+from minidl.schedulers.iterations import Iterations, Rules, delayable
+from minidl.schedulers.layer_times import layers
+
+EXPECTED = json.loads((Path(__file__).parents[1] / "published.json").read_text())["data_parallel"]
+NAMES = {"serial": ("no_overlap", None), "ddp_layerwise_barrier": ("barrier", None),
+         "ddp_2_equal_buckets_barrier": ("buckets", None), "dear": ("dear", None),
+         "fifo_cross_iteration": ("fifo", None), "priority_8_parts": ("priority", None)}
+NAMES |= {f"reverse_first_k={k}_priority": ("reverse_first_k", k) for k in range(1, 9)}
+HEAD_HEAVY = {"f": [1, 2, 2, 1], "b": [1, 2, 2, 1], "w": [1, 2, 2, 1], "c": [8, 1, 1, 1]}
+
+
+def planned(name, case, k=None, parts=8, buckets=2, options=None, **more):
+    """The plan on given layer times."""
+    graph, cost = layers(case["f"], case["b"], case["w"], parts=parts)
+    return replicas(graph, name, replace(cost, **more),
+                    lambda sizes: sum(case["c"][u] * n / parts for u, n in sizes.items()),
+                    buckets=min(buckets, len(case["f"])), part_bytes=1, k=k, **options or {})
+
+
+def period(name, case, k=None):
+    return planned(name, case, k).period
+
+
+@pytest.mark.parametrize("case", EXPECTED, ids=lambda c: c["case"])
+def test_the_published_steady_states(case):
+    for label, wanted in case["period"].items():
+        name, k = NAMES[label]
+        found = planned(name, case, k)
+        assert found.period == pytest.approx(wanted, abs=1e-9), label
+        assert found.notes["lower_bound"] == pytest.approx(case["lower_bounds"]["max"])
+
+
+def test_a_heavy_first_layer_needs_its_weight_gradient_early():
+    wanted = {("no_overlap", None): 28, ("barrier", None): 25, ("dear", None): 25, ("priority", None): 25,
+              ("reverse_first_k", 2): 23, ("reverse_first_k", 3): 21, ("reverse_first_k", 4): 20}
+    assert {key: period(*key[:1], HEAD_HEAVY, key[1]) for key in wanted} == pytest.approx(wanted)
+    best = planned("reverse_first_k", HEAD_HEAVY)
+    assert (best.notes["k"], best.period, best.notes["lower_bound"]) == (4, pytest.approx(20), 20)
+
+
+def reference(name, case, k=0, parts=8, buckets=2, iterations=60, released=False, output_first=False):
+    """The period by an event-driven run of its own, with none of the engine's parts. `released`: only layers below k
+    cross the iteration boundary. `output_first`: O of a layer runs before its W."""
+    f, b, w, c = (case[x] for x in "fbwc")
+    count = len(f)
+    backward = []
+    for i in reversed(range(count)):
+        if i >= k:
+            backward.append(("w", i))
+        if i:
+            backward.insert(len(backward) - (output_first and i >= k), ("o", i))
+    backward += [("w", i) for i in range(k)]
+    now, done, ends = 0.0, dict.fromkeys(range(count), 0.0), []
+    barrier = name in ("barrier", "buckets", "no_overlap")
+    for _ in range(iterations):
+        if barrier:
+            now = max(now, *done.values())
+        if released:
+            now = max(now, *(done[i] for i in range(k, count)), 0.0)
+        for i in range(count):
+            now = max(now, done[i]) + f[i]
+        made = {}
+        for what, i in backward:
+            now += w[i] if what == "w" else b[i]
+            if what == "w":
+                made[i] = now
+        ends.append(now)
+        if name == "no_overlap":
+            done = dict.fromkeys(range(count), now + sum(c))
+            continue
+        groups = ([g.tolist() for g in np.array_split(np.arange(count)[::-1], buckets)] if name == "buckets"
+                  else [[i] for i in range(count)])
+        jobs = []  # (ready, key, layers, time)
+        for g in groups:
+            ready, cost = max(made[i] for i in g), sum(c[i] for i in g)
+            if name in ("priority", "reverse_first_k"):
+                place = 0 if released and g[0] >= k else g[0]  # what the next iteration needs before it starts
+                jobs += [(ready, (place, g[0], part), g, cost / parts) for part in range(parts)]
+            else:
+                jobs.append((ready, (ready, -g[0]), g, cost / 2 if name == "dear" else cost))
+        free, queue = 0.0, sorted(jobs)
+        heap: list = []
+        done = {}
+        while queue or heap:
+            if not heap:
+                free = max(free, queue[0][0])
+            while queue and queue[0][0] <= free:
+                ready, key, g, cost = queue.pop(0)
+                heapq.heappush(heap, (key, g, cost))
+            _, g, cost = heapq.heappop(heap)
+            free += cost
+            done |= dict.fromkeys(g, free)
+        if name == "dear":
+            for i in range(count):
+                free += c[i] / 2
+                done[i] = free
+    steps = np.diff(ends[-20:])
+    return float(steps.mean()) if np.ptp(steps) < 1e-6 else None
+
+
+LAYERS = st.integers(1, 6).flatmap(lambda n: st.fixed_dictionaries(
+    {x: st.lists(st.integers(0 if x == "b" else 1, 9), min_size=n, max_size=n) for x in "fbwc"}))
+
+
+@settings(max_examples=drawn(150), deadline=None)
+@given(case=LAYERS, name=st.sampled_from(schedulers.names("data")), data=st.data())
+def test_periods_are_those_of_an_event_driven_run(case, name, data):
+    k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
+    wanted = reference(name, case, k or 0, buckets=min(2, len(case["f"])))
+    if wanted is None:
+        return  # the reference does not settle
+    assert period(name, case, k) == pytest.approx(wanted)
+
+
+@settings(max_examples=drawn(80), deadline=None)
+@given(case=LAYERS, k=st.integers(0, 6))
+def test_the_released_rule_has_the_periods_of_an_event_driven_run(case, k):
+    k = min(k, len(case["f"]))
+    wanted = reference("reverse_first_k", case, k, released=True)
+    if wanted is not None:
+        found = planned("reverse_first_k", case, k, options={"released": True})
+        assert found.period == pytest.approx(wanted)
+        assert found.period >= found.notes["lower_bound"] - 1e-9
+
+
+def test_only_the_first_k_layers_cross_the_boundary_in_the_released_code():
+    periods = [planned("reverse_first_k", HEAD_HEAVY, k, options={"released": True}).period for k in range(5)]
+    assert periods == pytest.approx([25, 25, 23, 21, 20])
+    assert planned("reverse_first_k", HEAD_HEAVY, options={"released": True}).notes["k"] == 4
+
+
+def test_a_layers_weight_gradient_runs_before_its_output_gradient():
+    even = {"f": [1] * 8, "b": [1] * 8, "w": [1] * 8, "c": [1.5] * 8}
+    assert period("reverse_first_k", even, 1) == reference("reverse_first_k", even, 1) == 24.5
+    assert reference("reverse_first_k", even, 1, output_first=True) == 24.625
+
+
+@settings(max_examples=drawn(80), deadline=None)
+@given(case=LAYERS, name=st.sampled_from(schedulers.names("data")), sync=st.sampled_from([0.0, 0.5]),
+       wake=st.sampled_from([0.0, 0.25]), data=st.data())
+def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, sync, wake, data):
+    k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
+    found = planned(name, case, k, sync=sync, wake=wake)
+    graph, cost = found.graph, found.cost
+    lower(graph, found.schedule)
+    assert found.period >= found.notes["lower_bound"] - 1e-9
+    assert 0 <= data_parallel.hidden(found) <= 1 + 1e-9
+    n = 24
+    rolled = unroll(graph, n)
+    _, end, _ = times(rolled, found.schedule.repeated(n).validate(rolled), cost)
+    backward = [max(end[t] for t in np.flatnonzero((rolled.iteration == i) & (rolled.kind <= Kind.W)))
+                for i in range(n)]
+    steps = np.diff(backward[n // 2 : n - 2])  # at the end nothing goes on beside
+    if np.ptp(steps) < 1e-9:
+        assert steps[0] == pytest.approx(found.period)
+
+
+@settings(max_examples=drawn(60), deadline=None)
+@given(case=LAYERS)
+def test_reverse_first_k_is_never_slower_than_priority(case):
+    assert period("reverse_first_k", case) <= period("priority", case) * (1 + 1e-9)
+
+
+def orders_of_backward(count):
+    """Every order in which one stream can run the backward pass: each weight gradient anywhere after its gradient."""
+    tasks = [("o", i) for i in reversed(range(1, count))]
+    results = {tuple(tasks)}
+    for i in reversed(range(count)):
+        grown = set()
+        for order in results:
+            first = order.index(("o", i + 1)) + 1 if i + 1 < count else 0
+            grown |= {(*order[:at], ("w", i), *order[at:]) for at in range(first, len(order) + 1)}
+        results = grown
+    return sorted(results)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(6))
+def test_reverse_first_k_is_within_five_percent_of_every_order_with_few_layers(seed):
+    random = np.random.default_rng(seed)
+    count = 4
+    case = {x: random.integers(1, 6, count).tolist() for x in "fbwc"}
+    case["c"] = (random.dirichlet(np.full(count, 0.6)) * sum(case["f"] + case["b"] + case["w"])).round(3).tolist()
+    found = planned("priority", case)
+    graph, cost = found.graph, found.cost
+    best = np.inf
+    for order in orders_of_backward(count):
+        body = late_updates(graph).body[0]
+        steady = Iterations(body, cost, Rules(first="need"))
+        forward = [t for t in steady.body if body.kind[t] == Kind.F]
+        steady.body = [*forward, *(body.index(f"{i}{what.upper()}0") for what, i in order)]
+        best = min(best, steady.run()[0])
+    assert period("reverse_first_k", case) <= best / 0.95
+
+
+def test_search_finds_the_smallest_of_the_best_and_asks_less_than_all():
+    asked = []
+
+    def value(n):
+        asked.append(n)
+        return abs(n - 333)
+
+    assert search(value, 1000) == 333
+    assert len(asked) == len(set(asked)) < 150
+    assert search(lambda n: 1.0, 20) == 0
+    assert search(lambda n: -n, 20, fits=lambda n: n <= 7) == 7
+    with pytest.raises(ValueError, match="no k fits"):
+        search(lambda n: 1.0, 5, fits=lambda n: False)
+
+
+def test_what_cannot_be_asked_for():
+    graph, cost = layers([1] * 4, [1] * 4, [1] * 4)
+    with pytest.raises(ValueError, match="from 0 to 4"):
+        planned("reverse_first_k", HEAD_HEAVY, 5)
+    with pytest.raises(ValueError, match="scheduler priority takes no argument 'k'; it takes: part_bytes"):
+        ml.plan(graph, "priority", cost, k=1)
+    with pytest.raises(ValueError, match=r"unknown scheduler 'prio' for data-parallel ranks; similar names: priority"):
+        schedulers.find("prio", "data")
+    with pytest.raises(ValueError, match="too few for 9 buckets"):
+        ml.plan(graph, "buckets", cost, buckets=9)
+    with pytest.raises(ValueError, match="one time per layer"):
+        layers([1, 2], [1], [1, 2])
+
+
+# ------------------------------------------------------------------------------------------------------------ the pass
+CASE = Case(("linear", "relu", "dropout", "tied", "linear", "tied"), width=6, micro_batches=2)
+
+
+def test_parts_cover_every_gradient_once_and_are_of_equal_size():
+    graph = recorded(CASE)
+    found = synchronise(graph, part_bytes=40)
+    parts = {}
+    for task in found:
+        if task.kind == Kind.A:
+            parts.setdefault(task.unit, []).append(task)
+    for update, buffers in gradients(graph).items():
+        mine = parts[int(graph.unit[update])]
+        assert sum(t.bytes for t in mine) == graph.buffer_bytes[buffers].sum()
+        assert max(t.bytes for t in mine) <= 44
+        windows = sorted((v.storage, v.offset, v.shape[0]) for t in mine for v in t.launches[0].reads)
+        for (s, at, n), (z, start, _) in itertools.pairwise(windows):
+            assert s != z or at + n == start
+    assert min(t.index for t in found if t.kind == Kind.U) > max(t.index for t in found if t.kind != Kind.U)
+    body = late_updates(found).body[0]
+    assert all(body.buffer(b).role == Role.STATE for t in body if t.kind == Kind.A for b in body.reads[t.index])
+    assert not late_updates(found).doubled, "gradients are spent before they are written again: one copy is enough"
+
+
+def test_only_the_updates_wait_for_communication():
+    graph = synchronise(recorded(CASE), part_bytes=40)
+    two = unroll(graph, 2)
+    waits = [(two[int(p)], two[t]) for t in range(len(two))
+             for p in two.preds[t] if two.kind[p] == Kind.A and two.kind[t] != Kind.A]
+    assert waits
+    assert all(after.kind == Kind.U and after.iteration == before.iteration and after.unit == before.unit
+               for before, after in waits)
+
+
+def test_a_program_waits_across_the_boundary_for_every_transfer_once():
+    found = planned("priority", HEAD_HEAVY)
+    graph, program = found.graph, found.programs[0]
+    transfers = {t.name for t in graph if t.kind == Kind.A}
+    assert program.runs_on
+    assert sorted(task_name(transfer) for _, transfer in program.boundary_waits) == sorted(transfers)
+    assert all(task_name(late).endswith("U0@1") for late, _ in program.boundary_waits)
+    kept = planned("no_overlap", HEAD_HEAVY).programs[0]
+    assert not kept.runs_on
+    assert not kept.boundary_waits
+
+
+def test_buckets_fill_in_reverse_and_hold_everything():
+    graph = recorded(CASE)
+    buckets = reverse_buckets(graph, 150)
+    units = [int(graph.unit[u]) for bucket in buckets for u in bucket]
+    assert units == sorted(units, reverse=True)
+    assert set(units) == {int(graph.unit[u]) for u in gradients(graph)}
+    assert len(buckets) > 1
+    assert [t.kind for t in synchronise(graph, buckets) if t.kind == Kind.A] == [Kind.A] * len(buckets)
+
+
+def test_a_step_that_returns_what_ranks_still_change_is_refused():
+    """Parameters, gradients and norms are not yet what they will be when a rank's step returns."""
+    for what in (lambda w, opt: w, lambda w, opt: w.grad, lambda w, opt: opt._norm):
+        w = ml.Parameter(np.ones(3, np.float32))
+        opt = ml.optim.SGD([w], 0.1, max_norm=1.0)
+
+        def step(x, w=w, opt=opt, what=what):
+            (w * x).sum().backward()
+            opt.step()
+            return what(w, opt)
+
+        with pytest.raises(Refused, match=r"^sums over ranks: the step returns (parameter|grad mul|gradient norm), "
+                                             r"which is not final yet, as .*\(\dU0\)"):
+            synchronise(ml.record(step, np.ones(3, np.float32)))
+
+
+def test_what_cannot_be_synchronised():
+    model, opt, _ = CASE.make()
+    x, y = CASE.batches(1)[0][:2]
+
+    def late(x, y):
+        loss = ml.nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return model(x)
+
+    with pytest.raises(Refused, match="after the update"):
+        synchronise(ml.record(late, x, y))
+    with pytest.raises(Refused, match="updates nothing"):
+        synchronise(ml.record(lambda x: x + 1.0, x))
+    graph = synchronise(recorded(CASE))
+    with pytest.raises(Refused, match="synchronised already"):
+        synchronise(graph)
+    with pytest.raises(Refused, match="exactly once"):
+        synchronise(recorded(CASE), [])
+
+
+@pytest.mark.parametrize("name", schedulers.names("data"))
+def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name):
+    found = replicas(recorded(CASE), name, None, lambda sizes: 2.0 + sum(sizes.values()) / 50, buckets=2, part_bytes=64)
+    rolled = unroll(found.graph, 3)
+    found.schedule.repeated(3).validate(rolled)
+    assert found.peak_bytes[0] > 0
+
+
+def test_a_memory_limit_bounds_k():
+    step = recorded(Case(("linear",) * 6, width=32, batch=64))
+
+    def found(k=None, limit=None):
+        return replicas(step, "reverse_first_k", None, lambda sizes: 5.0, limit=limit, part_bytes=1000, k=k)
+
+    peaks = [found(k).peak_bytes[0] for k in range(len(delayable(step)) + 1)]
+    assert peaks[-1] > peaks[0]
+    assert found(limit=peaks[0]).peak_bytes[0] <= peaks[0]
+
+
+@pytest.mark.slow
+def test_resnet50_reaches_the_ceiling_over_a_barrier():
+    """What any order can gain over a barrier, by communication over computation, with times by arithmetic."""
+    from minidl.training.trainer import Job, Recorded
+
+    step = Recorded(Job(model="resnet50", data="synthetic", batch_size=1))
+    flops = CostModel(tasks={step.graph.name(t): float(step.graph.flops[t]) for t in range(len(step.graph))})
+    compute, nbytes = step.graph.flops.sum(), sum(p.bytes for p in step.model.parameters())
+    for ratio, ceiling in ((0.5, 1.0), (0.75, 1.09), (1.0, 1.34), (1.25, 1.27), (1.5, 1.22)):
+        found = {}
+        for name in ("barrier", "priority", "reverse_first_k"):
+            found[name] = replicas(step.graph, name, flops, lambda s, r=ratio: r * compute * sum(s.values()) / nbytes)
+        gain = found["barrier"].period / found["reverse_first_k"].period
+        assert gain == pytest.approx(ceiling, abs=0.01)
+        assert found["reverse_first_k"].period <= found["priority"].period
+        assert found["reverse_first_k"].period <= found["reverse_first_k"].notes["lower_bound"] / 0.95
+
+
+# --------------------------------------------------------------------------------------------------------- collectives
+def test_what_an_all_reduce_costs():
+    link = Link(1.0, 10.0)
+    assert Collective(1, link).time(100) == 0
+    assert Collective(4, link).time(100) == pytest.approx(6 * (1 + 2.5))
+    assert Collective(5, link, "tree").time(100) == pytest.approx(6 * 11)
+    assert Collective(4, link, "parameter_server").time(100) == pytest.approx(2 + 2 * 4 * 3 * 10 / 16)
+    assert Collective(4, link, "parameter_server", 4).time(100) == pytest.approx(2 + 2 * 4 * 3 * 10 / 24)
+    assert Collective(4, Link(1.0), "tree").time(100) == 4
+    for wrong in ({"shape": "star"}, {"servers": 2}, {"ranks": 0}, {"shape": "parameter_server", "servers": 9}):
+        with pytest.raises(CostError):
+            Collective(**{"ranks": 4, "link": link, **wrong})
+
+
+@pytest.mark.parametrize("shape", ["ring", "tree", "parameter_server"])
+def test_two_to_4096_ranks_cost_ever_more(shape):
+    took = [Collective(2**n, Link(5.0, 1000.0), shape).time(1e6) for n in range(1, 13)]
+    assert took == sorted(took)
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+def simulated(capsys, *flags):
+    code = main(["simulate", "--parallel", "data", "--json", *flags])
+    out, err = capsys.readouterr()
+    return json.loads(out) if code == 0 else (code, err)
+
+
+TIMES = ["--forward", "1,2,2,1", "--output-grad", "1,2,2,1", "--weight-grad", "1,2,2,1", "--comm", "8,1,1,1"]
+
+
+def test_the_command_prices_given_times(capsys):
+    found = simulated(capsys, "--scheduler", "reverse_first_k", *TIMES)
+    assert (found["period"], found["lower_bound"], found["k"]) == (20, 20, 4)
+    assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "2", *TIMES)["period"] == 23
+    assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "auto", *TIMES)["k"] == 4
+    assert simulated(capsys, "--scheduler", "priority", "--parts", "1", *TIMES)["period"] == 25
+    assert simulated(capsys, "--scheduler", "barrier", "--forward", "1", "--output-grad", "1", "--weight-grad", "2",
+                     "--comm", "3")["period"] == (6)
+
+
+def test_the_command_prices_a_network_on_many_ranks(capsys):
+    common = ["--model", "mlp", "--data", "synthetic", "--costs", "analytic", "--latency", "1", "--bandwidth", "10GB"]
+    periods = [simulated(capsys, "--scheduler", "priority", *common, "--ranks", str(n), "--batch-size",
+                         str(n))["period"] for n in (2, 64, 4096)]
+    assert periods == sorted(periods)
+    assert periods[0] < periods[-1]
+
+
+@pytest.mark.parametrize("scheduler", ["barrier", "reverse_first_k"])
+def test_a_batch_is_that_of_all_ranks_in_plans_and_in_training(capsys, scheduler):
+    """Plan, simulation and training price the same step: a rank's share of the batch."""
+    common = ["--model", "mlp", "--parallel", "data", "--ranks", "4", "--scheduler", scheduler, "--batch-size", "32",
+              "--costs", "analytic", "--json"]
+    link = ["--latency", "50", "--bandwidth", "1GB"]
+    found = []
+    for argv in (["plan", *common, *link], ["train", *common, "--dry-run"]):
+        assert main(argv) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    planned, trained = found
+    for key in ("tasks", "peak_bytes", "predicted_step_ms"):
+        assert planned[key] == trained[key], key
+    assert main(["simulate", *common, *link]) == 0
+    assert json.loads(capsys.readouterr().out)["period"] == pytest.approx(1000 * trained["predicted_step_ms"], abs=0.1)
+    assert main(["plan", *common[:-4], "33", "--costs", "analytic"]) == 2
+    assert "a batch of 33 rows cannot be divided equally among 4 ranks" in capsys.readouterr().err
+
+
+def test_replicas_of_a_pipeline_are_planned_as_they_are_trained(capsys):
+    common = ["--model", "mlp", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2", "--scheduler", "zb_h1",
+              "--micro-batches", "2", "--costs", "analytic", "--json"]
+    found = []
+    for argv in (["plan", *common, "--latency", "50", "--bandwidth", "1GB"], ["train", *common, "--dry-run"]):
+        assert main(argv) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    planned, trained = found
+    for key in ("tasks", "peak_bytes", "predicted_step_ms"):
+        assert planned[key] == trained[key], key
+
+
+def test_links_that_take_no_time_are_told(capsys):
+    argv = ["simulate", "--parallel", "data", "--scheduler", "priority", *TIMES[:-2], "--comm"]
+    for comm, says in (("0,0,0,0", "links take no time; --bandwidth and --latency"), ("1,1,1,1", "of a step")):
+        assert main([*argv, comm]) == 0
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("communication")]
+        assert says in line
+
+
+@pytest.mark.parametrize(("flags", "says"), [
+    (["--scheduler", "prio", *TIMES], "similar names: priority"),
+    (["--scheduler", "priority", "--k", "2", *TIMES], "--k has no effect here; it goes with --scheduler reverse"),
+    (["--scheduler", "reverse_first_k", "--k", "7", *TIMES], "from 0 to 4"),
+    (["--scheduler", "priority", *TIMES[:-2]], "--comm"),
+    (["--scheduler", "priority", *TIMES[:-1], "1,2"], "one time for each layer"),
+    (["--scheduler", "priority", "--model", "mlp"], "--ranks"),
+    (["--scheduler", "priority", *TIMES[:-1], "1,2,3,-4"], ">= 0"),
+])
+def test_wrong_flags_are_one_line(capsys, flags, says):
+    code, err = simulated(capsys, *flags)
+    assert code == 2
+    assert says in err
+    assert err.count("\n") == 1

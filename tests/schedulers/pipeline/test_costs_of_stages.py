@@ -1,0 +1,99 @@
+"""Costs of a network's layers, from a file, summed for the stages that a policy places."""
+
+import json
+from dataclasses import replace
+
+import pipelines
+import pytest
+
+from minidl.cli import main
+from minidl.pricing.cost import CostError, CostModel, Link
+from minidl.schedulers import pipeline
+
+LAYERS = CostModel(kinds={"F": [1, 2, 1, 1, 2, 3, 1, 1], "O": [0.1, 2, 1, 1, 2, 3, 1, 1],
+                          "W": [2, 2, 1, 1, 2, 3, 1, 2], "B": [2, 3, 1, 1, 3, 4, 1, 2], "U": [1] * 8},
+                   link=Link(0.5, 100.0), source="measured", unit="us",
+                   sizes={"layers": [1] * 8, "message_bytes": [10, 20, 30, 40, 50, 60, 70, 4], "saved_bytes": [5] * 8})
+
+
+@pytest.fixture
+def file(tmp_path):
+    LAYERS.save(path := tmp_path / "net.json")
+    return str(path)
+
+
+def printed(capsys, *arguments):
+    assert main([*arguments, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_layers_are_summed_into_the_stages_of_a_placement():
+    found = pipeline.in_stages(LAYERS, pipelines.place("interleaved", 2))
+    layers = found.sizes["layers"]
+    assert sum(layers) == 8
+    ends = [sum(layers[: i + 1]) for i in range(4)]
+    for kind in "FOWB":
+        each = [sum(LAYERS.kinds[kind][end - n : end]) for n, end in zip(layers, ends, strict=True)]
+        assert found.kinds[kind] == pytest.approx(each)
+    assert found.sizes["message_bytes"] == [LAYERS.sizes["message_bytes"][end - 1] for end in ends]
+    assert found.sizes["saved_bytes"] == [5 * n for n in layers]
+    assert found.step == max(layers[0] + layers[2], layers[1] + layers[3])  # one update for each layer of a rank
+    assert (found.link, found.unit, found.source) == (LAYERS.link, "us", "measured")
+    largest = max(map(sum, zip(*(found.kinds[kind] for kind in "FOW"), strict=True)))
+    assert largest < sum(sum(LAYERS.kinds[kind]) for kind in "FOW") / 4 * 1.5
+
+
+def test_one_number_for_all_stages_stays_and_lists_must_fit():
+    plain = CostModel.given(1.0, 2.0, 3.0)
+    assert pipeline.in_stages(plain, pipelines.place("zb_h1", 4)) == plain
+    with pytest.raises(pipeline.PipelineError, match="costs are of 8 stages, and 12 are needed: give as many or more"):
+        pipeline.in_stages(LAYERS, pipelines.place("gpipe", 12))
+    with pytest.raises(pipeline.PipelineError, match="of 8 and 9 stages"):
+        pipeline.in_stages(replace(LAYERS, kinds={**LAYERS.kinds, "W": [1] * 9}), pipelines.place("gpipe", 2))
+    with pytest.raises(CostError, match="a size of 'saved_bytes' is -1"):
+        replace(LAYERS, sizes={"saved_bytes": [-1]})
+
+
+def test_a_fused_backward_has_a_time_of_its_own():
+    """In torch it takes less than its two halves; `joint` chooses among policies with and without halves by that."""
+    halves = CostModel.given(1.0, 2.0, 2.0)
+    cost = replace(halves, kinds={**halves.kinds, "B": 2.5})
+    plan = pipelines.plan("joint", 2, 8, cost)
+    assert plan.notes["joint"]["makespan"] == pytest.approx(pipeline.price(plan).makespan)
+    assert pipeline.price(plan).makespan <= pipeline.price(pipelines.plan("interleaved", 2, 8, cost, chunks=4)).makespan
+    assert pipeline.price(plan).makespan < pipeline.price(pipelines.plan("joint", 2, 8, halves)).makespan
+    fused = pipelines.plan("one_f_one_b", 1, 3, cost)
+    assert pipeline.price(fused).makespan == 3 * 3.5
+
+
+def test_commands_on_given_times_take_them_from_a_file(file, capsys):
+    for name, chunks in (("one_f_one_b", 1), ("interleaved", 2), ("joint", 4)):
+        cost = pipeline.in_stages(LAYERS, pipelines.place(name, 2, chunks))
+        made = pipelines.plan(name, 2, 4, cost, chunks, message_bytes=max(cost.sizes["message_bytes"]))
+        found = printed(capsys, "simulate", "--scheduler", name, "--ranks", "2", "--chunks", str(chunks),
+                        "--micro-batches", "4", "--costs", file)
+        assert found["makespan"] == pytest.approx(pipeline.price(made).makespan)
+    table = printed(capsys, "simulate", "--table", "--ranks", "2", "--micro-batches", "4", "--costs", file)
+    price = {row["scheduler"]: row["makespan"] for row in table["policies"]}
+    assert {"one_f_one_b", "interleaved", "zb_h1", "zb_auto", "joint"} <= price.keys()
+    plan = printed(capsys, "plan", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
+                   file)
+    updates = pipeline.in_stages(LAYERS, pipelines.place("one_f_one_b", 2)).step
+    assert plan["predicted_step_ms"] == pytest.approx((plan["makespan"] + updates) / 1000, abs=1e-4)
+    assert updates >= 4
+    slow = printed(capsys, "simulate", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
+                   file, "--latency", "1", "--bandwidth", "1MB")
+    assert slow["makespan"] > price["one_f_one_b"] + 40  # 40 bytes take 40 us
+
+
+@pytest.mark.parametrize(("more", "why"), [
+    (["--costs", "FILE", "--forward", "2"], "has all times; leave --forward out"),
+    (["--costs", "measured"], "--costs has no effect here; it goes with a network"),
+    (["--bandwidth", "1MB"], "--bandwidth has no effect here; it goes with bytes: a network, or --costs FILE"),
+    (["--costs", "FILE", "--ranks", "9"], "the costs are of 8 stages, and 9 are needed")])
+def test_what_cannot_be_meant_is_one_line(more, why, file, capsys):
+    more = [file if word == "FILE" else word for word in more]
+    assert main(["simulate", "--scheduler", "zb_h1", "--ranks", "2", "--micro-batches", "4", *more]) == 2
+    err = capsys.readouterr().err
+    assert why in err
+    assert len(err.splitlines()) == 1

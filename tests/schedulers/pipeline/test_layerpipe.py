@@ -1,0 +1,178 @@
+"""LayerPipe's partition: exact against brute force, the published examples, bytes that can be counted by hand."""
+
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+from helpers import drawn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from minidl.core.graph import GraphBuilder, Role
+from minidl.core.tasks import Kind
+from minidl.pricing.cost import CostModel
+from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, assign, atoms, bytes_moved, compare, delays
+
+TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0.1, 5))
+LAYERS = st.integers(1, 4).flatmap(lambda n: st.tuples(*[st.lists(TIME, min_size=n, max_size=n)] * 3)).filter(
+    lambda times: sum(map(sum, times)) > 0)
+
+
+def brute_force(times, processors):
+    """The smallest largest load over all ways to cut a row into at most `processors` runs."""
+    best = sum(times)
+    for cuts in range(1, min(processors, len(times))):
+        for places in combinations(range(1, len(times)), cuts):
+            edges = [0, *places, len(times)]
+            best = min(best, max(sum(times[a:b]) for a, b in pairwise(edges)))
+    return best
+
+
+def brute_force_with_cuts(parts, processors):
+    """The same where a border may also lie inside an O, at most one in each.
+
+    For given borders the best shares are those of a transport between neighbours, whose optimum is the largest mean
+    load over runs of processors of what cannot leave the run.
+    """
+    places = [(i, False) for i in range(1, len(parts))] + [
+        (i, True) for i, part in enumerate(parts) if part.kind == Kind.O]
+    places.sort(key=lambda place: place[0] + 0.5 * place[1])
+    best = sum(p.time for p in parts)
+    for count in range(1, processors):
+        for borders in combinations(places, count):
+            fixed, inner, at = [], [], 0
+            for i, inside in borders:
+                fixed.append(sum(p.time for p in parts[at:i]))
+                inner.append(parts[i].time if inside else 0.0)
+                at = i + inside
+            fixed.append(sum(p.time for p in parts[at:]))
+            worst = max((sum(fixed[i : j + 1]) + sum(inner[i:j])) / (j - i + 1)
+                        if all(inner[k] for k in range(i, j)) else 0.0
+                        for i in range(len(fixed)) for j in range(i, len(fixed)))
+            best = min(best, worst)
+    return best
+
+
+@settings(max_examples=drawn(200), deadline=None)
+@given(LAYERS, st.integers(1, 5))
+def test_equals_brute_force(times, processors):
+    costs = LayerCosts.given(*times)
+    for method in ("pipedream", "intra"):
+        loads = [sum(p.time for p in unit) for unit in atoms(costs, method)]
+        assert assign(costs, processors, method).period == pytest.approx(brute_force(loads, processors), rel=1e-12)
+    parts = [p for unit in atoms(costs, "inter") for p in unit]
+    if len(parts) <= 9:
+        assert assign(costs, processors).period == pytest.approx(brute_force_with_cuts(parts, processors), rel=1e-9)
+
+
+@settings(max_examples=drawn(100), deadline=None)
+@given(LAYERS, st.integers(1, 9))
+def test_every_assignment_is_complete_and_in_order(times, processors):
+    costs = LayerCosts.given(*times)
+    periods = []
+    for method in METHODS:
+        found = assign(costs, processors, method)
+        assert found.loads.sum() == pytest.approx(costs.total)
+        owners = [p.processor for p in found.parts]
+        assert owners == sorted(owners)
+        assert owners[-1] < processors
+        shares = {}
+        for p in found.parts:
+            assert 0 < p.share <= 1 or p.time == 0
+            shares.setdefault((p.layer, p.kind), []).append(p)
+        for (layer, kind), cut in shares.items():
+            assert sum(p.share for p in cut) == pytest.approx(1)
+            assert sum(p.time for p in cut) == pytest.approx(
+                {Kind.F: costs.forward, Kind.O: costs.output_grad, Kind.W: costs.weight_grad}[kind][layer])
+            assert len(cut) == 1 or (method == "inter" and kind == Kind.O and len(cut) == 2
+                                     and cut[1].processor == cut[0].processor + 1)
+        assert 0 < found.utilisation <= 1 + 1e-9
+        periods.append(found.period)
+    assert periods[0] * (1 + 1e-9) >= periods[1] * (1 + 1e-9) >= periods[2]
+
+
+def test_the_worked_example():
+    """f = a = w = 1, one layer per PipeDream processor."""
+    one = LayerCosts.given([1], [1], [1])
+    assert assign(one, 1, "pipedream").period == 3
+    assert assign(one, 2, "intra").period == 2
+    assert assign(one, 2, "inter").period == pytest.approx(1.5)
+    assert [(p.kind.name, p.share, p.processor) for p in assign(one, 2, "inter").parts] == [
+        ("F", 1.0, 0), ("O", 0.5, 0), ("O", 0.5, 1), ("W", 1.0, 1)]
+    assert assign(one, 3, "intra").period == 1
+
+
+def test_more_processors_never_hurt():
+    costs = LayerCosts.given([3, 1, 4, 1, 5], [2, 7, 1, 8, 2], [8, 1, 8, 2, 8])
+    for method in METHODS:
+        periods = [assign(costs, p, method).period for p in range(1, 17)]
+        assert periods == sorted(periods, reverse=True)
+
+
+def test_bytes_are_those_that_cross():
+    costs = LayerCosts.given([1, 1], [1, 1], [1, 1], activation=[10, 20, 30], weights=[7, 9])
+    assert bytes_moved(costs, assign(costs, 1, "pipedream")) == 0
+    assert bytes_moved(costs, assign(costs, 2, "pipedream")) == 20 + 20  # the activation up, its gradient down
+    # F0 O0 | W0 F1 | O1 W1: x1 to processors 1 and 2, the gradient of the output to 2, that of x1 to 0 and 1,
+    # and the weights of layer 0 from 1 to 0, of layer 1 from 2 to 1
+    assert bytes_moved(costs, assign(costs, 3, "intra")) == 20 + 20 + 30 + 20 + 20 + 7 + 9
+
+
+def test_a_share_of_an_output_gradient_moves_its_share():
+    costs = LayerCosts.given([1], [1], [1], activation=[10, 20], weights=8)
+    # F + O/2 | O/2 + W: the output's gradient to processor 1, and of the weights 8 to F (its half of O needs no more)
+    assert bytes_moved(costs, assign(costs, 2, "inter")) == 20 + 8
+
+
+def test_a_report_over_processors():
+    rows = compare(LayerCosts.given([1] * 4, [1] * 4, [1] * 4), range(2, 17))
+    assert len(rows) == 15 * 3
+    best = {m: max(r["speed_up"] for r in rows if r["method"] == m) for m in METHODS}
+    assert best["pipedream"] == 1
+    assert best["intra"] == pytest.approx(3)  # twelve processors: each atom its own
+
+
+def test_costs_of_a_graph():
+    builder = GraphBuilder()
+    weight = builder.buffer("w", 400, Role.PARAMETER)
+    x, y, z = (builder.buffer(name, size) for name, size in (("x", 10), ("y", 20), ("z", 30)))
+    gx, gy, gw = (builder.buffer(name, size, Role.GRADIENT) for name, size in (("gx", 20), ("gy", 30), ("gw", 400)))
+    builder.task(1, Kind.F, writes=[x])
+    builder.task(2, Kind.F, reads=[x, weight], writes=[y])
+    builder.task(3, Kind.F, reads=[x, y], writes=[z])  # a skip connection
+    builder.task(3, Kind.O, reads=[z], writes=[gy])
+    builder.task(2, Kind.W, reads=[x, gy], writes=[gw])
+    builder.task(2, Kind.O, reads=[gy, weight], writes=[gx])
+    builder.task(2, Kind.U, reads=[gw], writes=[weight])
+    costs = LayerCosts.of(builder.build(), CostModel(kinds={"F": [0, 1, 2, 3], "O": 5.0, "W": 7.0, "U": 9.0}))
+    assert costs.forward.tolist() == [1, 2, 3]
+    assert costs.output_grad.tolist() == [0, 5, 5]
+    assert costs.weight_grad.tolist() == [0, 7, 0]
+    assert costs.activation.tolist() == [0, 10, 30, 0]
+    assert costs.weights.tolist() == [0, 400, 0]
+
+
+def test_delays_are_twice_the_stages_after():
+    assert delays([0, 1, 2, 3]) == [6, 4, 2, 0]
+    assert delays([0, 0, 1, 1, 1, 2]) == [4, 4, 2, 2, 2, 0]
+    for bad in ([], [1, 2], [0, 2], [0, 1, 0]):
+        with pytest.raises(PartitionError, match="ascend from 0"):
+            delays(bad)
+
+
+@pytest.mark.parametrize(("times", "message"), [
+    (([1, 2], [1], [1, 2]), "given for 2, 1, 2 layers"), (([], [], []), "at least 1"),
+    (([1], [-1], [1]), "not negative"), (([np.nan], [1], [1]), "finite"), (([0], [0], [0]), "nothing to partition")])
+def test_bad_times_are_one_clear_line(times, message):
+    with pytest.raises(PartitionError, match=message):
+        LayerCosts.given(*times)
+
+
+def test_bad_requests_are_one_clear_line():
+    costs = LayerCosts.given([1], [1], [1])
+    with pytest.raises(PartitionError, match="0 processors"):
+        assign(costs, 0)
+    with pytest.raises(PartitionError, match="unknown method 'outer'; known: pipedream, intra, inter"):
+        assign(costs, 2, "outer")
+    with pytest.raises(PartitionError, match="1 layers need 2 activations"):
+        LayerCosts.given([1], [1], [1], activation=[1, 2, 3])

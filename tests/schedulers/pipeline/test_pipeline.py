@@ -1,0 +1,250 @@
+"""Pipeline schedules against published numbers, proved optima and closed forms within their stated preconditions."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pipelines
+import pytest
+from helpers import drawn
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from minidl.core.schedule import Schedule
+from minidl.passes.rewrite import unroll
+from minidl.pricing.circuits import cycle_time
+from minidl.pricing.cost import CostModel
+from minidl.pricing.simulation import Clock, Lanes, times
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.stale import pipedream_steady
+
+EXPECTED = json.loads((Path(__file__).parents[1] / "published.json").read_text())
+HEURISTIC = {"zb_v", "v_half", "v_min", "zb_auto"}  # as fast or faster counts, at no higher peak
+
+
+def priced(name, ranks, micro_batches, f=1.0, o=1.0, w=1.0, c=0.0, chunks=None, cap=None) -> pipeline.Price:
+    cost = pipeline.costs(pipelines.place(name, ranks, chunks), f, o, w, c)
+    return pipeline.price(pipelines.plan(name, ranks, micro_batches, cost, chunks, cap), cost)
+
+
+@pytest.mark.few(44)
+@pytest.mark.parametrize("case", EXPECTED["pipeline"], ids=lambda c: "-".join(
+    str(c[k]) for k in ("scheduler", "ranks", "micro_batches", "output_grad", "activation_cap", "chunks") if k in c))
+def test_expected(case):
+    found = priced(case["scheduler"], case["ranks"], case["micro_batches"], case["forward"], case["output_grad"],
+                   case["weight_grad"], case["latency"], case.get("chunks"), case.get("activation_cap"))
+    if case["scheduler"] in HEURISTIC:
+        for key in ("makespan", "max_span", "period"):
+            assert getattr(found, key) <= case[key] + 1e-6
+        assert max(found.peak_activations) <= max(case["peak_activations"])
+    else:
+        for key in ("makespan", "max_span", "period", "peak_activations"):
+            assert getattr(found, key) == pytest.approx(case[key], abs=1e-6), key
+
+
+@pytest.mark.parametrize("case", EXPECTED["zero_bubble_published_bubble_rates"], ids=lambda c: f"{c['p']}-{c['F']}")
+@pytest.mark.parametrize(("name", "published"), [("one_f_one_b", "1F1B"), ("zb_h1", "ZB-H1"), ("zb_h2", "ZB-H2")])
+def test_published_bubble_rates(case, name, published):
+    found = priced(name, case["p"], case["m"], case["F"], case["B"], case["W"], case["comm"])
+    assert found.bubble_rate == pytest.approx(case["published"][published], abs=5.1e-5)
+
+
+@pytest.mark.parametrize("case", EXPECTED["single_mini_batch_layer_level"], ids=lambda c: f"{c['L']}-{c['p']}")
+def test_one_micro_batch_at_the_level_of_layers(case):
+    layers, p = case["L"], case["p"]
+    group = layers // p
+    assert priced("gpipe", p, 1, group, group, group).makespan == case["conventional_contiguous"]
+    assert priced("fast_forward", p, 1, group, group, group).makespan == case["fast_forward_contiguous"]
+    assert priced("modulo_greedy", p, 1, group, group, group, chunks=group).makespan == case["modulo_plus_ff"]
+
+
+def test_fast_forwarding_needs_fewer_hops_than_modulo_allocation():
+    assert priced("gpipe", 4, 1, 2, 2, 2, 0.5).makespan == 27
+    assert priced("fast_forward", 4, 1, 2, 2, 2, 0.5).makespan == 21
+    assert priced("modulo", 4, 1, 2, 2, 2, chunks=2).makespan == 18  # the strict order shows one more W
+
+
+def test_a_greedy_bubble_is_only_bounded_below():
+    assert priced("fast_forward_greedy", 6, 13, 1, 3, 1).makespan == 73
+
+
+@pytest.mark.parametrize("case", EXPECTED["exact_optima"], ids=lambda c: str(c["activation_cap"]))
+def test_nothing_valid_beats_the_proved_optimum(case):
+    for name in ("zb_h1", "zb_h2", "fast_forward", "fast_forward_greedy", "fast_forward_strict", "fast_forward_push"):
+        found = priced(name, 4, 8)
+        if case["activation_cap"] is None or max(found.peak_activations) <= case["activation_cap"]:
+            assert found.makespan >= case["min_makespan"]
+            assert found.max_span >= case["min_max_span"]
+
+
+times_of = st.tuples(*[st.integers(1, 9)] * 3)
+ranks = st.integers(1, 6)
+
+
+@settings(deadline=None)
+@given(ranks, st.integers(1, 20), times_of, st.integers(0, 3))
+def test_makespan_of_gpipe_and_of_the_strict_forms(p, m, times, c):
+    f, o, w = times
+    assert priced("gpipe", p, m, f, o, w, c).makespan == (m + p - 1) * (f + o + w) + 2 * (p - 1) * c
+    assert priced("fast_forward_strict", p, m, f, o, w, c).makespan == (m + p - 1) * (f + o) + m * w + 2 * (p - 1) * c
+    assert max(priced("gpipe", p, m, f, o, w, c).peak_activations) == m
+
+
+@settings(deadline=None)
+@given(ranks, st.integers(1, 20), times_of)
+def test_makespan_and_peak_of_1f1b(p, m, times):
+    found = priced("one_f_one_b", p, m, *times)
+    assert found.makespan == (m + p - 1) * sum(times)
+    assert found.peak_activations == tuple(float(min(p - s, m)) for s in range(p))
+
+
+@settings(deadline=None)
+@given(ranks, st.integers(1, 4), st.integers(1, 4), times_of)
+def test_bubble_of_interleaved_schedules(p, rounds, v, times):
+    f, o, w = times
+    m = p * rounds
+    work = m * (f + o + w)
+    found = priced("interleaved", p, m, f, o, w, chunks=v)
+    assert found.makespan == pytest.approx(work + (p - 1) * (f + o + w) / v)
+    if rounds > 1:
+        assert max(found.peak_activations) == pytest.approx(p * (1 + (p - 1) / (p * v)))
+    if w <= min(f, o):
+        assert priced("interleaved_zb", p, m, f, o, w,
+                      chunks=v).makespan == (pytest.approx(work + (p - 1) * (f + o - w) / v))
+
+
+@settings(deadline=None)
+@given(ranks, st.integers(0, 12), st.integers(1, 4), times_of)
+def test_bubble_of_looped_schedules(p, more, v, times):
+    f, o, w = times
+    m = p + more
+    work = m * (f + o + w)
+    assert priced("looped_bfs", p, m, f, o, w, chunks=v).makespan == pytest.approx(work + (p - 1) * (f + o + w) / v)
+    strict = priced("modulo", p, m, f, o, w, chunks=v)
+    assert strict.makespan == pytest.approx(work + (p - 1) * (f + o) / v)
+    assert max(strict.peak_activations) == m
+    assert priced("modulo_greedy", p, m, f, o, w, chunks=v).makespan >= work + (p - 1) * f / v - 1e-9
+
+
+@settings(deadline=None)
+@given(ranks, st.integers(0, 12), times_of)
+def test_bubble_and_peak_of_zb_h1(p, more, times):
+    f, o, w = times
+    assume(w <= min(f, o))
+    m = p + more
+    found = priced("zb_h1", p, m, f, o, w)
+    assert found.makespan == m * (f + o + w) + (p - 1) * (f + o - w)
+    assert found.peak_activations == (float(p),) * p
+
+
+@settings(deadline=None)
+@given(ranks, st.integers(0, 12), times_of, st.integers(0, 2))
+def test_bubble_and_peak_of_zb_h2(p, more, times, c):
+    f, o, w = times
+    assume(w <= min(f, o) and 2 * c <= f + o)
+    m = 2 * p - 1 + more
+    found = priced("zb_h2", p, m, f, o, w, c)
+    assert found.max_span == m * (f + o + w) + max(0, (p - 1) * (f + o + 2 * c - 2 * w))
+    assert found.peak_activations == (float(2 * p - 1),) * p
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(1, 5))
+def test_chimera_with_as_many_micro_batches_as_ranks(half, t):
+    m = 2 * half
+    found = priced("chimera", m, m, t, t, t)
+    assert found.makespan == m * t + (2 * m - 2) * 2 * t
+    assert max(found.peak_activations) <= m
+
+
+@settings(deadline=None)
+@given(st.integers(1, 4), st.integers(0, 6), st.integers(1, 5))
+def test_bubble_and_peak_of_dualpipe(half, more, t):
+    p = 2 * half
+    m = 2 * p + 2 * more
+    found = priced("dualpipe", p, m, t, t, t)
+    assert found.makespan == 3 * m * t + (half - 1) * (3 * t + 2 * t - 3 * t)
+    assert max(found.peak_activations) == p + 1
+    v = priced("dualpipe_v", p, m, t, t, t)
+    assert v.makespan == pytest.approx(3 * m * t + (p - 1) * (3 * t + 2 * t - 3 * t) / 2)
+    assert max(v.peak_activations) == p + 0.5
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
+def test_the_v_leaves_no_bubble_in_the_spans_at_equal_times(p):
+    found = priced("zb_v", p, 2 * p + 1)
+    assert found.max_span == found.period == pytest.approx(3 * (2 * p + 1))
+    assert max(found.peak_activations) <= p
+    assert max(priced("v_half", p, 2 * p).peak_activations) <= (p + 2) // 2
+    assert max(priced("v_min", p, 2 * p).peak_activations) <= (p + 4) // 3
+
+
+def test_chained_iterations_are_those_of_the_unrolled_graph():
+    for name, p, m in (("zb_h2", 3, 6), ("one_f_one_b", 4, 5), ("dualpipe", 2, 4), ("modulo_greedy", 3, 4),
+                       ("chimera", 4, 4)):
+        placement = pipelines.place(name, p)
+        stages = placement.stages
+        cost = CostModel.given(np.linspace(1, 2, stages).tolist(), np.linspace(3, 1, stages).tolist(), 1.25, 0.5)
+        plan = pipelines.plan(name, p, m, cost)
+        unrolled = unroll(plan.graph, 4)
+        _, end, _ = times(unrolled, chained(plan.schedule, 4), cost)
+        ends = [end[unrolled.iteration == t].max() for t in range(4)]
+        lanes = Lanes.of(plan.graph, plan.schedule)
+        assert Clock.of(plan.graph, cost, lanes).ends(lanes, 4) == pytest.approx(ends)
+
+
+def chained(schedule: Schedule, iterations: int) -> Schedule:
+    lanes = {lane: [f"{name}#{t}" if "(" not in name else "(" + ";".join(f"{n}#{t}" for n in name[1:-1].split(";"))
+                    + ")" for t in range(iterations) for name in schedule.names(i)]
+             for i, lane in enumerate(schedule.lanes)}
+    return Schedule.from_names(lanes)
+
+
+# ------------------------------------------------------------------------------------------------------------- stale
+@settings(deadline=None)
+@given(ranks, st.integers(1, 12), times_of)
+def test_pipedream_has_no_bubble_in_steady_state(p, m, times):
+    found = priced("pipedream", p, m, *times)
+    assert found.period == pytest.approx(sum(times))
+    assert found.bubble_rate == pytest.approx(0)
+    assert max(found.peak_activations) <= p
+    if m >= p:
+        assert priced("pipedream_2bw", p, m, *times).period == pytest.approx(m * sum(times))
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(*[st.integers(1, 9)] * 3), min_size=1, max_size=5), st.integers(0, 3))
+def test_the_steady_state_is_what_a_long_run_tends_to(stages, c):
+    p = len(stages)
+    f, o, w = ([float(t) for t in column] for column in zip(*stages, strict=True))
+    placement = pipelines.place("pipedream", p)
+    cost = pipeline.costs(placement, f, o, w, float(c))
+    problem = pipeline.Problem.of(placement, 400, cost)
+    plan = pipelines.plan("pipedream", p, 400, cost)
+    end = times(plan.graph, plan.schedule, cost)[1]
+    first = end[[plan.graph.index(f"0B{i}") for i in (200, 380)]]
+    assert pipedream_steady(problem) == pytest.approx((first[1] - first[0]) / 180, rel=0.02)
+    assert pipedream_steady(problem) >= max(map(sum, stages)) - 1e-9
+
+
+@settings(max_examples=drawn(50), deadline=None)
+@given(st.integers(2, 6), st.integers(0, 2**31))
+def test_the_cycle_time_is_the_worst_ratio_of_all_simple_circuits(n, seed):
+    rng = np.random.default_rng(seed)
+    weight, shift = rng.integers(1, 20, (n, n)).astype(float), rng.integers(1, 4, (n, n))
+    worst = 0.0
+
+    def extend(path):
+        nonlocal worst
+        closed = [*path, path[0]]
+        pairs = list(zip(closed[:-1], closed[1:], strict=True))
+        worst = max(worst, sum(weight[e] for e in pairs) / sum(shift[e] for e in pairs))
+        for node in range(path[0] + 1, n):
+            if node not in path:
+                extend([*path, node])
+
+    for start in range(n):
+        extend([start])
+    source, target = np.divmod(np.arange(n * n), n)
+    assert cycle_time(source, target, weight.ravel(), shift.ravel()) == pytest.approx(worst)

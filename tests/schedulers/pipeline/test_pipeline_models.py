@@ -1,0 +1,209 @@
+"""Recorded models as pipelines: stages, fused tasks and plans compute the same bits as the step that was recorded."""
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import models, nn, optim, schedulers
+from minidl.autograd.tape import micro_batch
+from minidl.core.schedule import Lane
+from minidl.core.tasks import GraphError, Kind
+from minidl.passes.rewrite import coarsen, fuse
+from minidl.plans.memory import plan_memory
+from minidl.plans.program import lower
+from minidl.pricing.cost import CostModel
+from minidl.runtime.executors import CheckingExecutor
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.models import linear_partition
+
+MICRO_BATCHES = 4
+X, Y = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), np.array([0, 3, 1, 2])
+COST = CostModel.analytic()
+
+
+def trained(run=None):
+    """The bits of all parameters after one step over four micro-batches, eagerly or as `run(graph)` does it."""
+    ml.seed(0)
+    model = models.mlp(8, 16, 16, 16, 16, 4)
+    opt = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x, y):
+        for i in range(MICRO_BATCHES):
+            with micro_batch(i, i * len(X)):
+                loss = nn.cross_entropy(model(x), y)
+                loss.backward()
+        opt.step()
+        return loss
+
+    if run is None:
+        step(X, Y)
+    else:
+        run(ml.record(step, X, Y))
+    return b"".join(p.numpy().tobytes() for p in model.parameters())
+
+
+def recorded():
+    graphs = []
+    trained(graphs.append)
+    return graphs[0]
+
+
+def execute(graph, schedule):
+    """All ranks in one process: every rank's lane is a lane of its own."""
+    lanes = tuple(Lane(0, f"rank{lane.rank}") for lane in schedule.lanes)
+    CheckingExecutor(graph, replace(schedule, lanes=lanes), seed=1)(X, Y)
+
+
+@pytest.mark.parametrize(("name", "ranks", "chunks"), [
+    ("gpipe", 2, None), ("one_f_one_b", 3, None), ("zb_h1", 2, None), ("interleaved", 2, 2), ("modulo_greedy", 2, 2)])
+def test_a_pipeline_of_stages_computes_the_same_bits(name, ranks, chunks):
+    def run(graph):
+        plan = ml.plan(graph, name, COST, ml.Machine(ranks), **schedulers.find(name).known(chunks=chunks))
+        assert pipeline.price(plan).makespan > 0
+        talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
+        schedule.validate(talking)
+        execute(plan.graph, plan.schedule)
+
+    assert trained(run) == trained()
+
+
+def test_stages_hold_every_task_once():
+    graph = recorded()
+    stages = pipeline.balanced(graph, COST, 3)
+    coarse, group = coarsen(graph, stages.tolist())
+    assert sorted(set(group.tolist())) == list(range(len(coarse)))
+    assert sum(len(t.launches) for t in coarse) == sum(len(t.launches) for t in graph)
+    assert coarse.flops.sum() == pytest.approx(graph.flops.sum())
+    for t in graph:
+        owner = coarse[int(group[t.index])]
+        assert owner.unit == stages[t.unit]
+        assert owner.kind == t.kind or (owner.kind, t.kind) == (Kind.O, Kind.W)
+    names = {t.name for t in coarse}
+    assert {"0F0", "1O2", "2W3", "0U0"} <= names
+    assert len(names) == len(coarse)
+
+
+def test_fuse_publishes_at_the_end():
+    graph, _ = coarsen(recorded(), pipeline.balanced(recorded(), COST, 3).tolist())
+    which = np.zeros((3, MICRO_BATCHES), bool)
+    which[1, 2] = True
+    fused = fuse(graph, which)
+    assert len(fused) == len(graph) - 1
+    both = fused["1B2"]
+    assert set(both.launches) == {*graph["1O2"].launches, *graph["1W2"].launches}
+    assert "1B2" in {fused.name(int(q)) for q in fused.preds[fused["0O2"].index]}
+    everywhere = fuse(graph)
+    assert not np.isin(everywhere.kind, (Kind.O, Kind.W)).any()
+
+
+def steps(model, opt, x, y, micro_batches=2):
+    """A recorded step of some micro-batches."""
+    def step(x, y):
+        for i in range(micro_batches):
+            with micro_batch(i, i * len(x)):
+                loss = nn.cross_entropy(model(x), y)
+                loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, x, y)
+
+
+def test_every_rank_counts_adams_steps_and_dropouts_for_itself():
+    ml.seed(0)
+    layers = [nn.Linear(8, 8) for _ in range(3)]
+    opt = optim.Adam([p for layer in layers for p in layer.parameters()], 0.1)
+
+    def model(x):
+        for layer in layers:
+            x = nn.dropout(nn.relu(layer(x)), 0.5)
+        return x
+
+    graph = steps(model, opt, X, Y)
+    plan = ml.plan(graph, "gpipe", COST, ml.Machine(3))
+    of_rank = {t.name: plan.placement.table[0, t.unit] for t in plan.graph}
+    crossing = {(plan.graph.name(int(q)), t.name) for t in plan.graph for q in plan.graph.preds[t.index]
+                if of_rank[t.name] != of_rank[plan.graph.name(int(q))]}
+    assert crossing
+    assert {kind for pair in crossing for kind in (pair[0][1], pair[1][1])} <= {"F", "O", "W", "B"}
+    ticks = [launch.kernel for t in plan.graph for launch in t.launches if launch.kernel == "adam_tick"]
+    assert len(ticks) == 3
+    assert len(pipeline.cut(graph, COST, 1).graph["0U0"].launches) == len([x for t in graph if t.kind == Kind.U
+                                                                           for x in t.launches])
+
+
+def test_sums_of_squares_are_taken_where_gradients_are_and_go_to_every_rank():
+    ml.seed(0)
+    model = models.mlp(8, 16, 16, 4)
+    graph = steps(model, optim.SGD(model.parameters(), 0.1, max_norm=1.0), X, Y)
+    m = int(graph.micro_batch.max()) + 1
+    plan = ml.plan(graph, "gpipe", COST, ml.Machine(3))
+    talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
+    for stage in range(3):
+        squares = talking[f"{stage}U{m}"]
+        assert {launch.kernel for launch in squares.launches} == {"square_sum"}
+        assert "clip_factor" in {launch.kernel for launch in talking[f"{stage}U0"].launches}
+        others = [r for r in range(3) if r != stage]
+        sent = [t for t in talking if t.name in {f"{stage}SO{m}>{r}" for r in others}]
+        assert len(sent) == 2
+        assert {squares.index} == {p for t in sent for p in talking.preds[t.index].tolist()}
+
+
+def test_activations_of_a_stage_without_parameters_end_with_its_output_gradients():
+    ml.seed(0)
+    layer = nn.Linear(8, 4)
+    graph = steps(lambda x: nn.relu(nn.relu(layer(x))), optim.SGD(layer.parameters(), 0.1), X, Y, 6)
+    names = list(graph.unit_names)
+    cuts = np.array([0 if "linear" in name else 1 for name in names])
+    with pytest.raises(ValueError, match="unit 0 is on stage -1; stages are"):
+        ml.plan(graph, "one_f_one_b", COST, ml.Machine(2), stage_of_unit=cuts - 1)
+    plan = ml.plan(graph, "one_f_one_b", COST, ml.Machine(2), stage_of_unit=cuts)
+    assert not any(t.unit == 1 and t.kind == Kind.W for t in pipeline.cut(graph, COST, 2, cuts).graph)
+    assert plan.peaks == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb_h1"])
+def test_one_rank_needs_the_memory_of_one_device(name):
+    graph = recorded()
+    plan = ml.plan(graph, name, COST, ml.Machine(1))
+    assert plan.peak_bytes == (plan_memory(plan.graph, plan.schedule).peak_bytes,)
+    first, second = ml.plan(graph, name, COST, ml.Machine(2)).peak_bytes
+    assert max(first, second) < plan.peak_bytes[0] < first + second
+
+
+@pytest.mark.parametrize(("name", "ranks", "chunks"), [("gpipe", 2, None), ("zb_h1", 3, None), ("interleaved", 2, 2)])
+def test_a_ranks_peak_is_that_of_its_program(name, ranks, chunks):
+    plan = ml.plan(recorded(), name, COST, ml.Machine(ranks), **schedulers.find(name).known(chunks=chunks))
+    talking = pipeline.add_communication(plan.graph, plan.schedule)
+    assert plan.peak_bytes == tuple(lower(*talking, ranks=ranks, rank=r).peak_bytes for r in range(ranks))
+
+
+def test_cuts_that_make_no_sense():
+    graph = recorded()
+    with pytest.raises(GraphError, match="stages are given for"):
+        coarsen(graph, [0, 1])
+    with pytest.raises(GraphError, match="cut the graph elsewhere"):
+        coarsen(graph, [0, 1] + [0] * (len(graph.unit_names) - 2))
+    with pytest.raises(pipeline.PipelineError, match="only .* blocks"):
+        ml.plan(graph, "gpipe", COST, ml.Machine(40))
+    for name in ("chimera", "pipedream"):
+        with pytest.raises(pipeline.PipelineError, match="record"):
+            ml.plan(graph, name, COST, ml.Machine(2))
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.integers(1, 8))
+def test_partitions_are_the_best_there_are(items, parts):
+    parts = min(parts, len(items))
+    found = linear_partition(np.array(items, float), parts)
+    assert sorted(set(found.tolist())) == list(range(parts))
+    assert (np.diff(found) >= 0).all()
+    worst = max(np.bincount(found, items))
+    best = min(max(sum(items[a:b]) for a, b in itertools.pairwise([0, *cuts, len(items)]))
+               for cuts in itertools.combinations(range(1, len(items)), parts - 1))
+    assert worst == best

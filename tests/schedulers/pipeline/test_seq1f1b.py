@@ -1,0 +1,244 @@
+"""Seq1F1B: slices of sequences go through the pipeline one by one, forwards in order, backwards in reverse."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pipelines
+import pytest
+from helpers import PATIENCE, ROOT, deadline, drawn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.cli import main
+from minidl.core.machine import Machine
+from minidl.core.schedule import ScheduleError
+from minidl.pricing.cost import Link
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline import PipelineError
+from minidl.schedulers.pipeline.slices import sliced_graph
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.trainer import Job, Recorded, Trainer
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+numbers = st.integers(1, 6)
+
+
+def planned(p, m, q, f=1.0, o=1.0, w=1.0, **options):
+    return pipelines.plan("seq1f1b", p, m, pipeline.costs(pipelines.place("seq1f1b", p), f, o, w), slices=q, **options)
+
+
+@settings(deadline=None, max_examples=drawn(60))
+@given(numbers, numbers, numbers, st.tuples(numbers, numbers, numbers))
+def test_bubble_and_peak(p, m, q, times):
+    """The bubble and the activations of 1F1B shrink with the slices."""
+    price = pipeline.price(planned(p, m, q, *times))
+    assert price.makespan == pytest.approx((m + (p - 1) / q) * sum(times))
+    assert price.peak_activations == pytest.approx([min(p - s - 1 + q, m * q) / q for s in range(p)])
+    assert max(price.peak_activations) == pytest.approx(min((p + q - 1) / q, m))
+
+
+@settings(deadline=None, max_examples=drawn(30))
+@given(numbers, numbers, st.tuples(numbers, numbers, numbers))
+def test_one_slice_is_1f1b(p, m, times):
+    classic = pipelines.plan("one_f_one_b", p, m, pipeline.costs(pipelines.place("one_f_one_b", p), *times))
+    assert (planned(p, m, 1).schedule.keys == classic.schedule.keys).all()
+
+
+@given(numbers, numbers, numbers)
+@settings(deadline=None, max_examples=drawn(30))
+def test_slices_wait_for_those_before_and_their_gradients_for_those_after(s, m, q):
+    graph = sliced_graph(s, m, q)
+    edges = {(graph.name(int(p)), graph.name(t)) for t in range(len(graph)) for p in graph.preds[t]}
+    for i in range(m):
+        for j in range(q):
+            n = i * q + j
+            for u in range(s):
+                assert (f"{u}F{n}", f"{u}B{n}") in edges
+                assert ((f"{u}F{n - 1}", f"{u}F{n}") in edges) == (j > 0)
+                assert ((f"{u}B{n + 1}", f"{u}B{n}") in edges) == (j < q - 1)
+                if u:
+                    assert {(f"{u - 1}F{n}", f"{u}F{n}"), (f"{u}B{n}", f"{u - 1}B{n}")} <= edges
+
+
+def test_an_order_that_takes_slices_the_other_way_is_refused():
+    plan = planned(2, 2, 2)
+    text = plan.schedule.to_csv()
+    assert pipelines.read_plan(pipeline.read_schedule(text), 2, 2, like=plan).peaks == plan.peaks
+    for a, b in (("1B1", "1B0"), ("0F0", "0F1")):
+        wrong = pipeline.swap(plan.schedule, a, b)
+        with pytest.raises(ScheduleError, match=f"{b} comes before {a}|deadlock"):
+            pipelines.read_plan(wrong, 2, 2, like=plan)
+
+
+def test_a_cap_counts_slices():
+    assert max(planned(4, 8, 4, activation_cap=1.75).peaks) == 1.75
+    with pytest.raises(PipelineError, match=r"seq1f1b: .*the cap is 1.5 \(this plan needs 1.75\)"):
+        planned(4, 8, 4, activation_cap=1.5)
+
+
+@pytest.mark.parametrize("slices", [0, -1])
+def test_there_is_at_least_one_slice(slices):
+    with pytest.raises(PipelineError, match="a micro-batch has at least 1"):
+        planned(2, 2, slices)
+
+
+# ------------------------------------------------------------------------------------------------------------- networks
+COST, STEPS = ml.CostModel.analytic(), 2
+GPT = Job(model="gpt", model_args={"preset": "tiny", "layers": 4}, data="pydoc", batch_size=8, micro_batches=2,
+          slices=2, optimizer="adamw", lr=0.001, clip=0.5)
+
+
+@functools.cache
+def alone(slices, clip=0.5):
+    """Losses and parameters of one process that accumulates in the order of the plan."""
+    trainer = Trainer(Recorded(replace(GPT, slices=slices, clip=clip)), COST)
+    for _ in range(STEPS):
+        trainer.step()
+    trainer.settle()
+    return trainer.losses, trainer.params_sha256()
+
+
+def together(ranks, slices, replicas=1, clip=0.5, **options):
+    """The same of every rank, and rank 0's trainer."""
+    job = replace(GPT, slices=slices, clip=clip, scheduler="seq1f1b", parallel="pipeline", scheduler_args=options)
+    own = [Recorded(job, r // ranks, replicas) for r in range(ranks * replicas)]
+    trainers = {}
+
+    def work(communicator):
+        trainer = trainers[communicator.rank] = PipelineTrainer(own[communicator.rank], COST, communicator,
+                                                                Link(50.0, 1e3))
+        for _ in range(STEPS):
+            trainer.step()
+        trainer.finish()
+        return trainer.losses, trainer.params_sha256()
+
+    with deadline():
+        return run_ranks(ranks * replicas, work), trainers[0]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("ranks", "slices"), [(2, 4), (4, 2), (3, 1)])
+def test_ranks_leave_the_bits_of_one_process(ranks, slices):
+    """With dropout, AdamW and clipping; the embedding on the first rank, the logits on the last."""
+    found, trainer = together(ranks, slices)
+    assert found == [alone(slices)] * ranks
+    plan = trainer.plan
+    assert plan.slices == slices
+    assert plan.peaks == pytest.approx([min(2, (ranks - s - 1 + slices) / slices) for s in range(ranks)])
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("barrier", [True, False])
+def test_with_and_without_a_barrier_at_the_optimizer(barrier):
+    found, _ = together(2, 2, barrier=barrier)
+    assert found == [alone(2)] * 2
+
+
+@pytest.mark.slow
+def test_replicas_sum_the_gradients_of_all_slices():
+    found, _ = together(2, 2, replicas=2, clip=None)
+    assert found == [found[0]] * 4
+    np.testing.assert_allclose(found[0][0], alone(2, None)[0], rtol=1e-5)
+
+
+def test_memory_shrinks_with_the_slices():
+    """The first rank holds fewer activations: with 4 slices on 3 ranks one and a half stages, not 3."""
+    jobs = [replace(GPT, slices=q, micro_batches=4, parallel="pipeline", scheduler=name)
+            for q, name in ((1, "one_f_one_b"), (2, "seq1f1b"), (4, "seq1f1b"))]
+    whole, two, four = (Recorded(job).plan(COST, Machine(3)) for job in jobs)
+    assert [plan.peaks[0] for plan in (whole, two, four)] == [3, 2, 1.5]
+    assert whole.peak_bytes[0] > two.peak_bytes[0] > four.peak_bytes[0]
+
+
+def test_a_network_in_slices_is_not_for_orders_of_whole_micro_batches():
+    graph = Recorded(GPT).graph
+    with pytest.raises(PipelineError, match="one_f_one_b: it orders whole micro-batches, but this step was "):
+        ml.plan(graph, "one_f_one_b", COST, Machine(2))
+    with pytest.raises(PipelineError, match="seq1f1b: 4 slices are asked for, but this step was recorded with 2"):
+        ml.plan(graph, "seq1f1b", COST, Machine(2), slices=4)
+    assert ml.plan(graph, "seq1f1b", COST, Machine(2)).slices == 2
+
+
+# ---------------------------------------------------------------------------------------------------------- the command
+FLAGS = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", "pydoc", "--batch-size", "8", "--micro-batches", "2",
+         "--costs", "analytic"]
+
+
+@pytest.mark.slow
+def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
+    file = str(tmp_path / "plan.csv")
+    mine = [*FLAGS, "--ranks", "2"]
+    assert main(["plan", *mine, "--scheduler", "seq1f1b", "--save", file, "--json"]) == 0
+    assert max(json.loads(capsys.readouterr().out)["peak_activations"]) == 1.5
+    assert main(["check", file, *mine[:-4], "--ranks", "2", "--scheduler", "seq1f1b"]) == 0
+    assert "valid on 2 ranks" in capsys.readouterr().out
+    assert main(["explain", "0B0", *mine, "--scheduler", "seq1f1b"]) == 0
+    assert "needs       0F0, 0B1" in capsys.readouterr().out
+    assert main(["simulate", *mine, "--scheduler", "seq1f1b", "--scheduler-arg", "slices=4"]) == 0
+    assert "1.250  live full stages" in capsys.readouterr().out
+    shas = []
+    for scheduler in (["seq1f1b"], [file]):
+        run = [*mine, "--parallel", "pipeline", "--steps", "1", "--json"]
+        assert main(["train", *run, "--scheduler", *scheduler]) == 0
+        shas.append(json.loads(capsys.readouterr().out)["params_sha256"])
+    assert shas[0] == shas[1]
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--scheduler-arg", "slices=3"], "the 16 tokens of gpt do not divide into 3 slices"),
+    (["--scheduler-arg", "slices=0"], "seq1f1b: 0 slices; a micro-batch has at least 1"),
+    (["--scheduler-arg", "slices=two"], "seq1f1b: slices must be of type int, not 'two'"),
+    (["--slices", "2"], "--slices has no effect here"),
+    (["--model", "bert"], "bert cannot read its input in slices, one after the other; use gpt, which can, or another "
+                          "scheduler than seq1f1b")])
+def test_what_cannot_run_is_one_line(flags, line, capsys):
+    for verb in (["train", "--parallel", "pipeline", "--steps", "1"], ["plan"]):
+        assert main([*verb, *FLAGS, "--ranks", "2", "--scheduler", "seq1f1b", *flags]) == 2
+        out, errors = capsys.readouterr()
+        assert (out, len(errors.splitlines())) == ("", 1)
+        assert line in errors
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_ranks_of_mpi_leave_the_bits_of_ranks_in_one_process(tmp_path, capsys):
+    flags = ["train", *FLAGS, "--parallel", "pipeline", "--scheduler", "seq1f1b", "--steps", "2", "--json"]
+    trace = tmp_path / "trace.json"
+    done = subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-m", "minidl", *flags, "--trace", str(trace)],
+                          capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert main([*flags, "--ranks", "2"]) == 0
+    assert json.loads(done.stdout)["params_sha256"] == json.loads(capsys.readouterr().out)["params_sha256"]
+    names = {e["name"].split()[0] for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"}
+    assert {f"{stage}{kind}{i}" for stage in (0, 1) for kind in "FB" for i in range(4)} <= names
+
+
+def test_a_network_that_was_recorded_without_slices_is_refused():
+    model = models.mlp(8, 16, 16, 4)
+    opt = optim.SGD(model.parameters(), 0.1)
+
+    def step(x, y):
+        nn.cross_entropy(model(x), y).backward()
+        opt.step()
+
+    graph = ml.record(step, np.zeros((4, 8), "f"), np.zeros(4, int))
+    with pytest.raises(PipelineError, match="2 slices are asked for, but this step was recorded with 1 of each"):
+        ml.plan(graph, "seq1f1b", ml.CostModel.analytic(), ml.Machine(2), slices=2)
+
+
+def test_what_is_saved_is_proved_again(tmp_path, capsys):
+    flags = ["--scheduler", "seq1f1b", "--scheduler-arg", "slices=3", "--ranks", "3", "--micro-batches", "2"]
+    assert main(["plan", *flags, "--save", str(tmp_path / "plan.csv")]) == 0
+    assert main(["check", str(tmp_path / "plan.csv"), *flags]) == 0
+    assert "valid on 3 ranks" in capsys.readouterr().out

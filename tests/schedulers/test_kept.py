@@ -1,0 +1,154 @@
+"""Which activations are kept: the chain of a network, and choices over it against brute force."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl.core.graph import TaskGraph
+from minidl.core.machine import PlanError
+from minidl.core.tasks import Kind
+from minidl.plans.memory import MemoryLimitError
+from minidl.schedulers import kept
+from minidl.schedulers.kept import NOTHING, OUTPUT, WHOLE, Chain
+from minidl.training.trainer import Job, Recorded
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> Chain:
+    n = draw(st.integers(1, 8))
+
+    def some(low: int, high: int) -> np.ndarray:
+        return np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), np.int64)
+
+    output, more, again, less = some(0, 5), some(0, 9), some(0, 9), some(0, 3)
+    return Chain([[b] for b in range(n)], range(n), output + more, output, some(0, 9), again + 0.0,
+                 np.maximum(again - less, 0) + 0.0)
+
+
+def played(of: Chain, choice: tuple[int, ...]) -> tuple[float, int] | None:
+    """(time, most bytes) of a choice, moment by moment; None for one that computes a block again without its input
+    being kept at the begin of a run."""
+    n = len(of.whole)
+    after = [WHOLE if b == n - 1 else choice[b + 1] for b in range(n)]
+    if any(c == NOTHING and (b == n - 1 or a == WHOLE) for b, (c, a) in enumerate(zip(choice, after, strict=True))):
+        return None
+    bytes_of = {WHOLE: of.whole, OUTPUT: of.output, NOTHING: np.zeros(n, np.int64)}
+    held = sum(int(bytes_of[how][b]) for b, how in enumerate(choice))
+    time, b, moments = 0.0, n - 1, []
+    while b >= 0:  # runs, from the last one
+        first = b
+        while choice[b] != WHOLE and first and choice[first - 1] == NOTHING:
+            first -= 1
+        held -= int(bytes_of[choice[b]][b])
+        if choice[b] != WHOLE:
+            time += of.partly[b] + of.again[first:b].sum()
+        moments += [held + of.whole[first : c + 1].sum() + of.backward[c] for c in range(b, first - 1, -1)]
+        b = first - 1
+    return time, int(max(moments))
+
+
+@given(chains(), st.integers(0, 100))
+def test_the_optimum_equals_brute_force(of: Chain, limit: int):
+    fit = [found[0] for choice in product((WHOLE, OUTPUT, NOTHING), repeat=len(of.whole))
+           if (found := played(of, choice)) is not None and found[1] <= limit]
+    best = kept.optimal(of, limit)
+    assert (best is None) == (not fit)
+    if best is not None:
+        time, peak = played(of, tuple(best))  # type: ignore[misc]
+        assert peak <= limit
+        assert time == pytest.approx(min(fit))
+
+
+@given(chains(), st.integers(1, 10**9))
+def test_a_rounded_limit_is_still_a_limit(of: Chain, limit: int):
+    large = Chain(of.units, of.maker, *(column * 10_007 for column in (of.whole, of.output, of.backward)), of.again,
+                  of.partly)
+    best = kept.optimal(large, limit)
+    assert best is None or played(large, tuple(best))[1] <= limit  # type: ignore[index]
+
+
+@pytest.fixture(scope="module")
+def gpt() -> TaskGraph:
+    """GPT of 12 x 128, a batch of 8 x 128 tokens."""
+    return Recorded(Job(model="gpt", model_args={"preset": "small", "layers": 12}, batch_size=8)).graph
+
+
+def figures(plan: ml.Plan) -> tuple[int, int, float]:
+    return plan.peak_bytes[0], plan.as_json()["activation_peak_bytes"], plan.step
+
+
+def test_sqrt_of_a_gpt_needs_less_than_half_and_costs_less_than_a_third(gpt: TaskGraph):
+    _, plain, time = figures(ml.plan(gpt, "in_order"))
+    _, less, longer = figures(ml.plan(gpt, "in_order", recompute="sqrt"))
+    assert less <= 0.45 * plain
+    assert longer <= 1.35 * time
+
+
+def test_auto_is_never_worse_than_sqrt_and_keeps_its_limit(gpt: TaskGraph):
+    whole = figures(ml.plan(gpt, "in_order"))
+    peak, _, time = figures(ml.plan(gpt, "in_order", recompute="sqrt"))
+    for limit in (peak, (peak + whole[0]) // 2):
+        found = ml.plan(gpt, "in_order", machine=ml.Machine(memory_limit=limit), recompute="auto")
+        assert found.peak_bytes[0] <= limit
+        assert whole[2] <= found.step <= time
+        assert f"to fit {limit:,} bytes" in found.remarks[-1]
+    assert figures(ml.plan(gpt, "in_order", machine=ml.Machine(memory_limit=whole[0]), recompute="auto")) == whole
+
+
+def test_the_least_that_can_be_had_is_said_and_can_be_had(gpt: TaskGraph):
+    with pytest.raises(MemoryLimitError, match="fits 1,000 bytes; the least that can be had is") as told:
+        ml.plan(gpt, "in_order", machine=ml.Machine(memory_limit=1000), recompute="auto")
+    least = int(str(told.value).split()[-1].replace(",", ""))
+    assert ml.plan(gpt, "in_order", machine=ml.Machine(memory_limit=least), recompute="auto").peak_bytes[0] <= least
+
+
+@pytest.mark.parametrize(("recompute", "why"), [
+    ("9999", "there is no layer '9999' to keep"), ([-1], "no layer '-1'"), ("1,", "no layer ''"), ("some", "no layer"),
+    ("auto", "give one, or all or sqrt")])
+def test_what_cannot_be_kept_is_refused(gpt: TaskGraph, recompute: object, why: str):
+    with pytest.raises(PlanError, match=why):
+        ml.plan(gpt, "in_order", recompute=recompute)  # type: ignore[arg-type]
+
+
+def test_a_kept_set_by_hand_and_its_order_as_a_plan(gpt: TaskGraph):
+    layers = np.unique(gpt.unit[gpt.kind == Kind.F]).tolist()
+    made = ml.plan(gpt, "multi_stream", recompute=layers[10:])
+    again = {t.unit for t in made.graph if t.kind == Kind.R}
+    assert again
+    assert again <= {*layers[:10]}
+    assert figures(ml.plan(gpt, made.schedule))[:2] == figures(made)[:2]
+
+
+@pytest.mark.parametrize("model", ["resnet20", "densenet121", "rnn", "mobilenet_v3_large"])
+def test_networks_of_other_shapes_are_chains_too(model: str):
+    """Also one whose layers join their results in one storage, and one that loops over time."""
+    small = {"preset": "tiny"} if model != "resnet20" else {}
+    graph = Recorded(Job(model=model, model_args=small, batch_size=4)).graph
+    of = kept.chain(graph, ml.CostModel.analytic())
+    assert sum(map(len, of.units)) == len(np.unique(graph.unit[graph.kind == Kind.F]))
+    plain = ml.plan(graph, "in_order").as_json()["activation_peak_bytes"]
+    if len(of.units) > 8:
+        assert ml.plan(graph, "in_order", recompute="sqrt").as_json()["activation_peak_bytes"] < plain
+
+
+def test_a_pipeline_keeps_what_stages_send_and_its_bits_need_no_r():
+    """A stage's O holds its R; the saved order gives the same plan."""
+    graph = Recorded(Job(model="gpt", model_args={"preset": "tiny", "layers": 4}, batch_size=8, micro_batches=4)).graph
+    machine = ml.Machine(2)
+    plain, again = (ml.plan(graph, "one_f_one_b", machine=machine, recompute=how) for how in ("none", "all"))
+    assert [t.name for t in again.graph] == [t.name for t in plain.graph]
+    assert max(again.peak_bytes) < max(plain.peak_bytes)
+    assert again.step > plain.step
+    read = ml.plan(graph, again.schedule, machine=machine)
+    assert read.peak_bytes == again.peak_bytes
+    limit = (max(again.peak_bytes) + max(plain.peak_bytes)) // 2
+    auto = ml.plan(graph, "one_f_one_b", machine=ml.Machine(2, memory_limit=limit), recompute="auto")
+    assert max(auto.peak_bytes) <= limit
+    with pytest.raises(ValueError, match="newer weights"):
+        ml.plan(graph, "pipedream_2bw", machine=machine, recompute="all")

@@ -1,0 +1,255 @@
+"""Interrupts of the program: exit code 130 and one line, wherever one falls and whatever becomes of it there."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from helpers import PATIENCE, ROOT
+
+from minidl.system import interrupts
+
+TRAIN = ["train", "--model", "mlp", "--model-arg", "hidden=16", "--costs", "analytic", "--steps", "2000", "--json"]
+
+#: interrupts the program in its third step by `interrupt()`, which each test gives
+IN_A_STEP = """
+import ctypes, os, signal, sys
+from minidl.training import trainer as training
+
+def me(number=signal.SIGINT):
+    signal.raise_signal(number)
+
+{interrupt}
+
+step = training.Trainer.step
+def interrupted(self):
+    if len(self.seconds) == 3:
+        interrupt()
+    return step(self)
+training.Trainer.step = interrupted
+from minidl.__main__ import run
+run()
+"""
+
+
+def run(code, *argv, **options):
+    """The program in a process of its own, whose SIGINT is not ignored although that of the tests may be."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.run([sys.executable, "-c", code, *(argv or TRAIN)], cwd=ROOT, capture_output=True, text=True,
+                              timeout=PATIENCE, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def stopped(done, name="SIGINT"):
+    assert done.stderr == f"minidl: stopped by {name}\n"
+    assert done.stdout == ""
+    assert done.returncode == 128 + signal.Signals[name]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupt_in_a_step(name):
+    stopped(run(IN_A_STEP.format(interrupt=f"def interrupt(): me(signal.{name})")), name)
+
+
+def test_an_interrupt_that_a_library_catches_is_found_by_the_loop():
+    stopped(run(IN_A_STEP.format(interrupt="""
+def interrupt():
+    try:
+        me()
+    except BaseException:
+        pass
+""")))
+
+
+@pytest.mark.wide
+def test_an_interrupt_in_a_callback_of_compiled_code_is_found_by_the_loop():
+    """ctypes prints what a callback raises, and goes on."""
+    stopped(run(IN_A_STEP.format(interrupt="interrupt = ctypes.CFUNCTYPE(None)(me)")))
+
+
+@pytest.mark.wide
+def test_an_interrupt_in_a_destructor_is_found_by_the_loop():
+    stopped(run(IN_A_STEP.format(interrupt="""
+class Interrupt:
+    def __del__(self):
+        me()
+interrupt = Interrupt
+""")))
+
+
+@pytest.mark.wide
+def test_an_interrupt_of_which_a_library_makes_an_error():
+    stopped(run(IN_A_STEP.format(interrupt="""
+def interrupt():
+    try:
+        me()
+    except BaseException:
+        raise AssertionError("what was that?")
+""")))
+
+
+@pytest.mark.wide
+def test_an_interrupt_during_a_long_call_of_compiled_code():
+    """The main thread comes back to Python much later: the process ends before."""
+    stopped(run(IN_A_STEP.format(interrupt="""
+import threading
+import numba
+
+@numba.njit(nogil=True)
+def minutes(n):
+    x = 1
+    for i in range(n):
+        x = x * 1664525 + i ^ x >> 3
+    return x
+
+def interrupt():
+    minutes(1)
+    threading.Timer(0.1, me).start()
+    minutes(10**15)
+""")))
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("module", ["numpy", "minidl.cli", "numba", "minidl.ops.linear"])
+def test_an_interrupt_during_imports(module):
+    stopped(run(f"""
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from minidl.__main__ import run
+run()
+"""))
+
+
+@pytest.mark.parametrize("module", ["minidl.system.interrupts", "threading", "minidl.cli", "numpy"])
+def test_an_interrupt_that_python_loses_in_an_import(module):
+    """It falls into the callback by which Python forgets the lock of a module that has been imported. Python prints
+    what a callback raises, and goes on. The first two modules are imported before there is a handler."""
+    stopped(run(f"""
+import os, signal, sys
+
+def watch(frame, event, _):
+    if event == "call" and frame.f_code.co_name == "cb" and frame.f_locals.get("name") == {module!r}:
+        os.kill(os.getpid(), signal.SIGINT)
+
+sys.setprofile(watch)
+from minidl.__main__ import run
+run()
+"""))
+
+
+@pytest.mark.wide
+def test_an_interrupt_that_compiled_code_prints_before_it_raises_another_error():
+    """As C extensions do if NumPy cannot be imported."""
+    stopped(run(IN_A_STEP.format(interrupt="""
+def interrupt():
+    try:
+        me()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    raise ImportError("numpy.core.multiarray failed to import")
+""")))
+
+
+@pytest.mark.wide
+def test_an_ignored_interrupt_stays_ignored():
+    """As under nohup."""
+    done = run(IN_A_STEP.format(interrupt="interrupt = me").replace("import ctypes", "import signal; signal.signal(2, "
+                                                                                     "signal.SIG_IGN); import ctypes"),
+               *(a.replace("2000", "5") for a in TRAIN))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_the_library_leaves_signals_alone():
+    done = run("""
+import signal
+before = [signal.getsignal(s) for s in signal.valid_signals()]
+import minidl.cli, minidl.system.interrupts, minidl.training.trainer, minidl.__main__
+assert [signal.getsignal(s) for s in signal.valid_signals()] == before
+assert signal.set_wakeup_fd(-1) == -1
+""")
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_before_there_are_handlers_waits_for_them(number):
+    """It is blocked while Python starts, and let through when the handlers are there."""
+    stopped(run(f"""
+import _signal, os, signal
+before = _signal.pthread_sigmask
+def and_interrupt(how, numbers):
+    mask = before(how, numbers)
+    if how == signal.SIG_BLOCK:
+        os.kill(os.getpid(), {int(number)})
+    return mask
+_signal.pthread_sigmask = and_interrupt
+from minidl.__main__ import run
+run()
+"""), number.name)
+
+
+def test_help_is_not_interrupted_either():
+    done = run("""
+import atexit, os, signal
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+from minidl.__main__ import run
+run()
+""", "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("usage: minidl")
+
+
+def test_a_finished_run_is_not_interrupted():
+    """Its result is printed: the interpreter's own end is nobody's to stop."""
+    code = """
+import atexit, os, signal
+atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
+from minidl.__main__ import run
+run()
+"""
+    done = run(code, *(a.replace("2000", "5") for a in TRAIN))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith("}\n")
+
+
+@pytest.fixture
+def no_signal(monkeypatch):
+    """No signal has come; and the process does not end."""
+    for name in ("received", "came_to"):
+        monkeypatch.setattr(interrupts, name, None)
+    monkeypatch.setattr(interrupts.time, "sleep", lambda seconds: None)
+
+
+def test_a_signal_of_another_rank_counts_where_none_came(no_signal):
+    interrupts.check()
+    interrupts.share(signal.SIGTERM, 3)
+    interrupts.share(signal.SIGINT, 1)  # the first one counts
+    assert (interrupts.received, interrupts.came_to) == (signal.SIGTERM, 3)
+    with pytest.raises(KeyboardInterrupt):
+        interrupts.check()
+    with interrupts.holding():
+        interrupts.check()
+
+
+def test_a_rank_that_is_not_alone_says_which_it_is_and_kills_itself(no_signal, monkeypatch, capfd):
+    ends = []
+    monkeypatch.setattr(interrupts.os, "kill", lambda process, number: ends.append((process, number)))
+    monkeypatch.setattr(interrupts.os, "_exit", ends.append)
+    for size in (1, 2):
+        monkeypatch.setattr(interrupts.launcher, "size", lambda size=size: size)
+        monkeypatch.setattr(interrupts.launcher, "rank", lambda: 1)
+        interrupts.say(signal.SIGINT)
+        interrupts.leave(signal.SIGINT)
+    assert capfd.readouterr().err == "minidl: stopped by SIGINT\nminidl: rank 1: stopped by SIGINT\n"
+    assert ends == [130, (os.getpid(), signal.SIGKILL), 130]
