@@ -2,45 +2,19 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable
-from threading import Lock
 from typing import Any
 
 import numpy as np
 
 from ..core.graph import Role, TaskGraph
 from ..core.tasks import Kind
+from ..system.garbage import paused
 from . import random
 from . import tape as tapes
 from .op import HALVES
 from .tape import Recorder, Storage
 from .tensor import FLOATS, Tensor
-
-
-class _Paused:
-    """A context in which Python's garbage collector pauses; it goes on when the last thread has left. It is for work
-    that makes many objects and no garbage, such as recording and planning: the collector would look at all of them
-    again and again, which took a third of the time."""
-
-    def __init__(self) -> None:
-        self._lock, self._inside, self._enabled = Lock(), 0, True
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._inside:
-                self._enabled = gc.isenabled()
-                gc.disable()
-            self._inside += 1
-
-    def __exit__(self, *_: Any) -> None:
-        with self._lock:
-            self._inside -= 1
-            if not self._inside and self._enabled:
-                gc.enable()
-
-
-paused = _Paused()
 
 
 def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +20,7 @@ from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
 from ..schedulers.pipeline import for_torch, price, read_file
 from ..system.files import write_atomic
+from ..system.garbage import paused
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
@@ -40,6 +40,7 @@ def planned(arguments: Any) -> Plan:
     return recorded.plan(costs(arguments, recorded))
 
 
+@paused
 def plan(arguments: Any) -> int:
     """Schedules a step and prints its cost."""
     show.check_outputs(arguments)
@@ -55,21 +56,11 @@ def plan(arguments: Any) -> int:
         if isinstance(made, PipelinePlan) and made.synthetic and (made.stale or made.slices > 1):
             show.note(f"check it with --scheduler {made.scheduler}, which gives the "
                       f"{'weight versions' if made.stale else 'slices'}")
-    with _pause(made):
-        own, text = _figures(arguments, made) or ({}, lambda m: show.order(m.schedule, m.as_json()))
-        record = {**made.as_json(), "remarks": [*made.remarks], **own}
+    own, text = _figures(arguments, made) or ({}, lambda m: show.order(m.schedule, m.as_json()))
+    record = {**made.as_json(), "remarks": [*made.remarks], **own}
     _draw(arguments, made, record)
     show.emit(arguments, record, lambda: text(made))
     return 0
-
-
-def _pause(made: Plan) -> AbstractContextManager[None]:
-    """A pause of the garbage collector while the programs of a recorded step are made."""
-    if not made.graph.launches:
-        return nullcontext()
-    from ..autograd.recording import paused
-
-    return paused
 
 
 def _figures(arguments: Any, plan: Plan) -> tuple[dict[str, Any], Callable[[Any], str]] | None:

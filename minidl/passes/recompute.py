@@ -52,8 +52,10 @@ def recomputed(graph: TaskGraph, dropped: Collection[int]) -> TaskGraph:
 def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     """The activations of these units are computed again, each just before its first reader. Raises Refused for a
     pipeline that never drains."""
+    if not dropped:
+        return draft
     graph = draft.graph
-    if dropped and draft.stale:
+    if draft.stale:
         raise Refused(draft.name, "stages would compute activations again with newer weights", "keep all activations")
     maker = {b: t for t in runs_again(graph, dropped, draft.stage) for b in graph.writes[t].tolist()
              if graph.buffer_role[b] == ROLES.index(Role.ACTIVATION)}

@@ -29,7 +29,7 @@ ROOMS: dict[str, set[str]] = {
     "views": {"core", "passes", "plans", "pricing", "schedulers"},
     "devices": {"core", "kernels"},
     "fusion": {"core", "devices", "kernels"},
-    "autograd": {"core", "devices", "kernels"},
+    "autograd": {"core", "devices", "kernels", "system"},
     "ops": {"autograd", "core", "kernels"},
     "nn": {"autograd", "core", "devices", "ops"},
     "models": {"autograd", "nn", "ops", "system"},
