@@ -17,7 +17,7 @@ from ..core.graph import Rows, TaskGraph
 from ..core.schedule import Lane, Schedule, ScheduleError
 from ..core.tasks import Kind
 from ..passes.boundary import kept, must_stay, with_late
-from ..plans.memory import rounded
+from ..plans.memory import owned, rounded
 from ..pricing.carried import Carried
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
@@ -214,7 +214,8 @@ class Step:
         alive = np.flatnonzero(~persistent & ~found.lasting & (born < dies))
         moment, change = np.concatenate([dies[alive], born[alive]]), np.concatenate([-size[alive], size[alive]])
         most = np.cumsum(change[np.lexsort((change, moment))]).max(initial=0)
-        return int(size[persistent].sum() + size[found.lasting].sum() + size[found.doubled].sum() + most)
+        own = owned(graph)
+        return int(own[persistent].sum() + own[found.lasting].sum() + own[found.doubled].sum() + most)
 
     def delayed(self, places: Places) -> set[int]:
         """The tasks that run one step late."""

@@ -4,7 +4,7 @@ Two storages may share bytes only if, by the schedule's happens-before, every la
 before any launch that touches the other starts. The launches of a task run in order, so what only some of them need
 makes room for the others: a stage's task, which has the launches of many layers, needs no more than its layers one by
 one. So reuse cannot cause a race, and a step allocates nothing. Parameters and states outlive the step, so they have
-their own memory; they count toward the peak.
+their own memory; they count toward the peak, which is what the runtime allocates, to the byte.
 """
 
 from __future__ import annotations
@@ -48,6 +48,11 @@ def rounded(nbytes: Ints) -> Ints:
     return up
 
 
+def owned(graph: TaskGraph) -> Ints:
+    """The bytes of each storage if it has memory of its own, as parameters and states have; at least one."""
+    return np.array([max(s.bytes, 1) for s in graph.storages], np.int64)
+
+
 def plan_memory(graph: TaskGraph, schedule: Schedule) -> MemoryPlan:
     """Packs the storages of a step, largest first, and of equal ones those first that clash with the most; each at the
     lowest offset free of storages that it clashes with. The work grows with the number of storages and of clashes."""
@@ -60,7 +65,7 @@ def plan_memory(graph: TaskGraph, schedule: Schedule) -> MemoryPlan:
     _, offset = _packed(lives, order, size)
     held = [s for s in lives.used.tolist() if graph.storages[s].role == Role.ACTIVATION]
     when = np.argsort([*lives.leave[held], *lives.enter[held]], kind="stable")
-    return MemoryPlan(offset, int((offset + size)[order].max(initial=0)), int(size[persistent].sum()),
+    return MemoryPlan(offset, int((offset + size)[order].max(initial=0)), int(owned(graph)[persistent].sum()),
                       int(np.cumsum(np.concatenate([-size[held], size[held]])[when]).max(initial=0)))
 
 

@@ -132,6 +132,10 @@ def test_a_flag_without_effect_is_one_line_and_nothing_is_done(capsys: Any, tmp_
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "cost=5"], "cost"),
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=2.5"], "streams"),
     (["plan", *SMALL, "--scheduler", "multi_stream", "--scheduler-arg", "streams=many"], "streams"),
+    (["plan", *SMALL, "--recompute", "99"], "there is no layer '99' to keep"),
+    (["train", *SMALL, "--recompute", "1,-1"], "there is no layer '-1' to keep"),
+    (["plan", *SMALL, "--recompute", "auto"], "within a memory limit; give one"),
+    (["plan", *SMALL, "--scheduler", "in_order", "--recompute", "all", "--memory-limit", "1K"], "the limit of 1,000"),
     (["train", *SMALL, "--data", "nothere.npz"], "no such file"),
     (["train", *SMALL, "--data", "mnist", "--root", "nothere"], "the folder for data does not exist"),
 ])

@@ -383,8 +383,8 @@ def memory_holds(graph: TaskGraph, program: Program) -> None:
         given, kept = ({v.storage for v in views} for views in (own.inputs, own.outputs))
         lanes = brute_force.lanes_of(part.schedule.to_csv())
         assert not brute_force.overlap(lanes, tasks_of(own), launches_of(own), place, given, kept)
-        assert memory.arena_bytes + sum(-(-max(1, s.bytes) // 256) * 256
-                                        for s in own.storages if s.role.persistent) <= program.peak_bytes
+        assert memory.arena_bytes + sum(max(1, s.bytes) for s in own.storages if s.role.persistent) \
+            <= program.peak_bytes
     names = [program.schedule.names(i) for i in range(len(program.schedule.lanes))]
     again = Schedule.from_names(dict(zip(program.schedule.lanes, names, strict=True)))
     check_limit(lower(graph, again), program.peak_bytes)

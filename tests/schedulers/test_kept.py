@@ -65,6 +65,17 @@ def test_the_optimum_equals_brute_force(of: Chain, limit: int):
         assert time == pytest.approx(min(fit))
 
 
+@given(chains(), st.integers(1, 8))
+def test_the_optimum_is_never_worse_than_any_number_of_parts(of: Chain, parts: int):
+    """On both axes: within the memory of these parts, sqrt(L) among them, it takes no more time."""
+    choice = kept.spaced(of, min(parts, len(of.whole)))
+    time, peak = played(of, tuple(choice))  # type: ignore[misc]
+    best = kept.optimal(of, peak)
+    assert best is not None
+    assert played(of, tuple(best))[1] <= peak  # type: ignore[index]
+    assert played(of, tuple(best))[0] <= time + 1e-9  # type: ignore[index]
+
+
 @given(chains(), st.integers(1, 10**9))
 def test_a_rounded_limit_is_still_a_limit(of: Chain, limit: int):
     large = Chain(of.units, of.maker, *(column * 10_007 for column in (of.whole, of.output, of.backward)), of.again,

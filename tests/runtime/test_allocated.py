@@ -1,0 +1,84 @@
+"""The planned peak is what a run allocates, to the byte, on every rank, with and without recompute."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from helpers import deadline
+
+import minidl as ml
+from minidl.devices.device import CPU
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import Runtime, runtime
+from minidl.training.trainer import Job, Recorded
+
+GPT = {"model": "gpt", "model_args": {"preset": "tiny", "layers": 4}, "batch_size": 8}
+RESNET = {"model": "resnet20", "batch_size": 4}
+MLP = {"model": "mlp", "model_args": {"preset": "tiny"}, "batch_size": 16}
+
+
+def allocated(run: Runtime) -> int:
+    """Bytes of all the memory that the tasks of a run use; each piece is what one call of `allocate` returned."""
+    pieces: dict[int, Any] = {}
+    for part in (*run._body, *run._prologue, *run._epilogue):
+        pieces |= {id(memory): memory for memory in (part.bound.arena, *part.bound.persistent)}
+    return sum(len(memory) for memory in pieces.values())
+
+
+def step(run: Runtime, recorded: Recorded) -> None:
+    run(*recorded._split(*next(recorded.train_data)))
+
+
+@pytest.mark.parametrize("recompute", ["none", "sqrt", "all"])
+@pytest.mark.parametrize("scheduler", ["in_order", "multi_region"])
+@pytest.mark.parametrize("job", [GPT, RESNET], ids=["gpt", "resnet20"])
+def test_one_device_allocates_its_planned_peak(job: dict[str, Any], scheduler: str, recompute: str,
+                                               monkeypatch: pytest.MonkeyPatch):
+    recorded = Recorded(Job(**job, optimizer="adam", scheduler=scheduler, recompute=recompute))
+    plan = recorded.plan(ml.CostModel.analytic())
+    run = runtime(plan.program(), device=recorded.device)
+    assert allocated(run) == plan.peak_bytes[0]
+    asked: list[int] = []
+    monkeypatch.setattr(CPU, "allocate", lambda self, nbytes: asked.append(nbytes))
+    step(run, recorded)
+    assert not asked
+    run.close()
+
+
+def on_ranks(ranks: int, recorded: Any, plan: Any) -> None:
+    """Each rank has a network of its own; after two steps it holds what was planned."""
+    own = []
+    for r in range(ranks):
+        mine = recorded(r)
+        own.append((mine, plan(mine)))
+
+    def work(communicator: Any) -> tuple[int, int]:
+        mine, made = own[communicator.rank]
+        program = made.program(communicator.rank)
+        run = runtime(program, device=mine.device, transport=communicator)
+        for _ in range(2):
+            step(run, mine)
+        run.close()
+        return allocated(run), program.peak_bytes
+
+    with deadline():
+        for found, planned in run_ranks(ranks, work):
+            assert found == planned
+
+
+@pytest.mark.parametrize("recompute", ["none", "sqrt"])
+@pytest.mark.parametrize("scheduler", ["barrier", "reverse_first_k", "dear"])
+@pytest.mark.parametrize("job", [MLP, GPT], ids=["mlp", "gpt"])
+def test_each_data_parallel_rank_allocates_its_planned_peak(job: dict[str, Any], scheduler: str, recompute: str):
+    task = Job(**job, optimizer="adam", scheduler=scheduler, parallel="data", recompute=recompute)
+    machine = ml.Machine(2, collective=lambda sizes: 1.0)
+    on_ranks(2, lambda rank: Recorded(task, rank, 2), lambda one: one.plan(ml.CostModel.analytic(), machine))
+
+
+@pytest.mark.parametrize(("scheduler", "recompute"), [
+    ("one_f_one_b", "none"), ("one_f_one_b", "all"), ("zb_h1", "sqrt"), ("zb_v", "all"), ("pipedream_2bw", "none")])
+def test_each_rank_of_a_pipeline_allocates_its_planned_peak(scheduler: str, recompute: str):
+    task = Job(**GPT, micro_batches=4, optimizer="adam", scheduler=scheduler, parallel="pipeline",
+               recompute=recompute)
+    on_ranks(2, lambda rank: Recorded(task), lambda one: one.plan(ml.CostModel.analytic(), ml.Machine(2)))
