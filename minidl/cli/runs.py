@@ -206,7 +206,8 @@ def line_of(record: Mapping[str, Any], steps: int) -> str:
              if name not in ("step", "epoch", "samples_per_s", "eta_s", "data_ms")]
     if "eta_s" in record:
         parts += [f"{record['samples_per_s']:,.0f} samples/s", f"{timedelta(seconds=round(record['eta_s']))} left"]
-    return f"step {record['step']} of {steps} ({record['epoch']:.1f} epochs): {', '.join(parts)}"
+    epochs = f" ({record['epoch']:.1f} epochs)" if record["epoch"] else ""  # data without end have none
+    return f"step {record['step']} of {steps}{epochs}: {', '.join(parts)}"
 
 
 def parameters(recorded: Recorded) -> int:

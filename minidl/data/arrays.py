@@ -35,6 +35,7 @@ from .dataset import (
     statistics,
 )
 from .loader import fifth
+from .streams import HEAD, MOST_BATCHES, MOST_BYTES, stream
 
 LARGEST = 4 << 30  #: the most bytes of arrays
 LARGE = 16.0  #: numbers above it are large for a network, and the run says how to standardise them
@@ -249,8 +250,8 @@ def _classes(path: Path, labels: list[str], lines: list[int]) -> Array:
 # --------------------------------------------------------------------------------------------------------------- yours
 def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
     """The data set of a user's function, `file.py:function`, which returns a Dataset, arrays (x, y), or an iterable of
-    batches (x, y), which is read to its end. It may take `split` and `seed`; without `split`, a fifth is the test part.
-    Raises DataError."""
+    batches (x, y), which is read to its end, or taken as it comes if it has none. It may take `split` and `seed`;
+    without `split`, a fifth is the test part. Raises DataError."""
     try:
         function = function_of(name)
     except ValueError as error:
@@ -266,11 +267,20 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
         tokens = {"next_token", "translation"} & {*made[-1].serves}
         # nobody knows how long its rows take, and what y has
         return replace(made[-1], rows=_checked(name, made[-1], sizes["dtype"]), slow=True, uneven=bool(tokens))
-    arrays = [_arrays(name, part) for part in made]
+    found = [_arrays(name, part) for part in made]
+    (arrays, ends), (tests, _) = found[0], found[-1]
     short = name.rpartition("/")[2]
-    if "split" not in takes:
-        return from_arrays(short, *arrays[0], split, **sizes)
-    return from_arrays(short, *arrays[0], split, test=arrays[-1], **sizes)
+    if ends:
+        return from_arrays(short, *arrays, split, test=tests if "split" in takes else None, **sizes)
+    if sizes["standardize"] is True:
+        raise DataError(f"{name}: --standardize needs all numbers, and its batches have no end; scale them in the "
+                        f"function")
+    head = from_arrays(short, *arrays, split, test=tests, **sizes)
+    if split == "test":
+        return head
+    alike = sizes | {"classes": sizes["classes"] or head.classes, "note": lambda line: None}
+    return stream(short, head, lambda: _called(name, function, told), 0 if "split" in takes else HEAD,
+                  lambda x, y: from_arrays(short, x, y, test=(x, y), **alike))
 
 
 SERVES = ("classification", "regression", "next_token", "masked_token", "translation")  #: the objectives
@@ -321,10 +331,11 @@ def _called(name: str, function: Callable[..., Any], told: dict[str, Any]) -> An
         raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}") from error
 
 
-def _arrays(name: str, made: Any) -> tuple[Array, Array]:
-    """The arrays (x, y) of what a function has returned."""
+def _arrays(name: str, made: Any) -> tuple[tuple[Array, Array], bool]:
+    """The arrays (x, y) of what a function has returned, and whether they are all: of batches without end, they are the
+    first HEAD."""
     if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made):
-        return made[0], made[1]
+        return made, True
     batches = isinstance(made, Iterable) and not isinstance(made, np.ndarray | str | bytes | dict)
     if isinstance(made, list | tuple):
         batches = all(isinstance(part, list | tuple) and len(part) == 2 for part in made)
@@ -333,18 +344,18 @@ def _arrays(name: str, made: Any) -> tuple[Array, Array]:
         raise DataError(f"{name}: returned {type(made).__name__}{parts_of}; it must return a Dataset, NumPy arrays "
                         f"(x, y), or an iterable of batches (x, y)")
     parts: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    size = 0
+    size, ends = 0, True
     try:
         for batch in made:
             x, y = (np.asarray(part) for part in batch)
             size += x.nbytes + y.nbytes
-            if size > LARGEST:
-                raise DataError(f"{name}: gives more than {LARGEST >> 30} GiB; return a Dataset, whose rows are read "
-                                f"when they are needed")
             if parts and (x.shape[1:] != parts[0][0].shape[1:] or y.shape[1:] != parts[0][1].shape[1:]):
                 raise DataError(f"{name}: batch {len(parts)} has x {x.shape} and y {y.shape}, batch 0 "
                                 f"{parts[0][0].shape} and {parts[0][1].shape}")
             parts.append((x, y))
+            if size > MOST_BYTES or len(parts) > MOST_BATCHES:
+                parts, ends = parts[:HEAD], False
+                break
         if not parts:
             raise DataError(f"{name}: it gives no batches")
         x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -353,4 +364,4 @@ def _arrays(name: str, made: Any) -> tuple[Array, Array]:
     except Exception as error:
         raise DataError(f"{name}: batch {len(parts)}: {type(error).__name__}: {' '.join(str(error).split())[:300]}; a "
                         f"batch is (x, y), arrays with a row for each sample") from error
-    return x, y
+    return (x, y), ends

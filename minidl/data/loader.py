@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ..autograd.random import generator
 from . import draws
 from .dataset import Array, DataError, Dataset, Scaling
+from .streams import ENDLESS
 
 DEPTH = 2  #: how many batches are read ahead, where reading takes long
 
@@ -102,7 +103,11 @@ class Loader:
         return self.position > 0 and self.position % self.samples < (self.batch_size if self.training else 1)
 
     def steps(self, epochs: int = 1) -> int:
-        """How many batches it takes, from the first one on, until so many epochs have ended."""
+        """How many batches it takes, from the first one on, until so many epochs have ended. Raises DataError for data
+        without end."""
+        if self.samples == ENDLESS:
+            raise DataError(f"{self.name}: its batches have no end, so there is no epoch; say how many steps to train "
+                            f"(--steps N)")
         if self.training:
             return -(-epochs * self.samples // self.batch_size)
         return epochs * -(-self.samples // self.batch_size)
@@ -112,6 +117,9 @@ class Loader:
 
     def _parts(self, begin: int, end: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """(epoch, its samples in order) from position `begin` up to `end`."""
+        if self.samples == ENDLESS:
+            yield 0, np.arange(begin, end)
+            return
         while begin < end:
             epoch, first = divmod(begin, self.samples)
             count = min(end - begin, self.samples - first)
@@ -148,7 +156,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[tuple[Array, Array]]:
         epoch = self.epoch
-        self.position = self.steps(epoch) * self.batch_size if self.training else epoch * self.samples
+        self.position = self.steps(epoch) * self.batch_size if self.training and epoch else epoch * self.samples
         while self.epoch == epoch:
             yield next(self)
 

@@ -472,6 +472,74 @@ def test_functions_of_ones_own(tmp_path, capsys):
     capsys.readouterr()
 
 
+ENDLESS = '''
+import numpy as np
+
+def numbered(rows=3):
+    """Batch i has the samples 3 i, 3 i + 1, 3 i + 2: x is the sample's number, y its parity."""
+    i = 0
+    while True:
+        n = np.arange(i, i + rows)
+        yield np.stack([n, n % 2], 1).astype(np.float64), n % 2
+        i += rows
+
+def split(split):
+    for i, batch in enumerate(numbered()):
+        if split == "test" and i == 4:
+            return
+        yield batch
+
+def fails():
+    for i, batch in enumerate(numbered()):
+        if i == 130:
+            raise KeyError("no more")
+        yield batch
+
+def grows():
+    for i, (x, y) in enumerate(numbered()):
+        yield (x, y) if i < 130 else (x[:, :1], y)
+
+def twice():
+    for i, batch in zip(range(150), numbered()):
+        yield batch
+'''
+
+
+def test_a_function_may_give_batches_without_end(tmp_path, capsys, monkeypatch):
+    """In their order, as batches of another size, on all layouts of ranks, and from any place on."""
+    monkeypatch.setattr(data.arrays, "MOST_BATCHES", 120)
+    file = tmp_path / "own.py"
+    file.write_text(ENDLESS)
+    for name, first in (("numbered", 300), ("split", 0), ("twice", 300)):
+        loader = data.load(f"{file}:{name}", batch_size=8)
+        numbers = np.concatenate([next(loader)[0][:, 0] for _ in range(15)])
+        assert numbers.tolist() == [n if name != "twice" or n < 450 else n - 150 for n in range(first, first + 120)]
+        assert (loader.classes, loader.epoch, loader.ended, loader.dataset.shape) == (2, 0, False, (2,))
+        halves = [data.load(f"{file}:{name}", batch_size=8).shard(rank, 2) for rank in (0, 1)]
+        halves += [halves[1].shard(1, 2)]
+        late = data.load(f"{file}:{name}", batch_size=8)
+        late.restore({"position": 80})
+        np.testing.assert_array_equal(next(late)[0][:, 0], numbers[80:88])
+        late.restore({"position": 8})
+        np.testing.assert_array_equal(next(late)[1], numbers[8:16] % 2)
+        for _ in range(2):
+            rows = np.concatenate([next(half)[0][:, 0] for half in halves[:2]])
+        np.testing.assert_array_equal(rows, numbers[8:16])
+        tests = data.load(f"{file}:{name}", batch_size=4, split="test")
+        assert tests.dataset.samples == (12 if name == "split" else 300)
+        assert next(tests)[0][:, 0].tolist() == [0, 1, 2, 3]
+    flags = ["--model", "mlp", "--data", f"{file}:numbered", "--batch-size", "8", "--lr", "0.001", "--log-every", "1"]
+    assert train(*flags) == 0
+    assert "step 2 of 2: loss" in capsys.readouterr().err
+    assert main(["train", *flags, "--epochs", "1"]) == 2
+    assert "own.py:numbered: its batches have no end, so there is no epoch" in capsys.readouterr().err
+    assert train(*flags, "--standardize") == 2
+    assert "scale them in the function" in capsys.readouterr().err
+    for name, says in (("fails", "KeyError: 'no more' (own.py, line "), ("grows", "batch 130 has samples of shape")):
+        loader = data.load(f"{file}:{name}", batch_size=100)
+        refused(f"own.py:{name}", says, act=lambda read=loader: next(read))
+
+
 # ---- pictures
 
 
