@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -113,9 +112,7 @@ def text(plan: PipelinePlan) -> str:
         tried = ", ".join(f"{name} {time:g}" for name, time in choice["makespans"].items())
         text += f"\n\n{what} {choice['picked']}, the best by simulation; makespans: {tried}"
     if other := plan.notes.get("beside"):
-        text += (f"\n\nequals {' and '.join(other['equals']) or 'no published policy'}; the fastest of them is "
-                 f"{other['fastest']}, {other['makespan']:g}; this takes {abs(other['slower']):.1%} "
-                 f"{'less' if other['slower'] < 0 else 'more'}")
+        text += f"\n\n{other['said']}"
     if joint := plan.notes.get("joint"):
         than = "" if joint["interleaved"] is None else f"; interleaved 1F1B takes {joint['interleaved']:g}"
         text += (f"\n\n{joint['policy']} on stages of {_short(joint['layers'])} layers, {joint['placement']}: the "
@@ -137,7 +134,7 @@ def _short(values: Any) -> str:
 
 def table(arguments: Any) -> int:
     """Prints all policies that accept these numbers, and the one of the flags; the best of each column is marked."""
-    plans, left_out = _plans(arguments)
+    plans, left_out = every(arguments)
     found = [{"scheduler": name, "chunks": plan.placement.chunks, "stale": plan.stale,
               **pipelines.price(plan).as_json()} for name, plan in plans.items()]
     if not found:
@@ -146,7 +143,7 @@ def table(arguments: Any) -> int:
     return 0
 
 
-def _plans(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:
+def every(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:
     """The plans by all policies, and by the one of the flags; and why others cannot plan this."""
     found: dict[str, PipelinePlan] = {}
     left_out: dict[str, str] = {}
@@ -162,24 +159,6 @@ def _plans(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:
                 left_out[name] = str(error).splitlines()[0].removeprefix(f"{name}: ")
             done(i + 1)
     return found, left_out
-
-
-def beside(arguments: Any, plan: PipelinePlan) -> PipelinePlan:
-    """The plan; of an order of one's own on given times, with a note of the policies that have the same order, and of
-    the fastest."""
-    if arguments.model or plan.scheduler in schedulers.names("pipeline") or len(plan.schedule) > SHOWN:
-        return plan
-    told = copy(arguments)
-    told.scheduler_arg, told.given = [], arguments.given - {"--scheduler"}
-    others = _plans(told)[0]
-    times = {name: other.timeline.makespan for name, other in others.items() if not other.stale}
-    if plan.stale or not times:
-        return plan
-    best = min(times, key=lambda name: times[name])
-    rows = plan.schedule.to_csv()
-    return replace(plan, notes={**plan.notes, "beside": {
-        "equals": [name for name, other in others.items() if other.schedule.to_csv() == rows],
-        "fastest": best, "makespan": times[best], "slower": plan.timeline.makespan / times[best] - 1}})
 
 
 def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:

@@ -25,6 +25,7 @@ from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from . import show
+from .beside import beside
 from .flags import UsageError, job
 from .inputs import costs, recorded_step, scheduler_of
 
@@ -150,7 +151,7 @@ def simulate(arguments: Any) -> int:
         return pipeline.table(arguments)
     made = planned(arguments)
     if isinstance(made, PipelinePlan):
-        made = pipeline.beside(arguments, made)
+        made = beside(arguments, made)
     show.notes(made.remarks)
     found = _figures(arguments, made)
     if found is None:

@@ -8,6 +8,7 @@ from ...passes.backward import fused_in
 from ...passes.send_receive import add_communication, swap
 from ...plans.plan import PipelinePlan
 from ..saved import POLICY, cut_in
+from .bounds import bounds
 from .grid import grid
 from .models import balanced, cut, in_stages
 from .network import OF_ORDERS, options_of
@@ -20,6 +21,7 @@ from .stages import stage_graph
 from .synthetic import Pipeline
 
 __all__ = ["OF_ORDERS", "POLICY", "Pipeline", "PipelineError", "PipelinePlan", "Placement", "Policy", "Price",
-           "Problem", "Versions", "add_communication", "balanced", "chunks_in", "costs", "cut", "cut_in", "for_torch",
+           "Problem", "Versions", "add_communication", "balanced", "bounds",
+           "chunks_in", "costs", "cut", "cut_in", "for_torch",
            "from_torch", "fused_in", "grid", "in_stages", "options_of", "price", "prove", "read_file",
            "read_schedule", "stage_graph", "swap", "to_torch"]

@@ -240,7 +240,8 @@ def test_an_order_of_ones_own_is_priced_beside_the_published_ones(tmp_path, caps
         assert beside["equals"] == ["gpipe"]
         assert beside["slower"] == found["makespan"] / beside["makespan"] - 1 > 0
         assert main(["simulate", *TIMES, "--scheduler", own]) == 0
-        assert "equals gpipe; the fastest of them is joint, 24.75; this takes 33.3% more" in capsys.readouterr().out
+        assert ("equals gpipe; 22% above the bound, 27; `optimal` 27; the fastest published one is joint, 24.75; this "
+                "takes 33.3% more") in capsys.readouterr().out
         assert {name: found[name] for name in wanted} == wanted
         rows = record(capsys, "simulate", *TIMES, "--table", "--scheduler", own, "--json")["policies"]
         mine, theirs = (next(row for row in rows if row["scheduler"] == name) for name in (own, "gpipe"))
@@ -252,6 +253,24 @@ def test_an_order_of_ones_own_is_priced_beside_the_published_ones(tmp_path, caps
         error = refused(capsys, "simulate", *TIMES, "--scheduler", *f"own.py:{own}".split())
         assert said in error
         assert len(error.splitlines()) == 1
+
+
+def test_an_order_of_ones_own_says_how_it_differs(tmp_path, capsys, monkeypatch):
+    """From the nearest policy with the same tasks on the same ranks; and nothing of the kind if none has them."""
+    monkeypatch.chdir(tmp_path)
+    record(capsys, "plan", *TIMES, "--scheduler", "zb_h1", "--save", "own.csv", "--json")
+    lines = Path("own.csv").read_text().splitlines()
+    at = lines.index("0,main,0O1")
+    lines[at - 1], lines[at] = lines[at], lines[at - 1]
+    Path("own.csv").write_text("\n".join(lines) + "\n")
+    found = record(capsys, "simulate", *TIMES, "--scheduler", "own.csv", "--json")["beside"]
+    assert found["nearest"] == {"scheduler": "zb_h1", "tasks": 2, "rank": 0, "here": "0O1", "there": lines[at][7:]}
+    assert "differs from zb_h1 in the places of 2 tasks, first on rank 0: 0O1 instead of 0" in found["said"]
+    assert (found["equals"], found["bound"], found["optimal"]) == ([], 27.0, 27.0)
+    Path("own.csv").write_text("\n".join(["rank,lane,task", *(f"{rank},main,{rank}{kind}{i}" for rank in range(2)
+                                          for kind in "FOW" for i in range(3))]) + "\n")
+    few = ["--ranks", "2", "--micro-batches", "3", "--scheduler", "own.csv"]
+    assert record(capsys, "simulate", *few, "--json")["beside"]["equals"] == ["fast_forward_strict"]
 
 
 def test_each_kind_has_a_usual_policy(capsys):
