@@ -55,8 +55,8 @@ def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple
     """Calls `function(*arguments)`, which works in place on its arrays, and returns (its result, its arguments after
     the call, by the names of its parameters).
 
-    `function` may use nothing but loops, numbers and indexing. Below `LONG` steps it gets lists in place of arrays;
-    `prepared` arrays are passed on as they are.
+    `function` may use nothing but loops, numbers, indexing, and `heapq` on lists that it makes itself. Below `LONG`
+    steps it gets lists in place of arrays; `prepared` arrays are passed on as they are.
     """
     names = function.__code__.co_varnames[: len(arguments)]
     if is_long(steps):

@@ -8,6 +8,7 @@ they will be ready, and ready tasks, by priority.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from heapq import heappop, heappush
 
 import numpy as np
 
@@ -64,155 +65,58 @@ def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints
         extra = Rows(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
     else:
         missing += np.bincount(extra.ids, minlength=n)
-    count = np.bincount(rank, minlength=ranks)
-    base = np.concatenate([[0], np.cumsum(count)])[:-1].astype(np.int64)
+    base = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=ranks))]).astype(np.int64)
     eps = 1e-9 * float(duration.max(initial=0))
-    order = np.zeros(n, np.int64)
-    done, after = run_loop(_list, n, succs.ptr, succs.ids, extra.ptr, extra.ids, missing, rank.astype(np.int64),
-                           duration.astype(np.float64), priority.astype(np.int64), float(latency), eps, base,
-                           np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64),
-                           np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(ranks, np.int64), np.zeros(ranks),
-                           np.zeros(ranks, np.int64), np.zeros(ranks, np.int64), order)
+    done, after = run_loop(
+        _list, n, succs.ptr, succs.ids.astype(np.int64), extra.ptr, extra.ids.astype(np.int64), missing,
+        rank.astype(np.int64), duration.astype(np.float64), priority.astype(np.int64), float(latency), eps,
+        base[:-1].copy(), np.zeros(n), np.zeros(ranks), np.full(ranks, np.inf), np.zeros(n, np.int64))
     if done < n:
         raise PipelineError("the rule of admission blocks all remaining tasks")
-    ptr = np.append(base, n)
-    return Schedule(tuple(Lane(r) for r in range(ranks)), ptr, graph.keys[after.order])
+    return Schedule(tuple(Lane(r) for r in range(ranks)), base, graph.keys[after.order])
 
 
-def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, priority, latency, eps, base,  # type: ignore[no-untyped-def]
-          ready_at, coming, ready, coming_size, ready_size, free, placed, next_start, heap, where, order):
-    """Returns how many tasks were placed; `order[base[r] + i]` is the i-th task of rank r.
-
-    `coming` and `ready` hold one binary heap per rank, from `base[r]` on; `heap` is a heap of ranks by `next_start`,
-    and `where[r]` is the place of rank r in it (or -1).
-    """
-    n, ranks = len(missing), len(base)
-    inf = 1e300
+def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, priority, latency, eps, place,  # type: ignore[no-untyped-def]
+          ready_at, free, next_start, order):
+    """Returns how many tasks were placed; the next task of rank r goes to `order[place[r]]`. `starts` may have entries
+    that are no longer a rank's next start; they are passed over."""
+    ranks = len(place)
+    coming, ready, starts = [[(0.0, 0)][:0] for _ in range(ranks)], [[(0, 0)][:0] for _ in range(ranks)], [(0.0, 0)][:0]
+    for s in range(len(missing)):
+        if missing[s] == 0:
+            heappush(coming[rank[s]], (0.0, s))
+            next_start[rank[s]] = 0.0
     for r in range(ranks):
-        heap[r], where[r], next_start[r] = r, r, inf
-    finish = 0.0
+        heappush(starts, (next_start[r], r))
     done = 0
-    task = -1
-    while True:
-        # tasks freed by the last placed task (at first: all that wait for nothing)
-        begin = 0 if task < 0 else succ_ptr[task]
-        end = n if task < 0 else succ_ptr[task + 1] + (extra_ptr[task + 1] - extra_ptr[task])
-        for i in range(begin, end):
-            if task < 0:
-                s, at = i, 0.0
-                if missing[s] > 0:
-                    continue
-            else:
-                if i < succ_ptr[task + 1]:
-                    s = succ_ids[i]
-                    at = finish + (latency if rank[s] != rank[task] else 0.0)
-                else:
-                    s = extra_ids[extra_ptr[task] + i - succ_ptr[task + 1]]
-                    at = finish
-                if at > ready_at[s]:
-                    ready_at[s] = at
-                missing[s] -= 1
-                if missing[s] > 0:
-                    continue
-            r = rank[s]
-            # push on the heap of coming tasks
-            b, c = base[r], coming_size[r]
-            coming_size[r] = c + 1
-            while c > 0:
-                up = (c - 1) // 2
-                if ready_at[coming[b + up]] <= ready_at[s]:
-                    break
-                coming[b + c] = coming[b + up]
-                c = up
-            coming[b + c] = s
-            start = free[r] if ready_size[r] > 0 else max(free[r], ready_at[coming[b]])
-            if start < next_start[r]:
-                next_start[r] = start
-                c = where[r]
-                while c > 0:
-                    up = (c - 1) // 2
-                    if next_start[heap[up]] <= start:
-                        break
-                    heap[c] = heap[up]
-                    where[heap[c]] = c
-                    c = up
-                heap[c] = r
-                where[r] = c
-        # the rank that starts first
-        r = heap[0]
-        now = next_start[r]
-        if now >= inf:
-            return done
-        b = base[r]
-        # tasks that are ready by now move to the heap by priority
-        while coming_size[r] > 0 and ready_at[coming[b]] <= now + eps:
-            s = coming[b]
-            coming_size[r] -= 1
-            size = coming_size[r]
-            if size > 0:
-                last = coming[b + size]
-                c = 0
-                while True:
-                    child = 2 * c + 1
-                    if child >= size:
-                        break
-                    if child + 1 < size and ready_at[coming[b + child + 1]] < ready_at[coming[b + child]]:
-                        child += 1
-                    if ready_at[coming[b + child]] >= ready_at[last]:
-                        break
-                    coming[b + c] = coming[b + child]
-                    c = child
-                coming[b + c] = last
-            c = ready_size[r]
-            ready_size[r] = c + 1
-            while c > 0:
-                up = (c - 1) // 2
-                if priority[ready[b + up]] <= priority[s]:
-                    break
-                ready[b + c] = ready[b + up]
-                c = up
-            ready[b + c] = s
-        task = ready[b]
-        ready_size[r] -= 1
-        size = ready_size[r]
-        if size > 0:
-            last = ready[b + size]
-            c = 0
-            while True:
-                child = 2 * c + 1
-                if child >= size:
-                    break
-                if child + 1 < size and priority[ready[b + child + 1]] < priority[ready[b + child]]:
-                    child += 1
-                if priority[ready[b + child]] >= priority[last]:
-                    break
-                ready[b + c] = ready[b + child]
-                c = child
-            ready[b + c] = last
-        start = max(now, ready_at[task])
-        finish = start + duration[task]
-        free[r] = finish
-        order[b + placed[r]] = task
-        placed[r] += 1
+    while len(starts) > 0:
+        now, r = heappop(starts)
+        if now != next_start[r] or len(coming[r]) + len(ready[r]) == 0:
+            continue
+        while len(coming[r]) > 0 and coming[r][0][0] <= now + eps:
+            s = heappop(coming[r])[1]
+            heappush(ready[r], (priority[s], s))
+        task = heappop(ready[r])[1]
+        order[place[r]] = task
+        place[r] += 1
         done += 1
-        if ready_size[r] > 0:
+        free[r] = finish = max(now, ready_at[task]) + duration[task]
+        next_start[r] = np.inf
+        begin, middle = succ_ptr[task], succ_ptr[task + 1]
+        for i in range(begin, middle + extra_ptr[task + 1] - extra_ptr[task]):
+            s = succ_ids[i] if i < middle else extra_ids[extra_ptr[task] + i - middle]
+            far = i < middle and rank[s] != r
+            ready_at[s] = max(ready_at[s], finish + latency if far else finish)
+            missing[s] -= 1
+            if missing[s] == 0:
+                q = rank[s]
+                heappush(coming[q], (ready_at[s], s))
+                if q != r and len(ready[q]) == 0 and max(free[q], ready_at[s]) < next_start[q]:
+                    next_start[q] = max(free[q], ready_at[s])
+                    heappush(starts, (next_start[q], q))
+        if len(ready[r]) > 0:
             next_start[r] = finish
-        elif coming_size[r] > 0:
-            next_start[r] = max(finish, ready_at[coming[b]])
-        else:
-            next_start[r] = inf
-        # the rank sinks to its new place
-        c = 0
-        while True:
-            child = 2 * c + 1
-            if child >= ranks:
-                break
-            if child + 1 < ranks and next_start[heap[child + 1]] < next_start[heap[child]]:
-                child += 1
-            if next_start[heap[child]] >= next_start[r]:
-                break
-            heap[c] = heap[child]
-            where[heap[c]] = c
-            c = child
-        heap[c] = r
-        where[r] = c
+        elif len(coming[r]) > 0:
+            next_start[r] = max(finish, coming[r][0][0])
+        heappush(starts, (next_start[r], r))
+    return done
