@@ -24,6 +24,7 @@ from ladder_table import brief, said
 from launches import CHAINS
 from learning import rows as learning
 from single_device import TORCH
+from spectrum import said as spectrum_said
 from stale import accuracies
 
 RUN_AS = {"one device": "one device", "data": "two data-parallel ranks", "pipeline": "a pipeline on two ranks",
@@ -182,6 +183,12 @@ def stale(record: dict[str, Any]) -> Iterator[Row]:
                "-")
 
 
+def spectrum(record: dict[str, Any]) -> Iterator[Row]:
+    for arms in record["methods"].values():
+        for name, arm in arms.items():
+            yield f"digits, {name}: accuracy", spectrum_said(arm), arm["expected"]
+
+
 def launches(record: dict[str, Any]) -> Iterator[Row]:
     """The time of a call for its caller; for a call that is handed to another thread, until it is done."""
     for row in record["rows"]:
@@ -293,6 +300,11 @@ command. The text is Python's manual, whose bytes differ between Python versions
     Section("Stale pipelines", """\
 Accuracy on the embedded digits beside one process that updates as often, on the newest weights; how many updates late
 the weights are, and how far the versions of two micro-batches in flight can drift apart.""", {"stale": stale}),
+    Section("Approximate backward passes", """\
+Accuracy on the embedded digits, the mean of three seeds and their range. The target is the accuracy of a NumPy model of
+the published rule, one or two seeds; the papers' own figures, on larger networks, are in [claims](claims.md).
+*dither S*: gradients of pre-activations rounded to multiples of S standard deviations; shares are means over the run's
+epochs. ReLU makes most of the zeros before.""", {"spectrum": spectrum}),
     Section("Large plans", "", {"planning": planning}),
     Section("What a launch costs", """\
 The time of a call for its caller; for a call that is handed to another thread, until it is done.""",

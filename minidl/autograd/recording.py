@@ -26,7 +26,8 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     eager call would add to it.
     """
     tape = Recorder(tapes.current().device)
-    tape.autocast, tape.random = tapes.current().autocast, tapes.current().random
+    before = tapes.current()
+    tape.autocast, tape.random, tape.dither = before.autocast, before.random, before.dither
     inputs = [_input(i, value) for i, value in enumerate(example)]
     for t in inputs:
         tape.number(t.storage)

@@ -201,6 +201,7 @@ class Tape:
         self._round: _Round | None = None
         self.gradients = True
         self.autocast: str | None = None  #: the 16-bit type in which products are computed, see `op.autocast`
+        self.dither: Any = None  #: rounds the gradients that O and W read, see `ops.dither`
         self.rounded: dict[Tensor, Tensor] = {}  #: parameter -> its copy rounded to that type
         self.random: Any = None  #: a `random.State` of its own; None: the thread's
 

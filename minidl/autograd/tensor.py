@@ -375,6 +375,7 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
                 use[i] = count[here], tape.place.group
         if dy is None:
             continue
+        dy = tape.dither(node, dy) if tape.dither else dy
         wanted = [i for i, t in enumerate(node.inputs) if t.requires_grad]
         tasks = [(Kind.W, [i for i in wanted if node.inputs[i].weight]),
                  (Kind.O, [i for i in wanted if not node.inputs[i].weight])]

@@ -29,7 +29,7 @@ from .flags import UsageError
 from .machine import versions
 
 #: flags with which a run began, and which one that goes on must be given again: they change its bits
-REPEATED = ("momentum", "weight_decay", "clip", "lr_schedule", "warmup")
+REPEATED = ("momentum", "weight_decay", "clip", "dither", "lr_schedule", "warmup")
 #: settings that say in which order a step adds up its gradients
 SUMS = {"groups": "sums over parts of the micro-batches", "slices": "slices of each sequence"}
 HERE = ("root", "device", "workers", "scaling_from")  #: settings of one machine, which a checkpoint does not have
@@ -227,6 +227,7 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)),
             "activation_peak_bytes": max(p.memory.activation_bytes for p in trainer.program.parts),
             "params_sha256": trainer.params_sha256(),
+            "dither": trainer.recorded.zeros() if task.dither else None,
             "remarks": [*trainer.plan.remarks], "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json(),
             "versions": versions()}
 
@@ -251,6 +252,9 @@ def summary(record: dict[str, Any]) -> str:
             f"  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}{judged}\n"
             f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted "
             f"{record['predicted_step_ms']:.3f} ms\n"
+            + (f"  dither {d['s']:g}: {d['zeros_before']:.1%} -> {d['zeros']:.1%} of the gradients of pre-activations "
+               f"are 0, which saves {d['skipped_before']:.1%} -> {d['skipped']:.1%} of the multiply-adds\n"
+               if (d := record["dither"]) else "") +
             f"  peak memory {record['peak_bytes']:,} bytes\n"
             f"  parameters sha256 {record['params_sha256'][:16]}\n{diagnosed(record['diagnosis'])}")
 

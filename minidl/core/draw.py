@@ -29,6 +29,7 @@ PALETTE = {
     "B": ("#d55e00", "backward"),
     "U": ("#cc79a7", "update"),
     "R": ("#b3a2e6", "recompute"),
+    "Q": ("#e8a0c8", "quantise"),
     "communication": ("#f0e442", "communication"),
     "transfer": ("#c29b72", "transfer"),
     "wait": ("#9aa1a9", "wait"),

@@ -27,13 +27,14 @@ class Kind(IntEnum):
     B = 3  #: fused backward, O and W in one task
     U = 4  #: update
     R = 5  #: recompute, a forward again
-    A = 6  #: all-reduce
-    AS = 7  #: reduce-scatter
-    AG = 8  #: all-gather
-    SF = 9  #: send activation
-    RF = 10  #: receive activation
-    SO = 11  #: send gradient
-    RO = 12  #: receive gradient
+    Q = 6  #: quantise, a gradient rounded for its readers
+    A = 7  #: all-reduce
+    AS = 8  #: reduce-scatter
+    AG = 9  #: all-gather
+    SF = 10  #: send activation
+    RF = 11  #: receive activation
+    SO = 12  #: send gradient
+    RO = 13  #: receive gradient
 
 
 COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group take part
@@ -51,7 +52,7 @@ _LATE = _INDEX + _INDEX_BITS
 _ITERATION = _LATE + _LATE_BITS
 _BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "destination": _INDEX_BITS,
          "late": _LATE_BITS, "iteration": _ITERATION_BITS}
-NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
+NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURQA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
 _KIND_NAMES = [kind.name for kind in Kind]
 
 

@@ -76,6 +76,7 @@ def coarsened(graph: TaskGraph, stage: Ints) -> tuple[TaskGraph, Ints]:
     """As `coarsen`, for a stage of each task."""
     kind = graph.kind.astype(np.int64)
     kind[kind == Kind.R] = Kind.O
+    kind[kind == Kind.Q] = Kind.W  # or O, if that needs it
     backward = (kind == Kind.O) | (kind == Kind.W)
     for t in np.flatnonzero(kind == Kind.O)[::-1].tolist():  # what an output gradient needs in its own stage
         needed = [t]

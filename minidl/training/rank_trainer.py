@@ -53,7 +53,8 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the number of micro-batches of an update": job.update_every,
             "the optimizer": job.optimizer, "the learning rate": job.lr,
             "the momentum": job.momentum, "the weight decay": job.weight_decay, "the norm to clip at": job.clip,
-            "the scheduler": job.scheduler, "the scheduler's arguments": dict(job.scheduler_args),
+            "the dither": job.dither, "the scheduler": job.scheduler,
+            "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
             "determinism": job.deterministic, "the fusion": job.fusion, "the recomputing": job.recompute,
             "the parameters' hash": initial_sha256(recorded.model)}

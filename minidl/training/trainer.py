@@ -20,7 +20,7 @@ from ..autograd import random
 from ..autograd.op import autocast
 from ..autograd.recording import record
 from ..autograd.tape import Tape, micro_batch, no_grad, settle, unsettled, use
-from ..autograd.tensor import Parameter, Tensor
+from ..autograd.tensor import Parameter, Tensor, array
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Schedule
@@ -28,6 +28,7 @@ from ..devices import device as devices
 from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
 from ..nn.module import state_array
+from ..ops.dither import dither
 from ..plans.plan import Plan
 from ..plans.program import Program
 from ..pricing.corun import CoRun
@@ -87,6 +88,7 @@ class Job:
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     streams: int | None = None
     memory_limit: int | None = None
+    dither: float = 0.0  #: the step of rounded gradients in standard deviations, see `minidl.ops.dither`
     recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.kept`
     fusion: tuple[str, ...] | None = None
     init: str | None = None  #: a file of weights to start from, see `minidl.training.weights`
@@ -157,7 +159,7 @@ class Recorded:
         if self.share % job.micro_batches:
             raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "
                              f"{job.micro_batches} micro-batches")
-        with use(self.tape), job.autocast:
+        with use(self.tape), job.autocast, dither(job.dither):
             graph = record(self._step, *self._split(*self._example()), name=job.model)
         self.graph = self._fused(graph, ranks)
 
@@ -351,6 +353,19 @@ class Recorded:
         if every == n:
             self.optimizer.step()
         return total
+
+    def zeros(self) -> dict[str, Any]:
+        """The zeros that `dither` makes of the gradients of the first batch, see `Dither.as_json`, in a copy of the
+        network, so that nothing changes."""
+        place = self.train_data.state()
+        x, y, *_ = self._split(*self._example())
+        self.train_data.restore(place)
+        tape = Tape(self.device)
+        tape.random = random.State(self.job.seed)
+        with use(tape), dither(self.job.dither) as found:
+            past = () if self.job.slices == 1 else (nn.Past(self.model.input_shape[0]),)
+            self.objective.loss(deepcopy(self.model).train()(array(x), *past), array(y)).backward()
+        return found.as_json()
 
     def _check(self, output: Any, samples: int) -> None:
         """Raises ValueError if a network of classes or numbers does not give as many as it says."""

@@ -89,6 +89,8 @@ def examples(n=3, m=4):
             yield Example("draw", (step,), (np.zeros(shape, dtype),), {
                 "shape": shape, "dtype": dtype, "normal": law == "normal", **whole, "seed": 5 + (9 << 32), "draw": 2,
                 "sample": 11})
+    for shape in (s, (n,), (n, 2, 3)):
+        yield Example("dither", (shape, np.random.default_rng(5).random(shape)), (shape,), {"s": 1.5})
     yield Example("tick", (step,), (np.zeros(1, np.uint64),), {"draws": 3})
     for decay in (0.0, 0.1):
         yield Example("sgd", (s, s, (1,)), (s,), {"momentum": 0.0, "weight_decay": decay, "nesterov": False})

@@ -38,6 +38,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "tied weights": {"tied": True},
     "batch norm": {"norm": True},
     "dropout": {"drop": True},
+    "dithered gradients": {"dither": 2.0},
     "recompute": {"recompute": (0,)},  # of all layers but this, up to what stages send
     "weight versions (pipedream)": {"scheduler": "pipedream", "every": 1},
     "averaged weights (layerpipe2)": {"scheduler": "layerpipe2", "every": 1, "options": {"history": "average"}},
@@ -93,7 +94,8 @@ class Run:
         half = {"group": 2 * i // MICRO_BATCHES} if self.settings.get("groups") else {}
         with ml.micro_batch(i, (self.replica * MICRO_BATCHES + i) * SHARE, **half):
             loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
-            (loss * (1 / self.settings.get("every", MICRO_BATCHES))).backward(self.scaler and self.scaler.scale)
+            with ml.dither(self.settings.get("dither", 0)):
+                (loss * (1 / self.settings.get("every", MICRO_BATCHES))).backward(self.scaler and self.scaler.scale)
             if self.settings.get("every"):
                 self.optimizer.step()
 

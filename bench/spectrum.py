@@ -1,0 +1,89 @@
+"""Accuracy of exact, approximate and stale backward passes on the embedded digits, beside the published rule's figures.
+
+    python bench/spectrum.py [METHOD ..] [--seeds 3] [--out FILE.json]
+
+Every arm is a training run of three seeds. `expected` are accuracies of a NumPy model of the published rule, one or two
+seeds, so within a point. Bits do not depend on time, so a busy machine gives the same accuracies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+
+from common import RESULTS, machine, save
+
+from minidl.cli import show
+from minidl.pricing.cost import CostModel
+from minidl.training.trainer import Job, Recorded, Trainer
+
+#: method -> name of an arm -> (settings of the job, epochs, expected accuracy as text)
+ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
+    "dither": {f"dither {s}": ({"momentum": 0.9, "dither": float(s)}, 15, expected) for s, expected in (
+        (0, "99.3 %"), (1, "98.9 %"), (2, "98.6 %"), (4, "98.6 %"), (8, "96.1 to 98.9 %"))},
+}
+
+
+def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
+    """The accuracy of one run, and the means over its epochs of the zeros that dithering makes."""
+    recorded = Recorded(Job(lr=0.1, seed=seed, **told))
+    trainer, zeros = Trainer(recorded, CostModel.analytic()), []
+    for _ in range(epochs):
+        for _ in range(recorded.train_data.steps(1)):
+            trainer.step()
+        trainer.settle()
+        if recorded.job.dither:
+            zeros.append({name: value for name, value in recorded.zeros().items() if isinstance(value, float)})
+    return {"accuracy": trainer.evaluate()["accuracy"],
+            **({name: round(float(np.mean([z[name] for z in zeros])), 4) for name in zeros[0]} if zeros else {})}
+
+
+def said(arm: dict[str, Any]) -> str:
+    """The accuracies of an arm's seeds, and what else was measured, as a text."""
+    runs = arm["runs"]
+    values = [100 * r["accuracy"] for r in runs]
+    found = f"{np.mean(values):.1f} % ({min(values):.1f} to {max(values):.1f})"
+    if "zeros" in runs[0]:
+        def mean(name: str) -> str:
+            return f"{100 * float(np.mean([r[name] for r in runs])):.0f} %"
+
+        found += (f"; zeros {mean('zeros_before')} before, {mean('zeros')} after; multiply-adds saved "
+                  f"{mean('skipped_before')} before, {mean('skipped')} after")
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("methods", nargs="*", default=list(ARMS), metavar="METHOD", help=f"of {', '.join(ARMS)}")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of each arm (default 3)")
+    parser.add_argument("--out", metavar="FILE.json", help="file for the record")
+    arguments = parser.parse_args()
+    file = Path(arguments.out or RESULTS / "spectrum.json")
+    before = json.loads(file.read_text())["methods"] if file.is_file() else {}
+    about, found = machine(), dict[str, Any]()
+    count = sum(len(ARMS[method]) for method in arguments.methods) * arguments.seeds
+    with show.progress("training", count) as done:
+        for method in arguments.methods:
+            found[method] = {}
+            for name, (told, epochs, expected) in ARMS[method].items():
+                runs = []
+                for seed in range(arguments.seeds):
+                    runs.append(trained(seed, told, epochs))
+                    done(sum(len(arm["runs"]) for m in found.values() for arm in m.values()) + len(runs))
+                found[method][name] = {"expected": expected, "epochs": epochs, "runs": runs}
+    for arms in found.values():
+        print(show.table(("arm", "accuracy on test digits, mean (of seeds)", "expected"),
+                         [(name, said(arm), arm["expected"]) for name, arm in arms.items()]))
+    save("spectrum", {"machine": about, "methods": {m: found.get(m, before.get(m)) for m in ARMS
+                                                     if m in found or m in before}}, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
