@@ -38,6 +38,7 @@ from ..passes.boundary import Loop, cross_boundary
 from ..passes.draft import Sums
 from ..passes.rewrite import gradients
 from ..passes.synchronise import reverse_buckets
+from ..plans.memory import MemoryLimitError
 from ..plans.plan import Plan
 from ..plans.program import lower
 from ..pricing.cost import CostModel
@@ -129,13 +130,19 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
 
     `k`: None searches the k of the shortest period (without contention) among those that fit the machine's memory.
     `released`: as in the authors' code, only the updates of the first k layers cross the iteration boundary; all others
-    are made before the next forward pass. Raises ValueError for more layers than can wait, or if no k fits.
+    are made before the next forward pass. Raises ValueError for more layers than can wait, and
+    MemoryLimitError if no k fits.
     """
     iterations = Iterations(late_updates(graph).body[0], cost, Rules("first k" if released else "all", first="need"))
     layers, limit = len(iterations.delayable), machine.memory_limit
     if k is None:
-        fits = None if limit is None else lambda n: lower(graph, iterations.schedule(n)).peak_bytes <= limit
-        k = search(lambda n: iterations.run(n)[0], layers, fits)
+        def peak(n: int) -> int:
+            return lower(graph, iterations.schedule(n)).peak_bytes
+
+        try:
+            k = search(lambda n: iterations.run(n)[0], layers, None if limit is None else lambda n: peak(n) <= limit)
+        except MemoryLimitError as error:
+            raise MemoryLimitError(str(error), peak(0)) from None
     elif not 0 <= k <= layers:
         raise ValueError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may "
                          f"wait")
@@ -174,7 +181,7 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
     """The k in 0..largest with the shortest period; of equal ones, the smallest.
 
     Throughput is roughly concave in k, so 48 values over the whole range are tried, then ever finer ones around the
-    best. Up to 48 layers, every k is tried. Raises ValueError if no k `fits`. Reconstructed.
+    best. Up to 48 layers, every k is tried. Raises MemoryLimitError if no k `fits`. Reconstructed.
     """
     known: dict[int, float] = {}
 
@@ -191,7 +198,7 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
             break
         low, high = max(0, best - step), min(largest, best + step)
     if not np.isfinite(known[best]):
-        raise ValueError("no k fits the memory limit, not even k = 0")
+        raise MemoryLimitError("no k fits the memory limit, not even k = 0")
     return min(n for n, t in known.items() if t <= known[best] + 1e-9 * abs(known[best]))
 
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from ..core.graph import Floats, Ints, Role, TaskGraph
 from ..core.machine import PlanError
+from ..core.placement import Refused
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, unpack
 from ..passes.recompute import runs_again
@@ -143,8 +144,9 @@ def dropped(graph: TaskGraph, cost: CostModel, recompute: str | Collection[int])
 
 def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collection[int],
             make: Callable[[Collection[int], int | None], Plan]) -> Plan:
-    """The plan with the activations that `recompute` says; "auto": the fastest within the limit, or a MemoryLimitError
-    with the least that can be had. `make`: from the units that are computed again and a limit to a plan."""
+    """The plan with the activations that `recompute` says; "auto": the fastest within the limit, where all activations
+    are kept if they fit, or a MemoryLimitError with the least that can be had. `make`: from the units that are computed
+    again and a limit to a plan."""
     if recompute == "none":
         return make((), limit)
     if not isinstance(graph, TaskGraph):
@@ -153,30 +155,38 @@ def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collectio
         return make(dropped(graph, cost, recompute), limit)
     if limit is None:
         raise PlanError("recompute auto finds the fastest plan within a memory limit; give one, or all or sqrt")
+    whole = make((), None)
+    if (peak := max(whole.peak_bytes)) <= limit:
+        return whole.with_known(limit=limit)
+    least = list[int]()  #: of the plans that are above the limit
 
     def within(units: Collection[int]) -> Plan | None:
         try:
             return make(units, limit)
-        except MemoryLimitError:
-            return None
+        except MemoryLimitError as error:
+            least.append(error.least or max(make(units, None).peak_bytes))
+        except Refused:
+            pass
+        return None
 
-    if (plain := within(())) is not None:
-        return plain
     of = chain(graph, cost)
     most = int(of.whole.sum() + of.backward.max())
-    least = bisect_left(range(most), True, key=lambda n: optimal(of, n) is not None)
-    limits = range(least, most + 1, max(1, (most - least) // 256))
+    low = bisect_left(range(most), True, key=lambda n: optimal(of, n) is not None)
+    limits = range(low, most + 1, max(1, (most - low) // 256))
     above = bisect_left(limits, True, key=lambda n: within(of.dropped(optimal(of, n) or [])) is None)
     choices = optimal(of, limits[max(above - 1, 0)]), spaced(of, round(len(of.whole) ** 0.5)), spaced(of, len(of.whole))
-    tried = sorted({of.dropped(choice) for choice in choices if choice})
+    tried = sorted({(), *(of.dropped(choice) for choice in choices if choice)})
     fit = [(plan, one) for one in tried if (plan := within(one)) is not None]
     if not fit:
-        smallest = min(max(make(one, None).peak_bytes) for one in tried)
-        raise MemoryLimitError(f"no choice of activations to compute again fits {limit:,} bytes; the least that can be "
-                               f"had is {smallest:,}")
+        raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: with all activations kept it needs "
+                               f"{peak:,}, and the least that can be had is {min(least):,}")
     best, units = min(fit, key=lambda found: found[0].step)
-    return best.with_known(remarks=(*best.remarks, f"to fit {limit:,} bytes, activations of {len(units)} of "
-                                                   f"{sum(map(len, of.units))} layers are computed again"))
+    if not units:
+        return best
+    return best.with_known(remarks=(
+        *best.remarks, f"to fit {limit:,} bytes, activations of {len(units)} of {sum(map(len, of.units))} layers are "
+        f"computed again: {max(best.peak_bytes):,} bytes in place of {peak:,}, and {best.step / whole.step - 1:.1%} "
+        f"more time a step predicted"))
 
 
 def dropped_by(schedule: Schedule) -> tuple[int, ...]:

@@ -126,7 +126,7 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
     if chosen is None or fastest is None:
         least = _smallest(trials)
         raise MemoryLimitError(f"no plan fits {memory_limit:,} bytes; the smallest limit that can work is "
-                               f"{least.peak_bytes:,} ({least.name})")
+                               f"{least.peak_bytes:,} ({least.name})", least.peak_bytes)
     if chosen is not fastest:
         notes.append(f"overlap is given back to fit {memory_limit:,} bytes: the plan is {chosen.name}")
     one, why = _one_stream(trials, chosen)

@@ -324,11 +324,13 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..", terms=RULES,
                           help="merge launches by these rules: %(terms)s (default: all on cuda, none on cpu)"),
         "--memory-limit": _flag(NETWORK, type=size, metavar="SIZE",
-                                help="the most memory that a plan may need, per rank, such as 2GiB"),
+                                help="the most memory that a plan may need, per rank, such as 2GiB; the fastest plan "
+                                     "below it is chosen, also one that computes activations again"),
         "--recompute": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
-                             default="none", metavar="none|all|sqrt|auto|I,J,..",
+                             metavar="none|all|sqrt|auto|I,J,..",
                              help="compute activations again instead of keeping all (none); keep those between all "
-                                  "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .."),
+                                  "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .. "
+                                  "(default: auto with --memory-limit, else none)"),
     },
     "schedule": {
         "--parallel": _flag("schedulers:* train:src compare:src plan:srlcp check:srcp explain:srlcp simulate:srlcp",
@@ -604,6 +606,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
             every = (policy.update_every(arguments.micro_batches, options.get("mini_batches", 1)) if policy.stale
                      else every)
             groups, slices = policy.groups, arguments.slices or options.get("slices", policy.slices)
+    chosen = "auto" if arguments.memory_limit and arguments.command != "check" else "none"
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
                tokenizer=arguments.tokenizer, standardize=arguments.standardize,
                scaling_from=str(file_of(arguments.checkpoint)) if arguments.resume else None,
@@ -615,5 +618,5 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                seed=arguments.seed, init=arguments.init, scheduler=under or arguments.scheduler,
                parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
-               memory_limit=arguments.memory_limit, recompute=arguments.recompute, fusion=arguments.fusion,
+               memory_limit=arguments.memory_limit, recompute=arguments.recompute or chosen, fusion=arguments.fusion,
                lanes=arguments.lanes or "")

@@ -23,7 +23,12 @@ NEVER = np.iinfo(np.int64).max
 
 
 class MemoryLimitError(ValueError):
-    """The plan needs more memory than the limit. The message says both."""
+    """The plan needs more memory than the limit. The message says both. `least`: the smallest limit that the policy can
+    meet, if it knows this."""
+
+    def __init__(self, message: str, least: int | None = None) -> None:
+        super().__init__(message)
+        self.least = least
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@ would have no effect."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -190,3 +191,30 @@ def test_flags_of_a_scheduler_go_with_one_when_a_run_is_resumed(capsys: Any, tmp
     assert code == 2
     assert flags[0] in one_line(err)
     assert run(capsys, *resume, "--scheduler", "multi_region")[0] == 0
+
+
+DEEP = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=4", "--batch-size", "8", "--costs",
+        "analytic"]
+
+
+@pytest.mark.parametrize("subject", [
+    ["--scheduler", "in_order"], ["--parallel", "data", "--ranks", "2", "--scheduler", "barrier"],
+    ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "gpipe"]], ids=lambda s: s[1])
+def test_a_limit_alone_picks_the_fastest_plan_below_it_and_says_why(capsys: Any, subject: list[str]) -> None:
+    plan = ["plan", *DEEP, *subject]
+    whole, least = (run_json(capsys, *plan, "--recompute", how)[1]["peak_bytes"] for how in ("none", "all"))
+    limit = str((whole + 2 * least) // 3)
+    code, out, err = run(capsys, *plan, "--memory-limit", limit, "--json")
+    record = json.loads(out)
+    assert code == 0
+    assert record["peak_bytes"] <= int(limit)
+    assert f"to fit {int(limit):,} bytes, activations of " in err
+    assert f" bytes in place of {whole:,}, and " in err
+    assert record == run_json(capsys, *plan, "--memory-limit", limit, "--recompute", "auto")[1]
+    assert "computed again" not in run(capsys, *plan, "--memory-limit", str(whole))[2]
+    code, out, err = run(capsys, *plan, "--memory-limit", "9K")
+    assert (code, out) == (2, "")
+    assert f"the limit of 9,000 bytes: with all activations kept it needs {whole:,}, and the least" in one_line(err)
+    code, out, err = run(capsys, *plan, "--memory-limit", limit, "--recompute", "none")
+    assert (code, out) == (2, "")
+    assert f"more than the limit of {int(limit):,}" in one_line(err)

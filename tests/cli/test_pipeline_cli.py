@@ -200,7 +200,8 @@ def test_the_memory_limit_is_that_of_a_rank(capsys, tmp_path):
     peak = record["peak_bytes"]
     for verb in (["plan", "--scheduler", "gpipe"], ["check", str(path)]):
         assert run(capsys, *verb, *shape, "--memory-limit", str(peak))[0] == 0
-    code, _, err = run(capsys, "plan", "--scheduler", "gpipe", *shape, "--memory-limit", str(peak - 1))
+    code, _, err = run(capsys, "plan", "--scheduler", "gpipe", *shape, "--memory-limit", str(peak - 1), "--recompute",
+                       "none")
     assert code == 2
     assert f"needs {peak:,} bytes (" in one_line(err)
     assert f"more than the limit of {peak - 1:,}" in err
