@@ -129,17 +129,20 @@ def optimal(of: Chain, limit: int) -> list[int] | None:
 
 def dropped(graph: TaskGraph, cost: CostModel, recompute: str | Collection[int]) -> tuple[int, ...]:
     """The units whose activations are not kept. `recompute`: all, sqrt, or the units that are kept, as numbers or
-    as text with commas. Raises PlanError for a layer that does not exist."""
+    as text with commas, such as 3,5-8. Raises PlanError for a layer that does not exist."""
     if recompute in ("all", "sqrt"):
         of = chain(graph, cost)
         return of.dropped(spaced(of, round(len(of.whole) ** 0.5) if recompute == "sqrt" else len(of.whole)))
     layers = {*graph.unit[graph.kind == Kind.F].tolist()}
-    words = recompute.split(",") if isinstance(recompute, str) else [*map(str, recompute)]
-    for word in words:
-        if not word.strip().isdecimal() or int(word) not in layers:
-            raise PlanError(f"recompute: there is no layer {word.strip()[:40]!r} to keep; give "
-                            f"none, all, sqrt, auto, or layers with commas, from {min(layers)} to {max(layers)}")
-    return tuple(sorted(layers - {int(word) for word in words}))
+    kept = set[int]()
+    for word in recompute.split(",") if isinstance(recompute, str) else map(str, recompute):
+        ends = [int(end) if end.isdecimal() and len(end) < 10 else -1 for end in word.strip().split("-", 1)]
+        own = layers & {*range(ends[0], ends[-1] + 1)} if {*ends} <= layers else None
+        if not own:
+            raise PlanError(f"recompute: there is no layer {word.strip()[:40]!r} to keep; give none, all, sqrt, auto, "
+                            f"or layers with commas, such as 3,5-8, from {min(layers)} to {max(layers)}")
+        kept |= own
+    return tuple(sorted(layers - kept))
 
 
 def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collection[int],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,13 +13,16 @@ from ..core.timeline import Timeline
 from ..passes.rewrite import unroll
 from ..plans.plan import Plan
 from ..pricing.collectives import Collective
-from ..pricing.cost import Link
+from ..pricing.cost import CostModel, Link
 from ..pricing.simulation import simulate
 from ..schedulers.data_parallel import hidden
 from ..schedulers.layer_times import layers
 from . import show
 from .flags import UsageError, job
 from .inputs import costs, recorded_step, scheduler_of
+
+if TYPE_CHECKING:
+    from ..training.trainer import Recorded
 
 SHOWN = 4  #: how many iterations are drawn
 
@@ -58,7 +61,8 @@ def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
                            **options)
 
 
-def _of_network(arguments: Any) -> Plan:
+def network(arguments: Any) -> tuple[Recorded, CostModel, dict[str, Any]]:
+    """The recorded step of a rank, its costs, and what `Recorded.plan` takes beside them."""
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P")
     recorded = recorded_step(job(arguments), 0, arguments.ranks)
@@ -66,7 +70,12 @@ def _of_network(arguments: Any) -> Plan:
     collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
     machine = Machine(arguments.ranks, arguments.memory_limit,
                       collective=lambda sizes: collective.time(sum(sizes.values())))
-    return recorded.plan(costs(arguments, recorded), machine, **given(arguments))
+    return recorded, costs(arguments, recorded), {"machine": machine, **given(arguments)}
+
+
+def _of_network(arguments: Any) -> Plan:
+    recorded, cost, options = network(arguments)
+    return recorded.plan(cost, **options)
 
 
 def figures(plan: Plan) -> dict[str, Any]:

@@ -242,6 +242,7 @@ CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
 SAVING = ("--checkpoint DIR", lambda a: a.checkpoint)
 RUNNING = ("runs; --dry-run runs nothing", lambda a: not a.dry_run)
 ONE_PLAN = ("one plan; --table and --curve show many", lambda a: not (a.table or a.curve))
+NO_TABLE = ("plans; --table shows figures", lambda a: not a.table)
 NEW_SCHEDULE = ("a new schedule; --resume keeps the checkpoint's, so give --scheduler too",
                 lambda a: not a.resume or "--scheduler" in a.given)
 PRICED_LINK = ("a link that takes time, by --latency or --bandwidth", lambda a: a.latency or a.bandwidth)
@@ -367,8 +368,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               "--costs for multi_region, else none)"),
         "--save-costs": _flag(PRICED + " profile:*", type=path, metavar="FILE.json",
                               help="write costs and pairs to a file for --costs"),
-        "--curve": _flag("plan:s", _told("curve"), action="store_true",
-                         help="print the predicted step time for every memory limit"),
+        "--curve": _flag("plan:src", action="store_true",
+                         help="print the plans that no other one beats in both predicted step and planned peak, over "
+                              "kept activations and policies (of one device all, or --scheduler)"),
     },
     "run": {
         "--steps": _flag(RUN, type=whole(1), metavar="N", help="train for N steps"),
@@ -481,10 +483,10 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--format": _flag("plan:cp", ("--save FILE", lambda a: a.save), choices=["minidl", "torch"], default="minidl",
                           help="the notation of --save's file: minidl's, or the grid that torch's pipeline runtime "
                                "loads (default: minidl)"),
-        "--svg": _flag("plan:srlcp simulate:srlcp", ONE_PLAN, type=path,
-                       metavar="FILE.svg", help="draw the predicted timeline"),
+        "--svg": _flag("plan:srlcp simulate:srlcp", NO_TABLE, type=path,
+                       metavar="FILE.svg", help="draw the predicted timeline, or the curve of --curve"),
         "--html": _flag("train:src compare:src plan:srlcp explain:srlcp simulate:srlcp",
-                        ONE_PLAN, RUNNING, type=path,
+                        NO_TABLE, RUNNING, type=path,
                         metavar="FILE.html", help="write one page that needs no other file: the timeline, predicted "
                                                   "over measured, every task explained, memory, waits, all figures; "
                                                   "a run is traced for it, which adds some microseconds a task"),

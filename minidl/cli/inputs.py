@@ -30,8 +30,10 @@ def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Schedule
 
 def named(arguments: Any) -> list[str]:
     """The names of the schedulers of a command."""
-    return ([name.strip() for name in arguments.schedulers.split(",")] if arguments.command == "compare"
-            else [arguments.scheduler])
+    if arguments.command == "compare":
+        return [name.strip() for name in arguments.schedulers.split(",")]
+    every = getattr(arguments, "curve", False) and arguments.subject == "s" and "--scheduler" not in arguments.given
+    return [*schedulers.names("none")] if every else [arguments.scheduler]
 
 
 def recorded_step(job: Job, part: int = 0, parts: int = 1) -> Recorded:

@@ -30,6 +30,29 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
             ) -> PipelinePlan:
     """The proved plan for the flags. `name`: another policy; `cost`: replaces the network's; `capped`: whether cap and
     limit hold. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
+    if arguments.model:
+        recorded, cost, options = network(arguments, name, cost, capped)
+        made = recorded.plan(cost, **options)
+    else:
+        times, cost = _given(arguments)
+        chosen, machine, options = _asked(arguments, name, capped)
+        made = schedulers.plan(times, chosen, cost, machine, **options)
+    assert isinstance(made, PipelinePlan)
+    return made
+
+
+def network(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True
+            ) -> tuple[Recorded, CostModel, dict[str, Any]]:
+    """The recorded step of a rank, its costs, and what `Recorded.plan` takes beside them."""
+    chosen, machine, options = _asked(arguments, name, capped)
+    recorded = _recorded(arguments, chosen.name)
+    cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
+    cut = _cut(arguments, recorded, chosen.function)
+    return recorded, cost, {"machine": machine, "stage_of_unit": cut, **options}
+
+
+def _asked(arguments: Any, name: str | None, capped: bool) -> tuple[schedulers.Scheduler, Machine, dict[str, Any]]:
+    """The policy, its machine and its options by the flags."""
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P")
     chosen = scheduler_of(arguments, name)
@@ -38,16 +61,7 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
     cap = arguments.activation_cap if capped else None
     machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap, _collective(arguments),
                       arguments.replicas)
-    options = chosen.known(chunks=arguments.chunks) | options
-    if arguments.model:
-        recorded = _recorded(arguments, chosen.name)
-        cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
-        made = recorded.plan(cost, machine, **{"stage_of_unit": _cut(arguments, recorded, chosen.function), **options})
-    else:
-        times, cost = _given(arguments)
-        made = schedulers.plan(times, chosen, cost, machine, **options)
-    assert isinstance(made, PipelinePlan)
-    return made
+    return chosen, machine, chosen.known(chunks=arguments.chunks) | options
 
 
 def _cut(arguments: Any, recorded: Recorded, order: Any) -> Any:

@@ -22,11 +22,11 @@ from ..schedulers.pipeline import for_torch, price, read_file
 from ..system.files import write_atomic
 from ..system.garbage import paused
 from ..views.page import Shown
+from . import curves, show
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
-from . import show
 from .beside import beside
-from .flags import UsageError, job
+from .flags import job
 from .inputs import costs, recorded_step, scheduler_of
 
 
@@ -46,7 +46,7 @@ def plan(arguments: Any) -> int:
     """Schedules a step and prints its cost."""
     show.check_outputs(arguments)
     if arguments.curve:
-        return _curve(arguments)
+        return curves.show_curve(arguments)
     made = planned(arguments)
     show.notes(made.remarks)
     if arguments.save and arguments.format == "torch":
@@ -71,23 +71,6 @@ def _figures(arguments: Any, plan: Plan) -> tuple[dict[str, Any], Callable[[Any]
     if isinstance(plan, PipelinePlan):
         return price(plan).as_json() | pipeline.said(plan), pipeline.text
     return None
-
-
-def _curve(arguments: Any) -> int:
-    """Prints the predicted step time for every memory limit."""
-    if arguments.memory_limit is not None:
-        raise UsageError("--curve plans for every memory limit; leave --memory-limit out")
-    scheduler_of(arguments)
-    recorded = recorded_step(job(arguments))
-    cost = costs(arguments, recorded)
-    found = recorded.plan(cost, curve=True)
-    show.notes(found.remarks)
-    points = [{"memory_limit": c.peak_bytes, "predicted_step_ms": round((c.makespan + cost.step) / 1000, 4),
-               "plan": c.name} for c in found.notes["curve"]]
-    record = {"smallest_limit": found.notes["smallest_limit"], "curve": points}
-    show.emit(arguments, record,
-              lambda: show.table(("memory limit", "predicted ms", "plan"), [tuple(p.values()) for p in points]))
-    return 0
 
 
 def check(arguments: Any) -> int:

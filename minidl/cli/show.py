@@ -47,7 +47,7 @@ def write_page(arguments: Any, record: Any, plans: Sequence[Shown], task: str = 
     from ..views.page import page
 
     title = " ".join(filter(None, (arguments.command, task, arguments.model)))
-    title += f": {', '.join(p.title for p in plans)}"
+    title += f": {', '.join(p.title for p in plans) if len(plans) < 5 else f'{len(plans)} plans'}"
     write_atomic(arguments.html, page(title, record, plans, command=arguments.line, task=task, curves=curves))
 
 

@@ -119,6 +119,37 @@ def timelines_svg(timelines: Sequence[tuple[str, Timeline]], *, versions: Mappin
     return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for _, t in same) or 1.0)
 
 
+def curve_svg(points: Sequence[tuple[float, float, str]], x: str, y: str) -> str:
+    """Points (x, y, text) as a falling staircase: whoever allows more of `x` gets the `y` of the last point below."""
+    left, top, width, height = 90.0, 34.0, 560.0, 260.0
+    span = [(min(values), max(values)) for values in list(zip(*points, strict=True))[:2]]
+
+    def at(value: float, axis: int) -> float:
+        low, high = span[axis]
+        share = (value - low) / (high - low) if high > low else 0.5
+        return left + share * width if axis == 0 else top + height - share * height
+
+    out = [_text(left, 18, f"{y} against {x}", "ink", "font-weight:bold"),
+           f'<path class="line" d="M{left:.1f} {top:.1f}V{top + height:.1f}H{left + width:.1f}"/>']
+    for axis, name in enumerate((x, y)):
+        for value in dict.fromkeys(span[axis]):
+            out.append(_text(at(value, 0), top + height + 16, f"{value:.5g}", "soft mid") if axis == 0
+                       else _text(left - 8, at(value, 1) + 4, f"{value:.5g}", "soft", "text-anchor:end"))
+        out.append(_text(left + width / 2, top + height + 16, name, "soft mid") if axis == 0
+                   else _text(left - 8, top + height / 2, name, "soft", "text-anchor:end"))
+    steps = "".join(f"H{at(a, 0):.1f}V{at(b, 1):.1f}" for a, b, _ in points[1:])
+    out.append(f'<path fill="none" stroke="{PALETTE["F"][0]}" stroke-width="1.5" '
+               f'd="M{at(points[0][0], 0):.1f} {at(points[0][1], 1):.1f}{steps}"/>')
+    for a, b, text in points:
+        out.append(f'<circle cx="{at(a, 0):.1f}" cy="{at(b, 1):.1f}" r="4" fill="{PALETTE["F"][0]}">'
+                   f"<title>{escape(_clean(text))}</title></circle>")
+    whole, high = left + width + 50, top + height + 30
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole:.0f}" height="{high:.0f}" '
+                      f'viewBox="0 0 {whole:.0f} {high:.0f}" role="img">', f"<title>{y} against {x}</title>",
+                      f"<style>{_STYLE}</style>",
+                      f'<rect class="card" width="{whole:.0f}" height="{high:.0f}" rx="6"/>', *out, "</svg>"]) + "\n"
+
+
 def _of_timeline(t: Timeline, versions: Mapping[int, int] | None) -> Iterator[_Slice]:
     begin, look = t.begin, _look(t.labels, versions, t.key)
     first, _, size = t.actions

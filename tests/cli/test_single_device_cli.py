@@ -69,25 +69,10 @@ def test_a_priced_plan_says_its_peak(capsys):
     assert "peak" in run(capsys, "simulate", *MODEL)[1].splitlines()[0]
 
 
-@pytest.mark.slow
-def test_the_curve_is_of_limits_that_work(capsys):
-    code, record = run_json(capsys, "plan", *MODEL, "--curve")
-    assert code == 0
-    assert record["smallest_limit"] == record["curve"][0]["memory_limit"]
-    for point in (record["curve"][0], record["curve"][-1]):
-        found = run_json(capsys, "plan", *MODEL, "--memory-limit", str(point["memory_limit"]))[1]
-        assert found["peak_bytes"] <= point["memory_limit"]
-        assert found["predicted_step_ms"] <= point["predicted_step_ms"]
-    code, _, err = run(capsys, "plan", *MODEL, "--memory-limit", str(record["smallest_limit"] - 1))
-    assert code == 2
-    assert f"{record['smallest_limit']:,}" in err
-
-
 @pytest.mark.parametrize(("argv", "says"), [
     (["plan", *MODEL, "--curve", "--save", "x.csv"], "--save"),
     (["plan", *MODEL, "--curve", "--memory-limit", "1GB"], "--memory-limit"),
-    (["plan", *MODEL, "--curve", "--scheduler", "in_order"],
-     "--curve has no effect here; it goes with --scheduler multi_region"),
+    (["plan", *MODEL, "--curve", "--recompute", "all"], "--curve tries every --recompute; leave it out"),
     (["plan", *MODEL, "--streams", "3"], "2 streams, not 3"),
     (["plan", *MODEL, "--scheduler-arg", "crossing=maybe"], "crossing must be of type bool, not 'maybe'"),
     (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "takes no argument 'memory_limit'"),

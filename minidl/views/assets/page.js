@@ -86,7 +86,7 @@ const title = (t, i) => (t.plan.labels[t.unit[i]] ? t.names[i] + " " + t.plan.la
 const titleOf = (t) => (plan === all ? `${t.plan.title}, ${t.title}` : t.title);
 
 function make(tag, attributes = {}, ...children) {
-  const element = ["svg", "path", "text", "g", "rect", "title"].includes(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+  const element = ["svg", "path", "text", "g", "rect", "circle", "title"].includes(tag) ? document.createElementNS("http://www.w3.org/2000/svg", tag)
     : document.createElement(tag);
   for (const [key, value] of Object.entries(attributes))
     if (key.startsWith("on")) element.addEventListener(key.slice(2), value); else element.setAttribute(key, value);
@@ -700,10 +700,42 @@ function chart(what, lines) {
   return svg;
 }
 
+/** Step against peak: a point for each plan, which a click or the Enter key chooses. */
+function tradeOff(points) {
+  const W = 440, H = 190, L = 60, B = 34, T = 22, peaks = points.map((p) => p.peak_bytes), steps = points.map((p) => p.step_ms);
+  const scale = (all, v, from, to) => from + (Math.max(...all) > Math.min(...all)
+    ? (v - Math.min(...all)) / (Math.max(...all) - Math.min(...all)) : 0.5) * (to - from);
+  const x = (p) => scale(peaks, p.peak_bytes, L + 8, W - 14), y = (p) => scale(steps, p.step_ms, H - B - 6, T + 6);
+  const text = (px, py, said, anchor = "end", css = "soft") => make("text", { x: px, y: py, "text-anchor": anchor, class: css }, said);
+  const [least, most] = [points[0], points[points.length - 1]], said = make("p", { id: "command-of" });
+  const svg = make("svg", { viewBox: `0 0 ${W} ${H}`, role: "group", "aria-label": "predicted step by planned peak" },
+    text(L, 12, "predicted step, ms, by planned peak", "start", "head"), make("path", { class: "axis", d: `M${L} ${T - 4}V${H - B}H${W - 8}` }),
+    text(L - 6, y(least) + 4, plain(least.step_ms)), text(L, H - B + 14, size(least.peak_bytes), "start"),
+    ...(most === least ? [] : [text(L - 6, y(most) + 4, plain(most.step_ms)), text(W - 8, H - B + 14, size(most.peak_bytes))]),
+    make("path", { class: "line", d: points.map((p, i) => (i ? `H${x(p)}V${y(p)}` : `M${x(p)} ${y(p)}h0.01`)).join("") }));
+  const dots = points.map((p, i) => {
+    const name = `${p.choice}: ${size(p.peak_bytes)}, ${plain(p.step_ms)} ms`;
+    const dot = make("circle", { cx: x(p), cy: y(p), r: 5, tabindex: 0, role: "button", "aria-label": name }, make("title", {}, name));
+    const choose = () => {
+      dots.forEach((other) => other.classList.toggle("on", other === dot));
+      said.replaceChildren(make("b", {}, name), make("code", {}, p.command));
+      $("plan").value = i;
+      show(i);
+    };
+    dot.addEventListener("click", choose);
+    dot.addEventListener("keydown", (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); choose(); } });
+    return dot;
+  });
+  svg.append(...dots);
+  said.textContent = "Choose a point to see its plan and the command that makes it.";
+  return [svg, said];
+}
+
 function showFigures() {
   const entries = Object.entries(DATA.figures);
   $("curves").replaceChildren(...Object.entries(DATA.curves).map(([what, lines]) =>
     chart(what, lines.map(([name, steps, values]) => [name, unpacked(steps), unpacked(values)]))));
+  if (DATA.figures.curve) $("curves").replaceChildren(...tradeOff(DATA.figures.curve));
   if (DATA.figures.arms) $("arms").replaceChildren(armsTable(DATA.figures.arms));
   $("figures").replaceChildren(...entries.filter(([k, v]) => typeof v !== "object" && !k.endsWith("sha256")).slice(0, 12)
     .map(([k, v]) => make("div", { class: "figure" }, make("b", {}, plain(v)), make("span", {}, k.replaceAll("_", " ")))));

@@ -1,0 +1,85 @@
+"""`plan --curve`: predicted step against planned peak, over kept activations, policies and limits."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import replace
+from typing import Any
+
+from ..core.draw import curve_svg
+from ..core.machine import Machine
+from ..plans.plan import Plan
+from ..schedulers.curve import Point, curve
+from ..system.files import write_atomic
+from ..views.page import Shown
+from . import data_parallel_plans as data_parallel
+from . import pipeline_plans as pipeline
+from . import show
+from .flags import UsageError, job
+from .inputs import costs, named, recorded_step, scheduler_of
+
+#: flags of --curve's command that a point's own command has in another way, or not: name -> whether it has a value
+OTHERWISE = {"--curve": False, "--json": False, "--html": True, "--svg": True, "--scheduler": True, "--recompute": True}
+
+
+def show_curve(arguments: Any) -> int:
+    """Prints, draws and writes the plans that no other one beats in both step and peak."""
+    for flag in ("memory_limit", "recompute"):
+        if getattr(arguments, flag) is not None:
+            name = flag.replace("_", "-")
+            raise UsageError(f"--curve tries every --{name}; leave it out")
+    scheduler_of(arguments)
+    names = [name for name in named(arguments) if scheduler_of(arguments, name)]
+    recorded, cost, options = (
+        data_parallel.network(arguments) if arguments.subject == "r" else pipeline.network(arguments)
+        if arguments.subject == "c" else _alone(arguments))
+    machine = options.pop("machine", None) or Machine()
+    usual = recorded.job
+
+    def make(policy: str, recompute: str, limit: int | None) -> Plan:
+        recorded.job = replace(usual, scheduler=policy, recompute=recompute)
+        told = options if policy == arguments.scheduler else {}
+        return recorded.plan(cost, replace(machine, memory_limit=limit), **told)
+
+    with show.progress("planning", 1.0) as done:
+        points = curve(recorded.graph, cost, names, make, done)
+    record = {"smallest_limit": points[0].peak, "curve": [_row(arguments, point) for point in points]}
+    if arguments.svg:
+        write_atomic(arguments.svg, curve_svg([
+            (p.peak / 1e6, p.plan.predicted_step_ms, f"{p.choice}: {p.peak:,} bytes, {p.plan.predicted_step_ms:.4g} ms")
+            for p in points], "planned peak, MB", "predicted step, ms"))
+    if arguments.html:
+        shown = data_parallel.SHOWN if arguments.subject == "r" else 1
+        show.write_page(arguments, record, [replace(Shown.of(p.plan, iterations=shown), title=p.choice)
+                                            for p in points])
+    least = _command(arguments.line, points[0])
+    rows = [(p.peak, p.plan.as_json()["activation_peak_bytes"], p.plan.predicted_step_ms, p.choice) for p in points]
+    show.emit(arguments, record, lambda: show.table(("peak bytes", "activations", "predicted ms", "choice"), rows)
+              + f"\n\nthe command of each plan is in --json and --html; of the smallest peak:\n{least}")
+    return 0
+
+
+def _alone(arguments: Any) -> tuple[Any, Any, dict[str, Any]]:
+    recorded = recorded_step(job(arguments))
+    return recorded, costs(arguments, recorded), {}
+
+
+def _row(arguments: Any, point: Point) -> dict[str, Any]:
+    known = point.plan.as_json()
+    return {"step_ms": known["predicted_step_ms"], "peak_bytes": point.peak,
+            "activation_peak_bytes": known["activation_peak_bytes"], "choice": point.choice, "scheduler": point.policy,
+            "recompute": point.recompute, "memory_limit": point.limit, "command": _command(arguments.line, point)}
+
+
+def _command(line: str, point: Point) -> str:
+    """The command that makes a point's plan and saves it."""
+    words, kept = iter(shlex.split(line)), list[str]()
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in OTHERWISE:
+            kept.append(word)
+        elif OTHERWISE[name] and not equals:
+            next(words, None)
+    limit = [] if point.limit is None else ["--memory-limit", str(point.limit)]
+    return shlex.join([*kept, "--scheduler", point.policy, "--recompute", point.recompute, *limit,
+                       "--save", "plan.csv"])

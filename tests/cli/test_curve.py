@@ -1,0 +1,73 @@
+"""`plan --curve`: points that nothing beats, each with the command that makes it; as table, JSON, picture and page."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import xml.etree.ElementTree as ElementTree
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import run, run_json
+
+NETWORK = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=12", "--batch-size", "64", "--costs",
+           "analytic"]
+SMALL = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--costs", "analytic"]
+PIPELINE = ["--model", "gpt", "--model-arg", "preset=tiny", "--batch-size", "8", "--costs", "analytic", "--parallel",
+            "pipeline", "--ranks", "2", "--micro-batches", "4"]
+
+
+@pytest.mark.parametrize("flags", [
+    [*NETWORK, "--scheduler", "in_order"], pytest.param(SMALL, marks=pytest.mark.slow),
+    [*NETWORK, "--parallel", "data", "--ranks", "2", "--scheduler", "barrier"],
+    pytest.param([*PIPELINE, "--scheduler", "zb_h1"], marks=pytest.mark.slow),
+    pytest.param([*PIPELINE, "--scheduler", "pipedream_2bw"], marks=pytest.mark.slow)],
+    ids=["in_order", "all of one device", "data", "zb_h1", "stale"])
+def test_no_point_is_beaten_and_each_command_makes_its_plan(capsys: Any, tmp_path: Path, monkeypatch: Any,
+                                                            flags: list[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    code, record = run_json(capsys, "plan", *flags, "--curve")
+    points = record["curve"]
+    assert code == 0
+    assert all(a["peak_bytes"] < b["peak_bytes"] and a["step_ms"] >= b["step_ms"] for a, b in pairwise(points))
+    assert record["smallest_limit"] == points[0]["peak_bytes"]
+    for how in ("none", "all", "sqrt") if "pipedream_2bw" not in flags else ("none",):
+        known = run_json(capsys, "plan", *flags, "--recompute", how)[1]
+        assert any(p["peak_bytes"] <= known["peak_bytes"] and p["step_ms"] <= known["predicted_step_ms"]
+                   for p in points)
+    for point in points:
+        code, made = run_json(capsys, *shlex.split(point["command"])[1:])
+        assert code == 0
+        assert (made["peak_bytes"], made["predicted_step_ms"]) == (point["peak_bytes"], point["step_ms"])
+        assert made["activation_peak_bytes"] == point["activation_peak_bytes"]
+    assert Path("plan.csv").read_text().count("rank,lane,task") == 1
+
+
+def test_the_curve_as_a_table_a_picture_and_a_page(capsys: Any, tmp_path: Path) -> None:
+    svg, html = tmp_path / "curve.svg", tmp_path / "curve.html"
+    flags = ["plan", *NETWORK, "--scheduler", "in_order", "--curve"]
+    points = run_json(capsys, *flags)[1]["curve"]
+    assert len(points) > 2
+    code, out, _ = run(capsys, *flags, "--svg", str(svg), "--html", str(html))
+    assert code == 0
+    assert all(f"{p['peak_bytes']:,}" in out and p["choice"] in out for p in points)
+    assert "--curve" not in out.splitlines()[-1]
+    drawn = ElementTree.fromstring(svg.read_text())
+    titles = [t.text for t in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert [p["choice"] for p in points] == [t.partition(":")[0] for t in titles[1:]]
+    page = html.read_text()
+    data = json.loads(page.partition('type="application/json" id="data">')[2].partition("</script>")[0])
+    assert [p["title"] for p in data["plans"]] == [p["choice"] for p in points]
+    assert [p["command"] for p in data["figures"]["curve"]] == [
+        p["command"] for p in points]
+
+
+def test_kept_layers_can_be_ranges(capsys: Any) -> None:
+    flags = ["plan", *NETWORK, "--recompute"]
+    assert run_json(capsys, *flags, "3-5,9")[1] == run_json(capsys, *flags, "3,4,5,9")[1]
+    for wrong in ("5-3", "3-99", "3-", "-"):
+        code, _, err = run(capsys, *flags, wrong)
+        assert code == 2
+        assert f"there is no layer '{wrong}' to keep" in err
