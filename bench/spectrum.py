@@ -28,6 +28,11 @@ from minidl.training.trainer import Job, Recorded, Trainer
 ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
     "dither": {f"dither {s}": ({"momentum": 0.9, "dither": float(s)}, 15, expected) for s, expected in (
         (0, "99.3 %"), (1, "98.9 %"), (2, "98.6 %"), (4, "98.6 %"), (8, "96.1 to 98.9 %"))},
+    "sltt": {f"tau {tau}, {name}": ({"model": "snn", "model_args": {"tau": tau, **told}, "momentum": 0.9}, epochs, said)
+             for tau, figures in ((1.1, (97.8, 98.1, 96.7, 95.6)), (2.0, (98.6, 98.6, 98.1, 95.8)))
+             for (name, told, epochs), said in zip((
+                 ("BPTT", {"backward": "bptt"}, 12), ("SLTT", {}, 12), ("SLTT-2", {"chosen": 2}, 12),
+                 ("SLTT-1, 24 epochs", {"chosen": 1}, 24)), (f"{value} %" for value in figures), strict=True)},
 }
 
 

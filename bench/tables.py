@@ -304,7 +304,8 @@ the weights are, and how far the versions of two micro-batches in flight can dri
 Accuracy on the embedded digits, the mean of three seeds and their range. The target is the accuracy of a NumPy model of
 the published rule, one or two seeds; the papers' own figures, on larger networks, are in [claims](claims.md).
 *dither S*: gradients of pre-activations rounded to multiples of S standard deviations; shares are means over the run's
-epochs. ReLU makes most of the zeros before.""", {"spectrum": spectrum}),
+epochs. ReLU makes most of the zeros before. *SLTT-K*: a spiking network, K of whose 6 time steps have a
+backward pass.""", {"spectrum": spectrum}),
     Section("Large plans", "", {"planning": planning}),
     Section("What a launch costs", """\
 The time of a call for its caller; for a call that is handed to another thread, until it is done.""",

@@ -50,3 +50,18 @@ template <typename T> __global__ void leaky_relu(const T* x, T* y, Strides s, do
 template <typename T> __global__ void leaky_relu_grad(const T* x, const T* dy, T* dx, Strides s, double slope) {
     map(s, dx, [=](Sum<T> v, Sum<T> g) { return v > 0 ? g : Sum<T>(slope) * g; }, x, dy);
 }
+
+template <typename T> __global__ void spike(const T* x, T* y, long long count) {
+    map(count, y, [](Sum<T> v) { return v >= 1 ? Sum<T>(1) : v < 1 ? Sum<T>(0) : v; }, x);
+}
+
+template <typename T> __global__ void spike_triangle(const T* x, const T* dy, T* dx, long long count) {
+    map(count, dx, [](Sum<T> v, Sum<T> g) {
+        const Sum<T> near = 1 - fabs(v - 1);
+        return g * (near < 0 ? Sum<T>(0) : near);
+    }, x, dy);
+}
+
+template <typename T> __global__ void spike_rectangle(const T* x, const T* dy, T* dx, long long count) {
+    map(count, dx, [](Sum<T> v, Sum<T> g) { return g * (fabs(v - 1) <= Sum<T>(0.5) ? Sum<T>(1) : Sum<T>(0)); }, x, dy);
+}

@@ -173,3 +173,58 @@ def _(x: Any, dy: Any, dx: Any, *, slope: float) -> Any:
 def _leaky_relu_grad(x, dy, dx, slope):  # type: ignore[no-untyped-def]
     for i in range(x.size):
         dx[i] = dy[i] if x[i] > 0 else slope * dy[i]
+
+
+@kernel("spike", flops=lambda reads, writes: float(writes[0].size))
+def spike(xp: Any, x: Any, *, rectangle: bool) -> Any:
+    """1 where x is at least 1, else 0."""
+    t = x.dtype.type
+    return xp.where(x >= 1, t(1), xp.where(x < 1, t(0), x))
+
+
+@spike.cpu
+def _(x: Any, y: Any, *, rectangle: bool) -> Any:
+    return [loop(_spike, flat(x), flat(y))]
+
+
+@spike.cuda()
+def _(x: Any, y: Any, *, rectangle: bool) -> Any:
+    return dense("activation.cu", f"spike<{c_type(y)}>", x, y)
+
+
+def _spike(x, y):  # type: ignore[no-untyped-def]
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    for i in range(x.size):
+        y[i] = one if x[i] >= one else zero if x[i] < one else x[i]
+
+
+@kernel("spike_grad", flops=lambda reads, writes: 3.0 * writes[0].size)
+def spike_grad(xp: Any, x: Any, dy: Any, *, rectangle: bool) -> Any:
+    """dx = dy max(0, 1 - |x - 1|), a triangle in the place of the derivative; or dy where |x - 1| <= 1/2."""
+    t = x.dtype.type
+    away = xp.abs(x - t(1))
+    return dy * (away <= t(0.5)).astype(x.dtype) if rectangle else dy * xp.maximum(t(1) - away, t(0))
+
+
+@spike_grad.cpu
+def _(x: Any, dy: Any, dx: Any, *, rectangle: bool) -> Any:
+    return [loop(_spike_rectangle if rectangle else _spike_triangle, flat(x), flat(dy), flat(dx))]
+
+
+@spike_grad.cuda()
+def _(x: Any, dy: Any, dx: Any, *, rectangle: bool) -> Any:
+    shape = "rectangle" if rectangle else "triangle"
+    return dense("activation.cu", f"spike_{shape}<{c_type(dx)}>", x, dy, dx)
+
+
+def _spike_triangle(x, dy, dx):  # type: ignore[no-untyped-def]
+    zero, one = x.dtype.type(0), x.dtype.type(1)
+    for i in range(x.size):
+        near = one - abs(x[i] - one)
+        dx[i] = dy[i] * (zero if near < zero else near)
+
+
+def _spike_rectangle(x, dy, dx):  # type: ignore[no-untyped-def]
+    zero, one, half = x.dtype.type(0), x.dtype.type(1), x.dtype.type(0.5)
+    for i in range(x.size):
+        dx[i] = dy[i] * (one if abs(x[i] - one) <= half else zero)

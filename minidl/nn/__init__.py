@@ -55,6 +55,7 @@ from .losses import (
 from .module import Module, ModuleDict, ModuleList, Sequential, state
 from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .sequence import Embedding, LayerNorm, MultiheadAttention, Past, RMSNorm, TransformerEncoderLayer
+from .spiking import LIF, Potentials
 from .vision import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -77,17 +78,17 @@ from .vision import (
     ZeroPad2d,
 )
 
-__all__ = ["CELU", "ELU", "GELU", "GLU", "GRU", "LSTM", "RNN", "SELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d",
+__all__ = ["CELU", "ELU", "GELU", "GLU", "GRU", "LIF", "LSTM", "RNN", "SELU", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d",
            "AvgPool1d", "AvgPool2d", "BCELoss", "BCEWithLogitsLoss", "BatchNorm1d", "BatchNorm2d", "Conv1d", "Conv2d",
            "ConvTranspose1d", "ConvTranspose2d", "CrossEntropyLoss", "Dropout", "Dropout2d", "Embedding", "Flatten",
            "GRUCell", "GlobalAvgPool", "GroupNorm", "Hardsigmoid", "Hardswish", "Hardtanh", "HuberLoss", "Identity",
            "InstanceNorm2d", "KLDivLoss", "L1Loss", "LSTMCell", "LayerNorm", "LeakyReLU", "Linear", "LogSigmoid",
            "LogSoftmax", "MSELoss", "MaxPool1d", "MaxPool2d", "Mish", "Module", "ModuleDict", "ModuleList",
-           "MultiheadAttention", "NLLLoss", "PReLU", "Parameter", "Past", "PixelShuffle", "RMSNorm", "RNNCell", "ReLU",
-           "ReLU6", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus", "Softsign", "Tanh",
-           "TransformerEncoderLayer", "Unflatten", "Upsample", "ZeroPad2d", "attention", "concat", "cross_entropy",
-           "dropout", "embedding", "functional", "gelu", "init", "layer_norm", "log_softmax", "mse", "relu", "softmax",
-           "split", "state"]
+           "MultiheadAttention", "NLLLoss", "PReLU", "Parameter", "Past", "PixelShuffle", "Potentials", "RMSNorm",
+           "RNNCell", "ReLU", "ReLU6", "Sequential", "SiLU", "Sigmoid", "SmoothL1Loss", "Softmax", "Softplus",
+           "Softsign", "Tanh", "TransformerEncoderLayer", "Unflatten", "Upsample", "ZeroPad2d", "attention", "concat",
+           "cross_entropy", "dropout", "embedding", "functional", "gelu", "init", "layer_norm", "log_softmax", "mse",
+           "relu", "softmax", "split", "state"]
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
     __getattr__ = missing(__name__, __all__, {

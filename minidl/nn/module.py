@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,8 +37,22 @@ class Module:
     vocabulary: int = 0  #: of a network that reads tokens and tells classes apart: how many tokens it knows
     objective: str = "classification"  #: of a network: its task in training, see training/objectives.py
     sliceable = False  #: of a network: whether forward(x, past) reads sequences slice by slice, see nn/sequence.py
+    time_steps = 1  #: of a network: how often it reads each sample, by forward(x, past), with one `past()` per sample
+    at_once = False  #: of such a network: whether no gradient flows between time steps, so each has its own backward
     others: Mapping[str, str] = {}  #: of a network: another objective -> the argument that makes it the objective
     _name = ""
+
+    def past(self) -> Any:
+        """The state before the first time step, for a network that has several."""
+        raise NotImplementedError(f"{type(self).__name__} has no past")
+
+    def with_backward(self, sample: int) -> Sequence[int]:
+        """The time steps that have a backward pass, for a batch whose first sample has this number."""
+        return range(self.time_steps)
+
+    def loss(self, loss: Any, output: Any) -> Any:
+        """The loss to train a network with, from the objective's loss of its output."""
+        return loss
 
     def __init_subclass__(cls) -> None:
         """Layers of this package check what they are made with."""

@@ -16,6 +16,7 @@ from .activation import (
                          selu,
                          silu,
                          softsign,
+                         spike,
 )
 from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
 from .attention import attention
@@ -93,8 +94,8 @@ __all__ = ["absolute", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "all
            "max_pool2d", "maximum", "mean", "minimum", "mish", "movedim", "mse", "mse_loss", "mul", "neg", "norm",
            "ones", "ones_like", "pad", "pixel_shuffle", "power", "prelu", "rand", "rand_like", "randint", "randn",
            "randn_like", "randperm", "relu", "relu6", "repeat_interleave", "reshape", "rms_norm", "rnn", "roll",
-           "selu", "sigmoid", "silu", "sin", "smooth_l1_loss", "softmax", "softplus", "softsign", "sort", "split",
-           "sqrt", "squeeze", "stack", "sub", "swap_axes", "tanh", "tile", "topk", "total", "transpose", "tril",
-           "triu", "unbind", "unsqueeze", "where", "zeros", "zeros_like"]
+           "selu", "sigmoid", "silu", "sin", "smooth_l1_loss", "softmax", "softplus", "softsign", "sort", "spike",
+           "split", "sqrt", "squeeze", "stack", "sub", "swap_axes", "tanh", "tile", "topk", "total", "transpose",
+           "tril", "triu", "unbind", "unsqueeze", "where", "zeros", "zeros_like"]
 
 install()

@@ -35,6 +35,12 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     return Unary("leaky_relu", "x", slope=float(negative_slope))(x)
 
 
+def spike(x: Tensor, surrogate: str = "triangle") -> Tensor:
+    """1 where x is at least 1, else 0. In the place of the derivative, which is 0, the gradient has a surrogate:
+    max(0, 1 - |x - 1|), or with "rectangle" 1 where |x - 1| <= 1/2."""
+    return Unary("spike", "x", rectangle=surrogate == "rectangle")(x)
+
+
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x where it is above 0, alpha (exp(x) - 1) elsewhere."""
     return where(x > 0, x, (exp(clamp(x, max=0.0)) - 1.0) * alpha)

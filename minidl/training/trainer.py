@@ -257,6 +257,9 @@ class Recorded:
         """Raises ValueError if the network cannot read its sequences in the job's slices."""
         q, model, length = self.job.slices, self.job.model, self.model.input_shape[0]
         if q == 1:
+            if self.model.time_steps > 1 and self.job.parallel == "pipeline":
+                raise ValueError(f"{model} goes through time; a pipeline's orders do not know time steps yet, so train "
+                                 f"it on one device or with --parallel data")
             return
         if not self.model.sliceable:
             raise ValueError(f"{model} cannot read its input in slices, one after the other; use gpt, which can, or "
@@ -323,27 +326,34 @@ class Recorded:
         return [part for row in zip(*columns, strict=True) for part in row]
 
     def _step(self, *parts: Any) -> Any:
-        n, q, scaler = self.job.micro_batches, self.job.slices, self.optimizer.scaler
-        every, groups, rows = self.every, self.job.groups, len(parts) // (n * q)
+        model, slices, n, scaler = self.model, self.job.slices, self.job.micro_batches, self.optimizer.scaler
+        q = slices * model.time_steps  # forwards of a micro-batch, one after the other
+        every, groups, rows = self.every, self.job.groups, len(parts) // (n * slices)
         totals: list[Any] = [None] * groups
         loss: Any = None
         for j in range(n * q):
             i, first_slice = j // q, j % q == 0
-            group = i * groups // n
+            group, sample = i * groups // n, self.rank * self.share + i * self.share // n
             if first_slice:
-                past = () if q == 1 else (nn.Past(self.model.input_shape[0]),)
-            with micro_batch(j, self.rank * self.share + i * self.share // n, group, follows=not first_slice):
-                x, y, *weight = parts[rows * j : rows * (j + 1)]
+                past = self._past()
+                ways = model.with_backward(sample) if model.at_once else ()
+            with micro_batch(j, sample, group, follows=not first_slice):
+                x, y, *weight = parts[rows * (j // model.time_steps) :][:rows]
                 with users_code():
-                    output = self.model(x, *past)
+                    output = model(x, *past)
                 self._check(output, y.shape[0])
-                own = self.objective.loss(output, y)
+                own = model.loss(self.objective.loss(output, y), output)
                 if every * q > 1 or weight:
                     own = own * (weight[0] if weight else 1 / (every * q))
+                if model.at_once:
+                    if j % q in ways:
+                        own.backward(scaler.scale if scaler else None)
+                    own = own.detach()
                 loss = own if first_slice else loss + own
                 if (j + 1) % q:
                     continue
-                loss.backward(scaler.scale if scaler else None)
+                if not model.at_once:
+                    loss.backward(scaler.scale if scaler else None)
                 part = loss.detach() if every == n else loss.detach() * (every / n)
                 totals[group] = part if totals[group] is None else ops.add(totals[group], part)
                 if i + 1 == n:
@@ -354,6 +364,11 @@ class Recorded:
             self.optimizer.step()
         return total
 
+    def _past(self) -> tuple[Any, ...]:
+        """The network's second input: its state between slices or time steps, if it has them."""
+        return ((nn.Past(self.model.input_shape[0]),) if self.job.slices > 1 else
+                (self.model.past(),) if self.model.time_steps > 1 else ())
+
     def zeros(self) -> dict[str, Any]:
         """The zeros that `dither` makes of the gradients of the first batch, see `Dither.as_json`, in a copy of the
         network, so that nothing changes."""
@@ -363,8 +378,8 @@ class Recorded:
         tape = Tape(self.device)
         tape.random = random.State(self.job.seed)
         with use(tape), dither(self.job.dither) as found:
-            past = () if self.job.slices == 1 else (nn.Past(self.model.input_shape[0]),)
-            self.objective.loss(deepcopy(self.model).train()(array(x), *past), array(y)).backward()
+            output = deepcopy(self.model).train()(array(x), *self._past())
+            self.model.loss(self.objective.loss(output, array(y)), output).backward()
         return found.as_json()
 
     def _check(self, output: Any, samples: int) -> None:

@@ -468,6 +468,8 @@ def kernel_calls(dtype: str, shape: tuple[int, ...] = (5, 12)) -> Any:
     p, scale = np.abs(t), np.abs(draw(shape[:1], 5, dtype)) + np.array(0.5, dtype)
     p.flat[0] = 0
     yield from (("silu", [x], {}), ("silu_grad", [x, dy], {}))
+    yield "spike", [x], {"rectangle": False}
+    yield from (("spike_grad", [x, dy], {"rectangle": wide}) for wide in (False, True))
     yield from (("leaky_relu", [x], {"slope": 0.1}), ("leaky_relu_grad", [x, dy], {"slope": 0.1}))
     yield from ((name, [x, t, *([dy] if name.endswith("grad") else [])], {"beta": 0.5} if "smooth" in name else {})
                 for name in ("l1", "l1_grad", "smooth_l1", "smooth_l1_grad", "bce_with_logits", "bce_with_logits_grad"))
@@ -480,7 +482,8 @@ def kernel_calls(dtype: str, shape: tuple[int, ...] = (5, 12)) -> Any:
 def test_every_kernel_of_these_families_is_called_here() -> None:
     families = {"pair_loss", "rms_norm"}
     mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in families}
-    assert mine | {"silu", "silu_grad", "leaky_relu", "leaky_relu_grad"} == {n for n, *_ in kernel_calls("float32")}
+    pairs = {"silu", "silu_grad", "leaky_relu", "leaky_relu_grad", "spike", "spike_grad"}
+    assert mine | pairs == {n for n, *_ in kernel_calls("float32")}
 
 
 @pytest.mark.few(1)
