@@ -1,5 +1,4 @@
-"""Scaled dot-product attention: with its probabilities kept for the gradient, or ("flash") with one number for each
-query, from which the gradient computes them again."""
+"""Scaled dot-product attention. Its probabilities are kept for the gradient; flash_attention.py keeps none."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda import Attention, c_type, each_row, sum_type
+from .cuda import c_type, each_row
 from .linear import dense, dense_work, product
 from .registry import KERNELS, flat, kernel, loop, ufunc
 
@@ -203,102 +202,3 @@ def _(q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, dq: Any, dk: Any, d
     return [*copies, *product(dy, _swap(v), z), *drop.cuda_calls([z, counter], [ds], [], numbers),
             *drop.cuda_calls([p, counter], [z], [], numbers), *scores, *product(ds, k, dq),
             *product(_swap(ds), q, dk), *product(_swap(z), dy, dv)]
-
-
-# ---------------------------------------------------------------------------------------------------------------- flash
-def _wide(*arrays: Any) -> list[Any]:
-    return [a.astype(sum_type(a)) for a in arrays]
-
-
-def _flash_scores(reads: Any) -> Any:
-    """The scratch array of the scores: shape and type."""
-    return (*reads[0].shape[:3], reads[1].shape[2]), reads[0].dtype
-
-
-def _flash_score(xp: Any, q: Any, k: Any, scale: float, causal: bool) -> Any:
-    """The scores, minus infinity where a query does not see a key."""
-    score = xp.matmul(q * q.dtype.type(scale), _swap(k))
-    return xp.where(xp.tril(xp.ones(score.shape[2:], bool)), score, -xp.inf).astype(q.dtype) if causal else score
-
-
-@kernel("flash_attention", work=lambda reads, writes, **constants: [_flash_scores(reads)], flops=_flops)
-def flash_attention(xp: Any, q: Any, k: Any, v: Any, *, scale: float, causal: bool) -> Any:
-    """As `attention`, without a mask and for arrays that are not empty -> (y (n, h, t, e), lse (n, h, t)). lse is the
-    logarithm of the sum of exp(score) over the keys that a query sees, in the type of sums."""
-    dtype, (q, k, v) = q.dtype, _wide(q, k, v)
-    score = _flash_score(xp, q, k, scale, causal)
-    top = score.max(axis=-1, keepdims=True)
-    e = xp.exp(score - top)
-    total = e.sum(axis=-1, keepdims=True)
-    return xp.matmul(e / total, v).astype(dtype), (top + xp.log(total))[..., 0]
-
-
-@flash_attention.cpu
-def _(q: Any, k: Any, v: Any, y: Any, lse: Any, p: Any, *, scale: float, causal: bool) -> Any:
-    return [ufunc(np.matmul, q, _swap(k), p), loop(_flash_softmax, p, lse, p.dtype.type(scale), causal),
-            ufunc(np.matmul, p, v, y)]
-
-
-@flash_attention.cuda()
-def _(q: Any, k: Any, v: Any, y: Any, lse: Any, *, scale: float, causal: bool) -> Any:
-    return [Attention("forward", q, k, v, y, lse, scale, causal)]
-
-
-def _flash_softmax(p, lse, scale, causal):  # type: ignore[no-untyped-def]
-    for n in range(p.shape[0]):
-        for h in range(p.shape[1]):
-            for i in range(p.shape[2]):
-                end = min(i + 1, p.shape[3]) if causal else p.shape[3]
-                top = p.dtype.type(-np.inf)
-                for j in range(end):
-                    p[n, h, i, j] *= scale
-                    top = max(top, p[n, h, i, j])
-                total = p.dtype.type(0)
-                for j in range(end):
-                    p[n, h, i, j] = np.exp(p[n, h, i, j] - top)
-                    total += p[n, h, i, j]
-                for j in range(end):
-                    p[n, h, i, j] /= total
-                for j in range(end, p.shape[3]):
-                    p[n, h, i, j] = p.dtype.type(0)
-                lse[n, h, i] = top + np.log(total)
-
-
-@kernel("flash_attention_grad", work=lambda reads, writes, **constants: [_flash_scores(reads)] * 2,
-        flops=lambda reads, writes: 2.5 * _flops(reads, writes))
-def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *, scale: float,
-                         causal: bool) -> Any:
-    """(dq, dk, dv) from the output and lse."""
-    dtype, (q, k, v, y, dy) = q.dtype, _wide(q, k, v, y, dy)
-    p = xp.exp(_flash_score(xp, q, k, scale, causal) - lse[..., None])
-    ds = p * (xp.matmul(dy, _swap(v)) - (y * dy).sum(axis=-1, keepdims=True)) * p.dtype.type(scale)
-    return tuple(g.astype(dtype) for g in (xp.matmul(ds, k), xp.matmul(_swap(ds), q), xp.matmul(_swap(p), dy)))
-
-
-@flash_attention_grad.cpu
-def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: Any, p: Any, ds: Any, *, scale: float,
-      causal: bool) -> Any:
-    return [ufunc(np.matmul, q, _swap(k), p), ufunc(np.matmul, dy, _swap(v), ds),
-            loop(_flash_score_grad, p, ds, y, dy, lse, p.dtype.type(scale), causal),
-            ufunc(np.matmul, ds, k, dq), ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(p), dy, dv)]
-
-
-@flash_attention_grad.cuda()
-def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: Any, *, scale: float,
-      causal: bool) -> Any:
-    return [Attention("grad", q, k, v, y, lse, scale, causal, dy, dq, dk, dv)]
-
-
-def _flash_score_grad(p, ds, y, dy, lse, scale, causal):  # type: ignore[no-untyped-def]
-    for n in range(p.shape[0]):
-        for h in range(p.shape[1]):
-            for i in range(p.shape[2]):
-                end = min(i + 1, p.shape[3]) if causal else p.shape[3]
-                total = p.dtype.type(0)
-                for j in range(y.shape[3]):
-                    total += y[n, h, i, j] * dy[n, h, i, j]
-                for j in range(end):
-                    p[n, h, i, j] = np.exp(p[n, h, i, j] * scale - lse[n, h, i])
-                    ds[n, h, i, j] = p[n, h, i, j] * (ds[n, h, i, j] - total) * scale
-                for j in range(end, p.shape[3]):
-                    p[n, h, i, j] = ds[n, h, i, j] = p.dtype.type(0)

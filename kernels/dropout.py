@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Grid, c_type, each
-from .registry import flat, inlined, kernel, loop
+from .registry import Thunk, flat, inlined, kernel, loop
 
 
 def philox(xp: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tuple[Any, Any, Any, Any]:
@@ -45,11 +45,18 @@ def dropout(xp: Any, x: Any, counter: Any, *, rate: float, seed: int, draw: int,
 
 
 @dropout.cpu
-def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
+def _(x: Any, counter: Any, y: Any, **numbers: Any) -> Any:
     rows = (x.shape[0], x.size // max(x.shape[0], 1))
-    return [loop(_dropout, x.reshape(rows), counter, y.reshape(rows), np.uint64(int(rate * 2**32)),
-                 x.dtype.type(1 / (1 - rate)), np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32),
-                 np.uint64(draw), np.uint64(sample))]
+    return [dropped(x.reshape(rows), counter, y.reshape(rows), **numbers)]
+
+
+def dropped(x: Any, counter: Any, y: Any, first: int = 0, apart: int = 0, per_row: int = 1, *, rate: float, seed: int,
+            draw: int, sample: int) -> Thunk:
+    """The call that drops elements of x (rows, size), which may be y. Four elements share a block of the generator:
+    row 0 begins with block `first`, each further row `apart` later, and belongs to `per_row` samples more."""
+    return loop(_dropout, x, counter, y, np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
+                np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample),
+                np.uint64(first), np.uint64(apart), np.uint64(per_row))
 
 
 @dropout.cuda()
@@ -60,14 +67,16 @@ def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample
                 int(rate * 2**32), 1 / (1 - rate), seed, draw, sample)
 
 
-def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
+def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample,  # type: ignore[no-untyped-def]
+             first, apart, per_row):
     low, half, zero = np.uint64(0xFFFFFFFF), np.uint64(32), x.dtype.type(0)
     number = counter[0] + draw
     whole = x.shape[1] // 4
     rest = x.shape[1] - 4 * whole
     for n in range(x.shape[0]):
+        begin, own = first + np.uint64(n) * apart, sample + np.uint64(n) * per_row
         for block in range(whole):  # without a branch, so that the compiler can vectorise it
-            c0, c1, c2, c3 = np.uint64(block), np.uint64(n) + sample, number & low, number >> half
+            c0, c1, c2, c3 = begin + np.uint64(block), own, number & low, number >> half
             k0, k1 = seed0, seed1
             for _ in range(10):
                 p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
@@ -79,7 +88,7 @@ def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample):  # t
             y[n, j + 2] = x[n, j + 2] * factor if c2 >= threshold else zero
             y[n, j + 3] = x[n, j + 3] * factor if c3 >= threshold else zero
         if rest:
-            c0, c1, c2, c3 = np.uint64(whole), np.uint64(n) + sample, number & low, number >> half
+            c0, c1, c2, c3 = begin + np.uint64(whole), own, number & low, number >> half
             k0, k1 = seed0, seed1
             for _ in range(10):
                 p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)

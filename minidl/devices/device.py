@@ -37,7 +37,8 @@ class CPU:
     kind_of_lanes = ""  #: native or python; empty: as MINIDL_LANES says, or else the default
     captures = False  #: whether lanes can be captured and replayed by one launch
     halves = False  #: whether kernels take 16-bit floats
-    flash = False  #: whether there are flash kernels of attention
+    flash = False  #: whether there are flash kernels of attention in 16 bits
+    most_scores: float = 1 << 16  #: of a head, that attention keeps for its gradient; more are computed again
 
     def __init__(self, blas_threads: int = 1) -> None:
         self.set_blas_threads(blas_threads)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
+from ..autograd import tape as tapes
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
 from .dropout import check_rate, next_draw
@@ -31,23 +33,34 @@ class Attention(Op):
                              f"expected int64 {(k.shape[0], k.shape[2])}, 0 for padding")
         self.q, self.k, self.v = q, k, v
         self.factor = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
-        y, self.p = self.out([*q.shape[:3], v.shape[3]], dtype), self.out([*q.shape[:3], k.shape[2]], dtype)
+        y = self.out([*q.shape[:3], v.shape[3]], dtype)
+        self.numbers: dict[str, Any] = {}
+        self.counter: list[Tensor] = []
         if self.dropout:
-            self.counter, key = next_draw()
-            self.numbers = {"rate": self.dropout, **key}
-            self.call("attention_dropout", [q, k, v, *mask, self.counter], [y, self.p], scale=self.factor,
-                      **self.seen, **self.numbers)
-        else:
-            self.call("attention", [q, k, v, *mask], [y, self.p], scale=self.factor, **self.seen)
+            counter, key = next_draw()
+            self.counter, self.numbers = [counter], {"rate": self.dropout, **key}
+        self.flash = self._flash(q, k, v) and not mask
+        self.kept = [y, self.out(q.shape[:3], dtype)] if self.flash else [self.out([*q.shape[:3], k.shape[2]], dtype)]
+        kernel = "flash_attention" if self.flash else "attention_dropout" if self.dropout else "attention"
+        self.call(kernel, [q, k, v, *mask, *self.counter], self.kept if self.flash else [y, *self.kept],
+                  scale=self.factor, **self.seen, **self.numbers)
         return y
+
+    def _flash(self, q: Tensor, k: Tensor, v: Tensor) -> bool:
+        """Whether the gradient computes the probabilities again, as flash_attention's kernels permit."""
+        t, s = q.shape[2], k.shape[2]
+        return (t * s > tapes.current().device.most_scores and self.factor > 0 and v.shape[3] > 0
+                and "offset" not in self.seen and not (self.dropout and s % 4))
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         grads = [self.grad(t) for t in (self.q, self.k, self.v)]
-        kept = [self.q, self.k, self.v, self.p]
-        if self.dropout:
-            self.call("attention_dropout_grad", [*kept, self.counter, dy], grads, scale=self.factor, **self.numbers)
+        kept = [self.q, self.k, self.v, *self.kept]
+        if self.flash:
+            self.call("flash_attention_grad", [*kept, dy, *self.counter], grads, scale=self.factor, **self.seen,
+                      **self.numbers)
         else:
-            self.call("attention_grad", [*kept, dy], grads, scale=self.factor)
+            self.call("attention_dropout_grad" if self.dropout else "attention_grad", [*kept, *self.counter, dy], grads,
+                      scale=self.factor, **self.numbers)
         return {i: grads[i] for i in wanted}
 
     weight_grad = output_grad

@@ -25,7 +25,8 @@ from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 
 #: n, h, t, s, d, e
-SIZES = [(1, 1, 1, 2, 8, 8), (2, 3, 5, 5, 4, 6), (2, 2, 7, 4, 3, 3), (1, 2, 4, 9, 5, 2), (1, 1, 33, 65, 16, 16)]
+SIZES = [(1, 1, 1, 2, 8, 8), (2, 3, 5, 5, 4, 6), (2, 2, 7, 4, 3, 3), (1, 2, 4, 9, 5, 2), (1, 1, 33, 65, 16, 16),
+         (2, 1, 150, 150, 4, 3), (1, 2, 150, 70, 3, 4), (1, 1, 70, 150, 4, 4)]  # the last of several blocks
 HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  #: with the largest relative error of rounding
 
 

@@ -44,6 +44,7 @@ class Cuda:
     deterministic = True
     captures = True
     halves = True
+    most_scores = math.inf  #: flash kernels are a rule of fusion here
 
     def __init__(self, driver: Any, products: Callable[[], Any], dnn: Callable[[], Any], name: str) -> None:
         self.driver, self.name = driver, name

@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 
 from minidl.core.graph import Launch
+from minidl.devices.cuda.device import Cuda
 from minidl.devices.device import CPU, get
 from minidl.kernels import KERNELS, Kernel, Thunk, Work, cuda
 from minidl.kernels.conv import Geometry
@@ -245,6 +246,7 @@ class CudaOnCpu(CPU):
     """Host memory, CUDA kernels."""
 
     name = "cuda on cpu"
+    most_scores = Cuda.most_scores
 
     def work(self, kernel: Kernel) -> Work | None:
         return kernel.cuda_work

@@ -1,0 +1,196 @@
+"""Attention that keeps no probabilities: one number for each query, from which the gradient computes them again.
+
+With t queries and s keys, memory grows with t + s in place of t s. Dao, Fu, Ermon, Rudra, Re, "FlashAttention", 2022:
+the CPU form goes over blocks of queries, whose scores stay in a core's cache. A block takes all of its keys at once, so
+it needs no running maxima; a causal block takes no keys that it cannot see, which is half of the work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .cuda import Attention, sum_type
+from .dropout import dropped
+from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc
+
+BLOCK = 64  #: queries
+
+
+def _swap(a: Any) -> Any:
+    return a.swapaxes(-1, -2)
+
+
+def _wide(*arrays: Any) -> list[Any]:
+    return [a.astype(sum_type(a)) for a in arrays]
+
+
+def _flops(reads: Any, writes: Any) -> float:
+    q, k = reads[0], reads[1]
+    return 4.0 * q.size * k.shape[2]
+
+
+def _scores(reads: Any) -> Any:
+    """The scratch array of a block's scores: shape and type."""
+    q, k = reads[0], reads[1]
+    return (min(BLOCK, q.shape[2]) * k.shape[2],), q.dtype
+
+
+def _score(xp: Any, q: Any, k: Any, scale: float, causal: bool) -> Any:
+    """All scores, minus infinity where a query does not see a key."""
+    score = xp.matmul(q * q.dtype.type(scale), _swap(k))
+    return xp.where(xp.tril(xp.ones(score.shape[2:], bool)), score, -xp.inf).astype(q.dtype) if causal else score
+
+
+def _blocks(q: Any, k: Any, causal: bool) -> Iterator[tuple[Any, Any, int]]:
+    """For each block, from the last of a head to its first: the index of its queries, the index of the keys that it
+    sees, and the number of keys that its first query sees; each further query sees one more."""
+    t, s = q.shape[2], k.shape[2]
+    for n, h in np.ndindex(*q.shape[:2]):
+        for low in reversed(range(0, t, BLOCK)):
+            high = min(low + BLOCK, t)
+            end = min(high, s) if causal else s
+            yield (n, h, slice(low, high)), (n, h, slice(0, end)), low + 1 if causal else s
+
+
+@kernel("flash_attention", work=lambda reads, writes, **constants: [_scores(reads)], flops=_flops)
+def flash_attention(xp: Any, q: Any, k: Any, v: Any, *counter: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+    """As `attention`, without a mask, for a positive scale and arrays that are not empty -> (y (n, h, t, e),
+    lse (n, h, t)). lse is the logarithm of the sum of exp(score) over the keys that a query sees, in the type of
+    sums. `counter`, `numbers`: as for `attention_dropout`, if probabilities are dropped."""
+    dtype, (q, k, v) = q.dtype, _wide(q, k, v)
+    score = _score(xp, q, k, scale, causal)
+    top = score.max(axis=-1, keepdims=True)
+    e = xp.exp(score - top)
+    total = e.sum(axis=-1, keepdims=True)
+    return xp.matmul(_dropped(xp, e / total, counter, numbers), v).astype(dtype), (top + xp.log(total))[..., 0]
+
+
+def _dropped(xp: Any, p: Any, counter: Any, numbers: Any) -> Any:
+    return KERNELS["dropout"].reference(xp, p, *counter, **numbers) if counter else p
+
+
+@flash_attention.cpu
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+    *counter, y, lse, scores = rest
+    calls, factor = [], q.dtype.type(scale)
+    for rows, keys, first in _blocks(q, k, causal):
+        e = _shaped(scores, q[rows], k[keys])
+        calls += [ufunc(np.matmul, q[rows], k[keys].T, e), loop(_hide, e, first),
+                  partial(np.maximum.reduce, e, axis=-1, out=lse[rows]), loop(_shift, e, lse[rows], factor),
+                  ufunc(np.exp, e, e), loop(_normalise, e, lse[rows]), *_drop(e, rows, q, k, counter, numbers),
+                  ufunc(np.matmul, e, v[keys], y[rows])]
+    return calls
+
+
+def _drop(e: Any, rows: Any, q: Any, k: Any, counter: Any, numbers: Any) -> list[Thunk]:
+    """Drops elements of a block in place, the same ones as `dropout` of all probabilities. Four share a block of random
+    numbers, so the number of keys is a multiple of 4."""
+    if not counter:
+        return []
+    n, h, queries = rows
+    t, apart = q.shape[2], k.shape[2] // 4
+    return [dropped(e, counter[0], e, (h * t + queries.start) * apart, apart, 0,
+                    **{**numbers, "sample": numbers["sample"] + n})]
+
+
+def _shaped(scores: Any, q: Any, k: Any) -> Any:
+    return scores[: len(q) * len(k)].reshape(len(q), len(k))
+
+
+@flash_attention.cuda()
+def _(q: Any, k: Any, v: Any, y: Any, lse: Any, *, scale: float, causal: bool) -> Any:
+    return [Attention("forward", q, k, v, y, lse, scale, causal)]
+
+
+def _hide(e, first):  # type: ignore[no-untyped-def]
+    for i in range(e.shape[0]):
+        for j in range(i + first, e.shape[1]):
+            e[i, j] = e.dtype.type(-np.inf)
+
+
+def _shift(e, lse, scale):  # type: ignore[no-untyped-def]
+    for i in range(e.shape[0]):
+        top = e.dtype.type(lse[i])
+        for j in range(e.shape[1]):
+            e[i, j] = (e[i, j] - top) * scale
+        lse[i] = top * scale
+
+
+@regrouped
+def _normalise(e, lse):  # type: ignore[no-untyped-def]
+    for i in range(e.shape[0]):
+        total = e.dtype.type(0)
+        for j in range(e.shape[1]):
+            total += e[i, j]
+        factor = e.dtype.type(1) / total
+        for j in range(e.shape[1]):
+            e[i, j] *= factor
+        lse[i] += np.log(total)
+
+
+def _grad_work(reads: Any, writes: Any, **constants: Any) -> Any:
+    k, v = reads[1], reads[2]
+    return [_scores(reads), _scores(reads), ((k.shape[2] * max(k.shape[3], v.shape[3]),), k.dtype)]
+
+
+@kernel("flash_attention_grad", work=_grad_work,
+        flops=lambda reads, writes: 2.5 * _flops(reads, writes))
+def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *counter: Any, scale: float,
+                         causal: bool, **numbers: Any) -> Any:
+    """(dq, dk, dv) from the output and lse; the same elements are dropped again."""
+    dtype, (q, k, v, y, dy) = q.dtype, _wide(q, k, v, y, dy)
+    p = xp.exp(_score(xp, q, k, scale, causal) - lse[..., None])
+    dp = _dropped(xp, xp.matmul(dy, _swap(v)), counter, numbers)
+    ds = p * (dp - (y * dy).sum(axis=-1, keepdims=True)) * p.dtype.type(scale)
+    return tuple(g.astype(dtype) for g in (xp.matmul(ds, k), xp.matmul(_swap(ds), q),
+                                           xp.matmul(_swap(_dropped(xp, p, counter, numbers)), dy)))
+
+
+@flash_attention_grad.cpu
+def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
+    *counter, dq, dk, dv, scores, more, part = rest
+    calls, factor = [], q.dtype.type(scale)
+    for rows, keys, first in _blocks(q, k, causal):
+        p, ds = _shaped(scores, q[rows], k[keys]), _shaped(more, q[rows], k[keys])
+        calls += [ufunc(np.matmul, q[rows], k[keys].T, p), loop(_score_less, p, lse[rows], factor, first),
+                  ufunc(np.exp, p, p), ufunc(np.matmul, dy[rows], v[keys].T, ds),
+                  *_drop(ds, rows, q, k, counter, numbers), loop(_score_grad, p, ds, y[rows], dy[rows], factor),
+                  ufunc(np.matmul, ds, k[keys], dq[rows]), *_drop(p, rows, q, k, counter, numbers)]
+        for left, right, out in ((ds, q[rows], dk), (p, dy[rows], dv)):
+            seen = out[keys]
+            if rows[2].stop == q.shape[2]:  # a head's first block here; no other sees more keys
+                unseen = out[(*keys[:2], slice(keys[2].stop, None))]
+                calls += [ufunc(np.matmul, left.T, right, seen), ufunc(np.positive, like(out, 0), unseen)]
+            else:
+                own = part[: seen.size].reshape(seen.shape)
+                calls += [ufunc(np.matmul, left.T, right, own), ufunc(np.add, seen, own, seen)]
+    return calls
+
+
+@flash_attention_grad.cuda()
+def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: Any, *, scale: float,
+      causal: bool) -> Any:
+    return [Attention("grad", q, k, v, y, lse, scale, causal, dy, dq, dk, dv)]
+
+
+def _score_less(p, lse, scale, first):  # type: ignore[no-untyped-def]
+    for i in range(p.shape[0]):
+        end = min(i + first, p.shape[1])
+        for j in range(end):
+            p[i, j] = p[i, j] * scale - lse[i]
+        for j in range(end, p.shape[1]):
+            p[i, j] = p.dtype.type(-np.inf)
+
+
+@regrouped
+def _score_grad(p, ds, y, dy, scale):  # type: ignore[no-untyped-def]
+    for i in range(p.shape[0]):
+        total = p.dtype.type(0)
+        for j in range(y.shape[1]):
+            total += y[i, j] * dy[i, j]
+        for j in range(p.shape[1]):
+            ds[i, j] = p[i, j] * (ds[i, j] - total) * scale

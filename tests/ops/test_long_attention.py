@@ -1,0 +1,94 @@
+"""Attention over long sequences keeps no probabilities; it computes them again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl import models, nn, ops, optim, schedulers
+from minidl.core.tasks import Kind
+from minidl.devices.device import CPU
+from minidl.kernels import flash_attention
+from minidl.runtime.checking import random_schedule
+
+
+def kernels(graph: Any, kind: Kind) -> set[str]:
+    return {launch.kernel for task in graph if task.kind == kind for launch in task.launches}
+
+
+def results(shapes: tuple[tuple[int, ...], ...], causal: bool, dropout: float) -> list[Any]:
+    """The output and the gradients toward query, key and value, in float64."""
+    ml.seed(0)
+    rng = np.random.default_rng(0)
+    q, k, v = (nn.Parameter(rng.standard_normal(shape)) for shape in shapes)
+    y = ops.attention(q, k, v, causal=causal, dropout=dropout)
+    (y * ml.array(rng.standard_normal(y.shape))).sum().backward()
+    return [y.numpy(), *(t.grad.numpy() for t in (q, k, v))]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+@pytest.mark.parametrize("shapes", [
+    ((2, 3, 9, 4), (2, 3, 8, 4), (2, 3, 8, 5)), ((1, 2, 9, 3), (1, 2, 4, 3), (1, 2, 4, 3)),
+    ((2, 1, 5, 3), (2, 1, 12, 3), (2, 1, 12, 1)), ((0, 2, 9, 3),) * 3], ids=str)
+def test_it_equals_attention_that_keeps_its_probabilities(shapes, causal, dropout, monkeypatch):
+    """The same elements are dropped."""
+    kept = results(shapes, causal, dropout)
+    monkeypatch.setattr(CPU, "most_scores", 0)
+    monkeypatch.setattr(flash_attention, "BLOCK", 4)
+    for found, wanted in zip(results(shapes, causal, dropout), kept, strict=True):
+        np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-13)
+
+
+def recorded(length: int, **options: Any) -> Any:
+    ml.seed(0)
+    model = models.create("gpt", vocabulary=16, length=length, width=16, heads=2, layers=2, **options)
+    opt = optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x).reshape(-1, 16), y.reshape(-1))
+        loss.backward()
+        opt.step()
+        return loss
+
+    tokens = np.random.default_rng(1).integers(0, 16, (1, length))
+    return model, step, (tokens, tokens)
+
+
+def test_every_order_has_the_bits_of_the_eager_step():
+    seen = []
+    for seed in (None, 0, 1, 2):
+        model, step, batch = recorded(300)
+        if seed is None:
+            loss = step(*batch)
+        else:
+            graph = ml.record(step, *batch)
+            assert "flash_attention" in kernels(graph, Kind.F)
+            run = ml.StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(seed)))
+            loss = run(*batch)
+            run.close()
+        seen.append((loss.numpy().tobytes(), [a.tobytes() for a in model.state_dict().values()]))
+    assert seen[1:] == seen[:1] * 3
+
+
+def test_the_planned_peak_grows_with_the_length_and_not_with_its_square():
+    peaks = []
+    for length in (1024, 2048):
+        _, step, batch = recorded(length)
+        peaks.append(schedulers.plan(ml.record(step, *batch), "in_order").peak_bytes[0])
+    assert peaks[1] < 2.2 * peaks[0]
+
+
+@pytest.mark.parametrize("change", [{"mask": True}, {"offset": 1}, {"scale": -1.0}, {"dropout": 0.5}], ids=str)
+def test_what_it_does_not_serve_keeps_its_probabilities(change, monkeypatch):
+    monkeypatch.setattr(CPU, "most_scores", 0)
+    mask = np.ones((1, 5), np.int64) if change.pop("mask", False) else None
+
+    def step(x: Any) -> Any:
+        return ops.attention(x, x, x, None if mask is None else ml.array(mask), causal=True, **change)
+
+    graph = ml.record(step, np.ones((1, 1, 5, 2), np.float32))
+    assert not any("flash" in name for name in kernels(graph, Kind.F))
