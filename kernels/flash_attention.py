@@ -18,6 +18,7 @@ from .dropout import dropped
 from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc
 
 BLOCK = 64  #: queries
+SCORES = 1 << 17  #: of a block; it takes several heads if their scores are fewer
 
 
 def _swap(a: Any) -> Any:
@@ -33,10 +34,15 @@ def _flops(reads: Any, writes: Any) -> float:
     return 4.0 * q.size * k.shape[2]
 
 
+def _heads(q: Any, k: Any) -> int:
+    """How many heads a block takes."""
+    return int(min(q.shape[1], max(1, SCORES // (min(BLOCK, q.shape[2]) * k.shape[2]))))
+
+
 def _scores(reads: Any) -> Any:
     """The scratch array of a block's scores: shape and type."""
     q, k = reads[0], reads[1]
-    return (min(BLOCK, q.shape[2]) * k.shape[2],), q.dtype
+    return (_heads(q, k) * min(BLOCK, q.shape[2]) * k.shape[2],), q.dtype
 
 
 def _score(xp: Any, q: Any, k: Any, scale: float, causal: bool) -> Any:
@@ -46,14 +52,14 @@ def _score(xp: Any, q: Any, k: Any, scale: float, causal: bool) -> Any:
 
 
 def _blocks(q: Any, k: Any, causal: bool) -> Iterator[tuple[Any, Any, int]]:
-    """For each block, from the last of a head to its first: the index of its queries, the index of the keys that it
-    sees, and the number of keys that its first query sees; each further query sees one more."""
-    t, s = q.shape[2], k.shape[2]
-    for n, h in np.ndindex(*q.shape[:2]):
+    """For each block, from the last of some heads to their first: the index of its queries, the index of the keys that
+    it sees, and the number of keys that its first query sees; each further query sees one more."""
+    (n, h, t, _), s, more = q.shape, k.shape[2], _heads(q, k)
+    for i, j in ((i, j) for i in range(n) for j in range(0, h, more)):
         for low in reversed(range(0, t, BLOCK)):
-            high = min(low + BLOCK, t)
+            high, heads = min(low + BLOCK, t), slice(j, min(j + more, h))
             end = min(high, s) if causal else s
-            yield (n, h, slice(low, high)), (n, h, slice(0, end)), low + 1 if causal else s
+            yield (i, heads, slice(low, high)), (i, heads, slice(0, end)), low + 1 if causal else s
 
 
 @kernel("flash_attention", work=lambda reads, writes, **constants: [_scores(reads)], flops=_flops)
@@ -79,7 +85,7 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers:
     calls, factor = [], q.dtype.type(scale)
     for rows, keys, first in _blocks(q, k, causal):
         e = _shaped(scores, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], k[keys].T, e), loop(_hide, e, first),
+        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), e), loop(_hide, e, first),
                   partial(np.maximum.reduce, e, axis=-1, out=lse[rows]), loop(_shift, e, lse[rows], factor),
                   ufunc(np.exp, e, e), loop(_normalise, e, lse[rows]), *_drop(e, rows, q, k, counter, numbers),
                   ufunc(np.matmul, e, v[keys], y[rows])]
@@ -91,14 +97,16 @@ def _drop(e: Any, rows: Any, q: Any, k: Any, counter: Any, numbers: Any) -> list
     numbers, so the number of keys is a multiple of 4."""
     if not counter:
         return []
-    n, h, queries = rows
+    n, heads, queries = rows
     t, apart = q.shape[2], k.shape[2] // 4
-    return [dropped(e, counter[0], e, (h * t + queries.start) * apart, apart, 0,
-                    **{**numbers, "sample": numbers["sample"] + n})]
+    return [dropped(own, counter[0], own, (h * t + queries.start) * apart, apart, 0,
+                    **{**numbers, "sample": numbers["sample"] + n})
+            for h, own in zip(range(heads.start, heads.stop), e, strict=True)]
 
 
 def _shaped(scores: Any, q: Any, k: Any) -> Any:
-    return scores[: len(q) * len(k)].reshape(len(q), len(k))
+    shape = (*q.shape[:2], k.shape[1])
+    return scores[: np.prod(shape)].reshape(shape)
 
 
 @flash_attention.cuda()
@@ -107,34 +115,38 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, *, scale: float, causal: bool) -
 
 
 def _hide(e, first):  # type: ignore[no-untyped-def]
-    for i in range(e.shape[0]):
-        for j in range(i + first, e.shape[1]):
-            e[i, j] = e.dtype.type(-np.inf)
+    for h in range(e.shape[0]):
+        for i in range(e.shape[1]):
+            for j in range(i + first, e.shape[2]):
+                e[h, i, j] = e.dtype.type(-np.inf)
 
 
 def _shift(e, lse, scale):  # type: ignore[no-untyped-def]
-    for i in range(e.shape[0]):
-        top = e.dtype.type(lse[i])
-        for j in range(e.shape[1]):
-            e[i, j] = (e[i, j] - top) * scale
-        lse[i] = top * scale
+    for h in range(e.shape[0]):
+        for i in range(e.shape[1]):
+            top = e.dtype.type(lse[h, i])
+            for j in range(e.shape[2]):
+                e[h, i, j] = (e[h, i, j] - top) * scale
+            lse[h, i] = top * scale
 
 
 @regrouped
 def _normalise(e, lse):  # type: ignore[no-untyped-def]
-    for i in range(e.shape[0]):
-        total = e.dtype.type(0)
-        for j in range(e.shape[1]):
-            total += e[i, j]
-        factor = e.dtype.type(1) / total
-        for j in range(e.shape[1]):
-            e[i, j] *= factor
-        lse[i] += np.log(total)
+    for h in range(e.shape[0]):
+        for i in range(e.shape[1]):
+            total = e.dtype.type(0)
+            for j in range(e.shape[2]):
+                total += e[h, i, j]
+            factor = e.dtype.type(1) / total
+            for j in range(e.shape[2]):
+                e[h, i, j] *= factor
+            lse[h, i] += np.log(total)
 
 
 def _grad_work(reads: Any, writes: Any, **constants: Any) -> Any:
-    k, v = reads[1], reads[2]
-    return [_scores(reads), _scores(reads), ((k.shape[2] * max(k.shape[3], v.shape[3]),), k.dtype)]
+    q, k, v = reads[:3]
+    part = _heads(q, k) * k.shape[2] * max(k.shape[3], v.shape[3])
+    return [_scores(reads), _scores(reads), ((part,), k.dtype)]
 
 
 @kernel("flash_attention_grad", work=_grad_work,
@@ -156,18 +168,18 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *rest: Any, scale: floa
     calls, factor = [], q.dtype.type(scale)
     for rows, keys, first in _blocks(q, k, causal):
         p, ds = _shaped(scores, q[rows], k[keys]), _shaped(more, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], k[keys].T, p), loop(_score_less, p, lse[rows], factor, first),
-                  ufunc(np.exp, p, p), ufunc(np.matmul, dy[rows], v[keys].T, ds),
+        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), p), loop(_score_less, p, lse[rows], factor, first),
+                  ufunc(np.exp, p, p), ufunc(np.matmul, dy[rows], _swap(v[keys]), ds),
                   *_drop(ds, rows, q, k, counter, numbers), loop(_score_grad, p, ds, y[rows], dy[rows], factor),
                   ufunc(np.matmul, ds, k[keys], dq[rows]), *_drop(p, rows, q, k, counter, numbers)]
         for left, right, out in ((ds, q[rows], dk), (p, dy[rows], dv)):
             seen = out[keys]
-            if rows[2].stop == q.shape[2]:  # a head's first block here; no other sees more keys
+            if rows[2].stop == q.shape[2]:  # the first block of these heads; no other sees more keys
                 unseen = out[(*keys[:2], slice(keys[2].stop, None))]
-                calls += [ufunc(np.matmul, left.T, right, seen), ufunc(np.positive, like(out, 0), unseen)]
+                calls += [ufunc(np.matmul, _swap(left), right, seen), ufunc(np.positive, like(out, 0), unseen)]
             else:
                 own = part[: seen.size].reshape(seen.shape)
-                calls += [ufunc(np.matmul, left.T, right, own), ufunc(np.add, seen, own, seen)]
+                calls += [ufunc(np.matmul, _swap(left), right, own), ufunc(np.add, seen, own, seen)]
     return calls
 
 
@@ -178,19 +190,21 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: A
 
 
 def _score_less(p, lse, scale, first):  # type: ignore[no-untyped-def]
-    for i in range(p.shape[0]):
-        end = min(i + first, p.shape[1])
-        for j in range(end):
-            p[i, j] = p[i, j] * scale - lse[i]
-        for j in range(end, p.shape[1]):
-            p[i, j] = p.dtype.type(-np.inf)
+    for h in range(p.shape[0]):
+        for i in range(p.shape[1]):
+            end = min(i + first, p.shape[2])
+            for j in range(end):
+                p[h, i, j] = p[h, i, j] * scale - lse[h, i]
+            for j in range(end, p.shape[2]):
+                p[h, i, j] = p.dtype.type(-np.inf)
 
 
 @regrouped
 def _score_grad(p, ds, y, dy, scale):  # type: ignore[no-untyped-def]
-    for i in range(p.shape[0]):
-        total = p.dtype.type(0)
-        for j in range(y.shape[1]):
-            total += y[i, j] * dy[i, j]
-        for j in range(p.shape[1]):
-            ds[i, j] = p[i, j] * (ds[i, j] - total) * scale
+    for h in range(p.shape[0]):
+        for i in range(p.shape[1]):
+            total = p.dtype.type(0)
+            for j in range(y.shape[2]):
+                total += y[h, i, j] * dy[h, i, j]
+            for j in range(p.shape[2]):
+                ds[h, i, j] = p[h, i, j] * (ds[h, i, j] - total) * scale
