@@ -216,7 +216,7 @@ def _told(option: str, parallel: str | None = None) -> Condition:
         return _any_of(s.name for s in schedulers.SCHEDULERS.values()
                        if option in s.options and parallel in (None, s.parallel))
 
-    return words, lambda a: takes(a, option)
+    return words, lambda a: a.command == "arena" or takes(a, option)
 
 
 def _any_of(names: Iterable[str]) -> str:
@@ -324,9 +324,10 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               "interpreter (native, the default on Linux on x86-64 and aarch64), or Python"),
         "--fusion": _flag(NETWORK, type=rules, metavar="all|none|RULE,..", terms=RULES,
                           help="merge launches by these rules: %(terms)s (default: all on cuda, none on cpu)"),
-        "--memory-limit": _flag(NETWORK, type=size, metavar="SIZE",
+        "--memory-limit": _flag(NETWORK + " arena:*", type=size, metavar="SIZE",
                                 help="the most memory that a plan may need, per rank, such as 2GiB; the fastest plan "
-                                     "below it is chosen, also one that computes activations again"),
+                                     "below it is chosen, also one that computes activations again; in the arena, the "
+                                     "memory that an entry may use (default 1GiB)"),
         "--recompute": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
                              metavar="none|all|sqrt|auto|I,J,..",
                              help="compute activations again instead of keeping all (none); keep those between all "
@@ -452,8 +453,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--table": _flag("simulate:p", action="store_true", help="price all pipeline policies, and mark the best"),
         "--objective": _flag("plan:cp explain:cp simulate:cp", _told("objective"), default="makespan",
                              choices=["makespan", "span", "period"], help="optimal minimises it (default: makespan)"),
-        "--time-limit": _flag("plan:cp explain:cp simulate:cp", _told("time_limit"), type=number(0), default=60.0,
-                              metavar="S", help="the most seconds that `optimal` may search (default 60)"),
+        "--time-limit": _flag("plan:cp explain:cp simulate:cp arena:*", _told("time_limit"), type=number(0),
+                              default=60.0, metavar="S",
+                              help="the most seconds that `optimal` may search (default 60), or that an entry of the "
+                                   "arena may take for a problem (default 10)"),
+        "--alone": _flag("arena:*", action="store_true", help="rank the entries without the published policies"),
     },
     "data parallelism": {
         "--k": _flag("train:r compare:r plan:rl explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
@@ -485,7 +489,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                "loads (default: minidl)"),
         "--svg": _flag("plan:srlcp simulate:srlcp", NO_TABLE, type=path,
                        metavar="FILE.svg", help="draw the predicted timeline, or the curve of --curve"),
-        "--html": _flag("train:src compare:src plan:srlcp explain:srlcp simulate:srlcp",
+        "--html": _flag("train:src compare:src plan:srlcp explain:srlcp simulate:srlcp arena:*",
                         NO_TABLE, RUNNING, type=path,
                         metavar="FILE.html", help="write one page that needs no other file: the timeline, predicted "
                                                   "over measured, every task explained, memory, waits, all figures; "
@@ -498,7 +502,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
-        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:* profile:*", action="store_true",
+        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:* profile:* arena:*", action="store_true",
                         help="print one JSON object, and nothing else, on standard output"),
     },
     "ranks": {

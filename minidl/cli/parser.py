@@ -48,6 +48,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "check": ("planning.check", "validate a saved or edited schedule"),
     "explain": ("planning.explain", "explain why a task is where it is"),
     "simulate": ("planning.simulate", "price a network's plan, or a data-parallel or pipeline policy on given times"),
+    "arena": ("arena.run", "prove, price and rank orders of pipelines, your own and the published ones"),
     "profile": ("profile.profile", "measure what a torch network costs per stage of a pipeline"),
     "export": ("checkpoints.export", "write a checkpoint's weights to a safetensors file under published names"),
     "new": ("new.new", "write a small working op, kernel, scheduler or network with its test, to start from"),
@@ -82,6 +83,8 @@ def _parser(given: str) -> _Parser:
             verb.add_argument("path", metavar="CHECKPOINT")
         elif name == "fuzz":
             module.add_step(verb)
+        elif name == "arena":
+            module.add_entries(verb)
         elif name == "new":
             module.add_kind(verb)
         elif name == "profile":

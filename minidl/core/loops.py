@@ -18,12 +18,17 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LONG = 50_000  #: from this many steps on a loop is worth compiling
+writes = True  #: whether compiled loops are kept in files; a process that may only read them sets it to False
 
 
 @cache
 def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     import numba
 
+    if not writes:
+        from numba.core import caching
+
+        caching._CacheLocator.ensure_cache_path = caching.Cache.save_overload = lambda *_: None
     compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
     return compiled
 

@@ -27,6 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "plans": {"core", "passes", "pricing", "system"},
     "schedulers": {"core", "passes", "plans", "pricing", "system"},
     "views": {"core", "passes", "plans", "pricing", "schedulers"},
+    "arena": {"core", "plans", "pricing", "schedulers", "system"},
     "devices": {"core", "kernels"},
     "fusion": {"core", "devices", "kernels"},
     "autograd": {"core", "devices", "kernels", "system"},
@@ -40,8 +41,8 @@ ROOMS: dict[str, set[str]] = {
     "testing": {"autograd", "core", "devices", "kernels", "ops", "optim", "passes", "runtime", "schedulers"},
     "training": {"autograd", "core", "data", "devices", "fusion", "measuring", "models", "nn", "ops", "optim", "passes",
                  "plans", "pricing", "runtime", "schedulers", "system"},
-    "cli": {"autograd", "core", "data", "devices", "measuring", "models", "optim", "passes", "plans", "pricing",
-            "runtime", "schedulers", "system", "testing", "training", "views"},
+    "cli": {"arena", "autograd", "core", "data", "devices", "measuring", "models", "optim", "passes", "plans",
+            "pricing", "runtime", "schedulers", "system", "testing", "training", "views"},
     "__main__": {"cli", "system"},
 }
 #: rooms that neither run nor measure anything: a plan is made, proved and priced without a device
