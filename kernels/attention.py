@@ -20,7 +20,7 @@ def _flops(reads: Any, writes: Any) -> float:
     return 4.0 * q.size * k.shape[2]
 
 
-@kernel("attention", flops=_flops)
+@kernel("attention", flops=_flops, axes="nhTD,nhSD,nhSE,nS->nhTE,nhTS")
 def attention(xp: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float, causal: bool, offset: int = 0) -> Any:
     """q (n, h, t, d), k (n, h, s, d), v (n, h, s, e), mask (n, s), 0 where a key is padding -> (y (n, h, t, e),
     probabilities (n, h, t, s)). `causal`: query i sees keys 0..i + offset. A query that sees no key gives zeros."""
@@ -99,7 +99,8 @@ def _score_work(reads: Any, writes: Any, scale: float) -> Any:
     return [(reads[3].shape, reads[3].dtype)]
 
 
-@kernel("attention_grad", flops=lambda reads, writes: 2.0 * _flops(reads, writes), work=_score_work)
+@kernel("attention_grad", axes="nhTD,nhSD,nhSE,nhTS,nhTE->nhTD,nhSD,nhSE",
+        flops=lambda reads, writes: 2.0 * _flops(reads, writes), work=_score_work)
 def attention_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, dy: Any, *, scale: float) -> Any:
     """(dq, dk, dv) from the kept probabilities."""
     dp = xp.matmul(dy, _swap(v))
@@ -142,7 +143,8 @@ def _dropped(xp: Any, a: Any, counter: Any, numbers: Any) -> Any:
     return KERNELS["dropout"].reference(xp, a, counter, **numbers)
 
 
-@kernel("attention_dropout", flops=_flops, work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype)])
+@kernel("attention_dropout", flops=_flops, work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype)],
+        axes=lambda reads, **constants: f"sHTD,sHSD,sHSE,{'sS,' * (len(reads) > 4)}C->sHTE,sHTS")
 def attention_dropout(xp: Any, q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0,
                       **numbers: Any) -> Any:
     """As `attention`, but v is multiplied with the probabilities after dropout. `rest`: the mask if there is one, and
@@ -171,7 +173,8 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: in
             *KERNELS["dropout"].cuda_calls([p, counter], [z], [], numbers), *product(z, v, y)]
 
 
-@kernel("attention_dropout_grad", flops=lambda reads, writes, **constants: 2.0 * _flops(reads, writes),
+@kernel("attention_dropout_grad", axes="sHTD,sHSD,sHSE,sHTS,C,sHTE->sHTD,sHSD,sHSE",
+        flops=lambda reads, writes, **constants: 2.0 * _flops(reads, writes),
         work=lambda reads, writes, **constants: [(reads[3].shape, reads[3].dtype)] * 2)
 def attention_dropout_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, *, scale: float,
                            **numbers: Any) -> Any:

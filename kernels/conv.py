@@ -62,7 +62,7 @@ def _grouped(x: Any, groups: int) -> Any:
     return x.reshape(prod(x.shape[:-1]), groups, x.shape[-1] // groups).transpose(1, 0, 2)
 
 
-@kernel("conv2d", flops=lambda reads, writes: _flops(writes[0], reads[1]),
+@kernel("conv2d", axes="nHWC,OTUC,O->nHWO", flops=lambda reads, writes: _flops(writes[0], reads[1]),
         work=lambda reads, writes, geometry, act="": forward_work(reads[0], reads[1], writes[0], geometry))
 def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: str = "") -> Any:
     """y[n, oy, ox] = sum over taps of x[n, oy s - p + ky d, ox s - p + kx d] w[:, ky, kx] (+ b), or relu of it."""
@@ -76,7 +76,7 @@ def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: s
     return xp.maximum(y, 0) if act else y
 
 
-@kernel("conv2d_input_grad", flops=lambda reads, writes: _flops(reads[0], reads[1]),
+@kernel("conv2d_input_grad", axes="nHWO,OTUC->nHWC", flops=lambda reads, writes: _flops(reads[0], reads[1]),
         work=lambda reads, writes, size, geometry: input_grad_work(reads[0], reads[1], writes[0], geometry))
 def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometry) -> Any:
     """dx (n, *size, c): every tap's product is added to the pixel from which it came."""

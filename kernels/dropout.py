@@ -25,7 +25,7 @@ def philox(xp: Any, c0: Any, c1: Any, c2: Any, c3: Any, k0: int, k1: int) -> tup
     return c0, c1, c2, c3
 
 
-@kernel("dropout", flops=lambda reads, writes: 10.0 * writes[0].size)
+@kernel("dropout", axes="s*,C->s*", flops=lambda reads, writes: 10.0 * writes[0].size)
 def dropout(xp: Any, x: Any, counter: Any, *, rate: float, seed: int, draw: int, sample: int) -> Any:
     """x (n, ...): each element becomes 0 with probability `rate`, else x / (1 - rate). Applied to dy it is the
     gradient.

@@ -36,7 +36,8 @@ C_FUNCTIONS = ("abs", "cos", "div", "exp", "log", "sin", "sqrt", "tanh")  #: the
 
 def _ufunc_kernel(name: str, function: Any) -> None:
     """Defines a kernel from a NumPy ufunc; inputs broadcast to the output's shape."""
-    definition = kernel(name, flops=_one_each)(lambda xp, *inputs: getattr(xp, function.__name__)(*inputs))
+    definition = kernel(name, axes="...,...->...", flops=_one_each)(
+        lambda xp, *inputs: getattr(xp, function.__name__)(*inputs))
     definition.cpu(lambda *arrays: [ufunc(function, *arrays)])
     _strided(definition, f"{name}_" if name in C_FUNCTIONS else name)
 
@@ -48,7 +49,7 @@ for _name, _function in {"add": np.add, "sub": np.subtract, "mul": np.multiply, 
     _ufunc_kernel(_name, _function)
 
 
-@kernel("copy")
+@kernel("copy", axes="...->...")
 def copy(xp: Any, x: Any) -> Any:
     return xp.array(x)
 
@@ -63,7 +64,7 @@ def _(x: Any, y: Any) -> Any:
     return elements("copy.cu", f"copy<{c_type(y)}>", [x], y)
 
 
-@kernel("cast")
+@kernel("cast", axes="...->...")
 def cast(xp: Any, x: Any, *, dtype: str) -> Any:
     """x as another float type, rounded to nearest."""
     return xp.asarray(x).astype(dtype)
@@ -79,7 +80,7 @@ def _(x: Any, y: Any, *, dtype: str) -> Any:
     return elements("copy.cu", f"cast<{c_type(x)}, {c_type(y)}>", [x], y)
 
 
-@kernel("fill")
+@kernel("fill", axes="...->...")
 def fill(xp: Any, x: Any, *, value: float) -> Any:
     """An array like x, full of one value; the values of x are not read."""
     return xp.full_like(x, value)
@@ -95,7 +96,7 @@ def _(x: Any, y: Any, *, value: float) -> Any:
     return each("copy.cu", f"fill<{c_type(y)}>", y.size, flat(y), float(value), y.size)
 
 
-@kernel("scale", flops=_one_each)
+@kernel("scale", axes="...->...", flops=_one_each)
 def scale(xp: Any, x: Any, *, factor: float) -> Any:
     return x * x.dtype.type(factor)
 
@@ -105,7 +106,7 @@ def _(x: Any, y: Any, *, factor: float) -> Any:
     return [ufunc(np.multiply, x, like(x, factor), y)]
 
 
-@kernel("shift", flops=_one_each)
+@kernel("shift", axes="...->...", flops=_one_each)
 def shift(xp: Any, x: Any, *, term: float) -> Any:
     return x + x.dtype.type(term)
 
@@ -115,7 +116,7 @@ def _(x: Any, y: Any, *, term: float) -> Any:
     return [ufunc(np.add, x, like(x, term), y)]
 
 
-@kernel("lerp", flops=_one_each)
+@kernel("lerp", axes="...,...->...", flops=_one_each)
 def lerp(xp: Any, start: Any, end: Any, *, weight: float) -> Any:
     """From start to end by this share of the way; the result may take the place of start."""
     return (start - end) * start.dtype.type(1 - weight) + end
@@ -126,7 +127,7 @@ def _(start: Any, end: Any, y: Any, *, weight: float) -> Any:
     return [ufunc(np.subtract, start, end, y), ufunc(np.multiply, y, like(y, 1 - weight), y), ufunc(np.add, y, end, y)]
 
 
-@kernel("power", flops=_one_each)
+@kernel("power", axes="...->...", flops=_one_each)
 def power(xp: Any, x: Any, *, exponent: float) -> Any:
     return x ** x.dtype.type(exponent)
 
@@ -136,7 +137,7 @@ def _(x: Any, y: Any, *, exponent: float) -> Any:
     return [ufunc(np.power, x, like(x, exponent), y)]
 
 
-@kernel("power_grad", flops=_one_each)
+@kernel("power_grad", axes="...,...->...", flops=_one_each)
 def power_grad(xp: Any, x: Any, dy: Any, *, exponent: float) -> Any:
     """dx = dy * e * x^(e-1)."""
     return dy * (x ** x.dtype.type(exponent - 1)) * x.dtype.type(exponent)
@@ -148,7 +149,7 @@ def _(x: Any, dy: Any, dx: Any, *, exponent: float) -> Any:
             ufunc(np.multiply, dx, like(x, exponent), dx)]
 
 
-@kernel("relu", flops=_one_each)
+@kernel("relu", axes="=->=", flops=_one_each)
 def relu(xp: Any, x: Any) -> Any:
     return xp.maximum(x, x.dtype.type(0))
 
@@ -163,7 +164,7 @@ def _relu(x, y):  # type: ignore[no-untyped-def]
         y[i] = x[i] if not x[i] <= 0 else x.dtype.type(0)  # NaN passes through
 
 
-@kernel("relu_grad", flops=_one_each)
+@kernel("relu_grad", axes="=,=->=", flops=_one_each)
 def relu_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = dy where y > 0; y is the output."""
     return xp.where(y > 0, dy, dy.dtype.type(0))
@@ -179,7 +180,7 @@ def _relu_grad(y, dy, dx):  # type: ignore[no-untyped-def]
         dx[i] = dy[i] if y[i] > 0 else dy.dtype.type(0)
 
 
-@kernel("sigmoid", flops=_one_each)
+@kernel("sigmoid", axes="...->...", flops=_one_each)
 def sigmoid(xp: Any, x: Any) -> Any:
     """1 / (1 + exp(-x)), computed with tanh, which never overflows."""
     half = x.dtype.type(0.5)
@@ -193,7 +194,7 @@ def _(x: Any, y: Any) -> Any:
             ufunc(np.add, y, half, y)]
 
 
-@kernel("sigmoid_grad", flops=_one_each)
+@kernel("sigmoid_grad", axes="=,=->=", flops=_one_each)
 def sigmoid_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = dy * y * (1 - y)."""
     return dy * (y * (1 - y))
@@ -210,7 +211,7 @@ def _sigmoid_grad(y, dy, dx):  # type: ignore[no-untyped-def]
         dx[i] = dy[i] * (y[i] * (one - y[i]))
 
 
-@kernel("tanh_grad", flops=_one_each)
+@kernel("tanh_grad", axes="=,=->=", flops=_one_each)
 def tanh_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = dy * (1 - y^2)."""
     return dy * (1 - y * y)
@@ -227,7 +228,7 @@ def _tanh_grad(y, dy, dx):  # type: ignore[no-untyped-def]
         dx[i] = dy[i] * (one - y[i] * y[i])
 
 
-@kernel("sqrt_grad", flops=_one_each)
+@kernel("sqrt_grad", axes="...,...->...", flops=_one_each)
 def sqrt_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = dy / (2 y)."""
     return dy / (y + y)
@@ -238,7 +239,7 @@ def _(y: Any, dy: Any, dx: Any) -> Any:
     return [ufunc(np.add, y, y, dx), ufunc(np.divide, dy, dx, dx)]
 
 
-@kernel("abs_grad", flops=_one_each)
+@kernel("abs_grad", axes="...,...->...", flops=_one_each)
 def abs_grad(xp: Any, x: Any, dy: Any) -> Any:
     return xp.sign(x) * dy
 
@@ -248,7 +249,7 @@ def _(x: Any, dy: Any, dx: Any) -> Any:
     return [ufunc(np.sign, x, dx), ufunc(np.multiply, dx, dy, dx)]
 
 
-@kernel("div_grad", flops=_one_each)
+@kernel("div_grad", axes="...,...,...->...", flops=_one_each)
 def div_grad(xp: Any, y: Any, b: Any, dy: Any) -> Any:
     """db of y = a / b, before the sum over broadcast axes: -dy * y / b."""
     return -(dy * y) / b
@@ -261,7 +262,8 @@ def _(y: Any, b: Any, dy: Any, db: Any) -> Any:
 
 def _pick(name: str, wins: Any) -> None:
     """Gradient of maximum or minimum to one side: where x wins dy, half where the two are equal."""
-    definition = kernel(name, flops=_one_each, work=lambda reads, writes: [(writes[0].shape, "bool")])(
+    definition = kernel(name, flops=_one_each, work=lambda reads, writes: [(writes[0].shape, "bool")],
+                        axes="...,...,...->...")(
         lambda xp, x, other, dy: xp.where(x == other, dy * dy.dtype.type(0.5),
                                           xp.where(wins(x, other), dy, dy.dtype.type(0))))
     compare = {"maximum_grad": np.greater, "minimum_grad": np.less}[name]

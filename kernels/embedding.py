@@ -11,7 +11,7 @@ from .registry import kernel, loop
 PIECE = 2048  #: positions that a CUDA block sorts
 
 
-@kernel("embedding")
+@kernel("embedding", axes="RD,n*->n*")
 def embedding(xp: Any, table: Any, index: Any) -> Any:
     """table (rows, d), index (...) int64 -> (..., d)."""
     return table[index]
@@ -36,7 +36,7 @@ def _embedding(table, index, y):  # type: ignore[no-untyped-def]
             y[n, j] = table[row, j]
 
 
-@kernel("embedding_grad", flops=lambda reads, writes: float(reads[1].size))
+@kernel("embedding_grad", axes="*,*d->Rd", flops=lambda reads, writes: float(reads[1].size))
 def embedding_grad(xp: Any, index: Any, dy: Any, *, rows: int) -> Any:
     """d table (rows, d): row r is the sum of dy where index is r, added in the order of the positions.
 

@@ -62,7 +62,15 @@ def _blocks(q: Any, k: Any, causal: bool) -> Iterator[tuple[Any, Any, int]]:
             yield (i, heads, slice(low, high)), (i, heads, slice(0, end)), low + 1 if causal else s
 
 
-@kernel("flash_attention", work=lambda reads, writes, **constants: [_scores(reads)], flops=_flops)
+def _axes(reads: int, axes: str) -> Any:
+    """The axes of a kernel that reads so many arrays; if it drops probabilities, which also counts heads, only samples
+    may be cut."""
+    return lambda given, **_: axes if len(given) == reads else axes.replace("n", "s").replace("h", "H").replace(
+        "->", ",C->")
+
+
+@kernel("flash_attention", axes=_axes(3, "nhTD,nhSD,nhSE->nhTE,nhT"), flops=_flops,
+        work=lambda reads, writes, **constants: [_scores(reads)])
 def flash_attention(xp: Any, q: Any, k: Any, v: Any, *counter: Any, scale: float, causal: bool, **numbers: Any) -> Any:
     """As `attention`, without a mask, for a positive scale and arrays that are not empty -> (y (n, h, t, e),
     lse (n, h, t)). lse is the logarithm of the sum of exp(score) over the keys that a query sees, in the type of
@@ -149,7 +157,7 @@ def _grad_work(reads: Any, writes: Any, **constants: Any) -> Any:
     return [_scores(reads), _scores(reads), ((part,), k.dtype)]
 
 
-@kernel("flash_attention_grad", work=_grad_work,
+@kernel("flash_attention_grad", axes=_axes(6, "nhTD,nhSD,nhSE,nhTE,nhT,nhTE->nhTD,nhSD,nhSE"), work=_grad_work,
         flops=lambda reads, writes: 2.5 * _flops(reads, writes))
 def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *counter: Any, scale: float,
                          causal: bool, **numbers: Any) -> Any:

@@ -25,7 +25,7 @@ def _erf(xp: Any, x: Any) -> Any:
     return erf(x)
 
 
-@kernel("gelu", flops=lambda reads, writes: 8.0 * writes[0].size)
+@kernel("gelu", axes="=->=", flops=lambda reads, writes: 8.0 * writes[0].size)
 def gelu(xp: Any, x: Any) -> Any:
     """y = x (1 + erf(x / sqrt(2))) / 2."""
     t = x.dtype.type
@@ -42,7 +42,7 @@ def _(x: Any, y: Any) -> Any:
     return dense("gelu.cu", f"gelu<{c_type(x)}>", x, y)
 
 
-@kernel("gelu_grad", flops=lambda reads, writes: 16.0 * writes[0].size)
+@kernel("gelu_grad", axes="=,=->=", flops=lambda reads, writes: 16.0 * writes[0].size)
 def gelu_grad(xp: Any, x: Any, dy: Any) -> Any:
     """dx = dy (Phi(x) + x phi(x)), phi the normal density."""
     t = x.dtype.type
@@ -131,7 +131,7 @@ def _gate(xp: Any, x: Any) -> tuple[Any, Any]:
     return s, w * (s * (e * s) * t(SLOPE) * (t(1) + t(3 * CUBE) * w * w))
 
 
-@kernel("gelu_tanh", flops=lambda reads, writes: 8.0 * writes[0].size)
+@kernel("gelu_tanh", axes="=->=", flops=lambda reads, writes: 8.0 * writes[0].size)
 def gelu_tanh(xp: Any, x: Any) -> Any:
     """y = x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
     return x * _gate(xp, x)[0]
@@ -147,7 +147,7 @@ def _(x: Any, y: Any) -> Any:
     return dense("gelu.cu", f"gelu_tanh<{c_type(x)}>", x, y)
 
 
-@kernel("gelu_tanh_grad", flops=lambda reads, writes: 16.0 * writes[0].size)
+@kernel("gelu_tanh_grad", axes="=,=->=", flops=lambda reads, writes: 16.0 * writes[0].size)
 def gelu_tanh_grad(xp: Any, x: Any, dy: Any) -> Any:
     """dx = dy (s + x ds / dx), y = x s."""
     s, rise = _gate(xp, x)

@@ -15,7 +15,7 @@ NO_LABEL = -(1 << 62)  #: the label to ignore where none is
 SMALL = 32768  #: up to this many elements, one block computes a mean loss alone
 
 
-@kernel("softmax", flops=lambda reads, writes: 4.0 * writes[0].size,
+@kernel("softmax", axes="...K->...K", flops=lambda reads, writes: 4.0 * writes[0].size,
         work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def softmax(xp: Any, x: Any) -> Any:
     """Over the last axis, shifted by the maximum."""
@@ -44,7 +44,7 @@ def _softmax_calls(x: Any, y: Any, logarithm: bool) -> list[Grid]:
                     rows, width, logarithm)
 
 
-@kernel("softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size,
+@kernel("softmax_grad", axes="...K,...K->...K", flops=lambda reads, writes: 4.0 * writes[0].size,
         work=lambda reads, writes: [((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = y * (dy - sum(y dy))."""
@@ -69,7 +69,7 @@ def _softmax_grad_calls(y: Any, dy: Any, dx: Any, logarithm: bool) -> list[Grid]
                     rows, width, logarithm)
 
 
-@kernel("log_softmax", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
+@kernel("log_softmax", axes="...K->...K", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
     (reads[0].shape, reads[0].dtype), ((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def log_softmax(xp: Any, x: Any) -> Any:
     """Over the last axis: x - max - log(sum(exp(x - max)))."""
@@ -92,7 +92,8 @@ def _(x: Any, y: Any) -> Any:
     return _softmax_calls(x, y, True)
 
 
-@kernel("log_softmax_grad", flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
+@kernel("log_softmax_grad", axes="...K,...K->...K",
+        flops=lambda reads, writes: 4.0 * writes[0].size, work=lambda reads, writes: [
     ((*reads[0].shape[:-1], 1), reads[0].dtype)])
 def log_softmax_grad(xp: Any, y: Any, dy: Any) -> Any:
     """dx = dy - exp(y) sum(dy)."""

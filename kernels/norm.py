@@ -116,7 +116,7 @@ def _per_element(count: float) -> Any:
     return lambda reads, writes: count * reads[0].size
 
 
-@kernel("batch_norm", flops=_per_element(7), work=_scratch_of(6))
+@kernel("batch_norm", axes="*c,c,c,c,c,*->*c,c,c,c,c,*", flops=_per_element(7), work=_scratch_of(6))
 def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, *, eps: float,
                momentum: float) -> Any:
     """x (..., c) -> y, mean, 1 / std (c,) of the batch; and running mean, variance (unbiased), count of batches."""
@@ -275,7 +275,7 @@ def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
         rstd[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
 
 
-@kernel("batch_norm_weight_grad", flops=_per_element(4), work=_scratch_of(5))
+@kernel("batch_norm_weight_grad", axes="*c,c,c,*c->c,c", flops=_per_element(4), work=_scratch_of(5))
 def batch_norm_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, dy: Any) -> Any:
     """dw = sum(dy (x - mean) rstd) and db = sum(dy), both (c,)."""
     axes = tuple(range(x.ndim - 1))
@@ -334,7 +334,7 @@ def _sums(x, step, mean, rstd, dy, dw, db, products, total, product, plain):  # 
         db[j] = total[j]
 
 
-@kernel("batch_norm_input_grad", flops=_per_element(5),
+@kernel("batch_norm_input_grad", axes="*c,c,c,c,c,c,*c->*c", flops=_per_element(5),
         work=lambda reads, writes: [((4, _columns_of(reads[0])), reads[0].dtype)])
 def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any) -> Any:
     """dx = w rstd (dy - db / m - (x - mean) rstd dw / m), with m elements a channel; dw and db are the sums above."""

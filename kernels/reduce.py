@@ -86,7 +86,7 @@ def _reads(reads: Any, writes: Any) -> float:
     return float(reads[0].size)
 
 
-@kernel("sum", flops=_reads)
+@kernel("sum", axes="...->...", flops=_reads)
 def sum_(xp: Any, x: Any, *, axes: tuple[int, ...], factor: float = 1.0) -> Any:
     """The sum over `axes`, which are kept with length 1, times `factor` (1/n gives the mean)."""
     total = xp.sum(x, axis=axes, keepdims=True)
@@ -104,7 +104,7 @@ def _(x: Any, y: Any, *parts: Any, axes: tuple[int, ...], factor: float = 1.0) -
     return _reduce(("sum_", "sum_parts", "sum_of_parts"), axes, x, (), (), y, parts, factor)
 
 
-@kernel("spread", flops=lambda reads, writes: float(writes[0].size))
+@kernel("spread", axes="...,...->...", flops=lambda reads, writes: float(writes[0].size))
 def spread(xp: Any, dy: Any, x: Any, *, factor: float = 1.0) -> Any:
     """dy broadcast to x's shape, times `factor`: the gradient of `sum`."""
     return xp.broadcast_to(dy * dy.dtype.type(factor), x.shape)

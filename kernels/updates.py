@@ -108,7 +108,13 @@ def define(rule: Rule) -> None:
     def flops(reads: Any, writes: Any) -> float:
         return rule.flops * writes[0].size
 
-    single = kernel(rule.name, flops=flops, work=one_work)(one)
+    def axes(reads: Any, **constants: Any) -> str:
+        labels = ["C"] * len(reads)  # what all parameters share
+        for i in rule.order(range(len(reads)), **constants)[: 2 + rule.states(**constants)]:
+            labels[i] = "="
+        return f"{','.join(labels)}->=,=,=,=,="
+
+    single = kernel(rule.name, flops=flops, work=one_work, axes=axes)(one)
     single.cpu(lambda *arrays, **constants: bind(rule.order(arrays, **constants), False, 1, **constants))
     single.cuda()(lambda *arrays, **constants: bind(rule.order(arrays, **constants), True, 1, **constants))
     several = kernel(f"{rule.name}_many", flops=lambda reads, writes: sum(rule.flops * w.size for w in writes),

@@ -14,7 +14,7 @@ from ..core.placement import UNCLEAR, PipelineError
 from ..core.schedule import Schedule, ScheduleError
 from ..passes.draft import Draft
 from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
-from ..passes.recompute import recomputed
+from ..passes.split import widths
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..system.loading import line_of
@@ -28,16 +28,18 @@ from .pipeline.proof import CapError, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
 from .saved import cut_in, kind_of, sums_in, sums_notes
+from .wide import in_parts
 
 
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
          cost: CostModel | None = None, machine: Machine | None = None, *,
-         recompute: str | Collection[int] = "none", **options: Any) -> Plan:
+         recompute: str | Collection[int] = "none", split: int | Mapping[str, int] = 1, **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved: it is valid on every
     rank and within the machine's limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`minidl.schedulers.kept`).
+    `split`: the number of parts of each task that can be cut, or of some by name (`minidl.schedulers.wide`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -56,8 +58,9 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     if not isinstance(policy, str | Schedule | Scheduler) and not callable(policy):
         raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
     try:
-        return planned(graph, cost, machine.memory_limit, recompute, lambda dropped, limit: _plan(
-            graph, policy, cost, replace(machine, memory_limit=limit), options, dropped))
+        return planned(graph, cost, machine.memory_limit, recompute, lambda dropped, limit: in_parts(
+            graph, split, lambda parts: _plan(graph, policy, cost, replace(machine, memory_limit=limit), options,
+                                              {"dropped": dropped, "parts": parts})))
     except (*UNCLEAR, ValueError) as error:
         if isinstance(error, ValueError) and type(error) is not ValueError:
             raise
@@ -72,12 +75,12 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
 
 
 def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping[str, Any],
-          dropped: Collection[int]) -> Plan:
+          passes: Mapping[str, Any]) -> Plan:
     kind = "pipeline" if isinstance(graph, Pipeline) else None
     if isinstance(policy, Schedule):
         if not kind and kind_of(policy) != "pipeline":  # of the tasks of this graph, sums included
-            graph = recomputed(graph, dropped_by(policy))
-            return Plan("given", graph, policy, cost, machine.size, machine.memory_limit).divided()
+            draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, name="given"), _asked_by(policy))
+            return Plan("given", draft.graph, policy, cost, machine.size, machine.memory_limit).divided()
         chosen = Scheduler("given", "pipeline", policy)
     elif isinstance(policy, str):
         chosen = find(policy, kind)
@@ -86,7 +89,7 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
     if kind is None:
         chosen.check(options)
         how = chosen.function
-        options = {**options, "dropped": dropped_by(how) if isinstance(how, Schedule) else dropped}
+        options = {**options, **(_asked_by(how) if isinstance(how, Schedule) else passes)}
     made = replace(_called(chosen, graph, cost, machine, options), limit=machine.memory_limit)
     if not isinstance(made, PipelinePlan):
         return made.divided()
@@ -120,11 +123,12 @@ def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options:
 
 
 def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: TaskGraph, cost: CostModel,
-           machine: Machine, dropped: Collection[int], **options: Any) -> Plan:
+           machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], **options: Any) -> Plan:
     """The plan of a step that is not cut into stages."""
     sums = (policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
             else sums_in(policy) if isinstance(policy, Schedule) and chosen.parallel == "data" else None)
-    draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, sums, chosen.name), {"dropped": dropped})
+    draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, sums, chosen.name),
+                    {"dropped": dropped, "parts": parts})
     if sums is not None and machine.collective is not None:
         cost = with_communication(draft.graph, cost, machine.collective)
     if isinstance(policy, Schedule):
@@ -141,6 +145,11 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
     draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule), {})
     return Plan(chosen.name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
                 {**options, **found.notes}, found.remarks)
+
+
+def _asked_by(schedule: Schedule) -> dict[str, Any]:
+    """The options of passes that an order shows: what is computed again, and which tasks are in parts."""
+    return {"dropped": dropped_by(schedule), "parts": widths(schedule.keys)}
 
 
 def _name(policy: str | Function | Policy | Schedule | Scheduler) -> str:

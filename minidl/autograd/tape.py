@@ -435,7 +435,8 @@ class Recorder(Tape):
                     for shape, dtype in self._work(call)]
             launches.append(Launch(call.kernel, tuple([t.view_of(self.number(t.storage)) for t in call.reads]),
                                    tuple([t.view_of(self.number(t.storage)) for t in call.writes]),
-                                   tuple([_whole(self.number(s), s) for s in work]), tuple(call.constants.items())))
+                                   tuple([_whole(self.number(s), s) for s in work]), tuple(call.constants.items()),
+                                   self.device.cuts(KERNELS[call.kernel], call.reads, call.constants)))
             for t in call.reads:
                 nbytes += t.bytes
                 for part in t.parts:

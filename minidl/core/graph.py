@@ -8,7 +8,7 @@ writes edges by hand: `derive_edges` derives them from what tasks read and write
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
@@ -52,17 +52,40 @@ class View:
     offset: int
     dtype: str
 
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def part(self, axis: int, begin: int, end: int) -> View:
+        """The elements from `begin` to `end` along an axis."""
+        shape = (*self.shape[:axis], end - begin, *self.shape[axis + 1 :])
+        return replace(self, shape=shape, offset=self.offset + begin * self.strides[axis])
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How a launch may be cut: a label for each axis of each view, see `minidl.kernels.registry.kernel`; and
+    `work(reads, writes)`: the shapes and types of a part's scratch arrays."""
+
+    axes: str
+    work: Callable[[Sequence[View], Sequence[View]], Sequence[tuple[tuple[int, ...], Any]]]
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel call of a task: the kernel's name, the views that it reads, writes and uses as scratch, and its
-    constants."""
+    constants. `cuts`: None if it must stay whole."""
 
     kernel: str
     reads: tuple[View, ...]
     writes: tuple[View, ...]
     work: tuple[View, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()
+    cuts: Cuts | None = field(default=None, compare=False, repr=False)
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -75,8 +98,8 @@ class Launch:
 
     def moved(self, storage: Mapping[int, int]) -> Launch:
         """The same launch on other storages."""
-        return Launch(self.kernel, moved_views(self.reads, storage), moved_views(self.writes, storage),
-                      moved_views(self.work, storage), self.constants)
+        return replace(self, reads=moved_views(self.reads, storage), writes=moved_views(self.writes, storage),
+                       work=moved_views(self.work, storage))
 
 
 @dataclass(frozen=True)

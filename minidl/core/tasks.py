@@ -92,7 +92,8 @@ class Identity:
     Every field has one meaning, and one syntax in the name (`task_name`):
 
     - `unit`, `kind`, `micro_batch`: `4W0`;
-    - `part`: which piece of a task that is cut into several: `4A0/2` is part 2 of an all-reduce. Part 0 is not written;
+    - `part`: which piece of a task that is cut into several: `4A0/2` is part 2 of an all-reduce. Part 0 is not written.
+      A split task has the parts `4O0/1`, `4O0/2`, ..., so that `4O0` is always the whole one;
     - `destination`: the rank to which a message goes. `2SF0>1` sends the result of 2F0 to rank 1, `2RF0>1` receives it
       there;
     - `late`: 1 if the task runs one step late: `4W0@1` is the 4W0 of the step before;

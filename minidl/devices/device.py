@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Launch, View
+from ..core.graph import Cuts, Launch, View
 from ..kernels import KERNELS, Kernel, Thunk, Work
 from . import debug
 from .lanes import Threads
@@ -27,6 +27,11 @@ ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
 
 class DeviceError(RuntimeError):
     """A device is not available here, or cannot do something. The message is one line and says what is missing."""
+
+
+def _no_work(reads: Any, writes: Any) -> tuple[()]:
+    """The scratch arrays of a kernel that needs none."""
+    return ()
 
 
 class CPU:
@@ -106,6 +111,11 @@ class CPU:
     def work(self, kernel: Kernel) -> Work | None:
         """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
         return kernel.work
+
+    def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
+        """How a launch of this kernel may be cut; None if it must stay whole."""
+        axes = kernel.axes(reads, **constants) if callable(kernel.axes) else kernel.axes
+        return Cuts(axes, partial(kernel.work, **constants) if kernel.work else _no_work) if axes else None
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch; `array(view)` gives the arrays. All streams of the CPU are alike."""

@@ -136,12 +136,13 @@ class Draft:
         """A launch with the scratch memory that it needs, and the buffers of that memory."""
         work = self.device.work(KERNELS[kernel])
         views, buffers = [], []
-        for shape, dtype in (work([_Shaped(v) for v in reads], [_Shaped(v) for v in writes], **constants)
+        for shape, dtype in (work(reads, writes, **constants)
                              if work else ()):
             view, buffer = self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
             views.append(view)
             buffers.append(buffer)
-        return Launch(kernel, tuple(reads), tuple(writes), tuple(views), tuple(constants.items())), buffers
+        return Launch(kernel, tuple(reads), tuple(writes), tuple(views), tuple(constants.items()),
+                      self.device.cuts(KERNELS[kernel], reads, constants)), buffers
 
     def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> tuple[View, int]:
         """An array in a new storage, and its buffer."""
@@ -174,11 +175,3 @@ class Draft:
             remaining, flops=np.array([e.flops for e in entries], g.flops.dtype), bytes=nbytes,
             reads=Rows.of([sorted(e.reads) for e in entries]), writes=Rows.of([sorted(e.writes) for e in entries]),
             launches=tuple(e.launches for e in entries), unit_names=tuple(self.units))
-
-
-class _Shaped:
-    """A view with the attributes that a kernel's `work` function reads."""
-
-    def __init__(self, view: View) -> None:
-        self.shape, self.dtype, self.ndim, self.size = view.shape, view.dtype, len(view.shape), prod(view.shape)
-        self.strides = view.strides

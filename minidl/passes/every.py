@@ -23,6 +23,7 @@ from .overlap import more_overlap
 from .post_validation import post_validation
 from .recompute import recompute
 from .replicas import replicas, sums_asked_for
+from .split import split
 from .stages import in_stages
 from .statistics import running_statistics
 from .steady import steady_state
@@ -44,6 +45,7 @@ BEFORE_THE_ORDER: tuple[Pass, ...] = (
     copies_of_weights,  # before counts, which each rank does for its own updates
     counted_by_each,
     recompute,  # when each F has its final reads: an R has the same
+    split,  # after recompute and sums over ranks: an R is cut as well, and a sum reads all parts of a gradient
     in_stages,  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Pass, ...] = (
@@ -58,7 +60,7 @@ AFTER_THE_ORDER: tuple[Pass, ...] = (
     more_overlap,  # when all that talks has its place, before tasks of the next step join
     post_validation,  # last: the verdict is of gradients that replicas have summed
 )
-WHOLE = (summed_by_all, recompute)  #: the passes for a step that is not cut
+WHOLE = (summed_by_all, recompute, split)  #: the passes for a step that is not cut
 #: the options of the passes after the order: each has its own by name
 OPTIONS: dict[str, Parameter] = {
     option: parameter for each in AFTER_THE_ORDER

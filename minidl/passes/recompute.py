@@ -8,6 +8,7 @@ lasting changes, such as the running statistics of a batch norm. So a step is bi
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import replace
 
 import numpy as np
 
@@ -91,8 +92,8 @@ def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
     reads = {**found.storages, **states}  # not the states: a later forward, which changes them, may come first
     launches = [Launch("fill", (view,), (view,), constants=(("value", 0.0),)) for view in map(e.whole, states.values())]
     for launch in e.launches[forward]:
-        launches.append(Launch(launch.kernel, moved_views(launch.reads, reads), moved_views(launch.writes, written),
-                               moved_views(launch.work, written), launch.constants))
+        launches.append(replace(launch, reads=moved_views(launch.reads, reads),
+                                writes=moved_views(launch.writes, written), work=moved_views(launch.work, written)))
         reads.update({v.storage: scratch.storages[v.storage] for v in launch.writes if v.storage in scratch.storages})
     e.task(after, own.unit, Kind.R, own.micro_batch, part=own.part, stage=e.stage[forward],
            reads={found.buffers.get(b, b) for b in e.reads[forward] - scratch.buffers.keys()},

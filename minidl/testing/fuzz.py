@@ -8,6 +8,7 @@ read that comes too early changes the result. `random_steps` makes trainings; th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -21,12 +22,14 @@ from ..autograd.tensor import Parameter, Tensor, array
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.placement import Refused
-from ..core.tasks import GraphError
+from ..core.tasks import GraphError, Kind
 from ..devices.device import CPU
 from ..devices.lanes import LaneError, Work, run_program
 from ..passes.boundary import cross_boundary, must_stay
+from ..passes.draft import Draft
 from ..passes.recompute import recomputed
 from ..passes.rewrite import rename, unroll
+from ..passes.split import split
 from ..runtime.checking import random_schedule
 from ..runtime.comm.loopback import run_ranks
 from ..runtime.executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
@@ -221,8 +224,49 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
     again = recomputed(graph, dropped.tolist())
     if len(again) > len(graph):
         yield f"recompute {', '.join(map(str, dropped))}", partial(checked, 3, again)
+    if choices.random() < 0.5:
+        parts = {key: int(n) for key, n in zip(graph.keys.tolist(), choices.integers(1, 5, len(graph)), strict=True)}
+        with suppress(Refused):  # nothing can be cut in so many parts
+            yield "split", partial(_in_parts, graph, split(Draft.of(graph), parts).graph, training, traced, choices)
     if every or choices.random() < 0.05:
         yield RANKS, partial(_on_two_ranks, make, seed, choices)
+
+
+def _in_parts(graph: TaskGraph, parted: TaskGraph, training: Training, traced: Callable[[Run], Trace],
+              choices: np.random.Generator) -> Trace:
+    """The trace of the graph. Raises RuntimeError if two orders of the graph in parts leave different bits, or if the
+    results of its first call, as far as it computes them before an update, are not close to the whole graph's."""
+    tensors = training.tensors()
+    begin = {name: np.array(t.numpy()) for name, t in tensors.items()}
+
+    def after(run: Run) -> Trace:
+        for name, t in tensors.items():
+            t.assign(begin[name])
+        return traced(run)
+
+    first = after(SequentialExecutor(parted, Shuffled(choices)))
+    for lanes in (1, 3):
+        order = random_schedule(parted, lanes, choices)
+        other = after(CheckingExecutor(parted, order, seed=int(choices.integers(2**31)), device=Shuffled(choices)))
+        if different := [what for what in first if first[what] != other[what]]:
+            raise RuntimeError(f"{different[0]} of a graph in parts differs between two orders")
+    whole = after(SequentialExecutor(graph, Shuffled(choices)))
+    update = np.flatnonzero(graph.kind == Kind.U)
+    if (graph.kind[update.min(initial=len(graph)) :] == Kind.F).any():
+        return whole  # results after an update may be far away: Adam makes large steps from rounding errors
+    for what in (what for what in whole if what.endswith("of call 0")):
+        a, b = (_values_in(seen[what]) for seen in (whole, first))
+        near = 1e-10 if a.dtype == np.float64 else 1e-3
+        if a.dtype.kind == "f" and not np.allclose(a, b, near, near * np.abs(a[np.isfinite(a)]).max(initial=1e-3),
+                                                   equal_nan=True):
+            raise RuntimeError(f"{what} of a graph in parts is not close to the whole graph's")
+    return whole
+
+
+def _values_in(bits: bytes) -> Any:
+    """The array that `_bits` has written, flat."""
+    header, _, values = bits.partition(b") ")
+    return np.frombuffer(values, header.split()[0].decode())
 
 
 def _with_all_that_need_them(graph: TaskGraph, tasks: Sequence[int]) -> tuple[int, ...]:

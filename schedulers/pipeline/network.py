@@ -41,8 +41,8 @@ def options_of(chosen: Policy) -> dict[str, Parameter]:
 
 
 def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Machine,
-                 dropped: Collection[int] = (), *, chunks: int | None = None, stage_of_unit: Ints | None = None,
-                 **options: Any) -> PipelinePlan:
+                 dropped: Collection[int] = (), parts: int | Mapping[int, int] = 1, *, chunks: int | None = None,
+                 stage_of_unit: Ints | None = None, **options: Any) -> PipelinePlan:
     """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
 
     The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. `dropped`: units
@@ -60,7 +60,7 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
 
     def in_stages(placement: Placement) -> Draft:
         return cut(graph, cost, placement, stage, name=name, machine=machine, stale=chosen.stale,
-                   validates=chosen.validates, dropped=dropped)
+                   validates=chosen.validates, dropped=dropped, parts=parts)
 
     draft = in_stages(placement)
     each = options.get("mini_batches", 1)  # policies with mini-batches order several of them
@@ -129,8 +129,8 @@ def arranged(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Machine
 
 
 def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine: Machine,
-                 dropped: Collection[int] = (), *, chunks: int | None = None, stage_of_unit: Ints | None = None,
-                 like: PipelinePlan | None = None) -> PipelinePlan:
+                 dropped: Collection[int] = (), parts: int | Mapping[int, int] = 1, *, chunks: int | None = None,
+                 stage_of_unit: Ints | None = None, like: PipelinePlan | None = None) -> PipelinePlan:
     """The plan of a recorded step for an order of unknown origin, not proved yet. Stages come from its notes, or are
     given, or balanced by `cost`; their placement follows from the order. Updates that it does not name come last.
     `like`: as of `read_plan`. Raises ScheduleError or PipelineError."""
@@ -141,7 +141,7 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
     stage = stage_of_unit if told is None else told
 
     def read(placement: Placement | int) -> tuple[Draft, PipelinePlan]:
-        draft, order = cut(graph, cost, placement, stage, dropped=dropped), schedule
+        draft, order = cut(graph, cost, placement, stage, dropped=dropped, parts=parts), schedule
         updates = draft.graph.kind == Kind.U
         if isinstance(placement, Placement) and not (unpack(order.keys).kind == Kind.U).any():  # such as torch's grids
             order = order.followed_by({lane: draft.graph.keys[updates & (draft.rank == lane.rank)]

@@ -125,7 +125,7 @@ def plain(seed: int) -> Any:
 def test_a_step_of_ones_own() -> None:
     verdict = fuzz.check(plain, 3)
     assert verdict == replace(verdict, invalid="", refused="", failures={})
-    assert verdict.runs in range(9, 13)  # one or two sets of late tasks; ranks and recomputed layers sometimes
+    assert verdict.runs in range(9, 14)  # one or two sets of late tasks; ranks, recomputed layers and parts sometimes
     assert verdict.tasks == 10
 
 

@@ -48,6 +48,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "pairs as one action (dualpipe_v)": {"scheduler": "dualpipe_v"},
     "post-validation": {"clip": 0.05, "barrier": False},
     "a plan from a file": {"saved": True},
+    "tasks in parts (split)": {"split": 2},
     "messages earlier (overlap)": {"options": {"overlap": 100}},
 }
 PAIRS = list(itertools.combinations(FEATURES, 2))
@@ -115,7 +116,8 @@ class Run:
 def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
     told = dict(settings.get("options", {})) | ({"barrier": False} if "barrier" in settings else {})
-    plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"), **told)
+    plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
+                   split=settings.get("split", 1), **told)
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import Launch, View
+from ...core.graph import Cuts, Launch, View
 from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
 from ..device import DeviceError
 from . import clock
@@ -196,6 +196,10 @@ class Cuda:
     def work(self, kernel: Kernel) -> Work | None:
         """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
         return kernel.cuda_work
+
+    def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
+        """None: a launch fills the device, so it stays whole."""
+        return None
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch on a stream, by default the main one; `array(view)` gives the arrays."""

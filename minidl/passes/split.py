@@ -1,0 +1,294 @@
+"""Split: a task becomes parts that write disjoint elements, so that several lanes can share one task.
+
+Each kernel says along which of its axes a launch may be cut (`minidl.kernels.registry.kernel`), and nothing here knows
+a kernel. A written buffer becomes one buffer for each part, so that edges join only the parts that touch the same
+elements: parts of one task need not run at the same time, and need not wait for each other before the next task.
+
+The split graph has bits of its own, the same under each of its schedules: a library may choose another kernel for fewer
+rows, which adds in another order. Cuts are at multiples of TILE elements if there are enough; then a large product in
+parts is mostly equal to the whole, bit by bit. Tasks whose width is chosen when they are scheduled are called moldable
+(Feitelson et al., "Theory and practice in parallel job scheduling", 1997); here each part is a task of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations, islice, product
+
+import numpy as np
+
+from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph, View
+from ..core.placement import Refused
+from ..core.tasks import Kind, repack, unpack
+from .draft import Draft, Edit
+
+KINDS = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.R)  #: the kinds of tasks that compute
+TILE = 16  #: elements along a cut axis: BLAS computes tiles of so many rows
+TRIES = 64  #: how many ways are tried to cut a task with several launches
+
+
+def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
+    """The tasks in parts: all in so many, or, from a task's key to the number of its parts, some. Parts count from 1,
+    as in `4O0/1` and `4O0/2`. A task that cannot be cut stays whole.
+
+    Raises Refused for a step in stages, and if nothing can be cut.
+    """
+    graph = draft.graph
+    wanted = np.array([parts if isinstance(parts, int) else parts.get(key, 1) for key in graph.keys.tolist()])
+    wanted[~np.isin(graph.kind, KINDS)] = 1
+    if (wanted <= 1).all():
+        return draft
+    if draft.staged:
+        raise Refused("split", "a rank of a pipeline runs its tasks on one lane, so parts would gain nothing",
+                      "leave split out")
+    found = {t: cut for t in np.flatnonzero(wanted > 1).tolist() if graph.launches
+             and (cut := cut_in_parts(graph.launches[t], int(wanted[t]))) is not None}
+    if not found:
+        raise Refused("split", "no task of this step can be cut in so many parts on this device",
+                      "give fewer parts, or leave split out")
+    e, pieces = draft.edit(), _pieces(graph, found)
+    for t in range(len(graph)):
+        if t in found:
+            _replace(e, t, found[t], pieces)
+        else:
+            e.reads[t], e.writes[t] = _all(e, e.reads[t], pieces), _all(e, e.writes[t], pieces)
+    return e.draft
+
+
+def widths(keys: Ints) -> dict[int, int]:
+    """The number of parts of each task of which these keys name parts, by the key of the whole task."""
+    own = unpack(keys)
+    parted = np.flatnonzero(np.isin(own.kind, KINDS) & (own.part > 0))
+    found: dict[int, int] = {}
+    for key, part in zip(repack(own.key[parted], part=0).tolist(), own.part[parted].tolist(), strict=True):
+        found[key] = max(found.get(key, 1), part)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------- launches
+@dataclass(frozen=True)
+class Part:
+    """The launches of one part of a task, its share of the work, and new scratch memory: storage -1 - i of its views is
+    `scratch[i]`."""
+
+    launches: tuple[Launch, ...]
+    share: float
+    scratch: tuple[StorageSpec, ...]
+
+    def views(self, storage: int, written: bool) -> list[View]:
+        """The views on a storage that it writes, or that it reads."""
+        return [v for launch in self.launches for v in (launch.writes if written else launch.reads)
+                if v.storage == storage]
+
+
+def cut_in_parts(launches: Sequence[Launch], count: int) -> list[Part] | None:
+    """The parts of a task, which may run in any order; None if it cannot be cut in so many. A launch that cannot
+    be cut belongs to the first part, if no other part needs its results."""
+    for chosen in islice(product(*([*_labels(launch, count), ""] for launch in launches)), TRIES):
+        if any(chosen):
+            parts = [_part(launches, chosen, count, p) for p in range(count)]
+            if not any(_clash(a, b) for a, b in combinations(parts, 2)):
+                return parts
+    return None
+
+
+def _labels(launch: Launch, count: int) -> list[str]:
+    """The labels along which a launch can be cut in so many parts: the outermost axis first, and those that all its
+    results have before others."""
+    if launch.cuts is None:
+        return []
+    reads, writes = _axes(launch)
+    found = []
+    for label in dict.fromkeys(label for axes in writes for label in axes if label):
+        n = max(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True))
+        fits = (_length(v, axes, label) in (0, 1, n) for v, axes in zip(launch.reads, reads, strict=True))
+        if n >= count and all(fits) and all(
+                _length(v, axes, label) in (0, n) for v, axes in zip(launch.writes, writes, strict=True)):
+            found.append((sum(label not in axes for axes in writes), label))
+    return [label for missing, label in sorted(found, key=lambda f: f[0]) if missing == found[0][0] or not missing]
+
+
+def _axes(launch: Launch) -> tuple[list[list[str]], list[list[str]]]:
+    """The label of each axis of what a launch reads and writes; empty if it may not be cut."""
+    assert launch.cuts is not None
+    reads, writes = (side.split(",") for side in launch.cuts.axes.split("->"))
+    return ([_labelled(axes, v) for axes, v in zip(reads, launch.reads, strict=False)],
+            [_labelled(axes, v) for axes, v in zip(writes, launch.writes, strict=False)])
+
+
+def _labelled(axes: str, view: View) -> list[str]:
+    if axes == "=":
+        first = next((i for i, n in enumerate(view.shape) if n > 1), 0)
+        return ["=" * (i == first) for i in range(view.ndim)]
+    if axes.startswith("..."):
+        lead = view.ndim - len(axes) + 3
+        return [*(f".{lead - i}" for i in range(lead)), *_labelled(axes[3:], replace(view, shape=view.shape[lead:]))]
+    head, star, tail = axes.partition("*")
+    assert len(head + tail) == view.ndim or (star and len(head + tail) < view.ndim), f"{axes} for shape {view.shape}"
+    free = [""] * (view.ndim - len(head + tail))
+    return [*(c * c.islower() for c in head), *free, *(c * c.islower() for c in tail)]
+
+
+def _length(view: View, axes: Sequence[str], label: str) -> int:
+    return view.shape[axes.index(label)] if label in axes else 0
+
+
+def bounds(n: int, count: int) -> list[int]:
+    """Where `count` parts of n elements begin and end."""
+    tile = TILE if n >= TILE * count else 1
+    return [*(n // tile * p // count * tile for p in range(count)), n]
+
+
+def _part(launches: Sequence[Launch], chosen: Sequence[str], count: int, p: int) -> Part:
+    """Part p of a task whose launches are cut along these labels; one without a label belongs to part 0."""
+    own, scratch, share = list[Launch](), list[StorageSpec](), 0.0
+
+    def new(shape: Sequence[int], dtype: str) -> View:
+        """A view on new memory."""
+        strides = [1]
+        for n in reversed(shape[1:]):
+            strides.insert(0, strides[0] * n)
+        view = View(-1 - len(scratch), tuple(shape), tuple(strides[: len(shape)]), 0, str(np.dtype(dtype)))
+        nbytes = view.size * np.dtype(dtype).itemsize
+        scratch.append(StorageSpec("work", view.shape, view.dtype, nbytes, Role.WORKSPACE))
+        return view
+
+    for launch, label in zip(launches, chosen, strict=True):
+        if not label:
+            own += [launch] * (p == 0)
+            continue
+        assert launch.cuts is not None
+        reads, writes = _axes(launch)
+        n = next(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True) if label in axes)
+        begin, end = bounds(n, count)[p : p + 2]
+        share = share or (end - begin) / n
+
+        def cut(views: Sequence[View], labels: Sequence[Sequence[str]], label: str = label, n: int = n,
+                begin: int = begin, end: int = end) -> tuple[View, ...]:
+            return tuple(v.part(axes.index(label), begin, end) if _length(v, axes, label) == n else v
+                         for v, axes in zip(views, labels, strict=True))
+
+        # what all parts would write, the first one does; the others leave it in memory that nobody reads
+        elsewhere = {v: new(v.shape, v.dtype) for v, axes in zip(launch.writes, writes, strict=True)
+                     if p and label not in axes}
+        one = replace(launch, reads=tuple(elsewhere.get(v, v) for v in cut(launch.reads, reads)),
+                      writes=tuple(elsewhere.get(v, v) for v in cut(launch.writes, writes)))
+        one = replace(one, work=tuple(new(*spec) for spec in launch.cuts.work(one.reads, one.writes)))
+        own.append(one.shifted(begin) if label == "s" else one)
+    return Part(tuple(own), share, tuple(scratch))
+
+
+def _clash(a: Part, b: Part) -> bool:
+    """Whether one of two parts writes what the other one touches."""
+    return any(overlap(v, w) for one, other in ((a, b), (b, a)) for launch in one.launches for v in launch.writes
+               for of in other.launches for w in of.views)
+
+
+def overlap(a: View, b: View) -> bool:
+    """Whether two views may have an element in common; True if that is not clear."""
+    if a.storage != b.storage or a.storage < 0 or not a.size or not b.size:
+        return False
+    (first, last), (begin, end) = (
+        (v.offset, v.offset + sum((n - 1) * s for n, s in zip(v.shape, v.strides, strict=True))) for v in (a, b))
+    if last < begin or end < first:
+        return False
+    if a.strides != b.strides:
+        return True
+    low, high = (a, b) if a.offset < b.offset else (b, a)
+    rest, beyond, found = high.offset - low.offset, np.inf, True
+    for axis in sorted(range(a.ndim), key=lambda i: -a.strides[i]):  # the steps from one view's begin to the other's
+        if stride := a.strides[axis]:
+            steps, rest = divmod(rest, stride)
+            if max(steps + high.shape[axis], low.shape[axis]) * stride > beyond:
+                return True  # one view's next line may have the elements of the other's line
+            beyond, found = stride, found and steps < low.shape[axis]
+    return found
+
+
+# -------------------------------------------------------------------------------------------------------------- buffers
+@dataclass(frozen=True)
+class Pieces:
+    """A buffer that parts write. `views[i]`: what piece i holds; `buffers[i]`: its buffer. `rest`: whether there is a
+    task that writes it otherwise, so that the buffer itself stays for its other elements."""
+
+    views: tuple[tuple[View, ...], ...]
+    buffers: list[int]
+    rest: bool
+
+
+def _pieces(graph: TaskGraph, found: Mapping[int, Sequence[Part]]) -> dict[int, Pieces]:
+    """The buffers of the graph that parts write, in as many pieces as the task has parts that has the most. No buffers
+    of their own yet. A task that writes several buffers of one storage leaves these as they are."""
+    place, cut = graph.buffer_storage.tolist(), dict[int, list[tuple[View, ...]]]()
+    for t, parts in found.items():
+        own = graph.writes[t].tolist()
+        for b in own:
+            views = [tuple(mine) for part in parts if (mine := part.views(place[b], written=True))]
+            if len(views) > max(1, len(cut.get(b, ()))) and sum(place[o] == place[b] for o in own) == 1:
+                cut[b] = views
+    writers = graph.writes.transposed(len(place))
+    return {b: Pieces(tuple(views), [], any(
+        t not in found or any(tuple(mine) not in views for part in found[t] if (mine := part.views(place[b], True)))
+        for t in writers[b].tolist())) for b, views in cut.items()}
+
+
+def _buffers(e: Edit, b: int, pieces: Pieces) -> list[int]:
+    """The buffers of the pieces, made when they are first needed."""
+    if not pieces.buffers:
+        whole = e.buffer_bytes[b]
+        for i, views in enumerate(pieces.views):
+            pieces.buffers.append(e.buffer(b, e.storage_of[b], f"{e.names[b]}/{i + 1}" if e.names else ""))
+            e.buffer_bytes[pieces.buffers[-1]] = min(whole, _bytes(views))
+        e.buffer_bytes[b] = max(0, whole - sum(e.buffer_bytes[piece] for piece in pieces.buffers))
+    return pieces.buffers
+
+
+def _bytes(views: Sequence[View]) -> int:
+    return sum(v.size * np.dtype(v.dtype).itemsize for v in dict.fromkeys(views))
+
+
+def _all(e: Edit, buffers: set[int], pieces: Mapping[int, Pieces]) -> set[int]:
+    """All pieces of the buffers that a whole task touches."""
+    found = set[int]()
+    for b in buffers:
+        own = pieces.get(b)
+        found.update([b] if own is None else [*_buffers(e, b, own), *[b] * own.rest])
+    return found
+
+
+def _touched(e: Edit, part: Part, parts: Sequence[Part], buffers: set[int], pieces: Mapping[int, Pieces],
+             written: bool) -> Iterator[int]:
+    """The buffers, or their pieces, that one of the parts touches."""
+    for b in buffers:
+        views = part.views(e.storage_of[b], written)
+        if b not in pieces:
+            if views or not any(other.views(e.storage_of[b], written) for other in parts):
+                yield b
+        elif views:
+            own = pieces[b]
+            mine = [i for i, held in enumerate(own.views) if held == tuple(views)] if written else []
+            near = mine or [i for i, held in enumerate(own.views) if any(overlap(v, w) for v in views for w in held)]
+            yield from (_buffers(e, b, own)[i] for i in near)
+            if own.rest and not mine:
+                yield b
+
+
+def _replace(e: Edit, t: int, parts: Sequence[Part], pieces: Mapping[int, Pieces]) -> None:
+    """The parts in the place of task t."""
+    scratch = {v.storage for launch in e.launches[t] for v in launch.work}
+    reads, writes = e.reads[t], {b for b in e.writes[t] if e.storage_of[b] not in scratch}
+    own, key, time, flops = unpack(e.keys[t]), e.keys[t], e.time[t], e.flops[t]
+    for p, part in enumerate(parts):
+        places = {-1 - i: e.place(spec) for i, spec in enumerate(part.scratch)}
+        launches = tuple(launch.moved({s: storage for s, (storage, _) in places.items()}) for launch in part.launches)
+        mine = {"reads": {*_touched(e, part, parts, reads, pieces, False)},
+                "writes": {*_touched(e, part, parts, writes, pieces, True), *(b for _, b in places.values())},
+                "launches": launches, "time": time * part.share, "flops": flops * part.share,
+                "nbytes": sum(_bytes(launch.reads) + _bytes(launch.writes) for launch in launches)}
+        if p:
+            e.task(t, own.unit, Kind(own.kind), own.micro_batch, part=p + 1, late=own.late, stage=e.stage[t], **mine)
+        else:
+            e.keys[t] = int(repack(key, part=1))
+            e.reads[t], e.writes[t], e.launches[t] = mine["reads"], mine["writes"], launches
+            e.time[t], e.flops[t], e.bytes[t] = mine["time"], mine["flops"], mine["nbytes"]

@@ -1,0 +1,210 @@
+"""Tasks in parts: every order has the same bits, and they are close to those of the whole tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.core.graph import Launch, TaskGraph, View
+from minidl.core.placement import Refused
+from minidl.core.tasks import Kind, parse_task, task_name, unpack
+from minidl.passes.draft import Draft
+from minidl.passes.recompute import recomputed
+from minidl.passes.split import bounds, overlap, split, widths
+from minidl.runtime.checking import random_schedule
+
+
+class Norms(nn.Module):
+    """Layers of most kinds: convolution, batch norm, pooling, dropout, layer norm, softmax, a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32)
+        self.drop, self.line, self.last = nn.Dropout(0.3), nn.LayerNorm(32), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        h = nn.functional.max_pool2d(nn.relu(self.norm(self.conv(x))), 2)
+        h = self.drop(h.reshape(-1, 32))
+        return self.last(self.line(h + nn.functional.softmax(h, -1)))
+
+
+def images(n: int, *shape: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((n, *shape)), rng.integers(0, 10, n)
+
+
+def tokens(n: int, length: int) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    return rng.integers(0, 64, (n, length)), rng.integers(0, 64, (n, length))
+
+
+CASES: dict[str, tuple[Callable[[], Any], tuple[Any, Any]]] = {
+    "mlp": (lambda: models.mlp(48, 64, 96, 10), images(40, 48)),
+    "gpt": (lambda: models.gpt(64, 16, 32, 2, 4), tokens(4, 16)),
+    "cnn": (Norms, (images(6, 8, 8, 3)[0], np.arange(6 * 16) % 10)),
+    "rnn": (lambda: models.create("rnn", vocabulary=64, length=6, width=16, layers=2), tokens(5, 6)),
+    "gru": (lambda: models.create("rnn", vocabulary=64, length=6, width=16, layers=2, cell="gru"), tokens(5, 6)),
+}
+
+
+def training(case: str, dtype: str = "float64") -> tuple[Any, TaskGraph, tuple[Any, Any]]:
+    """A network, its recorded step and an example, always from the same values."""
+    ml.seed(0)
+    make, (x, y) = CASES[case]
+    model = make()
+    if dtype == "float64":
+        model.astype("float64")
+    x = x.astype(dtype) if x.dtype.kind == "f" else x
+    opt = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)  # Adam makes steps of one size from rounding errors
+
+    def step(x: Any, y: Any) -> Any:
+        out = model(x)
+        loss = nn.cross_entropy(out.reshape(-1, out.shape[-1]), y.reshape(-1))
+        loss.backward()
+        opt.step()
+        return loss
+
+    return model, ml.record(step, x, y), (x, y)
+
+
+def left(case: str, parts: Any, run: Callable[[TaskGraph], Any], dtype: str = "float64", steps: int = 2) -> list[Any]:
+    """The losses and everything that the network keeps after some steps of the split graph."""
+    model, graph, example = training(case, dtype)
+    execute = run(graph if parts == 1 else split(Draft.of(graph), parts(graph) if callable(parts) else parts).graph)
+    losses = [np.array(execute(*example).numpy()) for _ in range(steps)]
+    if hasattr(execute, "close"):
+        execute.close()
+    return [*losses, *(np.array(a) for a in model.state_dict().values())]
+
+
+def bits(found: list[Any]) -> list[bytes]:
+    return [a.tobytes() for a in found]
+
+
+def in_random_order(lanes: int, seed: int) -> Callable[[TaskGraph], Any]:
+    def run(graph: TaskGraph) -> Any:
+        return ml.CheckingExecutor(graph, random_schedule(graph, lanes, np.random.default_rng(seed)), seed=seed)
+
+    return run
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("case", CASES)
+def test_every_order_of_a_split_step_has_the_same_bits_close_to_the_whole_ones(case: str, parts: int):
+    whole = left(case, 1, ml.SequentialExecutor)
+    found = left(case, parts, ml.SequentialExecutor)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(whole, found, strict=True)) < 1e-12
+    for lanes in (1, 2, 5):
+        assert bits(left(case, parts, in_random_order(lanes, lanes))) == bits(found)
+
+
+@pytest.mark.parametrize("case", ["mlp", "cnn"])
+def test_threads_leave_the_same_bits(case: str):
+    found = left(case, 2, ml.SequentialExecutor, "float32")
+    assert bits(left(case, 2, lambda graph: ml.StreamExecutor(graph, random_schedule(
+        graph, 2, np.random.default_rng(3))), "float32")) == bits(found)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_some_tasks_in_different_numbers_of_parts(seed: int):
+    def some(graph: TaskGraph) -> dict[int, int]:
+        rng = np.random.default_rng(seed)
+        return {key: int(rng.integers(1, 5)) for key in graph.keys.tolist() if rng.random() < 0.7}
+
+    whole, found = left("gpt", 1, ml.SequentialExecutor), left("gpt", some, ml.SequentialExecutor)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(whole, found, strict=True)) < 1e-12
+    assert bits(left("gpt", some, in_random_order(3, seed))) == bits(found)
+
+
+def test_what_is_computed_again_is_cut_as_well():
+    def again(run: Callable[[TaskGraph], Any]) -> list[Any]:
+        model, graph, example = training("cnn")
+        graph = split(Draft.of(recomputed(graph, range(4))), 2).graph
+        assert any(t.kind == Kind.R and t.part == 2 for t in graph)
+        return [np.array(run(graph)(*example).numpy()), *map(np.array, model.state_dict().values())]
+
+    found, whole = again(ml.SequentialExecutor), left("cnn", 1, ml.SequentialExecutor, steps=1)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(whole, found, strict=True)) < 1e-12
+    assert bits(again(in_random_order(3, 0))) == bits(found)
+
+
+def test_parts_have_names_and_wait_only_for_the_rows_that_they_read():
+    _, graph, _ = training("mlp")
+    parted = split(Draft.of(graph), 2).graph
+    names = [t.name for t in parted]
+    assert {"0F0/1", "0F0/2", "2O0/1", "2O0/2", "0W0/2", "0U0/1"} <= {*names}
+    assert all(task_name(parse_task(name)) == name for name in names)
+
+    def waits(name: str) -> set[str]:
+        return {parted.name(p) for p in parted.preds[parted.index(name)].tolist()}
+
+    assert waits("1F0/1") == {"0F0/1"}
+    assert waits("2F0/2") == {"1F0/2"}
+    assert waits("3F0/1") == {"2F0/1"}
+    assert waits("2W0/1") == {"1F0/1", "1F0/2", "3O0/1", "3O0/2"}  # all rows of the gradient's columns
+    assert "2W0/2" not in waits("2U0/1")
+    assert "2W0/1" in waits("2U0/1")
+
+
+def test_parts_share_the_work():
+    _, graph, _ = training("mlp")
+    draft = Draft.of(graph)
+    parted = split(draft, 2)
+    mine = np.isin(unpack(parted.graph.keys).unit, [2])
+    assert parted.graph.flops[mine].sum() == pytest.approx(graph.flops[graph.unit == 2].sum())
+    assert parted.time.sum() == pytest.approx(draft.time.sum())
+    assert widths(parted.graph.keys)[parse_task("2F0")] == 2
+    plan = ml.plan(graph, "in_order", split=2)
+    assert plan.peak_bytes[0] <= ml.plan(graph, "in_order").peak_bytes[0] * 1.2
+
+
+def test_a_step_that_is_whole_stays_as_it_is():
+    _, graph, _ = training("mlp")
+    draft = Draft.of(graph)
+    assert split(draft) is draft
+    assert split(draft, {}) is draft
+    assert split(draft, {parse_task("99F0"): 2}) is draft
+
+
+def test_what_cannot_be_cut_is_refused():
+    _, graph, _ = training("mlp")
+    with pytest.raises(Refused, match="no task of this step can be cut in so many parts"):
+        split(Draft.of(graph), 900)
+    with pytest.raises(Refused, match="a rank of a pipeline runs its tasks on one lane, so parts would gain nothing"):
+        ml.plan(graph, "gpipe", machine=ml.Machine(2), split=2)
+
+
+def test_bounds_are_multiples_of_a_tile_if_there_are_enough_rows():
+    assert bounds(64, 2) == [0, 32, 64]
+    assert bounds(100, 3) == [0, 32, 64, 100]
+    assert bounds(10, 3) == [0, 3, 6, 10]
+    assert bounds(2, 2) == [0, 1, 2]
+
+
+def test_views_overlap_if_they_share_elements():
+    rows = View(0, (4, 6), (6, 1), 0, "float32")
+    assert not overlap(rows.part(0, 0, 2), rows.part(0, 2, 4))
+    assert not overlap(rows.part(1, 0, 3), rows.part(1, 3, 6))
+    assert overlap(rows.part(1, 0, 4), rows.part(1, 3, 6))
+    assert overlap(rows.part(0, 0, 3), rows.part(1, 3, 6))
+    memory, rng = np.arange(4000), np.random.default_rng(0)
+    for _ in range(500):
+        strides = [(60, 12, 1), (1, 5, 30), (3, 0, 10), (1, 1, 4), (2, 3, 1)][rng.integers(5)]
+        one, two = (View(0, tuple(rng.integers(1, 5, 3).tolist()), strides, int(rng.integers(60)), "int64")
+                    for _ in range(2))
+        held = [{int(memory[v.offset + int(np.dot(at, v.strides))]) for at in np.ndindex(v.shape)} for v in (one, two)]
+        assert overlap(one, two) or not held[0] & held[1]  # it may say yes if it does not know, never no
+
+
+def test_a_launch_without_axes_stays_whole():
+    _, graph, _ = training("mlp")
+    plain = Launch("relu", (), ())
+    assert plain.cuts is None
+    parted = split(Draft.of(graph), 2).graph
+    loss = next(t for t in graph for launch in t.launches if launch.kernel == "cross_entropy")
+    assert parted[loss.name].launches == loss.launches  # it adds up all rows
