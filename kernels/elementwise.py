@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Call, c_type, dense, each, elements
-from .registry import Kernel, flat, kernel, like, loop, ufunc
+from .registry import Kernel, Thunk, flat, kernel, like, loop, ufunc
 
 
 def _one_each(reads: Any, writes: Any) -> float:
@@ -31,6 +31,12 @@ def _dense(definition: Kernel) -> None:
     definition.cuda()(lambda *arrays: [*dense("elementwise.cu", f"{definition.name}<{c_type(arrays[-1])}>", *arrays)])
 
 
+def _negative(x: Any, y: Any) -> Thunk:
+    """y = -x. NumPy 2.4.6 reads other elements for float32 arrays whose elements are 16 bytes apart."""
+    dense = x.flags.c_contiguous and y.flags.c_contiguous
+    return ufunc(np.negative, x, y) if dense else ufunc(np.multiply, x, like(x, -1), y)
+
+
 C_FUNCTIONS = ("abs", "cos", "div", "exp", "log", "sin", "sqrt", "tanh")  #: these end in an underscore in C
 
 
@@ -38,7 +44,7 @@ def _ufunc_kernel(name: str, function: Any) -> None:
     """Defines a kernel from a NumPy ufunc; inputs broadcast to the output's shape."""
     definition = kernel(name, axes="...,...->...", flops=_one_each)(
         lambda xp, *inputs: getattr(xp, function.__name__)(*inputs))
-    definition.cpu(lambda *arrays: [ufunc(function, *arrays)])
+    definition.cpu(lambda *arrays: [ufunc(function, *arrays) if function is not np.negative else _negative(*arrays)])
     _strided(definition, f"{name}_" if name in C_FUNCTIONS else name)
 
 
@@ -257,7 +263,7 @@ def div_grad(xp: Any, y: Any, b: Any, dy: Any) -> Any:
 
 @div_grad.cpu
 def _(y: Any, b: Any, dy: Any, db: Any) -> Any:
-    return [ufunc(np.multiply, dy, y, db), ufunc(np.divide, db, b, db), ufunc(np.negative, db, db)]
+    return [ufunc(np.multiply, dy, y, db), ufunc(np.divide, db, b, db), _negative(db, db)]
 
 
 def _pick(name: str, wins: Any) -> None:

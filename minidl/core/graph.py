@@ -8,7 +8,7 @@ writes edges by hand: `derive_edges` derives them from what tasks read and write
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
@@ -18,6 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import Columns, column
+from .launch import Cuts as Cuts
+from .launch import Launch as Launch
+from .launch import View as View
+from .launch import moved_views as moved_views
 from .loops import run_loop
 from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
 
@@ -42,66 +46,6 @@ class Role(StrEnum):
 
 
 # --------------------------------------------------------------------------------------------------------------- views
-@dataclass(frozen=True, slots=True)
-class View:
-    """A strided window on a storage: offset and strides in elements."""
-
-    storage: int
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    offset: int
-    dtype: str
-
-    @property
-    def ndim(self) -> int:
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.shape)
-
-    def part(self, axis: int, begin: int, end: int) -> View:
-        """The elements from `begin` to `end` along an axis."""
-        shape = (*self.shape[:axis], end - begin, *self.shape[axis + 1 :])
-        return replace(self, shape=shape, offset=self.offset + begin * self.strides[axis])
-
-
-@dataclass(frozen=True, slots=True)
-class Cuts:
-    """How a launch may be cut: a label for each axis of each view, see `minidl.kernels.registry.kernel`; and
-    `work(reads, writes)`: the shapes and types of a part's scratch arrays."""
-
-    axes: str
-    work: Callable[[Sequence[View], Sequence[View]], Sequence[tuple[tuple[int, ...], Any]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """One kernel call of a task: the kernel's name, the views that it reads, writes and uses as scratch, and its
-    constants. `cuts`: None if it must stay whole."""
-
-    kernel: str
-    reads: tuple[View, ...]
-    writes: tuple[View, ...]
-    work: tuple[View, ...] = ()
-    constants: tuple[tuple[str, Any], ...] = ()
-    cuts: Cuts | None = field(default=None, compare=False, repr=False)
-
-    @property
-    def views(self) -> tuple[View, ...]:
-        return self.reads + self.writes + self.work
-
-    def shifted(self, samples: int) -> Launch:
-        """The same launch for a part of the batch that begins this many samples later."""
-        return replace(self, constants=tuple((name, value + samples if name == "sample" else value)
-                                             for name, value in self.constants))
-
-    def moved(self, storage: Mapping[int, int]) -> Launch:
-        """The same launch on other storages."""
-        return replace(self, reads=moved_views(self.reads, storage), writes=moved_views(self.writes, storage),
-                       work=moved_views(self.work, storage))
-
-
 @dataclass(frozen=True)
 class Rows(Columns):
     """Compressed rows: row i is `ids[ptr[i]:ptr[i + 1]]`."""
@@ -667,11 +611,6 @@ def _columns(keys: Ints) -> tuple[Ints, ...]:
     """The fields that usually distinguish tasks: late and iteration, micro-batch, unit, kind."""
     own = unpack(keys)
     return 2 * own.iteration + own.late, own.micro_batch, own.unit, own.kind
-
-
-def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
-    """The same views on the storages that replace theirs."""
-    return tuple(View(storages.get(v.storage, v.storage), v.shape, v.strides, v.offset, v.dtype) for v in views)
 
 
 class GraphBuilder:

@@ -45,7 +45,7 @@ BEFORE_THE_ORDER: tuple[Pass, ...] = (
     copies_of_weights,  # before counts, which each rank does for its own updates
     counted_by_each,
     recompute,  # when each F has its final reads: an R has the same
-    split,  # after recompute and sums over ranks: an R is cut as well, and a sum reads all parts of a gradient
+    split,  # last: an R is cut as well
     in_stages,  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Pass, ...] = (
