@@ -129,6 +129,9 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
             else sums_in(policy) if isinstance(policy, Schedule) and chosen.parallel == "data" else None)
     draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, sums, chosen.name),
                     {"dropped": dropped, "parts": parts})
+    if chosen.rewrite is not None:
+        draft = chosen.rewrite(draft, **taken(chosen.rewrite, options))
+        cost = draft.priced
     if sums is not None and machine.collective is not None:
         cost = with_communication(draft.graph, cost, machine.collective)
     if isinstance(policy, Schedule):

@@ -18,13 +18,14 @@ from typing import Any
 
 from ..core.machine import PlanError
 from ..core.schedule import Schedule
-from ..passes.draft import Sums
+from ..passes.draft import Draft, Sums
 from ..system.loading import function_of, needs_function
 from . import pipeline
 from .data_parallel import Policy as OnAllRanks
 from .data_parallel import barrier, buckets, dear, fifo, in_buckets, in_parts, no_overlap, priority, reverse_first_k
 from .multi_region import planned as by_regions
 from .ordered import Ordered, beyond
+from .partime import partime, ticks
 from .pipeline.bidirectional import chimera
 from .pipeline.dualpipe import dualpipe, dualpipe_v
 from .pipeline.fast_forward import (
@@ -61,12 +62,19 @@ COMPARED = {"data": "barrier,priority", "pipeline": "gpipe,one_f_one_b"}  #: on 
 @dataclass(frozen=True)
 class Scheduler:
     """A policy with its name. `parallel`: the one of KINDS that it is for. `function`: or the schedule of a file.
-    `pairs`: whether it plans better if costs include how much tasks on two streams slow each other down."""
+    `pairs`: whether it plans better if costs include how much tasks on two streams slow each other down. `rewrite`: the
+    pass that makes the step that it orders, with its options."""
 
     name: str
     parallel: str
     function: Function | OnAllRanks | Policy | Schedule
     pairs: bool = False
+    rewrite: Callable[..., Draft] | None = None
+
+    @property
+    def exact(self) -> bool:
+        """Whether a step under it computes what the recorded one does."""
+        return self.rewrite is None and not (isinstance(self.function, Policy) and self.function.stale)
 
     @cached_property
     def options(self) -> Mapping[str, inspect.Parameter]:
@@ -124,6 +132,7 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
     Scheduler("in_order", "none", in_order),
     Scheduler("multi_stream", "none", beside_the_chain),
     Scheduler("multi_region", "none", by_regions, pairs=True),
+    Scheduler("partime", "none", partime, rewrite=ticks),
     *(Scheduler(policy.name, "data", policy) for policy in (
         OnAllRanks(no_overlap),
         OnAllRanks(barrier),

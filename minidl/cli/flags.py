@@ -281,6 +281,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                     "part; checkpoints and exported weights carry the mean and deviation"),
         "--workers": _flag(RUN, type=whole(0, 256), metavar="N",
                            help="processes that decode pictures (default: one for each core but one; 0: none)"),
+        "--feed": _flag("train:s compare:s", default="batches", metavar="batches|ring|hold=K",
+                        help="how training data come: as batches (default); as a ring of a batch, in which each step "
+                             "has one new sample; or each batch K times in a row"),
         "--batch-size": _flag(NETWORK, type=whole(1), default=64, metavar="B",
                               help="samples of a step, over all ranks together (default 64)"),
         "--micro-batches": _flag("train:src compare:src plan:srcp check:srcp explain:srcp simulate:srcp",
@@ -622,7 +625,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                optimizer=arguments.optimizer, lr=_lr(arguments), momentum=arguments.momentum,
                weight_decay=arguments.weight_decay, clip=arguments.clip, dither=arguments.dither,
                seed=arguments.seed, init=arguments.init, scheduler=under or arguments.scheduler,
-               parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
+               feed=arguments.feed, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
                memory_limit=arguments.memory_limit, recompute=arguments.recompute or chosen, fusion=arguments.fusion,
                lanes=arguments.lanes or "")

@@ -64,8 +64,8 @@ class Plan:
 
     @property
     def stale(self) -> bool:
-        """Whether tasks read older weights."""
-        return False
+        """Whether tasks read older weights or values than in one process."""
+        return bool(self.notes.get("stale"))
 
     @cached_property
     def division(self) -> Division:

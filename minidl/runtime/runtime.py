@@ -144,10 +144,13 @@ class Runtime:
         return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
 
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
-        """Gives memory to states that belong to this run alone."""
+        """Gives memory, filled with zeros, to states that belong to this run alone."""
         if spec.role != Role.STATE or spec.live is not None:
             return spec
         memory = self.device.allocate(max(spec.bytes, 1))
+        if spec.bytes:
+            whole = View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype)
+            self.device.write(self.device.array(memory, whole), 0)
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
 
     def _snapshot(self, source: int, copy: int) -> Thunk:

@@ -207,7 +207,7 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
                                      device=Shuffled(choices)))
 
     yield "sequential", lambda: traced(SequentialExecutor(graph, Shuffled(choices)))
-    for name in schedulers.names("none"):
+    for name in filter(lambda name: schedulers.find(name).exact, schedulers.names("none")):
         if name != "multi_region" or every or choices.random() < 0.05:
             yield f"scheduler {name}", partial(scheduled, name)
     yield "threads", lambda: traced(StreamExecutor(graph, random_schedule(graph, 3, choices)))

@@ -24,6 +24,7 @@ from ..autograd.tensor import Parameter, Tensor, array
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Schedule
+from ..data.feed import fed
 from ..devices import device as devices
 from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
@@ -68,6 +69,7 @@ class Job:
     standardize: bool = False  #: data of one's own, see `data.load`
     scaling_from: str | None = None  #: the checkpoint that goes on, whose mean and deviation are used if it has them
     workers: int | None = None  #: processes that decode pictures; None: one for each core but one
+    feed: str = "batches"  #: how data come, see `minidl.data.feed`
     device: str = "cpu"
     tf32: bool = False
     deterministic: bool = True
@@ -154,7 +156,7 @@ class Recorded:
             self.optimizer = self._optimizer()
             self.optimizer.max_norm = job.clip
             self.optimizer.scaler = optim.GradScaler() if job.low == "float16" else None
-        self.train_data = train.shard(rank, ranks)
+        self.train_data = fed(train.shard(rank, ranks), job.feed)
         self.share = job.batch_size // ranks  #: samples of a step on this rank
         if self.share % job.micro_batches:
             raise ValueError(f"a rank's {self.share} samples of a batch of {job.batch_size} do not divide into "

@@ -29,7 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 COST = ml.CostModel.analytic()
 STEPS, MICRO_BATCHES, RANKS = 2, 4, 2
-ALONE = [name for name, s in schedulers.SCHEDULERS.items() if s.parallel == "none"]
+ALONE = [name for name, s in schedulers.SCHEDULERS.items() if s.parallel == "none" and s.exact]
 #: without those that change the training, search for an optimum, or plan slices
 PIPELINES = [n for n, p in pipelines.POLICIES.items() if not p.stale and n not in ("optimal", "seq1f1b")]
 
