@@ -33,13 +33,13 @@ from .wide import in_parts
 
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
          cost: CostModel | None = None, machine: Machine | None = None, *,
-         recompute: str | Collection[int] = "none", split: int | Mapping[str, int] = 1, **options: Any) -> Plan:
+         recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1, **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved: it is valid on every
     rank and within the machine's limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`minidl.schedulers.kept`).
-    `split`: the number of parts of each task that can be cut, or of some by name (`minidl.schedulers.wide`).
+    `split`: the number of parts of each task that can be cut, or of some by name, or auto (`minidl.schedulers.wide`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -59,8 +59,9 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
     try:
         return planned(graph, cost, machine.memory_limit, recompute, lambda dropped, limit: in_parts(
-            graph, split, lambda parts: _plan(graph, policy, cost, replace(machine, memory_limit=limit), options,
-                                              {"dropped": dropped, "parts": parts})))
+            graph, split, cost, options.get("streams", 2), lambda parts: _plan(
+                graph, policy, cost, replace(machine, memory_limit=limit), options,
+                {"dropped": dropped, "parts": parts})))
     except (*UNCLEAR, ValueError) as error:
         if isinstance(error, ValueError) and type(error) is not ValueError:
             raise

@@ -23,10 +23,12 @@ from ..core.graph import Floats, Ints, TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind
+from ..passes.split import widths
 from ..pricing.cost import CostModel, Cross
 from ..pricing.simulation import Lanes, around, times
 from .ordered import Ordered
 from .published import published
+from .wide import shared
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
 
@@ -46,15 +48,18 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, streams: int
             map: str | None = None) -> Ordered:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready, which `cost`
     says; a weight gradient that an output gradient needs (the sums of a batch norm) stays on `main` (Oh, Lee, Kim, Seo,
-    EuroSys 2022, section 4). Everything on one stream where the simulator shows that this is best; costs from flops and
-    bytes, which charge nothing for streams, always show them. `map`: the authors' own placement for densenet121 or
-    mobilenet_v3, whatever it costs.
+    EuroSys 2022, section 4). If tasks are in parts, any task may run on any stream, as long as that is faster.
+    Everything on one stream where the simulator shows that this is best; costs from flops and bytes, which charge
+    nothing for streams, always show them. `map`: the authors' own placement for densenet121 or mobilenet_v3, whatever
+    it costs.
 
     Raises ValueError for fewer than 2 streams, and for a map that does not fit the graph.
     """
     if map is not None and streams != 2:
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
     schedule = published(graph, map, cost) if map is not None else beside(graph, cost, streams)
+    if map is None and widths(graph.keys):  # parts of the chain share the streams
+        schedule = min(schedule, shared(graph, cost, _names(streams)), key=lambda made: _time(graph, made, cost))
     why = why_one(graph, schedule, cost) if map is None else ""
     return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": map},
                    remarks=(why,) if why else ())
@@ -72,7 +77,11 @@ def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     needed[producer[feeds_chain]] = True
     side &= ~(needed & (graph.kind == Kind.W))
     return in_ready_order(graph, cost.durations(graph), side.astype(np.int64), ["main"],
-                          [f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1)])
+                          _names(streams)[1:])
+
+
+def _names(streams: int) -> list[str]:
+    return ["main", *(f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1))]
 
 
 def in_ready_order(graph: TaskGraph, duration: Floats, group: Ints, *lanes: list[str]) -> Schedule:

@@ -80,6 +80,11 @@ def pair(text: str) -> tuple[str, Any]:
         return key.strip(), value
 
 
+def parts_of(text: str) -> int | str:
+    """The number of parts of each task; `none`: 1; or `auto`."""
+    return text if text == "auto" else 1 if text == "none" else whole(2, 1023)(text)
+
+
 def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
     """An integer from `least` to `most`."""
 
@@ -338,6 +343,10 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                   "(default: auto with --memory-limit, else none)"),
     },
     "schedule": {
+        "--split": _flag("train:s compare:s plan:s explain:s simulate:s", NEW_SCHEDULE, type=parts_of, default=1,
+                         metavar="none|K|auto",
+                         help="cut each task that can be cut into K parts, which several streams share; auto: only if "
+                              "that is predicted to be faster, into as many as there are streams (default: none)"),
         "--parallel": _flag("schedulers:* train:src compare:src plan:srlcp check:srcp explain:srlcp simulate:srlcp",
                             default="none", choices=["none", "data", "pipeline"],
                             help="how ranks share the training (default: none, one device)"),
@@ -628,4 +637,4 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                feed=arguments.feed, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
                memory_limit=arguments.memory_limit, recompute=arguments.recompute or chosen, fusion=arguments.fusion,
-               lanes=arguments.lanes or "")
+               split=arguments.split, lanes=arguments.lanes or "")

@@ -18,6 +18,8 @@ from ..core.graph import Floats, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind
 from ..devices.lanes import Work
+from ..passes.draft import Draft
+from ..passes.split import split
 from ..plans.memory import plan_memory
 from ..pricing.cost import CostModel
 from ..runtime.bound import Bound
@@ -30,13 +32,13 @@ ORDERS = 3  #: whole orders that are replayed, on a device that captures graphs
 DISTURBED = 1.25  #: a repeat that takes so many times as long as the faster ones was disturbed
 
 
-def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
+def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0, parts: int = 1,
             progress: Callable[[float], None] | None = None) -> CostModel:
     """A cost model with the mean time of each task in microseconds. It works on copies, so no parameter changes.
 
     Runs for about `seconds`, without the time that it takes to draw orders, but at least RUNS and at most MOST_RUNS
-    times, see `Profile`. On a device that captures graphs, each task is timed by itself inside a replayed graph. Calls
-    `progress(share done)` after every run.
+    times, see `Profile`. `parts`: also the times of tasks in so many parts, for as long again. On a device that
+    captures graphs, each task is timed by itself inside a replayed graph. Calls `progress(share done)` after every run.
     """
     device = device or tape.current().device
     if device.captures:
@@ -48,7 +50,11 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
         profile.run()
         if progress:
             progress(min(1.0, profile.seconds / seconds))
-    return profile.costs()
+    if parts == 1:
+        return profile.costs()
+    cut = measure(split(Draft.of(graph), parts).graph, device=device, seconds=seconds, seed=seed, progress=progress)
+    cost = profile.costs()
+    return replace(cost, tasks={**cut.tasks, **cost.tasks})
 
 
 class Profile:

@@ -92,6 +92,7 @@ class Job:
     memory_limit: int | None = None
     dither: float = 0.0  #: the step of rounded gradients in standard deviations, see `minidl.ops.dither`
     recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.kept`
+    split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.wide`
     fusion: tuple[str, ...] | None = None
     init: str | None = None  #: a file of weights to start from, see `minidl.training.weights`
     lanes: str = ""  #: on the CPU, native or python; empty: the default
@@ -414,7 +415,8 @@ class Recorded:
         if self.device.captures and (job.clip is not None or self.optimizer.scaler):
             args = chosen.known(barrier=True) | args  # ranks with a GPU validate no step in the next one yet
         with paused:
-            return schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, **{**args, **told})
+            return schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
+                                   **{**args, **told})
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
         """The costs with contention added: how much pairs of tasks slow each other down, measured now or from flops and
@@ -426,7 +428,8 @@ class Recorded:
                        corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
-        return measure(self.graph, device=self.device, progress=progress)
+        parts = self.job.streams or 2 if self.job.split == "auto" else int(self.job.split)
+        return measure(self.graph, device=self.device, parts=parts, progress=progress)
 
 
 def shared(communicator: Communicator, make: Callable[[], T]) -> T:

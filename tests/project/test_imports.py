@@ -37,7 +37,7 @@ ROOMS: dict[str, set[str]] = {
     "optim": {"autograd", "core", "devices", "nn"},
     "data": {"autograd", "system"},
     "runtime": {"autograd", "core", "devices", "kernels", "passes", "plans", "system"},
-    "measuring": {"autograd", "core", "devices", "kernels", "plans", "pricing", "runtime"},
+    "measuring": {"autograd", "core", "devices", "kernels", "passes", "plans", "pricing", "runtime"},
     "testing": {"autograd", "core", "devices", "kernels", "ops", "optim", "passes", "runtime", "schedulers"},
     "training": {"autograd", "core", "data", "devices", "fusion", "measuring", "models", "nn", "ops", "optim", "passes",
                  "plans", "pricing", "runtime", "schedulers", "system"},

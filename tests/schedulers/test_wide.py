@@ -1,0 +1,122 @@
+"""Widths of tasks: never predicted slower than whole tasks or all in parts, and orders in which lanes share them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.core.graph import TaskGraph
+from minidl.core.machine import PlanError
+from minidl.core.tasks import Kind
+from minidl.passes.split import widths
+from minidl.pricing.cost import CostError
+from minidl.schedulers.wide import choices, shared
+
+COST = ml.CostModel.analytic(flops_per_us=2e3)
+
+
+@pytest.fixture(scope="module")
+def mlp() -> TaskGraph:
+    model = models.mlp(64, 128, 128, 10)
+    opt = optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, np.zeros((64, 64), np.float32), np.zeros(64, np.int64))
+
+
+def split_times(graph: TaskGraph, whole: float, part: float, update: float = 1.0) -> ml.CostModel:
+    """Measured costs: each F, O and W takes `whole` us, and each of its two parts `part`."""
+    time = {kind: (update, update) if kind == Kind.U else (whole, part) for kind in Kind}
+    names = [(t.name, time[t.kind]) for t in graph]
+    return ml.CostModel({f"{name}{tail}": t[bool(tail)] for name, t in names for tail in ("", "/1", "/2")},
+                        source="measured", sync=1.0)
+
+
+def test_lanes_share_the_parts_of_the_chain(mlp: TaskGraph):
+    whole = ml.plan(mlp, "multi_stream", COST)
+    parted = ml.plan(mlp, "multi_stream", COST, split=2)
+    assert parted.step < 0.7 * whole.step
+    names = [parted.graph.name(t) for t in parted.schedule.ids(parted.graph).tolist()]
+    lanes = [names[a:b] for a, b in pairwise(parted.schedule.ptr.tolist())]
+    for name in ("0F0", "2F0", "2O0"):
+        assert sum(f"{name}/{p}" in tasks for tasks in lanes for p in (1, 2)) == 2
+        assert all(not {f"{name}/1", f"{name}/2"} <= {*tasks} for tasks in lanes)
+
+
+@pytest.mark.parametrize("streams", [2, 3, 4])
+def test_a_shared_order_is_valid_on_any_number_of_lanes(mlp: TaskGraph, streams: int):
+    graph = ml.plan(mlp, "in_order", COST, split=streams).graph
+    schedule = shared(graph, COST, [f"lane{i}" for i in range(streams)])
+    schedule.validate(graph)
+    assert sorted(schedule.ids(graph).tolist()) == list(range(len(graph)))
+    assert len({lane.name for lane in schedule.lanes}) == streams
+
+
+@pytest.mark.parametrize(("whole", "part"), [(100.0, 50.0), (100.0, 57.0), (100.0, 80.0), (100.0, 110.0), (1.0, 0.9)])
+def test_auto_is_never_predicted_slower_than_whole_tasks_or_all_in_parts(mlp: TaskGraph, whole: float, part: float):
+    cost = split_times(mlp, whole, part)
+    auto = ml.plan(mlp, "multi_stream", cost, split="auto").step
+    assert auto <= ml.plan(mlp, "multi_stream", cost).step
+    assert auto <= ml.plan(mlp, "multi_stream", cost, split=2).step
+    assert auto <= ml.plan(mlp, "in_order", cost).step
+
+
+def test_auto_cuts_if_parts_are_cheap_and_only_then(mlp: TaskGraph):
+    cheap = ml.plan(mlp, "multi_stream", split_times(mlp, 100.0, 51.0), split="auto")
+    assert len(widths(cheap.graph.keys)) > 5
+    assert "tasks run in 2 parts" in cheap.remarks[-1]
+    dear = ml.plan(mlp, "multi_stream", split_times(mlp, 100.0, 130.0), split="auto")
+    assert not widths(dear.graph.keys)
+    assert dear.remarks[-1] == "all tasks stay whole: parts are not predicted to gain"
+
+
+def test_choices_leave_out_tasks_whose_parts_take_too_long(mlp: TaskGraph):
+    cost = split_times(mlp, 100.0, 50.0)
+    slow = {name: 90.0 for name in cost.tasks if name.startswith("2F0/")}
+    found = choices(mlp, ml.CostModel({**cost.tasks, **slow}, source="measured"), 2)
+    key = mlp.keys[mlp.index("2F0")]
+    assert {key in one for one in found} == {True, False}
+    kinds = [{Kind(int(mlp.kind[mlp.find(np.array([k]))[0]])) for k in one} for one in found]
+    assert {Kind.F, Kind.O} in kinds  # narrow weight gradients beside a wide chain
+
+
+def test_a_plan_in_parts_is_read_again_from_its_file(mlp: TaskGraph, tmp_path: Any):
+    made = ml.plan(mlp, "multi_stream", COST, split={"0F0": 2, "2O0": 3})
+    assert {t.name for t in made.graph if t.part} == {"0F0/1", "0F0/2", "2O0/1", "2O0/2", "2O0/3"}
+    made.schedule.save(tmp_path / "plan.csv")
+    read = ml.plan(mlp, str(tmp_path / "plan.csv"), COST)
+    assert read.schedule.keys.tolist() == made.schedule.keys.tolist()
+    assert read.step == made.step
+
+
+def test_measured_costs_have_the_parts(mlp: TaskGraph):
+    cost = ml.measure(mlp, seconds=0.01, parts=2)
+    assert {"0F0", "0F0/1", "0F0/2"} <= cost.tasks.keys()
+    assert ml.plan(mlp, "multi_stream", cost, split="auto").step > 0
+
+
+@pytest.mark.parametrize(("split", "why"), [
+    (0, "split is 0; it must be a number of parts, from 1 to 1023"),
+    ("many", "split is 'many'; it must be a number of parts"),
+    ({"0F0": 2000}, "split of 0F0 is 2000; it must be a number"),
+    ({"77F0": 2}, "split: no task 77F0 in this graph"),
+])
+def test_numbers_that_make_no_sense_are_refused(mlp: TaskGraph, split: Any, why: str):
+    with pytest.raises(PlanError, match=why):
+        ml.plan(mlp, "in_order", split=split)
+
+
+def test_costs_without_parts_are_refused(mlp: TaskGraph):
+    whole = ml.CostModel({t.name: 10.0 for t in mlp}, source="measured")
+    with pytest.raises((CostError, PlanError), match="lack task 0F0/1"):
+        ml.plan(mlp, "multi_stream", whole, split=2)
