@@ -45,41 +45,56 @@ def _scores(reads: Any) -> Any:
     return (_heads(q, k) * min(BLOCK, q.shape[2]) * k.shape[2],), q.dtype
 
 
-def _score(xp: Any, q: Any, k: Any, scale: float, causal: bool) -> Any:
+def _score(xp: Any, q: Any, k: Any, mask: Any, scale: float, causal: bool, offset: int) -> Any:
     """All scores, minus infinity where a query does not see a key."""
     score = xp.matmul(q * q.dtype.type(scale), _swap(k))
-    return xp.where(xp.tril(xp.ones(score.shape[2:], bool)), score, -xp.inf).astype(q.dtype) if causal else score
+    seen = xp.ones(score.shape[2:], bool)
+    seen = (xp.tril(seen, offset) if causal else seen)[None, None]
+    seen = seen & (mask[0] != 0)[:, None, None, :] if mask else seen
+    return xp.where(seen, score, -xp.inf).astype(q.dtype)
 
 
-def _blocks(q: Any, k: Any, causal: bool) -> Iterator[tuple[Any, Any, int]]:
+def _optional(rest: Any) -> tuple[list[Any], list[Any]]:
+    """The mask (n, s) and the counter (1,), if they are given."""
+    return [a for a in rest if a.ndim == 2], [a for a in rest if a.ndim == 1]
+
+
+def _blocks(q: Any, k: Any, causal: bool, offset: int) -> Iterator[tuple[Any, Any, int]]:
     """For each block, from the last of some heads to their first: the index of its queries, the index of the keys that
     it sees, and the number of keys that its first query sees; each further query sees one more."""
     (n, h, t, _), s, more = q.shape, k.shape[2], _heads(q, k)
     for i, j in ((i, j) for i in range(n) for j in range(0, h, more)):
         for low in reversed(range(0, t, BLOCK)):
             high, heads = min(low + BLOCK, t), slice(j, min(j + more, h))
-            end = min(high, s) if causal else s
-            yield (i, heads, slice(low, high)), (i, heads, slice(0, end)), low + 1 if causal else s
+            end = min(high + offset, s) if causal else s
+            yield (i, heads, slice(low, high)), (i, heads, slice(0, end)), low + offset + 1 if causal else s
 
 
-def _axes(reads: int, axes: str) -> Any:
-    """The axes of a kernel that reads so many arrays; if it drops probabilities, which also counts heads, only samples
-    may be cut."""
-    return lambda given, **_: axes if len(given) == reads else axes.replace("n", "s").replace("h", "H").replace(
-        "->", ",C->")
+def _axes(reads: str, writes: str) -> Any:
+    """The axes of a kernel that reads these arrays and perhaps a mask and a counter; if probabilities are dropped,
+    which also counts heads, only samples may be cut."""
+    def of(given: Any, **_: Any) -> str:
+        more = [len(a.shape) for a in given[reads.count(",") + 1 :]]
+        found = ",".join([reads, *("nS" if axes == 2 else "C" for axes in more)]) + "->" + writes
+        return found.replace("n", "s").replace("h", "H") if 1 in more else found
+
+    return of
 
 
-@kernel("flash_attention", axes=_axes(3, "nhTD,nhSD,nhSE->nhTE,nhT"), flops=_flops,
+@kernel("flash_attention", axes=_axes("nhTD,nhSD,nhSE", "nhTE,nhT"), flops=_flops,
         work=lambda reads, writes, **constants: [_scores(reads)])
-def flash_attention(xp: Any, q: Any, k: Any, v: Any, *counter: Any, scale: float, causal: bool, **numbers: Any) -> Any:
-    """As `attention`, without a mask, for a positive scale and arrays that are not empty -> (y (n, h, t, e),
-    lse (n, h, t)). lse is the logarithm of the sum of exp(score) over the keys that a query sees, in the type of
-    sums. `counter`, `numbers`: as for `attention_dropout`, if probabilities are dropped."""
-    dtype, (q, k, v) = q.dtype, _wide(q, k, v)
-    score = _score(xp, q, k, scale, causal)
+def flash_attention(xp: Any, q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0,
+                    **numbers: Any) -> Any:
+    """As `attention`, for a positive scale and arrays that are not empty -> (y (n, h, t, e), lse (n, h, t)). lse is the
+    logarithm of the sum of exp(score) over the keys that a query sees, in the type of sums; 0 for a query that sees
+    none. `rest`: the mask and the counter, each if there is one, and `numbers`: as for `attention_dropout`."""
+    (mask, counter), dtype, (q, k, v) = _optional(rest), q.dtype, _wide(q, k, v)
+    score = _score(xp, q, k, mask, scale, causal, offset)
     top = score.max(axis=-1, keepdims=True)
+    top = xp.where(top > -xp.inf, top, 0)
     e = xp.exp(score - top)
     total = e.sum(axis=-1, keepdims=True)
+    total = xp.where(total > 0, total, 1)
     return xp.matmul(_dropped(xp, e / total, counter, numbers), v).astype(dtype), (top + xp.log(total))[..., 0]
 
 
@@ -88,16 +103,22 @@ def _dropped(xp: Any, p: Any, counter: Any, numbers: Any) -> Any:
 
 
 @flash_attention.cpu
-def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
-    *counter, y, lse, scores = rest
+def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0, **numbers: Any) -> Any:
+    *given, y, lse, scores = rest
+    mask, counter = _optional(given)
     calls, factor = [], q.dtype.type(scale)
-    for rows, keys, first in _blocks(q, k, causal):
+    for rows, keys, first in _blocks(q, k, causal, offset):
         e = _shaped(scores, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), e), loop(_hide, e, first),
+        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), e), loop(_hide, e, first, _keep(mask, keys)),
                   partial(np.maximum.reduce, e, axis=-1, out=lse[rows]), loop(_shift, e, lse[rows], factor),
                   ufunc(np.exp, e, e), loop(_normalise, e, lse[rows]), *_drop(e, rows, q, k, counter, numbers),
                   ufunc(np.matmul, e, v[keys], y[rows])]
     return calls
+
+
+def _keep(mask: list[Any], keys: Any) -> Any:
+    """A block's part of the mask; empty without one."""
+    return mask[0][keys[0], keys[2]] if mask else np.empty(0, np.int64)
 
 
 def _drop(e: Any, rows: Any, q: Any, k: Any, counter: Any, numbers: Any) -> list[Thunk]:
@@ -122,9 +143,12 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, *, scale: float, causal: bool) -
     return [Attention("forward", q, k, v, y, lse, scale, causal)]
 
 
-def _hide(e, first):  # type: ignore[no-untyped-def]
+def _hide(e, first, keep):  # type: ignore[no-untyped-def]
     for h in range(e.shape[0]):
         for i in range(e.shape[1]):
+            for j in range(len(keep)):
+                if keep[j] == 0:
+                    e[h, i, j] = e.dtype.type(-np.inf)
             for j in range(i + first, e.shape[2]):
                 e[h, i, j] = e.dtype.type(-np.inf)
 
@@ -133,6 +157,8 @@ def _shift(e, lse, scale):  # type: ignore[no-untyped-def]
     for h in range(e.shape[0]):
         for i in range(e.shape[1]):
             top = e.dtype.type(lse[h, i])
+            if top == e.dtype.type(-np.inf):  # no key to see
+                top = e.dtype.type(0)
             for j in range(e.shape[2]):
                 e[h, i, j] = (e[h, i, j] - top) * scale
             lse[h, i] = top * scale
@@ -145,6 +171,8 @@ def _normalise(e, lse):  # type: ignore[no-untyped-def]
             total = e.dtype.type(0)
             for j in range(e.shape[2]):
                 total += e[h, i, j]
+            if total == 0:
+                total = e.dtype.type(1)
             factor = e.dtype.type(1) / total
             for j in range(e.shape[2]):
                 e[h, i, j] *= factor
@@ -157,13 +185,13 @@ def _grad_work(reads: Any, writes: Any, **constants: Any) -> Any:
     return [_scores(reads), _scores(reads), ((part,), k.dtype)]
 
 
-@kernel("flash_attention_grad", axes=_axes(6, "nhTD,nhSD,nhSE,nhTE,nhT,nhTE->nhTD,nhSD,nhSE"), work=_grad_work,
+@kernel("flash_attention_grad", axes=_axes("nhTD,nhSD,nhSE,nhTE,nhT,nhTE", "nhTD,nhSD,nhSE"), work=_grad_work,
         flops=lambda reads, writes: 2.5 * _flops(reads, writes))
-def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *counter: Any, scale: float,
-                         causal: bool, **numbers: Any) -> Any:
-    """(dq, dk, dv) from the output and lse; the same elements are dropped again."""
-    dtype, (q, k, v, y, dy) = q.dtype, _wide(q, k, v, y, dy)
-    p = xp.exp(_score(xp, q, k, scale, causal) - lse[..., None])
+def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *rest: Any, scale: float,
+                         causal: bool, offset: int = 0, **numbers: Any) -> Any:
+    """(dq, dk, dv) from the output and lse; the same elements are dropped again. `rest`: as for `flash_attention`."""
+    (mask, counter), dtype, (q, k, v, y, dy) = _optional(rest), q.dtype, _wide(q, k, v, y, dy)
+    p = xp.exp(_score(xp, q, k, mask, scale, causal, offset) - lse[..., None])
     dp = _dropped(xp, xp.matmul(dy, _swap(v)), counter, numbers)
     ds = p * (dp - (y * dy).sum(axis=-1, keepdims=True)) * p.dtype.type(scale)
     return tuple(g.astype(dtype) for g in (xp.matmul(ds, k), xp.matmul(_swap(ds), q),
@@ -171,12 +199,15 @@ def flash_attention_grad(xp: Any, q: Any, k: Any, v: Any, y: Any, lse: Any, dy: 
 
 
 @flash_attention_grad.cpu
-def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *rest: Any, scale: float, causal: bool, **numbers: Any) -> Any:
-    *counter, dq, dk, dv, scores, more, part = rest
+def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *rest: Any, scale: float, causal: bool, offset: int = 0,
+      **numbers: Any) -> Any:
+    *given, dq, dk, dv, scores, more, part = rest
+    mask, counter = _optional(given)
     calls, factor = [], q.dtype.type(scale)
-    for rows, keys, first in _blocks(q, k, causal):
+    for rows, keys, first in _blocks(q, k, causal, offset):
         p, ds = _shaped(scores, q[rows], k[keys]), _shaped(more, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), p), loop(_score_less, p, lse[rows], factor, first),
+        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), p), loop(_score_less, p, lse[rows], factor),
+                  loop(_hide, p, first, _keep(mask, keys)),
                   ufunc(np.exp, p, p), ufunc(np.matmul, dy[rows], _swap(v[keys]), ds),
                   *_drop(ds, rows, q, k, counter, numbers), loop(_score_grad, p, ds, y[rows], dy[rows], factor),
                   ufunc(np.matmul, ds, k[keys], dq[rows]), *_drop(p, rows, q, k, counter, numbers)]
@@ -197,14 +228,11 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: A
     return [Attention("grad", q, k, v, y, lse, scale, causal, dy, dq, dk, dv)]
 
 
-def _score_less(p, lse, scale, first):  # type: ignore[no-untyped-def]
+def _score_less(p, lse, scale):  # type: ignore[no-untyped-def]
     for h in range(p.shape[0]):
         for i in range(p.shape[1]):
-            end = min(i + first, p.shape[2])
-            for j in range(end):
+            for j in range(p.shape[2]):
                 p[h, i, j] = p[h, i, j] * scale - lse[h, i]
-            for j in range(end, p.shape[2]):
-                p[h, i, j] = p.dtype.type(-np.inf)
 
 
 @regrouped

@@ -39,7 +39,7 @@ class Attention(Op):
         if self.dropout:
             counter, key = next_draw()
             self.counter, self.numbers = [counter], {"rate": self.dropout, **key}
-        self.flash = self._flash(q, k, v) and not mask
+        self.flash, self.mask = self._flash(q, k, v), list(mask)
         self.kept = [y, self.out(q.shape[:3], dtype)] if self.flash else [self.out([*q.shape[:3], k.shape[2]], dtype)]
         kernel = "flash_attention" if self.flash else "attention_dropout" if self.dropout else "attention"
         self.call(kernel, [q, k, v, *mask, *self.counter], self.kept if self.flash else [y, *self.kept],
@@ -50,14 +50,14 @@ class Attention(Op):
         """Whether the gradient computes the probabilities again, as flash_attention's kernels permit."""
         t, s = q.shape[2], k.shape[2]
         return (t * s > tapes.current().device.most_scores and self.factor > 0 and v.shape[3] > 0
-                and "offset" not in self.seen and not (self.dropout and s % 4))
+                and not (self.dropout and s % 4))
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         grads = [self.grad(t) for t in (self.q, self.k, self.v)]
         kept = [self.q, self.k, self.v, *self.kept]
         if self.flash:
-            self.call("flash_attention_grad", [*kept, dy, *self.counter], grads, scale=self.factor, **self.seen,
-                      **self.numbers)
+            self.call("flash_attention_grad", [*kept, dy, *self.mask, *self.counter], grads, scale=self.factor,
+                      **self.seen, **self.numbers)
         else:
             self.call("attention_dropout_grad" if self.dropout else "attention_grad", [*kept, *self.counter, dy], grads,
                       scale=self.factor, **self.numbers)
