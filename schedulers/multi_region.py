@@ -28,7 +28,7 @@ from .give_back import given_back, partly_beside
 from .movable import MAIN, SUB, Order, Place, Places, Step
 from .ordered import Ordered
 from .regions import Region, regions
-from .single import MARGIN, beside, in_order, why_one
+from .single import MARGIN, in_order, on_streams, why_one
 
 EFFORT = 30_000  #: how many tasks the search may simulate
 SMALL = 64  #: up to this many tasks, updates move apart from their weight gradients, and items move in pairs
@@ -223,7 +223,7 @@ def _trials(step: Step, places: Places, prompt: Order | None, crossing: bool) ->
     for name, less in given_back(step, places):
         if (order := step.order(less)) not in orders.values():
             orders[f"multi_region, {name}"] = order
-    for name, schedule in zip(OTHERS, (beside(graph, step.cost), in_order(graph)), strict=True):
+    for name, schedule in zip(OTHERS, (on_streams(graph, step.cost), in_order(graph)), strict=True):
         ids = schedule.ids(graph).tolist()
         orders[name] = Order({lane.name: ids[schedule.ptr[i] : schedule.ptr[i + 1]]
                               for i, lane in enumerate(schedule.lanes)})

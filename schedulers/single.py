@@ -57,12 +57,18 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, streams: int
     """
     if map is not None and streams != 2:
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
-    schedule = published(graph, map, cost) if map is not None else beside(graph, cost, streams)
-    if map is None and widths(graph.keys):  # parts of the chain share the streams
-        schedule = min(schedule, shared(graph, cost, _names(streams)), key=lambda made: _time(graph, made, cost))
+    schedule = published(graph, map, cost) if map is not None else on_streams(graph, cost, streams)
     why = why_one(graph, schedule, cost) if map is None else ""
     return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": map},
                    remarks=(why,) if why else ())
+
+
+def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
+    """The order of `beside`; or, if tasks are in parts and it is faster, one in which they share all streams."""
+    apart = beside(graph, cost, streams)
+    if not widths(graph.keys):
+        return apart
+    return min(apart, shared(graph, cost, _names(streams)), key=lambda made: _time(graph, made, cost))
 
 
 def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:

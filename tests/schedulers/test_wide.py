@@ -71,6 +71,13 @@ def test_auto_is_never_predicted_slower_than_whole_tasks_or_all_in_parts(mlp: Ta
     assert auto <= ml.plan(mlp, "in_order", cost).step
 
 
+def test_multi_region_is_not_slower_than_lanes_that_share_the_parts(mlp: TaskGraph):
+    cost = split_times(mlp, 100.0, 50.0)
+    found = ml.plan(mlp, "multi_region", cost, split="auto")
+    assert widths(found.graph.keys)
+    assert found.step <= ml.plan(mlp, "multi_stream", cost, split=2).step * 1.001
+
+
 def test_auto_cuts_if_parts_are_cheap_and_only_then(mlp: TaskGraph):
     cheap = ml.plan(mlp, "multi_stream", split_times(mlp, 100.0, 51.0), split="auto")
     assert len(widths(cheap.graph.keys)) > 5
