@@ -142,6 +142,19 @@ def predicted_steps(record: dict[str, Any]) -> Iterator[Row]:
                    if calm and calm["n"] < found["n"] else ""), "median 5 %, worst 12 %")
 
 
+def memory(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        peaks = e["peak_bytes"]
+        same = all(p["planned"] == p["allocated"] for p in peaks.values())
+        yield f"{name}: planned peak equals allocated peak", "yes, each arm" if same else "no", "to the byte"
+        for arm in ("sqrt", "auto", "blocks"):
+            share = peaks[arm]["activations"] / peaks["none"]["activations"]
+            yield (f"{name}, {arm}: step / the plain step, with {share:.0%} of its activation peak",
+                   times(e["against"][f"{arm} / none"]), "45 %, <= 1.35x" if (name, arm) == ("gpt", "sqrt") else "")
+        yield (f"{name}: checkpointed blocks, minidl / torch", times(e["against"]["blocks / torch checkpoint"]),
+               "<= 1.0x")
+
+
 def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
     for s in record["settings"]:
         best = s["arms"]["reverse_first_k"]["speed_up_over_barrier"]
@@ -279,6 +292,10 @@ fill the machine.""", {"single_device": single_device, "prediction": prediction}
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
 the command as a user types it. Costs are those of free cores: a run marked with * ran while other processes used more
 than 3 % of the machine.""", {"predicted_steps": predicted_steps}),
+    Section("Memory for time", """\
+Steps that compute activations again, beside the plain step and beside torch's checkpointing of the same blocks, one
+thread each. The record is of a machine that others kept busy: only ratios of neighbouring steps mean something, and
+predictions of times do not.""", {"memory": memory}),
     Section("Data-parallel ranks", """\
 Tasks wait instead of computing, as if an accelerator computed; the link is a shaped loopback. The second picture is
 simulated: it shows for which networks and links reverse first-k gains over priority.""",

@@ -1,0 +1,134 @@
+"""Memory for time: steps that compute activations again, planned and run, beside torch's checkpointing.
+
+    python bench/memory.py [--seconds 30] [--only gpt] [--busy] [--out FILE.json]      needs the extra `parity`
+
+GPT small (12 layers of 128, 8 rows of 128 tokens) and ResNet-20 (batch 64), one thread each. Arms: all activations
+kept; sqrt; auto within sqrt's peak; `blocks`, which keeps the output of each block, as torch does if it checkpoints
+each block. Peaks are planned and allocated; steps are predicted from costs of the plain step, measured in turn with the
+arms.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests" / "helpers")]
+
+import cnn
+import language
+from against_torch import Case, Sides
+from common import interleave, machine, prediction_errors, ratio, save, spread
+
+import minidl as ml
+from minidl.core.tasks import Kind
+from minidl.runtime.executors import Runtime, runtime
+
+CASES = {"gpt": (language, Case("gpt", {"layers": 12, "dropout": 0.0}, 8, 1.0, False, "small"),
+                 "torch_language", "GPTBlock", r"/h/(\d+)/"),
+         "resnet20": (cnn, Case("resnet20", {}, 64, 1.0, False), "torch_twins", "Residual", r"/(layer\d+/\d+)/")}
+
+
+def checkpointed(name: str) -> Sides:
+    """The torch side of a case, with each block checkpointed."""
+    from importlib import import_module
+
+    from torch.utils.checkpoint import checkpoint
+
+    bench, case, where, block, _ = CASES[name]
+    twins = import_module(where)
+    plain = twins.load
+
+    def load(twin: Any, model: Any) -> Any:
+        network = plain(twin, model)
+        for part in network.modules():
+            if isinstance(part, getattr(twins, block)):
+                part.forward = partial(checkpoint, part.forward, use_reentrant=False)
+        return network
+
+    with mock.patch.object(twins, "load", load):
+        return bench.sides(case)
+
+
+def between_blocks(graph: Any, pattern: str) -> list[int]:
+    """The layers that are in no block, and the last one of each block."""
+    layers = np.unique(graph.unit[graph.kind == Kind.F]).tolist()
+    block = {u: found[1] for u in layers if (found := re.search(pattern, graph.unit_names[u]))}
+    last = {name: u for u, name in sorted(block.items())}
+    return [u for u in layers if u not in block or last[block[u]] == u]
+
+
+def allocated(run: Runtime) -> int:
+    """Bytes of the memory that the tasks of a run use."""
+    pieces: dict[int, Any] = {}
+    for part in (*run._body, *run._prologue, *run._epilogue):
+        pieces |= {id(memory): memory for memory in (part.bound.arena, *part.bound.persistent)}
+    return sum(map(len, pieces.values()))
+
+
+def measured(name: str, seconds: float) -> dict[str, Any]:
+    """The entry of one network."""
+    bench, case, *_, pattern = CASES[name]
+    first = bench.sides(case)
+    x, y = first.inputs
+    cost = ml.measure(first.graph, seconds=seconds / 10)
+    limit = ml.plan(first.graph, "in_order", cost, recompute="sqrt").peak_bytes[0]
+    told: dict[str, dict[str, Any]] = {
+        "none": {}, "sqrt": {"recompute": "sqrt"},
+        "auto": {"recompute": "auto", "machine": ml.Machine(memory_limit=limit)},
+        "blocks": {"recompute": between_blocks(first.graph, pattern)}}
+    plans, runs = {}, {}
+    for arm, options in told.items():
+        graph = bench.sides(case).graph
+        plans[arm] = ml.plan(graph, "in_order", cost, **options)
+        runs[arm] = runtime(plans[arm].program())
+    arms: dict[str, Any] = {arm: (lambda run=run: run(x, y)) for arm, run in runs.items()}
+    peaks = {arm: {"planned": plans[arm].peak_bytes[0], "allocated": allocated(run),
+                   "activations": plans[arm].as_json()["activation_peak_bytes"]} for arm, run in runs.items()}
+    samples = interleave({**arms, "torch": first.step, "torch checkpoint": checkpointed(name).step}, seconds=seconds,
+                         warm_up=2)
+    errors = prediction_errors(first.graph, {arm: plan.schedule for arm, plan in plans.items()}, arms, seconds)
+    for run in runs.values():
+        run.close()
+    pairs = [*((arm, "none") for arm in ("sqrt", "auto", "blocks")), ("auto", "sqrt"),
+             ("torch checkpoint", "torch"), ("blocks", "torch checkpoint")]
+    return {"peak_bytes": peaks, "step_ms": {arm: spread(s) for arm, s in samples.items()},
+            "predicted_against_none": {arm: round(plan.step / plans["none"].step, 4) for arm, plan in plans.items()},
+            "against": {f"{a} / {b}": ratio(samples, a, b) for a, b in pairs}, "prediction_error": errors}
+
+
+def show(name: str, entry: dict[str, Any]) -> None:
+    """Prints a network's results."""
+    print(f"\n{name}")
+    for arm, s in entry["step_ms"].items():
+        peak = entry["peak_bytes"].get(arm, {})
+        print(f"  {arm:18} {s['median']:9.3f} ms   " + ", ".join(f"{what} {n:,}" for what, n in peak.items()))
+    for what, r in entry["against"].items():
+        print(f"  {what:28} {r['median']:6.3f}   p10 {r['p10']:6.3f}   p90 {r['p90']:6.3f}")
+    print("  prediction error: " + ", ".join(f"{a} {e['median']:+.1%}" for a, e in entry["prediction_error"].items()))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=30.0, help="seconds per network, at least")
+    parser.add_argument("--only", choices=CASES, help="one of the networks")
+    parser.add_argument("--busy", action="store_true", help="the record says that other processes used the machine")
+    parser.add_argument("--out", help="where to write the record")
+    arguments = parser.parse_args()
+    record: dict[str, Any] = {"machine": machine(), "busy": arguments.busy, "networks": {}}
+    for name in [arguments.only] if arguments.only else CASES:
+        record["networks"][name] = measured(name, arguments.seconds)
+        show(name, record["networks"][name])
+    save("memory", record, arguments.out)
+
+
+if __name__ == "__main__":
+    main()
