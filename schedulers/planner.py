@@ -10,8 +10,9 @@ from typing import Any
 
 from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError, shorten
-from ..core.placement import UNCLEAR, PipelineError
+from ..core.placement import UNCLEAR, PipelineError, Refused
 from ..core.schedule import Schedule, ScheduleError
+from ..core.tasks import Kind
 from ..passes.draft import Draft
 from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
 from ..passes.split import widths
@@ -33,13 +34,15 @@ from .wide import in_parts
 
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
          cost: CostModel | None = None, machine: Machine | None = None, *,
-         recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1, **options: Any) -> Plan:
+         recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1, shard: int = 0,
+         **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved: it is valid on every
     rank and within the machine's limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`minidl.schedulers.kept`).
     `split`: the number of parts of each task that can be cut, or of some by name, or auto (`minidl.schedulers.wide`).
+    `shard`: 1, if each data-parallel rank keeps the optimizer's states of its share alone (`minidl.passes.shard`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -61,7 +64,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         return planned(graph, cost, machine.memory_limit, recompute, lambda dropped, limit: in_parts(
             graph, split, cost, options.get("streams", 2), lambda parts: _plan(
                 graph, policy, cost, replace(machine, memory_limit=limit), options,
-                {"dropped": dropped, "parts": parts})))
+                {"dropped": dropped, "parts": parts}, shard)))
     except (*UNCLEAR, ValueError) as error:
         if isinstance(error, ValueError) and type(error) is not ValueError:
             raise
@@ -76,7 +79,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
 
 
 def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping[str, Any],
-          passes: Mapping[str, Any]) -> Plan:
+          passes: Mapping[str, Any], shard: int) -> Plan:
     kind = "pipeline" if isinstance(graph, Pipeline) else None
     if isinstance(policy, Schedule):
         if not kind and kind_of(policy) != "pipeline":  # of the tasks of this graph, sums included
@@ -91,6 +94,11 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
         chosen.check(options)
         how = chosen.function
         options = {**options, **(_asked_by(how) if isinstance(how, Schedule) else passes)}
+    if shard and (kind or chosen.parallel != "data" or isinstance(chosen.function, Schedule)):
+        raise Refused("sharded updates", f"{chosen.name} is no policy for data-parallel ranks",
+                      "give --parallel data with --scheduler barrier, buckets or no_overlap, or leave --shard out")
+    if shard:
+        options = {**options, "shard": shard}
     made = replace(_called(chosen, graph, cost, machine, options), limit=machine.memory_limit)
     if not isinstance(made, PipelinePlan):
         return made.divided()
@@ -124,7 +132,8 @@ def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options:
 
 
 def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: TaskGraph, cost: CostModel,
-           machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], **options: Any) -> Plan:
+           machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], shard: int = 0,
+           **options: Any) -> Plan:
     """The plan of a step that is not cut into stages."""
     sums = (policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
             else sums_in(policy) if isinstance(policy, Schedule) and chosen.parallel == "data" else None)
@@ -146,7 +155,11 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
         given = replace(cost, tasks=dict(cost.tasks), kinds=dict(cost.kinds)) if chosen.own else cost  # it may change
         found = as_ordered(policy(draft.graph, given, machine, **options), chosen.name, policy)
     schedule = found.schedule if sums is None else replace(found.schedule, notes=sums_notes(sums))
-    draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule), {})
+    draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule), {"shard": shard})
+    if shard:
+        known = draft.priced.tasks
+        cost = replace(cost, tasks={**cost.tasks, **{t.name: known[t.name] for t in draft.graph
+                                                     if t.kind in (Kind.AS, Kind.AG) and t.name in known}})
     return Plan(chosen.name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
                 {**options, **found.notes}, found.remarks)
 

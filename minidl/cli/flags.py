@@ -341,6 +341,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              help="compute activations again instead of keeping all (none); keep those between all "
                                   "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .. "
                                   "(default: auto with --memory-limit, else none)"),
+        "--shard": _flag("train:r compare:r plan:r explain:r simulate:r", type=int, choices=[0, 1], default=0,
+                         help="1: each rank keeps the optimizer's states of its share of every parameter, and updates "
+                              "that (ZeRO 1); with --scheduler barrier, buckets or no_overlap (default 0)"),
     },
     "schedule": {
         "--split": _flag("train:s compare:s plan:s explain:s simulate:s", NEW_SCHEDULE, type=parts_of, default=1,
@@ -637,4 +640,4 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                feed=arguments.feed, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
                memory_limit=arguments.memory_limit, recompute=arguments.recompute or chosen, fusion=arguments.fusion,
-               split=arguments.split, lanes=arguments.lanes or "")
+               split=arguments.split, shard=arguments.shard, lanes=arguments.lanes or "")

@@ -209,7 +209,8 @@ LISTED = 40  #: the most tasks of a graph in a notebook
 @dataclass(frozen=True, slots=True)
 class StorageSpec:
     """One piece of memory: shape, dtype, bytes, role. `live`: the object that holds its data, if they outlive a
-    step. `filled`: the object with whose data it is filled before a loop's first step (`minidl.passes.boundary`)."""
+    step. `filled`: the object with whose data it is filled before a loop's first step (`minidl.passes.boundary`).
+    `share_of`: the object whose data it has a rank's share of (`minidl.passes.shard`)."""
 
     name: str
     shape: tuple[int, ...]
@@ -218,6 +219,7 @@ class StorageSpec:
     role: Role
     live: Any = None
     filled: Any = None
+    share_of: Any = None
 
 
 # --------------------------------------------------------------------------------------------------------------- edges
@@ -520,9 +522,8 @@ class TaskGraph(Columns):
         """The graph on the data of other objects, `live[id(object)]`; its part of the batch begins `samples` later."""
         own = self.launches if not samples else tuple(tuple(one.shifted(samples) for one in of) for of in self.launches)
         return replace(self, launches=own, storages=tuple(
-            spec if spec.live is None and spec.filled is None else replace(
-                spec, live=live.get(id(spec.live), spec.live), filled=live.get(id(spec.filled), spec.filled))
-            for spec in self.storages))
+            replace(spec, **{name: live.get(id(found), found) for name in ("live", "filled", "share_of")
+                             if (found := getattr(spec, name)) is not None}) for spec in self.storages))
 
     def with_storages(self, specs: Sequence[StorageSpec]) -> TaskGraph:
         """The graph with more storages, and a buffer on each. No task touches them yet."""

@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import TaskGraph, View
+from ..core.graph import Launch, TaskGraph, View
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name
+from ..devices.device import CPU, DeviceError
 from ..devices.lanes import Event, Stop, Stream
 from ..kernels import Thunk
 from ..plans.program import Part, Program
@@ -24,7 +25,7 @@ from .bound import Bound
 from .comm import SLOTS, Communicator
 from .comm.flight import Abandoned, Entry, Flight
 from .comm.handover import handover
-from .comm.places import Host
+from .comm.places import Host, Shares
 
 Calls = Callable[[int, Any], list[Thunk]]
 MESSAGES = (*SENDS, *RECEIVES)
@@ -84,6 +85,17 @@ class Communication:
         if where not in self._places:
             self._places[where] = self.hand.place(self.group, [bound.array(v) for v in views], after)
         self.places[key] = self._places[where]
+        return self.places[key]
+
+    def shares(self, key: int, bound: Bound, launch: Launch) -> Host:
+        """The memory of a transfer between whole arrays and this rank's shares of them. Raises DeviceError on a device
+        that is not the CPU."""
+        if not isinstance(bound.device, CPU):
+            raise DeviceError(f"{bound.device.name} does not shard updates yet; leave --shard out")
+        reads, writes = ([bound.array(v) for v in views] for views in (launch.reads, launch.writes))
+        n = dict(launch.constants).get("summed", 0)
+        self.places[key] = (Shares(self.group, reads[:n], writes[:n], [*zip(reads[n:], writes[n:], strict=True)]) if n
+                            else Shares(self.group, writes, reads))
         return self.places[key]
 
     def meet(self, part: Part, bound: Bound, calls: Calls) -> Meetings:
@@ -245,7 +257,8 @@ class Meetings:
         launch = graph.launches[task][0]
         constants, sums = dict(launch.constants), graph.kind[task] in COLLECTIVE
         link = None if sums else self.common.transport.link(constants["peer"], graph.kind[task] in SENDS)
-        place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link)
+        place = (self.common.shares(self._keys[task], bound, launch) if sums and launch.reads != launch.writes else
+                 self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link))
         transfer = (link or self.common.group).bind(Kind(graph.kind[task]), place, slot, constants.get("peer"),
                                                     constants.get("message", 0))
         moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
+from math import prod
 from os import getpid
 from threading import get_ident
 from types import FrameType
@@ -151,7 +152,36 @@ class Runtime:
         if spec.bytes:
             whole = View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype)
             self.device.write(self.device.array(memory, whole), 0)
+        if spec.share_of is not None:
+            array = self._share(spec, memory)
+            if spec.share_of.initial is None and spec.share_of.data is not None:  # as a checkpoint has left it
+                own = self._pieces(spec)[self._place_in_group]
+                array[: own.size] = own
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
+
+    @property
+    def _place_in_group(self) -> int:
+        return self.program.group.index(self.program.rank)
+
+    def _share(self, spec: StorageSpec, memory: Any) -> Any:
+        return self.device.array(memory, View(0, spec.shape, (1,), 0, spec.dtype))
+
+    def _pieces(self, spec: StorageSpec) -> list[Any]:
+        """Each rank's share of the whole, which the last ranks may have less of."""
+        whole = self.device.array(spec.share_of.data, View(0, (prod(spec.share_of.shape),), (1,), 0, spec.dtype))
+        size = spec.shape[0]
+        return [whole[r * size : (r + 1) * size] for r in range(len(self.program.group))]
+
+    def whole_states(self) -> None:
+        """Brings the states of which each rank has a share to rank 0 as a whole. All ranks call it together."""
+        for spec in self._storages:
+            if spec.share_of is not None:
+                assert self.transport is not None
+                shares = self.transport.gather(self._share(spec, spec.live.data).copy())
+                if self.transport.rank == 0:
+                    spec.share_of.overwritten()
+                    for piece, share in zip(self._pieces(spec), shares, strict=True):
+                        piece[...] = share[: piece.size]
 
     def _snapshot(self, source: int, copy: int) -> Thunk:
         """A call that copies a scalar of the host for late tasks."""

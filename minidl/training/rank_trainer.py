@@ -57,6 +57,7 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
             "determinism": job.deterministic, "the fusion": job.fusion, "the recomputing": job.recompute,
+            "the sharding": job.shard,
             "the parameters' hash": initial_sha256(recorded.model)}
 
 
@@ -201,15 +202,17 @@ class RankTrainer(Trainer):
             self._use(chosen)
 
     def share(self) -> None:
-        """Runs the late updates of all ranks, which must call it together: each one sums gradients with the others."""
+        """Runs the late updates of all ranks, which must call it together: each one sums gradients with the others.
+        Rank 0 then has the states that ranks share out as a whole."""
         self.collect()
         self.run.settle()
         self.settle()
+        self.run.whole_states()
 
     def finish(self) -> None:
         """Runs the last updates, and averages the losses over ranks. Raises TrainingError as `collect` does, and where
         parameters differ between ranks."""
-        self.collect()
+        self.share()
         self.run.close()
         self.settle()
         _ = self.others

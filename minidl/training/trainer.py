@@ -93,6 +93,7 @@ class Job:
     dither: float = 0.0  #: the step of rounded gradients in standard deviations, see `minidl.ops.dither`
     recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.kept`
     split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.wide`
+    shard: int = 0  #: which ranks share out: 1, the optimizer's states, see `minidl.passes.shard`
     fusion: tuple[str, ...] | None = None
     init: str | None = None  #: a file of weights to start from, see `minidl.training.weights`
     lanes: str = ""  #: on the CPU, native or python; empty: the default
@@ -416,7 +417,7 @@ class Recorded:
             args = chosen.known(barrier=True) | args  # ranks with a GPU validate no step in the next one yet
         with paused:
             return schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
-                                   **{**args, **told})
+                                   shard=job.shard, **{**args, **told})
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
         """The costs with contention added: how much pairs of tasks slow each other down, measured now or from flops and

@@ -31,7 +31,7 @@ VALUES = {
     "--model": "ffnn", "--model-arg": "hidden=12", "--data": "table.csv", "--tokenizer": "300", "--batch-size": "32",
     "--micro-batches": "8", "--optimizer": "adam", "--lr": "0.3", "--lr-schedule": "cosine", "--warmup": "1",
     "--momentum": "0", "--weight-decay": "0.1", "--clip": "0.1", "--seed": "3", "--dtype": "float64", "--fusion": "all",
-    "--memory-limit": "1kB", "--lanes": "python", "--scheduler": "multi_stream",
+    "--memory-limit": "1kB", "--shard": "1", "--lanes": "python", "--scheduler": "multi_stream",
     "--schedulers": "in_order,multi_region", "--streams": "3", "--scheduler-arg": "nothing=1",
     "--costs": "costs.json", "--pairs": "estimated",
     "--save-costs": "x.json", "--steps": "3", "--checkpoint": "folder", "--checkpoint-every": "1",

@@ -32,7 +32,8 @@ COMMANDS = {
     **{(verb, "l"): [verb, *more, "--parallel", "data"]
        for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
 }
-VALUES = {"--model-arg": "classes=10", "--scheduler-arg": "streams=2", "--dtype": "float64", "--fusion": "all",
+VALUES = {"--shard": "1",
+          "--model-arg": "classes=10", "--scheduler-arg": "streams=2", "--dtype": "float64", "--fusion": "all",
           "--lanes": "python", "--lr-schedule": "cosine",
           "--parallel": "none", "--pairs": "none", "--objective": "span", "--collective": "tree", "--transport": "nccl",
           "--optimizer": "adam", "--device": "cpu", "--scheduler": "zb_h1", "--schedulers": "in_order,multi_region",

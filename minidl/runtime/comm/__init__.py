@@ -149,8 +149,9 @@ class Communicator:
         """A transfer on the arrays of a place, which can be started any number of times.
 
         A: their mean over ranks. AS: the mean of this rank's share of the elements. AG: sends the shares to all ranks;
-        AS and then AG on the same place give A, and the result between the two is only in the place. SF, SO: sends them
-        to `peer` as the message of that number; RF, RO: receives them from `peer`.
+        AS and then AG on the same place give A, and the result between the two is only in the place; with a place
+        of `Shares`, AS leaves the share in an array, and AG begins with it. SF, SO: sends them to `peer` as the message
+        of that number; RF, RO: receives them from `peer`.
         """
         if peer is not None:
             return self._to_peer(kind, place, peer, message)
@@ -169,9 +170,9 @@ class Communicator:
                     yield from self._exchange(place.whole, place.received, place.bounds, slot)
                     yield from place.add()
                 if kind != Kind.AS:
+                    yield from place.lay()
                     yield from self._collect(place.whole, place.bounds, slot)
-            if kind != Kind.AS:
-                yield from place.give()
+            yield from place.keep() if kind == Kind.AS else place.give()
 
         return run
 

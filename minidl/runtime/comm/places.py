@@ -71,6 +71,14 @@ class Host:
         np.multiply(self.whole, self.whole.dtype.type(self.factor), out=self.whole)
         yield from ()
 
+    def keep(self) -> Iterator[None]:
+        """Leaves this rank's share of the sums where it belongs."""
+        yield from ()
+
+    def lay(self) -> Iterator[None]:
+        """Lays this rank's share in `whole`."""
+        yield from ()
+
     def sent(self) -> Iterator[None]:
         """The end of a send: on a stream, the event after which `arrays` may be overwritten."""
         yield from ()
@@ -80,6 +88,51 @@ class Host:
         for array, window in self.windows:
             np.copyto(array, window)
         yield from ()
+
+
+class Shares(Host):
+    """Arrays of which each rank has a share in an array of its own: `shares[i]` of `arrays[i]`, as long on all ranks,
+    so that the last ones may end with zeros. `whole` has the shares rank by rank. A reduce-scatter also copies this
+    rank's share of each array in `copied` to the array beside it."""
+
+    def __init__(self, communicator: Any, arrays: Sequence[Any], shares: Sequence[Any],
+                 copied: Sequence[tuple[Any, Any]] = ()) -> None:
+        ranks, rank = communicator.size, communicator.rank
+        pieces = [[_piece(a, s, r) for a, s in zip(arrays, shares, strict=True)] for r in range(ranks)]
+        sizes = [sum(piece.size for piece in of) for of in pieces]
+        self.bounds = np.cumsum([0, *sizes]).tolist()
+        self.mine = slice(*self.bounds[rank : rank + 2])
+        self.arrays = [*arrays]
+        self.whole = self._empty((self.bounds[-1],), arrays[0].dtype)
+        ends = np.cumsum([0, *(piece.size for of in pieces for piece in of)]).tolist()
+        self.windows = [(piece, self.whole[i:j]) for piece, (i, j) in
+                        zip((piece for of in pieces for piece in of), pairwise(ends), strict=True)]
+        own = self.windows[rank * len(shares) : (rank + 1) * len(shares)]
+        self._own = [(share[: window.size], window) for share, (_, window) in zip(shares, own, strict=True)]
+        self._copied = [(_piece(a, s, rank), s) for a, s in copied]
+        self._ends = [share[window.size :] for share, (_, window) in zip(shares, own, strict=True)]
+        self._ends += [s[piece.size :] for piece, s in self._copied]
+        self.received = self._empty((ranks, self.mine.stop - self.mine.start), arrays[0].dtype)
+        self.factor = 1 / ranks
+
+    def keep(self) -> Iterator[None]:
+        for share, window in self._own:
+            np.copyto(share, window)
+        for piece, share in self._copied:
+            np.copyto(share[: piece.size], piece)
+        for end in self._ends:
+            end[...] = 0
+        yield from ()
+
+    def lay(self) -> Iterator[None]:
+        for share, window in self._own:
+            np.copyto(window, share)
+        yield from ()
+
+
+def _piece(array: Any, share: Any, rank: int) -> Any:
+    """A rank's share of a flat array."""
+    return array[rank * share.size : (rank + 1) * share.size]
 
 
 class Staged(Host):
