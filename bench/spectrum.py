@@ -19,6 +19,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from common import RESULTS, machine, save
+from stale import trained as on_ranks
 
 from minidl.cli import show
 from minidl.pricing.cost import CostModel
@@ -41,12 +42,19 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
                                     ("batches", "a fresh batch every tick", ("98.5 %", "12 %", "17 %")),
                                     ("hold=16", "a fresh batch held 16 ticks", ("97 %", "96.8 %", "98.6 %")))
         for stages, said in zip((1, 2, 4), figures, strict=True)},
+    "delayed": {f"pipedream on {ranks} ranks, {optimizer}, lr {lr}": (
+        {"model_args": {"layers": 9, "hidden": 64}, "batch_size": 128, "micro_batches": 16, "update_every": 1,
+         "optimizer": optimizer, "lr": lr, "parallel": "pipeline", "scheduler": "pipedream", "ranks": ranks}, 6, "-")
+        for ranks in (2, 8) for lr in (0.001, 0.003) for optimizer in ("adamw", "nadamw")},
 }
 
 
 def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
     """The accuracy of one run, and the means over its epochs of the zeros that dithering makes. At least TICKS epochs
     are steps."""
+    told = dict(told)
+    if (ranks := told.pop("ranks", 1)) > 1:
+        return {"accuracy": on_ranks(Job(seed=seed, **told), ranks, epochs)["accuracy"] or 0.0}
     recorded = Recorded(Job(**{"lr": 0.1, "seed": seed, **told}))
     trainer, zeros = Trainer(recorded, CostModel.analytic()), []
     each = 1 if epochs >= TICKS else recorded.train_data.steps(1)

@@ -323,7 +323,8 @@ the published rule, one or two seeds; the papers' own figures, on larger network
 *dither S*: gradients of pre-activations rounded to multiples of S standard deviations; shares are means over the run's
 epochs. ReLU makes most of the zeros before. *SLTT-K*: a spiking network, K of whose 6 time steps have a
 backward pass. *PARTIME*: 6,000 ticks of 32 samples; with one stage it is plain SGD, which
-misses its target in a ring as well, by 2.2 points: the set-ups differ, not the methods.""", {"spectrum": spectrum}),
+misses its target in a ring as well, by 2.2 points: the set-ups differ, not the methods.
+*pipedream*: 9 layers of 64, an update after each of 16 micro-batches, six epochs.""", {"spectrum": spectrum}),
     Section("Large plans", "", {"planning": planning}),
     Section("What a launch costs", """\
 The time of a call for its caller; for a call that is handed to another thread, until it is done.""",

@@ -8,7 +8,7 @@ from typing import Any
 from ..core.graph import Launch, View
 from .draft import Draft
 
-UPDATES = ("sgd", "adam", "rmsprop")
+UPDATES = ("sgd", "adam", "nadam", "rmsprop")
 
 
 def updates(draft: Draft) -> None:

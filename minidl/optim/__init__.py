@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING
 
 from ..nn.hints import missing
 from .grad_scaler import GradScaler
-from .optimizers import SGD, Adam, AdamW, Optimizer, ParameterGroup, RMSprop
+from .optimizers import SGD, Adam, AdamW, NAdamW, Optimizer, ParameterGroup, RMSprop
 from .rates import cosine, step_decay, warmup
 
-__all__ = ["SGD", "Adam", "AdamW", "GradScaler", "Optimizer", "ParameterGroup", "RMSprop", "cosine", "step_decay",
-           "warmup"]
+__all__ = ["SGD", "Adam", "AdamW", "GradScaler", "NAdamW", "Optimizer", "ParameterGroup", "RMSprop", "cosine",
+           "step_decay", "warmup"]
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
     __getattr__ = missing(__name__, __all__, {
         "lr_scheduler": "cosine, step_decay and warmup, which return the rate of each step: opt.lr = rate(i)",
-        "Adagrad": "RMSprop or Adam", "NAdam": "Adam", "RAdam": "AdamW", "Adamax": "Adam", "LBFGS": "SGD or Adam"})
+        "Adagrad": "RMSprop or Adam", "NAdam": "NAdamW", "RAdam": "AdamW", "Adamax": "Adam", "LBFGS": "SGD or Adam"})

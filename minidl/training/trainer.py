@@ -42,8 +42,8 @@ from . import objectives, weights
 from .agreement import Disagreement, together
 from .bystanders import Bystanders
 
-OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW,
-                                                         "rmsprop": optim.RMSprop}
+OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
+    "sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "nadamw": optim.NAdamW, "rmsprop": optim.RMSprop}
 MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}  #: the optimizers that have a momentum, with its default
 #: float type of a run -> in mixed precision, the 16-bit type of products (parameters stay float32)
 DTYPES = {"float32": None, "float64": None, "bf16": "bfloat16", "fp16": "float16"}

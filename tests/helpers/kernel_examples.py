@@ -9,7 +9,8 @@ from helpers import random_array
 
 from minidl.kernels.masks import COMPARISONS, LOGIC
 
-IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "rmsprop": (0, 2, 3, 4), "adam_tick": (0,), "tick": (0,)}
+IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "nadam": (0, 2, 3), "rmsprop": (0, 2, 3, 4),
+            "adam_tick": (0,), "nadam_tick": (0,), "tick": (0,)}
 STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax",
            "cross_entropy", "cast")
 
@@ -101,10 +102,14 @@ def examples(n=3, m=4):
             yield Example("adam", (s, s, s, s, (1,), np.array([2.0, 0.8, 0.9])), (s, s, s),
                           {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay, "decoupled": decoupled},
                           positive=True)
+        yield Example("nadam", (s, s, s, s, (1,), np.array([2.0, 0.8, 0.9, 0.85, 0.86])), (s, s, s),
+                      {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": decay}, positive=True)
     for more in ({}, {"momentum": 0.9}, {"centered": True}, {"centered": True, "momentum": 0.9}):
         states = (np.full(s, 5.0) if "centered" in more else s, *(s,) * len(more))  # v is not below the square of a
         yield Example("rmsprop", (s, s, *states, (1,)), (s,) * (2 + len(more)),
                       {"alpha": 0.9, "eps": 1e-8, "weight_decay": 0.1, **more}, positive=True)
+    yield Example("nadam_tick", (np.array([2.0, 0.3, 0.98, 0.5, 0.51]),), (np.zeros(5),),
+                  {"beta1": 0.9, "beta2": 0.99, "decay": 0.004})
     yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
 
 
@@ -139,7 +144,7 @@ def arrays(example, dtype):
     def one(i, x):
         if isinstance(x, tuple):
             return np.asarray(random_array(x, i, dtype, low=0.2 if example.positive else -2.0))
-        scalars = example.kernel in ("adam", "adam_tick")  # powers are float64 always
+        scalars = example.kernel in ("adam", "adam_tick", "nadam", "nadam_tick")  # powers are float64 always
         return x.astype(dtype) if x.dtype.kind == "f" and not scalars else x.copy()
 
     reads = [one(i, x) for i, x in enumerate(example.reads)]

@@ -38,6 +38,7 @@ MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.e
 MICRO_BATCHES, SHARE, STEPS = 8, 4, 3
 COST = ml.CostModel.analytic()
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.02, momentum=0.9), "adamw": lambda p: optim.AdamW(p, 0.003),
+              "nadamw": lambda p: optim.NAdamW(p, 0.003),
               "sgd, clipped": lambda p: optim.SGD(p, 0.02, momentum=0.9, max_norm=0.1),
               "adamw, clipped": lambda p: optim.AdamW(p, 0.003, max_norm=0.1),
               "adamw, scaled": lambda p: optim.AdamW(p, 0.003, max_norm=0.1,
@@ -175,7 +176,7 @@ def replayed(name, ranks, log, **options):
 
 
 CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
-         + [(name, 3, {"optimizer": "adamw"}) for name in POLICIES]
+         + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw") for name in POLICIES]
          + [(name, 3, {"network": Normed if name == "layerpipe" else Mixed, "optimizer": "adamw"})
             for name in POLICIES]
          + [("layerpipe", ranks, {"network": heavy}) for ranks in (2, 3, 4)]

@@ -20,6 +20,7 @@ RULES = [("sgd", {"momentum": 0.0, "weight_decay": 0.0}), ("sgd", {"momentum": 0
          ("sgd", {"momentum": 0.9, "weight_decay": 0.0, "nesterov": True}),
          ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": False}),
          ("adam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True}),
+         ("nadam", {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}),
          ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.1}),
          ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "weight_decay": 0.0}),
          ("rmsprop", {"alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "weight_decay": 0.1, "centered": True}),
@@ -32,7 +33,7 @@ def numbers(size, seed=0, low=-2.0, dtype="float64"):
 
 
 def states_of(name, constants):
-    return 2 if name == "adam" else (int(constants["momentum"] != 0) + (name == "rmsprop")
+    return 2 if name in ("adam", "nadam") else (int(constants["momentum"] != 0) + (name == "rmsprop")
                                      + constants.get("centered", False))
 
 
@@ -47,6 +48,7 @@ def own(name, constants, size, dtype, gradient=None):
 def shared(name, dtype, clipped=False, guarded=None):
     """Learning rate, powers, factor, flag."""
     return [np.array([0.1], dtype), *([np.array([2.0, 0.81, 0.9025])] if name == "adam" else []),
+            *([np.array([2.0, 0.3, 0.9025, 0.5, 0.51])] if name == "nadam" else []),
             *([np.array([0.5], dtype)] if clipped else []),
             *([np.array([guarded], "int32")] if guarded is not None else [])]
 
