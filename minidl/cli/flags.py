@@ -318,7 +318,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                         help="the seed of weights, data order and dropout (default 0)"),
     },
     "device": {
-        "--device": _flag(NETWORK + " profile:*", default="cpu", help="cpu or cuda[:N]"),
+        "--device": _flag(NETWORK + " profile:* kernels:*", default="cpu",
+                          help="cpu or cuda[:N] (default: cpu; for kernels, all devices that are there)"),
         "--tf32": _flag(NETWORK, CUDA, action="store_true",
                         help="on cuda: products and convolutions may round float32 for the tensor cores"),
         "--nondeterministic": _flag(NETWORK, CUDA, action="store_true",
@@ -517,7 +518,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="write which weight version each task read, a line per task"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
-        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:* profile:* arena:*", action="store_true",
+        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:* profile:* arena:* kernels:*",
+                        action="store_true",
                         help="print one JSON object, and nothing else, on standard output"),
     },
     "ranks": {

@@ -41,8 +41,8 @@ ROOMS: dict[str, set[str]] = {
     "testing": {"autograd", "core", "devices", "kernels", "ops", "optim", "passes", "runtime", "schedulers"},
     "training": {"autograd", "core", "data", "devices", "fusion", "measuring", "models", "nn", "ops", "optim", "passes",
                  "plans", "pricing", "runtime", "schedulers", "system"},
-    "cli": {"arena", "autograd", "core", "data", "devices", "measuring", "models", "optim", "passes", "plans",
-            "pricing", "runtime", "schedulers", "system", "testing", "training", "views"},
+    "cli": {"arena", "autograd", "core", "data", "devices", "kernels", "measuring", "models", "optim", "passes",
+            "plans", "pricing", "runtime", "schedulers", "system", "testing", "training", "views"},
     "__main__": {"cli", "system"},
 }
 #: rooms that neither run nor measure anything: a plan is made, proved and priced without a device

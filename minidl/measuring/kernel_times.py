@@ -1,0 +1,198 @@
+"""One kernel alone: its form on a device checked against its reference in float64, and timed.
+
+    share of the roofline = max(bytes / bandwidth, flops / rate) / time
+
+Both are measured on the same device just before: the bandwidth by relu on as many bytes, which are then in the same
+caches; the rate by a large product. Bytes are those that a kernel reads and writes, once each; flops are stated by its
+family. The launch cost is the time of the same calls on almost nothing; it is part of `us`, and shown apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import Launch, View
+from ..kernels import KERNELS
+from ..kernels.conv import Geometry
+
+LIMIT = 1e-4  #: the largest relative error, |found - wanted| / |wanted| over each output, in float32
+SECONDS = 0.2  #: of timed calls
+RUNS = 5  #: the least of them
+SIDE = 1024  #: of the product that measures the device
+Drawn = tuple[Sequence[Any], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A kernel on a device. `error`: the largest relative one; `right`: whether it is below LIMIT; `us`: the median
+    time of a launch; `gflops`: None if its family states no flops."""
+
+    kernel: str
+    device: str
+    shapes: str
+    error: float
+    right: bool
+    us: float
+    launch_us: float
+    gbs: float
+    gflops: float | None
+    share: float
+
+
+class Rolled:
+    """A kernel's calls on new arrays of a device."""
+
+    def __init__(self, device: Any, kernel: str, reads: Sequence[Any], constants: Mapping[str, Any]) -> None:
+        self.device, definition = device, KERNELS[kernel]
+        exact = [a.astype(np.float64) if a.dtype == np.float32 else a for a in reads]
+        with np.errstate(all="ignore"):
+            found = definition.reference(np, *exact, **constants)
+            narrow = definition.reference(np, *reads, **constants)
+        self.wanted, kinds = ([np.asarray(a) for a in (each if isinstance(each, tuple) else (each,))]
+                              for each in (found, narrow))
+        self._kept: list[Any] = []
+        inputs = [self._array(a.shape, a.dtype, a) for a in reads]
+        self.writes = [self._array(a.shape, a.dtype, np.zeros(a.shape, a.dtype)) for a in kinds]
+        scratch = device.work(definition)
+        work = [self._array(shape, dtype) for shape, dtype in (scratch(inputs, self.writes, **constants)
+                                                               if scratch else ())]
+        self.bytes = sum(int(a.nbytes) for a in (*reads, *kinds))
+        self.flops = definition.flops(reads, kinds) if definition.flops else None
+        launch = Launch(kernel, tuple(inputs), tuple(self.writes), tuple(work), tuple(constants.items()))
+        self.calls = device.bind(launch, lambda array: array)
+
+    def _array(self, shape: Any, dtype: Any, value: Any = None) -> Any:
+        shape, dtype = tuple(shape), np.dtype(dtype)
+        memory = self.device.allocate(max(1, math.prod(shape) * dtype.itemsize))
+        self._kept.append(memory)
+        steps = tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+        array = self.device.array(memory, View(0, shape, steps, 0, str(dtype)))
+        if value is not None:
+            self.device.write(array, value)
+        return array
+
+    def run(self) -> None:
+        for call in self.calls:
+            call()
+
+    def error(self) -> float:
+        """The largest error of the outputs after one launch; infinite if one is not finite where it should be."""
+        self.run()
+        self.device.synchronize()
+        errors = [0.0]
+        for array, wanted in zip(self.writes, self.wanted, strict=True):
+            apart = np.asarray(self.device.read(array), np.float64) - wanted
+            size = float(np.linalg.norm(wanted.ravel().astype(np.float64)))
+            errors.append(float(np.linalg.norm(apart.ravel())) / (size or 1.0))
+        return max(e if math.isfinite(e) else math.inf for e in errors)
+
+    def time(self) -> float:
+        """The median time of a launch in microseconds."""
+        if self.device.captures:
+            return float(self.device.task_times([[self.calls]])[0])
+        return _median(self.run)
+
+
+def _median(run: Callable[[], object]) -> float:
+    times: list[float] = []
+    run()
+    end = perf_counter() + SECONDS
+    while len(times) < RUNS or perf_counter() < end:
+        begin = perf_counter()
+        run()
+        times.append(perf_counter() - begin)
+    return float(np.median(times)) * 1e6
+
+
+def bandwidth(device: Any, nbytes: int) -> float:
+    """Bytes per microsecond of relu, in float32, on so many bytes that it reads and writes."""
+    moved = Rolled(device, "relu", [np.random.default_rng(0).standard_normal(max(1, nbytes // 8), np.float32)], {})
+    return moved.bytes / moved.time()
+
+
+def rate(device: Any) -> float:
+    """Flops per microsecond of a large product in float32."""
+    rng = np.random.default_rng(0)
+    side = [rng.standard_normal((SIDE, SIDE), np.float32) for _ in range(2)]
+    return 2.0 * SIDE**3 / Rolled(device, "matmul", side, {}).time()
+
+
+def timing(device: Any, kernel: str, rate: float, rows: int | None = None) -> Timing:
+    """The kernel's timing on a device, whose `rate` is known; `rows`: the size of the example. Raises KernelError."""
+    rng = np.random.default_rng(1)
+    reads, constants = EXAMPLES[kernel](rng, rows or ROWS)
+    rolled, small = (Rolled(device, kernel, *each) for each in ((reads, constants), EXAMPLES[kernel](rng, 2)))
+    error, took, launch = rolled.error(), rolled.time(), small.time()
+    floor = max(rolled.bytes / bandwidth(device, rolled.bytes), (rolled.flops or 0.0) / rate)
+    shapes = ", ".join("x".join(map(str, a.shape)) or "1" for a in reads)
+    return Timing(kernel, device.name, shapes, error, error < LIMIT, took, min(launch, took),
+                  rolled.bytes / took / 1e3, None if rolled.flops is None else rolled.flops / took / 1e3, floor / took)
+
+
+# ------------------------------------------------------------------------------------------------------------- examples
+ROWS, WIDTH = 2048, 512  #: of an example; images have 14 x 14 pixels in ROWS / 64 samples
+
+
+def _floats(*shapes: Callable[[int], tuple[int, ...]], positive: int | None = None, **constants: Any
+            ) -> Callable[[np.random.Generator, int], Drawn]:
+    """An example with normal float32 arrays of these shapes; the one of number `positive` is positive."""
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        reads = [rng.standard_normal(shape(rows), np.float32) for shape in shapes]
+        return [np.abs(a) if i == positive else a for i, a in enumerate(reads)], constants
+    return draw
+
+
+def _labels(extra: bool) -> Callable[[np.random.Generator, int], Drawn]:
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        reads = [rng.standard_normal((rows, WIDTH), np.float32), rng.integers(0, WIDTH, rows)]
+        return [*reads, *([np.float32(1.0).reshape(())] if extra else [])], {"smoothing": 0.1}
+    return draw
+
+
+def _all(rows: int) -> tuple[int, ...]:
+    return rows, WIDTH
+
+
+def _row(rows: int) -> tuple[int, ...]:
+    return (WIDTH,)
+
+
+def _square(rows: int) -> tuple[int, ...]:
+    return WIDTH, WIDTH
+
+
+def _images(rows: int) -> tuple[int, ...]:
+    return max(1, rows // 64), 14, 14, 64
+
+
+def _taps(rows: int) -> tuple[int, ...]:
+    return 64, 3, 3, 64
+
+
+def _heads(rows: int) -> tuple[int, ...]:
+    return max(1, rows // 512), 4, min(rows, 128), 64
+
+
+SAME = Geometry((1, 1), (1, 1), (1, 1), 1)
+#: kernel -> the arrays that it reads, and its constants, for so many rows
+EXAMPLES: dict[str, Callable[[np.random.Generator, int], Drawn]] = {
+    **{name: _floats(_all, _all) for name in ("add", "mul", "relu_grad", "gelu_grad")},
+    **{name: _floats(_all) for name in ("copy", "exp", "relu", "tanh", "gelu", "softmax")},
+    "sum": _floats(_all, axes=(1,), factor=1.0),
+    "softmax_grad": _floats(_all, _all),
+    "matmul": _floats(_all, _square),
+    "linear": _floats(_all, _square, _row),
+    "linear_weight_grad": _floats(_all, _all, bias=True),
+    "layer_norm": _floats(_all, _row, _row, eps=1e-5),
+    "cross_entropy": _labels(False),
+    "cross_entropy_grad": _labels(True),
+    "conv2d": _floats(_images, _taps, geometry=SAME),
+    "conv2d_weight_grad": _floats(_images, _images, taps=(3, 3), bias=False, geometry=SAME),
+    "attention": _floats(_heads, _heads, _heads, scale=0.125, causal=True),
+}

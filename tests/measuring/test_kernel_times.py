@@ -1,0 +1,83 @@
+"""`minidl kernels`: kernels are checked against their references, and timed; a wrong one is found."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from minidl.cli import main
+from minidl.cli.kernels import families
+from minidl.devices import device as devices
+from minidl.kernels import KERNELS
+from minidl.measuring import kernel_times
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    for name, value in (("SECONDS", 0.0), ("ROWS", 64), ("SIDE", 64)):
+        monkeypatch.setattr(kernel_times, name, value)
+
+
+@pytest.mark.parametrize("name", kernel_times.EXAMPLES)
+def test_every_example_is_right_and_is_timed(name):
+    found = kernel_times.timing(devices.get("cpu"), name, 1e4)
+    assert found.right
+    assert found.error < 1e-6
+    assert 0 < found.launch_us <= found.us
+    assert found.gbs > 0
+    assert found.share > 0
+    assert math.isfinite(found.share)
+
+
+def test_figures_follow_from_bytes_flops_and_time(monkeypatch):
+    monkeypatch.setattr(kernel_times.Rolled, "time", lambda self: self.bytes / 100.0)
+    found = kernel_times.timing(devices.get("cpu"), "linear", 1e3, rows=16)
+    nbytes, flops = 4 * (16 * 512 + 512 * 512 + 512 + 16 * 512), KERNELS["linear"].flops(
+        [np.empty((16, 512)), np.empty((512, 512)), np.empty(512)], [np.empty((16, 512))])
+    us = nbytes / 100.0
+    assert (found.us, found.gbs) == (us, 0.1)
+    assert found.gflops == flops / us / 1e3
+    assert found.share == max(1.0, flops / 1e3 / us)
+
+
+def test_a_wrong_kernel_is_found(monkeypatch, capsys):
+    right = KERNELS["gelu"]._cpu
+    monkeypatch.setattr(KERNELS["gelu"], "_cpu", lambda x, y: [*right(x, y), lambda: np.multiply(y, 1.001, out=y)])
+    assert main(["kernels", "gelu", "--device", "cpu", "--json"]) == 1
+    by_name = {t["kernel"]: t for t in json.loads(capsys.readouterr().out)["kernels"]}
+    assert by_name["gelu"]["right"] is False
+    assert by_name["gelu"]["error"] == pytest.approx(0.001, rel=0.01)
+    assert by_name["gelu_grad"]["right"] is True
+    # an output that stays empty is wrong too
+    monkeypatch.setattr(KERNELS["gelu"], "_cpu", lambda x, y: [lambda: y.fill(np.nan)])
+    assert main(["kernels", "gelu", "--device", "cpu"]) == 1
+    assert "inf WRONG" in capsys.readouterr().out
+
+
+def test_all_families_are_listed(capsys):
+    assert main(["kernels", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["families"]
+    assert [f["family"] for f in listed] == [*families()]
+    assert {k["kernel"] for f in listed for k in f["kernels"]} >= kernel_times.EXAMPLES.keys()
+    assert all(f["about"] for f in listed)
+    assert main(["kernels"]) == 0
+    assert "layer_norm" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("argv", "says"), [
+    (["gellu"], "unknown kernel or family 'gellu'; similar names: gelu"), (["dither"], "dither has no example to time"),
+    (["gelu", "--device", "cuda"], ""), (["gelu", "--ranks", "2"], "--ranks has no effect on `minidl kernels`")])
+def test_what_cannot_be_timed_is_one_line(argv, says, capsys):
+    if "cuda" in argv:
+        try:
+            devices.get("cuda")
+            pytest.skip("there is a GPU")
+        except devices.DeviceError:
+            pass
+    assert main(["kernels", *argv]) == 2
+    error = capsys.readouterr().err
+    assert says in error
+    assert len(error.splitlines()) == 1
