@@ -12,7 +12,7 @@ from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError, shorten
 from ..core.placement import UNCLEAR, PipelineError, Refused
 from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import Kind
+from ..core.tasks import Kind, unpack
 from ..passes.draft import Draft
 from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
 from ..passes.split import widths
@@ -94,7 +94,9 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
         chosen.check(options)
         how = chosen.function
         options = {**options, **(_asked_by(how) if isinstance(how, Schedule) else passes)}
-    if shard and (kind or chosen.parallel != "data" or isinstance(chosen.function, Schedule)):
+        if isinstance(how, Schedule) and chosen.parallel == "data" and not sums_in(how).scatter:
+            shard = shard or int((unpack(how.keys).kind == Kind.AS).any())  # the order shows it
+    if shard and (kind or chosen.parallel != "data"):
         raise Refused("sharded updates", f"{chosen.name} is no policy for data-parallel ranks",
                       "give --parallel data with --scheduler barrier, buckets or no_overlap, or leave --shard out")
     if shard:

@@ -342,7 +342,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              help="compute activations again instead of keeping all (none); keep those between all "
                                   "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .. "
                                   "(default: auto with --memory-limit, else none)"),
-        "--shard": _flag("train:r compare:r plan:r explain:r simulate:r", type=int, choices=[0, 1], default=0,
+        "--shard": _flag("train:r compare:r plan:r check:r explain:r simulate:r", type=int, choices=[0, 1], default=0,
                          help="1: each rank keeps the optimizer's states of its share of every parameter, and updates "
                               "that (ZeRO 1); with --scheduler barrier, buckets or no_overlap (default 0)"),
     },

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..core.graph import Launch, Role, StorageSpec, View
 from ..core.placement import Refused
+from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, Kind, repack, unpack
 from .draft import Draft, Edit
 from .rewrite import gradients
@@ -34,7 +35,8 @@ def shard(draft: Draft, shard: int = 0) -> Draft:
     sums: list[int] = np.flatnonzero(np.isin(graph.kind, COLLECTIVE)).tolist()
     if (graph.kind[sums] != Kind.A).any() or (unpack(graph.keys[sums]).part > 0).any():
         raise _other(draft, "cuts its sums")
-    draft = _updates_last(draft)
+    given = draft.order if np.isin(unpack(draft.order.keys).kind, (Kind.AS, Kind.AG)).any() else None
+    draft = _updates_last(draft) if given is None else replace(draft, schedule=_with_sums(given))
     e, spent, lane_of = draft.edit(), gradients(graph), _lanes(draft)
     update_of = {b: u for u, buffers in spent.items() for b in buffers.tolist()}
     for t in sums:
@@ -47,7 +49,15 @@ def shard(draft: Draft, shard: int = 0) -> Draft:
                               f"norm and loss scaling do", "leave --clip or --shard out")
         _sharded(e, t, own, ranks, lane_of)
     made = e.draft
-    return replace(made, graph=made.graph.compact())  # without whole states
+    return replace(made, graph=made.graph.compact(), schedule=given or made.order)  # without whole states
+
+
+def _with_sums(order: Schedule) -> Schedule:
+    """An order of a sharded step as one of the step whose ranks sum."""
+    kind = unpack(order.keys).kind
+    keys = np.where(kind == Kind.AS, repack(order.keys, kind=np.where(kind == Kind.AS, Kind.A, kind)), order.keys)
+    left = np.concatenate([[0], np.cumsum(kind != Kind.AG)])
+    return replace(order, ptr=left[order.ptr], keys=keys[kind != Kind.AG], slots=None)
 
 
 def _other(draft: Draft, why: str) -> Refused:

@@ -134,3 +134,25 @@ def test_shares_of_arrays_of_any_size_meet_again():
         for found in run_ranks(3, work):
             for a, b in zip(found, wanted, strict=True):
                 np.testing.assert_array_equal(a, b)
+
+
+def test_a_saved_order_is_checked_planned_and_says_that_it_is_sharded(capsys: Any, tmp_path: Path):
+    file = str(tmp_path / "plan.csv")
+    more = ["--model", "mlp", "--costs", "analytic", "--parallel", "data", "--ranks", "2"]
+    known = run_json(capsys, "plan", *more, "--scheduler", "barrier", "--shard", "1", "--save", file)[1]
+    code, checked = run_json(capsys, "check", file, *more, "--scheduler", "barrier", "--shard", "1")
+    assert (code, checked["peak_bytes"]) == (0, known["peak_bytes"])
+    again = run_json(capsys, "plan", *more, "--scheduler", file)[1]
+    assert [again[key] for key in ("tasks", "waits", "peak_bytes", "period")] == [
+        known[key] for key in ("tasks", "waits", "peak_bytes", "period")]
+
+
+def test_whole_gradients_are_free_once_they_are_scattered():
+    """This is all that ZeRO 2 adds for one micro-batch."""
+    task = Job(**SMALL, optimizer="adam", scheduler="barrier", parallel="data", shard=1)
+    graph = Recorded(task, 0, 2).plan(ml.CostModel.analytic(), ml.Machine(2, collective=lambda sizes: 1.0)).graph
+    for t in graph:
+        if t.kind == ml.Kind.AS:
+            gone = {b.index for b in t.reads if b.role == ml.Role.GRADIENT}
+            assert gone
+            assert not any(gone & {b.index for b in (*u.reads, *u.writes)} for u in list(graph)[t.index + 1 :])
