@@ -27,7 +27,8 @@ def in_ticks(draft: Draft, stage: Ints) -> Draft:
     if len(np.unique(stage)) < 2:
         return draft
     if draft.micro_batches > 1:
-        raise Refused(name, f"a tick has one batch, not {draft.micro_batches} micro-batches", "take --micro-batches 1")
+        raise Refused(name, f"a tick has one forward of one batch, not {draft.micro_batches}",
+                      "take --micro-batches 1, and a network without time steps")
     if sums(graph).any():
         raise Refused(name, "stages update at once, but clipping or loss scaling needs the gradients of all of them",
                       "leave it out")
@@ -49,6 +50,13 @@ def in_ticks(draft: Draft, stage: Ints) -> Draft:
                               "take a network whose stages share nothing, or fewer stages")
             delayed.setdefault((storage, abs(own - source)), []).append(t)
             buffers.setdefault(storage, set()).add(b)
+    for (storage, ticks), tasks in delayed.items():  # a launch has one place for a storage, such as joined channels
+        for t in tasks:
+            used = [b for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())
+                    if graph.buffer_storage[b] == storage]
+            if {abs(int(stage[t]) - int(stage[maker[b]])) if storage not in given else ticks for b in used} != {ticks}:
+                raise Refused(name, f"{graph.name(t)} uses parts of {graph.buffer(used[0]).name} of several stages",
+                              "take a network that joins nothing across stages, or fewer stages")
     end = len(graph) - 1
     for storage, crossing in sorted(buffers.items()):
         most = max(ticks for s, ticks in delayed if s == storage)

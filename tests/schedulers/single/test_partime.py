@@ -14,6 +14,8 @@ from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.data.dataset import DataError
 from minidl.data.feed import fed
+from minidl.passes.draft import Draft
+from minidl.passes.ticks import in_ticks
 from minidl.schedulers.partime import stage_of
 from minidl.training.trainer import Job, Recorded
 
@@ -212,6 +214,14 @@ def test_a_weight_of_two_stages_is_refused() -> None:
     graph = ml.record(step, np.zeros((2, 6), np.float32))
     with pytest.raises(Refused, match="both use or add up .*take a network whose stages share nothing"):
         ml.plan(graph, "partime", COST, stages=2)
+
+
+def test_joined_channels_of_two_stages_are_refused() -> None:
+    graph = Recorded(Job(model="densenet121", model_args={"preset": "tiny"}, batch_size=4)).graph
+    cut = [int(graph.unit[t]) for t in range(len(graph)) if graph.kind[t] == Kind.F
+           and len({int(graph.buffer_storage[b]) for b in graph.reads[t]}) < len(graph.reads[t])][0]
+    with pytest.raises(Refused, match="joins nothing across stages"):
+        in_ticks(Draft.of(graph), (graph.unit >= cut).astype(np.int64))
 
 
 def test_comparisons_keep_partime_apart(capsys: Any) -> None:
