@@ -505,7 +505,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                "loads (default: minidl)"),
         "--svg": _flag("plan:srlcp simulate:srlcp", NO_TABLE, type=path,
                        metavar="FILE.svg", help="draw the predicted timeline, or the curve of --curve"),
-        "--html": _flag("train:src compare:src plan:srlcp explain:srlcp simulate:srlcp arena:*",
+        "--html": _flag("train:src compare:src plan:srlcp explain:srlcp simulate:srlcp arena:* report:*",
                         NO_TABLE, RUNNING, type=path,
                         metavar="FILE.html", help="write one page that needs no other file: the timeline, predicted "
                                                   "over measured, every task explained, memory, waits, all figures; "
@@ -516,9 +516,10 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                             lambda a: _stale(a) or ":" in a.scheduler), RUNNING, type=path,
                                metavar="FILE.jsonl",
                                help="write which weight version each task read, a line per task"),
+        "--against": _flag("report:*", type=path, metavar="TRACE", help="another trace, to compare with"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
-        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:* profile:* arena:* kernels:*",
+        "--json": _flag(EVERY + " export:* fuzz:* new:* schedulers:* sample:* profile:* arena:* kernels:* report:*",
                         action="store_true",
                         help="print one JSON object, and nothing else, on standard output"),
     },

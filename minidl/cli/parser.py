@@ -49,6 +49,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "explain": ("planning.explain", "explain why a task is where it is"),
     "simulate": ("planning.simulate", "price a network's plan, or a data-parallel or pipeline policy on given times"),
     "arena": ("arena.run", "prove, price and rank orders of pipelines, your own and the published ones"),
+    "report": ("report.run", "say where the time of a run went, from its traces or PyTorch's profiler's"),
     "kernels": ("kernels.run", "list kernels, or check some against their references and time them"),
     "profile": ("profile.profile", "measure what a torch network costs per stage of a pipeline"),
     "export": ("checkpoints.export", "write a checkpoint's weights to a safetensors file under published names"),
@@ -80,6 +81,8 @@ def _parser(given: str) -> _Parser:
             verb.add_argument("file", metavar="FILE.safetensors")
         elif name in ("schedulers", "models"):
             verb.add_argument("name", metavar="NAME", nargs="?", help=f"one of the {name} (default: all)")
+        elif name == "report":
+            verb.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or PyTorch's traces of all ranks")
         elif name == "kernels":
             verb.add_argument("name", metavar="NAME", nargs="?", help="a family or a kernel (default: list them all)")
         elif name == "sample":
