@@ -29,7 +29,7 @@ from .pipeline.proof import CapError, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
 from .saved import cut_in, kind_of, sums_in, sums_notes
-from .wide import in_parts
+from .wide import Parts, in_parts
 
 
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
@@ -60,11 +60,16 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
                             f"{' or a '.join(kind.__name__ for kind in kinds)}")
     if not isinstance(policy, str | Schedule | Scheduler) and not callable(policy):
         raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
+
+    def made(dropped: Collection[int], limit: int | None) -> Plan:
+        def cut(parts: Parts) -> Plan:
+            return _plan(graph, policy, cost, replace(machine, memory_limit=limit), options,
+                         {"dropped": dropped, "parts": parts}, shard)
+
+        return cut(1) if split == 1 else in_parts(graph, split, cost, options.get("streams", 2), cut)
+
     try:
-        return planned(graph, cost, machine.memory_limit, recompute, lambda dropped, limit: in_parts(
-            graph, split, cost, options.get("streams", 2), lambda parts: _plan(
-                graph, policy, cost, replace(machine, memory_limit=limit), options,
-                {"dropped": dropped, "parts": parts}, shard)))
+        return planned(graph, cost, machine.memory_limit, recompute, made)
     except (*UNCLEAR, ValueError) as error:
         if isinstance(error, ValueError) and type(error) is not ValueError:
             raise

@@ -35,8 +35,6 @@ def in_parts(graph: Any, split: int | str | Mapping[str, int], cost: Any, lanes:
     """The plan with the parts that `split` says: one number for all tasks, numbers by the tasks' names, or "auto": the
     fastest of several choices with one part for each of `lanes`. `make`: from parts to a plan. Raises PlanError for
     numbers or names that make no sense."""
-    if split == 1:
-        return make(1)
     if not isinstance(graph, TaskGraph):
         raise PlanError("split needs a recorded step: tasks on given times have no rows")
     if split == "auto":

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import Columns, column
-from .launch import Cuts as Cuts
-from .launch import Launch as Launch
-from .launch import View as View
-from .launch import moved_views as moved_views
 from .loops import run_loop
+from .tasks import Cuts as Cuts
 from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
+from .tasks import Launch as Launch
+from .tasks import View as View
+from .tasks import moved_views as moved_views
 
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]

@@ -1,4 +1,5 @@
-"""The identity of a task: its kind, and its key (one integer) or name, such as `4W0`.
+"""The identity of a task: its kind, and its key (one integer) or name, such as `4W0`; and its launches, kernel calls on
+views of storages.
 
 Data and pure functions over integers and arrays of integers. `minidl.core.graph` has what a task reads and writes, and
 for what it must wait.
@@ -6,8 +7,10 @@ for what it must wait.
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -186,3 +189,69 @@ def parse_task(name: str) -> int:
     key = int(iteration) << _LATE_BITS | int(late)  # as `pack`, which is for arrays
     key = (key << _INDEX_BITS | int(part) | int(destination)) << _MICRO_BITS | int(micro_batch)
     return (key << _UNIT_BITS | int(unit)) << _KIND_BITS | own
+
+
+# ------------------------------------------------------------------------------------------------------------ launches
+@dataclass(frozen=True, slots=True)
+class View:
+    """A strided window on a storage: offset and strides in elements."""
+
+    storage: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+    dtype: str
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    def part(self, axis: int, begin: int, end: int) -> View:
+        """The elements from `begin` to `end` along an axis."""
+        shape = (*self.shape[:axis], end - begin, *self.shape[axis + 1 :])
+        return replace(self, shape=shape, offset=self.offset + begin * self.strides[axis])
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """How a launch may be cut: a label for each axis of each view, see `minidl.kernels.registry.kernel`; and
+    `work(reads, writes)`: the shapes and types of a part's scratch arrays."""
+
+    axes: str
+    work: Callable[[Sequence[View], Sequence[View]], Sequence[tuple[tuple[int, ...], Any]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One kernel call of a task: the kernel's name, the views that it reads, writes and uses as scratch, and its
+    constants. `cuts`: None if it must stay whole."""
+
+    kernel: str
+    reads: tuple[View, ...]
+    writes: tuple[View, ...]
+    work: tuple[View, ...] = ()
+    constants: tuple[tuple[str, Any], ...] = ()
+    cuts: Cuts | None = field(default=None, compare=False, repr=False)
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return self.reads + self.writes + self.work
+
+    def shifted(self, samples: int) -> Launch:
+        """The same launch for a part of the batch that begins this many samples later."""
+        return replace(self, constants=tuple((name, value + samples if name == "sample" else value)
+                                             for name, value in self.constants))
+
+    def moved(self, storage: Mapping[int, int]) -> Launch:
+        """The same launch on other storages."""
+        return replace(self, reads=moved_views(self.reads, storage), writes=moved_views(self.writes, storage),
+                       work=moved_views(self.work, storage))
+
+
+def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
+    """The same views on the storages that replace theirs."""
+    return tuple(View(storages.get(v.storage, v.storage), v.shape, v.strides, v.offset, v.dtype) for v in views)

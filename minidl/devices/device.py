@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any
 
@@ -29,9 +30,16 @@ class DeviceError(RuntimeError):
     """A device is not available here, or cannot do something. The message is one line and says what is missing."""
 
 
-def _no_work(reads: Any, writes: Any) -> tuple[()]:
-    """The scratch arrays of a kernel that needs none."""
-    return ()
+@dataclass(frozen=True)
+class Scratch:
+    """The scratch arrays of a launch of this kernel on other arrays, as (shape, type)."""
+
+    kernel: str
+    constants: tuple[tuple[str, Any], ...]
+
+    def __call__(self, reads: Sequence[View], writes: Sequence[View]) -> Sequence[tuple[tuple[int, ...], Any]]:
+        work = KERNELS[self.kernel].work
+        return work(reads, writes, **dict(self.constants)) if work else ()
 
 
 class CPU:
@@ -115,7 +123,7 @@ class CPU:
     def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
         """How a launch of this kernel may be cut; None if it must stay whole."""
         axes = kernel.axes(reads, **constants) if callable(kernel.axes) else kernel.axes
-        return Cuts(axes, partial(kernel.work, **constants) if kernel.work else _no_work) if axes else None
+        return Cuts(axes, Scratch(kernel.name, tuple(constants.items()))) if axes else None
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch; `array(view)` gives the arrays. All streams of the CPU are alike."""
