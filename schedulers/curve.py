@@ -47,10 +47,9 @@ class Point:
 
 def kept_sets(graph: TaskGraph, cost: CostModel) -> list[str]:
     """Choices of `recompute` that differ: none, all, sqrt, and the optimum of LEVELS memory limits."""
-    of, found = chain(graph, cost), dict[tuple[int, ...], str]()
-    for name in ("all", "sqrt"):
-        found[dropped(graph, cost, name)] = name
-    found[()] = "none"
+    of, found = chain(graph, cost), dict[tuple[int, ...], str]({(): "none"})
+    for name in ("sqrt", "all"):
+        found.setdefault(dropped(graph, cost, name), name)
     most = int(of.whole.sum() + of.backward.max())
     least = bisect_left(range(most), True, key=lambda n: optimal(of, n) is not None)
     layers = {*graph.unit[graph.kind == Kind.F].tolist()}

@@ -271,8 +271,39 @@ def exercise11(path):
     return f"it runs, whatever the size of the messages\n{schedule.grid()}"
 
 
+def time_of(kept, whole, output, again, limit):
+    """The time to compute again all blocks but these; None if a moment needs more than the limit."""
+    held = [w if b in kept else o for b, (w, o) in enumerate(zip(whole, output, strict=True))]
+    if any(sum(held[:b]) + whole[b] > limit for b in range(len(whole))):
+        return None
+    return sum(time for b, time in enumerate(again) if b not in kept)
+
+
+def exercise12(path):
+    """The blocks that keep their activations, against every choice, on chains drawn at random."""
+    function = load(path, "keep")
+    random = np.random.default_rng(5)
+    for count in [1, 2, 3, 5, 7, 8] * 5:
+        output = random.integers(0, 5, count).tolist()
+        whole = [size + int(random.integers(0, 9)) for size in output]
+        again = random.integers(1, 9, count).tolist()
+        limit = int(random.integers(0, sum(whole) + 2))
+        choices = (time_of({b for b in range(count) if bits >> b & 1}, whole, output, again, limit)
+                   for bits in range(1 << count))
+        right = min((time for time in choices if time is not None), default=None)
+        mine = function([*whole], [*output], [*again], limit)
+        said = f"whole {whole}, output {output}, again {again}, limit {limit}"
+        require(mine is None or set(mine) <= {*range(count)}, f"{said}: {mine} is no set of blocks")
+        time = None if mine is None else time_of({*mine}, whole, output, again, limit)
+        require(mine is None or time is not None, f"{said}: {sorted(mine or ())} needs more than the limit")
+        require(time == right, f"{said}: {'nothing' if right is None else right} is computed again at best; "
+                               f"yours is {time}")
+    return "every choice fits and is the fastest"
+
+
 EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7,
-             8: exercise8, 9: exercise9, 10: exercise10, 11: exercise11}
+             8: exercise8, 9: exercise9, 10: exercise10, 11: exercise11,
+             12: exercise12}
 
 
 def main(arguments):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import browser, opened
 from command_line import run, run_json
 
 NETWORK = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=12", "--batch-size", "64", "--costs",
@@ -71,3 +72,21 @@ def test_kept_layers_can_be_ranges(capsys: Any) -> None:
         code, _, err = run(capsys, *flags, wrong)
         assert code == 2
         assert f"there is no layer '{wrong}' to keep" in err
+
+
+def test_a_point_of_the_page_shows_its_plan_and_its_command(capsys: Any, tmp_path: Path) -> None:
+    html = tmp_path / "curve.html"
+    flags = ["plan", *NETWORK, "--scheduler", "in_order", "--curve"]
+    points = run_json(capsys, *flags, "--html", str(html))[1]["curve"]
+    with browser() as running, opened(running, html, ready="window.page") as tab:
+        dots = tab.locator("#curves circle")
+        assert dots.count() == len(points)
+        for i in (1, len(points) - 1):
+            dots.nth(i).click()
+            said = tab.locator("#command-of code").inner_text()
+            assert shlex.split(said)[-6:-2] == shlex.split(points[i]["command"])[-6:-2]
+            assert tab.locator("#plan").input_value() == str(i)
+            assert tab.locator("#curves circle.on").count() == 1
+        dots.nth(0).focus()
+        tab.keyboard.press("Enter")
+        assert tab.locator("#plan").input_value() == "0"

@@ -175,6 +175,19 @@ def capture(issues):
 1,main,1B2
 1,main,1SO2>0
 """,
+    12: """
+def keep(whole, output, again, limit):
+    best = {0: (0, frozenset())}  # bytes that are kept so far -> the least time, and the blocks
+    for b in range(len(whole)):
+        found = {}
+        for held, (time, kept) in best.items():
+            if held + whole[b] <= limit:
+                for size, more, own in ((whole[b], 0, {b}), (output[b], again[b], set())):
+                    old = found.get(held + size, (float("inf"), None))
+                    found[held + size] = min(old, (time + more, kept | own), key=lambda pair: pair[0])
+        best = found
+    return set(min(best.values(), key=lambda pair: pair[0])[1]) if best else None
+""",
 }
 
 

@@ -1,0 +1,110 @@
+"""Chapter 12. Memory for time: keep, compute again, share out.
+
+    python docs/tutorial/chapter12_memory.py
+
+A training step holds what its forward pass made until the backward pass has read it. Here one network is planned four
+ways: with all activations kept, with most of them computed again, within a limit, and on ranks that share out the
+optimizer's states.
+"""
+
+import minidl as ml
+from minidl import data, models, nn, optim
+from minidl.runtime.executors import executor
+from minidl.schedulers.curve import curve
+
+
+def build():
+    """A deep model fresh from seed 0, and its step as a graph."""
+    ml.seed(0)
+    model = models.create("mlp", layers=17, hidden=64)
+    optimizer = optim.Adam(model.parameters(), lr=0.001)
+
+    def step(x, y):
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, ml.record(step, *next(data.digits(batch_size=256)))
+
+
+def show(name, plan):
+    activations = plan.as_json()["activation_peak_bytes"]
+    print(f"{name:22} {plan.peak_bytes[0]:10,} bytes, {activations:10,} of them activations, {plan.step:7.1f} us")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What a step holds. The activations of a layer live from its forward to its backward, so the first layer's live
+# longest, and all are alive when the backward pass begins. Memory is planned before anything runs: the peak is known.
+
+model, graph = build()
+whole = ml.plan(graph, "in_order")
+show("all kept", whole)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Compute again. A forward can run a second time, just before the backward pass of its layer: a task R, as in `4R0`.
+# With L blocks, keep the output of every sqrt(L)-th and drop the rest. Then about sqrt(L) outputs are kept, and one
+# part of sqrt(L) blocks is alive at a time: memory grows with sqrt(L), for at most one more forward pass (Chen et al.,
+# 2016).
+
+again = ml.plan(graph, "in_order", recompute="sqrt")
+show("sqrt(L) parts", again)
+print("computed again:", " ".join(t.name for t in again.graph if t.kind == ml.Kind.R))
+assert again.peak_bytes < whole.peak_bytes
+assert again.step > whole.step
+
+# A task R has the same launches on the same inputs, so it makes the same bits.
+
+seen = []
+for plan in (whole, again):
+    model, fresh = build()
+    made = ml.plan(fresh, plan.schedule)
+    run, train = executor(made.graph, made.schedule), data.digits(batch_size=256)
+    seen.append(([float(run(*next(train))) for _ in range(5)], [p.numpy().tobytes() for p in model.parameters()]))
+    run.close()
+assert seen[0] == seen[1]
+print("after 5 steps: equal losses, and equal parameters bit for bit\n")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# A limit. Which activations to keep is a choice, and blocks differ in bytes and in time. A dynamic program over the
+# chain of blocks finds the choice with the least time within a limit (rotor: Beaumont et al., 2019). On the command
+# line a limit is all that has to be said: `--memory-limit 900KB`.
+
+limit = (whole.peak_bytes[0] + again.peak_bytes[0]) // 2
+best = ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=limit), recompute="auto")
+show("within a limit", best)
+print(best.remarks[-1])
+assert best.peak_bytes[0] <= limit
+assert best.step <= again.step
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Share out. Data-parallel ranks all hold the same optimizer states: two numbers a parameter for Adam. Instead each rank
+# can keep the states of its share: gradients are reduce-scattered (AS), each rank updates its share of the parameters,
+# and an all-gather (AG) brings the shares to all (ZeRO 1).
+
+ranks = ml.Machine(4, collective=lambda sizes: 5.0)
+for shard in (0, 1):
+    show(f"4 ranks, shard {shard}", ml.plan(graph, "barrier", machine=ranks, shard=shard))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# One curve. Each of these plans is a point: its peak and its time. Those that no other plan beats in both are the
+# curve, and everything else is a waste of one or the other.
+
+points = curve(graph, ml.CostModel.analytic(), ["in_order"], lambda policy, recompute, limit: ml.plan(
+    graph, policy, machine=ml.Machine(memory_limit=limit), recompute=recompute))
+print("\nthe curve")
+for point in points:
+    print(f"{point.peak:10,} bytes   {point.plan.step:7.1f} us   {point.choice}")
+
+# On a network of your own, as a page in which a point can be chosen:
+#
+#     python -m minidl plan --curve --model gpt --model-arg preset=tiny --scheduler in_order --html curve.html
+
+# Exercise 12. exercises/exercise12.py keeps the activations of every block, whatever the limit. Choose those to keep so
+# that the step fits, and takes the least time:
+#
+#     python docs/tutorial/grade.py 12 my_choice.py
