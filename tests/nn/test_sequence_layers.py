@@ -417,7 +417,7 @@ def test_cpu_forms_do_what_their_references_say() -> None:
         labels = ml.array(np.arange(30) % 3)
         ops.label_weights(ml.array(np.array([1.0, 2.0, 0.5])), labels, 1)
         (loss + ops.cross_entropy(rows, labels, 0.1) + ops.cross_entropy(rows, labels)).backward()
-        for make in (optim.SGD, optim.Adam, optim.AdamW):
+        for make in (optim.SGD, optim.Adam, optim.AdamW, optim.NAdamW):
             opt = make([x, w, b, table], 0.1, weight_decay=0.1, max_norm=0.1)
             opt.step()
             for p in opt.parameters:
