@@ -747,9 +747,11 @@ function showFigures() {
   const isTable = ([, v]) => Array.isArray(v) && v.length && typeof v[0] === "object";
   const tables = entries.filter((e) => isTable(e) && e[0] !== "arms"); // these have a table on top
   const rest = entries.filter((e) => !isTable(e) && e[0] !== "diagnosis");
-  $("numbers").replaceChildren(...tables.flatMap(([k, v]) => [make("p", {}, make("b", {}, k.replaceAll("_", " "))),
-    tableOf(Object.keys(v[0]).map((c) => c.replaceAll("_", " ")), v.map((row) => Object.values(row).map(plain)))]),
-  tableOf(["name", "value"], rest.flatMap(([k, v]) => flat(k, v))));
+  const shown = tables.flatMap(([k, v]) => [make("p", {}, make("b", {}, k.replaceAll("_", " "))),
+    tableOf(Object.keys(v[0]).map((c) => c.replaceAll("_", " ")), v.map((row) => Object.values(row).map(plain)))]);
+  if (DATA.figures.board) $("arms").replaceChildren(...shown); // the arena's tables are what its page is for
+  $("numbers").replaceChildren(...(DATA.figures.board ? [] : shown),
+    tableOf(["name", "value"], rest.flatMap(([k, v]) => flat(k, v))));
 }
 
 function show(index) {
