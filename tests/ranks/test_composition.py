@@ -48,7 +48,6 @@ FEATURES: dict[str, dict[str, Any]] = {
     "pairs as one action (dualpipe_v)": {"scheduler": "dualpipe_v"},
     "post-validation": {"clip": 0.05, "barrier": False},
     "a plan from a file": {"saved": True},
-    "tasks in parts (split)": {"split": 2},
     "messages earlier (overlap)": {"options": {"overlap": 100}},
 }
 PAIRS = list(itertools.combinations(FEATURES, 2))
@@ -116,8 +115,7 @@ class Run:
 def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
     told = dict(settings.get("options", {})) | ({"barrier": False} if "barrier" in settings else {})
-    plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
-                   split=settings.get("split", 1), **told)
+    plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"), **told)
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:
@@ -246,6 +244,8 @@ def page() -> str:
         "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
+        "Not in the table: `--split` cuts the tasks of one device, and is refused on ranks with all features.",
+        "`--shard 1` runs on data-parallel ranks, not in pipelines.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
 
