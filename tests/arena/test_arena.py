@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE, deadline
+from helpers import PATIENCE, deadline, need
 
 import minidl as ml
 from minidl import arena, schedulers
@@ -214,6 +214,7 @@ def test_the_bundled_problems_hold_and_no_policy_is_below_a_bound():
 
 @pytest.mark.parametrize("task", [t for t in arena.read("all") if t.optimum], ids=lambda task: task.name)
 def test_the_optima_are_proved(task):
+    need("ortools")
     for objective, best in task.optimum.items():
         made = schedulers.plan(task.pipeline, "optimal", None, task.machine,
                                objective={"max_span": "span"}.get(objective, objective))

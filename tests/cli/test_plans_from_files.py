@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -228,24 +229,41 @@ def test_a_bare_function_orders_a_pipeline_or_data_parallel_ranks(tmp_path, caps
 TIMES = ["--ranks", "4", "--micro-batches", "8"]
 
 
-def test_an_order_of_ones_own_is_priced_beside_the_published_ones(tmp_path, capsys, monkeypatch):
+def own_orders(capsys) -> None:
+    Path("own.py").write_text(OWN + "from minidl.schedulers.pipeline import Policy\nBFS = Policy(bfs, 'contiguous')\n")
+    record(capsys, "plan", *TIMES, "--scheduler", "own.py:bfs", "--save", "own.csv", "--json")
+
+
+@pytest.mark.parametrize("own", ["own.py:bfs", *(pytest.param(other, marks=pytest.mark.slow)
+                                                 for other in ("own.py:BFS", "own.py:loose", "own.csv"))])
+def test_an_order_of_ones_own_is_priced_beside_the_published_ones(own, tmp_path, capsys, monkeypatch):
     """On given times, as a function, a Policy or a file; `**more` takes nothing and is no error."""
     monkeypatch.chdir(tmp_path)
-    Path("own.py").write_text(OWN + "from minidl.schedulers.pipeline import Policy\nBFS = Policy(bfs, 'contiguous')\n")
+    own_orders(capsys)
     wanted = {**record(capsys, "simulate", *TIMES, "--scheduler", "gpipe", "--json")}
-    record(capsys, "plan", *TIMES, "--scheduler", "own.py:bfs", "--save", "own.csv", "--json")
+    found = record(capsys, "simulate", *TIMES, "--scheduler", own, "--json")
+    beside = found.pop("beside")
+    assert beside["equals"] == ["gpipe"]
+    assert beside["slower"] == found["makespan"] / beside["makespan"] - 1 > 0
+    assert main(["simulate", *TIMES, "--scheduler", own]) == 0
+    assert re.search("equals gpipe; 22% above the bound, 27; (`optimal` 27; )?the fastest published one is joint, "
+                     "24.75; this takes 33.3% more", capsys.readouterr().out)  # optimal needs OR-tools and 2 s
+    assert {name: found[name] for name in wanted} == wanted
+
+
+@pytest.mark.slow
+def test_an_order_of_ones_own_is_a_row_of_the_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_orders(capsys)
     for own in ("own.py:bfs", "own.py:BFS", "own.py:loose", "own.csv"):
-        found = record(capsys, "simulate", *TIMES, "--scheduler", own, "--json")
-        beside = found.pop("beside")
-        assert beside["equals"] == ["gpipe"]
-        assert beside["slower"] == found["makespan"] / beside["makespan"] - 1 > 0
-        assert main(["simulate", *TIMES, "--scheduler", own]) == 0
-        assert ("equals gpipe; 22% above the bound, 27; `optimal` 27; the fastest published one is joint, 24.75; this "
-                "takes 33.3% more") in capsys.readouterr().out
-        assert {name: found[name] for name in wanted} == wanted
         rows = record(capsys, "simulate", *TIMES, "--table", "--scheduler", own, "--json")["policies"]
         mine, theirs = (next(row for row in rows if row["scheduler"] == name) for name in (own, "gpipe"))
         assert {**mine, "scheduler": "gpipe"} == theirs
+
+
+def test_an_order_of_ones_own_fails_in_one_line(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    own_orders(capsys)
     for own, said in (("fewer", "fewer orders 7 micro-batches; there are 8"),
                       ("wrong", "'Problem' object has no attribute 'no_such_thing' (own.py, line 17)"),
                       ("failing", "'Schedule' object is not subscriptable (own.py, line 31)"),
@@ -266,7 +284,8 @@ def test_an_order_of_ones_own_says_how_it_differs(tmp_path, capsys, monkeypatch)
     found = record(capsys, "simulate", *TIMES, "--scheduler", "own.csv", "--json")["beside"]
     assert found["nearest"] == {"scheduler": "zb_h1", "tasks": 2, "rank": 0, "here": "0O1", "there": lines[at][7:]}
     assert "differs from zb_h1 in the places of 2 tasks, first on rank 0: 0O1 instead of 0" in found["said"]
-    assert (found["equals"], found["bound"], found["optimal"]) == ([], 27.0, 27.0)
+    assert (found["equals"], found["bound"]) == ([], 27.0)
+    assert found["optimal"] in (27.0, None)  # it needs OR-tools, and 2 s
     Path("own.csv").write_text("\n".join(["rank,lane,task", *(f"{rank},main,{rank}{kind}{i}" for rank in range(2)
                                           for kind in "FOW" for i in range(3))]) + "\n")
     few = ["--ranks", "2", "--micro-batches", "3", "--scheduler", "own.csv"]

@@ -126,7 +126,7 @@ def _sequences() -> None:
 def _networks(device: Any) -> None:
     """Steps of networks, their launches put together."""
     for name, optimizer in (("mobilenet_v3_large", optim.SGD), ("densenet121", optim.Adam), ("resnet20", optim.SGD),
-                            ("mlp", optim.RMSprop)):
+                            ("mlp", optim.RMSprop), ("mlp", optim.NAdamW)):
         model = models.create(name, preset="tiny")
         opt, rng = optimizer(model.parameters(), 0.01,
                              **({"momentum": 0.9} if optimizer is optim.SGD else {})), np.random.default_rng(0)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import need
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ def test_no_order_is_below_the_bounds(name, ranks, micro_batches, forward, outpu
 
 @pytest.mark.parametrize(("ranks", "times"), [(4, (1.0, 1.0, 1.0)), (3, (2.0, 1.0, 1.0))])
 def test_the_bounds_are_met(ranks, times):
+    need("ortools")
     plan = ml.plan(ml.Pipeline(8, *times), "optimal", machine=ml.Machine(ranks))
     problem = Problem.of(plan.placement, 8, plan.cost)
     assert bounds(problem) == (plan.timeline.makespan, 8 * sum(times))
