@@ -200,7 +200,7 @@ def _spike(x, y):  # type: ignore[no-untyped-def]
 
 @kernel("spike_grad", flops=lambda reads, writes: 3.0 * writes[0].size)
 def spike_grad(xp: Any, x: Any, dy: Any, *, rectangle: bool) -> Any:
-    """dx = dy max(0, 1 - |x - 1|), a triangle in the place of the derivative; or dy where |x - 1| <= 1/2."""
+    """dx = dy max(0, 1 - abs(x - 1)), a triangle in the place of the derivative; or dy where abs(x - 1) <= 1/2."""
     t = x.dtype.type
     away = xp.abs(x - t(1))
     return dy * (away <= t(0.5)).astype(x.dtype) if rectangle else dy * xp.maximum(t(1) - away, t(0))

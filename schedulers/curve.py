@@ -84,7 +84,7 @@ def curve(graph: TaskGraph, cost: CostModel, policies: Sequence[str],
             while not limit or limit > 0:
                 plan = make(policy, recompute, limit)
                 peak = max(plan.peak_bytes)
-                found.append(Point(plan, policy, recompute, limit and peak))
+                found.append(Point(plan, policy, recompute, limit))
                 limit = peak - 1
         except MemoryLimitError:
             pass

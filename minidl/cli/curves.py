@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from typing import Any
 
+from .. import schedulers
 from ..core.draw import curve_svg
 from ..core.machine import Machine
 from ..plans.plan import Plan
@@ -52,7 +53,7 @@ def show_curve(arguments: Any) -> int:
         shown = data_parallel.SHOWN if arguments.subject == "r" else 1
         show.write_page(arguments, record, [replace(Shown.of(p.plan, iterations=shown), title=p.choice)
                                             for p in points])
-    least = _command(arguments.line, points[0])
+    least = _command(arguments, points[0])
     rows = [(p.peak, p.plan.as_json()["activation_peak_bytes"], p.plan.predicted_step_ms, p.choice) for p in points]
     show.emit(arguments, record, lambda: show.table(("peak bytes", "activations", "predicted ms", "choice"), rows)
               + f"\n\nthe command of each plan is in --json and --html; of the smallest peak:\n{least}")
@@ -68,12 +69,13 @@ def _row(arguments: Any, point: Point) -> dict[str, Any]:
     known = point.plan.as_json()
     return {"step_ms": known["predicted_step_ms"], "peak_bytes": point.peak,
             "activation_peak_bytes": known["activation_peak_bytes"], "choice": point.choice, "scheduler": point.policy,
-            "recompute": point.recompute, "memory_limit": point.limit, "command": _command(arguments.line, point)}
+            "recompute": point.recompute, "memory_limit": point.limit, "command": _command(arguments, point)}
 
 
-def _command(line: str, point: Point) -> str:
-    """The command that makes a point's plan and saves it."""
-    words, kept = iter(shlex.split(line)), list[str]()
+def _command(arguments: Any, point: Point) -> str:
+    """The command that makes a point's plan and saves it. It names the slowdowns of pairs, which all policies of the
+    curve share; alone, some policies would not ask for any."""
+    words, kept = iter(shlex.split(arguments.line)), list[str]()
     for word in words:
         name, equals, _ = word.partition("=")
         if name not in OTHERWISE:
@@ -81,5 +83,8 @@ def _command(line: str, point: Point) -> str:
         elif OTHERWISE[name] and not equals:
             next(words, None)
     limit = [] if point.limit is None else ["--memory-limit", str(point.limit)]
+    if point.plan.cost.corun is not None and arguments.pairs is None and "streams" in schedulers.find(
+            point.policy).options and arguments.subject == "s" and arguments.costs in ("measured", "analytic"):
+        kept += ["--pairs", "measured" if arguments.costs == "measured" else "estimated"]
     return shlex.join([*kept, "--scheduler", point.policy, "--recompute", point.recompute, *limit,
                        "--save", "plan.csv"])

@@ -36,7 +36,7 @@ class Potentials:
 class LIF(Module):
     """Leaky integrate-and-fire, one time step: x and the potential v before it give u = (1 - 1/tau) v + x, and u = x in
     the first step; spikes s = 1 where u is at least 1, else 0; and the potential u - s. The gradient of a spike toward
-    u is max(0, 1 - |u - 1|) ("triangle"), or 1 where |u - 1| <= 1/2 ("rectangle")."""
+    u is max(0, 1 - abs(u - 1)) ("triangle"), or 1 where abs(u - 1) <= 1/2 ("rectangle")."""
 
     def __init__(self, tau: float = 1.1, surrogate: str = "triangle") -> None:
         if not tau >= 1:

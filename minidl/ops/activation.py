@@ -37,7 +37,7 @@ def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
 
 def spike(x: Tensor, surrogate: str = "triangle") -> Tensor:
     """1 where x is at least 1, else 0. In the place of the derivative, which is 0, the gradient has a surrogate:
-    max(0, 1 - |x - 1|), or with "rectangle" 1 where |x - 1| <= 1/2."""
+    max(0, 1 - abs(x - 1)), or with "rectangle" 1 where abs(x - 1) <= 1/2."""
     return Unary("spike", "x", rectangle=surrogate == "rectangle")(x)
 
 
