@@ -12,10 +12,9 @@ from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError, shorten
 from ..core.placement import UNCLEAR, PipelineError, Refused
 from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import Kind, unpack
+from ..core.tasks import Kind, unpack, widths
 from ..passes.draft import Draft
 from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
-from ..passes.split import widths
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..system.loading import line_of

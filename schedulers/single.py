@@ -22,8 +22,7 @@ import numpy as np
 from ..core.graph import Floats, Ints, TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import Kind
-from ..passes.split import widths
+from ..core.tasks import Kind, widths
 from ..pricing.cost import CostModel, Cross
 from ..pricing.simulation import Lanes, around, times
 from .ordered import Ordered

@@ -43,6 +43,7 @@ class Kind(IntEnum):
 COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group take part
 SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
 COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
+COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.R)  #: tasks that compute, which can be cut into parts
 
 
 # One 64-bit key is one task's identity. From the lowest bit: kind (4 bits), unit (20), micro-batch (20), index (10),
@@ -148,6 +149,16 @@ def repack(keys: Any, **fields: Any) -> Any:
     own = unpack(keys)
     names = ("unit", "kind", "micro_batch", "part", "destination", "late", "iteration")
     return pack(**{name: getattr(own, name) for name in names} | fields)
+
+
+def widths(keys: Any) -> dict[int, int]:
+    """The number of parts of each task of which these keys name parts, by the key of the whole task."""
+    own = unpack(keys)
+    parted = np.flatnonzero(np.isin(own.kind, COMPUTE) & (own.part > 0))
+    found: dict[int, int] = {}
+    for key, part in zip(repack(own.key[parted], part=0).tolist(), own.part[parted].tolist(), strict=True):
+        found[key] = max(found.get(key, 1), part)
+    return found
 
 
 def as_recorded(keys: Any) -> Any:

@@ -18,12 +18,11 @@ from itertools import combinations, islice, product
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph, View
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.placement import Refused
-from ..core.tasks import Kind, repack, unpack
+from ..core.tasks import COMPUTE, Kind, repack, unpack
 from .draft import Draft, Edit
 
-KINDS = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.R)  #: the kinds of tasks that compute
 TILE = 16  #: elements along a cut axis: BLAS computes tiles of so many rows
 TRIES = 64  #: how many ways are tried to cut a task with several launches
 
@@ -36,7 +35,7 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
     """
     graph = draft.graph
     wanted = np.array([parts if isinstance(parts, int) else parts.get(key, 1) for key in graph.keys.tolist()])
-    wanted[~np.isin(graph.kind, KINDS)] = 1
+    wanted[~np.isin(graph.kind, COMPUTE)] = 1
     if (wanted <= 1).all():
         return draft
     if draft.staged or draft.sums is not None:
@@ -54,16 +53,6 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
         else:
             e.reads[t], e.writes[t] = _all(e, e.reads[t], pieces), _all(e, e.writes[t], pieces)
     return e.draft
-
-
-def widths(keys: Ints) -> dict[int, int]:
-    """The number of parts of each task of which these keys name parts, by the key of the whole task."""
-    own = unpack(keys)
-    parted = np.flatnonzero(np.isin(own.kind, KINDS) & (own.part > 0))
-    found: dict[int, int] = {}
-    for key, part in zip(repack(own.key[parted], part=0).tolist(), own.part[parted].tolist(), strict=True):
-        found[key] = max(found.get(key, 1), part)
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------------- launches

@@ -17,7 +17,7 @@ from ..core.tasks import Kind
 from .draft import Draft
 from .rewrite import sums
 
-BYTES_PER_US = 1e4  #: what a copy of the host moves, for predictions
+BYTES_PER_US = 1e4  #: assumed rate of a copy, as in `CostModel.analytic`; it is not measured
 
 
 def in_ticks(draft: Draft, stage: Ints) -> Draft:

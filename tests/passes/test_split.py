@@ -1,4 +1,4 @@
-"""Tasks in parts: every order has the same bits, and they are close to those of the whole tasks."""
+"""Tasks in parts: all orders are bit-identical, and differ from the whole tasks by rounding alone."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import minidl as ml
 from minidl import models, nn, optim
 from minidl.core.graph import Launch, TaskGraph, View
 from minidl.core.placement import Refused
-from minidl.core.tasks import Kind, parse_task, task_name, unpack
+from minidl.core.tasks import Kind, parse_task, task_name, unpack, widths
 from minidl.kernels import KERNELS
 from minidl.passes.draft import Draft
 from minidl.passes.recompute import recomputed
-from minidl.passes.split import bounds, overlap, split, widths
+from minidl.passes.split import bounds, overlap, split
 from minidl.runtime.checking import random_schedule
 
 

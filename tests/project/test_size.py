@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENGINE = [path for room in ("minidl", "schedulers") for path in (ROOT / room).rglob("*.py")]
-LINES = 42_677  #: of all files; the goal is 37,000
+LINES = 42_675  #: of all files; the goal is 37,000
 LONGEST = 705  #: of one file
 #: lower these when files shrink
 

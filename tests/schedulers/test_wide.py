@@ -12,8 +12,7 @@ import minidl as ml
 from minidl import models, nn, optim
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
-from minidl.core.tasks import Kind
-from minidl.passes.split import widths
+from minidl.core.tasks import Kind, widths
 from minidl.pricing.cost import CostError
 from minidl.schedulers.wide import choices, shared
 
