@@ -39,11 +39,11 @@ class SNN(nn.Module):
         """The state before the first time step."""
         return nn.Potentials(stop=self.at_once)
 
-    def with_backward(self, sample: int, batch: int = 0) -> list[int]:
-        """The time steps with a backward pass, drawn by (seed, first sample, batch)."""
+    def with_backward(self, micro_batch: int) -> list[int]:
+        """The time steps with a backward pass, drawn by (seed, micro-batch)."""
         if self.chosen == self.time_steps:
             return [*range(self.time_steps)]
-        drawn = random.generator("time steps", sample, batch).permutation(self.time_steps)
+        drawn = random.generator("time steps", micro_batch).permutation(self.time_steps)
         return sorted(drawn[: self.chosen].tolist())
 
     def loss(self, loss: Any, output: Any) -> Any:

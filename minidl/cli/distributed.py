@@ -123,7 +123,7 @@ def _recorded(arguments: Any, replica: int, replicas: int, recordings: list[Reco
         return Recorded(job(arguments), replica, replicas)
     with RECORDING:
         if not recordings:
-            recordings.append(Recorded(job(arguments), replica, replicas))
+            recordings.append(Recorded(job(arguments), 0, replicas))
         return recordings[0] if arguments.dry_run and not arguments.resume else recordings[0].copy(replica)
 
 

@@ -46,8 +46,8 @@ class Module:
         """The state before the first time step, for a network that has several."""
         raise NotImplementedError(f"{type(self).__name__} has no past")
 
-    def with_backward(self, sample: int) -> Sequence[int]:
-        """The time steps that have a backward pass, for a batch whose first sample has this number."""
+    def with_backward(self, micro_batch: int) -> Sequence[int]:
+        """The time steps that have a backward pass, in this micro-batch of every rank: ranks sum the same gradients."""
         return range(self.time_steps)
 
     def loss(self, loss: Any, output: Any) -> Any:

@@ -340,7 +340,7 @@ class Recorded:
             group, sample = i * groups // n, self.rank * self.share + i * self.share // n
             if first_slice:
                 past = self._past()
-                ways = model.with_backward(sample) if model.at_once else ()
+                ways = model.with_backward(i) if model.at_once else ()
             with micro_batch(j, sample, group, follows=not first_slice):
                 x, y, *weight = parts[rows * (j // model.time_steps) :][:rows]
                 with users_code():

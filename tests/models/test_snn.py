@@ -88,7 +88,7 @@ def test_backward_tasks_are_those_of_the_chosen_time_steps() -> None:
     for kind in (Kind.O, Kind.W):
         assert 3 * (some.kind == kind).sum() == (whole.kind == kind).sum() > 0
     assert (some.kind == Kind.F).sum() == (whole.kind == Kind.F).sum()
-    drawn = {tuple(models.create("snn", chosen=2).with_backward(0, batch)) for batch in range(40)}
+    drawn = {tuple(models.create("snn", chosen=2).with_backward(i)) for i in range(40)}
     assert len(drawn) > 8
     assert all(len(set(steps)) == 2 and max(steps) < 6 for steps in drawn)
 
@@ -129,6 +129,9 @@ FLAGS = ("train", "--model", "snn", "--model-arg", "preset=tiny", "--batch-size"
 
 
 def test_ranks_choose_the_same_time_steps_and_have_equal_bits(capsys: Any) -> None:
+    job = Job(model="snn", model_args={"preset": "tiny", "chosen": 2}, batch_size=24, micro_batches=2, parallel="data")
+    first, second = (Recorded(job, rank, 2).graph for rank in range(2))
+    assert np.array_equal(first.kind, second.kind) and np.array_equal(first.micro_batch, second.micro_batch)
     found = [run_json(capsys, *FLAGS, "--parallel", "data", "--ranks", "2", "--micro-batches", "2", "--scheduler", name)
              for name in ("priority", "barrier")]
     assert len({run["params_sha256"] for _, run in found}) == 1
