@@ -412,12 +412,9 @@ class Recorded:
                 return replace(schedulers.plan(self.graph, schedule, cost, machine), scheduler=job.scheduler)
         chosen = schedulers.find(job.scheduler, job.parallel)
         told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
-        args = dict(job.scheduler_args)
-        if self.device.captures and (job.clip is not None or self.optimizer.scaler):
-            args = chosen.known(barrier=True) | args  # ranks with a GPU validate no step in the next one yet
         with paused:
             return schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
-                                   shard=job.shard, **{**args, **told})
+                                   shard=job.shard, **{**job.scheduler_args, **told})
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
         """The costs with contention added: how much pairs of tasks slow each other down, measured now or from flops and

@@ -131,7 +131,8 @@ FLAGS = ("train", "--model", "snn", "--model-arg", "preset=tiny", "--batch-size"
 def test_ranks_choose_the_same_time_steps_and_have_equal_bits(capsys: Any) -> None:
     job = Job(model="snn", model_args={"preset": "tiny", "chosen": 2}, batch_size=24, micro_batches=2, parallel="data")
     first, second = (Recorded(job, rank, 2).graph for rank in range(2))
-    assert np.array_equal(first.kind, second.kind) and np.array_equal(first.micro_batch, second.micro_batch)
+    assert np.array_equal(first.kind, second.kind)
+    assert np.array_equal(first.micro_batch, second.micro_batch)
     found = [run_json(capsys, *FLAGS, "--parallel", "data", "--ranks", "2", "--micro-batches", "2", "--scheduler", name)
              for name in ("priority", "barrier")]
     assert len({run["params_sha256"] for _, run in found}) == 1

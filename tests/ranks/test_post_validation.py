@@ -9,7 +9,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.core.schedule import ScheduleError
 from minidl.core.tasks import Kind
-from minidl.devices.device import DeviceError
 from minidl.passes.boundary import VERDICT
 from minidl.plans.memory import MemoryLimitError
 from minidl.pricing.cost import Link
@@ -467,19 +465,3 @@ def test_weights_that_ranks_share_are_brought_after_the_verdict(name, ranks, opt
     last = [plan.schedule.names(i) for i in range(ranks)][-1]
     late = [task.endswith("@1") for task in last]
     assert late == sorted(late, reverse=True), "the last stage's forwards read the copy"
-
-
-def test_ranks_with_a_gpu_have_a_barrier():
-    class Gpu:
-        name, captures = "cuda:0", True
-
-    job = Job(batch_size=16, micro_batches=4, scheduler="zb_h2", parallel="pipeline", clip=0.5)
-    made = Recorded(job)
-    made.device = Gpu()
-    assert not made.plan(COST, ml.Machine(2)).graph.late.any()
-    made = Recorded(replace(job, scheduler_args={"barrier": False}))
-    made.device = Gpu()
-    plan = made.plan(COST, ml.Machine(2))
-    assert plan.graph.late.any()
-    with pytest.raises(DeviceError, match="cuda:0 does not yet; plan it with barrier=True"):
-        DistributedExecutor(*plan.with_messages, SimpleNamespace(rank=0, size=2), device=Gpu())
