@@ -81,6 +81,11 @@ def language(record: dict[str, Any]) -> Iterator[Row]:
         yield f"{name}: 4 layers of 128, 8 x 128 tokens: minidl / torch eager", times(e["ratio"]), "<= 1.2x"
 
 
+def recurrent(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        yield f"{name}: 28 steps of 28 to 128, batch {e['batch']}: minidl / torch eager", times(e["ratio"]), "<= 0.85x"
+
+
 def network_plans(record: dict[str, Any]) -> Iterator[Row]:
     for name, kinds in record["networks"].items():
         for kind, times in kinds.items():
@@ -282,7 +287,8 @@ bar is a median, its line the spread, and a cross what was predicted from costs 
 SECTIONS = (
     Section("One device, one stream", """\
 Steps of small networks are launches more than arithmetic: there recording gains most over an eager framework. Torch ran
-with one thread, as minidl did.""", {"mlp": mlp, "lanes": lanes, "cnn": cnn, "language": language}),
+with one thread, as minidl did.""", {"mlp": mlp, "lanes": lanes, "cnn": cnn, "language": language,
+                                       "recurrent": recurrent}),
     Section("One device, two streams", """\
 Steps are predicted well where tasks are long. Tasks of microseconds slow each other down more than the measured pairs
 do; with such tasks the gain of two streams also varies most: 1.06x to 1.29x between runs for MobileNetV3 at width 0.25.

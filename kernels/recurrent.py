@@ -7,6 +7,8 @@ row t + 1 is the state before step t and row t the state after it. So the weight
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -15,7 +17,7 @@ import numpy as np
 from .cuda import Call, Grid, Zeros, c_type
 from .cuda import steps as strides
 from .linear import dense, dense_copies, dense_work, gemm, product
-from .registry import Thunk, kernel, loop, ufunc
+from .registry import Thunk, inlined, kernel, loop, ufunc
 
 
 def steps(length: int, reverse: bool) -> list[tuple[int, int, int]]:
@@ -32,8 +34,30 @@ def _sigmoid(xp: Any, x: Any) -> Any:
     return xp.tanh(x * half) * half + half
 
 
-def _gates_work(reads: Any, writes: Any, **constants: Any) -> Any:
-    return [(reads[0].shape[1:], reads[0].dtype)]
+# tanh(x) = x P(x^2) / Q(x^2), fitted: relative error 3.3e-7; beyond +-FAR it is 1 in float32
+FAR = np.float32(7.9)
+P0, P1, P2, P3, P4 = (np.float32(v) for v in (0.999999994, 0.134506323, 0.00357900589, 2.20234723e-5, 1.54282906e-8))
+Q0, Q1, Q2, Q3, Q4 = (np.float32(v) for v in (1, 0.467839603, 0.0261922909, 0.000342367316, 8.59890922e-7))
+
+
+@partial(inlined, double=lambda x: math.tanh(x))
+def _tanh(x):  # type: ignore[no-untyped-def]
+    """tanh(x); NaN stays."""
+    x = min(max(x, -FAR), FAR)
+    u = x * x
+    v = u * u
+    return x * ((P0 + P1 * u) + ((P2 + P3 * u) + P4 * v) * v) / ((Q0 + Q1 * u) + ((Q2 + Q3 * u) + Q4 * v) * v)
+
+
+def _columns_work(gx: Any, w: Any) -> list[Any]:
+    """The scratch array of `_columns`: memory for a copy if there are a few steps."""
+    return [(w.shape[::-1], w.dtype)] * (gx.shape[0] > 4)
+
+
+def _columns(w: Any, work: Sequence[Any]) -> tuple[Any, list[Thunk]]:
+    """w (m, d) as (d, m) for the products of all steps, and the calls that copy it if there is memory for that: BLAS
+    reads rows faster, which gains more than the copy from a few steps on."""
+    return (work[0], [ufunc(np.positive, w.T, work[0])]) if work else (w.T, [])
 
 
 def _bias(given: list[Any], gates: Any) -> Any:
@@ -149,7 +173,8 @@ def _rnn_grad(dy, dh, h, da, relu):  # type: ignore[no-untyped-def]
 
 
 # ------------------------------------------------------------------------------------------------------------------ gru
-@kernel("gru", axes="TnG,nD,GD,G->UnD,TnK", flops=_flops, work=_gates_work)
+@kernel("gru", axes="TnG,nD,GD,G->UnD,TnK", flops=_flops,
+        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype), *_columns_work(reads[0], reads[2])])
 def gru(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 3d), h0 (n, d), w (3d, d), b (3d,) -> (states (T + 1, n, d), kept (T, n, 4d)). Gates r, z, n, of which
     n = tanh(gx + r (h w^T + b)); kept are r, z, n and n's h w^T + b. h' = (1 - z) n + z h."""
@@ -169,14 +194,12 @@ def gru(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, reverse: bool) -> A
 
 @gru.cpu
 def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
-    *b, out, kept, gh = rest
-    d = h0.shape[1]
-    thunks = [ufunc(np.positive, h0, out[-1 if reverse else 0])]
+    b, (out, kept, gh, *work) = _optional(rest)
+    columns, thunks = _columns(w, work)
+    thunks += [ufunc(np.positive, h0, out[-1 if reverse else 0])]
     for t, before, after in steps(len(gx), reverse):
-        rz, n = kept[t, :, : 2 * d], kept[t, :, 2 * d : 3 * d]
-        thunks += [gemm(out[before], w.T, gh), loop(_gru_gates, gx[t], gh, _bias(b, gx), kept[t]),
-                   ufunc(np.tanh, rz, rz), loop(_gru_new, gx[t], kept[t]), ufunc(np.tanh, n, n),
-                   loop(_gru_state, kept[t], out[before], out[after])]
+        thunks += [gemm(out[before], columns, gh),
+                   loop(_gru_step, gx[t], gh, _bias(b, gx), out[before], kept[t], out[after])]
     return thunks
 
 
@@ -192,30 +215,20 @@ def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
     return calls
 
 
-def _gru_gates(gx, gh, b, kept):  # type: ignore[no-untyped-def]
-    d, half = gx.shape[1] // 3, gx.dtype.type(0.5)
-    for i in range(gx.shape[0]):
+def _gru_step(gx, gh, b, before, kept, after):  # type: ignore[no-untyped-def]
+    d, half = before.shape[1], gx.dtype.type(0.5)
+    for i in range(before.shape[0]):  # loops as in _lstm_step
+        x, h, rz = gx[i], gh[i], kept[i]
         for j in range(2 * d):
-            kept[i, j] = (gx[i, j] + (gh[i, j] + b[j])) * half
-        for j in range(2 * d, 3 * d):
-            kept[i, j + d] = gh[i, j] + b[j]
-
-
-def _gru_new(gx, kept):  # type: ignore[no-untyped-def]
-    d, half = gx.shape[1] // 3, gx.dtype.type(0.5)
-    for i in range(gx.shape[0]):
-        for j in range(2 * d):
-            kept[i, j] = kept[i, j] * half + half
+            rz[j] = _tanh((x[j] + (h[j] + b[j])) * half) * half + half
+        x, h, c = gx[i, 2 * d :], gh[i, 2 * d :], b[2 * d :]
+        z, n, ghn, past, state = kept[i, d : 2 * d], kept[i, 2 * d : 3 * d], kept[i, 3 * d :], before[i], after[i]
         for j in range(d):
-            kept[i, j + 2 * d] = gx[i, j + 2 * d] + kept[i, j] * kept[i, j + 3 * d]
-
-
-def _gru_state(kept, before, after):  # type: ignore[no-untyped-def]
-    d = before.shape[1]
-    for i in range(before.shape[0]):
+            ghn[j] = h[j] + c[j]
         for j in range(d):
-            n = kept[i, j + 2 * d]
-            after[i, j] = n + kept[i, j + d] * (before[i, j] - n)
+            n[j] = _tanh(x[j] + rz[j] * ghn[j])
+        for j in range(d):
+            state[j] = n[j] + z[j] * (past[j] - n[j])
 
 
 @kernel("gru_grad", axes="TnD,GD,UnD,TnK->TnG,TnG,nD",
@@ -258,19 +271,31 @@ def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, *work: 
 def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-def]
     d, one = before.shape[1], dy.dtype.type(1)
     for i in range(before.shape[0]):
+        r, z, n, ghn = kept[i, :d], kept[i, d : 2 * d], kept[i, 2 * d : 3 * d], kept[i, 3 * d :]
+        dr, dz, dn = dgx[i, :d], dgx[i, d : 2 * d], dgx[i, 2 * d :]
+        er, ez, en = dgh[i, :d], dgh[i, d : 2 * d], dgh[i, 2 * d :]
+        y, h, p, last = dy[i], dh[i], past[i], before[i]
         for j in range(d):
-            r, z, n, ghn = kept[i, j], kept[i, j + d], kept[i, j + 2 * d], kept[i, j + 3 * d]
-            total = dy[i, j] + dh[i, j] + past[i, j]
-            dn = total * (one - z) * (one - n * n)
-            dr = dn * ghn * r * (one - r)
-            dz = total * (before[i, j] - n) * z * (one - z)
-            dgx[i, j], dgx[i, j + d], dgx[i, j + 2 * d] = dr, dz, dn
-            dgh[i, j], dgh[i, j + d], dgh[i, j + 2 * d] = dr, dz, dn * r
-            past[i, j] = total * z
+            p[j] += y[j] + h[j]
+        for j in range(d):
+            dn[j] = p[j] * (one - z[j]) * (one - n[j] * n[j])
+        for j in range(d):
+            ez[j] = p[j] * (last[j] - n[j]) * z[j] * (one - z[j])
+        for j in range(d):
+            er[j] = dn[j] * ghn[j] * r[j] * (one - r[j])
+        for j in range(d):
+            en[j] = dn[j] * r[j]
+        for j in range(d):
+            dr[j] = er[j]
+        for j in range(d):
+            dz[j] = ez[j]
+        for j in range(d):
+            p[j] *= z[j]
 
 
 # ----------------------------------------------------------------------------------------------------------------- lstm
-@kernel("lstm", axes="TnG,nD,nD,GD,G->UnD,VnD,TnG", flops=_flops, work=_gates_work)
+@kernel("lstm", axes="TnG,nD,nD,GD,G->UnD,VnD,TnG", flops=_flops,
+        work=lambda reads, writes, reverse: _columns_work(reads[0], reads[3]))
 def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 4d), h0 and c0 (n, d), w (4d, d), b (4d,) -> (states (T + 2, n, d), cells (T + 1, n, d), gates
     (T, n, 4d)). Gates i, f, g, o; c' = f c + i g; h' = o tanh(c'). The cells lie as the states do, and the states have
@@ -293,14 +318,13 @@ def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: 
 
 @lstm.cpu
 def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
-    *b, out, cells, gates, gh = rest
+    b, (out, cells, gates, *work) = _optional(rest)
+    columns, thunks = _columns(w, work)
     first, last, shift = (-1, 0, 1) if reverse else (0, -1, 0)
-    thunks = [ufunc(np.positive, h0, out[first]), ufunc(np.positive, c0, cells[first])]
+    thunks += [ufunc(np.positive, h0, out[first]), ufunc(np.positive, c0, cells[first])]
     for t, before, after in steps(len(gx), reverse):
-        h = out[after + shift]
-        thunks += [gemm(out[before + shift], w.T, gh), loop(_lstm_gates, gx[t], gh, _bias(b, gx), gates[t]),
-                   ufunc(np.tanh, gates[t], gates[t]), loop(_lstm_cell, gates[t], cells[before], cells[after]),
-                   ufunc(np.tanh, cells[after], h), loop(_lstm_state, gates[t], h)]
+        thunks += [gemm(out[before + shift], columns, gates[t]),
+                   loop(_lstm_step, gx[t], _bias(b, gx), cells[before], gates[t], cells[after], out[after + shift])]
     return [*thunks, ufunc(np.positive, cells[last], out[last])]
 
 
@@ -318,33 +342,24 @@ def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
     return [*calls, *dense_copies([(cells[last], out[last])])]
 
 
-def _lstm_gates(gx, gh, b, gates):  # type: ignore[no-untyped-def]
-    d, half = gx.shape[1] // 4, gx.dtype.type(0.5)
-    for i in range(gx.shape[0]):
-        for j in range(4 * d):
-            a = gx[i, j] + gh[i, j] + b[j]
-            gates[i, j] = a if 2 * d <= j < 3 * d else a * half
-
-
-def _lstm_cell(gates, before, after):  # type: ignore[no-untyped-def]
-    d, half = before.shape[1], gates.dtype.type(0.5)
-    for i in range(before.shape[0]):
+def _lstm_step(gx, b, before, gates, after, h):  # type: ignore[no-untyped-def]
+    d, half, one = before.shape[1], gx.dtype.type(0.5), gx.dtype.type(1)
+    for n in range(before.shape[0]):
+        for k in range(4):  # a loop for each result, on rows that begin at 0: such loops the compiler vectorises
+            x, a, c = gx[n, k * d : (k + 1) * d], gates[n, k * d : (k + 1) * d], b[k * d : (k + 1) * d]
+            scale = one if k == 2 else half
+            for j in range(d):
+                a[j] = _tanh((x[j] + a[j] + c[j]) * scale) * scale + (one - scale)
+        i, f, g, o = gates[n, :d], gates[n, d : 2 * d], gates[n, 2 * d : 3 * d], gates[n, 3 * d :]
+        past, cell, state = before[n], after[n], h[n]
         for j in range(d):
-            gates[i, j] = gates[i, j] * half + half
-            gates[i, j + d] = gates[i, j + d] * half + half
-            gates[i, j + 3 * d] = gates[i, j + 3 * d] * half + half
-            after[i, j] = gates[i, j + d] * before[i, j] + gates[i, j] * gates[i, j + 2 * d]
-
-
-def _lstm_state(gates, h):  # type: ignore[no-untyped-def]
-    for i in range(h.shape[0]):
-        for j in range(h.shape[1]):
-            h[i, j] *= gates[i, j + 3 * h.shape[1]]
+            cell[j] = f[j] * past[j] + i[j] * g[j]
+        for j in range(d):
+            state[j] = o[j] * _tanh(cell[j])
 
 
 @kernel("lstm_grad", axes="UnD,GD,VnD,TnG->TnG,nD,nD",
-        flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1],
-        work=lambda reads, writes, reverse: [(reads[2].shape, reads[2].dtype)])
+        flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1])
 def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool) -> Any:
     """dy (T + 1, n, d), toward the states and the last cell as they lie -> (dgx (T, n, 4d), dh0, dc0 (n, d))."""
     d = dy.shape[-1]
@@ -362,11 +377,10 @@ def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool
 
 
 @lstm_grad.cpu
-def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, roots: Any, *, reverse: bool) -> Any:
-    thunks: list[Thunk] = [ufunc(np.tanh, cells, roots), partial(dh.fill, 0),
-                           ufunc(np.positive, dy[0 if reverse else -1], dc)]
+def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, *, reverse: bool) -> Any:
+    thunks: list[Thunk] = [partial(dh.fill, 0), ufunc(np.positive, dy[0 if reverse else -1], dc)]
     for t, before, after in steps(len(gates), reverse)[::-1]:
-        thunks += [loop(_lstm_grad, dy[t + reverse], dh, dc, gates[t], cells[before], roots[after], dgx[t]),
+        thunks += [loop(_lstm_grad, dy[t + reverse], dh, dc, gates[t], cells[before], cells[after], dgx[t]),
                    gemm(dgx[t], w, dh)]
     return thunks
 
@@ -381,16 +395,25 @@ def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, *work
     return calls
 
 
-def _lstm_grad(dy, dh, dc, gates, before, roots, dgx):  # type: ignore[no-untyped-def]
+def _lstm_grad(dy, dh, dc, gates, before, after, dgx):  # type: ignore[no-untyped-def]
     d, one = before.shape[1], dy.dtype.type(1)
     for n in range(before.shape[0]):
+        i, f, g, o = gates[n, :d], gates[n, d : 2 * d], gates[n, 2 * d : 3 * d], gates[n, 3 * d :]
+        di, df, dg, do = dgx[n, :d], dgx[n, d : 2 * d], dgx[n, 2 * d : 3 * d], dgx[n, 3 * d :]
+        y, h, c, past, cell, root = dy[n], dh[n], dc[n], before[n], after[n], do
         for j in range(d):
-            i, f, g, o = gates[n, j], gates[n, j + d], gates[n, j + 2 * d], gates[n, j + 3 * d]
-            root = roots[n, j]
-            total = dy[n, j] + dh[n, j]
-            c = dc[n, j] + total * o * (one - root * root)
-            dgx[n, j] = c * g * i * (one - i)
-            dgx[n, j + d] = c * before[n, j] * f * (one - f)
-            dgx[n, j + 2 * d] = c * i * (one - g * g)
-            dgx[n, j + 3 * d] = total * root * o * (one - o)
-            dc[n, j] = c * f
+            h[j] += y[j]
+        for j in range(d):
+            root[j] = _tanh(cell[j])
+        for j in range(d):
+            c[j] += h[j] * o[j] * (one - root[j] * root[j])
+        for j in range(d):
+            di[j] = c[j] * g[j] * i[j] * (one - i[j])
+        for j in range(d):
+            df[j] = c[j] * past[j] * f[j] * (one - f[j])
+        for j in range(d):
+            dg[j] = c[j] * i[j] * (one - g[j] * g[j])
+        for j in range(d):
+            do[j] = h[j] * root[j] * o[j] * (one - o[j])
+        for j in range(d):
+            c[j] *= f[j]

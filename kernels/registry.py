@@ -124,10 +124,12 @@ def ufunc(function: np.ufunc, *arrays: Any) -> Thunk:
 def jitted(function: Callable[..., Any]) -> Any:
     """A function in the language of numba, compiled when it is called."""
     import numba
-    from numba.extending import register_jitable
+    from numba import float64
+    from numba.extending import overload
 
     while _inlined:
-        register_jitable(_inlined.pop())
+        one, double = _inlined.pop()
+        overload(one, strict=False)(lambda *types, one=one, double=double: double if types[0] == float64 else one)
     free = {"reassoc"} if function in _regrouped else False
     return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free)(function)
 
@@ -142,12 +144,13 @@ def regrouped(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-_inlined: list[Callable[..., Any]] = []
+_inlined: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
 
 
-def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets the loops of the same file call this function, which becomes a part of each (a decorator)."""
-    _inlined.append(function)
+def inlined(function: Callable[..., Any], double: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Lets the loops of the same file call this function, which becomes a part of each (a decorator). `double`: another
+    function for arguments in float64."""
+    _inlined.append((function, double or function))
     return function
 
 

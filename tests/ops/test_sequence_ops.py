@@ -103,6 +103,21 @@ def test_attention_drops_what_dropout_of_its_probabilities_would() -> None:
         ops.attention(q, k, v, dropout=1)
 
 
+@pytest.mark.parametrize("kind", ["gru", "lstm"])
+def test_recurrence_in_float32_has_its_digits_and_keeps_nan(kind: str) -> None:
+    """Also where tanh and sigmoid are flat, and over enough steps for a copy of the weight's columns."""
+    gates, (length, n, d) = nn.recurrent.GATES[kind], (6, 5, 24)
+    states = [random_array((n, d), 1)] * (2 if kind == "lstm" else 1)
+    inputs = [random_array((length, n, gates * d), low=-12, high=12), *states,
+              random_array((gates * d, d), 2, low=-0.3, high=0.3)]
+    inputs[0][0, 2, 0] = np.nan
+    y, single = (getattr(ops, kind)(*(ml.array(a.astype(dtype)) for a in inputs))[0].numpy()
+                 for dtype in ("float64", "float32"))
+    np.testing.assert_allclose(single, y, rtol=1e-5, atol=2e-6)
+    assert np.isnan(single[:, 2]).any(axis=1).all()
+    assert not np.isnan(np.delete(single, 2, axis=1)).any()
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("reverse", [False, True])
 @pytest.mark.parametrize("bias", [0, 1])
