@@ -301,9 +301,30 @@ def exercise12(path):
     return "every choice fits and is the fastest"
 
 
+def exercise13(path):
+    """Versions of weights under logs drawn at random, on losses with curvature."""
+    function = load(path, "replay")
+    random = np.random.default_rng(6)
+    for steps in (0, 1, 3, 10, 40):
+        matrix, start = random.standard_normal((4, 4)), random.standard_normal(4)
+        log = [int(random.integers(max(0, t - 3), t + 1)) for t in range(steps)]
+
+        def gradient(w, matrix=matrix):
+            return np.sin(w) + matrix @ w
+
+        right = [start]
+        for t, version in enumerate(log):
+            right.append(right[t] - 0.05 * gradient(right[version]))
+        mine = function(start.copy(), gradient, 0.05, [*log])
+        require(len(mine) == steps + 1, f"{steps} updates make {steps + 1} versions, not {len(mine)}")
+        for t, (yours, wanted) in enumerate(zip(mine, right, strict=True)):
+            require(np.allclose(yours, wanted, rtol=1e-12), f"log {log}: version {t} is {yours}, not {wanted}")
+    return "every version is the logged run's"
+
+
 EXERCISES = {1: exercise1, 2: exercise2, 3: exercise3, 4: exercise4, 5: exercise5, 6: exercise6, 7: exercise7,
              8: exercise8, 9: exercise9, 10: exercise10, 11: exercise11,
-             12: exercise12}
+             12: exercise12, 13: exercise13}
 
 
 def main(arguments):

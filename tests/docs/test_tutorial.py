@@ -188,6 +188,13 @@ def keep(whole, output, again, limit):
         best = found
     return set(min(best.values(), key=lambda pair: pair[0])[1]) if best else None
 """,
+    13: """
+def replay(weights, gradient, rate, log):
+    versions = [weights]
+    for version in log:
+        versions.append(versions[-1] - rate * gradient(versions[version]))
+    return versions
+""",
 }
 
 
