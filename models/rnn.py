@@ -21,15 +21,18 @@ class _Cell(nn.Module):
     def __init__(self, cell: str, width: int, dropout: float) -> None:
         self.cell, self.dropout = CELLS[cell](width, width, batch_first=True), nn.Dropout(dropout)
 
-    def forward(self, x: Any) -> Any:
-        y, _ = self.cell(x)
+    def forward(self, x: Any, past: Any = None) -> Any:
+        y, state = self.cell(x, past and past.state(self))
+        if past is not None:
+            past.keep(self, state)
         return x + self.dropout(y)
 
 
 class RNN(nn.Module):
-    """Tokens (n, t) int64 -> the logits of the token that follows each (n, t, vocabulary)."""
+    """Tokens (n, t) int64 -> the logits of the token that follows each (n, t, vocabulary). With `past`, an `nn.Past`,
+    the tokens are the slice that follows those which it has read."""
 
-    input_dtype, objective = "int64", "next_token"
+    input_dtype, objective, sliceable = "int64", "next_token", True
 
     def __init__(self, vocabulary: int, length: int, width: int, layers: int, cell: str, dropout: float) -> None:
         if cell not in CELLS:
@@ -39,8 +42,8 @@ class RNN(nn.Module):
         self.cells = nn.Sequential(*(_Cell(cell, width, dropout) for _ in range(layers)))
         self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
 
-    def forward(self, ids: Any) -> Any:
-        return self.head(self.norm(self.cells(self.dropout(self.embedding(ids)))))
+    def forward(self, ids: Any, past: Any = None) -> Any:
+        return self.head(self.norm(self.cells(self.dropout(self.embedding(ids)), past)))
 
 
 @model(tiny={"vocabulary": 256, "length": 12, "width": 16, "layers": 4},

@@ -124,8 +124,8 @@ print(f"with the newest weights: other ones. {task_name(log[0].key)} began with 
 # ---------------------------------------------------------------------------------------------------------------------
 # Sweeps. Old weights are one way to break the chain of the backward pass; here is another. Output gradients go from the
 # last layer to the first, o[l] = o[l+1] J[l]. Instead start with zeros, and compute all of them at once from the ones
-# of the sweep before (Jacobi; Song et al., 2021). A sweep makes one more layer exact, from the top. So as many sweeps as
-# layers give the gradients of backprop, and on enough processors K sweeps take the time of K layers.
+# of the sweep before (Jacobi; Song et al., 2021). A sweep makes one more layer exact, from the top. So as many sweeps
+# as layers give the gradients of backprop, and on enough processors K sweeps take the time of K layers.
 
 random = np.random.default_rng(0)
 LAYERS, WIDTH = 8, 32

@@ -72,13 +72,14 @@ class RMSNorm(Module):
 
 
 class Past:
-    """Keys and values of the slices of sequences that a causal network has read: to read (n, length) tokens slice by
-    slice, give one `Past` to every call, as in `model(tokens[:, :4], past)`, `model(tokens[:, 4:], past)`. `tokens`:
-    how many it has read, which the network counts."""
+    """Keys and values, or states, of the slices of sequences that a causal network has read: to read (n, length) tokens
+    slice by slice, give one `Past` to every call, as in `model(tokens[:, :4], past)`, `model(tokens[:, 4:], past)`.
+    `tokens`: how many it has read, which the network counts."""
 
     def __init__(self, length: int) -> None:
         self.length, self.tokens = length, 0
         self._kept: dict[Module, list[Tensor]] = {}
+        self._states: dict[Module, Any] = {}
 
     def join(self, layer: Module, *new: Tensor) -> list[Tensor]:
         """A layer's keys and values of a slice, (n, heads, t, width) each, behind the earlier slices': (n,
@@ -87,6 +88,13 @@ class Past:
         self._kept[layer] = [ops.concat([t] if before is None else [before[i], t], 2, room=self.length)
                              for i, t in enumerate(new)]
         return self._kept[layer]
+
+    def state(self, layer: Module) -> Any:
+        """The state in which the last slice left a recurrent layer; None before the first."""
+        return self._states.get(layer)
+
+    def keep(self, layer: Module, state: Any) -> None:
+        self._states[layer] = state
 
 
 class MultiheadAttention(Module):

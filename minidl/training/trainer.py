@@ -266,8 +266,8 @@ class Recorded:
                                  f"it on one device or with --parallel data")
             return
         if not self.model.sliceable:
-            raise ValueError(f"{model} cannot read its input in slices, one after the other; use gpt, which can, or "
-                             f"another scheduler than {self.job.scheduler}")
+            raise ValueError(f"{model} cannot read its input in slices: it has no sequence, or a token depends on "
+                             f"later ones; use gpt or rnn, which can, or another scheduler than {self.job.scheduler}")
         if length % q:
             raise ValueError(f"the {length} tokens of {model} do not divide into {q} slices")
 

@@ -100,18 +100,19 @@ GPT = Job(model="gpt", model_args={"preset": "tiny", "layers": 4}, data="pydoc",
 
 
 @functools.cache
-def alone(slices, clip=0.5):
+def alone(slices, clip=0.5, model="gpt"):
     """Losses and parameters of one process that accumulates in the order of the plan."""
-    trainer = Trainer(Recorded(replace(GPT, slices=slices, clip=clip)), COST)
+    trainer = Trainer(Recorded(replace(GPT, model=model, slices=slices, clip=clip)), COST)
     for _ in range(STEPS):
         trainer.step()
     trainer.settle()
     return trainer.losses, trainer.params_sha256()
 
 
-def together(ranks, slices, replicas=1, clip=0.5, **options):
+def together(ranks, slices, replicas=1, clip=0.5, model="gpt", **options):
     """The same of every rank, and rank 0's trainer."""
-    job = replace(GPT, slices=slices, clip=clip, scheduler="seq1f1b", parallel="pipeline", scheduler_args=options)
+    job = replace(GPT, model=model, slices=slices, clip=clip, scheduler="seq1f1b", parallel="pipeline",
+                  scheduler_args=options)
     own = [Recorded(job, r // ranks, replicas) for r in range(ranks * replicas)]
     trainers = {}
 
@@ -127,12 +128,13 @@ def together(ranks, slices, replicas=1, clip=0.5, **options):
         return run_ranks(ranks * replicas, work), trainers[0]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("ranks", "slices"), [(2, 4), (4, 2), (3, 1)])
-def test_ranks_leave_the_bits_of_one_process(ranks, slices):
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("ranks", "slices", "model"), [(2, 4, "gpt"), (4, 2, "rnn"), (4, 2, "gpt"), (3, 1, "gpt"),
+                                                        (3, 4, "rnn")])
+def test_ranks_leave_the_bits_of_one_process(ranks, slices, model):
     """With dropout, AdamW and clipping; the embedding on the first rank, the logits on the last."""
-    found, trainer = together(ranks, slices)
-    assert found == [alone(slices)] * ranks
+    found, trainer = together(ranks, slices, model=model)
+    assert found == [alone(slices, model=model)] * ranks
     plan = trainer.plan
     assert plan.slices == slices
     assert plan.peaks == pytest.approx([min(2, (ranks - s - 1 + slices) / slices) for s in range(ranks)])
@@ -200,8 +202,8 @@ def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
     (["--scheduler-arg", "slices=0"], "seq1f1b: 0 slices; a micro-batch has at least 1"),
     (["--scheduler-arg", "slices=two"], "seq1f1b: slices must be of type int, not 'two'"),
     (["--slices", "2"], "--slices has no effect here"),
-    (["--model", "bert"], "bert cannot read its input in slices, one after the other; use gpt, which can, or another "
-                          "scheduler than seq1f1b")])
+    (["--model", "bert"], "bert cannot read its input in slices: it has no sequence, or a token depends on later ones; "
+                          "use gpt or rnn, which can, or another scheduler than seq1f1b")])
 def test_what_cannot_run_is_one_line(flags, line, capsys):
     for verb in (["train", "--parallel", "pipeline", "--steps", "1"], ["plan"]):
         assert main([*verb, *FLAGS, "--ranks", "2", "--scheduler", "seq1f1b", *flags]) == 2

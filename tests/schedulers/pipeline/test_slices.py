@@ -65,6 +65,16 @@ def test_training_in_slices_is_training(slices: int) -> None:
         np.testing.assert_allclose(p.numpy(), w.numpy(), rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_a_recurrent_network_hands_its_state_from_slice_to_slice(cell: str) -> None:
+    exact: dict[str, Any] = {"dtype": "float64", "model": "rnn",
+                             "model_args": {"preset": "tiny", "dropout": 0.0, "cell": cell}}
+    whole, sliced = trained(job(1, **exact)), trained(job(4, **exact))
+    np.testing.assert_allclose(sliced.losses, whole.losses, rtol=1e-12)
+    for p, w in zip(sliced.recorded.model.parameters(), whole.recorded.model.parameters(), strict=True):
+        np.testing.assert_allclose(p.numpy(), w.numpy(), rtol=1e-6, atol=1e-9)
+
+
 def test_a_recorded_step_has_the_bits_of_an_eager_one() -> None:
     """With dropout, whose numbers go on from slice to slice."""
     recorded = trained(job(4))
@@ -153,8 +163,7 @@ def test_a_past_has_as_many_tokens_as_the_network_has_positions() -> None:
 @pytest.mark.parametrize(("change", "line"), [
     ({"slices": 3}, "the 16 tokens of gpt do not divide into 3 slices"),
     ({"slices": 0}, "0 slices; a micro-batch has at least 1"),
-    ({"model": "bert"}, "bert cannot read its input in slices, one after the other; use gpt"),
-    ({"model": "rnn"}, "rnn cannot read its input in slices"),
+    ({"model": "bert"}, "bert cannot read its input in slices: it has no sequence, or a token depends on later ones"),
     ({"model": "mlp", "data": "digits", "model_args": {}}, "mlp cannot read its input in slices"),
     ({"model": "resnet20", "data": "digits"}, "resnet20 cannot read its input in slices")])
 def test_what_cannot_be_sliced_is_one_line(change: dict[str, Any], line: str) -> None:
