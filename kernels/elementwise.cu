@@ -67,6 +67,16 @@ template <typename T> __global__ void lerp(const T* start, const T* end, T* y, S
     map(s, y, [=](Sum<T> p, Sum<T> q) { return (p - q) * Sum<T>(1 - weight) + q; }, start, end);
 }
 
+// See past in elementwise.py.
+template <typename T> __global__ void past(const T* weights, const T* average, const double* steps, T* y, long long count,
+                                           double age, double decay, bool done) {
+    double t = *steps, whole = t ? min(t, age) * (1 - decay) / (1 - pow(decay, t)) : 0;
+    double share = done || !t ? whole : decay / whole;
+    map(count, y, [=](Sum<T> w, Sum<T> a) {
+        return share < 0.5 ? w + (a - w) * Sum<T>(share) : a - (a - w) * Sum<T>(1 - share);
+    }, weights, average);
+}
+
 template <typename T> __global__ void shift(const T* x, T* y, Strides s, double term) {
     map(s, y, [=](Sum<T> v) { return v + Sum<T>(term); }, x);
 }

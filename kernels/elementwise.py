@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .cuda import Call, c_type, dense, each, elements
-from .registry import Kernel, Thunk, flat, kernel, like, loop, ufunc
+from .registry import Kernel, Thunk, flat, inlined, kernel, like, loop, ufunc
 
 
 def _one_each(reads: Any, writes: Any) -> float:
@@ -131,6 +132,45 @@ def lerp(xp: Any, start: Any, end: Any, *, weight: float) -> Any:
 @lerp.cpu
 def _(start: Any, end: Any, y: Any, *, weight: float) -> Any:
     return [ufunc(np.subtract, start, end, y), ufunc(np.multiply, y, like(y, 1 - weight), y), ufunc(np.add, y, end, y)]
+
+
+@kernel("past", flops=_one_each)
+def past(xp: Any, weights: Any, average: Any, steps: Any, *, age: int, decay: float, done: bool) -> Any:
+    """Weights of `age` updates ago, of a moving average of the updates, corrected by 1 - decay^t after t of them:
+    w - min(t, age) m / (1 - decay^t), m = decay m + (1 - decay) (change of w). `average` (as w) is this result of the
+    update before; one call before an update (`done` false), and one on the result after it. `steps` (1,) float64: t. An
+    age of 1 with decay 0 is exact in bits."""
+    share = _share(float(steps[0]), age, decay, done)
+    if share < 0.5:
+        return weights + (average - weights) * weights.dtype.type(share)
+    return average - (average - weights) * weights.dtype.type(1 - share)
+
+
+@inlined
+def _share(t, age, decay, done):  # type: ignore[no-untyped-def]
+    if t == 0.0:
+        return 0.0
+    whole = min(t, age) * (1.0 - decay) / (1.0 - math.pow(decay, t))
+    return whole if done else decay / whole
+
+
+@past.cpu
+def _(weights: Any, average: Any, steps: Any, y: Any, *, age: int, decay: float, done: bool) -> Any:
+    return [loop(_past, flat(weights), flat(average), steps, flat(y), float(age), float(decay), bool(done))]
+
+
+def _past(weights, average, steps, y, age, decay, done):  # type: ignore[no-untyped-def]
+    share = _share(steps[0], age, decay, done)
+    near, rest = weights.dtype.type(share), weights.dtype.type(1.0 - share)
+    for i in range(y.size):
+        apart = average[i] - weights[i]
+        y[i] = weights[i] + apart * near if share < 0.5 else average[i] - apart * rest
+
+
+@past.cuda()
+def _(weights: Any, average: Any, steps: Any, y: Any, *, age: int, decay: float, done: bool) -> Any:
+    return each("elementwise.cu", f"past<{c_type(y)}>", y.size, flat(weights), flat(average), steps, flat(y), y.size,
+                float(age), float(decay), bool(done))
 
 
 @kernel("power", axes="...->...", flops=_one_each)

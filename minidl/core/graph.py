@@ -209,7 +209,8 @@ LISTED = 40  #: the most tasks of a graph in a notebook
 @dataclass(frozen=True, slots=True)
 class StorageSpec:
     """One piece of memory: shape, dtype, bytes, role. `live`: the object that holds its data, if they outlive a
-    step. `filled`: the object with whose data it is filled before a loop's first step (`minidl.passes.boundary`).
+    step. `filled`: the object with whose data it is filled before a loop's first step (`minidl.passes.boundary`), or
+    the number.
     `share_of`: the object whose data it has a rank's share of (`minidl.passes.shard`)."""
 
     name: str

@@ -14,6 +14,11 @@ from .schedule import Schedule
 from .tasks import COLLECTIVE, Kind, unpack
 
 HISTORIES = ("exact", "average", "none")  #: the weights on which a stale backward runs
+#: decays of an average of updates, by the age of the weights that it rebuilds: of LayerPipe2; with the mean lag of the
+#: last `age` updates, (age - 1) / 2; of PipeMare (1910.05124)
+DECAYS: dict[str, Callable[[int], float]] = {
+    "age": lambda age: (age - 1) / age, "window": lambda age: (age - 1) / (age + 1),
+    "pipemare": lambda age: 0.135 ** (1 / age)}
 #: errors by which a policy may fail on input that it cannot take, beside a plain ValueError
 UNCLEAR = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError)
 
@@ -133,16 +138,18 @@ class Versions(Columns):
     1 as soon as its weight gradient of micro-batch `(k + 1) * every - 1` is done. In a run that never drains, version
     -1 is of one update before; when the run begins, it equals version 0. `history`: the weights on which a backward
     runs. "exact": the version that its forward read, which is kept. "average": that version, rebuilt from a moving
-    average of the weights. "none": the newest version, so that none is kept.
+    average of the updates with a decay of DECAYS. "none": the newest version, so that none is kept.
     """
 
     read: Ints
     every: int = 1
     history: str = "exact"
+    decay: str = "age"
 
     def __post_init__(self) -> None:
-        if self.history not in HISTORIES:
-            raise ValueError(f"unknown history {self.history!r}; known: {', '.join(HISTORIES)}")
+        for name, known in (("history", HISTORIES), ("decay", DECAYS)):
+            if (value := getattr(self, name)) not in known:
+                raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
         super().__post_init__()
 
     def moved(self, schedule: Schedule, to: Schedule) -> Versions:

@@ -8,17 +8,17 @@ a copy takes the place of one that is read no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, Role, TaskGraph
-from ..core.placement import Refused, Versions
+from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph
+from ..core.placement import DECAYS, Refused, Versions
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, as_recorded, unpack
 from .boundary import Mask, outliving
-from .draft import Copies, Draft, Edit
+from .draft import Draft, Edit
 
 
 def updates(graph: TaskGraph) -> Ints:
@@ -63,8 +63,8 @@ def weight_versions(draft: Draft) -> Draft:
     Version 0 is the newest one when a step begins, with all updates of the steps before; each update of a stage, in the
     order of micro-batches, makes the next one. When the loop begins, all older versions are alike: copies then hold the
     parameters' own values. A moving average replaces old versions if `versions` says so. Let d be the age of all
-    versions that are read: the average begins with the weights, and each update first moves it by 1/d of the way to the
-    weights. It is then W_t - d G, where G is the moving average of updates with decay (d - 1) / d, and 0 at first.
+    versions that are read: tasks then read W_t - d G, where G is the moving average of updates since the loop began
+    (the kernel `past`). It takes the place of one version: the update first turns it into what it needs of the past.
     Raises Refused for a version that does not exist in time, or no longer, or for different ages under an
     average.
     """
@@ -89,21 +89,19 @@ def weight_versions(draft: Draft) -> Draft:
             if found < newest[t] and (versions.history != "none" or body.unit[t] == stage):
                 old[t] = found
         if average:
-            age = _age(body, {t: newest[t] - v for t, v in old.items()})
-            slots, lasting = dict.fromkeys(old, 0), {0} if old else set()
-            moves = dict.fromkeys(mine.tolist() if old else [], 0)
-        else:
-            slots, moves, lasting = _slots(name, body, mine, old, late)
-        names = ["average"] if average and old else [f"kept {i}" for i in range(max(moves.values(), default=-1) + 1)]
-        copies = [e.copies(own, whose, role=Role.STATE if i in lasting else Role.WORKSPACE, live=None,
-                           filled=i in lasting) for i, whose in enumerate(names)]
+            if old:
+                age = _age(body, {t: newest[t] - v for t, v in old.items()})
+                _averaged(e, own, mine.tolist(), old, age, DECAYS[versions.decay](age))
+            continue
+        slots, moves, lasting = _slots(name, body, mine, old, late)
+        copies = [e.copies(own, f"kept {i}", role=Role.STATE if i in lasting else Role.WORKSPACE, live=None,
+                           filled=i in lasting) for i in range(max(moves.values(), default=-1) + 1)]
         for t, slot in slots.items():
             e.use(t, copies[slot])
         for t, slot in moves.items():
-            e.reads[t] |= {*own, *(copies[slot].buffers.values() if average else ())}
+            e.reads[t] |= {*own}
             e.writes[t] |= {*copies[slot].buffers.values()}
-            e.launches[t] = (*(_averaged(e, copies[slot], age) if average else e.copy(copies[slot].storages)),
-                             *e.launches[t])
+            e.launches[t] = (*e.copy(copies[slot].storages), *e.launches[t])
     draft = e.draft
     return replace(draft, graph=outliving(draft.graph))
 
@@ -142,7 +140,19 @@ def _age(graph: TaskGraph, old: dict[int, int]) -> int:
     return age
 
 
-def _averaged(e: Edit, copies: Copies, age: int) -> tuple[Launch, ...]:
-    """Launches that move the average of the storages by one version."""
-    return tuple(Launch("lerp", (e.whole(copy), e.whole(s)), (e.whole(copy),), constants=(("weight", 1 / age),))
-                 for s, copy in copies.storages.items())
+def _averaged(e: Edit, own: Iterable[int], updates: Iterable[int], users: Iterable[int], age: int,
+              decay: float) -> None:
+    """Users read weights of `age` updates ago, which updates rebuild in one copy."""
+    copies = e.copies(own, "average", role=Role.STATE, live=None, filled=True)
+    storage, counter = e.place(StorageSpec("updates averaged", (1,), "float64", 8, Role.STATE, filled=0.0))
+    count = e.whole(storage)
+    before, after = ([Launch("past", (e.whole(s), e.whole(copy), count), (e.whole(copy),),
+                             constants=(("age", age), ("decay", decay), ("done", done)))
+                      for s, copy in copies.storages.items()] for done in (False, True))
+    for t in users:
+        e.use(t, copies)
+    for t in updates:
+        e.reads[t] |= {*own, *copies.buffers.values(), counter}
+        e.writes[t] |= {*copies.buffers.values(), counter}
+        e.launches[t] = (*before, *e.launches[t], Launch("shift", (count,), (count,), constants=(("term", 1.0),)),
+                         *after)

@@ -195,6 +195,8 @@ class Runtime:
         def array(memory: Any) -> Any:
             return self.device.array(memory, View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype))
 
+        if isinstance(spec.filled, float):
+            return partial(self.device.write, array(spec.live.data), spec.filled)
         call: Thunk = self.device.copier(array(spec.filled.data), array(spec.live.data))
         return call
 

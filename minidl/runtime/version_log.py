@@ -28,8 +28,8 @@ Calls = Callable[[int, Any], list[Thunk]]
 @dataclass(frozen=True)
 class VersionRead:
     """In step `step` (from 0), the task with this key read this version of the weights of stage `stage`; an update made
-    it. The stage is the task's own, or another one whose weights it also uses. `average`: the number of updates of the
-    moving average that replaced the version, or 0; it has moved towards all versions before `until`."""
+    it. The stage is the task's own, or another one whose weights it also uses. `average`: how many updates
+    ago the version was that a moving average of updates up to version `until` replaced, with this decay; or 0."""
 
     step: int
     key: int
@@ -37,6 +37,7 @@ class VersionRead:
     stage: int
     average: int = 0
     until: int = 0
+    decay: float = 0.0
 
 
 class VersionLog:
@@ -47,17 +48,18 @@ class VersionLog:
         self.entries: list[VersionRead] = []
         self._step = -1
         self._late = -1  #: the step of late tasks
-        # the version in each storage, the average that replaces it, and until which version this has moved
-        self._tag = {s: (0, 0, 0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
+        # the version in each storage; the age and the last version of the average that replaces it, and its decay
+        self._tag: dict[int, tuple[int, int, int, float]] = {
+            s: (0, 0, 0, 0.0) for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER}
         self._stage: dict[int, int] = {}  # of the weights in each storage
         source = {id(graph.storages[s].live): s for s in self._tag}
         self._filled = {s: source[id(spec.filled)] for s, spec in enumerate(graph.storages)
                         if id(spec.filled) in source}
-        self._tag |= dict.fromkeys(self._filled, (-1, 0, 0))
+        self._tag |= dict.fromkeys(self._filled, (-1, 0, 0, 0.0))
         for t in np.flatnonzero(graph.kind == Kind.U).tolist():
             self._stage |= dict.fromkeys([v.storage for launch in graph.launches[t] for v in launch.writes],
                                          int(graph.unit[t]))
-            self._tag |= {launch.writes[0].storage: (-1, 0, 0) for launch in graph.launches[t]
+            self._tag |= {launch.writes[0].storage: (-1, 0, 0, 0.0) for launch in graph.launches[t]
                           if launch.kernel == "copy" and launch.reads[0].storage in self._tag}
 
     def begin(self, fills: bool) -> None:
@@ -83,37 +85,37 @@ class VersionLog:
 
         return logged
 
-    def _append(self, key: int, version: int, stage: int, average: int = 0, until: int = 0) -> None:
+    def _append(self, key: int, version: int, stage: int, *average: Any) -> None:
         self.entries.append(VersionRead(self._late if unpack(key).late else self._step, int(as_recorded(key)), version,
-                                        stage, average, until))
+                                        stage, *average))
 
     def _read(self, key: int, storages: set[int]) -> None:
-        found: dict[int, set[tuple[int, int, int]]] = {}
+        found: dict[int, set[tuple[int, int, int, float]]] = {}
         for s in storages:
             found.setdefault(self._stage.get(s, int(unpack(key).unit)), set()).add(self._tag[s])
         for stage, tags in sorted(found.items()):
             if len(tags) > 1:
                 raise RuntimeError(f"{task_name(key)} reads versions {sorted(v for v, *_ in tags)} of stage {stage}'s "
                                    f"weights at once")
-            version, average, until = tags.pop()
-            self._append(key, version, stage, average, until)
+            version, *average = tags.pop()
+            self._append(key, version, stage, *average)
 
     def _update(self, key: int, launches: list[Launch]) -> None:
-        """A copy gets its source's version. An average stands for the version that is as many updates old as it
-        averages, once the next update is made; before that many, for the first one. Other writes make the next
-        version."""
+        """A copy gets its source's version. An average stands for the version of its age or, before so many
+        updates, for the first one. Other writes make the next version."""
         changed = set()
         for launch in launches:
             target = launch.writes[0].storage
             if launch.kernel == "copy" and launch.reads[0].storage in self._tag:  # not a copy of another rank's weights
                 self._tag[target] = self._tag[launch.reads[0].storage]
-            elif launch.kernel == "lerp":
-                age, newest = round(1 / dict(launch.constants)["weight"]), self._tag[launch.reads[1].storage][0]
-                self._tag[target] = (max(self._tag[target][0], newest + 1 - age), age, newest + 1)
+            elif launch.kernel == "past":
+                told, newest = dict(launch.constants), self._tag[launch.reads[0].storage][0] + 1
+                age = told["age"]
+                self._tag[target] = max(self._tag[target][0], newest - age), age, newest, told["decay"]
             else:
                 changed |= {v.storage for v in launch.writes} & self._tag.keys()
         version = max(self._tag[s][0] for s in changed) + 1
-        self._tag.update(dict.fromkeys(changed, (version, 0, 0)))
+        self._tag.update(dict.fromkeys(changed, (version, 0, 0, 0.0)))
         self._append(key, version, int(unpack(key).unit))
 
 
@@ -180,8 +182,8 @@ class Replay:
         self._own = {stage: [self._array(s) for s in sorted(storages)] for stage, storages in own.items()}
         # by stage and version
         self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}
-        # (stage that reads, stage of the weights) -> until which version the average has moved, and the average
-        self._averages: dict[tuple[int, int], tuple[int, list[Any]]] = {}
+        # (stage that reads, stage of the weights) -> the version of the loop's begin, the average, and its last version
+        self._averages: dict[tuple[int, int], tuple[int, list[Any], int]] = {}
         self._newest = dict.fromkeys(self._own, 0)
 
     def _array(self, storage: int) -> Any:
@@ -211,7 +213,7 @@ class Replay:
         for (reader, is_forward, micro_batch), mine in read.items():
             for stage, e in mine.items():  # a loop begins, and its average with the weights
                 if is_forward and micro_batch == 0 and e.version == before[stage]:
-                    self._averages[reader, stage] = e.version, self._kept[stage][e.version]
+                    self._averages[reader, stage] = e.version, self._kept[stage][e.version], e.version
         self._bound.load(inputs)
         for t in range(len(self.graph)):
             stage, micro_batch = self._stage[t], int(self.graph.micro_batch[t])
@@ -238,11 +240,13 @@ class Replay:
 
     def _average(self, reader: int, e: VersionRead) -> list[Any]:
         """The moving average that a stage reads."""
-        until, found = self._averages[reader, e.stage]
+        begin, found, until = self._averages[reader, e.stage]
         for version in range(until, e.until):
-            found = [KERNELS["lerp"].reference(np, a, w, weight=1 / e.average)
-                     for a, w in zip(found, self._kept[e.stage][version], strict=True)]
-        self._averages[reader, e.stage] = max(until, e.until), found
+            for done in (0, 1):
+                found = [KERNELS["past"].reference(np, w, a, np.array([version + done - begin]), age=e.average,
+                                                   decay=e.decay, done=done)
+                         for a, w in zip(found, self._kept[e.stage][version + done], strict=True)]
+        self._averages[reader, e.stage] = begin, found, max(until, e.until)
         return found
 
 
@@ -262,8 +266,9 @@ def replay_together(replicas: Sequence[Replay], inputs: Sequence[tuple[Any, ...]
 
 def as_lines(entries: Iterable[VersionRead]) -> list[str]:
     """The lines of a log file, one JSON object per task: the version that it read or, for an update, made. `stage`: the
-    other stage whose weights these are, if they are not its own. `average`: the number of updates of the moving average
-    that replaced the version; it has moved towards all versions before `until`."""
+    other stage whose weights these are, if they are not its own. `average`: how many updates ago the
+    version was that a moving average of updates up to version `until` replaced, with this decay."""
     return [json.dumps({"step": e.step + 1, "task": task_name(e.key), "version": e.version}
                        | ({"stage": e.stage} if e.stage != unpack(e.key).unit else {})
-                       | ({"average": e.average, "until": e.until} if e.average else {})) for e in entries]
+                       | ({"average": e.average, "until": e.until, "decay": e.decay} if e.average else {}))
+            for e in entries]

@@ -6,10 +6,11 @@ Their order is 1F1B without a flush; they differ in the version of the weights t
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from ...core.placement import HISTORIES, PipelineError, Versions
+from ...core.placement import DECAYS, HISTORIES, PipelineError, Versions
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, unpack
 from ...pricing.simulation import Clock, Lanes
@@ -18,22 +19,27 @@ from .flush import one_f_one_b
 from .problem import Problem
 
 
-def pipedream(problem: Problem, history: str = "exact") -> Ordered:
+def pipedream(problem: Problem, history: str = "exact", decay: str | None = None) -> Ordered:
     """1F1B without a flush, an update after every micro-batch, PipeDream's mini-batch (Narayanan et al., 2019). Rank s
     has p - s in flight, so F and backward of micro-batch i read version i - (p - s) + 1: the newest one when F runs,
-    stashed until the backward. `history`: "exact" keeps the old versions, "average" one moving average in their
-    place."""
+    stashed until the backward. `history`: "exact" keeps the old versions, "average" one moving average of updates in
+    their place, whose `decay` is "age" (the default), "window" or "pipemare" for (d - 1) / d, (d - 1) / (d + 1) or
+    0.135^(1 / d), where d is the age of the weights."""
     schedule = one_f_one_b(problem)
     own = unpack(schedule.keys)
     read = np.maximum(0, own.micro_batch - (problem.stages - own.unit) + 1)
-    return _stale(problem, schedule, Versions(read, history=checked_history(history)))
+    return _stale(problem, schedule, Versions(read, **how_kept(history, decay)))
 
 
-def checked_history(history: str) -> str:
-    """`history`, if it is valid: it says how a backward gets its forward's weights. Raises PipelineError if not."""
-    if history not in (kept := HISTORIES[:2]):
-        raise PipelineError(f"history is {history!r}; it must be {' or '.join(map(repr, kept))}")
-    return history
+def how_kept(history: str, decay: str | None) -> dict[str, Any]:
+    """These fields of `Versions`, if they are valid: they say how a backward gets its forward's weights. Raises
+    PipelineError if not."""
+    for name, value, known in (("history", history, HISTORIES[:2]), ("decay", decay or "age", [*DECAYS])):
+        if value not in known:
+            raise PipelineError(f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}")
+    if decay is not None and history != "average":
+        raise PipelineError("decay has no effect if old weights are kept; give history=average too")
+    return {"history": history, "decay": decay or "age"}
 
 
 def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Ordered:

@@ -48,6 +48,8 @@ def examples(n=3, m=4):
     for name, key in (("scale", "factor"), ("shift", "term")):
         yield Example(name, (s,), (s,), {key: 0.3})
     yield Example("lerp", (s, s), (s,), {"weight": 0.3})
+    for t, done in ((0.0, False), (1.0, True), (5.0, False)):
+        yield Example("past", (s, s, np.array([t])), (s,), {"age": 3, "decay": 0.5, "done": done})
     for e in (2.0, 0.5, -1.0):
         yield Example("power", (s,), (s,), {"exponent": e}, positive=True)
         yield Example("power_grad", (s, s), (s,), {"exponent": e}, positive=True)
@@ -144,7 +146,7 @@ def arrays(example, dtype):
     def one(i, x):
         if isinstance(x, tuple):
             return np.asarray(random_array(x, i, dtype, low=0.2 if example.positive else -2.0))
-        scalars = example.kernel in ("adam", "adam_tick", "nadam", "nadam_tick")  # powers are float64 always
+        scalars = example.kernel in ("adam", "adam_tick", "nadam", "nadam_tick", "past")  # counts are float64 always
         return x.astype(dtype) if x.dtype.kind == "f" and not scalars else x.copy()
 
     reads = [one(i, x) for i, x in enumerate(example.reads)]

@@ -97,6 +97,7 @@ class Worker:
     weights: list
     early: int
     done: list = field(default_factory=lambda: [0, 0, 0])  #: forwards, output gradients, weight gradients
+    decay: object = None  #: of the average of updates, by the age of the weights
     versions: list = field(default_factory=list)  #: those that 2BW may read
     stash: dict = field(default_factory=dict)  #: micro-batch -> the weights, input and output of its forward
     found: dict = field(default_factory=dict)  #: micro-batch -> gradients that are not yet added
@@ -109,21 +110,32 @@ class Worker:
         self.sum = [a + g for a, g in zip(self.sum, gradients, strict=True)]
 
     def update(self):
-        """SGD with momentum; `average` follows the changes that it applies, with decay (d - 1) / d for an age of d."""
+        """SGD with momentum; `average` follows the changes that it applies."""
         self.velocity = [MOMENTUM * v + g for v, g in zip(self.velocity, self.sum, strict=True)]
         change = [-RATE * v for v in self.velocity]
-        decay = (self.early - 1) / self.early if self.early else 0
+        decay = self.decay(self.early) if self.early else 0
         self.average = [decay * a + (1 - decay) * c for a, c in zip(self.average, change, strict=True)]
         self.weights = [w + c for w, c in zip(self.weights, change, strict=True)]
         self.versions.append(self.weights)
         self.sum = [np.zeros_like(a) for a in self.weights]
 
+    def past(self):
+        """The weights of `early` updates ago, or the first ones, as far as the average knows them."""
+        t = len(self.versions) - 1
+        part = min(t, self.early) / (1 - self.decay(self.early) ** t) if t and self.early else 0
+        return [w - part * a for w, a in zip(self.weights, self.average, strict=True)]
+
+
+DECAYS = {"average": lambda d: (d - 1) / d, "window": lambda d: (d - 1) / (d + 1),
+          "pipemare": lambda d: np.exp(np.log(0.135) / d)}
+
 
 def reference(weights, data, early, every, rule):
     """Parameters after training. `rule`: the weights of a backward: those of its forward ("stash"), of the mini-batch
     before, in the forward too ("double"), the newest ones ("newest"), or the newest ones less d times the average of
-    their last changes ("average"), where d is the age of the forward's."""
-    workers = [Worker(weights[2 * s : 2 * s + 2], ahead) for s, ahead in enumerate(early)]
+    their changes (DECAYS), where d is the age of the forward's."""
+    workers = [Worker(weights[2 * s : 2 * s + 2], ahead, decay=DECAYS.get(rule, DECAYS["average"]))
+               for s, ahead in enumerate(early)]
     last, total = len(workers) - 1, len(data)
     up = {(0, i): x for i, (x, _) in enumerate(data)}  # (layer, micro-batch) -> its input
     down = {}  # the same -> the gradient of its output
@@ -154,8 +166,8 @@ def reference(weights, data, early, every, rule):
                 read, x, y = worker.stash.pop(grads)
                 if rule == "newest":
                     read = worker.weights
-                if rule == "average":
-                    read = [w - worker.early * a for w, a in zip(worker.weights, worker.average, strict=True)]
+                if rule in DECAYS:
+                    read = worker.past()
                 inner = down.pop((s, grads)) * (1 - y * y)
                 if s:
                     down[s - 1, grads] = inner @ read[0]
@@ -191,6 +203,8 @@ CASES = {  # policy, options, costs, steps, micro-batches per update, the weight
     "paci": ("paci", {"mini_batches": 4}, EQUAL, 3, 2, "newest"),
     "layerpipe2": ("layerpipe2", {}, EQUAL, 2, 1, "stash"),
     "layerpipe2, averaged": ("layerpipe2", {"history": "average"}, EQUAL, 2, 1, "average"),
+    **{f"{policy}, {decay}": (policy, {"history": "average", "decay": decay}, EQUAL, 2, 1, decay)
+       for policy in ("pipedream", "layerpipe2") for decay in ("window", "pipemare")},
     "layerpipe": ("layerpipe", {}, EQUAL, 2, 1, "stash"),
     "layerpipe, W spread": ("layerpipe", {}, SPREAD[0], 2, 1, "stash"),
     "layerpipe, F, O and W spread": ("layerpipe", {}, SPREAD[1], 2, 1, "stash")}

@@ -8,6 +8,7 @@ import json
 import shutil
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,10 @@ from test_pipeline_ranks import command
 import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.core.graph import Role
+from minidl.core.placement import DECAYS
 from minidl.core.schedule import ScheduleError
 from minidl.core.tasks import Kind, as_recorded, pack, repack, unpack
+from minidl.data import builtin
 from minidl.kernels import KERNELS
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
@@ -439,22 +442,62 @@ def test_an_average_stands_for_old_versions_after_the_first(name, ranks):
     assert any(e.average for e in log)
 
 
-def test_an_average_of_weights_that_move_evenly_is_exact():
-    """W_t - d G with G the moving average of updates: what the average of weights is claimed to be, in numbers."""
-    rng = np.random.default_rng(0)
-    age, weights = 4, [np.zeros(3)]
-    average, update = weights[0], rng.standard_normal(3)
-    for k in range(12):
-        average = KERNELS["lerp"].reference(np, average, weights[-1], weight=1 / age) if k >= age else average
-        weights.append(weights[-1] + update)
-        np.testing.assert_allclose(average, weights[max(0, k + 1 - age)], atol=1e-12)
-    moving, average = (weights[-1] - average) / age, average
-    for _ in range(20):
-        average = KERNELS["lerp"].reference(np, average, weights[-1], weight=1 / age)
-        update = rng.standard_normal(3)
-        moving = moving * (age - 1) / age + update / age
-        weights.append(weights[-1] + update)
-        np.testing.assert_allclose(average, weights[-1] - age * moving, atol=1e-12)
+def rebuilt(weights, age, decay):
+    """What an average gives after each update in place of the weights of `age` updates ago."""
+    past, found = KERNELS["past"].reference, weights[0]
+    for t, (before, after) in enumerate(pairwise(weights)):
+        kept = past(np, before, found, np.array([t]), age=age, decay=DECAYS[decay](age), done=False)
+        found = past(np, after, kept, np.array([t + 1]), age=age, decay=DECAYS[decay](age), done=True)
+        yield found
+
+
+@pytest.mark.parametrize("decay", DECAYS)
+def test_an_average_of_weights_that_move_evenly_is_exact(decay):
+    change = np.random.default_rng(0).standard_normal(3)
+    weights = [k * change for k in range(30)]
+    for age in (2, 4, 9):
+        for t, found in enumerate(rebuilt(weights, age, decay), 1):
+            np.testing.assert_allclose(found, weights[max(0, t - age)], atol=1e-12)
+
+
+def trajectory(rate, momentum, steps=400):
+    """All weights of a network of one hidden layer of 128 after each step on the digits, in NumPy."""
+    random, of = np.random.default_rng(0), builtin.digits("train", None)
+    x, labels = of.x.reshape(len(of.x), 64) / 16, of.y
+    w = [random.standard_normal((64, 128)) / 8, np.zeros(128), random.standard_normal((128, 10)) / 11, np.zeros(10)]
+    v = [0 * a for a in w]
+    for _ in range(steps):
+        yield np.concatenate([a.ravel() for a in w])
+        i = random.integers(0, len(x), 16)
+        h = np.maximum(x[i] @ w[0] + w[1], 0)
+        p = np.exp(h @ w[2] + w[3])
+        p = (p / p.sum(1, keepdims=True) - np.eye(10)[labels[i]]) / 16
+        inner = (p @ w[2].T) * (h > 0)
+        v = [momentum * a + g for a, g in zip(v, (x[i].T @ inner, inner.sum(0), h.T @ p, p.sum(0)), strict=True)]
+        w = [a - rate * b for a, b in zip(w, v, strict=True)]
+
+
+@pytest.mark.parametrize(("rate", "momentum", "near", "expected"), [
+    (0.02, 0.9, 0.05, {"age": (0.121, 0.230, 0.341, 0.397), "window": (0.073, 0.131, 0.268, 0.416)}),
+    (0.1, 0.0, 0.13, {"age": (0.518, 0.509, 0.471, 0.410), "window": (0.650, 0.650, 0.601, 0.498)})])
+def test_errors_of_rebuilt_weights_are_near_those_of_another_run(rate, momentum, near, expected):
+    """Over those of the newest weights, for ages of 2, 4, 8 and 16. The window's lag is better if updates are smooth,
+    and worse for plain SGD."""
+    weights, found = [*trajectory(rate, momentum)], {}
+    for decay, figures in expected.items():
+        found[decay] = [np.mean([np.linalg.norm(w - weights[t - age]) / np.linalg.norm(weights[t] - weights[t - age])
+                                 for t, w in enumerate(rebuilt(weights, age, decay), 1) if t >= 50])
+                        for age in (2, 4, 8, 16)]
+        np.testing.assert_allclose(found[decay], figures, atol=near)
+    better = np.less(found["window"], found["age"])[:3]
+    assert better.all() if momentum else not better.any()
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("decay", ["age", "window"])
+def test_an_average_of_one_update_has_the_bits_of_the_old_weights(decay, monkeypatch):
+    monkeypatch.setitem(POLICIES, "one", ("pipedream", {"history": "average", "decay": decay}))
+    assert run("one", 2)[:2] == run("pipedream", 2)[:2]
 
 
 @settings(max_examples=drawn(40), deadline=None)
@@ -626,6 +669,10 @@ def test_a_step_with_other_updates_is_refused():
         ml.plan(graph, "pipedream", COST, ml.Machine(2))
     with pytest.raises(PipelineError, match="history is 'none'; it must be 'exact' or 'average'"):
         pipelines.plan("layerpipe2", 3, 4, history="none")
+    with pytest.raises(PipelineError, match="decay is 'short'; it must be 'age' or 'window' or 'pipemare'"):
+        pipelines.plan("layerpipe2", 3, 4, history="average", decay="short")
+    with pytest.raises(PipelineError, match="decay has no effect if old weights are kept; give history=average too"):
+        pipelines.plan("pipedream", 3, 4, decay="age")
     for wrong in (0, 3, "two"):
         with pytest.raises(PipelineError, match=rf"paci updates .*mini_batches={wrong}\) must divide .*-batches 8\)"):
             pipelines.policy("paci").update_every(8, wrong)
