@@ -12,9 +12,10 @@ from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError, shorten
 from ..core.placement import UNCLEAR, PipelineError, Refused
 from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import Kind, unpack, widths
+from ..core.tasks import widths
 from ..passes.draft import Draft
 from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
+from ..passes.shard import WHAT, Shards, costs
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..system.loading import line_of
@@ -33,15 +34,16 @@ from .wide import Parts, in_parts
 
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
          cost: CostModel | None = None, machine: Machine | None = None, *,
-         recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1, shard: int = 0,
-         **options: Any) -> Plan:
+         recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1,
+         shard: Shards | int | str = 0, **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved: it is valid on every
     rank and within the machine's limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`minidl.schedulers.kept`).
     `split`: the number of parts of each task that can be cut, or of some by name, or auto (`minidl.schedulers.wide`).
-    `shard`: 1, if each data-parallel rank keeps the optimizer's states of its share alone (`minidl.passes.shard`).
+    `shard`: what data-parallel ranks share out: 1 the optimizer's states, 2 gradients as well, 3 parameters as well, as
+    in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -63,7 +65,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     def made(dropped: Collection[int], limit: int | None) -> Plan:
         def cut(parts: Parts) -> Plan:
             return _plan(graph, policy, cost, replace(machine, memory_limit=limit), options,
-                         {"dropped": dropped, "parts": parts}, shard)
+                         {"dropped": dropped, "parts": parts}, Shards.of(shard))
 
         return cut(1) if split == 1 else in_parts(graph, split, cost, options.get("streams", 2), cut)
 
@@ -83,7 +85,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
 
 
 def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping[str, Any],
-          passes: Mapping[str, Any], shard: int) -> Plan:
+          passes: Mapping[str, Any], shard: Shards) -> Plan:
     kind = "pipeline" if isinstance(graph, Pipeline) else None
     if isinstance(policy, Schedule):
         if not kind and kind_of(policy) != "pipeline":  # of the tasks of this graph, sums included
@@ -98,12 +100,13 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
         chosen.check(options)
         how = chosen.function
         options = {**options, **(_asked_by(how) if isinstance(how, Schedule) else passes)}
-        if isinstance(how, Schedule) and chosen.parallel == "data" and not sums_in(how).scatter:
-            shard = shard or int((unpack(how.keys).kind == Kind.AS).any())  # the order shows it
-    if shard and (kind or chosen.parallel != "data"):
-        raise Refused("sharded updates", f"{chosen.name} is no policy for data-parallel ranks",
+        if isinstance(how, Schedule):  # whose notes say what is shared out
+            noted = Shards.of(how.notes.get(WHAT, "0"))
+            shard = noted if shard.level in (0, noted.level) else shard
+    if shard.level and (kind or chosen.parallel != "data"):
+        raise Refused(WHAT, f"{chosen.name} is no policy for data-parallel ranks",
                       "give --parallel data with --scheduler barrier, buckets or no_overlap, or leave --shard out")
-    if shard:
+    if shard.level:
         options = {**options, "shard": shard}
     made = replace(_called(chosen, graph, cost, machine, options), limit=machine.memory_limit)
     if not isinstance(made, PipelinePlan):
@@ -138,7 +141,7 @@ def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options:
 
 
 def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: TaskGraph, cost: CostModel,
-           machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], shard: int = 0,
+           machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], shard: Shards | None = None,
            **options: Any) -> Plan:
     """The plan of a step that is not cut into stages."""
     sums = (policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
@@ -161,11 +164,9 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
         given = replace(cost, tasks=dict(cost.tasks), kinds=dict(cost.kinds)) if chosen.own else cost  # it may change
         found = as_ordered(policy(draft.graph, given, machine, **options), chosen.name, policy)
     schedule = found.schedule if sums is None else replace(found.schedule, notes=sums_notes(sums))
-    draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule), {"shard": shard})
+    draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule, planned=Plan), {"shard": shard or 0})
     if shard:
-        known = draft.priced.tasks
-        cost = replace(cost, tasks={**cost.tasks, **{t.name: known[t.name] for t in draft.graph
-                                                     if t.kind in (Kind.AS, Kind.AG) and t.name in known}})
+        cost = costs(draft, cost)
     return Plan(chosen.name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
                 {**options, **found.notes}, found.remarks)
 

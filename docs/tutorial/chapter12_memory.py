@@ -83,10 +83,11 @@ assert best.step <= again.step
 # ---------------------------------------------------------------------------------------------------------------------
 # Share out. Data-parallel ranks all hold the same optimizer states: two numbers a parameter for Adam. Instead each rank
 # can keep the states of its share: gradients are reduce-scattered (AS), each rank updates its share of the parameters,
-# and an all-gather (AG) brings the shares to all (ZeRO 1).
+# and an all-gather (AG) brings the shares to all (ZeRO 1). Level 2 frees whole gradients before the next ones are made.
+# On level 3 parameters are in shares as well: an all-gather before each use brings them together (ZeRO 3, FSDP).
 
 ranks = ml.Machine(4, collective=lambda sizes: 5.0)
-for shard in (0, 1):
+for shard in (0, 1, 3):
     show(f"4 ranks, shard {shard}", ml.plan(graph, "barrier", machine=ranks, shard=shard))
 
 

@@ -65,6 +65,21 @@ class Initial:
         return np.asarray(values, dtype)
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """In place of values: that each rank has a share of them."""
+
+    name: str
+
+    def astype(self, dtype: str) -> Any:
+        """Raises RuntimeError, as all uses of the values do."""
+        return self.__array__()
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        raise RuntimeError(f"the values of {self.name} are in the shares of all ranks; RankTrainer.share brings them "
+                           f"together on rank 0")
+
+
 def constant(value: float, shape: Any, dtype: str) -> Initial:
     """The same number everywhere. `shape`: also the length of the one axis."""
     return Initial("constant", shape_of(shape), (str(np.dtype(dtype)),), middle=float(value))

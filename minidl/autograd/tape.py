@@ -22,7 +22,7 @@ from ..core.graph import GraphBuilder, Launch, Role, StorageSpec, TaskGraph, Vie
 from ..core.tasks import Kind
 from ..devices import device as devices
 from ..kernels import KERNELS
-from .initial import Initial
+from .initial import Elsewhere, Initial
 
 if TYPE_CHECKING:
     from .tensor import Tensor
@@ -46,7 +46,7 @@ class Storage:
     __slots__ = ("changed", "data", "dtype", "initial", "name", "role", "shape", "slab")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None,
-                 initial: tuple[Any, Initial] | None = None) -> None:
+                 initial: tuple[Any, Initial | Elsewhere] | None = None) -> None:
         self.name, self.shape, self.dtype, self.role, self.initial = name, shape, dtype, role, initial
         if initial is None:
             self.data = data
@@ -62,7 +62,7 @@ class Storage:
                 self.allocate(*self.initial)
         return self.data
 
-    def allocate(self, device: Any, values: Initial | None = None) -> None:
+    def allocate(self, device: Any, values: Initial | Elsewhere | None = None) -> None:
         """Gives the storage memory, filled with these values; without them, not filled."""
         memory = device.allocate(max(self.bytes, 1))
         if values is not None and self.bytes:
@@ -75,6 +75,20 @@ class Storage:
         with _allocating:
             if self.initial is not None:
                 self.allocate(self.initial[0])
+
+    def values(self, device: Any) -> Any:
+        """All values in memory order, (n,), without memory of its own for initial ones."""
+        if self.initial is not None:
+            return np.asarray(self.initial[1]).reshape(-1)
+        return device.array(self.data, View(0, (math.prod(self.shape),), (1,), 0, self.dtype))
+
+    def given_up(self) -> None:
+        """Frees the memory: the values are elsewhere, until they are `overwritten`."""
+        with _allocating:
+            device = devices.of(self.data) if self.initial is None else self.initial[0]
+            if self.initial is None:
+                del self.data
+            self.initial = device, Elsewhere(self.name)
 
     @property
     def recorded(self) -> bool:

@@ -85,6 +85,18 @@ def parts_of(text: str) -> int | str:
     return text if text == "auto" else 1 if text == "none" else whole(2, 1023)(text)
 
 
+def shards_of(text: str) -> int | str:
+    """The arrays that ranks share out: a level, or a level with its arguments."""
+    from ..core.machine import PlanError
+    from ..passes.shard import Shards
+
+    try:
+        told = str(Shards.of(text))
+    except PlanError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return int(told) if told.isdecimal() else told
+
+
 def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
     """An integer from `least` to `most`."""
 
@@ -342,9 +354,12 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              help="compute activations again instead of keeping all (none); keep those between all "
                                   "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .. "
                                   "(default: auto with --memory-limit, else none)"),
-        "--shard": _flag("train:r compare:r plan:r check:r explain:r simulate:r", type=int, choices=[0, 1], default=0,
-                         help="1: each rank keeps the optimizer's states of its share of every parameter, and updates "
-                              "that (ZeRO 1); with --scheduler barrier, buckets or no_overlap (default 0)"),
+        "--shard": _flag("train:r compare:r plan:r check:r explain:r simulate:r", type=shards_of, default=0,
+                         metavar="1|2|3[,prefetch=N][,keep=none|I+J]",
+                         help="each rank has a share of the optimizer's states (1, ZeRO 1), of gradients as well (2), "
+                              "of parameters as well (3, FSDP); if left out, a search sets how many layers ahead are "
+                              "whole (prefetch), and which layers stay whole within a step (keep); with --scheduler "
+                              "barrier, buckets or no_overlap (default 0)"),
     },
     "schedule": {
         "--split": _flag("train:s compare:s plan:s explain:s simulate:s", NEW_SCHEDULE, type=parts_of, default=1,

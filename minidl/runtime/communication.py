@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -22,10 +22,10 @@ from ..devices.lanes import Event, Stop, Stream
 from ..kernels import Thunk
 from ..plans.program import Part, Program
 from .bound import Bound
-from .comm import SLOTS, Communicator
+from .comm import SLOTS, Communicator, Transfer
 from .comm.flight import Abandoned, Entry, Flight
 from .comm.handover import handover
-from .comm.places import Host, Shares
+from .comm.places import Host, Share
 
 Calls = Callable[[int, Any], list[Thunk]]
 MESSAGES = (*SENDS, *RECEIVES)
@@ -87,16 +87,23 @@ class Communication:
         self.places[key] = self._places[where]
         return self.places[key]
 
-    def shares(self, key: int, bound: Bound, launch: Launch) -> Host:
-        """The memory of a transfer between whole arrays and this rank's shares of them. Raises DeviceError on a device
-        that is not the CPU."""
+    def shares(self, key: int, bound: Bound, launch: Launch, slot: int) -> tuple[Transfer, list[Thunk]]:
+        """A transfer between whole arrays and this rank's shares of them, one array after the other, and the calls that
+        come before it. Raises DeviceError on a device that is not the CPU."""
         if not isinstance(bound.device, CPU):
-            raise DeviceError(f"{bound.device.name} does not shard updates yet; leave --shard out")
-        reads, writes = ([bound.array(v) for v in views] for views in (launch.reads, launch.writes))
-        n = dict(launch.constants).get("summed", 0)
-        self.places[key] = (Shares(self.group, reads[:n], writes[:n], [*zip(reads[n:], writes[n:], strict=True)]) if n
-                            else Shares(self.group, writes, reads))
-        return self.places[key]
+            raise DeviceError(f"{bound.device.name} has no shards yet; leave --shard out")
+        reads, writes, work = ([bound.array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        sums = dict(launch.constants).get("summed", 0)  # others are copied
+        whole, own, kind = (reads, writes, Kind.AS) if sums else (writes, reads, Kind.AG)
+        places = [Share(self.group, a, s, *work) for a, s in zip(whole, own, strict=True)]
+        self.places[key] = places[0]
+        moves = [self.group.bind(kind, place, slot) for place in places[: sums or None]]
+
+        def run() -> Iterator[None]:
+            for move in moves:
+                yield from move()
+
+        return run, [place.copy for place in places[sums:] if sums]
 
     def meet(self, part: Part, bound: Bound, calls: Calls) -> Meetings:
         return Meetings(self, part, bound, calls)
@@ -192,8 +199,6 @@ class Meetings:
         apart = [lane for lane, talk in zip(lanes, talks, strict=True) if talk]
         self._inline = [t for lane, talk in zip(lanes, talks, strict=True) if not talk
                         for t in lane if t in self._talks]
-        self._drained = self._before_which_to_drain(part,
-                                                    [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])
         self._keys = graph.keys.tolist()
         self._name = {key: t for t, key in enumerate(self._keys)}
         # task -> (key of a transfer, the call that waits for it)
@@ -206,7 +211,11 @@ class Meetings:
         pairs = [(w, s) for w, s in part.waits.tolist() if w in own or s in own]
         # lanes overlap their transfers
         pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]
-        for lane in apart:  # but the plan may put a received array where an earlier send reads
+        self._ranges = {t: _ranges(part, t) for t in self._talks if graph.kind[t] in (Kind.AS, Kind.AG)}
+        self._drained = self._before_which_to_drain(part,
+                                                    [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])
+        for lane in apart:  # but the plan may put one transfer's memory where an earlier one still reads
+            pairs += [(t, s) for i, t in enumerate(lane) for s in lane[max(0, i + 1 - SLOTS) : i] if self._clash(s, t)]
             sent = None
             for t in lane:
                 if graph.kind[t] in RECEIVES and sent is not None:
@@ -257,12 +266,15 @@ class Meetings:
         launch = graph.launches[task][0]
         constants, sums = dict(launch.constants), graph.kind[task] in COLLECTIVE
         link = None if sums else self.common.transport.link(constants["peer"], graph.kind[task] in SENDS)
-        place = (self.common.shares(self._keys[task], bound, launch) if sums and launch.reads != launch.writes else
-                 self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link))
-        transfer = (link or self.common.group).bind(Kind(graph.kind[task]), place, slot, constants.get("peer"),
-                                                    constants.get("message", 0))
+        if sums and launch.reads != launch.writes:
+            transfer, copies = self.common.shares(self._keys[task], bound, launch, slot)
+        else:
+            place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link)
+            transfer, copies = (link or self.common.group).bind(
+                Kind(graph.kind[task]), place, slot, constants.get("peer"), constants.get("message", 0)), []
         moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)
-        return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived, self._mark(task, 0, 1),
+        return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived,
+                     [*self._mark(task, 0, 1), *copies],
                      [*self._mark(task, 2), *moved, *self._records[task]], graph.name(task), self._peers(graph, task),
                      "later" in constants)
 
@@ -288,17 +300,23 @@ class Meetings:
 
     def _before_which_to_drain(self, part: Part, lanes: list[list[int]]) -> set[int]:
         """The tasks of computing lanes before which the transfers submitted on the lane must have ended: the next task
-        that is no transfer, and a transfer that needs the result of another."""
+        that is no transfer, and a transfer that needs the result or the memory of another."""
         found, flying = set(), set[int]()
         for lane in lanes:
             flying.clear()
             for t in lane:
-                if flying and (t not in self._talks or flying & set(part.graph.preds[t].tolist())):
+                if flying and (t not in self._talks or flying & set(part.graph.preds[t].tolist())
+                               or any(self._clash(s, t) for s in flying)):
                     found.add(t)
                     flying.clear()
                 if t in self._talks:
                     flying.add(t)
         return found
+
+    def _clash(self, s: int, t: int) -> bool:
+        """Whether two collectives between arrays and shares use the same bytes of the arena."""
+        mine, others = self._ranges.get(s, ()), self._ranges.get(t, ())
+        return any(a < d and c < b for a, b in mine for c, d in others)
 
     # ------------------------------------------------------------------------------------------- around a task's calls
     def calls(self, task: int, stream: Any) -> list[Thunk]:
@@ -336,6 +354,13 @@ class Meetings:
 def _peer(graph: TaskGraph, message: int) -> int:
     found: int = dict(graph.launches[message][0].constants)["peer"]
     return found
+
+
+def _ranges(part: Part, task: int) -> list[tuple[int, int]]:
+    """The bytes of the arena that a task uses."""
+    graph, offset = part.graph, part.memory.offset
+    used = {view.storage for launch in graph.launches[task] for view in launch.views}
+    return [(int(offset[s]), int(offset[s]) + graph.storages[s].bytes) for s in used if offset[s] >= 0]
 
 
 def _close(stream: Stream | None, flight: weakref.ref[Flight]) -> None:

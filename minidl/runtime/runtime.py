@@ -17,7 +17,6 @@ import threading
 from collections.abc import Callable, Container, Sequence
 from dataclasses import replace
 from functools import partial
-from math import prod
 from os import getpid
 from threading import get_ident
 from types import FrameType
@@ -142,19 +141,21 @@ class Runtime:
         return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
 
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
-        """Gives memory, filled with zeros, to states that belong to this run alone."""
-        if spec.role != Role.STATE or spec.live is not None:
+        """Gives memory, filled with zeros, to states that belong to this run alone, and to shares, filled with this
+        rank's part of the whole."""
+        if spec.role not in (Role.STATE, Role.PARAMETER) or spec.live is not None:
             return spec
         memory = self.device.allocate(max(spec.bytes, 1))
         if spec.bytes:
             whole = View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype)
             self.device.write(self.device.array(memory, whole), 0)
         if spec.share_of is not None:
-            array = self._share(spec, memory)
-            if spec.share_of.initial is None and spec.share_of.data is not None:  # as a checkpoint has left it
-                own = self._pieces(spec)[self._place_in_group]
-                array[: own.size] = own
-        return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
+            whole = spec.share_of
+            own = self._pieces(spec, whole.values(self.device))[self._place_in_group]
+            self._share(spec, memory)[: own.size] = own
+            if spec.role == Role.PARAMETER:
+                whole.given_up()
+        return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, spec.role, memory))
 
     @property
     def _place_in_group(self) -> int:
@@ -163,21 +164,21 @@ class Runtime:
     def _share(self, spec: StorageSpec, memory: Any) -> Any:
         return self.device.array(memory, View(0, spec.shape, (1,), 0, spec.dtype))
 
-    def _pieces(self, spec: StorageSpec) -> list[Any]:
-        """Each rank's share of the whole, which the last ranks may have less of."""
-        whole = self.device.array(spec.share_of.data, View(0, (prod(spec.share_of.shape),), (1,), 0, spec.dtype))
+    def _pieces(self, spec: StorageSpec, whole: Any) -> list[Any]:
+        """Each rank's share of all values, (n,), which the last ranks may have less of."""
         size = spec.shape[0]
         return [whole[r * size : (r + 1) * size] for r in range(len(self.program.group))]
 
-    def whole_states(self) -> None:
-        """Brings the states of which each rank has a share to rank 0 as a whole. All ranks call it together."""
+    def whole(self, everywhere: bool = False) -> None:
+        """Brings the states and parameters of which each rank has a share to rank 0 as a whole; `everywhere`: the
+        parameters to all ranks. All ranks call it together."""
         for spec in self._storages:
             if spec.share_of is not None:
                 assert self.transport is not None
                 shares = self.transport.gather(self._share(spec, spec.live.data).copy())
-                if self.transport.rank == 0:
+                if self.transport.rank == 0 or (everywhere and spec.role == Role.PARAMETER):
                     spec.share_of.overwritten()
-                    for piece, share in zip(self._pieces(spec), shares, strict=True):
+                    for piece, share in zip(self._pieces(spec, spec.share_of.values(self.device)), shares, strict=True):
                         piece[...] = share[: piece.size]
 
     def _snapshot(self, source: int, copy: int) -> Thunk:

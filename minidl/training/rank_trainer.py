@@ -201,18 +201,19 @@ class RankTrainer(Trainer):
             self.run.close()
             self._use(chosen)
 
-    def share(self) -> None:
+    def share(self, everywhere: bool = False) -> None:
         """Runs the late updates of all ranks, which must call it together: each one sums gradients with the others.
-        Rank 0 then has the states that ranks share out as a whole."""
+        Rank 0 then has the states and parameters that ranks share out as a whole; `everywhere`: all ranks have the
+        parameters."""
         self.collect()
         self.run.settle()
         self.settle()
-        self.run.whole_states()
+        self.run.whole(everywhere)
 
     def finish(self) -> None:
         """Runs the last updates, and averages the losses over ranks. Raises TrainingError as `collect` does, and where
         parameters differ between ranks."""
-        self.share()
+        self.share(everywhere=True)
         self.run.close()
         self.settle()
         _ = self.others

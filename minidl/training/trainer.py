@@ -93,7 +93,7 @@ class Job:
     dither: float = 0.0  #: the step of rounded gradients in standard deviations, see `minidl.ops.dither`
     recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.kept`
     split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.wide`
-    shard: int = 0  #: which ranks share out: 1, the optimizer's states, see `minidl.passes.shard`
+    shard: int | str = 0  #: what ranks share out: 1, the optimizer's states, see `minidl.passes.shard`
     fusion: tuple[str, ...] | None = None
     init: str | None = None  #: a file of weights to start from, see `minidl.training.weights`
     lanes: str = ""  #: on the CPU, native or python; empty: the default

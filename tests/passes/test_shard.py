@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +12,17 @@ from command_line import one_line, run, run_json
 from helpers import deadline
 
 import minidl as ml
+from minidl import models, nn, optim
 from minidl.autograd.tape import use
+from minidl.plans.memory import MemoryLimitError, lifetimes
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import runtime
 from minidl.training import checkpoint
 from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded
 
 SMALL = {"model": "mlp", "model_args": {"layers": 3, "hidden": 13}, "batch_size": 24}
+CONV = {"model": "resnet20", "model_args": {"width": 2}, "batch_size": 4, "optimizer": "sgd"}
 GPT = {"model": "gpt", "model_args": {"preset": "tiny"}, "batch_size": 12}
 
 
@@ -53,13 +58,19 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
 
 
 @pytest.mark.parametrize(("ranks", "job"), [
-    (2, {}), (3, {}), (2, {"optimizer": "sgd"}), (2, {"optimizer": "rmsprop"}), (2, {"scheduler": "buckets"}),
-    (2, {"scheduler": "no_overlap", "recompute": "all"}), (3, {"micro_batches": 2}), (2, {"dtype": "float64"}),
-    (2, GPT), (3, {**GPT, "model_args": {"preset": "tiny", "dropout": 0.1}, "scheduler": "buckets"})], ids=str)
+    (2, {}), (3, {}), (2, {"optimizer": "sgd"}), (2, {"optimizer": "rmsprop", "clip": 0.5}),
+    (2, {"scheduler": "buckets"}), (2, {"scheduler": "no_overlap", "recompute": "all", "clip": 0.5}),
+    (3, {"micro_batches": 2, "clip": 0.5}),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (
+        (2, {"dtype": "float64"}), (2, GPT), (2, CONV), (4, {**GPT, "model_args": {"preset": "tiny", "dropout": 0.1},
+                                                              "scheduler": "buckets", "micro_batches": 3,
+                                                              "recompute": "all", "clip": 0.5})))], ids=str)
 def test_bits_and_states_are_those_of_ranks_that_update_everything(ranks: int, job: dict[str, Any]):
-    plain, own = (trained(ranks, 3, {**SMALL, **job, "shard": level}) for level in (0, 1))
-    assert {sha for sha, *_ in own} == {plain[0][0]}
-    assert own[0][1] == plain[0][1]
+    plain = trained(ranks, 2, {**SMALL, **job})
+    for shard in (1, "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1"):
+        own = trained(ranks, 2, {**SMALL, **job, "shard": shard})
+        assert {sha for sha, *_ in own} == {plain[0][0]}, shard
+        assert own[0][1] == plain[0][1], shard
 
 
 def test_states_take_the_share_of_a_rank():
@@ -77,19 +88,21 @@ def test_states_take_the_share_of_a_rank():
 
 
 def test_a_checkpoint_is_whole_and_loads_on_any_number_of_ranks_and_level(tmp_path: Path):
-    first, again = tmp_path / "first", tmp_path / "again"
-    trained(2, 2, {**SMALL, "shard": 1}, save=first)
-    whole = trained(2, 4, {**SMALL, "shard": 0})
-    for level in (0, 1):
-        assert trained(2, 2, {**SMALL, "shard": level}, load=first)[0][:2] == whole[0][:2]
-    trained(3, 1, {**SMALL, "shard": 1}, load=first, save=again)
-    assert again.exists()
+    whole = trained(2, 4, SMALL)[0][:2]
+    for saved, loaded in ((1, 0), (3, 1), (0, 3), (3, 3)):
+        file = tmp_path / f"{saved} {loaded}"
+        trained(2, 2, {**SMALL, "shard": saved}, save=file)
+        assert trained(2, 2, {**SMALL, "shard": loaded}, load=file)[0][:2] == whole
+    other = trained(3, 1, {**SMALL, "shard": 0}, load=file)[0][:2]
+    assert trained(3, 1, {**SMALL, "shard": 3}, load=file)[0][:2] == other
 
 
 @pytest.mark.parametrize(("flags", "why"), [
     (["--scheduler", "priority"], "priority updates beside"), (["--scheduler", "fifo"], "fifo updates beside the next"),
-    (["--scheduler", "dear"], "dear cuts its sums"), (["--scheduler", "barrier", "--clip", "1"], "as clipping by norm"),
-    (["--scheduler", "barrier", "--ranks", "1"], "at least 2 ranks")])
+    (["--scheduler", "dear"], "dear cuts its sums"), (["--scheduler", "barrier", "--ranks", "1"], "at least 2 ranks"),
+    (["--scheduler", "barrier", "--shard", "3,keep=99"], "no sum of gradients 99A0"),
+    (["--scheduler", "barrier", "--shard", "4"], "shard is '4'; it must be 1 (states)"),
+    (["--scheduler", "barrier", "--shard", "1,prefetch=2"], "2 or 3 with ,prefetch=N")])
 def test_a_step_that_cannot_be_sharded_is_one_line(capsys: Any, flags: list[str], why: str):
     base = ["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic", "--parallel", "data",
             "--ranks", "2", "--shard", "1"]
@@ -116,7 +129,7 @@ def test_a_sharded_plan_says_its_tasks_and_its_lower_peak(capsys: Any):
 def test_shares_of_arrays_of_any_size_meet_again():
     """Of arrays of odd sizes, also of fewer elements than ranks."""
     from minidl.core.tasks import Kind
-    from minidl.runtime.comm.places import Shares
+    from minidl.runtime.comm.places import Share
 
     random = np.random.default_rng(0)
     values = [[random.normal(size=n).astype("f") for n in (1, 2, 7, 12)] for _ in range(3)]
@@ -124,9 +137,10 @@ def test_shares_of_arrays_of_any_size_meet_again():
     def work(communicator: Any) -> list[np.ndarray]:
         own = [a.copy() for a in values[communicator.rank]]
         shares = [np.full(-(-a.size // 3), np.nan, "f") for a in own]
-        for kind, place in ((Kind.AS, Shares(communicator, own, shares)), (Kind.AG, Shares(communicator, own, shares))):
-            for _ in communicator.bind(kind, place, 0)():
-                pass
+        for kind in (Kind.AS, Kind.AG):
+            for array, share in zip(own, shares, strict=True):
+                for _ in communicator.bind(kind, Share(communicator, array, share, np.empty(3 * share.size, "f")), 0)():
+                    pass
         return own
 
     wanted = [(a + b + c) * np.float32(1 / 3) for a, b, c in zip(*values, strict=True)]
@@ -156,3 +170,90 @@ def test_whole_gradients_are_free_once_they_are_scattered():
             gone = {b.index for b in t.reads if b.role == ml.Role.GRADIENT}
             assert gone
             assert not any(gone & {b.index for b in (*u.reads, *u.writes)} for u in list(graph)[t.index + 1 :])
+
+
+def holds(graph: Any, schedule: Any) -> tuple[int, int]:
+    """The most bytes of parameters, states and gradients at one time, shares and whole ones; and those of the layer
+    that has the most."""
+    sums = [t for t in graph if t.kind in (ml.Kind.A, ml.Kind.AS, ml.Kind.AG)]
+    moved = {v.storage for t in sums for launch in t.launches for v in (*launch.reads, *launch.writes)}
+    lasting = sum(s.bytes for s in graph.storages if s.role in (ml.Role.PARAMETER, ml.Role.STATE))
+    lives, size = lifetimes(graph, schedule), np.array([s.bytes for s in graph.storages])
+    own = [s for s in moved if not graph.storages[s].role.persistent]
+    when = np.argsort([*lives.leave[own], *lives.enter[own]], kind="stable")
+    at_once = np.cumsum(np.concatenate([-size[own], size[own]])[when]).max(initial=0)
+    return lasting + int(at_once), max(sum(b.bytes for b in t.reads) for t in sums)
+
+
+def test_shards_of_parameters_on_four_ranks_hold_a_quarter_and_a_layer():
+    """Of a GPT's parameters, gradients and Adam's states."""
+    job = Job(model="gpt", model_args={"preset": "small"}, batch_size=4, optimizer="adam", scheduler="barrier",
+              parallel="data", shard="3,prefetch=0,keep=none")
+    machine = ml.Machine(4, collective=lambda sizes: 1.0)
+    plans = [Recorded(replace(job, shard=shard), 0, 4).plan(ml.CostModel.analytic(), machine)
+             for shard in (0, job.shard)]
+    (whole, layer), (own, _) = (holds(plan.program().graph, plan.program().schedule) for plan in plans)
+    assert own <= 0.27 * whole + 2 * layer  # its parameters and its gradients
+
+
+@pytest.mark.parametrize("clip", [None, 0.1])
+def test_ranks_skip_the_steps_whose_gradients_are_not_finite(clip: float | None):
+    """One rank's sample is infinite, so the share of another one may be finite."""
+    random = np.random.default_rng(0)
+    batches = [[(random.normal(size=(4, 12)).astype("f"), random.integers(0, 5, 4)) for _ in range(3)]
+               for _ in range(4)]
+    batches[1][2][0][0, 0] = np.inf
+
+    def found(shard: Any) -> list[bytes]:
+        every = []
+        for rank in range(3):
+            ml.seed(1)
+            model = models.mlp(12, 16, 5)
+            opt = optim.AdamW(model.parameters(), 0.01, max_norm=clip, scaler=optim.GradScaler(8.0, growth_interval=2))
+
+            def step(x: Any, y: Any, model: Any = model, opt: Any = opt) -> Any:
+                loss = nn.cross_entropy(model(x), y)
+                loss.backward(opt.scaler.scale)
+                opt.step()
+                return loss
+
+            plan = ml.plan(ml.record(step, *batches[0][rank]), "barrier", machine=ml.Machine(3), shard=shard)
+            every.append((model, opt, plan.program(rank)))
+
+        def work(communicator: Any) -> list[bytes]:
+            model, opt, program = every[communicator.rank]
+            run = runtime(program, transport=communicator)
+            for step in batches:
+                run(*step[communicator.rank])
+            run.settle()
+            run.whole()
+            run.close()
+            return [t.numpy().tobytes() for _, t in (*model.named_parameters(), *opt.named_tensors())
+                    if not communicator.rank]
+
+        with deadline():
+            return run_ranks(3, work)[0]
+
+    wanted = found(0)
+    for shard in (1, "2,prefetch=0", "3,prefetch=0,keep=none"):
+        assert found(shard) == wanted, shard
+
+
+def test_the_search_finds_the_fastest_plan_within_the_limit():
+    job = Job(model="mlp", model_args={"layers": 6, "hidden": 64}, batch_size=24, scheduler="barrier", parallel="data")
+    recorded, cost = Recorded(job, 0, 4), ml.CostModel.analytic()
+
+    def plan(shard: Any, limit: int | None = None) -> Any:
+        recorded.job = replace(job, shard=shard)
+        return recorded.plan(cost, ml.Machine(4, limit, collective=lambda sizes: 20.0))
+
+    tried = [plan(f"3,prefetch={d},keep={keep}") for d in (0, 1, 4) for keep in ("none", "7+9+11", "1+3+5+7+9+11")]
+    free = plan(3)
+    assert free.period == pytest.approx(min(one.period for one in tried), rel=1e-8)
+    least = min(one.peak_bytes[0] for one in tried)
+    assert least < free.peak_bytes[0]
+    tight = plan(3, least)
+    assert tight.peak_bytes[0] == least
+    assert tight.period > free.period
+    with pytest.raises(MemoryLimitError):
+        plan(3, least - 1)

@@ -245,7 +245,7 @@ def page() -> str:
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
         "Not in the table: `--split` cuts the tasks of one device, and is refused on ranks with all features.",
-        "`--shard 1` runs on data-parallel ranks, not in pipelines.", "",
+        "`--shard` runs on data-parallel ranks, not in pipelines.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
 

@@ -73,6 +73,16 @@ def test_two_ranks_equal_one_process_with_two_micro_batches_bit_for_bit():
     assert found["accuracy"] == wanted["accuracy"]
 
 
+@pytest.mark.parametrize("shard", [pytest.param("2", marks=pytest.mark.slow), "3,prefetch=1,keep=3"])
+def test_ranks_with_shards_equal_one_process_bit_for_bit(shard, tmp_path):
+    flags = ["--optimizer", "adam", "--clip", "0.5"]
+    wanted = alone("--micro-batches", "2", *flags)
+    found = record(run(2, *parallel("barrier", *flags, "--shard", shard, "--checkpoint", tmp_path,
+                                    "--checkpoint-every", "3")))
+    assert found["params_sha256"] == wanted["params_sha256"]
+    assert found["accuracy"] == wanted["accuracy"]
+
+
 @pytest.mark.slow
 def test_more_ranks_than_cores():
     assert record(run(4, *parallel("priority")))["params_sha256"] == alone("--micro-batches", "4")["params_sha256"]

@@ -38,7 +38,7 @@ class Host:
         self.windows = ([(a, self.whole[i:j]) for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
                         if len(flat) > 1 and sums else [])
         self.received = self._empty((ranks if sums else 0, self.mine.stop - self.mine.start), dtype)
-        self.factor = 1 / ranks
+        self.total, self.factor = self.whole[self.mine], 1 / ranks
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
@@ -58,8 +58,8 @@ class Host:
         yield from ()
 
     def add(self) -> Iterator[None]:
-        """Writes the mean of the rows of `received`, added in rank order, to this rank's share of `whole`."""
-        total = self.whole[self.mine]
+        """Writes the mean of the rows of `received`, added in rank order, to `total`, this rank's share of `whole`."""
+        total = self.total
         np.add(self.received[0], self.received[1], out=total)
         for row in self.received[2:]:
             np.add(total, row, out=total)
@@ -90,49 +90,32 @@ class Host:
         yield from ()
 
 
-class Shares(Host):
-    """Arrays of which each rank has a share in an array of its own: `shares[i]` of `arrays[i]`, as long on all ranks,
-    so that the last ones may end with zeros. `whole` has the shares rank by rank. A reduce-scatter also copies this
-    rank's share of each array in `copied` to the array beside it."""
+class Share(Host):
+    """One array, of which each rank has a share in an array of its own, as long on all ranks, so that the last ones may
+    end with zeros. `received`: memory for what the other ranks send, as long as all shares, if ranks sum."""
 
-    def __init__(self, communicator: Any, arrays: Sequence[Any], shares: Sequence[Any],
-                 copied: Sequence[tuple[Any, Any]] = ()) -> None:
-        ranks, rank = communicator.size, communicator.rank
-        pieces = [[_piece(a, s, r) for a, s in zip(arrays, shares, strict=True)] for r in range(ranks)]
-        sizes = [sum(piece.size for piece in of) for of in pieces]
-        self.bounds = np.cumsum([0, *sizes]).tolist()
-        self.mine = slice(*self.bounds[rank : rank + 2])
-        self.arrays = [*arrays]
-        self.whole = self._empty((self.bounds[-1],), arrays[0].dtype)
-        ends = np.cumsum([0, *(piece.size for of in pieces for piece in of)]).tolist()
-        self.windows = [(piece, self.whole[i:j]) for piece, (i, j) in
-                        zip((piece for of in pieces for piece in of), pairwise(ends), strict=True)]
-        own = self.windows[rank * len(shares) : (rank + 1) * len(shares)]
-        self._own = [(share[: window.size], window) for share, (_, window) in zip(shares, own, strict=True)]
-        self._copied = [(_piece(a, s, rank), s) for a, s in copied]
-        self._ends = [share[window.size :] for share, (_, window) in zip(shares, own, strict=True)]
-        self._ends += [s[piece.size :] for piece, s in self._copied]
-        self.received = self._empty((ranks, self.mine.stop - self.mine.start), arrays[0].dtype)
-        self.factor = 1 / ranks
+    def __init__(self, communicator: Any, array: Any, share: Any, received: Any = None) -> None:
+        ranks, count = communicator.size, share.size
+        self.bounds = [min(r * count, array.size) for r in range(ranks + 1)]
+        self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
+        own = self.mine.stop - self.mine.start
+        self.whole, self.windows, self.factor = array, [], 1 / ranks
+        self.total, self._end = share[:own], share[own:]
+        if received is not None:
+            self.received = received[: ranks * own].reshape(ranks, own)
 
     def keep(self) -> Iterator[None]:
-        for share, window in self._own:
-            np.copyto(share, window)
-        for piece, share in self._copied:
-            np.copyto(share[: piece.size], piece)
-        for end in self._ends:
-            end[...] = 0
+        self._end[...] = 0
         yield from ()
 
     def lay(self) -> Iterator[None]:
-        for share, window in self._own:
-            np.copyto(window, share)
+        np.copyto(self.whole[self.mine], self.total)
         yield from ()
 
-
-def _piece(array: Any, share: Any, rank: int) -> Any:
-    """A rank's share of a flat array."""
-    return array[rank * share.size : (rank + 1) * share.size]
+    def copy(self) -> None:
+        """Takes this rank's share of an array that is equal on all ranks."""
+        np.copyto(self.total, self.whole[self.mine])
+        self._end[...] = 0
 
 
 class Staged(Host):
