@@ -16,9 +16,8 @@ import numpy as np
 from ..core.graph import Floats, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMMUNICATION, Kind
-from ..pricing.carried import Carried
 from ..pricing.cost import CostModel
-from ..pricing.simulation import MOST, Clock, Lanes
+from ..pricing.simulation import MOST, Carried, Clock, Lanes
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from ..core.schedule import Lane, Schedule, ScheduleError
 from ..core.tasks import Kind
 from ..passes.boundary import kept, must_stay, with_late
 from ..plans.memory import owned, rounded
-from ..pricing.carried import Carried
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
-from ..pricing.simulation import Clock, Lanes, Times
+from ..pricing.simulation import Carried, Clock, Lanes, Times
 
 MAIN, SUB = "main", "sub"
 

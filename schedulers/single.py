@@ -40,10 +40,10 @@ def in_order(graph: TaskGraph, cost: CostModel | None = None, machine: Machine |
 def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *, streams: int = 2,
                  map: str | None = None) -> Schedule:
     """The schedule of `planned`; without costs, those from flops and bytes count, so that all streams are used."""
-    return planned(graph, cost or CostModel.analytic(), machine or Machine(), streams=streams, map=map).schedule
+    return planned(graph, cost or CostModel.analytic(), machine, streams=streams, map=map).schedule
 
 
-def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, streams: int = 2,
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *, streams: int = 2,
             map: str | None = None) -> Ordered:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready, which `cost`
     says; a weight gradient that an output gradient needs (the sums of a batch norm) stays on `main` (Oh, Lee, Kim, Seo,

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from ..core import loops
+from ..core import columns
 from ..core.schedule import Schedule
 from ..schedulers.ordered import Ordered, taken
 from ..schedulers.pipeline import Policy, Problem
@@ -24,7 +24,7 @@ def run(pipe: int) -> None:
     """Runs the entry that standard input names, and ends the process."""
     told = json.loads(sys.stdin.buffer.read())
     sys.path[:0] = told["paths"]
-    sys.dont_write_bytecode, loops.writes = True, False
+    sys.dont_write_bytecode, columns.writes = True, False
     task = Task(**told["task"])
     walled = walls.close(told["memory"], int(told["seconds"]) + 1)
     out = os.fdopen(pipe, "w", encoding="utf-8", newline="\n")

@@ -20,9 +20,7 @@ from ..core.graph import Role
 from ..core.tasks import Kind
 from ..devices.device import DeviceError
 from . import tape as tapes
-from .tensor import FLOATS, Node, Parameter, ShapeError, Tensor, array, cast, new
-
-HALVES = ("bfloat16", "float16")
+from .tensor import FLOATS, HALVES, Node, Parameter, ShapeError, Tensor, array, cast, new
 
 
 class Op:

@@ -3,6 +3,7 @@
 Output gradients and weight gradients are separate tasks from the start. The walk emits tasks in the conventional
 order (for each layer from the last: its weight gradient, then its output gradient); any other order is a schedule's
 business. The order in which several gradients of one tensor are added is fixed here and so is part of the graph.
+`record` turns the Python function that trains eagerly into a task graph: it executes nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -14,18 +15,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.graph import Role, View
+from ..core.graph import Role, TaskGraph, View
 from ..core.tasks import Kind
 from ..devices import device as devices
 from ..devices.device import strides_of
+from ..system.process import paused
+from . import random
 from . import tape as tapes
 from .initial import Initial
-from .tape import Storage, StoragePart
+from .tape import Recorder, Storage, StoragePart
 
 if TYPE_CHECKING:
     from .op import Op
 
 FLOATS = ("float32", "float64")
+HALVES = ("bfloat16", "float16")
 #: types of a tensor's elements
 NUMBERS = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16",
            "bfloat16", *FLOATS)
@@ -453,3 +457,46 @@ def _accumulate(parameter: Tensor, use: tuple[int, int], g: Tensor, own: bool) -
     else:
         parameter.uses[use] = new(f"grad {parameter.storage.name}", parameter.shape, parameter.dtype, Role.GRADIENT)
         tape.call("copy", [g], [parameter.uses[use]])
+
+
+# ------------------------------------------------------------------------------------------------------------ recording
+def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph:
+    """The graph of `step(*example)`. Only shapes and types of the example arrays matter.
+
+    `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
+    stay as they were. `step` cannot read the values of tensors. A recorded step begins without gradients, and it drops
+    those that no update has used. Raises RuntimeError if a gradient is computed after its update, since the next
+    eager call would add to it.
+    """
+    tape = Recorder(tapes.current().device)
+    before = tapes.current()
+    tape.autocast, tape.random, tape.dither = before.autocast, before.random, before.dither
+    inputs = [_input(i, value) for i, value in enumerate(example)]
+    for t in inputs:
+        tape.number(t.storage)
+    with paused:
+        try:
+            with tapes.use(tape):
+                result = step(*inputs)
+                tape.check_spent()
+                if tape.draws:
+                    counter = Tensor(random.dropout_counter())
+                    with tape.task(tape.new_unit("dropout counter"), Kind.U):
+                        tape.call("tick", [counter], [counter], draws=tape.draws)
+        finally:
+            tape.restore()
+        outputs = [] if result is None else list(result) if isinstance(result, tuple | list) else [result]
+        for i, value in enumerate(outputs):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"the step returned a {type(value).__name__} as output {i}; it may return only tensors")
+        return tape.build(inputs, outputs, name or getattr(step, "__name__", "step"))
+
+
+def _input(i: int, value: Any) -> Tensor:
+    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+    dtype = str(array.dtype)
+    if dtype not in (*FLOATS, *HALVES, "int64"):
+        raise TypeError(f"example {i} is {dtype}; inputs must be {', '.join((*FLOATS, *HALVES))} or int64")
+    return Tensor(Storage(f"input{i}", array.shape, dtype, Role.INPUT))
+
+

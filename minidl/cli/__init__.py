@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..devices import debug
-from ..system import interrupts, launcher
+from ..system import interrupts, process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,8 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     alone, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     level = 0
     try:
-        level = debug.level()
-        if argv[:1] == ["train"] and launcher.size() > 1:
+        level = process.debug_level()
+        if argv[:1] == ["train"] and process.size() > 1:
             code = _train_on_ranks(argv)
         else:
             arguments = parse(argv)

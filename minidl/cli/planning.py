@@ -20,7 +20,7 @@ from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
 from ..schedulers.pipeline import for_torch, price, read_file
 from ..system.files import write_atomic
-from ..system.garbage import paused
+from ..system.process import paused
 from ..views.page import Shown
 from . import curves, show
 from . import data_parallel_plans as data_parallel

@@ -1,16 +1,26 @@
-"""Columns that nobody can change: the arrays of graphs, schedules and programs are read-only, however they were made.
+"""Columns that nobody can change, and the loops that run over them.
 
-A proof holds for what was proved, so it must not change afterwards. This module knows arrays alone.
+The arrays of graphs, schedules and programs are read-only, however they were made: a proof holds for what was proved,
+so it must not change afterwards.
+
+A loop is written once and runs in two ways: a short one as Python over lists, a long one compiled by numba over arrays.
+So small graphs never pay for compilation, and graphs of ten million tasks never pay for Python. `walk` is the loop that
+proof and simulator share: earliest starts in lane order, where tasks do not slow each other down, so that lanes can be
+walked one by one. The proof walks in unit time, the simulator in the tasks' own times.
+
+This module knows arrays alone.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from functools import cached_property, wraps
+from functools import cache, cached_property, wraps
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 T = TypeVar("T")
 
@@ -45,3 +55,127 @@ class Columns:
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         Columns.__post_init__(self)
+
+
+# ---------------------------------------------------------------------------------------------------------------- loops
+Floats = NDArray[np.float64]
+
+LONG = 50_000  #: from this many steps on a loop is worth compiling
+writes = True  #: whether compiled loops are kept in files; a process that may only read them sets it to False
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    import numba
+
+    if not writes:
+        from numba.core import caching
+
+        caching._CacheLocator.ensure_cache_path = caching.Cache.save_overload = lambda *_: None
+    compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
+    return compiled
+
+
+def is_long(steps: int) -> bool:
+    return steps >= LONG
+
+
+def prepared(steps: int, *arrays: Any) -> tuple[Any, ...]:
+    """The arrays in the form in which `run_loop` passes them on. Use it for arrays that several calls share, or that
+    nobody reads afterwards."""
+    return arrays if is_long(steps) else tuple(a.tolist() for a in arrays)
+
+
+def filled(steps: int, count: int, value: float) -> Any:
+    """`count` times one value, in the form in which `run_loop` passes it on."""
+    return np.full(count, value) if is_long(steps) else [value] * count
+
+
+def _plain(argument: Any) -> Any:
+    """A read-only array as another array on the same memory, so that numba compiles a loop for one kind of array."""
+    if not isinstance(argument, np.ndarray) or argument.flags.writeable:
+        return argument
+    where = argument.__array_interface__
+    return np.asarray(SimpleNamespace(__array_interface__={**where, "data": (where["data"][0], False)}, owner=argument))
+
+
+def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple[Any, SimpleNamespace]:
+    """Calls `function(*arguments)`, which works in place on its arrays, and returns (its result, its arguments after
+    the call, by the names of its parameters).
+
+    `function` may use nothing but loops, numbers, indexing, and `heapq` on lists that it makes itself. Below `LONG`
+    steps it gets lists in place of arrays; `prepared` arrays are passed on as they are.
+    """
+    names = function.__code__.co_varnames[: len(arguments)]
+    if is_long(steps):
+        arguments = tuple(map(_plain, arguments))
+        return _compiled(function)(*arguments), SimpleNamespace(**dict(zip(names, arguments, strict=True)))
+    lists = [a.tolist() if isinstance(a, np.ndarray) else a for a in arguments]
+    result = function(*lists)
+    after = [np.array(new, old.dtype) if isinstance(old, np.ndarray) else new
+             for new, old in zip(lists, arguments, strict=True)]
+    return result, SimpleNamespace(**dict(zip(names, after, strict=True)))
+
+
+def walk(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, duration: Any, far: Any,
+         release: Any, free: Any, *, sync: float = 0.0) -> tuple[int, Floats, Floats, Floats]:
+    """(how many tasks ran, begin, end, when the last predecessor was there); the last three by task, -1 if it never
+    ran.
+
+    Lane i runs `tasks[ptr[i]:ptr[i + 1]]` in order, not before time `free[i]`, which is set to its end. Task t waits
+    for `preds[pred_ptr[t]:pred_ptr[t + 1]]` and until `release[t]`. A predecessor on another lane of its rank counts
+    `sync` later, on another rank `far` later: one number per edge, or one for all. `lane_of`: the lane of each task;
+    `rank`: the rank of each lane. Where `release` and `far` are empty, they and `sync` do not count. All columns are
+    `prepared`.
+    """
+    n, lanes = len(duration), len(rank)
+    of_lanes = [filled(n, lanes, x) for x in (0, -1, 0)]
+    of_tasks = [filled(n, n, x) for x in (-1, -1.0, -1.0, 0.0)]
+    done, after = run_loop(
+        _walk, n, float(sync), int(len(far) > 0), int(len(far) > 1), int(len(release) > 0), ptr, tasks, rank, lane_of,
+        pred_ptr, preds, duration, far, release, free, *of_lanes, *of_tasks)
+    return done, np.asarray(after.begin), np.asarray(after.end), np.asarray(after.ready)
+
+
+def _walk(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,  # type: ignore[no-untyped-def]
+          duration, far, release, free, at, sleeper, stack, waiting, begin, end, ready):
+    """Every lane runs until it must wait for a task of another lane, which then wakes it. `waiting[t]`: the first lane
+    that waits for task t; `sleeper[lane]`: the next one. `stack`: the lanes that can go on, at first all."""
+    done, top = 0, len(stack)
+    for lane in range(top):
+        stack[lane] = top - 1 - lane
+    while top > 0:
+        top -= 1
+        lane = stack[top]
+        i, last, time = ptr[lane] + at[lane], ptr[lane + 1], free[lane]
+        while i < last:
+            task = tasks[i]
+            arrival, blocked = release[task] if waits else 0.0, -1
+            for e in range(pred_ptr[task], pred_ptr[task + 1]):
+                p = preds[e]
+                reach = end[p]
+                if reach < 0:
+                    blocked = p
+                    break
+                if delays and lane_of[p] != lane:
+                    reach += sync if rank[lane_of[p]] == rank[lane] else far[e * each]
+                if reach > arrival:
+                    arrival = reach
+            if blocked >= 0:
+                sleeper[lane], waiting[blocked] = waiting[blocked], lane
+                break
+            ready[task] = arrival
+            if arrival > time:
+                time = arrival
+            begin[task] = time
+            time += duration[task]
+            end[task] = time
+            done += 1
+            other = waiting[task]
+            while other >= 0:
+                stack[top] = other
+                top += 1
+                other = sleeper[other]
+            i += 1
+        at[lane], free[lane] = i - ptr[lane], time
+    return done

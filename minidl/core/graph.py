@@ -17,8 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, column
-from .loops import run_loop
+from .columns import Columns, column, run_loop
 from .tasks import Cuts as Cuts
 from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Launch as Launch

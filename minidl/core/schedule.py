@@ -19,9 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns
+from .columns import Columns, prepared, walk
 from .graph import Ints, Rows, TaskGraph
-from .loops import prepared, walk
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
 HEADER = ["rank", "lane", "task"]

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.graph import Cuts, Launch, View
 from ..kernels import KERNELS, Kernel, Thunk, Work
-from . import debug
+from ..system import process
 from .lanes import Threads
 from .lanes import Work as Tasks
 
@@ -92,7 +92,7 @@ class CPU:
         from .native.lanes import NativeLanes
 
         lanes = NativeLanes(work, trace)
-        if debug.level():
+        if process.debug_level():
             print(lanes, file=sys.stderr)
         return lanes
 

@@ -40,7 +40,6 @@ from .activations import (
     Tanh,
 )
 from .hints import missing
-from .layers import Dropout, Flatten, Hardtanh, Identity, Linear, PReLU, Unflatten
 from .losses import (
     BCELoss,
     BCEWithLogitsLoss,
@@ -52,7 +51,20 @@ from .losses import (
     NLLLoss,
     SmoothL1Loss,
 )
-from .module import Module, ModuleDict, ModuleList, Sequential, state
+from .module import (
+    Dropout,
+    Flatten,
+    Hardtanh,
+    Identity,
+    Linear,
+    Module,
+    ModuleDict,
+    ModuleList,
+    PReLU,
+    Sequential,
+    Unflatten,
+    state,
+)
 from .recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from .sequence import Embedding, LayerNorm, MultiheadAttention, Past, RMSNorm, TransformerEncoderLayer
 from .spiking import LIF, Potentials

@@ -14,8 +14,7 @@ from ..autograd.arguments import Float, Rate, Size
 from ..autograd.initial import constant
 from ..autograd.tensor import Parameter, Tensor
 from . import functional
-from .layers import Dropout, Linear
-from .module import Module
+from .module import Dropout, Linear, Module
 
 
 class Embedding(Module):

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from ..autograd.op import HALVES, Op, check_float
-from ..autograd.tensor import FLOATS, NUMBERS, ShapeError, Tensor, cast
+from ..autograd.op import Op, check_float
+from ..autograd.tensor import FLOATS, HALVES, NUMBERS, ShapeError, Tensor, cast
 
 
 class Cast(Op):

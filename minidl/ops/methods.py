@@ -93,10 +93,6 @@ def _exponential(t: Tensor, base: Any) -> Tensor:
     return exp(mul(t, math.log(base)))
 
 
-def _flatten(t: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
-    return flatten(t, start_dim, end_dim)
-
-
 def _extreme(name: str, plain: Any, indexed: Any) -> Any:
     """NumPy's max(axis=) and torch's max(dim=), which return other things."""
     def method(t: Tensor, *position: Any, **named: Any) -> Any:
@@ -167,7 +163,7 @@ METHODS: dict[str, Any] = {
     "max": _extreme("max", amax, max_with_indices), "min": _extreme("min", amin, min_with_indices),
     "any": any_of, "all": all_of, "where": lambda t, mask, other: where(mask, t, other), "masked_fill": masked_fill,
     "reshape": lambda t, *shape: reshape(t, _shape(shape)), "view": lambda t, *shape: reshape(t, _shape(shape)),
-    "flatten": _flatten, "squeeze": squeeze, "unsqueeze": unsqueeze, "expand": _expand, "split": split, "chunk": chunk,
+    "flatten": flatten, "squeeze": squeeze, "unsqueeze": unsqueeze, "expand": _expand, "split": split, "chunk": chunk,
     "gather": gather, "transpose": _transpose, "permute": lambda t, *axes: transpose(t, _shape(axes)),
     "T": property(transpose), "astype": astype, "float": lambda t: astype(t, "float32"),
     "double": lambda t: astype(t, "float64"), "long": lambda t: astype(t, "int64"), "bool": lambda t: astype(t, "bool"),

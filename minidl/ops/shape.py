@@ -113,11 +113,11 @@ def reshape(x: Tensor, shape: Sequence[int]) -> Tensor:
     return Reshape(shape)(x)
 
 
-def flatten(x: Tensor, start: int = 0, end: int = -1) -> Tensor:
-    """x with the axes from `start` up to and with `end` merged into one."""
+def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
+    """x with the axes from `start_dim` up to and with `end_dim` merged into one."""
     if not x.ndim:
         return reshape(x, [1])
-    start, end = axis_of(x, start, "flatten"), axis_of(x, end, "flatten")
+    start, end = axis_of(x, start_dim, "flatten"), axis_of(x, end_dim, "flatten")
     if start > end:
         raise ShapeError(f"flatten: axis {start} comes after axis {end}")
     merged = math.prod(x.shape[start : end + 1])

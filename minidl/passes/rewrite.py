@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
 from ..core.tasks import GraphError, Kind, repack, task_name
-from ..pricing.carried import own_buffers
+from ..pricing.simulation import own_buffers
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
 

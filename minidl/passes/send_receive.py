@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import run_loop
 from ..core.graph import ROLES, Ints, Role, Rows, TaskGraph
-from ..core.loops import run_loop
 from ..core.schedule import Lane, Schedule, ScheduleError
 from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
 from .boundary import outliving

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Columns
+from ..core.columns import Columns, run_loop
 from ..core.graph import Ints, Role, Rows, TaskGraph
-from ..core.loops import run_loop
 from ..core.schedule import Schedule
 
 ALIGNMENT = 256

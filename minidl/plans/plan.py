@@ -19,9 +19,8 @@ from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, unpack
 from ..core.timeline import Timeline
 from ..passes.send_receive import add_communication, count_waits, talks
-from ..pricing.carried import Carried
 from ..pricing.cost import CostModel
-from ..pricing.simulation import CHAINED, Clock, Lanes, around, simulate, times
+from ..pricing.simulation import CHAINED, Carried, Clock, Lanes, around, simulate, times
 from .program import Division, Program, check_limit, divide
 from .ranks import Iteration, alone, iteration
 

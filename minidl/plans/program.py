@@ -236,7 +236,8 @@ def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1) -> Division:
         raise ScheduleError(f"the schedule has {own} ranks; "
                             + (f"this run has {ranks}" if ranks > 1 else "one device can run only one"))
     grid = RankGrid(own, ranks // own)
-    check_collectives(graph, schedule, grid)
+    if ranks > 1:
+        check_collectives(graph, schedule, grid)
     none = np.empty(0, np.int64)
     if own == 1:
         return Division(graph, schedule, grid, Rows(np.array([0, len(graph)]), np.arange(len(graph))), none, none,

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.graph import Ints, Rows, TaskGraph
 from ..core.schedule import Schedule
-from ..pricing.carried import Carried
+from ..pricing.simulation import Carried
 from .program import Division, Program
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import filled, run_loop
 from ..core.graph import Floats
-from ..core.loops import filled, run_loop
 
 NEVER = 1e308
 

@@ -12,21 +12,12 @@ from ..plans.program import Program, lower
 from .checking import CheckingExecutor, VersionError, random_order
 from .comm import Communicator
 from .comm.flight import CREDIT
-from .runtime import Runtime, TaskError
+from .runtime import Runtime, StreamExecutor, TaskError
 from .sequential import SequentialExecutor
 from .version_log import VersionLog
 
 __all__ = ["CheckingExecutor", "DistributedExecutor", "GraphExecutor", "Runtime", "SequentialExecutor",
            "StreamExecutor", "TaskError", "VersionError", "executor", "random_order", "runtime"]
-
-
-class StreamExecutor(Runtime):
-    """One device: a stream for each lane. The schedule may have late tasks (`4W0@1`)."""
-
-    captures = False
-
-    def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False) -> None:
-        super().__init__(lower(graph, schedule), device=device, trace=trace, captured=self.captures)
 
 
 class GraphExecutor(StreamExecutor):

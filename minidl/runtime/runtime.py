@@ -31,12 +31,12 @@ from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph, View
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION
 from ..core.timeline import Timeline, What
-from ..devices import debug
 from ..devices import device as devices
 from ..devices.device import DeviceError
 from ..devices.lanes import CLOSED, LaneError, Work
 from ..kernels import Thunk
-from ..plans.program import Part, Program
+from ..plans.program import Part, Program, lower
+from ..system import process
 from .bound import Bound
 from .comm import Communicator, RankError
 from .comm.flight import CREDIT, Entry, TransferError
@@ -68,7 +68,7 @@ class Runtime:
                  log: VersionLog | None = None) -> None:
         self.program, self.trace, self.transport, self.log = program, trace, transport, log
         self.device = device or tapes.current().device
-        self.debug = debug.level()
+        self.debug = process.debug_level()
         if captured and not self.device.captures:
             raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
         if self.debug:
@@ -546,3 +546,12 @@ class Guard:
             raise RuntimeError("this executor is running a step, and something within that step (a signal handler, or "
                                "an input or kernel of your own) uses it again; wait until the step has ended")
         self._entry["now"] = own
+
+
+class StreamExecutor(Runtime):
+    """One device: a stream for each lane. The schedule may have late tasks (`4W0@1`)."""
+
+    captures = False
+
+    def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False) -> None:
+        super().__init__(lower(graph, schedule), device=device, trace=trace, captured=self.captures)

@@ -17,8 +17,7 @@ import numpy as np
 
 from .. import schedulers
 from ..autograd import random
-from ..autograd.recording import record
-from ..autograd.tensor import Parameter, Tensor, array
+from ..autograd.tensor import Parameter, Tensor, array, record
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.placement import Refused

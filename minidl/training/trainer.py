@@ -18,9 +18,8 @@ import numpy as np
 from .. import data, fusion, models, nn, ops, optim, schedulers
 from ..autograd import random
 from ..autograd.op import autocast
-from ..autograd.recording import record
 from ..autograd.tape import Tape, micro_batch, no_grad, settle, unsettled, use
-from ..autograd.tensor import Parameter, Tensor, array
+from ..autograd.tensor import Parameter, Tensor, array, record
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Schedule
@@ -36,8 +35,8 @@ from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..runtime.comm import Communicator
 from ..runtime.executors import Runtime, SequentialExecutor, runtime
-from ..system.garbage import paused
 from ..system.loading import place_of, users_code
+from ..system.process import paused
 from . import objectives, weights
 from .agreement import Disagreement, together
 from .bystanders import Bystanders

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...core.columns import run_loop
 from ...core.graph import Ints
-from ...core.loops import run_loop
 from .problem import Problem
 
 EFFORT = 8_000_000  #: the most tasks timed for one order

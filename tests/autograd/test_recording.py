@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import minidl as ml
-from minidl.system.garbage import paused
+from minidl.system.process import paused
 
 
 def test_no_garbage_is_collected_while_a_step_is_recorded():

@@ -15,7 +15,7 @@ from helpers import recorded
 
 import minidl as ml
 from minidl.cli import main
-from minidl.core import loops
+from minidl.core import columns
 from minidl.core.graph import Rows, TaskGraph
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.passes.rewrite import unroll
@@ -127,10 +127,10 @@ def test_long_loops_take_read_only_columns(monkeypatch: pytest.MonkeyPatch) -> N
     """Compiled loops see one kind of array, so that read-only columns cost no second compilation."""
     graph: TaskGraph = recorded()
     wanted = graph.preds
-    monkeypatch.setattr(loops, "LONG", 1)
+    monkeypatch.setattr(columns, "LONG", 1)
     found = replace(graph, reads=Rows(graph.reads.ptr, graph.reads.ids)).preds
     np.testing.assert_array_equal(found.ids, wanted.ids)
-    compiled = loops._compiled(ml.core.graph._derive)
+    compiled = columns._compiled(ml.core.graph._derive)
     before = len(compiled.signatures)
     replace(graph, reads=Rows(graph.reads.ptr.copy(), graph.reads.ids.copy())).preds  # noqa: B018
     assert len(compiled.signatures) == before

@@ -8,7 +8,7 @@ from helpers import closure, edge_pairs, planned, planned_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.core import loops
+from minidl.core.columns import LONG, _compiled, run_loop
 from minidl.core.graph import GraphBuilder, Role, Rows, StorageSpec, TaskGraph, derive_edges
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.tasks import (
@@ -201,7 +201,7 @@ def chain(n: int) -> TaskGraph:
 
 
 def test_long_graphs_take_the_compiled_way_and_little_memory():
-    n = loops.LONG + 10
+    n = LONG + 10
     graph = chain(n)
     assert graph.edges == n - 1
     schedule = Schedule.of(graph, {Lane(0): range(0, n, 2), Lane(0, "b"): range(1, n, 2)})
@@ -222,8 +222,8 @@ def test_both_ways_of_a_loop_give_the_same():
         return total
 
     values = np.arange(5)
-    value, after = loops.run_loop(double, 1, values, np.zeros(5, np.int64))
-    long = loops._compiled(double)
+    value, after = run_loop(double, 1, values, np.zeros(5, np.int64))
+    long = _compiled(double)
     out = np.zeros(5, np.int64)
     assert value == long(values, out) == 20
     assert after.out.tolist() == out.tolist()

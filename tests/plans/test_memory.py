@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, ops, optim
-from minidl.core import loops
+from minidl.core import columns
 from minidl.core.graph import Launch, View
 from minidl.core.schedule import Lane, Schedule
 from minidl.passes.rewrite import coarsen
@@ -154,7 +154,7 @@ def test_storages_go_to_the_lowest_place_that_is_free_of_clashes(pair):
         expected[s] = at
     for longest in (0, 10**9):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loops, "LONG", longest)
+            patch.setattr(columns, "LONG", longest)
             offset = plan_memory(graph, schedule).offset
         assert {s: offset[s] for s in kept} == expected
 

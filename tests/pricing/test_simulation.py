@@ -9,16 +9,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl.core import loops
+from minidl.core import columns
 from minidl.core.graph import GraphBuilder
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import COMMUNICATION, Kind
 from minidl.core.timeline import What
 from minidl.pricing import simulation
-from minidl.pricing.carried import Carried
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import CostModel, Link
-from minidl.pricing.simulation import Clock, Lanes, simulate, times
+from minidl.pricing.simulation import Carried, Clock, Lanes, simulate, times
 
 
 def by_hand(graph, schedule, cost):
@@ -381,8 +380,8 @@ def test_the_compiled_way_gives_the_same(monkeypatch):
                 for t in Clock.of(graph, cost, lanes, Carried.of(graph)).iterations(lanes, 6)]
 
     short = played()
-    monkeypatch.setattr(loops, "LONG", 1)
-    assert simulation.run_loop is loops.run_loop
+    monkeypatch.setattr(columns, "LONG", 1)
+    assert simulation.run_loop is columns.run_loop
     for a, b in zip(short, played(), strict=True):
         assert a.tolist() == b.tolist()
 

@@ -28,7 +28,7 @@ ROOMS: dict[str, set[str]] = {
     "schedulers": {"core", "passes", "plans", "pricing", "system"},
     "views": {"core", "passes", "plans", "pricing", "schedulers"},
     "arena": {"core", "plans", "pricing", "schedulers", "system"},
-    "devices": {"core", "kernels"},
+    "devices": {"core", "kernels", "system"},
     "fusion": {"core", "devices", "kernels"},
     "autograd": {"core", "devices", "kernels", "system"},
     "ops": {"autograd", "core", "kernels"},
@@ -49,7 +49,7 @@ ROOMS: dict[str, set[str]] = {
 PURE = ("core", "system", "pricing", "passes", "plans", "schedulers", "views")
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {
-    "numba": ("core.loops", "kernels", "schedulers", "cli", "data", "devices.device", "devices.native"),
+    "numba": ("core.columns", "kernels", "schedulers", "cli", "data", "devices.device", "devices.native"),
     "llvmlite": ("kernels.direct", "devices.native"),
     "mpi4py": ("runtime.comm", "cli"),
     "ml_dtypes": ("autograd.op",),

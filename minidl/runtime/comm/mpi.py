@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ...system import launcher
+from ...system import process
 from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
@@ -54,7 +54,7 @@ def _seconds(variable: str, default: float) -> float:
 def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
     """A helper process that ends this process after some seconds, with one line, unless its context is left before.
     None without a launcher."""
-    rank = launcher.rank()
+    rank = process.rank()
     if rank is None:  # no launcher, no other ranks
         return None
     patience = seconds * (1 if rank == 0 else 1.5)  # so that only one rank prints the line, on a busy machine too
