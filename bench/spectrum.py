@@ -23,6 +23,8 @@ from stale import trained as on_ranks
 
 from minidl.cli import show
 from minidl.pricing.cost import CostModel
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
 TICKS = 6000  #: steps of a run on a stream
@@ -46,6 +48,11 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
         {"model_args": {"layers": 9, "hidden": 64}, "batch_size": 128, "micro_batches": 16, "update_every": 1,
          "optimizer": optimizer, "lr": lr, "parallel": "pipeline", "scheduler": "pipedream", "ranks": ranks}, 6, "-")
         for ranks in (2, 8) for lr in (0.001, 0.003) for optimizer in ("adamw", "nadamw")},
+    "beside": {f"{policy} on 2 ranks, {optimizer}, lr {lr}": (
+        {"model_args": {"layers": 4, "hidden": 64}, "batch_size": 64, "micro_batches": 2, "optimizer": optimizer,
+         "momentum": momentum, "lr": lr, "parallel": "data", "scheduler": policy, "ranks": 2}, 12, "-")
+        for optimizer, lr, momentum in (("sgd", 0.1, 0.0), ("sgd", 0.02, 0.9), ("adamw", 0.003, None))
+        for policy in ("barrier", "acco", "delayed_update")},
 }
 
 
@@ -53,7 +60,10 @@ def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
     """The accuracy of one run, and the means over its epochs of the zeros that dithering makes. At least TICKS epochs
     are steps."""
     told = dict(told)
-    if (ranks := told.pop("ranks", 1)) > 1:
+    ranks = told.pop("ranks", 1)
+    if told.get("parallel") == "data":
+        return {"accuracy": alike(Job(seed=seed, **told), ranks, epochs)}
+    if ranks > 1:
         return {"accuracy": on_ranks(Job(seed=seed, **told), ranks, epochs)["accuracy"] or 0.0}
     recorded = Recorded(Job(**{"lr": 0.1, "seed": seed, **told}))
     trainer, zeros = Trainer(recorded, CostModel.analytic()), []
@@ -67,6 +77,20 @@ def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
     trainer.settle()
     return {"accuracy": trainer.evaluate()["accuracy"],
             **({name: round(float(np.mean([z[name] for z in zeros])), 4) for name in zeros[0]} if zeros else {})}
+
+
+def alike(job: Job, ranks: int, epochs: int) -> float:
+    """The accuracy of a run on data-parallel ranks of this process."""
+    own = [Recorded(job, rank, ranks) for rank in range(ranks)]
+
+    def work(communicator: Any) -> Any:
+        trainer = RankTrainer(own[communicator.rank], CostModel.analytic(), communicator, (1.0, 1e-3))
+        for _ in range(own[0].train_data.steps(epochs)):
+            trainer.step()
+        trainer.settle()
+        return trainer
+
+    return float(run_ranks(ranks, work)[0].evaluate()["accuracy"])
 
 
 def said(arm: dict[str, Any]) -> str:

@@ -330,7 +330,9 @@ the published rule, one or two seeds; the papers' own figures, on larger network
 epochs. ReLU makes most of the zeros before. *SLTT-K*: a spiking network, K of whose 6 time steps have a
 backward pass. *PARTIME*: 6,000 ticks of 32 samples; with one stage it is plain SGD, which
 misses its target in a ring as well, by 2.2 points: the set-ups differ, not the methods.
-*pipedream*: 9 layers of 64, an update after each of 16 micro-batches, six epochs.""", {"spectrum": spectrum}),
+*pipedream*: 9 layers of 64, an update after each of 16 micro-batches, six epochs.
+*barrier*, *acco*, *delayed_update*: 4 layers of 64 on data-parallel ranks, two micro-batches each, 12 epochs; *sgd, lr
+0.02* has a momentum of .9.""", {"spectrum": spectrum}),
     Section("Large plans", "", {"planning": planning}),
     Section("What a launch costs", """\
 The time of a call for its caller; for a call that is handed to another thread, until it is done.""",

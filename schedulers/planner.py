@@ -146,10 +146,11 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
     """The plan of a step that is not cut into stages."""
     sums = (policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
             else sums_in(policy) if isinstance(policy, Schedule) and chosen.parallel == "data" else None)
-    draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, sums, chosen.name),
-                    {"dropped": dropped, "parts": parts})
+    draft = Draft.of(graph, cost, machine, sums, chosen.name)
     if chosen.rewrite is not None:
         draft = chosen.rewrite(draft, **taken(chosen.rewrite, options))
+    draft = through(BEFORE_THE_ORDER, draft, {"dropped": dropped, "parts": parts})
+    if chosen.rewrite is not None:
         cost = draft.priced
     if sums is not None and machine.collective is not None:
         cost = with_communication(draft.graph, cost, machine.collective)

@@ -18,9 +18,12 @@ from typing import Any
 
 from ..core.machine import PlanError
 from ..core.schedule import Schedule
+from ..passes.delayed import delayed
 from ..passes.draft import Draft, Sums
+from ..passes.halves import in_halves
 from ..system.loading import function_of, needs_function
 from . import pipeline
+from .beside import acco, delayed_update
 from .data_parallel import Policy as OnAllRanks
 from .data_parallel import barrier, buckets, dear, fifo, in_buckets, in_parts, no_overlap, priority, reverse_first_k
 from .multi_region import planned as by_regions
@@ -141,6 +144,8 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
         OnAllRanks(priority, in_parts),
         OnAllRanks(dear, lambda graph: Sums(scatter=True)),
         OnAllRanks(reverse_first_k, in_parts))),
+    Scheduler("delayed_update", "data", OnAllRanks(delayed_update), rewrite=delayed),
+    Scheduler("acco", "data", OnAllRanks(acco), rewrite=in_halves),
     *(Scheduler(policy.name, "pipeline", policy) for policy in (
         Policy(gpipe, "contiguous"),
         Policy(one_f_one_b, "contiguous"),
@@ -176,9 +181,10 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
 )}
 
 
-def names(parallel: str) -> list[str]:
-    """The names of the schedulers of this kind, in the order of SCHEDULERS."""
-    return [s.name for s in SCHEDULERS.values() if s.parallel == parallel]
+def names(parallel: str, exact: bool = False) -> list[str]:
+    """The names of the schedulers of this kind, in the order of SCHEDULERS; `exact`: those with the recorded step's
+    bits."""
+    return [s.name for s in SCHEDULERS.values() if s.parallel == parallel and (s.exact or not exact)]
 
 
 def find(name: str, parallel: str | None = None) -> Scheduler:

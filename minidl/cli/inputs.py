@@ -33,7 +33,7 @@ def named(arguments: Any) -> list[str]:
     if arguments.command == "compare":
         return [name.strip() for name in arguments.schedulers.split(",")]
     every = getattr(arguments, "curve", False) and arguments.subject == "s" and "--scheduler" not in arguments.given
-    return [n for n in schedulers.names("none") if schedulers.find(n).exact] if every else [arguments.scheduler]
+    return schedulers.names("none", exact=True) if every else [arguments.scheduler]
 
 
 def recorded_step(job: Job, part: int = 0, parts: int = 1) -> Recorded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import copy
 from typing import Any
 
+from .. import schedulers
 from ..core.schedule import Schedule, ScheduleError
 from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
@@ -155,17 +156,19 @@ def _verdict(trainers: list[Trainer], digests: list[str]) -> tuple[bool | None, 
     """Whether the parameters are equal bit for bit where they must be (None: nowhere), and in words. They need not be
     under schedules that train on older weights, nor under those that sum gradients in different orders."""
     groups: dict[tuple[int, ...], dict[str, str]] = {}  # by the order of sums: scheduler -> digest
-    stale = []
+    stale, predicted = [], []
     for trainer, digest in zip(trainers, digests, strict=True):
         if trainer.plan.stale:
             stale.append(trainer.job.scheduler)
+        elif not schedulers.find(trainer.job.scheduler, trainer.job.parallel).exact:
+            predicted.append(trainer.job.scheduler)
         else:
             sums = tuple(getattr(trainer.job, name) for name in runs.SUMS)
             groups.setdefault(sums, {})[trainer.job.scheduler] = digest
     first, *others = groups.values() or [{}]
     compared = [group for group in groups.values() if len(group) > 1]
     identical = all(len({*group.values()}) == 1 for group in compared) if compared else None
-    whose = f" of {' and of '.join(', '.join(group) for group in compared)}" if stale or others else ""
+    whose = f" of {' and of '.join(', '.join(group) for group in compared)}" if stale or predicted or others else ""
     found = f"the parameters{whose} are equal bit for bit" if identical else f"the parameters{whose} differ"
     if identical is None:
         found = "nothing to compare: no two of these schedules promise equal parameters"
@@ -176,6 +179,7 @@ def _verdict(trainers: list[Trainer], digests: list[str]) -> tuple[bool | None, 
     apart = [f"summed in another order than {next(iter(first))}'s, so compared apart: {', '.join(group)}"
              for group in others]
     apart += [f"trained on older weights, so not compared: {', '.join(stale)}"] if stale else []
+    apart += [f"trained on predicted weights, so not compared: {', '.join(predicted)}"] if predicted else []
     return identical, "\n".join([found, *apart])
 
 

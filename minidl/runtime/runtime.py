@@ -141,8 +141,8 @@ class Runtime:
         return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
 
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
-        """Gives memory, filled with zeros, to states that belong to this run alone, and to shares, filled with this
-        rank's part of the whole."""
+        """Gives memory, filled with zeros, to weights and states that belong to this run alone, and to shares, filled
+        with this rank's part of the whole."""
         if spec.role not in (Role.STATE, Role.PARAMETER) or spec.live is not None:
             return spec
         memory = self.device.allocate(max(spec.bytes, 1))

@@ -114,6 +114,8 @@ class VersionLog:
                 self._tag[target] = max(self._tag[target][0], newest - age), age, newest, told["decay"]
             else:
                 changed |= {v.storage for v in launch.writes} & self._tag.keys()
+        if not changed:  # a copy alone
+            return
         version = max(self._tag[s][0] for s in changed) + 1
         self._tag.update(dict.fromkeys(changed, (version, 0, 0, 0.0)))
         self._append(key, version, int(unpack(key).unit))

@@ -206,7 +206,7 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
                                      device=Shuffled(choices)))
 
     yield "sequential", lambda: traced(SequentialExecutor(graph, Shuffled(choices)))
-    for name in filter(lambda name: schedulers.find(name).exact, schedulers.names("none")):
+    for name in schedulers.names("none", exact=True):
         if name != "multi_region" or every or choices.random() < 0.05:
             yield f"scheduler {name}", partial(scheduled, name)
     yield "threads", lambda: traced(StreamExecutor(graph, random_schedule(graph, 3, choices)))
@@ -298,7 +298,7 @@ def _unrolled(graph: TaskGraph, training: Training, choices: np.random.Generator
 def _on_two_ranks(make: Callable[[int], Any], seed: int, choices: np.random.Generator) -> Trace:
     """Two data-parallel ranks with equal inputs: the mean of equal gradients is the gradient, so both ranks must leave
     what one process leaves."""
-    name = str(choices.choice(schedulers.names("data")))
+    name = str(choices.choice(schedulers.names("data", exact=True)))
     machine, again = Machine(2, collective=lambda sizes: 1.0), str(choices.choice(["none", "all", "sqrt"]))
     options = schedulers.find(name).known(part_bytes=40, bucket_bytes=100) | {"recompute": again}
     own = []

@@ -286,7 +286,7 @@ def stub(monkeypatch):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "captured"),
-                         [*((name, True) for name in names("data")), ("priority", False), ("dear", False)])
+                         [*((name, True) for name in names("data", exact=True)), ("priority", False), ("dear", False)])
 def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, name, captured):
     devices = gpus(2, 1)
     wanted = alone(devices[0], 2).bits
@@ -295,7 +295,7 @@ def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, name, captured)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2, 12))
-@pytest.mark.parametrize("name", names("data"))
+@pytest.mark.parametrize("name", names("data", exact=True))
 def test_more_orders_and_more_ranks(gpus, name, seed):
     devices = gpus(4 if seed % 3 == 0 else 2, seed)
     wanted = alone(devices[0], len(devices)).bits

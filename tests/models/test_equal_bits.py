@@ -125,7 +125,7 @@ def test_one_device(runs: Any, wanted: Any, name: str, scheduler: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "scheduler"), cases(
-    schedulers.names("data"), ["priority"], {"gpt": ["reverse_first_k", "dear"],
+    schedulers.names("data", exact=True), ["priority"], {"gpt": ["reverse_first_k", "dear"],
                                            "mobilenet_v3_large": ["reverse_first_k"], "densenet121": []}))
 def test_data_parallel_ranks(runs: Any, wanted: Any, name: str, scheduler: str) -> None:
     """Ranks have the losses and parameters of one process that adds up as many groups; of a tied weight, a rank adds

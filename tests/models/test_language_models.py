@@ -225,7 +225,7 @@ def test_data_parallel_ranks_leave_the_bits_of_one_process(name: str, scheduler:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", names("data"))
+@pytest.mark.parametrize("scheduler", names("data", exact=True))
 @pytest.mark.parametrize("name", NAMES)
 def test_every_data_parallel_policy_leaves_the_bits_of_one_process(name: str, scheduler: str) -> None:
     check_data_parallel(name, scheduler)

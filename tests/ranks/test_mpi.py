@@ -96,7 +96,7 @@ def test_one_process_without_mpiexec():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("scheduler", list(names("data")))
+@pytest.mark.parametrize("scheduler", list(names("data", exact=True)))
 def test_every_schedule_leaves_the_same_parameters(scheduler):
     assert record(run(2, *parallel(scheduler)))["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
 

@@ -134,7 +134,7 @@ LAYERS = st.integers(1, 6).flatmap(lambda n: st.fixed_dictionaries(
 
 
 @settings(max_examples=drawn(150), deadline=None)
-@given(case=LAYERS, name=st.sampled_from(schedulers.names("data")), data=st.data())
+@given(case=LAYERS, name=st.sampled_from(schedulers.names("data", exact=True)), data=st.data())
 def test_periods_are_those_of_an_event_driven_run(case, name, data):
     k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
     wanted = reference(name, case, k or 0, buckets=min(2, len(case["f"])))
@@ -167,7 +167,7 @@ def test_a_layers_weight_gradient_runs_before_its_output_gradient():
 
 
 @settings(max_examples=drawn(80), deadline=None)
-@given(case=LAYERS, name=st.sampled_from(schedulers.names("data")), sync=st.sampled_from([0.0, 0.5]),
+@given(case=LAYERS, name=st.sampled_from(schedulers.names("data", exact=True)), sync=st.sampled_from([0.0, 0.5]),
        wake=st.sampled_from([0.0, 0.25]), data=st.data())
 def test_the_simulator_says_the_same_of_the_plan_unrolled(case, name, sync, wake, data):
     k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
@@ -346,7 +346,7 @@ def test_what_cannot_be_synchronised():
         synchronise(recorded(CASE), [])
 
 
-@pytest.mark.parametrize("name", schedulers.names("data"))
+@pytest.mark.parametrize("name", schedulers.names("data", exact=True))
 def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name):
     found = replicas(recorded(CASE), name, None, lambda sizes: 2.0 + sum(sizes.values()) / 50, buckets=2, part_bytes=64)
     rolled = unroll(found.graph, 3)

@@ -1,0 +1,198 @@
+"""Delayed updates and ACCO: the published rules in NumPy, equal bits however tasks interleave, on ranks as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import one_line, run, run_json
+from helpers import deadline
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.core.placement import Refused
+from minidl.core.tasks import Kind
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor
+from minidl.runtime.version_log import Replay, replay_together
+
+SIZES, HALF, STEPS, RATE, MOMENTUM = (6, 8, 7, 5), 3, 6, 0.1, 0.9
+COST = ml.CostModel.analytic()
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": lambda p: optim.SGD(p, RATE, momentum=MOMENTUM), "adamw": lambda p: optim.AdamW(p, 0.01),
+    "sgd, clipped": lambda p: optim.SGD(p, RATE, momentum=MOMENTUM, max_norm=0.1),
+    "nadamw": lambda p: optim.NAdamW(p, 0.01)}
+
+
+def recorded(optimizer: str = "sgd", micro_batches: int = 2) -> tuple[Any, Any]:
+    """Model and graph of a step, in float64."""
+    ml.seed(4)
+    model = models.mlp(*SIZES).astype("float64")
+    opt = OPTIMIZERS[optimizer](model.parameters())
+
+    def step(*parts: Any) -> Any:
+        total = None
+        for i in range(micro_batches):
+            with ml.micro_batch(i, i * HALF):
+                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / micro_batches)
+                loss.backward()
+                total = loss.detach() if total is None else total + loss.detach()
+        opt.step()
+        return total
+
+    return model, ml.record(step, *batch(0, micro_batches))
+
+
+def batch(number: int, micro_batches: int = 2) -> list[Any]:
+    random = np.random.default_rng(number)
+    return [part for _ in range(micro_batches) for part in (random.normal(size=(HALF, SIZES[0])),
+                                                            random.integers(0, SIZES[-1], HALF))]
+
+
+def ran(policy: str, ranks: int, optimizer: str = "sgd", micro_batches: int = 2, alone: bool = False) -> Any:
+    """Parameters as bytes and the logs of all ranks; `alone`: on one lane, in the order of the graph."""
+    own = []
+    for _ in range(ranks):
+        model, graph = recorded(optimizer, micro_batches)
+        plan = ml.plan(graph, policy, COST, ml.Machine(ranks))
+        own.append((model, plan))
+
+    def work(communicator: Any) -> Any:
+        model, plan = own[communicator.rank]
+        schedule = ml.schedulers.in_order(plan.graph) if alone else plan.schedule
+        run = DistributedExecutor(plan.graph, schedule, communicator, logged=plan.stale)
+        for k in range(STEPS):
+            run(*batch(ranks * k + communicator.rank, micro_batches))
+        run.settle()
+        run.close()
+        return [p.numpy().tobytes() for p in model.parameters()], run.log.entries if run.log else []
+
+    with deadline():
+        found = run_ranks(ranks, work)
+    assert all(f[0] == found[0][0] for f in found)
+    return found[0][0], [f[1] for f in found]
+
+
+# -------------------------------------------------------------------------------------------------------- the reference
+def gradient(w: list[np.ndarray], x: np.ndarray, y: np.ndarray) -> list[np.ndarray]:
+    """Of the mean cross entropy of an MLP, by hand."""
+    inputs, h = [], x
+    for i in range(0, len(w), 2):
+        inputs.append(h)
+        h = h @ w[i].T + w[i + 1]
+        h = np.maximum(h, 0) if i < len(w) - 2 else h
+    p = np.exp(h - h.max(1, keepdims=True))
+    g, found = (p / p.sum(1, keepdims=True) - np.eye(SIZES[-1])[y]) / len(y), []
+    for i in range(len(w) - 2, -1, -2):
+        found[:0] = [g.T @ inputs[i // 2], g.sum(0)]
+        g = (g @ w[i]) * (inputs[i // 2] > 0)
+    return found
+
+
+def optimized(w: list[np.ndarray], v: list[np.ndarray], g: list[np.ndarray]) -> tuple[Any, Any]:
+    v = [MOMENTUM * a + b for a, b in zip(v, g, strict=True)]
+    return [a - RATE * b for a, b in zip(w, v, strict=True)], v
+
+
+def by_hand(policy: str, ranks: int) -> list[np.ndarray]:
+    def mean(weights: list[np.ndarray], k: int, half: int) -> list[np.ndarray]:
+        each = [gradient(weights, *batch(ranks * k + r)[2 * half : 2 * half + 2]) for r in range(ranks)]
+        return [sum(g) / ranks for g in zip(*each, strict=True)]  # type: ignore[misc]
+
+    w = [np.array(p.numpy()) for p in recorded()[0].parameters()]
+    v, other = [np.zeros_like(a) for a in w], w
+    for k in range(STEPS):
+        first, second = mean(other, k, 0), mean(w if policy == "acco" else other, k, 1)
+        other = optimized(w, v, first)[0] if policy == "acco" else w
+        w, v = optimized(w, v, [(a + b) / 2 for a, b in zip(first, second, strict=True)])
+    return w
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("policy", ["delayed_update", "acco"])
+def test_training_follows_the_published_rule(policy: str, ranks: int) -> None:
+    found = [np.frombuffer(p) for p in ran(policy, ranks)[0]]
+    for mine, wanted in zip(found, by_hand(policy, ranks), strict=True):
+        assert np.abs(mine - wanted.ravel()).max() < 1e-13
+    other = by_hand({"acco": "delayed_update"}.get(policy, "acco"), ranks)
+    assert np.abs(found[0] - other[0].ravel()).max() > 1e-4, "another rule leaves other weights"
+
+
+@pytest.mark.few(3)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("policy", ["delayed_update", "acco"])
+def test_bits_are_those_of_one_lane_and_repeat(policy: str, optimizer: str) -> None:
+    wanted = ran(policy, 2, optimizer, alone=True)[0]
+    assert ran(policy, 2, optimizer)[0] == wanted == ran(policy, 2, optimizer)[0]
+    assert ran(policy, 2, optimizer, 4)[0] == ran(policy, 2, optimizer, 4, alone=True)[0]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_log_of_delayed_updates_replays_in_bits(ranks: int, optimizer: str) -> None:
+    found, logs = ran("delayed_update", ranks, optimizer)
+    own = [recorded(optimizer) for _ in range(ranks)]
+    replicas = [Replay(graph, np.arange(graph.unit.max() + 1)) for _, graph in own]
+    for e in logs[0]:
+        assert e.version == (e.step + 1 if ml.core.tasks.unpack(e.key).kind == Kind.U else max(0, e.step - 1))
+    for k in range(STEPS):
+        replay_together(replicas, [tuple(batch(ranks * k + r)) for r in range(ranks)],
+                        [e for e in logs[0] if e.step == k])
+    assert [p.numpy().tobytes() for p in own[0][0].parameters()] == found
+
+
+def step_time(policy: str, talk: float) -> float:
+    """Per step; F, O and W of a layer take 1 each in each micro-batch."""
+    _, graph = recorded()
+    cost = ml.CostModel(kinds={"F": 1.0, "O": 1.0, "W": 1.0, "U": 0.1})
+    return ml.plan(graph, policy, cost, ml.Machine(4, collective=lambda sizes: talk)).period
+
+
+def test_long_communication_costs_less_than_under_ddp() -> None:
+    for talk in (1.0, 2.0, 5.0):  # of each of three layers, once a step, with ACCO twice
+        acco, late, ddp = (step_time(policy, talk) for policy in ("acco", "delayed_update", "barrier"))
+        assert late == pytest.approx(acco)
+        assert ddp > acco + talk - 1
+    assert step_time("acco", 10.0) > step_time("delayed_update", 10.0) + 20, "whose sums take the whole step"
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--scheduler", "acco", "--micro-batches", "3", "--batch-size", "24"],
+     "acco: a step of 3 micro-batches has no halves; give an even --micro-batches"),
+    (["--scheduler", "acco"], "acco: a step of 1 micro-batch has no halves; give an even --micro-batches")])
+def test_what_has_no_halves_is_one_line(capsys: Any, flags: list[str], line: str) -> None:
+    code, _, err = run(capsys, "train", "--parallel", "data", "--ranks", "2", *flags)
+    assert (code, one_line(err)) == (2, f"minidl: {line}\n")
+
+
+@pytest.mark.parametrize("policy", ["delayed_update", "acco"])
+def test_given_times_and_early_updates_are_refused(capsys: Any, policy: str) -> None:
+    code, _, err = run(capsys, "simulate", "--parallel", "data", "--scheduler", policy, *(
+        word for flag in ("forward", "output-grad", "weight-grad", "comm") for word in (f"--{flag}", "1,1")))
+    assert code == 2
+    assert "given times say nothing of weights and states; give a model" in one_line(err)
+
+    def step(x: Any, y: Any) -> Any:
+        for _ in range(2):
+            loss = nn.cross_entropy(model(x), y)
+            loss.backward()
+            opt.step()
+        return loss
+
+    model = models.mlp(*SIZES).astype("float64")
+    opt = OPTIMIZERS["sgd"](model.parameters())
+    with pytest.raises(Refused, match="the updates of a step must be its last tasks; update once"):
+        ml.plan(ml.record(step, *batch(0)[:2]), policy, COST, ml.Machine(2))
+
+
+@pytest.mark.parametrize("policy", ["delayed_update", "acco"])
+def test_ranks_learn_the_digits(capsys: Any, policy: str) -> None:
+    flags = ["--model", "mlp", "--parallel", "data", "--ranks", "2", "--micro-batches", "2", "--costs", "analytic"]
+    found = run_json(capsys, "compare", *flags, "--schedulers", f"barrier,{policy},priority", "--epochs", "3",
+                     "--lr", "0.2", "--momentum", "0")[1]
+    assert found["bit_identical"] is True
+    exact, own, again = found["arms"]
+    assert exact["params_sha256"] == again["params_sha256"] != own["params_sha256"]
+    assert own["accuracy"] > 0.85
