@@ -47,7 +47,8 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
             map: str | None = None) -> Ordered:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready, which `cost`
     says; a weight gradient that an output gradient needs (the sums of a batch norm) stays on `main` (Oh, Lee, Kim, Seo,
-    EuroSys 2022, section 4). If tasks are in parts, any task may run on any stream, as long as that is faster.
+    EuroSys 2022, section 4). If tasks are in parts, or output gradients go in sweeps, any task may run on any stream,
+    as long as that is faster.
     Everything on one stream where the simulator shows that this is best; costs from flops and bytes, which charge
     nothing for streams, always show them. `map`: the authors' own placement for densenet121 or mobilenet_v3, whatever
     it costs.
@@ -63,9 +64,11 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
 
 
 def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
-    """The order of `beside`; or, if tasks are in parts and it is faster, one in which they share all streams."""
+    """The order of `beside`; or, if tasks are in parts or gradients go in sweeps and it is faster, one in which all
+    tasks share all streams."""
     apart = beside(graph, cost, streams)
-    if not widths(graph.keys):
+    again = ~np.isin(graph.unit[graph.kind == Kind.O], graph.unit[graph.kind == Kind.F])  # gradients without a forward
+    if not widths(graph.keys) and not again.any():
         return apart
     return min(apart, shared(graph, cost, _names(streams)), key=lambda made: _time(graph, made, cost))
 

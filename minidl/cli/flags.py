@@ -52,6 +52,7 @@ class Names:
         return self.text(self.known())
 
 
+BACKWARD = Names("passes.sweeps:BACKWARD")
 OPTIMIZERS, DTYPES = Names("training.trainer:OPTIMIZERS"), Names("training.trainer:DTYPES")
 MOMENTUM = Names("training.trainer:MOMENTUM", " or ".join)
 RULES, STORED = Names("fusion:RULES"), Names("data.catalogue:STORED")
@@ -324,6 +325,17 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dither": _flag(NETWORK, type=number(0), default=0.0, metavar="S",
                           help="round the gradients of pre-activations at random to multiples of S standard deviations "
                                "(default 0: no rounding)"),
+        "--backward": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr", choices=BACKWARD,
+                            default="exact", metavar="NAME",
+                            help="the backward pass, %(choices)s: the chain of layers (default); in sweeps in which "
+                                 "all layers or time steps work at once"),
+        "--sweeps": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr",
+                          ("--backward jacobi", lambda a: a.backward == "jacobi"), type=whole(1), metavar="K",
+                          help="the number of sweeps (default: as many as make the gradients exact)"),
+        "--block": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr",
+                         ("--backward jacobi", lambda a: a.backward == "jacobi"), type=whole(1), metavar="B",
+                         help="layers or time steps through which a sweep goes in order (default 1; with all of them, "
+                              "one sweep is the exact backward pass)"),
         "--clip": _flag(NETWORK, type=number(1e-12), metavar="X",
                         help="scale all gradients down if their global norm is larger than X"),
         "--seed": _flag(RUN + " fuzz:* sample:*", CHOOSING, type=whole(0, (1 << 64) - 1), default=0, metavar="S",
@@ -654,6 +666,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                micro_batches=arguments.micro_batches, update_every=every, slices=slices, groups=groups,
                optimizer=arguments.optimizer, lr=_lr(arguments), momentum=arguments.momentum,
                weight_decay=arguments.weight_decay, clip=arguments.clip, dither=arguments.dither,
+               backward=arguments.backward, sweeps=arguments.sweeps, block=arguments.block,
                seed=arguments.seed, init=arguments.init, scheduler=under or arguments.scheduler,
                feed=arguments.feed, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,

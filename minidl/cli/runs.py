@@ -29,7 +29,8 @@ from .flags import UsageError
 from .machine import versions
 
 #: flags with which a run began, and which one that goes on must be given again: they change its bits
-REPEATED = ("momentum", "weight_decay", "clip", "dither", "feed", "lr_schedule", "warmup")
+REPEATED = ("momentum", "weight_decay", "clip", "dither", "backward", "sweeps", "block", "feed", "lr_schedule",
+            "warmup")
 #: settings that say in which order a step adds up its gradients
 SUMS = {"groups": "sums over parts of the micro-batches", "slices": "slices of each sequence"}
 HERE = ("root", "device", "workers", "scaling_from")  #: settings of one machine, which a checkpoint does not have

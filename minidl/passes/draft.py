@@ -130,6 +130,10 @@ class Copies:
     buffers: Mapping[int, int]
     storages: Mapping[int, int]
 
+    def __or__(self, other: Copies) -> Copies:
+        """These copies and the other's."""
+        return Copies({**self.buffers, **other.buffers}, {**self.storages, **other.storages})
+
 
 class Edit:
     """A draft that is changed: lists inside, columns outside. The tables are built once, by `draft`."""

@@ -26,6 +26,7 @@ from ..devices.device import CPU
 from ..devices.lanes import LaneError, Work, run_program
 from ..passes.boundary import cross_boundary, must_stay
 from ..passes.draft import Draft
+from ..passes.jacobi import jacobi
 from ..passes.recompute import recomputed
 from ..passes.rewrite import rename, unroll
 from ..passes.split import split
@@ -223,6 +224,8 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
     again = recomputed(graph, dropped.tolist())
     if len(again) > len(graph):
         yield f"recompute {', '.join(map(str, dropped))}", partial(checked, 3, again)
+    with suppress(Refused):  # gradients flow through one layer
+        yield "sweeps", partial(checked, 3, jacobi(Draft.of(graph), block=int(choices.integers(1, 4)))[0].graph)
     if choices.random() < 0.5:
         parts = {key: int(n) for key, n in zip(graph.keys.tolist(), choices.integers(1, 5, len(graph)), strict=True)}
         with suppress(Refused):  # nothing can be cut in so many parts

@@ -29,6 +29,7 @@ from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
 from ..nn.module import state_array
 from ..ops.dither import dither
+from ..passes.sweeps import swept
 from ..plans.plan import Plan
 from ..plans.program import Program
 from ..pricing.corun import CoRun
@@ -90,6 +91,9 @@ class Job:
     streams: int | None = None
     memory_limit: int | None = None
     dither: float = 0.0  #: the step of rounded gradients in standard deviations, see `minidl.ops.dither`
+    backward: str = "exact"  #: a backward pass of `minidl.passes.sweeps`,
+    sweeps: int | None = None  #: with so many sweeps (None: until it is exact),
+    block: int | None = None  #: over blocks of so many layers or time steps
     recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.kept`
     split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.wide`
     shard: int | str = 0  #: what ranks share out: 1, the optimizer's states, see `minidl.passes.shard`
@@ -164,6 +168,7 @@ class Recorded:
                              f"{job.micro_batches} micro-batches")
         with use(self.tape), job.autocast, dither(job.dither):
             graph = record(self._step, *self._split(*self._example()), name=job.model)
+        graph, self.approximate = swept(graph, job.backward, sweeps=job.sweeps, block=job.block)
         self.graph = self._fused(graph, ranks)
 
     def copy(self, rank: int) -> Recorded:
@@ -408,12 +413,14 @@ class Recorded:
         machine = machine or Machine(memory_limit=job.memory_limit)
         if schedule is not None:
             with paused:
-                return replace(schedulers.plan(self.graph, schedule, cost, machine), scheduler=job.scheduler)
+                return replace(schedulers.plan(self.graph, schedule, cost, machine), scheduler=job.scheduler,
+                               remarks=self.approximate)
         chosen = schedulers.find(job.scheduler, job.parallel)
         told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
         with paused:
-            return schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
+            made = schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
                                    shard=job.shard, **{**job.scheduler_args, **told})
+        return made.with_known(remarks=(*made.remarks, *self.approximate))
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
         """The costs with contention added: how much pairs of tasks slow each other down, measured now or from flops and

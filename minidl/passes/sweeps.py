@@ -1,0 +1,22 @@
+"""Backward passes that are shorter than the chain of layers, by name. Each is a pass over a recorded step before it is
+ordered, so every policy takes its result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..core.graph import TaskGraph
+from .draft import Draft
+from .jacobi import jacobi
+
+#: name -> a pass that returns the draft, and a remark if its gradients are inexact
+BACKWARD: dict[str, Callable[..., tuple[Draft, str]]] = {"exact": lambda draft: (draft, ""), "jacobi": jacobi}
+
+
+def swept(graph: TaskGraph, backward: str, **options: Any) -> tuple[TaskGraph, tuple[str, ...]]:
+    """The step with this backward pass, and remarks. `options`: those of the pass that are not None. Raises Refused for
+    a step that it cannot serve."""
+    told = {name: value for name, value in options.items() if value is not None}
+    draft, remark = BACKWARD[backward](Draft.of(graph), **told)
+    return draft.graph, (remark,) if remark else ()

@@ -1,0 +1,252 @@
+"""Backward passes in sweeps: exact bits after enough of them, and before that the truncation which the rule says."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl import models, nn, ops, optim, schedulers
+from minidl.cli import main
+from minidl.core.graph import TaskGraph
+from minidl.core.placement import Refused
+from minidl.core.schedule import Lane, Schedule
+from minidl.core.tasks import Kind
+from minidl.models.pixels import Pixels
+from minidl.passes.draft import Draft
+from minidl.passes.jacobi import jacobi
+from minidl.schedulers.wide import shared
+from minidl.training.trainer import Job, Recorded, Trainer
+
+X, Y = np.random.default_rng(0).standard_normal((4, 12)), np.array([1, 0, 3, 2])
+
+
+class Residual(nn.Module):
+    """Blocks of two layers, the first with a batch norm, and skips."""
+
+    def __init__(self, blocks: int = 3, width: int = 8) -> None:
+        self.stem, self.head = nn.Linear(12, width), nn.Linear(width, 4)
+        self.first = nn.ModuleList([nn.Linear(width, width) for _ in range(blocks)])
+        self.norm = nn.ModuleList([nn.BatchNorm1d(width) for _ in range(blocks)])
+        self.last = nn.ModuleList([nn.Linear(width, width) for _ in range(blocks)])
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x)
+        for first, norm, last in zip(self.first, self.norm, self.last, strict=True):
+            x = x + last(nn.relu(norm(first(x))))
+        return self.head(x)
+
+
+def recorded(make: Any, micro_batches: int = 1) -> tuple[Any, TaskGraph]:
+    """A network in float64 and its training step."""
+    ml.seed(0)
+    model = make().astype("float64")
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(x: Any, y: Any) -> Any:
+        n = 4 // micro_batches
+        for i in range(micro_batches):
+            with ml.micro_batch(i, i * n):
+                loss = nn.cross_entropy(model(x[i * n : i * n + n]), y[i * n : i * n + n])
+                loss.backward()
+        optimizer.step()
+        return loss
+
+    return model, ml.record(step, X, Y)
+
+
+def after(model: Any, run: Any, steps: int = 2) -> dict[str, bytes]:
+    for _ in range(steps):
+        run(X, Y)
+    return {name: a.tobytes() for name, a in model.state_dict().items()}
+
+
+MLP = lambda: models.mlp(12, 8, 8, 8, 8, 4)  # noqa: E731
+
+
+@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
+@pytest.mark.parametrize("make", [MLP, Residual], ids=["chain", "residual"])
+@pytest.mark.parametrize("block", [1, 2])
+def test_enough_sweeps_leave_the_bits_of_the_exact_pass(make: Any, policy: str, block: int):
+    model, graph = recorded(make)
+    expected = after(model, ml.SequentialExecutor(graph))
+    model, graph = recorded(make)
+    found, remark = jacobi(Draft.of(graph), block=block)
+    options = {"streams": 4} if policy == "multi_stream" else {}
+    assert not remark
+    schedule = schedulers.plan(found.graph, policy, **options).schedule
+    assert after(model, ml.StreamExecutor(found.graph, schedule)) == expected
+    model, graph = recorded(make)
+    found, _ = jacobi(Draft.of(graph), block=block)
+    checking = ml.CheckingExecutor(found.graph, shared(found.graph, ml.CostModel.analytic(), ["main", "a", "b"]))
+    assert after(model, checking) == expected
+
+
+def test_micro_batches_have_sweeps_of_their_own():
+    model, graph = recorded(MLP, 2)
+    expected = after(model, ml.SequentialExecutor(graph))
+    model, graph = recorded(MLP, 2)
+    assert after(model, ml.SequentialExecutor(jacobi(Draft.of(graph), 4)[0].graph)) == expected
+
+
+def gradients(make: Any, sweeps: int | None, x: Any = X) -> list[Any]:
+    """The gradients of all parameters; `sweeps`: None for the exact pass."""
+    ml.seed(0)
+    model = make().astype("float64")
+
+    def step(x: Any, y: Any) -> Any:
+        (model(x) if isinstance(model, Pixels) else nn.cross_entropy(model(x), y)).backward()
+        return [p.grad for p in model.parameters()]
+
+    graph = ml.record(step, x, Y)
+    graph = graph if sweeps is None else jacobi(Draft.of(graph), sweeps)[0].graph
+    return [g.numpy() for g in ml.SequentialExecutor(graph)(x, Y)]
+
+
+@pytest.mark.parametrize("sweeps", [1, 2, 3, 4])
+def test_after_k_sweeps_the_top_k_layers_are_final_and_the_others_have_no_gradient(sweeps: int):
+    exact, found = (np.array([g.tobytes() for g in gradients(MLP, k)]) for k in (None, sweeps))
+    final = 2 * (1 + sweeps)  # weight and bias of the last layer, which needs no sweep, and of k more
+    assert (found[-final:] == exact[-final:]).all()
+    assert not any(g.any() for g in gradients(MLP, sweeps)[:-final])
+
+
+def test_a_sweep_that_changes_nothing_is_left_out():
+    _, graph = recorded(Residual)
+    needed = next(k for k in range(1, 99) if not jacobi(Draft.of(graph), k)[1])
+    assert needed == 7  # of 8 layers, the first of which passes no gradient on
+    assert jacobi(Draft.of(graph), 6)[1] == (
+        "gradients are inexact: 6 of the 7 sweeps of jacobi after which they are exact")
+    assert len(jacobi(Draft.of(graph), 3)[0].graph) > len(graph)
+    for options in ({}, {"sweeps": 99}, {"sweeps": 1, "block": 99}):  # the last one: Gauss-Seidel from the top
+        found, remark = jacobi(Draft.of(graph), **options)
+        assert not remark
+        assert sorted(found.graph.keys.tolist()) == sorted(graph.keys.tolist())
+
+
+# -------------------------------------------------------------------------------------------------------- through time
+DIGIT = np.random.default_rng(1).random((1, 64))
+
+
+def truncated(model: Pixels, x: Any, steps: int) -> Any:
+    """The gradient of W_h if the error of every time step goes back `steps` time steps, by a backward pass for each."""
+    fixed, states = Pixels(model.pixels, model.hidden.bias.size).astype("float64"), [ops.zeros(1, 6, dtype="float64")]
+    for (_, p), (_, q) in zip(fixed.named_parameters(), model.named_parameters(), strict=True):
+        p.assign(q.numpy())
+
+    def following(net: Pixels, h: Any, t: int) -> Any:
+        return nn.functional.softplus(net.hidden(h) + net.read(x[:, t - 1 : t]))
+
+    for t in range(1, model.pixels):
+        states.append(following(fixed, states[-1], t).detach())
+    total: Any = 0.0
+    for t in range(model.pixels - 1, 0, -1):
+        h, loss = states[t - 1], None
+        model.hidden.weight.grad = None
+        for j in range(t, min(t + steps, model.pixels)):
+            h = following(model if j == t else fixed, h, j)
+            apart = fixed.out(h) - x[:, j : j + 1]
+            own = (apart * apart).mean() * (1 / model.pixels)
+            loss = own if loss is None else loss + own
+        assert loss is not None
+        loss.backward()
+        total = total + model.hidden.weight.grad.numpy()
+    return total
+
+
+@pytest.mark.parametrize("sweeps", [1, 2, 5, 11])
+def test_fewer_sweeps_than_time_steps_truncate_backpropagation_bit_for_bit(sweeps: int):
+    x = DIGIT[:, :12]
+    ml.seed(0)
+    expected = truncated(Pixels(12, 6).astype("float64"), ml.array(x), sweeps)
+    found = gradients(lambda: Pixels(12, 6), sweeps, x)[0]
+    assert found.tobytes() == expected.tobytes()
+    exact = gradients(lambda: Pixels(12, 6), None, x)[0]
+    assert (exact.tobytes() == found.tobytes()) == (sweeps == 11)  # T - 1
+
+
+def by_hand(model: Pixels, x: Any, sweeps: int) -> Any:
+    """The gradient of W_h after so many sweeps, by the published rule in NumPy."""
+    w, u, o = (layer.weight.numpy() for layer in (model.hidden, model.read, model.out))
+    states, slopes = [np.zeros(len(w))], [np.zeros(len(w))]
+    for t in range(1, 64):
+        a = w @ states[-1] + u[:, 0] * x[0, t - 1]
+        states.append(np.log1p(np.exp(a)))
+        slopes.append(1 / (1 + np.exp(-a)))
+    errors = np.array([2 / 64 * (o[0] @ h - v) * o[0] for h, v in zip(states, x[0], strict=True)])
+    swept = np.zeros((65, len(w)))
+    for _ in range(sweeps):
+        swept[:64] = errors + np.concatenate([(np.array(slopes) * swept[:64])[1:] @ w, np.zeros((1, len(w)))])
+    return sum(np.outer(slopes[t] * swept[t], states[t - 1]) for t in range(1, 64))
+
+
+def test_errors_shrink_with_sweeps_as_published():
+    """Published setting, NumPy's figures for one digit: .26, 8e-4, 5e-7, 7e-13 after 1, 5, 10, 20 sweeps."""
+    ml.seed(0)
+    model = Pixels(64, 32).astype("float64")
+    exact, errors = gradients(lambda: Pixels(64, 32), None, DIGIT)[0], []
+    for sweeps in (1, 5, 10, 20):
+        found = gradients(lambda: Pixels(64, 32), sweeps, DIGIT)[0]
+        np.testing.assert_allclose(found, by_hand(model, DIGIT, sweeps), rtol=1e-9, atol=1e-15)
+        errors.append(np.linalg.norm(found - exact) / np.linalg.norm(exact))
+    assert all(error < 5 * figure for error, figure in zip(errors, (0.26, 8e-4, 5e-7), strict=False))
+    assert errors[0] > 0.1
+    assert errors[3] < 1e-10
+
+
+@pytest.mark.parametrize("sweeps", [1, 4, 8])
+def test_on_unlimited_lanes_a_sweep_takes_one_time_step(sweeps: int):
+    ml.seed(0)
+    model = Pixels(24, 4)
+    graph = ml.record(lambda x: model(x).backward(), np.zeros((1, 24), np.float32))
+    found = jacobi(Draft.of(graph), sweeps)[0].graph
+
+    def depth(graph: TaskGraph) -> tuple[float, int]:
+        """The time if each task has a lane of its own, products with a Jacobian take 1 and all others nothing."""
+        products = [t.name for t in graph if t.kind == Kind.O and "hidden" in t.label]
+        cost = ml.CostModel(tasks=dict.fromkeys(products, 1.0), kinds={k.name: 0.0 for k in Kind})
+        lanes = Schedule.of(graph, {Lane(0, f"lane{t}"): [t] for t in range(len(graph))})
+        return ml.simulate(graph, lanes, cost).makespan, len(products)
+
+    # of 23 states; the first sweep has the errors of the losses, each further one a product for all states at once
+    # from which the last sweep can be reached
+    assert depth(graph) == (22, 22)
+    assert depth(found) == (sweeps - 1, (24 - sweeps) * (sweeps - 1))
+
+
+def test_one_sweep_of_bptt_is_sltt():
+    """Both leave errors in their time step. Their sums over time have another order."""
+    def found(**told: Any) -> Any:
+        recorded = Recorded(Job("snn", {"hidden": 16, "steps": 4, **told.pop("model_args")}, batch_size=8, **told))
+        run = Trainer(recorded, ml.CostModel.analytic())
+        run.step()
+        return np.concatenate([p.numpy().ravel() for p in recorded.model.parameters()])
+
+    sltt, bptt = ({"model_args": {"backward": way}} for way in ("sltt", "bptt"))
+    swept = found(**bptt, backward="jacobi", sweeps=1)
+    np.testing.assert_allclose(swept, found(**sltt), rtol=0, atol=1e-6)
+    assert np.abs(swept - found(**bptt)).max() > 1e-5
+    assert found(**bptt, backward="jacobi").tobytes() == found(**bptt).tobytes()
+
+
+# ------------------------------------------------------------------------------------------------------- command line
+def test_a_network_of_one_layer_is_refused_in_one_line(capsys):
+    with pytest.raises(Refused, match="jacobi: gradients of this step flow through one layer"):
+        jacobi(Draft.of(recorded(lambda: models.mlp(12, 4))[1]))
+    assert main(["train", "--model", "mlp", "--model-arg", "layers=1", "--backward", "jacobi", "--steps", "1"]) == 2
+    assert "jacobi: gradients of this step flow through one layer" in capsys.readouterr().err
+    assert main(["train", "--model", "mlp", "--sweeps", "2", "--steps", "1"]) == 2
+    assert "--sweeps has no effect here; it goes with --backward jacobi" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", [["train", "--steps", "2"], ["plan"], ["simulate"], ["explain", "4O0"]], ids=str)
+def test_commands_say_that_gradients_are_inexact(verb: list[str], capsys):
+    told = [*verb, "--model", "mlp", "--batch-size", "8", "--costs", "analytic", "--json", "--backward", "jacobi"]
+    assert main(told) == 0
+    assert json.loads(capsys.readouterr().out)["remarks"] == []
+    assert main([*told, "--sweeps", "1"]) == 0
+    assert json.loads(capsys.readouterr().out)["remarks"] == [
+        "gradients are inexact: 1 of the 2 sweeps of jacobi after which they are exact"]
