@@ -13,8 +13,8 @@ from ..autograd.tape import micro_batch
 
 
 class Pixels(nn.Module):
-    """x (n, pixels) -> the mean over samples and pixels of the squared error of the predictions. The state h is 0 before
-    the first pixel, h = softplus(W_h h + W_x x + b) after each; the prediction is W_o h + b_o. All weights are
+    """x (n, pixels) -> the mean over samples and pixels of the squared error of the predictions. The state h is 0
+    before the first pixel, h = softplus(W_h h + W_x x + b) after each; the prediction is W_o h + b_o. All weights are
     N(0, .1^2)."""
 
     def __init__(self, pixels: int = 64, hidden: int = 32) -> None:

@@ -1,8 +1,8 @@
 """All passes over a step, in their order. Each is one function of one file.
 
 A policy orders the tasks between the two lists. Nothing else rewrites a step before it is proved; messages are added to
-the result (`send_receive.py`). A backward pass in sweeps is another step, made when it is recorded (`sweeps.py`). A step on one device, or on ranks that are all alike, is not cut into stages: of these
-passes it goes through `WHOLE`.
+the result (`send_receive.py`). A backward pass in sweeps is another step, made when it is recorded (`sweeps.py`). A
+step on one device, or on ranks that are all alike, is not cut into stages: of these passes it goes through `WHOLE`.
 """
 
 from __future__ import annotations

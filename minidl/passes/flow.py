@@ -17,7 +17,7 @@ from .draft import Copies, Draft, Edit
 class Flow:
     """One backward pass: the output gradients, and what they need of other backward tasks. Each of the `atoms` is a
     list of tasks; tasks that write the same memory are in one. `run[a]`: the layer of atom a, from a layer with a
-    weight down to the next one, where the first one has the loss as well; or, if gradients flow through time, its time
+    weight down to the next one (the first one has the loss as well); or, if gradients flow through time, its time
     step. `place`: storage -> the atom that writes it. `needs`: task -> the storages of these that it reads."""
 
     atoms: Sequence[Sequence[int]]
@@ -118,6 +118,6 @@ class Again:
     def draft(self) -> Draft:
         """The draft, with all tasks in their places."""
         count, made = len(self.edit.old.graph), self.edit.draft
-        new = len(made.graph) - count  # which stand before all others there
+        new = len(made.graph) - count  # they come first there
         order = [t for task in range(count) for t in self.order.get(task, (task,))]
         return made.take(np.array([t - count if t >= count else t + new for t in order], np.int64))

@@ -3,7 +3,7 @@
 Song, Meng, Liao, Ermon, "Accelerating feedforward computation via parallel nonlinear equation solving" (2002.03629).
 Sweep k computes O_k(l) = J_l^T O_{k-1}(l+1) + e_l of all layers l at once, from zero; e_l is the gradient of a loss at
 layer l. Weight gradients read the last sweep. After k sweeps the k top layers are final, so with L layers L-1 sweeps
-give the bits of the exact pass; with fewer, an error goes back k layers or time steps, as in truncated backpropagation.
+are the exact pass, bit for bit; with fewer, an error goes back k layers or time steps, as in truncated backpropagation.
 Within a block of layers a sweep goes from layer to layer (Gauss-Seidel); one block of all layers is the exact pass.
 
 A graph is static, so what changes nothing is found when it is planned: a task is left out of a sweep in which its
@@ -48,7 +48,7 @@ def _swept(again: Again, flow: Flow, sweeps: int | None) -> int:
                 if (p := flow.place.get(s := e.storage_of[b], -1)) >= 0}
 
     def values(found: dict[int, tuple[int, int]]) -> Copies:
-        """The memory of these values, where it is not the recorded one."""
+        """The memory of these values, unless it is the recorded one."""
         copies = Copies({}, {})
         for s, (p, k) in found.items():
             copies |= again.zeros(s, flow.atoms[p]) if k < first[p] else memory.get((p, k), Copies({}, {}))

@@ -15,7 +15,7 @@ BACKWARD: dict[str, Callable[..., tuple[Draft, str]]] = {"exact": lambda draft: 
 
 
 def swept(graph: TaskGraph, backward: str, **options: Any) -> tuple[TaskGraph, tuple[str, ...]]:
-    """The step with this backward pass, and remarks. `options`: those of the pass that are not None. Raises Refused for
+    """The step with this backward pass, and remarks. `options`: the pass's; None: its default. Raises Refused for
     a step that it cannot serve."""
     told = {name: value for name, value in options.items() if value is not None}
     draft, remark = BACKWARD[backward](Draft.of(graph), **told)
