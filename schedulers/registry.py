@@ -29,6 +29,7 @@ from .data_parallel import barrier, buckets, dear, fifo, in_buckets, in_parts, n
 from .multi_region import planned as by_regions
 from .ordered import Ordered, beyond
 from .partime import partime, ticks
+from .pd_asgd import asynchronous, pd_asgd
 from .pipeline.bidirectional import chimera
 from .pipeline.dualpipe import dualpipe, dualpipe_v
 from .pipeline.fast_forward import (
@@ -66,13 +67,14 @@ COMPARED = {"data": "barrier,priority", "pipeline": "gpipe,one_f_one_b"}  #: on 
 class Scheduler:
     """A policy with its name. `parallel`: the one of KINDS that it is for. `function`: or the schedule of a file.
     `pairs`: whether it plans better if costs include how much tasks on two streams slow each other down. `rewrite`: the
-    pass that makes the step that it orders, with its options."""
+    pass that makes the step that it orders, with its options. `each`: each micro-batch has an update of its own."""
 
     name: str
     parallel: str
     function: Function | OnAllRanks | Policy | Schedule
     pairs: bool = False
     rewrite: Callable[..., Draft] | None = None
+    each: bool = False
 
     @property
     def exact(self) -> bool:
@@ -136,6 +138,7 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
     Scheduler("multi_stream", "none", beside_the_chain),
     Scheduler("multi_region", "none", by_regions, pairs=True),
     Scheduler("partime", "none", partime, rewrite=ticks),
+    Scheduler("pd_asgd", "none", pd_asgd, rewrite=asynchronous, each=True),
     *(Scheduler(policy.name, "data", policy) for policy in (
         OnAllRanks(no_overlap),
         OnAllRanks(barrier),

@@ -156,8 +156,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack,
     show.notes(recorded.remarks if first else ())
     summing = transport(arguments.transport, communicator, recorded.device)
     trainer = _trainer(arguments, recorded, summing, *_measured(arguments, recorded, summing))
-    if arguments.version_log and not trainer.plan.stale:
-        raise Disagreement(f"--version-log has no effect here: {trainer.plan.scheduler} trains on the newest weights")
+    if arguments.log_versions and not trainer.plan.stale:
+        raise Disagreement(f"--log-versions has no effect here: {trainer.plan.scheduler} trains on the newest weights")
     if arguments.dry_run:
         return _dry_run(arguments, trainer, first)
     if first and saved is not None:
@@ -177,8 +177,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack,
         if arguments.parallel == "pipeline" and trainer.log:
             record["staleness"] = trainer.staleness()
         try:
-            if arguments.version_log:
-                write_atomic(arguments.version_log, "".join(f"{line}\n" for line in as_lines(trainer.log)))
+            if arguments.log_versions:
+                write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(trainer.log)))
             if timeline is not None and arguments.trace:
                 timeline.save(arguments.trace)
             if arguments.html:

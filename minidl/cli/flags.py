@@ -211,7 +211,14 @@ PRICED = "train:src compare:src plan:src explain:src simulate:src"
 
 def _stale(arguments: Any) -> bool:
     policy = _policy(arguments.scheduler)
-    return policy is not None and policy.stale
+    return _each(arguments) or (policy is not None and policy.stale)
+
+
+def _each(arguments: Any) -> bool:
+    """Whether each micro-batch has an update of its own on one device or on ranks that are all alike."""
+    from ..schedulers import SCHEDULERS
+
+    return arguments.scheduler in SCHEDULERS and SCHEDULERS[arguments.scheduler].each
 
 
 def _policy(name: str) -> Policy | None:
@@ -539,10 +546,12 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                                   "a run is traced for it, which adds some microseconds a task"),
         "--trace": _flag("train:src simulate:srlcp", ONE_PLAN, RUNNING, type=path, metavar="FILE",
                          help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev"),
-        "--version-log": _flag("train:c", ("a scheduler that trains on older weights",
-                                            lambda a: _stale(a) or ":" in a.scheduler), RUNNING, type=path,
-                               metavar="FILE.jsonl",
-                               help="write which weight version each task read, a line per task"),
+        "--log-versions": _flag("train:src", ("a scheduler that trains on older weights",
+                                               lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler)),
+                                RUNNING, type=path, metavar="FILE.jsonl",
+                                help="write which weight version each task read, a line per task"),
+        "--replay": _flag("train:s", ("an asynchronous scheduler", _each), RUNNING, type=path, metavar="FILE.jsonl",
+                          help="repeat a run from its --log-versions, in one thread and without the schedule"),
         "--against": _flag("report:*", type=path, metavar="TRACE", help="another trace, to compare with"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
                           help="read flags from a file, as in batch-size = 32; the command line overrides them"),
@@ -640,7 +649,7 @@ def _lr(arguments: Any) -> float:
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
     from ..schedulers import pipeline as pipelines
-    from ..schedulers.registry import made_by
+    from ..schedulers.registry import SCHEDULERS, made_by
     from ..training.checkpoint import file_of
     from ..training.trainer import Job
 
@@ -648,7 +657,8 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
         given_times = ("; or --ranks P for a pipeline on given times"
                        if arguments.command in ("plan", "check", "explain", "simulate") else "")
         raise UsageError(f"the network is missing; give --model NAME (see `minidl models`){given_times}")
-    every, groups, slices = arguments.update_every, 1, arguments.slices or 1
+    each = (found := SCHEDULERS.get(under or arguments.scheduler)) is not None and found.each
+    every, groups, slices = 1 if each else arguments.update_every, 1, arguments.slices or 1
     if arguments.subject == "c":
         name = under or arguments.scheduler
         policy, options = (made_by(pipelines.read_file(name)) if name.endswith(".csv")

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 from .. import schedulers
+from ..core.graph import TaskGraph
 from ..core.schedule import Schedule, ScheduleError
 from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
+from ..runtime.replica import Replayed
+from ..runtime.version_log import as_lines, from_lines
 from ..system import process
+from ..system.files import read_text, write_atomic
 from ..training import checkpoint
 from ..training.trainer import Recorded, Trainer, interleaved
 from ..views.diagnosis import of_speedup
@@ -46,6 +51,8 @@ def train(arguments: Any) -> int:
         cost = costs(arguments, recorded)
         saved = runs.resumed(arguments, recorded) if arguments.resume else None
         trainer = _trainer(arguments, recorded, cost, saved.schedule if saved is not None and kept else None)
+        if arguments.log_versions and not trainer.plan.stale:
+            raise UsageError("--log-versions has no effect here: all tasks read the newest weights")
         if saved is not None:
             show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
         show.notes(trainer.plan.remarks)
@@ -53,6 +60,9 @@ def train(arguments: Any) -> int:
         trainer.settle()
         record = runs.finished(arguments, trainer, metrics)
     try:
+        if arguments.log_versions:
+            entries = sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key))
+            write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(entries)))
         if arguments.trace:
             assert trainer.run.timeline is not None
             trainer.run.timeline.save(arguments.trace)
@@ -69,12 +79,22 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
     of the flags' step."""
     schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
     try:
-        return Trainer(recorded, cost, trace=bool(arguments.trace or arguments.html), schedule=schedule)
+        return Trainer(recorded, cost, trace=bool(arguments.trace or arguments.html), schedule=schedule,
+                       replays=_replays(arguments.replay) if arguments.replay else None)
     except ScheduleError as error:
         if schedule is None:
             raise
         raise UsageError(f"the schedule in {arguments.checkpoint} is not for the step of these flags "
                          f"({error.message}); give --scheduler to make a new one") from None
+
+
+def _replays(name: str) -> Callable[[TaskGraph], Replayed]:
+    """Makes a replay of the log of this name. Raises FileError or UsageError."""
+    try:
+        entries = from_lines(read_text(name, "version log").splitlines(), name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    return lambda graph: Replayed(graph, entries, name)
 
 
 def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
@@ -138,13 +158,16 @@ def _arm(arguments: Any, name: str) -> Any:
 def _on_one_device(arms: list[Any]) -> list[tuple[Trainer, Timeline | None]]:
     """The trainer of each arm after its last step, and the timeline of this step with --html."""
     trainers: list[Trainer] = []
+    known: dict[int, CostModel] = {}  # arms with equal tasks share measured costs
     for arm in arms:
         recorded = Recorded(job(arm))
         _ = recorded.test_data
         show.notes(() if trainers else recorded.remarks)
-        # all arms have the same tasks, so they share the costs measured for the first
-        trainers.append(Trainer(recorded, trainers[0].cost if trainers else costs(arm, recorded),
-                                trace=bool(arm.html)))
+        if recorded.every not in known:
+            told = copy(arm)
+            told.save_costs = None if known else arm.save_costs
+            known[recorded.every] = costs(told, recorded)
+        trainers.append(Trainer(recorded, known[recorded.every], trace=bool(arm.html)))
         show.notes(trainers[-1].plan.remarks)
     steps = runs.steps_of(arms[0], trainers[0].recorded)
     with show.progress(f"training {arms[0].model} under {len(arms)} schedules", steps) as done:

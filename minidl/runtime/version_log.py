@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import Ints, Launch, Role, TaskGraph, View
-from ..core.tasks import Kind, as_recorded, task_name, unpack
+from ..core.tasks import Kind, as_recorded, parse_task, task_name, unpack
 from ..kernels import KERNELS, Thunk
 from ..passes.rewrite import gradients
 from .bound import Bound
@@ -29,7 +29,9 @@ Calls = Callable[[int, Any], list[Thunk]]
 class VersionRead:
     """In step `step` (from 0), the task with this key read this version of the weights of stage `stage`; an update made
     it. The stage is the task's own, or another one whose weights it also uses. `average`: how many updates
-    ago the version was that a moving average of updates up to version `until` replaced, with this decay; or 0."""
+    ago the version was that a moving average of updates up to version `until` replaced, with this decay; or 0. If ranks
+    keep weights of their own (`gossip.py`): the task's `rank`; for an update, the rank `to` which it sent the layer;
+    and for a layer that this rank mixed into its own, which makes a version too, the rank `source` that sent it."""
 
     step: int
     key: int
@@ -38,6 +40,9 @@ class VersionRead:
     average: int = 0
     until: int = 0
     decay: float = 0.0
+    rank: int = 0
+    to: int = -1
+    source: int = -1
 
 
 class VersionLog:
@@ -267,10 +272,24 @@ def replay_together(replicas: Sequence[Replay], inputs: Sequence[tuple[Any, ...]
 
 
 def as_lines(entries: Iterable[VersionRead]) -> list[str]:
-    """The lines of a log file, one JSON object per task: the version that it read or, for an update, made. `stage`: the
-    other stage whose weights these are, if they are not its own. `average`: how many updates ago the
-    version was that a moving average of updates up to version `until` replaced, with this decay."""
+    """The lines of a log file, one JSON object per task: the version that it read or, for an update, made; and the
+    other fields of an entry that say more than the usual."""
     return [json.dumps({"step": e.step + 1, "task": task_name(e.key), "version": e.version}
                        | ({"stage": e.stage} if e.stage != unpack(e.key).unit else {})
-                       | ({"average": e.average, "until": e.until, "decay": e.decay} if e.average else {}))
+                       | ({"average": e.average, "until": e.until, "decay": e.decay} if e.average else {})
+                       | {name: value for name, value, usual in (("rank", e.rank, 0), ("to", e.to, -1),
+                                                                 ("source", e.source, -1)) if value != usual})
             for e in entries]
+
+
+def from_lines(lines: Iterable[str], name: str) -> list[VersionRead]:
+    """The entries of a log file of this name. Raises ValueError for a line that is none."""
+    found = []
+    for number, line in enumerate(lines, 1):
+        try:
+            row = json.loads(line)
+            key = parse_task(row.pop("task"))
+            found.append(VersionRead(**{"stage": unpack(key).unit, **row, "step": row["step"] - 1, "key": key}))
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"{name}, line {number}: no entry of a version log ({error})") from None
+    return found

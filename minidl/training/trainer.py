@@ -35,7 +35,7 @@ from ..plans.program import Program
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..runtime.comm import Communicator
-from ..runtime.executors import Runtime, SequentialExecutor, runtime
+from ..runtime.executors import SequentialExecutor, runtime
 from ..system.loading import place_of, users_code
 from ..system.process import paused
 from . import objectives, weights
@@ -448,23 +448,28 @@ class Trainer:
     """Runs a job step by step. `seconds`, `waits` (for data, in seconds) and `losses` grow by one entry per step. If
     the device runs behind the host, losses arrive some steps later, and `collect` waits for the rest.
 
-    `schedule`: replaces the one that the job's scheduler would make.
+    `schedule`: replaces the one that the job's scheduler would make. `replays`: makes what runs the steps in place of
+    the program, from the recorded step, as `minidl.runtime.replica.Replayed` does.
     """
 
     in_flight = 8  #: if the device runs behind the host, the losses of this many steps may be outstanding
     late = 0  #: how many steps late updates run
     communicator: Communicator | None = None  #: to the other ranks
+    _replays: Callable[[TaskGraph], Any] | None = None
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False,
-                 schedule: Schedule | None = None) -> None:
+                 schedule: Schedule | None = None, replays: Callable[[TaskGraph], Any] | None = None) -> None:
         self.recorded, self.job, self.cost, self.trace = recorded, recorded.job, cost, trace
+        self._replays = replays
         self.plan = recorded.plan(cost, schedule=schedule)
         self.program = self.plan.program()
         self._start()
 
     @functools.cached_property
-    def run(self) -> Runtime:
+    def run(self) -> Any:
         """Runs the program. It is made when somebody first asks for it, which draws the weights that it trains."""
+        if self._replays is not None:
+            return self._replays(self.recorded.graph)
         return runtime(self.program, device=self.recorded.device, transport=self.communicator, trace=self.trace,
                        logged=self.plan.stale)
 

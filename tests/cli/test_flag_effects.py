@@ -39,7 +39,7 @@ VALUES = {
     "--forward": "3", "--output-grad": "3", "--weight-grad": "3", "--latency": "3", "--bandwidth": "1MB",
     "--activation-cap": "1", "--k": "1", "--parts": "3", "--comm": "9,9,9", "--collective": "tree",
     "--objective": "period", "--time-limit": "0", "--save": "x.csv", "--svg": "x.svg", "--html": "x.html",
-    "--trace": "x.json", "--version-log": "x.jsonl", "--transport": "nccl", "--root": ".", "--chunks": "3"}
+    "--trace": "x.json", "--log-versions": "x.jsonl", "--transport": "nccl", "--root": ".", "--chunks": "3"}
 #: flags of which a command alone cannot show the effect -> why
 SET_APART = {
     "--json": "only the form of the output", "--config": "flags of a file", "--parallel": "chooses the subject",

@@ -689,7 +689,7 @@ FLAGS = ["--model", "mlp", "--model-arg", "layers=4", "--lr", "0.01", "--paralle
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
-    code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--version-log",
+    code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--log-versions",
                                   str(tmp_path / "log.jsonl"))
     assert code == 0, errors
     assert found["staleness"] == {"mean": 0.4972, "most": 1, "most_of_stages": [1, 0], "drift": 0}
@@ -727,13 +727,13 @@ newest = pipeline.Policy(one_f_one_b, "contiguous")
 def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
     file, log = tmp_path / "own.py", tmp_path / "log.jsonl"
     file.write_text(OWN)
-    flags = [*FLAGS, "--scheduler", f"{file}:older", "--version-log", str(log), "--steps", "2"]
+    flags = [*FLAGS, "--scheduler", f"{file}:older", "--log-versions", str(log), "--steps", "2"]
     code, found, errors = command(2, *flags, "--update-every", "2")
     assert code == 0, errors
     assert found["staleness"] == {"mean": 1.625, "most": 2, "most_of_stages": [2, 2], "drift": 0}
     assert '{"step": 2, "task": "0F7", "version": 5}' in log.read_text().splitlines()
     for wrong, says in ((flags, "with other updates; record it so (a scheduler of your own needs --update-every 2)"),
-                        ([*FLAGS, "--scheduler", f"{file}:newest", "--version-log", str(log), "--steps", "2"],
+                        ([*FLAGS, "--scheduler", f"{file}:newest", "--log-versions", str(log), "--steps", "2"],
                          "own.py:newest trains on the newest weights"),
                         ([*FLAGS, "--scheduler", "paci", "--update-every", "2"],
                          "--update-every has no effect here; it goes with a scheduler of your own")):
@@ -761,7 +761,7 @@ def test_training_without_old_weights_learns(scheduler, told, stale):
 def test_weights_follow_to_other_ranks_over_mpi(tmp_path):
     log = tmp_path / "log.jsonl"
     code, found, errors = command(2, *FLAGS, "--model-arg", "layers=3", "--costs", "analytic", "--scheduler",
-                                  "layerpipe", "--epochs", "2", "--version-log", str(log))
+                                  "layerpipe", "--epochs", "2", "--log-versions", str(log))
     assert code == 0, errors
     assert found["accuracy"] > 0.8
     assert any("U7/1" in line for line in log.read_text().splitlines())
@@ -783,8 +783,8 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=3"],
      "pipedream_2bw updates after each mini-batch, so the number of mini-batches"),
-    (["--scheduler", "gpipe", "--version-log", "x.jsonl"],
-     "--version-log has no effect here; it goes with a scheduler that trains on older weights")])
+    (["--scheduler", "gpipe", "--log-versions", "x.jsonl"],
+     "--log-versions has no effect here; it goes with a scheduler that trains on older weights")])
 def test_what_cannot_be_stale_is_one_line(flags, line):
     code, record, errors = command(2, *FLAGS, "--steps", "2", *flags)
     assert (code, record, len(errors.splitlines())) == (2, None, 1)

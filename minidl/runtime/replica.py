@@ -1,0 +1,113 @@
+"""Runs without a common order, replayed in one process from the log of the versions that their tasks read.
+
+A replica is a rank's own weights and its part of a step. Tasks run in any order that gives each of them the versions
+that the log names, so the log alone says the bits: of several batches on one device, and of ranks that mix layers which
+other ranks send (`gossip.py`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import Role, Rows, TaskGraph, View, derive_edges
+from ..core.tasks import Kind
+from ..plans.memory import MemoryPlan
+from .bound import Bound
+from .version_log import VersionRead
+
+
+class Replica:
+    """One rank's weights, bound to a step with several batches. `share`: by layer, its share of the ranks' weights,
+    which are 1 at first. `layer`: of each update of parameters."""
+
+    def __init__(self, graph: TaskGraph, memory: MemoryPlan | None = None, device: Any = None) -> None:
+        self.graph, self.bound = graph, Bound(graph, memory, device)
+        changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
+        self.layer = {t: int(graph.unit[t]) for t in np.flatnonzero(changing).tolist()}
+        own: dict[int, set[int]] = {}
+        for t, layer in self.layer.items():
+            own.setdefault(layer, set()).update(int(graph.buffer_storage[b]) for b in graph.writes[t].tolist()
+                                                if graph.buffer(b).role == Role.PARAMETER)
+        self.weights = {layer: [self._array(s) for s in sorted(storages)] for layer, storages in own.items()}
+        home = {s: layer for layer, storages in own.items() for s in storages}
+        self.reads = [sorted({home[s] for s in graph.buffer_storage[graph.reads[t]].tolist() if s in home})
+                      if t not in self.layer else [] for t in range(len(graph))]
+        self.share = dict.fromkeys(self.weights, 1.0)
+        self.calls = [self.bound.thunks(t) for t in range(len(graph))]
+
+    def _array(self, storage: int) -> Any:
+        spec = self.graph.storages[storage]
+        return self.bound.array(View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype))
+
+    def run(self, task: int) -> None:
+        for call in self.calls[task]:
+            call()
+
+
+def replay(replicas: Sequence[Replica], inputs: Sequence[tuple[Any, ...]], entries: Iterable[VersionRead],
+           versions: Counter[tuple[int, int]]) -> list[Any]:
+    """The results of each replica after a step on its inputs. `entries`: of the step, of all ranks, in any order.
+    `versions`: the newest version by (rank, layer), which is counted on. Raises ValueError if no order gives the
+    versions of the log."""
+    read: dict[tuple[int, int], list[VersionRead]] = {}
+    awaited: Counter[tuple[int, int, int]] = Counter()  # readers by (rank, layer, version) that have not run
+    for e in entries:
+        read.setdefault((e.rank, e.key), []).append(e)
+        awaited[e.rank, e.stage, e.version] += 1
+    done = [set[int]() for _ in replicas]
+    todo = list[tuple[int, int]]()
+    needed = []
+    for rank, (replica, values) in enumerate(zip(replicas, inputs, strict=True)):
+        graph = replica.graph
+        replica.bound.load(values)
+        own = ~graph.role_is(Role.PARAMETER, Role.STATE)
+        reads, writes = (Rows.from_pairs(each.row_of_each()[own[each.ids]], each.ids[own[each.ids]], len(each))
+                         for each in (graph.reads, graph.writes))
+        needed.append(derive_edges(reads, writes, len(graph.buffer_bytes)))
+        todo += [(rank, t) for t in range(len(graph))]
+    while todo:
+        left = []
+        for rank, t in todo:
+            replica = replicas[rank]
+            mine = read.get((rank, int(replica.graph.keys[t])), [])
+            updates = t in replica.layer
+            ready = {*needed[rank][t].tolist()} <= done[rank] and all(
+                versions[rank, e.stage] == e.version - updates and not (
+                    updates and awaited[rank, e.stage, e.version - 1]) for e in mine)
+            if not ready:
+                left.append((rank, t))
+                continue
+            replica.run(t)
+            done[rank].add(t)
+            for e in mine:
+                awaited[rank, e.stage, e.version] -= 1
+                versions[rank, e.stage] = e.version
+        if len(left) == len(todo):
+            rank, t = left[0]
+            raise ValueError(f"no order gives the versions of the log: {replicas[rank].graph.name(t)} of rank {rank} "
+                             f"cannot run")
+        todo = left
+    return [replica.bound.results() for replica in replicas]
+
+
+class Replayed:
+    """Stands for the runtime of one device: each call is a step, replayed from its part of a log of this name."""
+
+    timeline = log = None
+
+    def __init__(self, graph: TaskGraph, entries: Iterable[VersionRead], name: str, device: Any = None) -> None:
+        self._replica, self._name, self._step = Replica(graph, device=device), name, 0
+        self._versions, self._steps = Counter[tuple[int, int]](), dict[int, list[VersionRead]]()
+        for e in entries:
+            self._steps.setdefault(e.step, []).append(e)
+
+    def __call__(self, *inputs: Any) -> Any:
+        """The results of the next step. Raises ValueError if the log does not have it, or is of another step."""
+        if self._step not in self._steps:
+            raise ValueError(f"{self._name} has {len(self._steps)} steps, and this is step {self._step + 1}")
+        self._step += 1
+        return replay([self._replica], [inputs], self._steps[self._step - 1], self._versions)[0]

@@ -1,0 +1,73 @@
+"""A step of several batches, each with an update of its own: asynchronous policies order it batch by batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..core.graph import Ints, Role, TaskGraph
+from ..core.placement import Refused
+from ..core.tasks import Kind
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The tasks of a step by batch: forwards, the tasks after them in the order of a backward thread, which updates a
+    layer as soon as it has used its weights, and what is left: the sums of losses."""
+
+    forward: list[list[int]]
+    backward: list[list[int]]
+    rest: list[int]
+
+    @classmethod
+    def of(cls, graph: TaskGraph, name: str) -> Batches:
+        """Raises Refused unless each micro-batch has an update of its own and needs nothing of another one but
+        weights."""
+        lasting, batch = graph.persistent, graph.micro_batch.tolist()
+        changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
+        forward, work = ([list[int]() for _ in range(max(batch, default=-1) + 1)] for _ in range(2))
+        writer, apart = dict[int, int](), set[int]()
+        for t in range(len(graph)):
+            makers = {writer[b] for b in graph.reads[t].tolist() if b in writer and not lasting[b]}
+            if any(p in apart or batch[p] != batch[t] for p in makers):
+                apart.add(t)
+            else:
+                (work if work[batch[t]] or graph.kind[t] != Kind.F else forward)[batch[t]].append(t)
+            writer |= dict.fromkeys(graph.writes[t].tolist(), t)
+        if any(graph.kind[t] != Kind.F for t in apart) or {*graph.micro_batch[changing].tolist()} != {*batch}:
+            raise Refused(name, "each micro-batch needs an update of its own, and nothing else of the others",
+                          "record the step so, of a network without time steps")
+        return cls(forward, [_updated_at_once(graph, tasks) for tasks in work], sorted(apart))
+
+
+def _updated_at_once(graph: TaskGraph, tasks: list[int]) -> list[int]:
+    """The tasks of a batch with each update right after the last one that makes what it reads or reads what it
+    changes."""
+    reads, writes = ({t: {*rows[t].tolist()} for t in tasks} for rows in (graph.reads, graph.writes))
+    after: dict[int, list[int]] = {}
+    found, place = list[int](), dict[int, int]()
+    for t in tasks:
+        if graph.kind[t] != Kind.U:
+            place[t] = len(place)
+    for u in tasks:
+        if u not in place:
+            place[u] = max((place[t] for t in tasks[: tasks.index(u)] if writes[t] & reads[u] or reads[t] & writes[u]),
+                           default=-1)
+            after.setdefault(place[u], []).append(u)
+    for t in [-1, *(t for t in tasks if graph.kind[t] != Kind.U)]:
+        found += [*([t] if t >= 0 else []), *after.get(place.get(t, -1), [])]
+    return found
+
+
+def staleness(graph: TaskGraph) -> dict[int, Ints]:
+    """Layer -> for the forward of each batch, how many updates the layer has between it and the batch's own."""
+    changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
+    found = {}
+    for unit in np.unique(graph.unit[changing]).tolist():
+        mine = np.flatnonzero(changing & (graph.unit == unit))
+        forwards = np.flatnonzero((graph.unit == unit) & (graph.kind == Kind.F))
+        first = {int(graph.micro_batch[t]): t for t in forwards[::-1]}
+        found[unit] = np.array([i - np.searchsorted(mine, first[int(graph.micro_batch[u])])
+                                for i, u in enumerate(mine.tolist())])
+    return found
