@@ -62,7 +62,37 @@ def _grouped(x: Any, groups: int) -> Any:
     return x.reshape(prod(x.shape[:-1]), groups, x.shape[-1] // groups).transpose(1, 0, 2)
 
 
-@kernel("conv2d", axes="nHWC,OTUC,O->nHWO", flops=lambda reads, writes: _flops(writes[0], reads[1]),
+def _axes(reads: Any, *, geometry: Geometry, **constants: Any) -> str:
+    """Samples are cut, or rows if there is one sample: then they are neighbours in memory. Not if the padding is so
+    wide that rows read nothing."""
+    by_rows = reads[0].shape[0] == 1 and geometry.padding[0] <= (reads[1].shape[1] - 1) * geometry.dilation[0]
+    return "nrWC,OTUC,O->nrWO" if by_rows else "nHWC,OTUC,O->nHWO"
+
+
+def _padded_by(geometry: Geometry, rows: int) -> Geometry:
+    return geometry._replace(padding=(rows, geometry.padding[1]))
+
+
+def _rows_read(begin: int, end: int, reads: Any, *, geometry: Geometry, **constants: Any) -> Any:
+    """The rows of x for these rows of y, which have zeros above only if they are the first."""
+    (stride, _), (padding, _), (apart, _), _ = geometry
+    top = begin * stride - padding
+    last = (end - 1) * stride - padding + (reads[1].shape[1] - 1) * apart + 1
+    first = max(0, top)
+    return first, min(last, reads[0].shape[1]), {**constants, "geometry": _padded_by(geometry, first - top)}
+
+
+def _rows_of_grad(begin: int, end: int, reads: Any, *, size: Pair, geometry: Geometry) -> Any:
+    """The rows of dy whose windows have these rows of dx; if there are none, one that is too far away."""
+    (stride, _), (padding, _), (apart, _), _ = geometry
+    rows = reads[0].shape[1]
+    first = min(max(0, (begin + padding - (reads[1].shape[1] - 1) * apart) // stride), rows - 1)
+    last = max(min((end - 1 + padding) // stride + 1, rows), first + 1)
+    return first, last, {"size": (end - begin, size[1]),
+                         "geometry": _padded_by(geometry, padding + begin - first * stride)}
+
+
+@kernel("conv2d", axes=_axes, window=_rows_read, flops=lambda reads, writes: _flops(writes[0], reads[1]),
         work=lambda reads, writes, geometry, act="": forward_work(reads[0], reads[1], writes[0], geometry))
 def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: str = "") -> Any:
     """y[n, oy, ox] = sum over taps of x[n, oy s - p + ky d, ox s - p + kx d] w[:, ky, kx] (+ b), or relu of it."""
@@ -76,7 +106,7 @@ def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: s
     return xp.maximum(y, 0) if act else y
 
 
-@kernel("conv2d_input_grad", axes="nHWO,OTUC->nHWC", flops=lambda reads, writes: _flops(reads[0], reads[1]),
+@kernel("conv2d_input_grad", axes=_axes, window=_rows_of_grad, flops=lambda reads, writes: _flops(reads[0], reads[1]),
         work=lambda reads, writes, size, geometry: input_grad_work(reads[0], reads[1], writes[0], geometry))
 def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometry) -> Any:
     """dx (n, *size, c): every tap's product is added to the pixel from which it came."""

@@ -26,9 +26,10 @@ Geometry = tuple[Pair, Pair, Pair]  # stride, padding, dilation
 def depthwise_work(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry,
                    dtype: Any) -> list[Any]:
     """Scratch arrays for x (n, h, w, c), w (c, kh, kw, 1), y (n, oh, ow, c): a padded image, and two sets of taps."""
-    stride, padding, _ = geometry
+    stride, padding, dilation = geometry
+    rows = max(x[1] + padding[0], (y[1] - 1) * stride[0] + (w[1] - 1) * dilation[0] + 1)
     pixels = max(n for n in range(1, y[2] + 1) if n == 1 or (stride[1] == 1 and y[2] % n == 0 and n * x[3] <= RUN))
-    return [((x[1] + 2 * padding[0], (x[2] + 2 * padding[1]) * x[3]), dtype), ((2, *w[1:3], pixels, x[3]), dtype)]
+    return [((rows, (x[2] + 2 * padding[1]) * x[3]), dtype), ((2, *w[1:3], pixels, x[3]), dtype)]
 
 
 def _tap_major(w: Any) -> Any:

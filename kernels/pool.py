@@ -70,7 +70,7 @@ def _flops(reads: Any, writes: Any) -> float:
     return float(max(reads[0].size, writes[0].size))
 
 
-@kernel("max_pool2d", axes="nHWC->nHWC,nHWC", flops=_flops)
+@kernel("max_pool2d", axes="nHWc->nHWc,nHWc", flops=_flops)
 def max_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
     """y, and for each maximum the number of the first tap inside the image that has it (int32)."""
     seen = _windows(xp, x, -xp.inf, window, stride, padding, ceil)
@@ -113,7 +113,7 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
                             which[k] = number if better else which[k]
 
 
-@kernel("max_pool2d_grad", axes="nHWC,nHWC->nHWC", flops=_flops)
+@kernel("max_pool2d_grad", axes="nHWc,nHWc->nHWc", flops=_flops)
 def max_pool2d_grad(xp: Any, tap: Any, dy: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
     """dy goes to the tap that had the maximum."""
     taps = xp.arange(window[0] * window[1]).reshape(-1, 1, 1, 1, 1)
@@ -142,7 +142,7 @@ def _max_pool2d_grad(tap, dy, dx, geometry):  # type: ignore[no-untyped-def]
                     dx[i, oy * sh - ph + t // kw, ox * sw - pw + t % kw, k] += dy[i, oy, ox, k]
 
 
-@kernel("avg_pool2d", axes="nHWC->nHWC", flops=_flops)
+@kernel("avg_pool2d", axes="nHWc->nHWc", flops=_flops)
 def avg_pool2d(xp: Any, x: Any, *, window: Pair, stride: Pair, padding: Pair, ceil: bool = False) -> Any:
     """The mean over all taps; those in the padding count as zeros."""
     seen = _windows(xp, x, 0, window, stride, padding, ceil)
@@ -180,7 +180,7 @@ def _avg_pool2d(x, y, geometry):  # type: ignore[no-untyped-def]
                     out[k] *= share
 
 
-@kernel("avg_pool2d_grad", axes="nHWC->nHWC", flops=_flops)
+@kernel("avg_pool2d_grad", axes="nHWc->nHWc", flops=_flops)
 def avg_pool2d_grad(xp: Any, dy: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair) -> Any:
     """Every tap of a window gets the same share of its dy."""
     g = dy * _shares(xp, size, dy.shape, dy.dtype, window, stride, padding)

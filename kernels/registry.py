@@ -57,6 +57,7 @@ class Kernel:
     flops: Callable[..., float] | None = None
     cuda_work: Work | None = None
     axes: str | Callable[..., str] = ""
+    window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None
     _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
     _cuda: Callable[..., Sequence[Call]] | None = field(default=None, repr=False)
 
@@ -91,24 +92,26 @@ class Kernel:
 
 
 def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] | None = None,
-           axes: str | Callable[..., str] = "") -> Callable[[Callable[..., Any]], Kernel]:
+           axes: str | Callable[..., str] = "", window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None
+           ) -> Callable[[Callable[..., Any]], Kernel]:
     """Defines a kernel by its reference (a decorator). `work(reads, writes, **constants)` returns its scratch arrays;
     `flops(reads, writes)` its number of operations. Reads and writes have shape and size.
 
     `axes`: along which axes a launch may be cut into parts that write disjoint elements, one label for each axis of
     each array, as in `ni,oi,o->no`; or a function `(reads, **constants)` to that. Arrays that a launch lacks at the end
     are left out. A small letter may be cut: each part reads its own elements, or all of an array without this letter or
-    with length 1 there. A result without it is the first part's. `s`: samples, which the constant
-    `sample` counts. A capital is never cut, `*` stands for any axes that are never cut, `...` for any that broadcast
-    and may be cut, and `=` for a dense array, of which the first axis longer than 1 may be cut. By default a launch
-    stays whole.
+    with length 1 there. A result without it is the first part's. `s`: samples, which the constant `sample` counts. `r`:
+    rows that a window joins; `window(begin, end, reads, **constants)` returns where the rows begin and end that a part
+    of the results reads, and its constants. A capital is never cut, `*` stands for any axes that are never cut, `...`
+    for any that broadcast and may be cut, and `=` for a dense array, of which the first axis longer than 1 may be cut.
+    By default a launch stays whole.
     """
 
     def define(reference: Callable[..., Any]) -> Kernel:
         if name in KERNELS:
             raise KernelError(f"kernel {name} is defined twice, the second time by "
                               f"{reference.__module__}.{reference.__qualname__}")
-        KERNELS[name] = Kernel(name, reference, work, flops, axes=axes)
+        KERNELS[name] = Kernel(name, reference, work, flops, axes=axes, window=window)
         return KERNELS[name]
 
     return define

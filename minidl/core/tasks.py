@@ -229,11 +229,12 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """How a launch may be cut: a label for each axis of each view, see `minidl.kernels.registry.kernel`; and
-    `work(reads, writes)`: the shapes and types of a part's scratch arrays."""
+    """How a launch may be cut: a label for each axis of each view, see `minidl.kernels.registry.kernel`;
+    `work(reads, writes, **constants)`: the shapes and types of a part's scratch arrays; and the kernel's `window`."""
 
     axes: str
-    work: Callable[[Sequence[View], Sequence[View]], Sequence[tuple[tuple[int, ...], Any]]]
+    work: Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
+    window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

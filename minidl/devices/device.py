@@ -32,14 +32,14 @@ class DeviceError(RuntimeError):
 
 @dataclass(frozen=True)
 class Scratch:
-    """The scratch arrays of a launch of this kernel on other arrays, as (shape, type)."""
+    """The scratch arrays of a launch of this kernel, as (shape, type)."""
 
     kernel: str
-    constants: tuple[tuple[str, Any], ...]
 
-    def __call__(self, reads: Sequence[View], writes: Sequence[View]) -> Sequence[tuple[tuple[int, ...], Any]]:
+    def __call__(self, reads: Sequence[View], writes: Sequence[View], **constants: Any
+                 ) -> Sequence[tuple[tuple[int, ...], Any]]:
         work = KERNELS[self.kernel].work
-        return work(reads, writes, **dict(self.constants)) if work else ()
+        return work(reads, writes, **constants) if work else ()
 
 
 class CPU:
@@ -123,7 +123,7 @@ class CPU:
     def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
         """How a launch of this kernel may be cut; None if it must stay whole."""
         axes = kernel.axes(reads, **constants) if callable(kernel.axes) else kernel.axes
-        return Cuts(axes, Scratch(kernel.name, tuple(constants.items()))) if axes else None
+        return Cuts(axes, Scratch(kernel.name), kernel.window) if axes else None
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch; `array(view)` gives the arrays. All streams of the CPU are alike."""

@@ -91,7 +91,8 @@ def _labels(launch: Launch, count: int) -> list[str]:
     found = []
     for label in dict.fromkeys(label for axes in writes for label in axes if label):
         n = max(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True))
-        fits = (_length(v, axes, label) in (0, 1, n) for v, axes in zip(launch.reads, reads, strict=True))
+        fits = (label == "r" or _length(v, axes, label) in (0, 1, n)
+                for v, axes in zip(launch.reads, reads, strict=True))
         if n >= count and all(fits) and all(
                 _length(v, axes, label) in (0, n) for v, axes in zip(launch.writes, writes, strict=True)):
             found.append((sum(label not in axes for axes in writes), label))
@@ -126,7 +127,7 @@ def _length(view: View, axes: Sequence[str], label: str) -> int:
 def bounds(n: int, count: int) -> list[int]:
     """Where `count` parts of n elements begin and end."""
     tile = TILE if n >= TILE * count else 1
-    return [*(n // tile * p // count * tile for p in range(count)), n]
+    return [*(int(n / tile * p / count + 0.5) * tile for p in range(count)), n]
 
 
 def _part(launches: Sequence[Launch], chosen: Sequence[str], count: int, p: int) -> Part:
@@ -151,19 +152,23 @@ def _part(launches: Sequence[Launch], chosen: Sequence[str], count: int, p: int)
         reads, writes = _axes(launch)
         n = next(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True) if label in axes)
         begin, end = bounds(n, count)[p : p + 2]
-        share = share or (end - begin) / n
+        share, first, last, constants = share or (end - begin) / n, begin, end, dict(launch.constants)
+        if label == "r":
+            assert launch.cuts.window is not None
+            first, last, constants = launch.cuts.window(begin, end, launch.reads, **constants)
 
-        def cut(views: Sequence[View], labels: Sequence[Sequence[str]], label: str = label, n: int = n,
-                begin: int = begin, end: int = end) -> tuple[View, ...]:
-            return tuple(v.part(axes.index(label), begin, end) if _length(v, axes, label) == n else v
+        def cut(views: Sequence[View], labels: Sequence[Sequence[str]], begin: int, end: int, label: str = label
+                ) -> tuple[View, ...]:
+            return tuple(v.part(axes.index(label), begin, end) if _length(v, axes, label) > 1 else v
                          for v, axes in zip(views, labels, strict=True))
 
         # what all parts would write, the first one does; the others leave it in memory that nobody reads
         elsewhere = {v: new(v.shape, v.dtype) for v, axes in zip(launch.writes, writes, strict=True)
                      if p and label not in axes}
-        one = replace(launch, reads=tuple(elsewhere.get(v, v) for v in cut(launch.reads, reads)),
-                      writes=tuple(elsewhere.get(v, v) for v in cut(launch.writes, writes)))
-        one = replace(one, work=tuple(new(*spec) for spec in launch.cuts.work(one.reads, one.writes)))
+        one = replace(launch, reads=tuple(elsewhere.get(v, v) for v in cut(launch.reads, reads, first, last)),
+                      writes=tuple(elsewhere.get(v, v) for v in cut(launch.writes, writes, begin, end)),
+                      constants=tuple(constants.items()))
+        one = replace(one, work=tuple(new(*spec) for spec in launch.cuts.work(one.reads, one.writes, **constants)))
         own.append(one.shifted(begin) if label == "s" else one)
     return Part(tuple(own), share, tuple(scratch))
 

@@ -44,10 +44,26 @@ def tokens(n: int, length: int) -> tuple[Any, Any]:
     return rng.integers(0, 64, (n, length)), rng.integers(0, 64, (n, length))
 
 
+class OneImage(nn.Module):
+    """Convolutions of most kinds, for a batch of one."""
+
+    def __init__(self) -> None:
+        self.first = nn.Conv2d(3, 8, 5, stride=2, padding=2)
+        self.each = nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.wide = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=2)
+        self.last, self.head = nn.Conv2d(8, 16, 1), nn.Conv2d(16, 10, 3, stride=3)
+
+    def forward(self, x: Any) -> Any:
+        h = nn.functional.max_pool2d(nn.relu(self.first(x)), 2)
+        h = nn.functional.avg_pool2d(self.wide(nn.relu(self.each(h))), 2)
+        return self.head(nn.relu(self.last(h))).reshape(-1, 10)
+
+
 CASES: dict[str, tuple[Callable[[], Any], tuple[Any, Any]]] = {
     "mlp": (lambda: models.mlp(48, 64, 96, 10), images(40, 48)),
     "gpt": (lambda: models.gpt(64, 16, 32, 2, 4), tokens(4, 16)),
     "cnn": (Norms, (images(6, 8, 8, 3)[0], np.arange(6 * 16) % 10)),
+    "one image": (OneImage, (images(1, 33, 27, 3)[0], np.array([3]))),
     "rnn": (lambda: models.create("rnn", vocabulary=64, length=6, width=16, layers=2), tokens(5, 6)),
     "gru": (lambda: models.create("rnn", vocabulary=64, length=6, width=16, layers=2, cell="gru"), tokens(5, 6)),
 }
@@ -180,10 +196,41 @@ def test_what_cannot_be_cut_is_refused():
         ml.plan(graph, "gpipe", machine=ml.Machine(2), split=2)
 
 
+@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_of_one_image_have_the_bits_of_the_whole(seed: int, groups: int):
+    """Convolutions of random windows: forward and the gradient toward the input."""
+    rng = np.random.default_rng(seed)
+    window = dict(zip(("kernel_size", "stride", "padding", "dilation"),
+                      rng.integers((1, 1, 0, 1), (5, 4, 5, 3)).tolist(), strict=True))
+    x = rng.standard_normal((1, int(rng.integers(9, 24)), 11, 8)).astype("float32")
+
+    def run(parts: int) -> list[np.ndarray]:
+        ml.seed(0)
+        conv, each = nn.Conv2d(8, 8, groups=groups, **window), ml.Parameter(x)
+        opt = optim.SGD([each], lr=1.0)
+
+        def step(x: Any) -> Any:
+            y = conv(x * each)
+            (y * y).sum().backward()
+            opt.step()
+            return y
+
+        graph = split(Draft.of(ml.record(step, x)), parts).graph
+        assert parts == 1 or {(launch.kernel, t.part) for t in graph for launch in graph.launches[t.index]} >= {
+            (name, 2) for name in ("conv2d", "conv2d_input_grad") if window["padding"] <= (
+                window["kernel_size"] - 1) * window["dilation"]}
+        return [ml.SequentialExecutor(graph)(x).numpy().copy(), each.numpy().copy()]
+
+    for parts in (2, 3):
+        assert bits(run(parts)) == bits(run(1))
+
+
 def test_bounds_are_multiples_of_a_tile_if_there_are_enough_rows():
     assert bounds(64, 2) == [0, 32, 64]
     assert bounds(100, 3) == [0, 32, 64, 100]
-    assert bounds(10, 3) == [0, 3, 6, 10]
+    assert bounds(56, 2) == [0, 32, 56]
+    assert bounds(10, 3) == [0, 3, 7, 10]
     assert bounds(2, 2) == [0, 1, 2]
 
 
