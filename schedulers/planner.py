@@ -29,6 +29,7 @@ from .pipeline.proof import CapError, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
 from .saved import cut_in, kind_of, sums_in, sums_notes
+from .single import most_streams
 from .wide import Parts, in_parts
 
 
@@ -67,7 +68,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             return _plan(graph, policy, cost, replace(machine, memory_limit=limit), options,
                          {"dropped": dropped, "parts": parts}, Shards.of(shard))
 
-        return cut(1) if split == 1 else in_parts(graph, split, cost, options.get("streams", 2), cut)
+        return cut(1) if split == 1 else in_parts(
+            graph, split, cost, options.get("streams") or (2 if cost is None else most_streams(cost)), cut)
 
     try:
         return planned(graph, cost, machine.memory_limit, recompute, made)

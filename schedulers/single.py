@@ -37,30 +37,44 @@ def in_order(graph: TaskGraph, cost: CostModel | None = None, machine: Machine |
     return Schedule.of(graph, {Lane(0): range(len(graph))})
 
 
-def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *, streams: int = 2,
-                 map: str | None = None) -> Schedule:
+def multi_stream(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *,
+                 streams: int | None = None, map: str | None = None) -> Schedule:
     """The schedule of `planned`; without costs, those from flops and bytes count, so that all streams are used."""
     return planned(graph, cost or CostModel.analytic(), machine, streams=streams, map=map).schedule
 
 
-def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *, streams: int = 2,
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *, streams: int | None = None,
             map: str | None = None) -> Ordered:
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready, which `cost`
     says; a weight gradient that an output gradient needs (the sums of a batch norm) stays on `main` (Oh, Lee, Kim, Seo,
     EuroSys 2022, section 4). If tasks are in parts, or output gradients go in sweeps, any task may run on any stream,
     as long as that is faster.
     Everything on one stream where the simulator shows that this is best; costs from flops and bytes, which charge
-    nothing for streams, always show them. `map`: the authors' own placement for densenet121 or mobilenet_v3, whatever
+    nothing for streams, always show them. `streams`: by default 2, or as many more as are predicted to gain, up to the
+    cores that the costs were measured on. `map`: the authors' own placement for densenet121 or mobilenet_v3, whatever
     it costs.
 
     Raises ValueError for fewer than 2 streams, and for a map that does not fit the graph.
     """
-    if map is not None and streams != 2:
+    if map is not None and streams not in (None, 2):
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
-    schedule = published(graph, map, cost) if map is not None else on_streams(graph, cost, streams)
+    counts = [streams] if streams is not None else [2] if map is not None else counts_up_to(most_streams(cost))
+    found = [(published(graph, map, cost) if map is not None else on_streams(graph, cost, n), n) for n in counts]
+    schedule, streams = min(found, key=lambda made: _time(graph, made[0], cost)) if len(found) > 1 else found[0]
     why = why_one(graph, schedule, cost) if map is None else ""
+    chosen = f"{streams} streams are used: with {cost.cores} cores, that is predicted to be fastest"
     return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": map},
-                   remarks=(why,) if why else ())
+                   remarks=(why,) if why else (chosen,) * (len(counts) > 1))
+
+
+def most_streams(cost: CostModel) -> int:
+    """As many as there are cores, if the costs say how many; at least 2."""
+    return max(2, cost.cores or 2)
+
+
+def counts_up_to(most: int) -> list[int]:
+    """2, 4, 8 and so on, and `most`."""
+    return sorted({most, *(2**i for i in range(1, most.bit_length()))})
 
 
 def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:

@@ -404,7 +404,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                  type=pair, action="append", default=[], metavar="K=V",
                                  help="an argument of the policy, see `minidl schedulers`"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"), NEW_SCHEDULE,
-                           type=whole(1, 1024), metavar="N", help="how many streams the policy uses"),
+                           type=whole(1, 1024), metavar="N",
+                           help="how many streams the policy uses (default: 2; multi_stream also tries more, up to the "
+                                "machine's cores, if costs were measured)"),
         "--costs": _flag("train:src compare:src plan:srcp explain:srcp simulate:srcp check:src",
                          ("a network; times of a pipeline without --model come from FILE",
                           lambda a: a.subject != "p" or a.costs not in ("measured", "analytic")),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,13 @@ ROUNDS = 5  #: of each measurement
 
 def measure_lanes(device: Any) -> dict[str, Any]:
     """The fields of a CostModel that say what the lanes of a device cost each other."""
-    return {"cores": len(os.sched_getaffinity(0)), **_measured(device, device.lanes_used, lane_cores())}
+    return {"cores": cores(), **_measured(device, device.lanes_used, lane_cores())}
+
+
+def cores() -> int:
+    """How many cores this process may use; two threads of one core count once."""
+    own = os.sched_getaffinity(0)
+    return len({min(own & _threads(core)) for core in own})
 
 
 @cache
@@ -53,15 +60,19 @@ def lane_cores() -> tuple[int, ...]:
 def two_cores(cores: frozenset[int]) -> tuple[int, ...]:
     """Two of these cores, if there are two; if there is a choice, not two threads of one core."""
     first, *others = sorted(cores)
-    siblings = set[int]()
-    try:
-        text = (TOPOLOGY / f"cpu{first}/topology/thread_siblings_list").read_text()
+    siblings = _threads(first)
+    return (first, *sorted(others, key=lambda core: (core in siblings, core))[:1])
+
+
+def _threads(core: int) -> set[int]:
+    """The threads of a core, of which one is given."""
+    found = {core}
+    with suppress(OSError, ValueError):  # the machine does not say
+        text = (TOPOLOGY / f"cpu{core}/topology/thread_siblings_list").read_text()
         for part in text.strip().split(","):
             low, _, high = part.partition("-")
-            siblings.update(range(int(low), int(high or low) + 1))
-    except (OSError, ValueError):  # the machine does not say
-        pass
-    return (first, *sorted(others, key=lambda core: (core in siblings, core))[:1])
+            found.update(range(int(low), int(high or low) + 1))
+    return found
 
 
 def probe(lanes: list[list[int]], waits: list[tuple[int, int]], calls: Callable[[int, Any], list[Thunk]]) -> Work:

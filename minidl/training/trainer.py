@@ -25,6 +25,7 @@ from ..core.machine import Machine
 from ..core.schedule import Schedule
 from ..data.feed import fed
 from ..devices import device as devices
+from ..measuring.lanes import cores
 from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
 from ..nn.module import state_array
@@ -432,7 +433,7 @@ class Recorded:
                        corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
-        parts = self.job.streams or 2 if self.job.split == "auto" else int(self.job.split)
+        parts = self.job.streams or max(2, cores()) if self.job.split == "auto" else int(self.job.split)
         return measure(self.graph, device=self.device, parts=parts, progress=progress)
 
 

@@ -147,6 +147,16 @@ def test_two_cores_are_not_two_threads_of_one(tmp_path, monkeypatch):
     assert measure_lanes.two_cores(frozenset({7, 3, 5, 6})) == (3, 6)
 
 
+def test_two_threads_of_a_core_count_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(measure_lanes, "TOPOLOGY", tmp_path)
+    monkeypatch.setattr(measure_lanes.os, "sched_getaffinity", lambda pid: {0, 1, 2, 5})
+    assert measure_lanes.cores() == 4, "the machine does not say"
+    for core, threads in {0: "0,4", 1: "1,5", 2: "2,6", 5: "1,5"}.items():
+        (tmp_path / f"cpu{core}" / "topology").mkdir(parents=True)
+        (tmp_path / f"cpu{core}" / "topology" / "thread_siblings_list").write_text(threads)
+    assert measure_lanes.cores() == 3
+
+
 def test_lanes_that_the_system_does_not_hold_are_measured_where_they_run(monkeypatch):
     def refuses(*_):
         raise PermissionError

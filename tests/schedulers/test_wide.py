@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -14,6 +15,7 @@ from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, widths
 from minidl.pricing.cost import CostError
+from minidl.schedulers.single import counts_up_to
 from minidl.schedulers.wide import choices, shared
 
 COST = ml.CostModel.analytic(flops_per_us=2e3)
@@ -59,6 +61,28 @@ def test_a_shared_order_is_valid_on_any_number_of_lanes(mlp: TaskGraph, streams:
     schedule.validate(graph)
     assert sorted(schedule.ids(graph).tolist()) == list(range(len(graph)))
     assert len({lane.name for lane in schedule.lanes}) == streams
+
+
+@pytest.mark.parametrize("cores", [1, 2, 6, 16])
+@pytest.mark.parametrize("split", [1, 2, "auto"])
+def test_by_default_no_number_of_streams_up_to_the_cores_is_faster(mlp: TaskGraph, cores: int, split: Any):
+    cost = replace(split_times(mlp, 100.0, 55.0), cores=cores)
+    if split == "auto":  # into as many parts as there are cores
+        cost = replace(cost, tasks={**cost.tasks, **{f"{t.name}/{p + 1}": 10.0 for t in mlp for p in range(cores)}})
+    found = ml.plan(mlp, "multi_stream", cost, split=split)
+    assert len(found.schedule.lanes) <= max(2, cores)
+    for streams in {2, max(2, cores // 2), max(2, cores)}:
+        if split != "auto":
+            assert found.step <= ml.plan(mlp, "multi_stream", cost, split=split, streams=streams).step
+    assert found.step <= ml.plan(mlp, "in_order", cost).step
+    if split == "auto":
+        assert found.step <= ml.plan(mlp, "multi_stream", cost, split=max(2, cores)).step
+    said = [f"{n} streams are used: with {cores} cores, that is predicted" for n in counts_up_to(max(2, cores))]
+    assert any(s in remark for s in said for remark in found.remarks) == (cores > 2 and len(found.schedule.lanes) > 1)
+
+
+def test_numbers_of_streams_double_up_to_the_cores():
+    assert [counts_up_to(n) for n in (2, 3, 4, 6, 16)] == [[2], [2, 3], [2, 4], [2, 4, 6], [2, 4, 8, 16]]
 
 
 @pytest.mark.parametrize(("whole", "part"), [(100.0, 50.0), (100.0, 57.0), (100.0, 80.0), (100.0, 110.0), (1.0, 0.9)])
