@@ -33,7 +33,7 @@ import numpy as np
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Schedule
-from ..core.tasks import COMMUNICATION, Kind
+from ..core.tasks import COMMUNICATION, Kind, unpack
 from ..passes.boundary import Loop, cross_boundary
 from ..passes.draft import Sums
 from ..passes.rewrite import gradients
@@ -174,7 +174,8 @@ def hidden(plan: Plan) -> float:
     communication = plan.notes["communication"]
     if not communication:
         return 1.0
-    return float(max(0.0, 1 - max(0.0, plan.period - plan.notes["compute"]) / communication))  # it includes waits
+    lanes = sum(lane.name != "comm" for lane in plan.schedule.lanes)
+    return float(max(0.0, 1 - max(0.0, plan.period - plan.notes["compute"] / lanes) / communication))  # includes waits
 
 
 def search(period: Callable[[int], float], largest: int, fits: Callable[[int], bool] | None = None) -> int:
@@ -203,12 +204,13 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
 
 
 def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
-    """A bound: no order of this loop body has a shorter period. It is the largest of the work of the compute stream,
+    """A bound: no order of this loop body has a shorter period. It is the largest of the work of a compute stream,
     the work of the channel, and each layer's circuit from its forward through its weight gradient to the end of its
     communication."""
     duration = cost.durations(graph) + cost.launch
     talk = np.isin(graph.kind, COMMUNICATION)
-    best = max(float(duration[talk].sum()), float(duration[~talk].sum()))
+    lanes = max(1, int(unpack(graph.keys).part[~talk].max(initial=0)))  # each part has one
+    best = max(float(duration[talk].sum()), float(duration[~talk].sum()) / lanes)
     preds = [graph.preds[t].tolist() for t in range(len(graph))]
     rate: dict[int, float] = {}  # buffer -> time of communication per byte
     makers: dict[int, list[int]] = {}
@@ -228,6 +230,6 @@ def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
         for task in range(first + 1, len(graph)):
             if preds[task] and not talk[task]:
                 length[task] = max(length[task], duration[task] + max(length[p] for p in preds[task]))
-        ready = max(length[t] for b in mine for t in makers[b])
+        ready = max(length[t] for b in mine for t in makers.get(b, ()))
         best = max(best, float(ready + duration[u] + sum(rate[b] * int(graph.buffer_bytes[b]) for b in mine)))
     return best

@@ -156,7 +156,7 @@ def widths(keys: Any) -> dict[int, int]:
     own = unpack(keys)
     parted = np.flatnonzero(np.isin(own.kind, COMPUTE) & (own.part > 0))
     found: dict[int, int] = {}
-    for key, part in zip(repack(own.key[parted], part=0).tolist(), own.part[parted].tolist(), strict=True):
+    for key, part in zip(repack(own.key[parted], part=0, late=0).tolist(), own.part[parted].tolist(), strict=True):
         found[key] = max(found.get(key, 1), part)
     return found
 

@@ -24,6 +24,7 @@ from .post_validation import post_validation
 from .recompute import recompute
 from .replicas import replicas, sums_asked_for
 from .shard import shard
+from .side_by_side import side_by_side
 from .split import split
 from .stages import in_stages
 from .statistics import running_statistics
@@ -52,6 +53,7 @@ BEFORE_THE_ORDER: tuple[Pass, ...] = (
 AFTER_THE_ORDER: tuple[Pass, ...] = (
     sums_asked_for,  # first: refuses what has no effect, whatever else a step lacks
     shard,  # of a step that is not cut: its sums have their place
+    side_by_side,  # of the same: parts leave the lane to which shards were added
     followers,  # before O and W become one task: the rank of W decides where weights live
     fused_backwards,
     updates_last,  # for pipelines that drain;
@@ -62,7 +64,7 @@ AFTER_THE_ORDER: tuple[Pass, ...] = (
     more_overlap,  # when all that talks has its place, before tasks of the next step join
     post_validation,  # last: the verdict is of gradients that replicas have summed
 )
-WHOLE = (summed_by_all, recompute, split, shard)  #: the passes for a step that is not cut
+WHOLE = (summed_by_all, recompute, split, shard, side_by_side)  #: the passes for a step that is not cut
 #: the options of the passes after the order: each has its own by name
 OPTIONS: dict[str, Parameter] = {
     option: parameter for each in AFTER_THE_ORDER if each is not shard

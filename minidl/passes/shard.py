@@ -26,7 +26,7 @@ from ..core.graph import Launch, Role, StorageSpec, View
 from ..core.machine import PlanError
 from ..core.placement import Refused
 from ..core.schedule import Schedule
-from ..core.tasks import COLLECTIVE, Kind, repack, unpack
+from ..core.tasks import COLLECTIVE, Kind, repack, unpack, widths
 from ..pricing.cost import CostModel
 from .draft import Draft
 from .rewrite import gradients
@@ -106,6 +106,9 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
     if draft.staged or draft.sums is None or ranks == 1:
         raise Refused(WHAT, "each of several data-parallel ranks keeps a share",
                       "give --parallel data and at least 2 ranks, or leave --shard out")
+    if widths(graph.keys):
+        raise Refused(WHAT, "parts of an update change other elements than a rank's share",
+                      "leave --split or --shard out")
     sums = np.flatnonzero(np.isin(graph.kind, COLLECTIVE))
     if (graph.kind[sums] != Kind.A).any() or (unpack(graph.keys[sums]).part > 0).any():
         raise _other(draft, "cuts its sums")

@@ -31,15 +31,15 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
     """The tasks in parts: all in so many, or, from a task's key to the number of its parts, some. Parts count from 1,
     as in `4O0/1` and `4O0/2`. A task that cannot be cut stays whole.
 
-    Raises Refused for a step on several ranks, and if nothing can be cut.
+    Raises Refused for a step in stages, and if nothing can be cut.
     """
     graph = draft.graph
     wanted = np.array([parts if isinstance(parts, int) else parts.get(key, 1) for key in graph.keys.tolist()])
     wanted[~np.isin(graph.kind, COMPUTE)] = 1
     if (wanted <= 1).all():
         return draft
-    if draft.staged or draft.sums is not None:
-        raise Refused("split", "a rank among several runs its tasks on one lane, so parts would gain nothing",
+    if draft.staged:
+        raise Refused("split", "a stage is one task for a micro-batch, and runs on one lane",
                       "leave split out")
     found = {t: cut for t in np.flatnonzero(wanted > 1).tolist() if graph.launches
              and (cut := cut_in_parts(graph.launches[t], int(wanted[t]))) is not None}

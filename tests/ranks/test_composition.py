@@ -244,8 +244,7 @@ def page() -> str:
         "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
-        "Not in the table: `--split` cuts the tasks of one device, and is refused on ranks with all features.",
-        "`--shard` runs on data-parallel ranks, not in pipelines.", "",
+        "Not in the table: `--split` and `--shard` run on data-parallel ranks, not in pipelines, nor together.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
 
