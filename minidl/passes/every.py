@@ -53,7 +53,7 @@ BEFORE_THE_ORDER: tuple[Pass, ...] = (
 AFTER_THE_ORDER: tuple[Pass, ...] = (
     sums_asked_for,  # first: refuses what has no effect, whatever else a step lacks
     shard,  # of a step that is not cut: its sums have their place
-    side_by_side,  # of the same: parts leave the lane to which shards were added
+    side_by_side,  # of the same, which has all its tasks now: parts get lanes
     followers,  # before O and W become one task: the rank of W decides where weights live
     fused_backwards,
     updates_last,  # for pipelines that drain;
