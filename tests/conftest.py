@@ -64,6 +64,7 @@ def _devices_that_are_not_there_go() -> Iterator[None]:
 def _a_file_leaves_no_trace() -> Iterator[None]:
     with no_trace():
         yield
+    _keep()
 
 
 @pytest.fixture(autouse=True)
@@ -84,10 +85,14 @@ def both_lanes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     return kind
 
 
-def pytest_collection_finish() -> None:
-    """Modules and items stay: no collection of garbage looks through them again."""
+def _keep() -> None:
+    """Modules, items and compiled code stay: no collection of garbage looks through them again."""
     gc.collect()
     gc.freeze()
+
+
+def pytest_collection_finish() -> None:
+    _keep()
 
 
 @pytest.hookimpl(wrapper=True)

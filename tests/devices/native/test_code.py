@@ -12,9 +12,14 @@ from minidl.devices import device as devices
 if devices.no_native_lanes():
     pytest.skip(devices.no_native_lanes(), allow_module_level=True)
 
-from minidl.devices.native import code
-
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compiled():
+    """Not when tests are collected: each worker would compile it."""
+    global code
+    from minidl.devices.native import code
 
 
 class Lane:
