@@ -125,6 +125,7 @@ def test_a_rung_that_fails_is_left_out_and_the_others_are_measured(device, monke
     assert not passed(run)
 
 
+@pytest.mark.slow
 def test_a_rung_that_fails_while_it_is_timed_is_left_out(device, monkeypatch):
     make = Ours.rung
 
@@ -513,6 +514,7 @@ def test_a_target_is_not_met_by_a_part_of_the_networks():
     assert [row["seen"] for row in ladder_record.targets({}, wanted=1)] == [None] * 7
 
 
+@pytest.mark.slow
 @pytest.mark.may_skip
 def test_without_a_gpu_it_says_so_in_one_line():
     try:

@@ -176,6 +176,7 @@ def test_pipeline_plan_check_round_trip_and_a_duplicated_weight_gradient(capsys,
     assert "[" in out
 
 
+@pytest.mark.slow
 def test_table_marks_the_best(capsys):
     code, out, _ = run(capsys, "simulate", "--ranks", "2", "--micro-batches", "4", "--table")
     assert code == 0

@@ -20,6 +20,7 @@ PIPELINE = ["--model", "gpt", "--model-arg", "preset=tiny", "--batch-size", "8",
             "pipeline", "--ranks", "2", "--micro-batches", "4"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [
     [*NETWORK, "--scheduler", "in_order"], pytest.param(SMALL, marks=pytest.mark.slow),
     [*NETWORK, "--parallel", "data", "--ranks", "2", "--scheduler", "barrier"],

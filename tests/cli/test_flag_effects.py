@@ -83,7 +83,7 @@ def folder(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Path:
     return tmp_path
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("verb", "subject"), [pytest.param(*c, marks=[pytest.mark.slow] if c in LONG else [])
                                                for c in COMMANDS])
 def test_every_flag_changes_something_or_is_refused(capsys: Any, folder: Path, verb: str, subject: str) -> None:
@@ -169,6 +169,7 @@ def test_a_dry_run_says_what_would_run(capsys: Any, folder: Path) -> None:
         "data": "digits", "steps": 270, "optimizer": "rmsprop", "lr": 0.002, "batch_size": 16, "seed": 0}
 
 
+@pytest.mark.slow
 def test_a_saved_pipeline_is_priced_on_given_times(capsys: Any, folder: Path) -> None:
     times = ["--weight-grad", "2", "--latency", "0.5"]
     _, planned, _, _ = does(capsys, ["simulate", *BASE["p"], *times])

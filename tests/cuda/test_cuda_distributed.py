@@ -393,6 +393,7 @@ def test_a_captured_step_is_cut_at_communication_alone(gpus):
     assert whole <= separate - 20
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("captured", [True, False])
 def test_a_trace_has_every_task_of_a_step_once(gpus, captured):

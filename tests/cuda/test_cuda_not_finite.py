@@ -171,6 +171,7 @@ def test_a_gradient_that_overflows_is_told_with_its_step(there, arguments, at):
     assert np.isfinite(trainer.losses).all()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ends", [Trainer.settle, lambda trainer: interleaved([trainer], 0)],
                          ids=["settle", "interleaved"])
 def test_a_late_gradient_of_the_very_last_step_is_told_too(there, ends):

@@ -169,14 +169,13 @@ def test_a_missing_wait_shows(device, monkeypatch):
         return lanes.Streams(self, replace(work, waits=[]), trace)
 
     monkeypatch.setattr(Cuda, "lanes", lost)
-    different = 0
-    for seed in range(6):
-        run = Run(device(seed))
-        different += not equal(run.train(StreamExecutor(run.graph, schedulers.multi_stream(run.graph),
-                                                        device=run.device)), wanted)
-    assert different
+    def trained(run: Run) -> Any:
+        return run.train(StreamExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device))
+
+    assert any(not equal(trained(Run(device(seed))), wanted) for seed in range(6))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("nth", [0, 1, -1])
 def test_a_graph_that_lost_an_edge_is_refused(device, monkeypatch, nth):
     """The edge of a node that has no other: the first is the one between uploads, the second the first task's."""
@@ -305,6 +304,7 @@ def test_a_trace_has_a_record_for_each_task(device, kind):
     assert (step.timeline.issued[tasks] <= step.timeline.start[tasks]).all()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 def test_inputs_of_many_steps_in_flight_do_not_mix(device, kind, seed):

@@ -199,6 +199,7 @@ class Smooth(nn.Module):
         return self.last(ops.tanh(self.second(ops.tanh(self.first(x)).flatten(1))))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("low", HALVES)
 def test_gradients_of_a_smooth_network(there, low):
     assert error(gradients(low, Smooth, 1024.0), gradients(None, Smooth, 1024.0)) < 4 * HALVES[low]
@@ -334,6 +335,7 @@ def same(a: list[Any], b: list[Any]) -> bool:
     return len(a) == len(b) and all(np.array_equal(p, q) for p, q in zip(a, b, strict=True))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
 def test_overflow_skips_the_step_and_shrinks_the_scale(there, optimizer):
     run = Run(there(1), optimizer)

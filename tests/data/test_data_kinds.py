@@ -161,6 +161,7 @@ def sparse(size):
     return bytes(head) + bytes(1024)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_inflates_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, name):
     """A file of some hundred bytes that holds more than it may."""

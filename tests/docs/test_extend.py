@@ -33,7 +33,7 @@ EXTEND = ROOT / "docs" / "extend"
 MODEL = ["--model", "mlp", "--model-arg", "hidden=32", "--batch-size", "8", "--costs", "analytic"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("path", sorted(EXTEND.glob("*.py")), ids=lambda path: path.stem)
 def test_the_examples_run(path: Path) -> None:
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=PATIENCE, check=False)
@@ -58,6 +58,7 @@ def test_the_ops_gradient_is_that_of_finite_differences() -> None:
     np.testing.assert_allclose(x.grad.numpy(), wanted, rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_own_schedulers_on_the_command_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     def run(*argv: Any) -> dict[str, Any]:
         assert main([*map(str, argv), "--json"]) == 0

@@ -296,6 +296,7 @@ def test_upsampling(mode: dict[str, Any], options: dict[str, Any]) -> None:
          [values(2, 3, 4, 2)], "float64", to=[NCHW], back=NHWC)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("shape", [(2, 4), (2, 5, 4), (3, 2, 3, 4), (1, 1, 1, 4)])
 @pytest.mark.parametrize("groups", [1, 2, 4])
 def test_group_norm(groups: int, shape: tuple[int, ...]) -> None:

@@ -44,7 +44,7 @@ CONVOLUTIONS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("case", CONVOLUTIONS)
 def test_conv2d_finite_differences(case: str, bias: bool) -> None:
@@ -392,7 +392,7 @@ POOLS = {"2x2": ((2, 4, 4, 2), 2, None, 0), "odd": ((1, 5, 7, 3), 2, None, 0), "
          "ceil, uneven": ((2, 7, 6, 3), (3, 2), (3, 4), (1, 0), True)}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("op", [ops.max_pool2d, ops.avg_pool2d])
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_finite_differences(case: str, op: Any) -> None:
@@ -415,6 +415,7 @@ def test_pool_torch(case: str, name: str, dtype: str, ties: bool) -> None:
     compare(found, expected, dtype)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", POOLS)
 def test_pool_forms_agree(case: str) -> None:
     shape, window, stride, padding, *ceil = POOLS[case]

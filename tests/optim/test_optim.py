@@ -125,7 +125,7 @@ def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", 
                 *(t for _, t in opt.named_tensors())) + repr(opt.norm).encode(), model
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("parts", [1, 2, 3])
 @pytest.mark.parametrize("name", PAIRS)
 def test_recorded_training_has_the_bits_of_eager_training(name: str, parts: int) -> None:

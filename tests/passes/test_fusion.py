@@ -54,7 +54,7 @@ def kernels(graph: TaskGraph) -> Counter[str]:
     return Counter(launch.kernel for task in graph.launches for launch in task)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("rule", [*RULES, "all"])
 @pytest.mark.parametrize("name", TINY)
 def test_on_the_cpu_the_bits_are_the_same(name, rule):
@@ -141,6 +141,7 @@ def test_slabs_are_used_only_from_aligned_addresses_on():
     assert not any(begins)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("low", ["bfloat16", "float16"])
 def test_one_launch_rounds_all_parameters(low):
     class Half(Job):
@@ -253,7 +254,7 @@ def test_squeeze_and_excite_is_put_together_where_nobody_else_needs_its_parts(be
     CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(1)), seed=1)(job.x)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("besides", ["nothing", *HALVES])
 def test_squeeze_and_excite_on_cuda(besides):
     """In 16 bits, too, where weights are cast by the tasks that are put together."""

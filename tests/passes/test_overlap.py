@@ -56,6 +56,7 @@ def trained(policy: str, shape: tuple[int, ...], **options: Any) -> dict[int, by
         return {i: bits for found in run_ranks(2, work) for i, bits in found.items()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("policy", "shape", "gain"), GAINS)
 def test_a_step_is_shorter_and_has_the_bits_of_one_process(policy: str, shape: int, gain: float) -> None:
     model, graph = recorded(SHAPES[shape])
@@ -69,6 +70,7 @@ def test_a_step_is_shorter_and_has_the_bits_of_one_process(policy: str, shape: i
                                                            for i, p in enumerate(model.parameters())}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [{}, {"replicas": 2, "collective": lambda sizes: 20 + sum(sizes.values()) / 2000}])
 @pytest.mark.parametrize("policy", ["gpipe", "one_f_one_b", "zb_h1", "zb_auto"])
 def test_no_plan_gets_slower_or_larger(policy: str, options: dict[str, Any]) -> None:

@@ -53,6 +53,7 @@ def trained(dropped: Any, policy: str = "in_order", steps: int = 3) -> tuple[lis
     return losses, {name: a.tobytes() for name, a in model.state_dict().items()}, graph
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
 @pytest.mark.parametrize("dropped", [{1}, {2, 3}, {1, 2, 3, 4}, range(9)], ids=str)
 def test_bits_and_running_statistics_are_those_of_the_plain_step(dropped: Any, policy: str):

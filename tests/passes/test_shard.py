@@ -57,6 +57,7 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
         return run_ranks(ranks, work)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("ranks", "job"), [
     (2, {}), (3, {}), (2, {"optimizer": "sgd"}), (2, {"optimizer": "rmsprop", "clip": 0.5}),
     (2, {"scheduler": "buckets"}), (2, {"scheduler": "no_overlap", "recompute": "all", "clip": 0.5}),

@@ -110,6 +110,7 @@ def in_random_order(lanes: int, seed: int) -> Callable[[TaskGraph], Any]:
     return run
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_every_order_of_a_split_step_has_the_same_bits_close_to_the_whole_ones(case: str, parts: int):
@@ -120,6 +121,7 @@ def test_every_order_of_a_split_step_has_the_same_bits_close_to_the_whole_ones(c
         assert bits(left(case, parts, in_random_order(lanes, lanes))) == bits(found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("case", ["mlp", "cnn"])
 def test_threads_leave_the_same_bits(case: str):
     found = left(case, 2, ml.SequentialExecutor, "float32")
@@ -127,6 +129,7 @@ def test_threads_leave_the_same_bits(case: str):
         graph, 2, np.random.default_rng(3))), "float32")) == bits(found)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_some_tasks_in_different_numbers_of_parts(seed: int):
     def some(graph: TaskGraph) -> dict[int, int]:

@@ -63,7 +63,7 @@ def on_ranks(made: Job, ranks: int, result=lambda trainer: (trainer.losses, trai
         return run_ranks(ranks, work)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [
     ("chimera", 2, 4), ("chimera", 4, 4), ("chimera", 4, 8), ("dualpipe", 2, 4), ("dualpipe", 4, 8)])
 @pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.5}], ids=["sgd", "adam, clipped"])

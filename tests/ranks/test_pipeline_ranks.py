@@ -106,7 +106,7 @@ def works(name, ranks):
             and not (name == "interleaved" and MICRO_BATCHES % ranks))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "ranks"), [(n, p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)])
 def test_every_order_leaves_the_bits_of_one_process(name, ranks):
     losses, parameters = trained(planned(name, ranks))

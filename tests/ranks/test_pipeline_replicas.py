@@ -152,7 +152,7 @@ def leaves_the_bits_of_one_process(name, grid, options=None, **job):
 
 
 # ----------------------------------------------------------------------------------------------------------------- bits
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("job", [{}, {"optimizer": "adam"}, {"network": "mixed"}, {"clip": 0.1}],
                          ids=["sgd", "adam", "batch norm and dropout", "clipped"])
 @pytest.mark.parametrize("name", NAMES)
@@ -361,6 +361,7 @@ def test_groups_sum_among_themselves():
                                   (1, 2, [0, 3]), (1, 2, [1, 4]), (1, 2, [2, 5])]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Kind.B, Kind.U])
 def test_a_task_that_fails_ends_all_replicas(kind):
     own, seen = planned("one_f_one_b", GRID), {}
@@ -569,6 +570,7 @@ def told(capsys, *argv, code=0):
     return record
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [
     ["--scheduler", "one_f_one_b"],
     ["--scheduler", "interleaved", "--chunks", "2", "--scheduler-arg", "all_reduces=priority", "--scheduler-arg",

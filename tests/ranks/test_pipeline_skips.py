@@ -109,6 +109,7 @@ def messages(graph: TaskGraph) -> set[str]:
     return {t.name for t in graph if t.kind in SENDS + RECEIVES and t.micro_batch == 0}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("scheduler", ["gpipe", "one_f_one_b", "zb_h1", "fast_forward"])
 @pytest.mark.parametrize(("name", "ranks"), [("over_a_stage", 3), ("to_every_stage", 4), ("to_every_stage", 3)])
 def test_a_result_that_goes_to_several_ranks(name, ranks, scheduler):

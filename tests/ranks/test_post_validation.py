@@ -272,7 +272,7 @@ def periods(graph, name, ranks):
     return [ml.plan(graph, name, COST, ml.Machine(ranks), barrier=barrier) for barrier in (None, True, False)]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("samples", [1, 64])
 @pytest.mark.parametrize(("name", "ranks"), [("zb_h1", 2), ("zb_h1", 4), ("zb_h2", 4), ("zb_auto", 4), ("zb_v", 2)])
 def test_policies_that_mean_it_have_no_barrier_where_that_is_shorter(name, ranks, samples):
@@ -293,6 +293,7 @@ def test_where_copies_take_longer_than_the_barrier_it_stays():
     assert not chosen.graph.late.any()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "fast_forward_greedy"])
 def test_other_policies_have_one_unless_told(name):
     chosen, with_barrier, without = periods(large_step(64), name, 4)

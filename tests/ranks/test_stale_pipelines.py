@@ -197,7 +197,7 @@ CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [("layerpipe", ranks, {"network": heavy, "optimizer": "adamw, clipped"}) for ranks in (2, 3, 4)])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks", "options"), CASES,
                          ids=lambda x: "-".join(f"{v if isinstance(v, str) else v.__name__}" for v in x.values())
                                        if isinstance(x, dict) else str(x))
@@ -264,7 +264,7 @@ def test_if_updates_wait_for_a_norm_a_micro_batch_reads_one_version_on_all_stage
         wanted[int(pack(0, Kind.F, i))] for i in range(MICRO_BATCHES)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks"), [*((name, 2) for name in POLICIES), ("pipedream", 3), ("paci", 3)])
 def test_a_mini_batch_whose_gradients_are_not_finite_changes_no_weights_on_any_stage(name, ranks, monkeypatch):
     data = batches()
@@ -343,6 +343,7 @@ def test_programs_that_take_turns_keep_their_messages_apart(names, ranks):
             assert (both[0][key], both[1][key]) == (alone[0][key], alone[1][key])
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("trace", [False, True])
 @pytest.mark.parametrize("name", ["pipedream", "layerpipe2"])
@@ -631,6 +632,7 @@ def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
     assert stale == json.loads(capsys.readouterr().out)["tasks"] + 2 * 3, "an update for each micro-batch"
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", POLICIES)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_no_rank_waits_between_steps(name, ranks):

@@ -611,6 +611,7 @@ def test_a_million_steps_do_not_take_memory(what):
         assert resident() - before < 8 << 20, "eight bytes a step"
 
 
+@pytest.mark.slow
 def test_fuzzed_steps_hold_on_native_lanes(monkeypatch):
     monkeypatch.setenv("MINIDL_LANES", "native")
     for seed in range(900, 906):

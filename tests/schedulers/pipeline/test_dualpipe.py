@@ -59,6 +59,7 @@ def settings(seed, count=50):
     return [(p := 2 * rng.randint(1, 8), 2 * rng.randint(p, 2 * p + 4)) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_dualpipe_has_the_order_of_its_authors_in_50_random_sizes():
     for p, m in settings(1):
         wanted = []

@@ -170,7 +170,7 @@ def test_bubble_and_peak_of_dualpipe(half, more, t):
     assert max(v.peak_activations) == p + 0.5
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
 def test_the_v_leaves_no_bubble_in_the_spans_at_equal_times(p):
     found = priced("zb_v", p, 2 * p + 1)

@@ -44,6 +44,7 @@ def test_links_decide_between_modulo_and_fast_forward():
     assert free.placement.table[0].tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("p", [4, 8, 16, 32, 64])
 @pytest.mark.parametrize(("network", "ranks", "block", "latency"), MEASURED, ids=[f"{s[0]}-{s[1]}" for s in MEASURED])
 def test_one_micro_batch_comes_near_the_ceiling(network, ranks, block, latency, p):
@@ -55,6 +56,7 @@ def test_one_micro_batch_comes_near_the_ceiling(network, ranks, block, latency, 
     assert found >= p * (f + o) + w / CHUNKS + 2 * (p - 1) * latency - 1e-6, "no plan is faster"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("p", [8, 16, 32, 64])
 def test_fewer_micro_batches_than_ranks_are_nearly_twice_as_fast_as_under_gpipe(p):
     """With 8 chunks and equal times, on a free link."""

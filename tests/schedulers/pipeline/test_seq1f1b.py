@@ -140,6 +140,7 @@ def test_ranks_leave_the_bits_of_one_process(ranks, slices, model):
     assert plan.peaks == pytest.approx([min(2, (ranks - s - 1 + slices) / slices) for s in range(ranks)])
 
 
+@pytest.mark.slow
 @pytest.mark.few(1)
 @pytest.mark.parametrize("barrier", [True, False])
 def test_with_and_without_a_barrier_at_the_optimizer(barrier):

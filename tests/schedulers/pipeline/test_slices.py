@@ -56,6 +56,7 @@ def test_slices_have_the_logits_and_the_gradients_of_the_whole(ends: list[int]) 
         np.testing.assert_allclose(g, w, rtol=1e-8, atol=1e-12)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("slices", [2, 8])
 def test_training_in_slices_is_training(slices: int) -> None:
     exact: dict[str, Any] = {"dtype": "float64", "model_args": {"preset": "tiny", "dropout": 0.0}, "clip": 0.1}

@@ -59,6 +59,7 @@ def given_by(case, **more):
                       case["weight_grad"], case["latency"], **more)
 
 
+@pytest.mark.few(35)
 @pytest.mark.parametrize("case", CASES, ids=case_id)
 def test_the_orders_of_the_heuristics_have_the_published_figures(case):
     problem = given_by(case)
@@ -67,6 +68,7 @@ def test_the_orders_of_the_heuristics_have_the_published_figures(case):
         (case["makespan"], case["max_span"], case["peak_activations"]), rel=1e-9)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("case", CASES[::7], ids=case_id)
 def test_no_result_is_slower_than_the_published_order(case, little_effort):
     """Whatever the search finds: with next to no effort, the published order is improved little."""

@@ -41,6 +41,7 @@ def priced(p, m, forward, output_grad, weight_grad, latency=0.0, cap=None, kept=
     return price(prove(made)), problem
 
 
+@pytest.mark.few(7)
 @pytest.mark.parametrize(("p", "m", "output_grad", "cap", "makespan", "span"), [
     (4, 8, 1, 2, 41, 41), (4, 8, 1, 3, 31, 31), (4, 8, 1, 4, 27, 27), (4, 8, 1, 5, 27, 26), (4, 8, 1, 6, 27, 25),
     (4, 8, 1, 7, 27, 24), (4, 8, 1, 8, 27, 24), (4, 8, 1, None, 27, 24), (2, 4, 1, 2, 13, 13), (2, 4, 1, 4, 13, 12),
@@ -63,6 +64,7 @@ def test_published_bubble_rates_of_zb_1p(p, m, f, o, w, c, once, twice):
     assert max(found.peak_activations) <= p
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("p", "m", "f", "o", "w", "c", "once", "twice"), LARGE_IS_SLOW)
 @pytest.mark.parametrize("half", [True, False])
 def test_published_bubble_rates_of_zb_2p(p, m, f, o, w, c, once, twice, half):
@@ -71,6 +73,7 @@ def test_published_bubble_rates_of_zb_2p(p, m, f, o, w, c, once, twice, half):
     assert round(found.bubble_rate, 4) <= twice
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("p", "m", "f", "o", "w", "c", "once", "twice"), LARGE_IS_SLOW)
 def test_a_cap_of_2p_whole_activations_rules_the_published_rate_out(p, m, f, o, w, c, once, twice):
     """And the search reaches the bound that says so."""
@@ -207,6 +210,7 @@ def excess(p, m, f, o, w, latency, cap, longest, peak) -> float:
     return 0.0 if found.max_span == pytest.approx(longest, abs=1e-6, rel=0) else found.max_span / longest - 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("case", RELEASED[::70], ids=lambda case: "-".join(map(str, case[:2])))
 def test_no_span_is_longer_than_the_released_heuristics(case):
     assert excess(*case) <= 0

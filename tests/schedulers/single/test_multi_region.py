@@ -125,7 +125,7 @@ def random_costs(seed: int, layers: int) -> ml.CostModel:
                               update=rng.integers(0, 3, layers).tolist())
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(20), 80, 94, 125, 199,
                                   *(pytest.param(s, marks=pytest.mark.slow) for s in range(200, 240))])
 def test_small_graphs_within_2_percent_of_the_optimum(seed: int) -> None:
@@ -145,7 +145,7 @@ def sets_that_may_cross(graph: TaskGraph) -> list[frozenset[int]]:
     return found
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("optimizer", "seed"),
                          [(optim.SGD, 88), (optim.Adam, 139), (optim.Adam, 145), (optim.Adam, 1)])
 def test_branches_and_updates_with_a_common_need_within_2_percent(optimizer: Any, seed: int) -> None:
