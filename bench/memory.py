@@ -1,11 +1,15 @@
 """Memory for time: steps that compute activations again, planned and run, beside torch's checkpointing.
 
     python bench/memory.py [--seconds 30] [--only gpt] [--busy] [--out FILE.json]      needs the extra `parity`
+    mpiexec -n 2 python bench/memory.py --shards      the same GPT on ranks that share out, beside torch's fully_shard
 
 GPT small (12 layers of 128, 8 rows of 128 tokens) and ResNet-20 (batch 64), one thread each. Arms: all activations
 kept; sqrt; auto within sqrt's peak; `blocks`, which keeps the output of each block, as torch does if it checkpoints
 each block. Peaks are planned and allocated; steps are predicted from costs of the plain step, measured in turn with the
 arms.
+
+Ranks: plain buckets, gradients in shards, and parameters too, a block ahead as torch's or as the search finds, on half
+of the batch each; torch's `fully_shard` of each block over gloo, whose peak torch's own tracker counts.
 """
 
 from __future__ import annotations
@@ -13,8 +17,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import tempfile
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 from unittest import mock
 
@@ -35,6 +41,7 @@ from minidl.runtime.executors import Runtime, runtime
 CASES = {"gpt": (language, Case("gpt", {"layers": 12, "dropout": 0.0}, 8, 1.0, False, "small"),
                  "torch_language", "GPTBlock", r"/h/(\d+)/"),
          "resnet20": (cnn, Case("resnet20", {}, 64, 1.0, False), "torch_twins", "Residual", r"/(layer\d+/\d+)/")}
+BLOCK_BYTES = 12 * 4 * 128**2  #: the parameters of a block of the GPT
 
 
 def checkpointed(name: str) -> Sides:
@@ -105,6 +112,84 @@ def measured(name: str, seconds: float) -> dict[str, Any]:
             "against": {f"{a} / {b}": ratio(samples, a, b) for a, b in pairs}, "prediction_error": errors}
 
 
+def of_shards(seconds: float) -> dict[str, Any] | None:
+    """The entry of ranks that share out, on rank 0."""
+    from minidl.measuring.measure import measure
+    from minidl.runtime.comm.mpi import MPI
+    from minidl.training.rank_trainer import measure_link
+
+    comm = MPI()
+    bench, case, where, block, _ = CASES["gpt"]
+    case = case._replace(batch=case.batch // comm.size)
+    cost = comm.gather(measure(bench.sides(case).graph, seconds=seconds / 10))[0]
+    link = measure_link(comm)
+    machine = ml.Machine(comm.size, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
+    plans, runs, arms = {}, {}, dict[str, Any]()
+    for arm, shard in {"whole": "0", "gradients": "2", "parameters": "3,prefetch=1,keep=none", "searched": "3"}.items():
+        sides = bench.sides(case)
+        plans[arm] = ml.plan(sides.graph, "buckets", cost, machine, shard=shard, bucket_bytes=BLOCK_BYTES)
+        runs[arm] = runtime(plans[arm].program(comm.rank), transport=comm)
+        arms[arm] = partial(runs[arm], *sides.inputs)
+    arms["torch"], torch_peak = fully_sharded(case, comm, where, block)
+    samples: dict[str, list[float]] = {arm: [] for arm in arms}
+    rounds = max(5, int(comm.gather(seconds)[0]))
+    for _ in range(rounds):
+        for arm, call in arms.items():
+            call()
+            comm.gather(None)
+            begin = perf_counter()
+            for _ in range(4):
+                call()
+            samples[arm].append((perf_counter() - begin) / 4)
+            if arm in runs:
+                runs[arm].settle()
+    peaks = {arm: {"planned": run.peak_bytes, "allocated": allocated(run)} for arm, run in runs.items()}
+    for run in runs.values():
+        run.close()
+    slowest = {arm: np.max(comm.gather(times), axis=0).tolist() for arm, times in samples.items()}
+    return {"ranks": comm.size, "peak_bytes": {**peaks, "torch": {"tracked": torch_peak}},
+            "searched": plans["searched"].schedule.notes["shards"],
+            "step_ms": {arm: spread(s) for arm, s in slowest.items()},
+            "prediction_error": {arm: spread([plan.period / 1e6 / t - 1 for t in slowest[arm]], 1.0)
+                                 for arm, plan in plans.items()},
+            "against": {f"{a} / {b}": ratio(slowest, a, b) for a, b in (("parameters", "whole"),
+                                                                         ("parameters", "torch"))}
+            } if not comm.rank else None
+
+
+def fully_sharded(case: Case, comm: Any, where: str, block: str) -> tuple[Any, int]:
+    """Torch's step of a network whose blocks are sharded over gloo, and the most bytes that its tracker has seen."""
+    from importlib import import_module
+
+    import torch
+    from torch import distributed
+    from torch.distributed._tools.fsdp2_mem_tracker import FSDPMemTracker
+    from torch.distributed.fsdp import fully_shard
+
+    place = comm.gather(tempfile.mktemp(prefix="minidl-gloo-"))[0]
+    distributed.init_process_group("gloo", init_method=f"file://{place}", rank=comm.rank, world_size=comm.size)
+    mesh = distributed.init_device_mesh("cpu", (comm.size,))
+    twins, found = import_module(where), list[Any]()
+    plain = twins.load
+
+    def load(twin: Any, model: Any) -> Any:
+        network = plain(twin, model)
+        for part in network.modules():
+            if isinstance(part, getattr(twins, block)):
+                fully_shard(part, mesh=mesh)
+        found.append(fully_shard(network, mesh=mesh))
+        return network
+
+    with mock.patch.object(twins, "load", load):
+        step = language.sides(case).step
+    tracker = FSDPMemTracker(found[0])
+    step()
+    with tracker:
+        step()
+    peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
+    return step, int(next(n for name, n in peak.items() if str(name) == "Total"))
+
+
 def show(name: str, entry: dict[str, Any]) -> None:
     """Prints a network's results."""
     print(f"\n{name}")
@@ -121,9 +206,15 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="seconds per network, at least")
     parser.add_argument("--only", choices=CASES, help="one of the networks")
     parser.add_argument("--busy", action="store_true", help="the record says that other processes used the machine")
+    parser.add_argument("--shards", action="store_true", help="ranks of mpiexec that share out")
     parser.add_argument("--out", help="where to write the record")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "busy": arguments.busy, "networks": {}}
+    if arguments.shards:
+        if entry := of_shards(arguments.seconds):
+            show("gpt on ranks", entry)
+            save("memory_shards", {**record, "networks": {"gpt": entry}}, arguments.out)
+        return
     for name in [arguments.only] if arguments.only else CASES:
         record["networks"][name] = measured(name, arguments.seconds)
         show(name, record["networks"][name])
