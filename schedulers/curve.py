@@ -1,11 +1,12 @@
-"""Peak against time: of the plans over kept activations, policies and limits, those that no other one beats in both its
-predicted step and its planned peak."""
+"""Peak against time: of the plans over kept activations, offloaded memory, policies and limits, those that no other one
+beats in both its predicted step and its planned peak."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
@@ -13,22 +14,26 @@ import numpy as np
 from ..core.graph import TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
+from ..passes.offload import EACH
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import Plan
 from ..pricing.cost import CostModel
+from .away import planned
 from .kept import chain, dropped, optimal
 
 LEVELS = 8  #: limits for which the best kept activations are tried, besides none, all and sqrt
+PARTLY = 4  #: plans between offloading nothing and all
 
 
 @dataclass(frozen=True)
 class Point:
-    """A plan by `policy`; `recompute` and `limit` are what `minidl.plan` makes it from. A limit: the policy traded time
-    for memory itself."""
+    """A plan by `policy`; `recompute`, `offload` and `limit` are what `minidl.plan` makes it from. A limit: the policy
+    traded time for memory itself, or only some memory is offloaded."""
 
     plan: Plan
     policy: str
     recompute: str
+    offload: str = "none"
     limit: int | None = None
 
     @property
@@ -42,7 +47,8 @@ class Point:
         again = "" if self.recompute == "none" else f", recompute {self.recompute}"
         if again and self.recompute not in ("all", "sqrt"):
             again = f", recompute all but {sum(b - a + 1 for a, b in map(_ends, self.recompute.split(',')))} layers"
-        return f"{self.policy}{again}{'' if self.limit is None else f', within {self.limit:,} bytes'}"
+        away = "" if self.offload == "none" else f", offload {self.offload}"
+        return f"{self.policy}{again}{away}{'' if self.limit is None else f', within {self.limit:,} bytes'}"
 
 
 def kept_sets(graph: TaskGraph, cost: CostModel) -> list[str]:
@@ -75,17 +81,19 @@ def _ends(word: str) -> tuple[int, int]:
 def curve(graph: TaskGraph, cost: CostModel, policies: Sequence[str],
           make: Callable[[str, str, int | None], Plan], done: Callable[[float], None] | None = None) -> list[Point]:
     """The points from the smallest peak to the shortest step. `make`: the plan of a policy for `recompute` and a limit.
-    A policy that trades time for memory itself is asked for each of its levels. `done` gets the share that has been
-    tried. Raises Refused if no policy can plan this."""
+    A policy that trades time for memory itself is asked for each of its levels. From plans with all activations kept
+    and with sqrt, each kind of memory is offloaded. `done` gets the share that has been tried. Raises Refused if no
+    policy can plan this."""
     found, sets, refused = list[Point](), kept_sets(graph, cost), list[Refused]()
     for i, (policy, recompute) in enumerate((p, r) for p in policies for r in sets):
         limit = None
         try:
             while not limit or limit > 0:
                 plan = make(policy, recompute, limit)
-                peak = max(plan.peak_bytes)
-                found.append(Point(plan, policy, recompute, limit))
-                limit = peak - 1
+                found.append(Point(plan, policy, recompute, limit=limit))
+                if limit is None and recompute in ("none", "sqrt"):
+                    found += _offloaded(found[-1], cost)
+                limit = max(plan.peak_bytes) - 1
         except MemoryLimitError:
             pass
         except Refused as error:
@@ -95,6 +103,17 @@ def curve(graph: TaskGraph, cost: CostModel, policies: Sequence[str],
     if not found:
         raise refused[0]
     return unbeaten(found)
+
+
+def _offloaded(point: Point, cost: CostModel) -> Iterator[Point]:
+    """The points of this plan if it offloads each kind of memory as a whole, or as much as limits between need."""
+    for what in EACH[1:]:
+        with suppress(Refused):
+            every = planned(what, cost, None, lambda _: point.plan)
+            yield replace(point, plan=every, offload=what)
+            levels = np.linspace(max(every.peak_bytes), point.peak, PARTLY + 2)[1:-1].astype(int).tolist()
+            for limit in levels if max(every.peak_bytes) < point.peak else ():
+                yield replace(point, plan=planned(what, cost, limit, lambda _: point.plan), offload=what, limit=limit)
 
 
 def unbeaten(points: Iterable[Point]) -> list[Point]:

@@ -19,6 +19,7 @@ from ..passes.shard import WHAT, Shards, costs
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..system.loading import line_of
+from . import away
 from .data_parallel import Policy as OnAllRanks
 from .kept import dropped_by, planned
 from .layer_times import with_communication
@@ -36,7 +37,7 @@ from .wide import Parts, in_parts
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
          cost: CostModel | None = None, machine: Machine | None = None, *,
          recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1,
-         shard: Shards | int | str = 0, **options: Any) -> Plan:
+         shard: Shards | int | str = 0, offload: str = "none", **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved: it is valid on every
     rank and within the machine's limits.
 
@@ -44,7 +45,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`minidl.schedulers.kept`).
     `split`: the number of parts of each task that can be cut, or of some by name, or auto (`minidl.schedulers.wide`).
     `shard`: what data-parallel ranks share out: 1 the optimizer's states, 2 gradients as well, 3 parameters as well, as
-    in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`).
+    in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or all, the memory that
+    leaves (`minidl.schedulers.away`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -64,9 +66,16 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
 
     def made(dropped: Collection[int], limit: int | None) -> Plan:
+        def whole(parts: Parts, limit: int | None) -> Plan:
+            chosen = find(policy, "pipeline" if given else None) if isinstance(policy, str) else policy
+            order, plain = away.apart(chosen)
+            free = replace(machine, memory_limit=limit if order is None else None)
+            made = _plan(graph, plain, cost, free, options, {"dropped": dropped, "parts": parts},
+                         Shards.of(shard))
+            return made if order is None else away.moved(made, cost, limit, away.moves_in(order), order)
+
         def cut(parts: Parts) -> Plan:
-            return _plan(graph, policy, cost, replace(machine, memory_limit=limit), options,
-                         {"dropped": dropped, "parts": parts}, Shards.of(shard))
+            return away.planned(offload, cost, limit, lambda limit: whole(parts, limit))
 
         return cut(1) if split == 1 else in_parts(
             graph, split, cost, options.get("streams") or (2 if cost is None else most_streams(cost)), cut)

@@ -1,10 +1,10 @@
-"""Chapter 12. Memory for time: keep, compute again, share out.
+"""Chapter 12. Memory for time: keep, compute again, move out, share out.
 
     python docs/tutorial/chapter12_memory.py
 
-A training step holds what its forward pass made until the backward pass has read it. Here one network is planned four
-ways: with all activations kept, with most of them computed again, within a limit, and on ranks that share out the
-optimizer's states.
+A training step holds what its forward pass made until the backward pass has read it. Here one network is planned five
+ways: with all activations kept, with most of them computed again, within a limit, with memory moved out to a file, and
+on ranks that share out the optimizer's states.
 """
 
 import minidl as ml
@@ -78,6 +78,29 @@ show("within a limit", best)
 print(best.remarks[-1])
 assert best.peak_bytes[0] <= limit
 assert best.step <= again.step
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Move out. An activation that nobody needs for a while can be copied to the host or to a file (D, as in `4D0`), and
+# copied back before its backward (H), on lanes beside the computation. So can an optimizer's states between two
+# updates. A later task waits for D, since it may use the memory; and H waits for a task before its reader, or it would
+# come back at once. If copies are faster than layers, this is free (PipeOffload: Wan et al., 2025).
+
+out = ml.plan(graph, "in_order", offload="all")
+show("moved out", out)
+print(out.remarks[-1])
+for t in out.graph:
+    if t.unit == 2 and t.kind in (ml.Kind.D, ml.Kind.H):
+        print(t, "waits for", " and ".join(out.graph.name(p) for p in out.graph.preds[t.index]))
+assert out.peak_bytes < again.peak_bytes
+
+# The bits stay: a copy is a copy. Nothing is lost if the disk is full, since the room is taken before the first step.
+
+model, fresh = build()
+made = ml.plan(fresh, out.schedule)
+run, train = executor(made.graph, made.schedule), data.digits(batch_size=256)
+assert seen[0] == ([float(run(*next(train))) for _ in range(5)], [p.numpy().tobytes() for p in model.parameters()])
+run.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -20,15 +20,15 @@ from .flags import UsageError, job
 from .inputs import costs, named, recorded_step, scheduler_of
 
 #: flags of --curve's command that a point's own command has in another way, or not: name -> whether it has a value
-OTHERWISE = {"--curve": False, "--json": False, "--html": True, "--svg": True, "--scheduler": True, "--recompute": True}
+OTHERWISE = {"--curve": False, "--json": False, "--html": True, "--svg": True, "--scheduler": True, "--recompute": True,
+             "--offload": True}
 
 
 def show_curve(arguments: Any) -> int:
     """Prints, draws and writes the plans that no other one beats in both step and peak."""
-    for flag in ("memory_limit", "recompute"):
-        if getattr(arguments, flag) is not None:
-            name = flag.replace("_", "-")
-            raise UsageError(f"--curve tries every --{name}; leave it out")
+    for flag in ("--memory-limit", "--recompute", "--offload"):
+        if flag in arguments.given:
+            raise UsageError(f"--curve tries every {flag}; leave it out")
     scheduler_of(arguments)
     names = [name for name in named(arguments) if scheduler_of(arguments, name)]
     recorded, cost, options = (
@@ -69,7 +69,8 @@ def _row(arguments: Any, point: Point) -> dict[str, Any]:
     known = point.plan.as_json()
     return {"step_ms": known["predicted_step_ms"], "peak_bytes": point.peak,
             "activation_peak_bytes": known["activation_peak_bytes"], "choice": point.choice, "scheduler": point.policy,
-            "recompute": point.recompute, "memory_limit": point.limit, "command": _command(arguments, point)}
+            "recompute": point.recompute, "offload": point.offload, "memory_limit": point.limit,
+            "command": _command(arguments, point)}
 
 
 def _command(arguments: Any, point: Point) -> str:
@@ -86,5 +87,6 @@ def _command(arguments: Any, point: Point) -> str:
     if point.plan.cost.corun is not None and arguments.pairs is None and "streams" in schedulers.find(
             point.policy).options and arguments.subject == "s" and arguments.costs in ("measured", "analytic"):
         kept += ["--pairs", "measured" if arguments.costs == "measured" else "estimated"]
-    return shlex.join([*kept, "--scheduler", point.policy, "--recompute", point.recompute, *limit,
+    away = [] if point.offload == "none" else ["--offload", point.offload]
+    return shlex.join([*kept, "--scheduler", point.policy, "--recompute", point.recompute, *away, *limit,
                        "--save", "plan.csv"])

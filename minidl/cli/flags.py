@@ -373,6 +373,13 @@ FLAGS: dict[str, dict[str, Flag]] = {
                              help="compute activations again instead of keeping all (none); keep those between all "
                                   "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .. "
                                   "(default: auto with --memory-limit, else none)"),
+        "--offload": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
+                           choices=Names("passes.offload:EACH"), default="none", metavar="WHAT",
+                           help="%(choices)s: keep these in a file while no task needs them, with copies beside other "
+                                "tasks; with --memory-limit only as many as it needs (default none)"),
+        "--offload-to": _flag(PRICED, ("--offload", lambda a: a.offload != "none"), type=path, metavar="FILE",
+                              help="a new file for it, on a disk with room; it has no name while it is used, and "
+                                   "goes with the process (default: in the folder for temporary files)"),
         "--shard": _flag("train:r compare:r plan:r check:r explain:r simulate:r", type=shards_of, default=0,
                          metavar="1|2|3[,prefetch=N][,keep=none|I+J]",
                          help="each rank has a share of the optimizer's states (1, ZeRO 1), of gradients as well (2), "
@@ -670,7 +677,8 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
             every = (policy.update_every(arguments.micro_batches, options.get("mini_batches", 1)) if policy.stale
                      else every)
             groups, slices = policy.groups, arguments.slices or options.get("slices", policy.slices)
-    chosen = "auto" if arguments.memory_limit and arguments.command != "check" else "none"
+    chosen = ("auto" if arguments.memory_limit and arguments.command != "check" and arguments.offload == "none"
+              else "none")
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
                tokenizer=arguments.tokenizer, standardize=arguments.standardize,
                scaling_from=str(file_of(arguments.checkpoint)) if arguments.resume else None,
@@ -684,4 +692,5 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                feed=arguments.feed, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
                scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
                memory_limit=arguments.memory_limit, recompute=arguments.recompute or chosen, fusion=arguments.fusion,
-               split=arguments.split, shard=arguments.shard, lanes=arguments.lanes or "")
+               split=arguments.split, shard=arguments.shard, offload=arguments.offload,
+               offload_to=arguments.offload_to, lanes=arguments.lanes or "")

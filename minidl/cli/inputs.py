@@ -36,6 +36,12 @@ def named(arguments: Any) -> list[str]:
     return schedulers.names("none", exact=True) if every else [arguments.scheduler]
 
 
+def _may_copy(arguments: Any) -> bool:
+    """Whether a plan of the command may copy out: by its flags, or as its order says."""
+    told = arguments.offload != "none" or arguments.command == "check" or arguments.curve or arguments.resume
+    return bool(told or any(name.endswith(".csv") for name in named(arguments)))
+
+
 def recorded_step(job: Job, part: int = 0, parts: int = 1) -> Recorded:
     """The step of a job, recorded. Only commands with a network import networks."""
     from ..training.trainer import Recorded
@@ -52,6 +58,8 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
     else:
         with show.progress("measuring costs", 1.0) as done:
             cost = recorded.measure(done)
+    if cost.far is None and cost.source != "analytic" and _may_copy(arguments):
+        cost = recorded.with_far(cost)
     asked = arguments.pairs
     if (asked is None and cost.corun is None and arguments.subject == "s"
         and any(scheduler_of(arguments, name).pairs for name in named(arguments))):

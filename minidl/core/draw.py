@@ -30,6 +30,8 @@ PALETTE = {
     "U": ("#cc79a7", "update"),
     "R": ("#b3a2e6", "recompute"),
     "Q": ("#e8a0c8", "quantise"),
+    "D": ("#8fd0c4", "copy out"),
+    "H": ("#c5c96a", "copy back"),
     "communication": ("#f0e442", "communication"),
     "transfer": ("#c29b72", "transfer"),
     "wait": ("#9aa1a9", "wait"),

@@ -29,7 +29,8 @@ Floats = NDArray[np.floating[Any]]
 
 
 class Role(StrEnum):
-    """The role of a buffer. Persistent buffers outlive a step."""
+    """The role of a buffer. Persistent buffers outlive a step. Far ones are not in the device's memory, but on the host
+    or in a file (`minidl.passes.offload`)."""
 
     INPUT = "input"
     PARAMETER = "parameter"
@@ -38,10 +39,11 @@ class Role(StrEnum):
     ACTIVATION = "activation"
     GRADIENT = "gradient"
     WORKSPACE = "workspace"
+    FAR = "far"
 
     @property
     def persistent(self) -> bool:
-        return self in (Role.PARAMETER, Role.STATE, Role.SCALAR)
+        return self in (Role.PARAMETER, Role.STATE, Role.SCALAR, Role.FAR)
 
 
 # --------------------------------------------------------------------------------------------------------------- views

@@ -31,18 +31,21 @@ class Kind(IntEnum):
     U = 4  #: update
     R = 5  #: recompute, a forward again
     Q = 6  #: quantise, a gradient rounded for its readers
-    A = 7  #: all-reduce
-    AS = 8  #: reduce-scatter
-    AG = 9  #: all-gather
-    SF = 10  #: send activation
-    RF = 11  #: receive activation
-    SO = 12  #: send gradient
-    RO = 13  #: receive gradient
+    D = 7  #: copy out, to the host or a file
+    H = 8  #: copy back
+    A = 9  #: all-reduce
+    AS = 10  #: reduce-scatter
+    AG = 11  #: all-gather
+    SF = 12  #: send activation
+    RF = 13  #: receive activation
+    SO = 14  #: send gradient
+    RO = 15  #: receive gradient
 
 
 COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group take part
 SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
 COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
+COPIES = (Kind.D, Kind.H)  #: out of the memory that counts, and back (`minidl.passes.offload`)
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.R)  #: tasks that compute, which can be cut into parts
 
 
@@ -56,7 +59,7 @@ _LATE = _INDEX + _INDEX_BITS
 _ITERATION = _LATE + _LATE_BITS
 _BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "destination": _INDEX_BITS,
          "late": _LATE_BITS, "iteration": _ITERATION_BITS}
-NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURQA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
+NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURQDHA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
 _KIND_NAMES = [kind.name for kind in Kind]
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from ..core.graph import Cuts, Launch, View
 from ..kernels import KERNELS, Kernel, Thunk, Work
 from ..system import process
+from . import far
 from .lanes import Threads
 from .lanes import Work as Tasks
 
@@ -51,6 +52,7 @@ class CPU:
     captures = False  #: whether lanes can be captured and replayed by one launch
     halves = False  #: whether kernels take 16-bit floats
     flash = False  #: whether there are flash kernels of attention in 16 bits
+    far_file: str | None = None  #: where far memory is; None: a temporary file
     most_scores: float = 1 << 16  #: of a head, that attention keeps for its gradient; more are computed again
 
     def __init__(self, blas_threads: int = 1) -> None:
@@ -107,6 +109,16 @@ class CPU:
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
         return raw[start : start + nbytes]
+
+    def set_far_file(self, path: str | None) -> None:
+        """Sets the file of far memory, for all executors made from now on. Raises OSError if it cannot be written."""
+        if path is not None:
+            far.mapped(0, path)
+        self.far_file = path
+
+    def far(self, nbytes: int, rank: int = 0) -> Any:
+        """Zeros in memory that is not the device's own: in a file. Raises OSError if there is no room for them."""
+        return far.mapped(nbytes, self.far_file, rank)
 
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
         """The strided array that `view` means in `memory`, whose storage begins at byte `base`."""
@@ -223,7 +235,7 @@ def get(name: str) -> Any:
 
 def of(memory: Any) -> Any:
     """The device on which memory was allocated."""
-    if type(memory) is np.ndarray:
+    if type(memory) in (np.ndarray, far.Mapped):
         return cpu()
     from .cuda.device import owner
 

@@ -278,7 +278,8 @@ class Edit:
         second[ids] = schedule.second
         found = Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), keys[tasks],
                          None if schedule.joined is None else second[tasks])
-        return found.with_lanes({lane: keys[own] for lane, own in self.lanes.items()}) if self.lanes else found
+        found = found.with_lanes({lane: keys[own] for lane, own in self.lanes.items()}) if self.lanes else found
+        return replace(found, notes=schedule.notes)
 
 
 class _Sets:

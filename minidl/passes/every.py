@@ -1,8 +1,9 @@
 """All passes over a step, in their order. Each is one function of one file.
 
-A policy orders the tasks between the two lists. Nothing else rewrites a step before it is proved; messages are added to
-the result (`send_receive.py`). A backward pass in sweeps is another step, made when it is recorded (`sweeps.py`). A
-step on one device, or on ranks that are all alike, is not cut into stages: of these passes it goes through `WHOLE`.
+A policy orders the tasks between the first two lists; the last one is of a plan. Nothing else rewrites a step before it
+is proved; messages are added to the result (`send_receive.py`). A backward pass in sweeps is another step, made when it
+is recorded (`sweeps.py`). A step on one device, or on ranks that are all alike, is not cut into stages: of these passes
+it goes through `WHOLE`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from .draft import Draft
 from .followers import followers
 from .loss_scale import loss_scale_by_stage
 from .norms import norms_by_stage
+from .offload import offload
 from .overlap import more_overlap
 from .post_validation import post_validation
 from .recompute import recompute
@@ -64,7 +66,9 @@ AFTER_THE_ORDER: tuple[Pass, ...] = (
     more_overlap,  # when all that talks has its place, before tasks of the next step join
     post_validation,  # last: the verdict is of gradients that replicas have summed
 )
-WHOLE = (summed_by_all, recompute, split, shard, side_by_side)  #: the passes for a step that is not cut
+OF_A_PLAN: tuple[Pass, ...] = (offload,)  #: when the bytes of a plan are known, which say what must leave
+#: the passes for a step that is not cut
+WHOLE = (summed_by_all, recompute, split, shard, side_by_side, offload)
 #: the options of the passes after the order: each has its own by name
 OPTIONS: dict[str, Parameter] = {
     option: parameter for each in AFTER_THE_ORDER if each is not shard

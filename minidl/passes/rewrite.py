@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
-from ..core.tasks import GraphError, Kind, repack, task_name
+from ..core.tasks import COPIES, GraphError, Kind, repack, task_name
 from ..pricing.simulation import own_buffers
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
@@ -112,9 +112,9 @@ def sums(graph: TaskGraph) -> NDArray[np.bool_]:
 def gradients(graph: TaskGraph) -> dict[int, Ints]:
     """Task that updates parameters -> the buffers with their gradients, in the order of the tasks."""
     updates = np.flatnonzero(graph.kind == Kind.U).tolist()
-    made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are)
+    made = np.zeros(len(graph.buffer_bytes), bool)  # by the backward pass, not by an update (as norms are) or a copy
     maker = graph.kind[graph.writes.row_of_each()]
-    made[graph.writes.ids[maker != Kind.U]] = True
+    made[graph.writes.ids[~np.isin(maker, (Kind.U, *COPIES))]] = True
     gradient = made & ~graph.persistent
     gradient[graph.writes.ids[np.isin(maker, (Kind.O, Kind.W, Kind.B))]] = True  # late tasks may make it outlive a step
     parameter = graph.role_is(Role.PARAMETER)

@@ -53,8 +53,9 @@ def rounded(nbytes: Ints) -> Ints:
 
 
 def owned(graph: TaskGraph) -> Ints:
-    """The bytes of each storage if it has memory of its own, as parameters and states have; at least one."""
-    return np.array([max(s.bytes, 1) for s in graph.storages], np.int64)
+    """The bytes of each storage if it has memory of its own, as parameters and states have; at least one. Far
+    storages take none of the device's memory."""
+    return np.array([0 if s.role == Role.FAR else max(s.bytes, 1) for s in graph.storages], np.int64)
 
 
 def plan_memory(graph: TaskGraph, schedule: Schedule) -> MemoryPlan:

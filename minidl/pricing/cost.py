@@ -73,9 +73,10 @@ class CostModel:
     `tasks`: task name -> duration. `kinds`: name of a kind -> duration of the tasks not named, one number or one per
     unit; "O/1" is the second part of an O that is cut. Where neither gives a duration, a send takes its bytes over the
     link's bandwidth, a receive 0, a collective the link's time. `link`: between any two ranks; `links`: exceptions, by
-    pairs such as "0->1". `launch`: added to every task. `step`: once per step, for inputs and outputs. `source`: given,
-    measured or analytic. `sizes`: of a network in stages, numbers per stage: "layers", "saved_bytes" by a forward for
-    its backward, "message_bytes" to the next stage.
+    pairs such as "0->1"; `far`: to the host's memory or a file, and back, None if it is not known. `launch`: added to
+    every task. `step`: once per step, for inputs and outputs. `source`: given, measured or analytic. `sizes`: of a
+    network in stages, numbers per stage: "layers", "saved_bytes" by a forward for its backward, "message_bytes" to the
+    next stage.
 
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
     sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
@@ -100,6 +101,7 @@ class CostModel:
     corun: CoRun | None = None
     links: Mapping[str, Link] = field(default_factory=dict)
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    far: Link | None = None
 
     def __post_init__(self) -> None:
         for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
@@ -128,9 +130,10 @@ class CostModel:
                 _check(f"a size of {name[:40]!r}", each, 0)
         if self.source == "analytic" and (missing := _RATES - self.kinds.keys()):
             raise CostError(f"analytic costs need {min(missing)} in `kinds`")
-        for pair, link in {"": self.link, **self.links}.items():
-            if pair and not _PAIR.fullmatch(pair):
+        for pair in self.links:
+            if not _PAIR.fullmatch(pair):
                 raise CostError(f"{shorten(pair)} does not name a link; expected two ranks, as in 0->1")
+        for pair, link in {"": self.link, "the copies": self.far or Link(), **self.links}.items():
             where = f" of {pair}" if pair else ""
             _check(f"the latency{where}", link.latency, 0)
             if link.bandwidth is not None:
@@ -165,6 +168,8 @@ class CostModel:
                 # the latency of a message lies between send and receive; a collective is one task, latency included
                 link = self.link if kind in COLLECTIVE else replace(self.link, latency=0.0)
                 time[mine] = 0.0 if kind in RECEIVES else link.time(graph.bytes[mine])
+            elif kind in (Kind.D, Kind.H) and self.far is not None:
+                time[mine] = self.far.time(graph.bytes[mine])
         if SECOND in self.kinds and (mine := (graph.kind == Kind.O) & (unpack(graph.keys).part == 1)).any():
             time[mine] = self._of_kind(SECOND, graph.unit[mine])
         if self.tasks:
@@ -222,7 +227,8 @@ class CostModel:
             corun = None if record.get("corun") is None else CoRun(**record["corun"])
             links = {pair: Link(**link) for pair, link in record.get("links", {}).items()}
             return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun,
-                          "cross": Cross(**record["cross"])})
+                          "cross": Cross(**record["cross"]),
+                          "far": None if record.get("far") is None else Link(**record["far"])})
         except OSError:
             raise
         except KeyError as error:

@@ -5,6 +5,8 @@ The executors decide the order of the tasks.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..core.graph import Launch, Role, TaskGraph, View
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import GraphError
 from ..devices import device as devices
 from ..kernels import Thunk
@@ -32,6 +34,21 @@ def _tensor(named: tuple[str, tuple[int, ...], str, tuple[int, ...]], memory: An
 def _held(call: Thunk, memory: Any) -> None:
     """A call with the memory that it needs."""
     call()
+
+
+def with_far(storages: Sequence[StorageSpec], device: Any, rank: int = 0) -> tuple[StorageSpec, ...]:
+    """The storages with memory for those that are far. States of an optimizer move there, and stay."""
+    found, size = list(storages), rounded(np.array([spec.bytes for spec in storages], np.int64))
+    far = [i for i, spec in enumerate(storages) if spec.role == Role.FAR]
+    memory: Any = device.far(int(size[far].sum()), rank) if far else b""
+    for i, begin in zip(far, (np.cumsum(size[far]) - size[far]).tolist(), strict=True):
+        spec, own = storages[i], memory[begin : begin + max(storages[i].bytes, 1)]
+        if spec.live is None:
+            found[i] = replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.FAR, own))
+        elif type(spec.live.data) is not type(own):
+            own[...] = spec.live.data
+            spec.live.data = own
+    return tuple(found)
 
 
 class Bound:

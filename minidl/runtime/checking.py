@@ -9,16 +9,18 @@ found whatever the drawn order.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..autograd import tape as tapes
 from ..core.graph import Ints, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..devices.lanes import run_program
 from ..kernels import Thunk
 from ..plans.memory import MemoryPlan, plan_memory
-from .bound import Bound
+from .bound import Bound, with_far
 from .runtime import Guard
 
 
@@ -41,7 +43,8 @@ class CheckingExecutor:
             schedule.validate(graph, self.waits)
         self._random = np.random.Generator(np.random.Philox(seed))
         self.plan = plan or plan_memory(graph, schedule)
-        self._bound = Bound(graph, self.plan, device)
+        device = device or tapes.current().device
+        self._bound = Bound(replace(graph, storages=with_far(graph.storages, device)), self.plan, device)
         self._launches = [_launches(graph, self._bound, t) for t in range(len(graph))]
         self._overlaps = _overlapping(graph, self.plan)
         self._meant = _versions(graph)

@@ -37,7 +37,7 @@ from ..devices.lanes import CLOSED, LaneError, Work
 from ..kernels import Thunk
 from ..plans.program import Part, Program, lower
 from ..system import process
-from .bound import Bound
+from .bound import Bound, with_far
 from .comm import Communicator, RankError
 from .comm.flight import CREDIT, Entry, TransferError
 from .communication import Communication, Meetings
@@ -73,7 +73,7 @@ class Runtime:
             raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
         if self.debug:
             print(program, file=sys.stderr)
-        self._storages = [self._lasting(s) for s in program.graph.storages]
+        self._storages = [self._lasting(s) for s in with_far(program.graph.storages, self.device, program.rank)]
         self._snapshots = [self._snapshot(*pair) for pair in program.loop.snapshots]
         self._fills = [self._fill(spec) for spec in self._storages if spec.filled is not None]
         self._communication = (Communication(self.device, transport, program, trace=trace, credit=credit)
@@ -143,12 +143,18 @@ class Runtime:
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
         """Gives memory, filled with zeros, to weights and states that belong to this run alone, and to shares, filled
         with this rank's part of the whole."""
+        if spec.role == Role.FAR and spec.share_of is not None:
+            return self._shared_out(spec, spec.live.data)
         if spec.role not in (Role.STATE, Role.PARAMETER) or spec.live is not None:
             return spec
         memory = self.device.allocate(max(spec.bytes, 1))
         if spec.bytes:
             whole = View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype)
             self.device.write(self.device.array(memory, whole), 0)
+        return self._shared_out(spec, memory)
+
+    def _shared_out(self, spec: StorageSpec, memory: Any) -> StorageSpec:
+        """The storage with this memory, which holds a rank's share of the whole if there is one."""
         if spec.share_of is not None:
             whole = spec.share_of
             own = self._pieces(spec, whole.values(self.device))[self._place_in_group]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple, cast
 
@@ -27,6 +27,7 @@ from ..devices.lanes import LaneError, Work, run_program
 from ..passes.boundary import cross_boundary, must_stay
 from ..passes.draft import Draft
 from ..passes.jacobi import jacobi
+from ..passes.offload import EACH, Moves, offload
 from ..passes.recompute import recomputed
 from ..passes.rewrite import rename, unroll
 from ..passes.split import split
@@ -226,6 +227,10 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
         yield f"recompute {', '.join(map(str, dropped))}", partial(checked, 3, again)
     with suppress(Refused):  # gradients flow through one layer
         yield "sweeps", partial(checked, 3, jacobi(Draft.of(graph), block=int(choices.integers(1, 4)))[0].graph)
+    with suppress(Refused):
+        moves = Moves(str(choices.choice(EACH[1:])), int(choices.integers(3)), int(choices.integers(1, 9)))
+        away = offload(replace(Draft.of(graph), schedule=random_schedule(graph, 2, choices)), moves).graph
+        yield f"offload {moves}", partial(checked, 3, away)
     if choices.random() < 0.5:
         parts = {key: int(n) for key, n in zip(graph.keys.tolist(), choices.integers(1, 5, len(graph)), strict=True)}
         with suppress(Refused):  # nothing can be cut in so many parts

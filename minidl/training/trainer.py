@@ -25,6 +25,7 @@ from ..core.machine import Machine
 from ..core.schedule import Schedule
 from ..data.feed import fed
 from ..devices import device as devices
+from ..measuring.far import measure_far
 from ..measuring.lanes import cores
 from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
@@ -98,6 +99,8 @@ class Job:
     recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.kept`
     split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.wide`
     shard: int | str = 0  #: what ranks share out: 1, the optimizer's states, see `minidl.passes.shard`
+    offload: str = "none"  #: the memory that leaves, see `minidl.schedulers.away`
+    offload_to: str | None = None  #: the file for it; None: a temporary one
     fusion: tuple[str, ...] | None = None
     init: str | None = None  #: a file of weights to start from, see `minidl.training.weights`
     lanes: str = ""  #: on the CPU, native or python; empty: the default
@@ -153,6 +156,7 @@ class Recorded:
             self.device.tf32, self.device.deterministic = job.tf32, job.deterministic
         else:
             self.device.set_lanes(job.lanes)
+            self.device.set_far_file(job.offload_to)
         self.tape = Tape(self.device)
         self.tape.random = random.State()  # other runs in this process, and other ranks, have their own
         with use(self.tape):
@@ -420,7 +424,7 @@ class Recorded:
         told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
         with paused:
             made = schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
-                                   shard=job.shard, **{**job.scheduler_args, **told})
+                                   shard=job.shard, offload=job.offload, **{**job.scheduler_args, **told})
         return made.with_known(remarks=(*made.remarks, *self.approximate))
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
@@ -431,6 +435,10 @@ class Recorded:
             return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))
         return replace(cost,
                        corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
+
+    def with_far(self, cost: CostModel) -> CostModel:
+        """The costs with the measured bandwidth to far memory."""
+        return replace(cost, far=measure_far(self.device))
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
         parts = self.job.streams or max(2, cores()) if self.job.split == "auto" else int(self.job.split)

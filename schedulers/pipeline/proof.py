@@ -15,7 +15,7 @@ from ...core.graph import Ints, Role, TaskGraph
 from ...core.machine import Machine
 from ...core.placement import PipelineError, Placement, Versions, bidirectional
 from ...core.schedule import Schedule, ScheduleError
-from ...core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, GraphError, Kind, pack, task_name, unpack
+from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, GraphError, Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
 from ...passes.draft import Draft
 from ...passes.messages import check_rendezvous
@@ -261,7 +261,7 @@ def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> No
 
 def _one_lane(schedule: Schedule) -> None:
     """Raises ScheduleError if a rank computes on several lanes, or a message is part of a pair."""
-    message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
+    message = np.isin(unpack(schedule.keys).kind, (*COMMUNICATION, *COPIES))
     if schedule.joined is not None:
         mixed = np.flatnonzero(message & (schedule.second | np.append(schedule.second[1:], False)))
         if mixed.size:

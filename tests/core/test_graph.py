@@ -165,7 +165,7 @@ def test_views_tell_what_their_rows_hold():
     assert [(b.name, b.bytes, b.role) for b in task.reads] == [("w", 8, Role.PARAMETER), ("x", 4, Role.ACTIVATION)]
     assert [b.shape for b in task.writes] == [(8,)]
     assert graph["3W2/4@1#1"] == task == graph[-1]
-    assert [r for r in Role if r.persistent] == [Role.PARAMETER, Role.STATE, Role.SCALAR]
+    assert [r for r in Role if r.persistent] == [Role.PARAMETER, Role.STATE, Role.SCALAR, Role.FAR]
 
 
 def test_an_unknown_task_is_told_with_the_nearest():

@@ -40,6 +40,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "dropout": {"drop": True},
     "dithered gradients": {"dither": 2.0},
     "recompute": {"recompute": (0,)},  # of all layers but this, up to what stages send
+    "offload": {"offload": "all"},
     "weight versions (pipedream)": {"scheduler": "pipedream", "every": 1},
     "averaged weights (layerpipe2)": {"scheduler": "layerpipe2", "every": 1, "options": {"history": "average"}},
     "layers in parts (layerpipe)": {"scheduler": "layerpipe", "every": 1},
@@ -115,7 +116,8 @@ class Run:
 def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
     told = dict(settings.get("options", {})) | ({"barrier": False} if "barrier" in settings else {})
-    plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"), **told)
+    plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
+                   offload=settings.get("offload", "none"), **told)
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:

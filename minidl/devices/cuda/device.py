@@ -87,6 +87,10 @@ class Cuda:
         """Sets all bytes to 0."""
         self.driver.zeros(memory, self.main)()
 
+    def far(self, nbytes: int, rank: int = 0) -> Any:
+        """Memory that is not the device's own. Raises DeviceError: there is none yet."""
+        raise DeviceError(f"{self.name} cannot offload yet; leave --offload out")
+
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
         """The strided array of `view` in `memory`, whose storage begins at byte `base`. It has only address, shape and
         strides, for launches, and does not keep the memory alive."""

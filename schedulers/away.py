@@ -1,0 +1,106 @@
+"""How much of a step is offloaded (`minidl.passes.offload`), and beside how many tasks copies run.
+
+Without a memory limit everything that is asked for leaves, and copies begin as early and come back as late as the least
+peak allows. Within a limit the plan with the shortest step is chosen: for each window the fewest that must leave,
+those first that are away for the longest (PipeOffload: Wan, Qi, Huang, Lin, 2025).
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from ..core.machine import Machine, PlanError, shorten
+from ..core.placement import Refused
+from ..core.schedule import Schedule, ScheduleError
+from ..core.tasks import COPIES, Kind, unpack
+from ..passes.draft import ALONE, Draft
+from ..passes.every import OF_A_PLAN, through
+from ..passes.offload import EACH, Moves
+from ..plans.memory import MemoryLimitError
+from ..plans.plan import PipelinePlan, Plan
+from ..pricing.cost import CostModel
+from .pipeline.proof import prove
+from .registry import Scheduler
+
+WINDOWS = (0, 1, 2, 4, 8)  #: that are tried
+NOTE = "offloaded"  #: of an order with copies: the moves
+
+
+def planned(what: str, cost: Any, limit: int | None, make: Callable[[int | None], Plan]) -> Plan:
+    """The plan that offloads `what`: none, activations, states, or all. `make`: the plan without, within a limit.
+    Raises PlanError for anything else, and MemoryLimitError with the least that can be had."""
+    if what not in EACH:
+        raise PlanError(f"offload is {shorten(what)}; it must be one of {', '.join(EACH)}")
+    if what == "none":
+        return make(limit)
+    whole = make(None)
+    if limit is not None and max(whole.peak_bytes) <= limit:
+        return whole.with_known(limit=limit)
+    found, refused, least = list[Plan](), list[Refused](), max(whole.peak_bytes)
+    for window in WINDOWS:
+        try:
+            every = moved(whole, cost, None, Moves(what, window))
+        except Refused as error:  # of a wide window: nothing is away for so long
+            refused.append(error)
+            continue
+        least = min(least, max(every.peak_bytes))
+        if limit is None:
+            found.append(every)
+        elif max(every.peak_bytes) <= limit:
+            some = range(1, int((every.graph.kind == Kind.D).sum()))
+            most = 1 + bisect_left(some, True, key=lambda n: max(moved(
+                whole, cost, None, Moves(what, window, n)).peak_bytes) <= limit)
+            found.append(moved(whole, cost, limit, Moves(what, window, most)))
+    if len(refused) == len(WINDOWS):
+        raise refused[0]
+    if not found:
+        raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: without offloading it needs "
+                               f"{max(whole.peak_bytes):,}, and the least that can be had is {least:,}", least)
+    best = min((plan for plan in found if limit or max(plan.peak_bytes) == least), key=lambda plan: plan.step)
+    out = int(best.graph.bytes[best.graph.kind == Kind.D].sum())
+    return best.with_known(remarks=(
+        *best.remarks, f"{out:,} bytes a step are copied out, and back again: {max(best.peak_bytes):,} bytes in place "
+        f"of {max(whole.peak_bytes):,}, and {best.step / whole.step - 1:.1%} more time a step predicted"))
+
+
+def moved(plan: Plan, cost: CostModel | None, limit: int | None, moves: Moves, order: Schedule | None = None) -> Plan:
+    """The proved plan with copies out and back, within a limit. `cost`: of the copies. `order`: the plan's order with
+    the copies, by default each as soon as it can."""
+    if plan.synthetic:
+        raise PlanError("offload needs a recorded step: tasks on given times have no memory")
+    draft = Draft(plan.scheduler, plan.graph, Machine(), cost or plan.cost, getattr(plan, "placement", ALONE),
+                  plan.cost.durations(plan.graph), plan.graph.unit, plan.stale, schedule=plan.schedule,
+                  versions=getattr(plan, "versions", None))
+    draft = through(OF_A_PLAN, draft, {"moves": moves})
+    copies = np.isin(draft.graph.kind, COPIES)
+    times = {draft.graph.name(t): float(draft.time[t]) - plan.cost.launch for t in np.flatnonzero(copies).tolist()}
+    notes = {**plan.schedule.notes, NOTE: json.dumps(asdict(moves))}
+    found = replace(plan, graph=draft.graph, schedule=replace(order or draft.order, notes=notes, slots=None),
+                    cost=replace(plan.cost, tasks={**plan.cost.tasks, **times}), limit=limit)
+    return prove(replace(found, versions=draft.versions)) if isinstance(found, PipelinePlan) else found.divided()
+
+
+def apart(policy: Any) -> tuple[Schedule | None, Any]:
+    """(an order with copies, the same without them); (None, the policy) for any other one."""
+    order = policy.function if isinstance(policy, Scheduler) else policy
+    if not isinstance(order, Schedule) or NOTE not in order.notes:
+        return None, policy
+    plain = replace(order.keep(~np.isin(unpack(order.keys).kind, COPIES)), notes=order.notes)
+    return order, replace(policy, function=plain) if isinstance(policy, Scheduler) else plain
+
+
+def moves_in(order: Schedule) -> Moves:
+    """The memory that the order offloads. Raises ScheduleError if its notes do not say so."""
+    try:
+        found = Moves(**json.loads(order.notes[NOTE]))
+        if found.what in EACH and min(found.window, found.most or 1) >= 0:
+            return found
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise ScheduleError(f"the plan's {NOTE!r} is {order.notes[NOTE][:40]!r}; it must say what, window and most")

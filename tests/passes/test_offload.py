@@ -1,0 +1,301 @@
+"""Offloaded activations and states: the same bits, a smaller peak, and copies where the peak allows them."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl import nn, optim, schedulers
+from minidl.core.draw import PALETTE, group_of
+from minidl.core.graph import TaskGraph
+from minidl.core.machine import PlanError
+from minidl.core.placement import Refused
+from minidl.core.schedule import Schedule, ScheduleError
+from minidl.core.tasks import Kind, parse_task, task_name
+from minidl.devices.device import cpu
+from minidl.devices.far import Mapped, mapped
+from minidl.measuring.far import measure_far
+from minidl.passes.draft import Draft
+from minidl.passes.offload import Moves, offload
+from minidl.plans.memory import MemoryLimitError
+from minidl.plans.plan import Plan
+from minidl.pricing.cost import CostError, Link
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import DistributedExecutor
+from minidl.schedulers import away
+
+EXAMPLE = np.zeros((8, 16), np.float32), np.zeros(8, np.int64)
+
+
+class Net(nn.Module):
+    """Dropout, a batch norm and a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.drop = nn.Linear(16, 32), nn.Dropout(0.5)
+        self.norm, self.last = nn.BatchNorm1d(32), nn.Linear(32, 10)
+
+    def forward(self, x: Any) -> Any:
+        h = nn.relu(self.first(x))
+        return self.last(h + self.norm(self.drop(h)))
+
+
+def recorded(model: Any, x: Any = EXAMPLE[0], y: Any = EXAMPLE[1], optimizer: Any = optim.Adam) -> TaskGraph:
+    opt = optimizer(model.parameters(), 0.01)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, x, y)
+
+
+def batches(steps: int = 3) -> list[Any]:
+    random = np.random.default_rng(0)
+    return [(random.normal(size=(8, 16)).astype(np.float32), random.integers(0, 10, 8)) for _ in range(steps)]
+
+
+def trained(policy: str = "in_order", **options: Any) -> tuple[list[bytes], dict[str, bytes], ml.Plan]:
+    """Losses, everything that outlives the steps, and the plan."""
+    ml.seed(0)
+    model = Net()
+    plan = ml.plan(recorded(model), policy, **options)
+    run = ml.StreamExecutor(plan.graph, plan.schedule)
+    losses = [run(*batch).numpy().tobytes() for batch in batches()]
+    run.close()
+    return losses, {name: a.tobytes() for name, a in model.state_dict().items()}, plan
+
+
+def chain(layers: int, optimizer: Any = optim.Adam) -> TaskGraph:
+    """Linear layers whose activations are larger than their weights."""
+    ml.seed(0)
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(layers)])
+    return recorded(model, np.zeros((256, 16), np.float32), np.zeros(256, np.int64), optimizer)
+
+
+def moved(graph: TaskGraph, moves: Moves) -> Draft:
+    return offload(replace(Draft.of(graph), schedule=schedulers.in_order(graph)), moves)
+
+
+@pytest.fixture(params=["native", "python"])
+def lanes(request: pytest.FixtureRequest) -> Any:
+    if request.param == "native" and ml.devices.device.no_native_lanes():
+        pytest.skip("no native lanes here")
+    cpu().set_lanes(request.param)
+    yield
+    cpu().set_lanes("")
+
+
+@pytest.mark.parametrize("what", ["activations", "states", "all"])
+@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
+def test_bits_are_those_of_the_plain_step(policy: str, what: str, lanes: None):
+    """With dropout, batch norm and Adam."""
+    losses, left, plain = trained(policy)
+    again = trained(policy, offload=what)
+    assert (losses, left) == again[:2]
+    assert {Kind.D, Kind.H} <= {t.kind for t in again[2].graph}
+    assert max(again[2].peak_bytes) < max(plain.peak_bytes)
+
+
+def test_recomputed_and_split_steps_offload_the_rest():
+    losses, left, _ = trained()
+    again = trained(recompute=(1, 2), offload="all")
+    assert (losses, left) == again[:2]
+    assert {Kind.R, Kind.D} <= {t.kind for t in again[2].graph}
+    parted = trained(split=2), trained(split=2, offload="all")
+    assert parted[0][:2] == parted[1][:2]
+
+
+def test_data_parallel_ranks_with_and_without_shards_leave_equal_bits():
+    def on_two_ranks(**options: Any) -> list[Any]:
+        own = []
+        for _ in range(2):
+            ml.seed(0)
+            model = Net()
+            own.append((model, ml.plan(recorded(model), "barrier", machine=ml.Machine(2), **options)))
+
+        def work(communicator: Any) -> Any:
+            model, plan = own[communicator.rank]
+            run = DistributedExecutor(plan.graph, plan.schedule, communicator)
+            for x, y in batches():
+                run(x + communicator.rank, y)
+            run.close()
+            return {name: a.tobytes() for name, a in model.state_dict().items()}
+
+        return run_ranks(2, work)
+
+    plain = on_two_ranks()
+    assert plain == on_two_ranks(offload="activations")
+    assert plain == on_two_ranks(offload="all", shard=1)
+
+
+def test_the_planned_peak_is_allocated_to_the_byte():
+    plan = trained(offload="all")[2]
+    run = ml.StreamExecutor(plan.graph, plan.schedule)
+    pieces = {id(memory): memory for memory in (run._body[0].bound.arena, *run._body[0].bound.persistent)}.values()
+    near = [memory for memory in pieces if not isinstance(memory, Mapped)]
+    assert sum(map(len, near)) == plan.peak_bytes[0]
+    assert len(near) < len(pieces)
+    run.close()
+
+
+def test_the_peak_of_activations_does_not_grow_with_the_network():
+    """Without a window two activations of 16 KiB and the loss are there at a time, whatever the depth."""
+    found = [ml.plan(chain(n), "in_order", offload="activations").as_json()["activation_peak_bytes"] for n in (8, 32)]
+    assert found[0] == found[1] == 2 * 256 * 16 * 4 + 256
+    assert ml.plan(chain(32), "in_order").as_json()["activation_peak_bytes"] > 10 * found[0]
+
+
+@pytest.mark.parametrize("window", [0, 1, 3])
+def test_d_and_h_stand_where_the_window_says(window: int):
+    draft = moved(chain(12), Moves("activations", window))
+    graph, main = draft.graph, draft.order.ids(draft.graph)[: draft.order.ptr[1]].tolist()
+    place = {t: i for i, t in enumerate(main)}
+    assert [lane.name for lane in draft.order.lanes] == ["main", "out", "in"]
+    for t in graph:
+        if t.kind == Kind.D:
+            made = [p for p in graph.preds[t.index].tolist() if graph.kind[p] == Kind.F]
+            waits = [s for s in graph.succs[t.index].tolist() if s in place]
+            assert min(place[s] for s in waits) == max(place[p] for p in made) + 1 + window
+        if t.kind == Kind.H:
+            back = {b.index for b in t.writes}
+            readers = [u for u in place if back & {*graph.reads[u].tolist()}]
+            after = [p for p in graph.preds[t.index].tolist() if p in place]
+            assert max(place[p] for p in after) == min(place[s] for s in readers) - 1 - window
+
+
+def test_those_that_are_away_for_the_longest_leave_first():
+    graph = chain(12)
+    every = [t.unit for t in moved(graph, Moves("activations")).graph if t.kind == Kind.D]
+    some = [t.unit for t in moved(graph, Moves("activations", 1, 4)).graph if t.kind == Kind.D]
+    assert some == every[:4] == sorted(some)
+
+
+def test_within_a_limit_as_few_leave_as_can_and_the_step_is_the_shortest():
+    graph = chain(6)
+    whole, least = (ml.plan(graph, "in_order", offload=what) for what in ("none", "all"))
+    limit = (whole.peak_bytes[0] + least.peak_bytes[0]) // 2
+    found = ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=limit), offload="all")
+    assert found.peak_bytes[0] <= limit
+    assert "bytes a step are copied out" in found.remarks[-1]
+    fits = []
+    for window in away.WINDOWS:
+        for most in range(1, 20):
+            draft = moved(graph, Moves("all", window, most))
+            plan = Plan("in_order", draft.graph, draft.order, ml.CostModel.analytic())
+            if plan.peak_bytes[0] <= limit:
+                fits.append(plan.step)
+                break
+    assert found.step == pytest.approx(min(fits))
+    assert ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=whole.peak_bytes[0]), offload="all").remarks == ()
+    with pytest.raises(MemoryLimitError, match=f"the least that can be had is {least.peak_bytes[0]:,}"):
+        ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=1000), offload="all")
+
+
+def test_states_stay_far_and_train_on_without_offloading():
+    ml.seed(0)
+    model = Net()
+    graph = recorded(model)
+    plan = ml.plan(graph, "in_order", offload="states")
+    run = ml.StreamExecutor(plan.graph, plan.schedule)
+    for batch in batches()[:2]:
+        run(*batch)
+    run.close()
+    ml.SequentialExecutor(graph)(*batches()[2])
+    far = [s.live for s in plan.graph.storages if s.role == "far"]
+    assert far
+    assert all(isinstance(live.data, Mapped) for live in far)
+    assert {name: a.tobytes() for name, a in model.state_dict().items()} == trained()[1]
+
+
+def test_any_legal_order_of_the_copies_leaves_the_bits():
+    left = trained()[1]
+    for seed in range(3):
+        ml.seed(0)
+        model = Net()
+        graph = ml.plan(recorded(model), "multi_stream", offload="all").graph
+        order = random_schedule(graph, 3, np.random.default_rng(seed))
+        run = ml.CheckingExecutor(graph, order, seed=seed)
+        for batch in batches():
+            run(*batch)
+        assert {name: a.tobytes() for name, a in model.state_dict().items()} == left
+
+
+@pytest.mark.parametrize("policy", ["in_order", "multi_stream"])
+def test_a_saved_order_gives_the_same_plan(policy: str):
+    graph = chain(6)
+    made = ml.plan(graph, policy, offload="all")
+    text = made.schedule.to_csv()
+    read = ml.plan(graph, Schedule.from_csv(text))
+    assert (read.peak_bytes, read.step, read.schedule.to_csv()) == (made.peak_bytes, made.step, text)
+    for wrong in ("all", '{"what": "both"}', '{"what": "all", "window": -1, "most": null}'):
+        with pytest.raises(ScheduleError, match="it must say what"):
+            ml.plan(graph, replace(made.schedule, notes={"offloaded": wrong}))
+
+
+def test_d_and_h_print_parse_and_have_colours():
+    for name in ("4D0", "4H12", "4D0/1"):
+        assert task_name(parse_task(name)) == name
+    assert len({PALETTE[group_of(kind)] for kind in Kind if kind < Kind.A}) == Kind.A
+
+
+def test_copies_take_the_time_of_their_link():
+    graph = moved(chain(4), Moves("activations")).graph
+    cost = ml.CostModel(kinds={"F": 1.0, "O": 1.0, "W": 1.0, "U": 1.0}, far=Link(2.0, 1e3))
+    time = {t.name: x for t, x in zip(graph, cost.durations(graph), strict=True)}
+    assert {time[t.name] for t in graph if t.kind in (Kind.D, Kind.H)} == {2.0 + 256 * 16 * 4 / 1e3}
+    with pytest.raises(CostError, match=r"lack task \d+D0"):
+        replace(cost, far=None).durations(graph)
+
+
+def test_the_measured_link_is_saved_with_the_costs(tmp_path: Path):
+    link = measure_far(cpu())
+    assert link.bandwidth > 0
+    cost = ml.CostModel(kinds={"F": 1.0}, far=link)
+    cost.save(tmp_path / "costs.json")
+    assert ml.CostModel.load(tmp_path / "costs.json") == cost
+
+
+def test_what_cannot_be_offloaded_is_refused():
+    with pytest.raises(Refused, match="no states of an optimizer"):
+        ml.plan(chain(4, optim.SGD), "in_order", offload="states")
+    with pytest.raises(PlanError, match="it must be one of none, activations, states, all"):
+        ml.plan(chain(4), "in_order", offload="everything")
+
+
+def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    for path, why in ((taken, "File exists"), (tmp_path, "File exists"), (tmp_path / "no" / "x", "No such file")):
+        with pytest.raises(OSError, match=f"cannot copy out to .*: {why}"):
+            cpu().set_far_file(str(path))
+    assert taken.read_text() == "mine"
+    assert cpu().far_file is None
+    assert len(mapped(5000, str(tmp_path / "new"), 3)) == 5000
+    assert os.listdir(tmp_path) == ["taken"]
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    ml.seed(0)
+    model = Net()
+    plan = ml.plan(recorded(model), "in_order", offload="all")
+    before = {name: a.tobytes() for name, a in model.state_dict().items()}
+    with pytest.raises(OSError, match=r"cannot copy \d+,\d+ bytes out to a temporary file: No space left on device"):
+        ml.StreamExecutor(plan.graph, plan.schedule)
+    monkeypatch.undo()
+    assert {name: a.tobytes() for name, a in model.state_dict().items()} == before
+    run = ml.StreamExecutor(plan.graph, plan.schedule)
+    assert np.isfinite(run(*batches()[0]).numpy())
+    run.close()
