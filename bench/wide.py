@@ -1,9 +1,11 @@
-"""Wide tasks: steps on two lanes with whole tasks, with all tasks in two parts, and with widths chosen by measured
-costs, over one lane; predicted and measured.
+"""Wide tasks: steps whose tasks are whole, all in parts, or as wide as measured costs say.
 
-    python bench/wide.py [--seconds 20] [--only NAME] [--out FILE.json]
+    python bench/wide.py [--seconds 20] [--only NAME] [--out FILE.json]     two lanes, predicted and measured
+    python bench/wide.py --scaling                                          predicted on 1 to 16 cores
+    python bench/wide.py --torch                                            beside torch eager with two threads
 
-Costs are measured once before, in random legal orders of one lane. The arms run in turn.
+Costs are measured once before, in random legal orders of one lane; for each number of cores with tasks in as many
+parts. The arms run in turn. `--torch` needs two free cores and the extra `parity`.
 """
 
 from __future__ import annotations
@@ -12,13 +14,17 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
+ROOT = Path(__file__).parent.parent
+sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests" / "helpers")]
 
+from against_torch import Sides
 from common import interleave, machine, ratio, save, spread
 
 import minidl as ml
@@ -31,7 +37,12 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
     "ResNet-18, 64 px, batch 16": (lambda: models.create("resnet18", image_size=64), (16, 64, 64, 3), 0),
     "LSTM 28 x 128, batch 64": (lambda: models.create("rnn", vocabulary=256, length=28, width=128, layers=2), (64, 28),
                                 256),
+    "MobileNetV3 0.25, 32 px, batch 32": (lambda: models.create("mobilenet_v3_large", width=0.25, image_size=32),
+                                          (32, 32, 32, 3), 0),
+    "DenseNet-121 k12, 32 px, batch 8": (lambda: models.create("densenet121", growth=12, image_size=32),
+                                         (8, 32, 32, 3), 0),
 }
+CORES = (2, 4, 8, 16)
 ARMS = {"in_order": {}, "multi_stream": {}, "all in parts": {"split": 2}, "widths chosen": {"split": "auto"}}
 
 
@@ -65,27 +76,74 @@ def measured(case: str, seconds: float) -> dict[str, Any]:
                 for name, plan in plans.items()}
         samples = interleave({name: lambda run=run: run(x, y) for name, run in runs.items()}, seconds=seconds)
     return {"tasks": len(graph), "chosen": plans["widths chosen"].remarks[-1],
-            "predicted_ms": {name: round(plan.predicted_step_ms, 3) for name, plan in plans.items()},
+            "predicted_ms": {name: round(float(plan.predicted_step_ms), 3) for name, plan in plans.items()},
             "peak_bytes": {name: max(plan.peak_bytes) for name, plan in plans.items()},
             "step_ms": {name: spread(s) for name, s in samples.items()},
             **{f"in_order / {name}": ratio(samples, "in_order", name) for name in plans if name != "in_order"}}
 
 
+def scaling(case: str, seconds: float) -> dict[str, Any]:
+    """The entry of a case: how many times faster a step is predicted to be than on one core, with whole tasks and with
+    chosen widths. Lanes share no bandwidth in these predictions."""
+    make, shape, vocabulary = CASES[case]
+    ml.seed(0)
+    graph, *_ = recorded(make(), shape, vocabulary)
+    found: dict[str, dict[str, float]] = {"whole tasks": {"1": 1.0}, "widths chosen": {"1": 1.0}}
+    for count in CORES:
+        cost = replace(ml.measure(graph, parts=count, seconds=seconds / len(CORES)), cores=count)
+        one = float(ml.plan(graph, "in_order", cost).step)
+        for name, split in (("whole tasks", 1), ("widths chosen", "auto")):
+            found[name][str(count)] = round(one / ml.plan(graph, "multi_stream", cost, split=split).step, 3)
+    return {"tasks": len(graph), "speedup": found}
+
+
+def beside_torch() -> dict[str, Callable[[], Sides]]:
+    """Networks with a twin in torch: what makes both."""
+    import cnn
+    import language
+    import recurrent
+
+    return {f"{name}, batch {case.batch}": partial(bench.sides, case)
+            for bench in (cnn, language, recurrent) for name, case in bench.CASES.items()}
+
+
+def against_torch(sides: Sides, seconds: float) -> dict[str, Any]:
+    """The entry of a network: the time on two lanes over that of torch with two threads."""
+    import torch
+
+    torch.set_num_threads(2)
+    graph, (x, y), step, _ = sides
+    plan = ml.plan(graph, "multi_stream", ml.measure(graph, parts=2, seconds=seconds / 4), split="auto")
+    with closing(ml.StreamExecutor(plan.graph, plan.schedule)) as run:
+        samples = interleave({"minidl": lambda: run(x, y), "torch": step}, seconds=seconds)
+    return {"chosen": plan.remarks[-1], "predicted_ms": round(float(plan.predicted_step_ms), 3),
+            "step_ms": {name: spread(s) for name, s in samples.items()},
+            "minidl / torch": ratio(samples, "minidl", "torch")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=20.0, help="per network")
-    parser.add_argument("--only", choices=CASES, help="one network")
+    parser.add_argument("--only", help="networks whose names begin so")
+    parser.add_argument("--scaling", action="store_true", help="predicted steps on 1 to 16 cores")
+    parser.add_argument("--torch", action="store_true", help="beside torch with two threads")
     parser.add_argument("--out", help="where to write the record")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "networks": {}}
-    for case in [arguments.only] if arguments.only else CASES:
+    makers = beside_torch() if arguments.torch else {}
+    for case in [name for name in makers or CASES if name.startswith(arguments.only or "")]:
+        if arguments.torch or arguments.scaling:
+            entry = record["networks"][case] = (against_torch(makers[case](), arguments.seconds) if arguments.torch else
+                                                scaling(case, arguments.seconds))
+            print(case, entry, flush=True)
+            continue
         entry = record["networks"][case] = measured(case, arguments.seconds)
         print(f"\n{case}   ({entry['tasks']} tasks; {entry['chosen']})", flush=True)
         for name, step in entry["step_ms"].items():
             gain = entry.get(f"in_order / {name}", {"median": 1.0, "p10": 1.0, "p90": 1.0})
             print(f"  {name:14} predicted {entry['predicted_ms'][name]:8.2f} ms, measured {step['median']:8.2f} ms, "
                   f"{gain['median']:5.2f}x of one lane (p10 {gain['p10']:.2f}, p90 {gain['p90']:.2f})", flush=True)
-    save("wide", record, arguments.out)
+    save("wide_torch" if arguments.torch else "wide_scaling" if arguments.scaling else "wide", record, arguments.out)
 
 
 if __name__ == "__main__":

@@ -115,6 +115,37 @@ with tempfile.TemporaryDirectory() as folder:
     assert len(ml.Timeline.load(path).tasks) == len(graph)
     print(f"\na trace of {path.stat().st_size:,} bytes; `minidl train --trace FILE` writes one")
 
+# ---------------------------------------------------------------------------------------------------------------------
+# So far a task runs on one lane, and the second lane has work only while there is a weight gradient to run. On many
+# cores that is soon too little. `split` cuts tasks into parts that write disjoint elements: 1F0 becomes 1F0/1 and
+# 1F0/2, each with half of the samples, and 1W0/2 has half of the weight's rows. A part waits only for the parts whose
+# elements it reads, so the halves of a network's chain run side by side.
+
+whole = ml.plan(graph, "multi_stream", ml.CostModel.analytic())
+wide = ml.plan(graph, "multi_stream", ml.CostModel.analytic(), split=2)
+print("\npredicted on two lanes:")
+print(f"    tasks whole: {whole.predicted_step_ms:.3f} ms; in parts: {wide.predicted_step_ms:.3f} ms")
+print(wide.timeline.report().splitlines()[0])
+
+# The split step has bits of its own: a product of half the rows may add in another order. All its schedules have these
+# bits, on any number of lanes. We run it on one lane and on two.
+
+found = []
+for scheduler in ("in_order", "multi_stream"):
+    model, fresh = build()
+    plan = ml.plan(fresh, scheduler, ml.CostModel.analytic(), split=2)
+    run = ml.StreamExecutor(plan.graph, plan.schedule)
+    train = data.digits(batch_size=128)
+    found.append(([float(run(*next(train))) for _ in range(30)], [p.numpy().tobytes() for p in model.parameters()]))
+    run.close()
+assert found[0] == found[1]
+assert abs(found[0][0][-1] - losses["one lane"][-1]) < 1e-3
+
+# A part of half the rows is not half the time, and parts need room in the other core's cache. `split="auto"` measures
+# tasks and their parts, tries several choices, all tasks whole among them, and takes the fastest: `--split auto`.
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # Who is to blame when a task is late? `explain` says when a task may start and must end, and which tasks it needs:
 #
 #     python -m minidl explain 3W0 --model mlp --scheduler multi_stream

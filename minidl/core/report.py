@@ -16,7 +16,7 @@ import numpy as np
 
 from .graph import Floats, Ints
 from .schedule import Lane
-from .tasks import Kind, pack, task_name, unpack
+from .tasks import Kind, pack, task_name, unpack, widths
 from .timeline import UNITS, Timeline, What
 
 WIDTH = 100
@@ -156,11 +156,13 @@ def summary(timeline: Timeline) -> dict[str, Any]:
 
 
 def title(timeline: Timeline) -> str:
-    """Makespan, number of tasks and lanes, and peak memory on one line."""
+    """Makespan, number of tasks and lanes, how many tasks are in parts, and peak memory on one line."""
     t = timeline.in_unit(readable_unit(timeline))
     makespan = f"makespan {_number(t.makespan)(t.makespan)} {t.unit}".rstrip()
     parts = [f"{'predicted' if t.predicted else 'measured'}: {makespan}", count_of(len(t.tasks), "task"),
              count_of(len(t.lanes), "lane")]
+    if parted := widths(t.key[t.tasks]):
+        parts.append(f"{count_of(len(parted), 'task')} in up to {max(parted.values())} parts")
     return ", ".join(parts if t.peak_bytes is None else [*parts, f"peak {_bytes(t.peak_bytes)}"])
 
 

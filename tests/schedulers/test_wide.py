@@ -54,6 +54,12 @@ def test_lanes_share_the_parts_of_the_chain(mlp: TaskGraph):
         assert all(not {f"{name}/1", f"{name}/2"} <= {*tasks} for tasks in lanes)
 
 
+def test_a_report_says_how_many_tasks_are_in_parts(mlp: TaskGraph):
+    whole, parted = (ml.plan(mlp, "multi_stream", COST, split=split).timeline.report() for split in (1, 3))
+    assert "in parts" not in whole
+    assert " lanes, 15 tasks in up to 3 parts" in parted.splitlines()[0]
+
+
 @pytest.mark.parametrize("streams", [2, 3, 4])
 def test_a_shared_order_is_valid_on_any_number_of_lanes(mlp: TaskGraph, streams: int):
     graph = ml.plan(mlp, "in_order", COST, split=streams).graph
