@@ -177,10 +177,14 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
         found = as_ordered(policy(draft.graph, given, machine, **options), chosen.name, policy)
     schedule = found.schedule if sums is None else replace(found.schedule, notes=sums_notes(sums))
     draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule, planned=Plan), {"shard": shard or 0})
+    remarks = found.remarks
     if shard:
         cost = costs(draft, cost)
+        if (searched := draft.order.notes[WHAT]) != str(shard):
+            remarks = (*remarks, f"shards: {searched} is the fastest predicted"
+                                 f"{'' if machine.memory_limit is None else ' within the memory limit'}")
     return Plan(chosen.name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
-                {**options, **found.notes}, found.remarks)
+                {**options, **found.notes}, remarks)
 
 
 def _asked_by(schedule: Schedule) -> dict[str, Any]:

@@ -122,7 +122,7 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
     if None in (how.prefetch, how.keep):
         return _searched(draft, how, layers)
     made = _sharded(draft, how)
-    return made if given is None else replace(made, schedule=given)
+    return made if given is None else replace(made, schedule=replace(given, notes=made.order.notes))
 
 
 def _searched(draft: Draft, how: Shards, layers: Sequence[int]) -> Draft:

@@ -157,7 +157,8 @@ def test_a_saved_order_is_checked_planned_and_says_that_it_is_sharded(capsys: An
     known = run_json(capsys, "plan", *more, "--scheduler", "barrier", "--shard", "1", "--save", file)[1]
     code, checked = run_json(capsys, "check", file, *more, "--scheduler", "barrier", "--shard", "1")
     assert (code, checked["peak_bytes"]) == (0, known["peak_bytes"])
-    again = run_json(capsys, "plan", *more, "--scheduler", file)[1]
+    again = run_json(capsys, "plan", *more, "--scheduler", file, "--save", file)[1]
+    assert "# shards: 1\n" in Path(file).read_text()
     assert [again[key] for key in ("tasks", "waits", "peak_bytes", "period")] == [
         known[key] for key in ("tasks", "waits", "peak_bytes", "period")]
 
@@ -251,6 +252,7 @@ def test_the_search_finds_the_fastest_plan_within_the_limit():
     tried = [plan(f"3,prefetch={d},keep={keep}") for d in (0, 1, 4) for keep in ("none", "7+9+11", "1+3+5+7+9+11")]
     free = plan(3)
     assert free.period == pytest.approx(min(one.period for one in tried), rel=1e-8)
+    assert free.remarks == (f"shards: {free.schedule.notes['shards']} is the fastest predicted",)
     least = min(one.peak_bytes[0] for one in tried)
     assert least < free.peak_bytes[0]
     tight = plan(3, least)
