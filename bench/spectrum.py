@@ -48,6 +48,14 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
         {"model_args": {"layers": 9, "hidden": 64}, "batch_size": 128, "micro_batches": 16, "update_every": 1,
          "optimizer": optimizer, "lr": lr, "parallel": "pipeline", "scheduler": "pipedream", "ranks": ranks}, 6, "-")
         for ranks in (2, 8) for lr in (0.001, 0.003) for optimizer in ("adamw", "nadamw")},
+    "predicted": {f"layerpipe2 on 4 ranks, {name}, lr {lr}": (
+        {"model_args": {"layers": 5, "hidden": 64}, "batch_size": 128, "micro_batches": 16, "update_every": 1, "lr": lr,
+         "momentum": 0.9, "parallel": "pipeline", "scheduler": "layerpipe2", "scheduler_args": told, "ranks": 4}, 6,
+        "-")
+        for lr in (0.02,) for name, told in (
+            ("old weights kept", {}), ("predicted", {"history": "predicted"}),
+            *((f"average, {decay}", {"history": "average", "decay": decay})
+              for decay in ("age", "window", "pipemare")))},
     "beside": {f"{policy} on 2 ranks, {optimizer}, lr {lr}": (
         {"model_args": {"layers": 4, "hidden": 64}, "batch_size": 64, "micro_batches": 2, "optimizer": optimizer,
          "momentum": momentum, "lr": lr, "parallel": "data", "scheduler": policy, "ranks": 2}, 12, "-")

@@ -13,7 +13,7 @@ from .graph import Ints
 from .schedule import Schedule
 from .tasks import COLLECTIVE, Kind, unpack
 
-HISTORIES = ("exact", "average", "none")  #: the weights on which a stale backward runs
+HISTORIES = ("exact", "average", "predicted", "none")  #: the weights on which a stale step runs
 #: decays of an average of updates, by the age of the weights that it rebuilds: of LayerPipe2; with the mean lag of the
 #: last `age` updates, (age - 1) / 2; of PipeMare (1910.05124)
 DECAYS: dict[str, Callable[[int], float]] = {
@@ -138,7 +138,8 @@ class Versions(Columns):
     1 as soon as its weight gradient of micro-batch `(k + 1) * every - 1` is done. In a run that never drains, version
     -1 is of one update before; when the run begins, it equals version 0. `history`: the weights on which a backward
     runs. "exact": the version that its forward read, which is kept. "average": that version, rebuilt from a moving
-    average of the updates with a decay of DECAYS. "none": the newest version, so that none is kept.
+    average of the updates with a decay of DECAYS. "predicted": the newest version, which its forward predicts from the
+    last update. "none": the newest version, so that none is kept.
     """
 
     read: Ints

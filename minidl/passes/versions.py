@@ -65,6 +65,8 @@ def weight_versions(draft: Draft) -> Draft:
     parameters' own values. A moving average replaces old versions if `versions` says so. Let d be the age of all
     versions that are read: tasks then read W_t - d G, where G is the moving average of updates since the loop began
     (the kernel `past`). It takes the place of one version: the update first turns it into what it needs of the past.
+    Predicted weights are the same with an age below 0 and decay 0: W_t + d (W_t - W_(t-1)), read by forwards whose
+    backward comes after d more updates.
     Raises Refused for a version that does not exist in time, or no longer, or for different ages under an
     average.
     """
@@ -86,12 +88,17 @@ def weight_versions(draft: Draft) -> Draft:
             if found > newest[t]:
                 raise Refused(name, f"{body.name(t)} reads version {version(t, stage)} of its weights before it exists",
                               "let it read an older one")
-            if found < newest[t] and (versions.history != "none" or body.unit[t] == stage):
+            if found < newest[t] and (versions.history in ("exact", "average") or body.unit[t] == stage):
                 old[t] = found
         if average:
             if old:
                 age = _age(body, {t: newest[t] - v for t, v in old.items()})
                 _averaged(e, own, mine.tolist(), old, age, DECAYS[versions.decay](age))
+            continue
+        if versions.history == "predicted":
+            ahead = _drift(draft.order, versions, stage)
+            if ahead:
+                _averaged(e, own, mine.tolist(), [t for t in users if body.kind[t] == Kind.F], -ahead, 0.0)
             continue
         slots, moves, lasting = _slots(name, body, mine, old, late)
         copies = [e.copies(own, f"kept {i}", role=Role.STATE if i in lasting else Role.WORKSPACE, live=None,
@@ -140,9 +147,18 @@ def _age(graph: TaskGraph, old: dict[int, int]) -> int:
     return age
 
 
+def _drift(schedule: Schedule, versions: Versions, stage: int) -> int:
+    """How many updates newer the weights of the stage's backward are than its forward's."""
+    own = unpack(schedule.keys)
+    mine, forward = own.unit == stage, own.kind == Kind.F
+    reads = [dict(zip(own.micro_batch[of].tolist(), versions.read[of].tolist(), strict=True))
+             for of in (mine & forward, mine & np.isin(own.kind, (Kind.W, Kind.B)))]
+    return max(reads[1][i] - version for i, version in reads[0].items())
+
+
 def _averaged(e: Edit, own: Iterable[int], updates: Iterable[int], users: Iterable[int], age: int,
               decay: float) -> None:
-    """Users read weights of `age` updates ago, which updates rebuild in one copy."""
+    """Users read weights of `age` updates ago, or as many ahead if it is below 0, which updates make in one copy."""
     copies = e.copies(own, "average", role=Role.STATE, live=None, filled=True)
     storage, counter = e.place(StorageSpec("updates averaged", (1,), "float64", 8, Role.STATE, filled=0.0))
     count = e.whole(storage)

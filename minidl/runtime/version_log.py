@@ -219,7 +219,7 @@ class Replay:
         before = dict(self._newest)
         for (reader, is_forward, micro_batch), mine in read.items():
             for stage, e in mine.items():  # a loop begins, and its average with the weights
-                if is_forward and micro_batch == 0 and e.version == before[stage]:
+                if is_forward and micro_batch == 0 and e.version == before[stage] and not e.average:
                     self._averages[reader, stage] = e.version, self._kept[stage][e.version], e.version
         self._bound.load(inputs)
         for t in range(len(self.graph)):

@@ -22,7 +22,7 @@ from ...pricing.simulation import Clock, Lanes
 from ..ordered import Ordered
 from ..partition import LayerCosts, Piece, assign
 from .problem import Problem, RankOrder, schedule_of
-from .stale import how_kept
+from .stale import how_kept, read_after
 
 
 def layerpipe(problem: Problem, method: str | None = None) -> Ordered:
@@ -57,14 +57,15 @@ def layerpipe(problem: Problem, method: str | None = None) -> Ordered:
 def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = None) -> Ordered:
     """Whole stages: every tick a rank runs F of one batch and O, W of another, 2 S batches earlier (2025). Delay(l) =
     2 S(l): the weights of 2 S updates ago, where S is the number of ranks after the stage's. `history`: "exact" keeps
-    the 2 S old versions, "average" one moving average of updates in their place (reconstructed), whose `decay` is
-    "age" (the default), "window" or "pipemare" for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d = 2 S. Time
-    per batch: the busiest rank's work, or more if the latency is long."""
+    the 2 S old versions, "average" one moving average of updates in their place (reconstructed), "predicted" none: F
+    runs on w + 2 S (w - w of an update ago). The `decay` of an average is "age" (the default), "window" or "pipemare"
+    for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d = 2 S. Time per batch: the busiest rank's work, or more
+    if the latency is long."""
     ticks = _staged(problem)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
     own = unpack(schedule.keys)
     delay = 2 * (problem.ranks - 1 - problem.placement.table[0, own.unit])
-    versions = Versions(np.maximum(0, own.micro_batch - delay), **how_kept(history, decay))
+    versions = Versions(read_after(own, delay, history), **how_kept(history, decay))
     return Ordered(schedule, versions=versions, steady=None if problem.recorded else ticks.steady())
 
 

@@ -326,13 +326,14 @@ def _versions(plan: PipelinePlan) -> None:
     least = -step if graph.launches else 0  # a recorded step follows others
     keys, read, made = schedule.keys[works], versions.read[works], made[works]
     unit, kind, micro_batch = own.unit[works], own.kind[works], own.micro_batch[works]
-    early = np.flatnonzero(read != made if versions.history == "none" else (read > made) | (read < least))
+    bare = versions.history in ("none", "predicted")
+    early = np.flatnonzero(read != made if bare else (read > made) | (read < least))
     if early.size:
         e = int(early[0])
         raise schedule.error(f"task {task_name(int(keys[e]))} reads weight version {read[e]}, but then the newest one "
                              f"of stage {unit[e]} is {made[e]}"
-                             + (", and no other is kept" if versions.history == "none" else ""), [int(keys[e])])
-    if versions.history == "none":
+                             + (", and no other is kept" if bare else ""), [int(keys[e])])
+    if bare:
         return
     before = np.full((plan.micro_batches, plan.placement.stages), -1, np.int64)
     forward = kind == Kind.F

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from ...core.graph import Ints
 from ...core.placement import DECAYS, HISTORIES, PipelineError, Versions
 from ...core.schedule import Schedule
-from ...core.tasks import Kind, unpack
+from ...core.tasks import Identity, Kind, unpack
 from ...pricing.simulation import Clock, Lanes
 from ..ordered import Ordered
 from .flush import one_f_one_b
@@ -23,18 +24,27 @@ def pipedream(problem: Problem, history: str = "exact", decay: str | None = None
     """1F1B without a flush, an update after every micro-batch, PipeDream's mini-batch (Narayanan et al., 2019). Rank s
     has p - s in flight, so F and backward of micro-batch i read version i - (p - s) + 1: the newest one when F runs,
     stashed until the backward. `history`: "exact" keeps the old versions, "average" one moving average of updates in
-    their place, whose `decay` is "age" (the default), "window" or "pipemare" for (d - 1) / d, (d - 1) / (d + 1) or
-    0.135^(1 / d), where d is the age of the weights."""
+    their place, "predicted" none: F runs on w + (p - s - 1) (w - w of an update ago), which predicts the newest weights
+    of its backward (SpecTrain, 2018). The `decay` of an average is "age" (the default), "window" or "pipemare" for
+    (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d is the age of the weights."""
     schedule = one_f_one_b(problem)
     own = unpack(schedule.keys)
-    read = np.maximum(0, own.micro_batch - (problem.stages - own.unit) + 1)
+    read = read_after(own, problem.stages - own.unit - 1, history)
     return _stale(problem, schedule, Versions(read, **how_kept(history, decay)))
+
+
+def read_after(own: Identity, delay: Ints, history: str) -> Ints:
+    """The versions that entries read if they are so many updates old; if forwards predict them, backwards read the
+    newest."""
+    newest = (own.kind != Kind.F) & (history == "predicted")
+    found: Ints = np.maximum(0, own.micro_batch - np.where(newest, 0, delay))
+    return found
 
 
 def how_kept(history: str, decay: str | None) -> dict[str, Any]:
     """These fields of `Versions`, if they are valid: they say how a backward gets its forward's weights. Raises
     PipelineError if not."""
-    for name, value, known in (("history", history, HISTORIES[:2]), ("decay", decay or "age", [*DECAYS])):
+    for name, value, known in (("history", history, HISTORIES[:3]), ("decay", decay or "age", [*DECAYS])):
         if value not in known:
             raise PipelineError(f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}")
     if decay is not None and history != "average":

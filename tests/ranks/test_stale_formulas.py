@@ -132,7 +132,8 @@ DECAYS = {"average": lambda d: (d - 1) / d, "window": lambda d: (d - 1) / (d + 1
 
 def reference(weights, data, early, every, rule):
     """Parameters after training. `rule`: the weights of a backward: those of its forward ("stash"), of the mini-batch
-    before, in the forward too ("double"), the newest ones ("newest"), or the newest ones less d times the average of
+    before, in the forward too ("double"), the newest ones ("newest"), the newest ones after a
+    forward on an extrapolation of the last update ("predicted"), or the newest ones less d times the average of
     their changes (DECAYS), where d is the age of the forward's."""
     workers = [Worker(weights[2 * s : 2 * s + 2], ahead, decay=DECAYS.get(rule, DECAYS["average"]))
                for s, ahead in enumerate(early)]
@@ -147,6 +148,9 @@ def reference(weights, data, early, every, rule):
             ahead = forwards < total and forwards - updates <= worker.early
             if ahead and (s, forwards) in up:
                 x, read = up.pop((s, forwards)), worker.weights
+                if rule == "predicted" and len(worker.versions) > 1:
+                    read = [w + worker.early * (w - b)
+                            for w, b in zip(worker.weights, worker.versions[-2], strict=True)]
                 if rule == "double":
                     read = worker.versions[max(0, forwards // every - 1)]
                 y = np.tanh(x @ read[0].T + read[1])
@@ -164,7 +168,7 @@ def reference(weights, data, early, every, rule):
             # a gradient travels on at once if it does not depend on how new the weights are
             elif (s, grads) in down and (rule == "stash" or not ahead):
                 read, x, y = worker.stash.pop(grads)
-                if rule == "newest":
+                if rule in ("newest", "predicted"):
                     read = worker.weights
                 if rule in DECAYS:
                     read = worker.past()
@@ -205,6 +209,8 @@ CASES = {  # policy, options, costs, steps, micro-batches per update, the weight
     "layerpipe2, averaged": ("layerpipe2", {"history": "average"}, EQUAL, 2, 1, "average"),
     **{f"{policy}, {decay}": (policy, {"history": "average", "decay": decay}, EQUAL, 2, 1, decay)
        for policy in ("pipedream", "layerpipe2") for decay in ("window", "pipemare")},
+    **{f"{policy}, predicted": (policy, {"history": "predicted"}, EQUAL, 2, 1, "predicted")
+       for policy in ("pipedream", "layerpipe2")},
     "layerpipe": ("layerpipe", {}, EQUAL, 2, 1, "stash"),
     "layerpipe, W spread": ("layerpipe", {}, SPREAD[0], 2, 1, "stash"),
     "layerpipe, F, O and W spread": ("layerpipe", {}, SPREAD[1], 2, 1, "stash")}
@@ -226,5 +232,5 @@ def test_training_equals_the_papers_rules(case):
     if policy != "pipedream_2bw":  # whose weights do not depend on the order
         assert apart(found, reference(before, data, [1 + early[0], *early[1:]], every, rule)) > 1e-5
     if policy != "layerpipe":  # whose gradients may run ahead of updates, so old weights must be kept
-        for other in {"stash", "newest", "average"} - {rule}:
+        for other in {"stash", "newest", "average", "predicted"} - {rule}:
             assert apart(found, reference(before, data, early, every, other)) > 1e-5, other

@@ -50,7 +50,9 @@ POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream",
             "pipedream_2bw": ("pipedream_2bw", {"mini_batches": 2}), "paci": ("paci", {"mini_batches": 4}),
             "pipedream_2bw, whole": ("pipedream_2bw", {}), "paci, whole": ("paci", {}),
             "layerpipe": ("layerpipe", {}), "layerpipe2": ("layerpipe2", {}),
-            "layerpipe2, averaged": ("layerpipe2", {"history": "average"})}
+            "layerpipe2, averaged": ("layerpipe2", {"history": "average"}),
+            "pipedream, predicted": ("pipedream", {"history": "predicted"}),
+            "layerpipe2, predicted": ("layerpipe2", {"history": "predicted"})}
 
 
 class Mixed(nn.Module):
@@ -244,7 +246,8 @@ def test_replicas_make_the_same_versions(name, ranks, options):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", [name for name in POLICIES if "paci" not in name])  # which reads the newest ones
+@pytest.mark.parametrize("name", [  # PACI and predictions read the newest ones
+    name for name in POLICIES if "paci" not in name and "predicted" not in name])
 def test_if_updates_wait_for_a_norm_a_micro_batch_reads_one_version_on_all_stages(name):
     """So its norm is that of a gradient at one point; and no micro-batch reads a newer version than without."""
     _, parameters, log, plan = run(name, 4, optimizer="sgd, clipped")
@@ -669,7 +672,7 @@ def test_a_step_with_other_updates_is_refused():
     with pytest.raises(PipelineError, match="pipedream: it updates after every 1 of 8 micro-batches, but this step was "
                                             "recorded with other updates"):
         ml.plan(graph, "pipedream", COST, ml.Machine(2))
-    with pytest.raises(PipelineError, match="history is 'none'; it must be 'exact' or 'average'"):
+    with pytest.raises(PipelineError, match="history is 'none'; it must be 'exact' or 'average' or 'predicted'"):
         pipelines.plan("layerpipe2", 3, 4, history="none")
     with pytest.raises(PipelineError, match="decay is 'short'; it must be 'age' or 'window' or 'pipemare'"):
         pipelines.plan("layerpipe2", 3, 4, history="average", decay="short")
