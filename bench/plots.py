@@ -162,9 +162,32 @@ def stale(record: Record) -> Any:
     return figure
 
 
+def batch_size(record: Record) -> Any:
+    """Steps to the target against the batch size, and for each sparsity time against ranks under every policy."""
+    found = record["sparsities"]
+    figure, panels = grid(1 + len(found), 1 + len(found), (4, 3.4))
+    for (sparsity, part), color, panel in zip(found.items(), (BLUE, ORANGE, GREEN), panels[1:], strict=False):
+        steps = {int(b): k for b, k in part["steps"].items() if k is not None}
+        panels[0].plot(list(steps), list(steps.values()), "o-", color=color, label=f"sparsity {sparsity}")
+        for policy, line in zip(dict.fromkeys(t["policy"] for t in part["times"]), (GREY, RED, PINK), strict=False):
+            mine = [t for t in part["times"] if t["policy"] == policy]
+            panel.plot([t["ranks"] for t in mine], [t["ms"] for t in mine], "o-", color=line, label=policy)
+        panel.set_title(f"sparsity {sparsity}, predicted", fontsize=8)
+        panel.set_xlabel("ranks", fontsize=8)
+        panel.set_ylabel("time to target at the best batch size, ms", fontsize=8)
+    panels[0].set_xlabel("batch size", fontsize=8)
+    panels[0].set_ylabel("steps to target", fontsize=8)
+    for panel in panels:
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.legend(fontsize=7, frameon=False)
+    return figure
+
+
 PLOTS: dict[str, Callable[[Record], Any]] = {
     "mlp": mlp, "single_device": single_device, "data_parallel_waits": data_parallel, "first_k_map": first_k_map,
-    "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel, "stale": stale}
+    "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel, "stale": stale,
+    "batch_size": batch_size}
 
 
 def save(name: str, record: Record, path: Path) -> None:
