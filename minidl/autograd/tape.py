@@ -10,7 +10,7 @@ import functools
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -336,6 +336,17 @@ class Tape:
                     thunk()
 
 
+class _Once(dict[Any, Any]):
+    """What is made once for each thing, when it is first asked for."""
+
+    def __init__(self, make: Callable[[Any], Any]) -> None:
+        self._make = make
+
+    def __missing__(self, thing: Any) -> Any:
+        found = self[thing] = self._make(thing)
+        return found
+
+
 class Recorder(Tape):
     """Keeps tasks as a graph. The graph refers to storages made before the recording, and works on them when it
     runs."""
@@ -345,9 +356,9 @@ class Recorder(Tape):
     def __init__(self, device: Any = None) -> None:
         super().__init__(device)
         self._builder = GraphBuilder()
-        self._storages: dict[int, int] = {}
-        self._parts: dict[int, int] = {}
-        self._held: list[Any] = []  # keeps ids unique while recording
+        self.number = _Once(self._add_storage)  #: storage -> its number in the graph
+        self._buffer = _Once(self._add_buffer)  # part of a storage -> its number
+        self._view = _Once(lambda tensor: tensor.view_of(self.number[tensor.storage]))
         self._times: Counter[tuple[int, Kind, int]] = Counter()  # (unit, kind, micro-batch) -> tasks so far
         # (unit, micro-batch, how often before) -> the unit of such a repeated task
         self._again: dict[tuple[int, int, int], int] = {}
@@ -400,30 +411,19 @@ class Recorder(Tape):
             name = f"{self.place.unit}.{name}" + (f"[{self.place.micro_batch}]" if self.place.micro_batch else "")
         return Storage(name, shape, dtype, role)
 
-    def number(self, storage: Storage) -> int:
-        """The storage's id in the graph. The graph keeps a storage that has data alive."""
-        found = self._storages.get(id(storage))
-        if found is None:
-            live = None if storage.recorded else storage
-            role = storage.role
-            if live is not None and not role.persistent:
-                role = Role.STATE  # made before the recording: a constant of the graph
-            if role == Role.PARAMETER:
-                storage.name = ".".join([*filter(None, ["/".join(self.place.labels)]), storage.name.rpartition(".")[2]])
-            found = self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype,
-                                                      storage.bytes, role, live))
-            self._storages[id(storage)] = found
-            self._held.append(storage)
-        return found
+    def _add_storage(self, storage: Storage) -> int:
+        """Adds a storage to the graph, which keeps one that has data alive."""
+        live = None if storage.recorded else storage
+        role = storage.role
+        if live is not None and not role.persistent:
+            role = Role.STATE  # made before the recording: a constant of the graph
+        if role == Role.PARAMETER:
+            storage.name = ".".join([*filter(None, ["/".join(self.place.labels)]), storage.name.rpartition(".")[2]])
+        return self._builder.storage(StorageSpec(storage.name, storage.shape, storage.dtype, storage.bytes, role, live))
 
-    def _buffer(self, part: StoragePart) -> int:
-        found = self._parts.get(id(part))
-        if found is None:
-            storage = self.number(part.storage)
-            found = self._builder.buffer(part.name, part.bytes, self._builder._storages[storage].role, storage)
-            self._parts[id(part)] = found
-            self._held.append(part)
-        return found
+    def _add_buffer(self, part: StoragePart) -> int:
+        storage = self.number[part.storage]
+        return self._builder.buffer(part.name, part.bytes, self._builder._storages[storage].role, storage)
 
     def _unit(self, unit: int, kind: Kind) -> int:
         """The unit of the next task: the layer's unit the first time, then a new unit of the same name. So a second
@@ -443,25 +443,26 @@ class Recorder(Tape):
         unit = self._unit(unit, kind)
         reads: list[int] = []
         launches, flops, nbytes = [], 0.0, 0
+        view, buffer_of = self._view, self._buffer
         made: set[int] = set()  # written by an earlier launch of this task, so reading them is no dependency
         for call in calls:
             work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
                     for shape, dtype in self._work(call)]
-            launches.append(Launch(call.kernel, tuple([t.view_of(self.number(t.storage)) for t in call.reads]),
-                                   tuple([t.view_of(self.number(t.storage)) for t in call.writes]),
-                                   tuple([_whole(self.number(s), s) for s in work]), tuple(call.constants.items()),
+            launches.append(Launch(call.kernel, tuple([view[t] for t in call.reads]),
+                                   tuple([view[t] for t in call.writes]),
+                                   tuple([_whole(self.number[s], s) for s in work]), tuple(call.constants.items()),
                                    self.device.cuts(KERNELS[call.kernel], call.reads, call.constants)))
             for t in call.reads:
                 nbytes += t.bytes
                 for part in t.parts:
-                    buffer = self._buffer(part)
+                    buffer = buffer_of[part]
                     if buffer not in made:
                         reads.append(buffer)
             for t in call.writes:
                 nbytes += t.bytes
                 for part in t.parts:
-                    made.add(self._buffer(part))
-            made.update([self._buffer(s) for s in work])
+                    made.add(buffer_of[part])
+            made.update([buffer_of[s] for s in work])
             flops += _flops(call)
         self._builder.task(unit, kind, self.place.micro_batch, reads=reads, writes=made, launches=tuple(launches),
                            flops=flops, nbytes=nbytes)
@@ -470,8 +471,8 @@ class Recorder(Tape):
         def views(tensors: Sequence[Tensor]) -> tuple[View, ...]:
             for tensor in tensors:
                 for part in tensor.parts:
-                    self._buffer(part)
-            return tuple(t.view_of(self.number(t.storage)) for t in tensors)
+                    self._buffer[part]
+            return tuple(self._view[t] for t in tensors)
 
         return self._builder.build(views(inputs), views(outputs), name)
 

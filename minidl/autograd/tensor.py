@@ -473,7 +473,7 @@ def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph
     tape.autocast, tape.random, tape.dither = before.autocast, before.random, before.dither
     inputs = [_input(i, value) for i, value in enumerate(example)]
     for t in inputs:
-        tape.number(t.storage)
+        tape.number[t.storage]  # inputs come first
     with paused:
         try:
             with tapes.use(tape):
