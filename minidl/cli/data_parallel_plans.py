@@ -12,14 +12,13 @@ from ..core.machine import Machine
 from ..core.timeline import Timeline
 from ..passes.rewrite import unroll
 from ..plans.plan import Plan
-from ..pricing.collectives import Collective
-from ..pricing.cost import CostModel, Link
+from ..pricing.cost import CostModel
 from ..pricing.simulation import simulate
 from ..schedulers.data_parallel import hidden
 from ..schedulers.layer_times import layers
 from . import show
 from .flags import UsageError, job
-from .inputs import costs, recorded_step, scheduler_of
+from .inputs import collective, costs, recorded_step, scheduler_of
 
 if TYPE_CHECKING:
     from ..training.trainer import Recorded
@@ -54,11 +53,10 @@ def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
     graph, cost = layers(*compute, parts=arguments.parts)
     options = chosen.known(buckets=min(2, len(comm)), part_bytes=1) | given(arguments)
 
-    def collective(sizes: Mapping[int, int]) -> float:
+    def comm_of(sizes: Mapping[int, int]) -> float:
         return float(sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
 
-    return schedulers.plan(graph, chosen, cost, Machine(2, arguments.memory_limit, collective=collective),
-                           **options)
+    return schedulers.plan(graph, chosen, cost, Machine(2, arguments.memory_limit, collective=comm_of), **options)
 
 
 def network(arguments: Any) -> tuple[Recorded, CostModel, dict[str, Any]]:
@@ -66,10 +64,7 @@ def network(arguments: Any) -> tuple[Recorded, CostModel, dict[str, Any]]:
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P")
     recorded = recorded_step(job(arguments), 0, arguments.ranks)
-    link = Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
-    collective = Collective(arguments.ranks, link, arguments.collective, arguments.servers)
-    machine = Machine(arguments.ranks, arguments.memory_limit,
-                      collective=lambda sizes: collective.time(sum(sizes.values())))
+    machine = Machine(arguments.ranks, arguments.memory_limit, collective=collective(arguments, arguments.ranks))
     return recorded, costs(arguments, recorded), {"machine": machine, **given(arguments)}
 
 

@@ -16,20 +16,17 @@ from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.loopback import run_ranks
-from ..runtime.version_log import as_lines
 from ..system import process
-from ..system.files import write_atomic
 from ..training.agreement import Disagreement, agree
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
 from ..training.rank_trainer import RankTrainer, device_of, identity, measure_link, transport
 from ..training.trainer import Recorded, Trainer, interleaved
-from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import FLAGS, UsageError, job, path
 from .inputs import costs, scheduler_of
 from .ranks import job as on_ranks
-from .runs import SUMS, claimed, curves_of, finished, intended, resumed, steps_of, summary, trained
+from .runs import SUMS, claimed, deliver, finished, intended, resumed, steps_of, trained
 
 MOST = 64  #: the most ranks that run as threads of one process
 #: flags that may differ between ranks: a machine's files, devices and cores, and what only rank 0 prints or writes
@@ -176,16 +173,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack,
             record["k"] = trainer.plan.notes["k"]
         if arguments.parallel == "pipeline" and trainer.log:
             record["staleness"] = trainer.staleness()
-        try:
-            if arguments.log_versions:
-                write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(trainer.log)))
-            if timeline is not None and arguments.trace:
-                timeline.save(arguments.trace)
-            if arguments.html:
-                show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)],
-                                curves=curves_of(trainer, metrics, steps_of(arguments, trainer.recorded)))
-        finally:  # prints the result even if a file cannot be written
-            show.emit(arguments, record, lambda: summary(record))
+        deliver(arguments, trainer, metrics, record, timeline, trainer.log if arguments.log_versions else ())
     communicator.gather(None)  # no rank ends before rank 0 has printed everything
     if summing is not communicator:
         summing.close()

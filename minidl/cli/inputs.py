@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import schedulers
-from ..pricing.cost import CostModel
+from ..pricing.collectives import Collective
+from ..pricing.cost import CostModel, Link
 from . import show
 from .flags import UsageError, kind_of
 
@@ -70,3 +72,14 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
     if arguments.save_costs:
         cost.save(arguments.save_costs)
     return cost
+
+
+def link(arguments: Any) -> Link:
+    """The link between two ranks, in microseconds."""
+    return Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)
+
+
+def collective(arguments: Any, ranks: int) -> Callable[[Mapping[int, int]], float]:
+    """How long so many ranks take to sum so many bytes, by unit."""
+    shape = Collective(ranks, link(arguments), arguments.collective, arguments.servers)
+    return lambda sizes: shape.time(sum(sizes.values()))

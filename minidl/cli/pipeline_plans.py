@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +13,11 @@ from ..core.machine import Machine
 from ..core.schedule import ScheduleError
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan
-from ..pricing.collectives import Collective
-from ..pricing.cost import CostModel, Link
+from ..pricing.cost import CostModel
 from ..schedulers import pipeline as pipelines
 from . import show
 from .flags import UsageError, job
-from .inputs import costs, recorded_step, scheduler_of
+from .inputs import collective, costs, link, recorded_step, scheduler_of
 
 if TYPE_CHECKING:
     from ..training.trainer import Recorded
@@ -46,7 +45,7 @@ def network(arguments: Any, name: str | None = None, cost: CostModel | None = No
     """The recorded step of a rank, its costs, and what `Recorded.plan` takes beside them."""
     chosen, machine, options = _asked(arguments, name, capped)
     recorded = _recorded(arguments, chosen.name)
-    cost = cost or replace(costs(arguments, recorded), link=_link(arguments))
+    cost = cost or replace(costs(arguments, recorded), link=link(arguments))
     cut = _cut(arguments, recorded, chosen.function)
     return recorded, cost, {"machine": machine, "stage_of_unit": cut, **options}
 
@@ -58,10 +57,14 @@ def _asked(arguments: Any, name: str | None, capped: bool) -> tuple[schedulers.S
     chosen = scheduler_of(arguments, name)
     options = dict(arguments.scheduler_arg)
     options |= chosen.known(objective=arguments.objective, time_limit=arguments.time_limit)
-    cap = arguments.activation_cap if capped else None
-    machine = Machine(arguments.ranks, arguments.memory_limit if capped else None, cap, _collective(arguments),
-                      arguments.replicas)
-    return chosen, machine, chosen.known(chunks=arguments.chunks) | options
+    return chosen, _machine(arguments, capped), chosen.known(chunks=arguments.chunks) | options
+
+
+def _machine(arguments: Any, capped: bool = True) -> Machine:
+    """The machine of the flags; with or without its cap and limit."""
+    return Machine(arguments.ranks, arguments.memory_limit if capped else None,
+                   arguments.activation_cap if capped else None, collective(arguments, arguments.replicas),
+                   arguments.replicas)
 
 
 def _cut(arguments: Any, recorded: Recorded, order: Any) -> Any:
@@ -82,7 +85,7 @@ def _given(arguments: Any) -> tuple[pipelines.Pipeline, CostModel | None]:
         if cost.source == "analytic":
             raise UsageError(f"--costs {arguments.costs} has rates of a device, not times of stages; measure them "
                              f"with minidl profile, or give --forward, --output-grad and --weight-grad")
-        cost = replace(cost, link=_link(arguments)) if arguments.given & {"--latency", "--bandwidth"} else cost
+        cost = replace(cost, link=link(arguments)) if arguments.given & {"--latency", "--bandwidth"} else cost
     forward, output_grad, weight_grad = (1.0 if value is None else value
                                          for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
     return pipelines.Pipeline(arguments.micro_batches, forward, output_grad, weight_grad, arguments.latency), cost
@@ -91,16 +94,6 @@ def _given(arguments: Any) -> tuple[pipelines.Pipeline, CostModel | None]:
 def _recorded(arguments: Any, name: str) -> Recorded:
     """The step of a rank of the first replica."""
     return recorded_step(job(arguments, name), 0, arguments.replicas)
-
-
-def _collective(arguments: Any) -> Callable[[Mapping[int, int]], float]:
-    """How long replicas take to sum so many bytes, by stage."""
-    shape = Collective(arguments.replicas, _link(arguments), arguments.collective, arguments.servers)
-    return lambda sizes: shape.time(sum(sizes.values()))
-
-
-def _link(arguments: Any) -> Link:
-    return Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)  # microseconds
 
 
 def text(plan: PipelinePlan) -> str:
@@ -205,20 +198,18 @@ def check(arguments: Any) -> int:
         if not policy.placements and not policy.arranges:  # else it chooses where stages live, by the times
             like = planned(arguments, cost=None if "--costs" in arguments.given else CostModel.analytic(), capped=False)
         chunks = like.placement.chunks if like is not None else None if policy.arranges else chunks
-    machine = Machine(arguments.ranks, arguments.memory_limit, arguments.activation_cap, _collective(arguments),
-                      arguments.replicas)
     graph: TaskGraph | pipelines.Pipeline
     (graph, cost), options = _given(arguments), {"chunks": chunks, "like": like}
     if arguments.model:
         recorded = _recorded(arguments, arguments.scheduler if "--scheduler" in arguments.given else arguments.plan)
         pipelines.cut_in(order, recorded.graph)  # rejects the plan of another network
         graph = recorded.graph
-        cost = (replace(costs(arguments, recorded), link=_link(arguments)) if "--costs" in arguments.given
+        cost = (replace(costs(arguments, recorded), link=link(arguments)) if "--costs" in arguments.given
                 else CostModel.analytic())
         options["stage_of_unit"] = _cut(arguments, recorded, order)
     try:
         given = schedulers.Scheduler(arguments.plan, "pipeline", order)
-        proved = schedulers.plan(graph, given, cost, machine, **options)
+        proved = schedulers.plan(graph, given, cost, _machine(arguments), **options)
         assert isinstance(proved, PipelinePlan)
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -14,16 +14,19 @@ import numpy as np
 
 from .. import optim
 from ..autograd.tape import use
+from ..core.timeline import Timeline
 from ..data import DataError
 from ..devices import device as devices
 from ..optim.rates import Rate
+from ..runtime.version_log import VersionRead, as_lines
 from ..system import interrupts
-from ..system.files import FileError
+from ..system.files import FileError, write_atomic
 from ..training import checkpoint, loop
 from ..training.keeper import Keeper
 from ..training.metrics import Metrics
 from ..training.trainer import Job, Recorded, Trainer
 from ..views.diagnosis import Diagnosis, Surroundings, of_run
+from ..views.page import Shown
 from . import show
 from .flags import UsageError
 from .machine import versions
@@ -179,7 +182,23 @@ def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, An
     return record
 
 
-def curves_of(trainer: Trainer, metrics: Metrics, steps: int) -> dict[str, dict[str, list[tuple[int, float]]]]:
+def deliver(arguments: Any, trainer: Trainer, metrics: Metrics, record: dict[str, Any], timeline: Timeline | None,
+            log: Sequence[VersionRead]) -> None:
+    """Writes the files of a run that has ended, then prints its result, even if a file cannot be written. `log`: of
+    weight versions, with --log-versions."""
+    try:
+        if arguments.log_versions:
+            write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(log)))
+        if arguments.trace and timeline is not None:
+            timeline.save(arguments.trace)
+        if arguments.html:
+            show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)],
+                            curves=_curves(trainer, metrics, steps_of(arguments, trainer.recorded)))
+    finally:
+        show.emit(arguments, record, lambda: summary(record))
+
+
+def _curves(trainer: Trainer, metrics: Metrics, steps: int) -> dict[str, dict[str, list[tuple[int, float]]]]:
     """The curves of a run that ended with this step: the loss of each step, and each metric on test data."""
     found = {"loss": {"training": list(enumerate(trainer.losses, steps - len(trainer.losses) + 1))}}
     for record in metrics.tests:

@@ -12,9 +12,9 @@ from ..core.schedule import Schedule, ScheduleError
 from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
-from ..runtime.version_log import as_lines, from_lines
+from ..runtime.version_log import from_lines
 from ..system import process
-from ..system.files import read_text, write_atomic
+from ..system.files import read_text
 from ..training import checkpoint
 from ..training.trainer import Recorded, Trainer, interleaved
 from ..views.diagnosis import of_speedup
@@ -59,18 +59,8 @@ def train(arguments: Any) -> int:
         metrics = runs.trained(arguments, trainer, f"training {task.model}", saved)
         trainer.settle()
         record = runs.finished(arguments, trainer, metrics)
-    try:
-        if arguments.log_versions:
-            entries = sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key))
-            write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(entries)))
-        if arguments.trace:
-            assert trainer.run.timeline is not None
-            trainer.run.timeline.save(arguments.trace)
-        if arguments.html:
-            show.write_page(arguments, record, [Shown.of(trainer.plan, trainer.run.timeline)],
-                            curves=runs.curves_of(trainer, metrics, runs.steps_of(arguments, recorded)))
-    finally:  # prints the result even if a file cannot be written
-        show.emit(arguments, record, lambda: runs.summary(record))
+    log = sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key)) if arguments.log_versions else ()
+    runs.deliver(arguments, trainer, metrics, record, trainer.run.timeline, log)
     return 0
 
 

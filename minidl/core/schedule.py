@@ -126,9 +126,23 @@ class Schedule(Columns):
         return np.repeat(np.arange(len(self.lanes), dtype=np.int32), np.diff(self.ptr))
 
     @property
+    def rank_of_lane(self) -> Ints:
+        return np.array([lane.rank for lane in self.lanes], np.int64)
+
+    @property
     def rank_of_each(self) -> Ints:
         """For every entry the rank of its lane."""
-        return np.array([lane.rank for lane in self.lanes], np.int64)[self.lane_of_each()]
+        ranks: Ints = self.rank_of_lane[self.lane_of_each()]
+        return ranks
+
+    @property
+    def turns(self) -> tuple[Ints, Ints]:
+        """Pairs of entries of a rank, if the schedule repeats: the last one of a lane, and the first one of the same or
+        another lane in the next step."""
+        busy = np.flatnonzero(np.diff(self.ptr))
+        rank = self.rank_of_lane[busy]
+        last, first = np.nonzero(rank[:, None] == rank)
+        return (self.ptr[1:] - 1)[busy][last], self.ptr[:-1][busy][first]
 
     @property
     def second(self) -> NDArray[np.bool_]:
@@ -331,7 +345,7 @@ class Schedule(Columns):
         (default: every edge of the graph)."""
         ids = self.ids(graph)
         preds = self._held(graph, ids, waits)
-        rank = np.array([lane.rank for lane in self.lanes], np.int32)
+        rank = self.rank_of_lane.astype(np.int32)
         local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)],
                          np.int32)
         lane_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int64)

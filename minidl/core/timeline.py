@@ -248,6 +248,12 @@ class Timeline:
             producer[members], arrivals[members] = producer[last], arrivals[last]
         return producer, arrivals
 
+    @property
+    def rank_of_each(self) -> Ints:
+        """The rank of each record."""
+        ranks: Ints = np.array([lane.rank for lane in self.lanes], np.int64)[self.lane]
+        return ranks
+
     @cached_property
     def durations(self) -> Floats:
         """How long each record took; the tasks of one action share its time equally."""

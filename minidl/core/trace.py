@@ -125,7 +125,7 @@ def _steps(timeline: Timeline, host: dict[int, int]) -> Iterator[tuple[int, dict
     if not len(tasks):
         return
     iteration = unpack(timeline.key[tasks]).iteration
-    rank_of = np.array([lane.rank for lane in timeline.lanes])[timeline.lane[tasks]]
+    rank_of = timeline.rank_of_each[tasks]
     for rank in np.unique(rank_of).tolist():
         mine = tasks[rank_of == rank]
         steps, which = np.unique(iteration[rank_of == rank], return_inverse=True)

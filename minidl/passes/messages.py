@@ -12,7 +12,7 @@ from itertools import zip_longest
 import numpy as np
 
 from ..core.columns import run_loop
-from ..core.graph import Ints, Rows, TaskGraph
+from ..core.graph import Rows, TaskGraph
 from ..core.schedule import RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
 from .rewrite import gradients
@@ -88,7 +88,7 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     after = np.flatnonzero(inner)
     source, target = (np.concatenate(pair) for pair in (
         (graph.preds.ids.astype(np.int64), ids[after - 1]), (graph.preds.row_of_each().astype(np.int64), ids[after])))
-    last, first = _ends(schedule, ids)
+    last, first = (ids[entries] for entries in schedule.turns)
     source = np.concatenate([(turn + source).ravel(), (turn[:-1] + last).ravel()])
     target = np.concatenate([(turn + target).ravel(), (turn[1:] + first).ravel()])
     source, target = event[source], event[target]
@@ -107,14 +107,6 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     circle = [int(graph.keys[t % len(graph)]) for t in way[way.index(at) :]]
     raise schedule.error("deadlock under rendezvous sends, where a send ends only when its receive is posted: "
                          + " waits for ".join(task_name(key) for key in [*circle, circle[0]]), circle)
-
-
-def _ends(schedule: Schedule, ids: Ints) -> tuple[Ints, Ints]:
-    """Pairs (last task of a lane, first task of a lane of its rank in the next iteration)."""
-    busy = np.flatnonzero(np.diff(schedule.ptr))
-    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[busy]
-    last, first = np.nonzero(rank[:, None] == rank)
-    return ids[schedule.ptr[1:][busy] - 1][last], ids[schedule.ptr[:-1][busy]][first]
 
 
 def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]

@@ -72,12 +72,8 @@ def iteration(division: Division) -> Iteration:
 def _carried(ids: Ints, schedule: Schedule, sends: Ints, receives: Ints) -> Carried:
     """A rank ends its step before it begins the next one: each of its lanes waits for the last task of all others. The
     messages of these sends are received in the next iteration. `ids`: the task of each entry."""
-    busy = np.flatnonzero(np.diff(schedule.ptr))
-    rank = np.array([lane.rank for lane in schedule.lanes], np.int64)[busy]
-    order = np.argsort(rank, kind="stable")
-    pairs = [(a, b) for own in np.split(busy[order], np.flatnonzero(np.diff(rank[order])) + 1) for a in own.tolist()
-             for b in own.tolist() if a != b]
-    last, first = np.array(pairs, np.int64).reshape(-1, 2).T
-    source = np.append(ids[schedule.ptr[last + 1] - 1], sends)
-    target = np.append(ids[schedule.ptr[first]], receives)
+    last, first = schedule.turns
+    lane = schedule.lane_of_each()
+    others = lane[last] != lane[first]
+    source, target = np.append(ids[last[others]], sends), np.append(ids[first[others]], receives)
     return Carried(source, target, np.ones(len(source), np.int64))

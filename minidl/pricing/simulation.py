@@ -105,7 +105,7 @@ class Lanes:
             schedule.validate(graph)
             return schedule.error("deadlock: the lanes cannot all run")
 
-        return cls(schedule.ptr, ids, np.array([lane.rank for lane in schedule.lanes], np.int64),
+        return cls(schedule.ptr, ids, schedule.rank_of_lane,
                    None if schedule.joined is None else schedule.second, stuck)
 
     @classmethod

@@ -193,7 +193,7 @@ def _explained(shown: Shown, order: Ints) -> dict[str, Any]:
     table: list[tuple[str, int]] = []
     touched: tuple[list[list[int]], list[list[int]]] = [], []
     plain = repack(t.key[order], iteration=0) if len(shown.graphs) == 1 else t.key[order]
-    ranks = np.array([lane.rank for lane in t.lanes])[t.lane[order]] if len(shown.graphs) > 1 else np.zeros(len(order))
+    ranks = t.rank_of_each[order] if len(shown.graphs) > 1 else np.zeros(len(order))
     rows = np.empty(len(order), np.int64)
     for rank, own in enumerate(shown.graphs):
         rows[ranks == rank] = own.find(plain[ranks == rank])
@@ -226,7 +226,7 @@ def _curves(plan: Plan) -> tuple[Curve, ...]:
 def _bytes(t: Timeline, rank: int, graph: TaskGraph, peak: int) -> Curve:
     """Bytes: each storage from its first task to its last, inputs from the begin, outputs to the end, and what outlives
     the step always."""
-    tasks = t.tasks[np.array([lane.rank for lane in t.lanes])[t.lane[t.tasks]] == rank]
+    tasks = t.tasks[t.rank_of_each[t.tasks] == rank]
     ids = graph.find(t.key[tasks])
     start, end = np.full(len(graph), t.begin), np.full(len(graph), t.begin)
     start[ids], end[ids] = t.start[tasks], t.end[tasks]

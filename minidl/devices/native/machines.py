@@ -14,7 +14,7 @@ I32, I64 = ir.IntType(32), ir.IntType(64)
 
 
 @dataclass(frozen=True)
-class Machine:
+class Instructions:
     """`futex`: the number of this system call. `pause` and `ticks` build, with a builder of LLVM's code, what tells the
     core that a thread spins, and the value of its counter of ticks. `source`: the name under which the system knows
     that counter, if it is its own clock: only then all cores agree on it."""
@@ -36,7 +36,7 @@ def _virtual_counter(b):
     return _intrinsic(b, "llvm.read_volatile_register.i64", I64, register)
 
 
-MACHINES = {"x86_64": Machine(202, lambda b: _intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType()),
-                              lambda b: _intrinsic(b, "llvm.readcyclecounter", I64), "tsc"),
-            "aarch64": Machine(98, lambda b: _intrinsic(b, "llvm.aarch64.hint", ir.VoidType(), I32(1)),
-                               _virtual_counter, "arch_sys_counter")}
+MACHINES = {"x86_64": Instructions(202, lambda b: _intrinsic(b, "llvm.x86.sse2.pause", ir.VoidType()),
+                                   lambda b: _intrinsic(b, "llvm.readcyclecounter", I64), "tsc"),
+            "aarch64": Instructions(98, lambda b: _intrinsic(b, "llvm.aarch64.hint", ir.VoidType(), I32(1)),
+                                    _virtual_counter, "arch_sys_counter")}
