@@ -337,7 +337,7 @@ class Tape:
 
 
 class _Once(dict[Any, Any]):
-    """What is made once for each thing, when it is first asked for."""
+    """A table whose entries are made when they are first asked for."""
 
     def __init__(self, make: Callable[[Any], Any]) -> None:
         self._make = make
