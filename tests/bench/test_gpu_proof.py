@@ -157,6 +157,7 @@ def test_a_runs_tests_are_told_apart_and_one_that_loses_its_process_hides_no_oth
     assert not gpu_proof.tests_found(tmp_path, "")["passed"], "no test at all shows nothing"
 
 
+@pytest.mark.slow
 def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(tmp_path, monkeypatch):
     out, ran = tmp_path / "proof.json", tmp_path / "ran"
 

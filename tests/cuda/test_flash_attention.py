@@ -48,6 +48,7 @@ def bound(name: str, reads: list[Any], shapes: list[Any], **constants: Any) -> l
 
 
 # ---------------------------------------------------------------------------------------------------------- mathematics
+@pytest.mark.few(4)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 def test_it_is_attention(sizes, causal):

@@ -208,7 +208,7 @@ def number_of(path):
     return int("".join(c for c in path.stem.split("_")[0] if c.isdigit()))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("chapter", CHAPTERS, ids=lambda path: path.stem)
 def test_a_chapter_runs(chapter):
     done = python("-W", "error", chapter)

@@ -60,7 +60,7 @@ def test_updates_may_be_in_place(example, dtype):
                                        atol=1e-7 if dtype == "float32" else 0)
 
 
-@pytest.mark.few(20)
+@pytest.mark.few(10)
 @pytest.mark.parametrize("example", list(examples(300, 400)), ids=str)
 def test_calls_make_no_array(example):
     """Arrays here have 480 kB; NumPy itself goes through broadcast operands in pieces of 8192 elements."""

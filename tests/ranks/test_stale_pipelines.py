@@ -610,6 +610,7 @@ def test_parts_of_layers_read_what_the_plan_says(ranks):
     assert any(found.max() for found in staleness(log).values())
 
 
+@pytest.mark.slow
 def test_a_replay_of_another_log_leaves_other_bits():
     losses, parameters, log, _ = run("pipedream", 3)
     first = next(e for e in log if e.step == 1 and unpack(e.key).kind == Kind.F and e.version % MICRO_BATCHES > 2)

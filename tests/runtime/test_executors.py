@@ -105,6 +105,7 @@ def test_fifty_legal_orders_of_each_scheduler_give_the_oracles_bits(arm):
         assert case.trained(lambda g: StreamExecutor(g, ARMS[arm](g)), steps=5) == case.trained(None, steps=5)
 
 
+@pytest.mark.slow
 @settings(SLOW, max_examples=drawn(15))
 @given(case=cases(), streams=st.integers(2, 4), seed=st.integers(0, 2**31))
 def test_a_random_network_trains_alike_under_each_scheduler(case, streams, seed):

@@ -43,6 +43,7 @@ def interleaved(p, m, chunks, times, c=0.0):
     return pipeline.price(pipelines.plan("interleaved", p, m, cost, chunks)).makespan
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("p", "m"), [(2, 4), (4, 8)])
 def test_an_embedding_and_a_loss_are_cut_around(p, m):
     plan = planned("joint", p, m, c=0.05)

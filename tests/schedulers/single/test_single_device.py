@@ -85,7 +85,7 @@ def run_of(arm: str, name: str) -> Any:
     return lambda graph: executor(graph, schedule(graph))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("arm", ARMS)
 @pytest.mark.parametrize("name", NAMES)
 def test_40_and_80_steps_leave_the_bits_of_sequential_training(name: str, arm: str) -> None:
