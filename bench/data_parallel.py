@@ -158,7 +158,7 @@ def work(name: str, computation: str, rounds: int) -> None:
         if arm != AS_MPI_LIKES:
             digests[arm] = params_sha256(model)
 
-    for scheduler in names("data"):
+    for scheduler in names("data", exact=True):
         add(scheduler, scheduler)
     add(AS_MPI_LIKES, "buckets")
     found_k = plans["reverse_first_k"].notes["k"]

@@ -24,10 +24,14 @@ from stale import trained as on_ranks
 from minidl.cli import show
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.training.gossip_trainer import GossipTrainer
 from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
 TICKS = 6000  #: steps of a run on a stream
+ON_4 = {"parallel": "data", "ranks": 4}
+#: of a layer and its activation: forward 1, backward 2
+BY_LAYER = CostModel(kinds={"F": 0.5, "O": 0.5, "W": 1.0, "U": 0.0}, launch=0.0, source="given")
 #: method -> name of an arm -> (settings of the job, epochs or steps, expected accuracy as text)
 ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
     "dither": {f"dither {s}": ({"momentum": 0.9, "dither": float(s)}, 15, expected) for s, expected in (
@@ -61,6 +65,17 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
          "momentum": momentum, "lr": lr, "parallel": "data", "scheduler": policy, "ranks": 2}, 12, "-")
         for optimizer, lr, momentum in (("sgd", 0.1, 0.0), ("sgd", 0.02, 0.9), ("adamw", 0.003, None))
         for policy in ("barrier", "acco", "delayed_update")},
+    "asynchronous": {name: (
+        {"model_args": {"layers": 4, "hidden": 64}, "lr": 0.2, "momentum": 0.0, "batch_size": size, "scheduler": policy,
+         "micro_batches": batches, "update_every": 1, "scheduler_args": options, **ranks, "steps": steps}, 0, said)
+        for name, policy, size, batches, options, ranks, steps, said in (
+            ("SGD, batches of 16", "in_order", 128, 8, {}, {}, 63, "-"),
+            ("PD-ASGD, 1 forward to 2 backward threads", "pd_asgd", 128, 8, {}, {}, 63, "-"),
+            ("DDP, equal ranks", "barrier", 64, 1, {}, ON_4, 491, "98.1 %"),
+            ("LayUp, equal ranks", "layup", 256, 4, {"message": 0.2}, ON_4, 125, "97.8 %"),
+            ("DDP, rank 0 four times slower", "barrier", 64, 1, {}, ON_4, 124, "78.6 %"),
+            ("LayUp, rank 0 four times slower", "layup", 256, 4, {"message": 0.2, "slow": ((0, 4.0),)}, ON_4, 125,
+             "97.2 %"))},
 }
 
 
@@ -68,15 +83,15 @@ def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
     """The accuracy of one run, and the means over its epochs of the zeros that dithering makes. At least TICKS epochs
     are steps."""
     told = dict(told)
-    ranks = told.pop("ranks", 1)
+    ranks, steps = told.pop("ranks", 1), told.pop("steps", TICKS if epochs >= TICKS else 0)
     if told.get("parallel") == "data":
-        return {"accuracy": alike(Job(seed=seed, **told), ranks, epochs)}
+        return {"accuracy": alike(Job(seed=seed, **told), ranks, epochs, steps)}
     if ranks > 1:
         return {"accuracy": on_ranks(Job(seed=seed, **told), ranks, epochs)["accuracy"] or 0.0}
     recorded = Recorded(Job(**{"lr": 0.1, "seed": seed, **told}))
-    trainer, zeros = Trainer(recorded, CostModel.analytic()), []
-    each = 1 if epochs >= TICKS else recorded.train_data.steps(1)
-    for _ in range(epochs):
+    trainer, zeros = Trainer(recorded, BY_LAYER if steps else CostModel.analytic()), []
+    each = 1 if steps else recorded.train_data.steps(1)
+    for _ in range(steps or epochs):
         for _ in range(each):
             trainer.step()
         if recorded.job.dither:
@@ -87,15 +102,16 @@ def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
             **({name: round(float(np.mean([z[name] for z in zeros])), 4) for name in zeros[0]} if zeros else {})}
 
 
-def alike(job: Job, ranks: int, epochs: int) -> float:
-    """The accuracy of a run on data-parallel ranks of this process."""
+def alike(job: Job, ranks: int, epochs: int, steps: int = 0) -> float:
+    """The accuracy of a run on data-parallel ranks of this process, of so many epochs or steps."""
     own = [Recorded(job, rank, ranks) for rank in range(ranks)]
 
     def work(communicator: Any) -> Any:
-        trainer = RankTrainer(own[communicator.rank], CostModel.analytic(), communicator, (1.0, 1e-3))
-        for _ in range(own[0].train_data.steps(epochs)):
+        kind = GossipTrainer if job.scheduler == "layup" else RankTrainer
+        trainer = kind(own[communicator.rank], BY_LAYER, communicator, (1.0, 1e-3))
+        for _ in range(steps or own[0].train_data.steps(epochs)):
             trainer.step()
-        trainer.settle()
+        trainer.share()
         return trainer
 
     return float(run_ranks(ranks, work)[0].evaluate()["accuracy"])

@@ -51,16 +51,16 @@ PART_BYTES = 2**20
 
 @dataclass(frozen=True)
 class Policy:
-    """One scheduler: `sums(graph, ...)` says how the gradients of a recorded step are summed, and `order(graph, cost,
-    machine, ...)` orders the step with these sums, whose times the costs have. Their other parameters are the policy's
-    options."""
+    """One scheduler: `sums(graph, ...)` says how the gradients of a recorded step are summed (None: they are not), and
+    `order(graph, cost, machine, ...)` orders the step with these sums, whose times the costs have. Their other
+    parameters are the policy's options."""
 
     order: Callable[..., Schedule | Ordered]
-    sums: Callable[..., Sums] = lambda graph: Sums()
+    sums: Callable[..., Sums] | None = lambda graph: Sums()
 
     @property
     def options(self) -> dict[str, Parameter]:
-        return beyond(self.order, 3) | beyond(self.sums)
+        return beyond(self.order, 3) | (beyond(self.sums) if self.sums else {})
 
     @property
     def name(self) -> str:

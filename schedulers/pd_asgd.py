@@ -106,6 +106,7 @@ def pd_asgd(graph: TaskGraph, cost: CostModel, machine: Machine, *, forward: int
     batches may be ahead of those that backward threads work on, by default the number of forward threads. One thread
     each with queue=0 is SGD, bit for bit."""
     _, lanes = moments(graph, cost.durations(graph), "pd_asgd", forward, backward, queue)
+    lanes = {lane: sorted(tasks) for lane, tasks in lanes.items()}  # if tasks have been cut since the step was ordered
     late = np.concatenate([*staleness(graph).values(), [0]])
     return Ordered(Schedule.of(graph, {lane: tasks for lane, tasks in lanes.items() if tasks}), {
         "stale": bool(late.any()), "staleness": {"mean": round(float(late[:-1].mean()), 4), "most": int(late.max())}})

@@ -155,7 +155,7 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
            machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], shard: Shards | None = None,
            **options: Any) -> Plan:
     """The plan of a step that is not cut into stages."""
-    sums = (policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
+    sums = (policy.sums and policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
             else sums_in(policy) if isinstance(policy, Schedule) and chosen.parallel == "data" else None)
     draft = Draft.of(graph, cost, machine, sums, chosen.name)
     if chosen.rewrite is not None:

@@ -26,6 +26,7 @@ from . import pipeline
 from .beside import acco, delayed_update
 from .data_parallel import Policy as OnAllRanks
 from .data_parallel import barrier, buckets, dear, fifo, in_buckets, in_parts, no_overlap, priority, reverse_first_k
+from .layup import layup
 from .multi_region import planned as by_regions
 from .ordered import Ordered, beyond
 from .partime import partime, ticks
@@ -79,7 +80,8 @@ class Scheduler:
     @property
     def exact(self) -> bool:
         """Whether a step under it computes what the recorded one does."""
-        return self.rewrite is None and not (isinstance(self.function, Policy) and self.function.stale)
+        return not (self.each or self.rewrite is not None
+                    or (isinstance(self.function, Policy) and self.function.stale))
 
     @cached_property
     def options(self) -> Mapping[str, inspect.Parameter]:
@@ -139,6 +141,7 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
     Scheduler("multi_region", "none", by_regions, pairs=True),
     Scheduler("partime", "none", partime, rewrite=ticks),
     Scheduler("pd_asgd", "none", pd_asgd, rewrite=asynchronous, each=True),
+    Scheduler("layup", "data", OnAllRanks(layup, None), each=True),
     *(Scheduler(policy.name, "data", policy) for policy in (
         OnAllRanks(no_overlap),
         OnAllRanks(barrier),

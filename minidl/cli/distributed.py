@@ -18,12 +18,13 @@ from ..runtime.comm import Communicator
 from ..runtime.comm.loopback import run_ranks
 from ..system import process
 from ..training.agreement import Disagreement, agree
+from ..training.gossip_trainer import GossipTrainer
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
 from ..training.rank_trainer import RankTrainer, device_of, identity, measure_link, transport
 from ..training.trainer import Recorded, Trainer, interleaved
 from . import data_parallel_plans as data_parallel
 from . import show
-from .flags import FLAGS, UsageError, job, path
+from .flags import FLAGS, UsageError, asynchronous, job, path
 from .inputs import costs, scheduler_of
 from .ranks import job as on_ranks
 from .runs import SUMS, claimed, deliver, finished, intended, resumed, steps_of, trained
@@ -220,6 +221,12 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
                          f"leave --ranks out")
     scheduler_of(arguments)
     _grid(arguments, communicator.size)
+    if asynchronous(arguments):
+        for told, why in ((arguments.checkpoint, "keeps no checkpoint, since ranks have weights of their own"),
+                          (arguments.trace or arguments.html, "records no timeline"),
+                          (arguments.device != "cpu", "mixes layers on the CPU alone")):
+            if told:
+                raise UsageError(f"{arguments.scheduler} {why}")
 
 
 def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostModel, dict[str, Any]]:
@@ -240,7 +247,8 @@ def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, 
     """`links`: as by `_measured`."""
     traced = bool(arguments.trace or arguments.html)
     if arguments.parallel == "data":
-        return RankTrainer(recorded, cost, communicator, k=arguments.k, buckets=arguments.buckets, trace=traced,
+        kind = GossipTrainer if asynchronous(arguments) else RankTrainer
+        return kind(recorded, cost, communicator, k=arguments.k, buckets=arguments.buckets, trace=traced,
                            **links)
     return PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
                            trace=traced, **links)

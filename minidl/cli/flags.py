@@ -152,6 +152,14 @@ def k_or_auto(text: str) -> int | None:
     return None if text == "auto" else whole(0)(text)
 
 
+def slow_rank(text: str) -> tuple[int, float]:
+    """`RANK=FACTOR`: how many times slower a rank is."""
+    rank, sign, factor = text.partition("=")
+    if not sign:
+        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not of the form RANK=FACTOR, as in 0=4")
+    return whole(0)(rank), number(0)(factor)
+
+
 def numbers(text: str) -> float | list[float]:
     """`1.5`, or `1,2,2` for one number per stage or layer."""
     try:
@@ -211,10 +219,10 @@ PRICED = "train:src compare:src plan:src explain:src simulate:src"
 
 def _stale(arguments: Any) -> bool:
     policy = _policy(arguments.scheduler)
-    return _each(arguments) or (policy is not None and policy.stale)
+    return asynchronous(arguments) or (policy is not None and policy.stale)
 
 
-def _each(arguments: Any) -> bool:
+def asynchronous(arguments: Any) -> bool:
     """Whether each micro-batch has an update of its own on one device or on ranks that are all alike."""
     from ..schedulers import SCHEDULERS
 
@@ -526,6 +534,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--buckets": _flag("train:r compare:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
                            metavar="N", help="N buckets with equal numbers of layers (default: 2 on given times; for "
                                              "a network, buckets of 25 MB)"),
+        "--slow": _flag("train:r compare:r plan:r", _told("slow"), type=slow_rank, action="append",
+                        metavar="RANK=FACTOR",
+                        help="this rank is FACTOR times slower on the simulated clock, as in 0=4; may be repeated"),
         "--parts": _flag("plan:l explain:l simulate:l", _told("part_bytes", "data"), type=whole(1, 1 << 16), default=8,
                          metavar="N", help="parts into which a layer's gradient is cut, on given times (default 8)"),
         "--comm": _flag("plan:l explain:l simulate:l", type=numbers, metavar="C0,C1,..",
@@ -560,7 +571,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                                lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler)),
                                 RUNNING, type=path, metavar="FILE.jsonl",
                                 help="write which weight version each task read, a line per task"),
-        "--replay": _flag("train:s", ("an asynchronous scheduler", _each), RUNNING, type=path, metavar="FILE.jsonl",
+        "--replay": _flag("train:s", ("an asynchronous scheduler", asynchronous), RUNNING, type=path,
+                          metavar="FILE.jsonl",
                           help="repeat a run from its --log-versions, in one thread and without the schedule"),
         "--against": _flag("report:*", type=path, metavar="TRACE", help="another trace, to compare with"),
         "--config": _flag(EVERY.removeprefix("info:* models:* "), type=path, metavar="FILE.toml",
@@ -690,7 +702,8 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
                backward=arguments.backward, sweeps=arguments.sweeps, block=arguments.block,
                seed=arguments.seed, init=arguments.init, scheduler=under or arguments.scheduler,
                feed=arguments.feed, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
-               scheduler_args=dict(arguments.scheduler_arg), streams=arguments.streams,
+               scheduler_args=dict(arguments.scheduler_arg) | ({"slow": arguments.slow} if arguments.slow else {}),
+               streams=arguments.streams,
                memory_limit=arguments.memory_limit, recompute=arguments.recompute or chosen, fusion=arguments.fusion,
                split=arguments.split, shard=arguments.shard, offload=arguments.offload,
                offload_to=arguments.offload_to, lanes=arguments.lanes or "")

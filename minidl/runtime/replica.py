@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import Role, Rows, TaskGraph, View, derive_edges
-from ..core.tasks import Kind
+from ..core.tasks import Kind, task_name, unpack
 from ..plans.memory import MemoryPlan
 from .bound import Bound
 from .version_log import VersionRead
@@ -47,20 +47,46 @@ class Replica:
         for call in self.calls[task]:
             call()
 
+    def payload(self, layer: int) -> Any:
+        """Room for a message with a layer: the share, then its weights."""
+        return np.empty(8 + sum(a.nbytes for a in self.weights[layer]), np.uint8)
+
+    def give(self, layer: int, payload: Any) -> None:
+        """Fills a message with the layer; half of this rank's share goes with it."""
+        self.share[layer] /= 2
+        payload[:8].view(np.float64)[0] = self.share[layer]
+        np.concatenate([a.view(np.uint8) for a in self.weights[layer]], out=payload[8:])
+
+    def mix(self, layer: int, payload: Any) -> None:
+        """Mixes the layer of a message into this rank's: the mean, weighted by their shares, which add up."""
+        other, at = float(payload[:8].view(np.float64)[0]), 8
+        self.share[layer] += other
+        weight = other / self.share[layer]
+        for array in self.weights[layer]:
+            array *= 1 - weight
+            array += weight * payload[at : at + array.nbytes].view(array.dtype)
+            at += array.nbytes
+
 
 def replay(replicas: Sequence[Replica], inputs: Sequence[tuple[Any, ...]], entries: Iterable[VersionRead],
            versions: Counter[tuple[int, int]]) -> list[Any]:
     """The results of each replica after a step on its inputs. `entries`: of the step, of all ranks, in any order.
-    `versions`: the newest version by (rank, layer), which is counted on. Raises ValueError if no order gives the
-    versions of the log."""
-    read: dict[tuple[int, int], list[VersionRead]] = {}
+    `versions`: the newest version by (rank, layer), which is counted on. A rank runs the batches that the log has of
+    it. Raises ValueError if no order gives the versions of the log."""
+    said: dict[tuple[int, int, int], list[VersionRead]] = {}  # by rank, task and the rank that sent a layer, or -1
     awaited: Counter[tuple[int, int, int]] = Counter()  # readers by (rank, layer, version) that have not run
+    batches: dict[int, set[int]] = {}
     for e in entries:
-        read.setdefault((e.rank, e.key), []).append(e)
+        said.setdefault((e.rank, e.key, e.source), []).append(e)
         awaited[e.rank, e.stage, e.version] += 1
-    done = [set[int]() for _ in replicas]
-    todo = list[tuple[int, int]]()
-    needed = []
+        if e.source < 0:
+            batches.setdefault(e.rank, set()).add(int(unpack(e.key).micro_batch))
+    place = {int(key): t for t, key in enumerate(replicas[0].graph.keys)}
+    try:
+        todo = [(rank, place[key], source) for rank, key, source in said if source >= 0]
+    except KeyError as error:
+        raise ValueError(f"the log has a task that the step does not have: {task_name(error.args[0])}") from None
+    done, sent, needed = [set[int]() for _ in replicas], dict[tuple[int, int, int], Any](), []
     for rank, (replica, values) in enumerate(zip(replicas, inputs, strict=True)):
         graph = replica.graph
         replica.bound.load(values)
@@ -68,26 +94,31 @@ def replay(replicas: Sequence[Replica], inputs: Sequence[tuple[Any, ...]], entri
         reads, writes = (Rows.from_pairs(each.row_of_each()[own[each.ids]], each.ids[own[each.ids]], len(each))
                          for each in (graph.reads, graph.writes))
         needed.append(derive_edges(reads, writes, len(graph.buffer_bytes)))
-        todo += [(rank, t) for t in range(len(graph))]
+        todo += [(rank, t, -1) for t in range(len(graph)) if graph.micro_batch[t] in batches.get(rank, ())]
     while todo:
         left = []
-        for rank, t in todo:
+        for rank, t, source in todo:
             replica = replicas[rank]
-            mine = read.get((rank, int(replica.graph.keys[t])), [])
-            updates = t in replica.layer
-            ready = {*needed[rank][t].tolist()} <= done[rank] and all(
-                versions[rank, e.stage] == e.version - updates and not (
-                    updates and awaited[rank, e.stage, e.version - 1]) for e in mine)
-            if not ready:
-                left.append((rank, t))
+            mine = said.get((rank, int(replica.graph.keys[t]), source), [])
+            changes = t in replica.layer
+            comes = (rank, t, source) in sent if source >= 0 else {*needed[rank][t].tolist()} <= done[rank]
+            if not comes or any(versions[rank, e.stage] != e.version - changes
+                                or (changes and awaited[rank, e.stage, e.version - 1]) for e in mine):
+                left.append((rank, t, source))
                 continue
-            replica.run(t)
-            done[rank].add(t)
+            if source >= 0:
+                replica.mix(mine[0].stage, sent[rank, t, source])
+            else:
+                replica.run(t)
+                done[rank].add(t)
             for e in mine:
                 awaited[rank, e.stage, e.version] -= 1
                 versions[rank, e.stage] = e.version
+                if e.to >= 0:
+                    sent[e.to, t, rank] = replica.payload(e.stage)
+                    replica.give(e.stage, sent[e.to, t, rank])
         if len(left) == len(todo):
-            rank, t = left[0]
+            rank, t, _ = left[0]
             raise ValueError(f"no order gives the versions of the log: {replicas[rank].graph.name(t)} of rank {rank} "
                              f"cannot run")
         todo = left

@@ -32,7 +32,7 @@ COMMANDS = {
     **{(verb, "l"): [verb, *more, "--parallel", "data"]
        for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
 }
-VALUES = {"--shard": "1", "--offload": "all", "--backward": "jacobi",
+VALUES = {"--shard": "1", "--offload": "all", "--backward": "jacobi", "--slow": "0=4",
           "--model-arg": "classes=10", "--scheduler-arg": "streams=2", "--dtype": "float64", "--fusion": "all",
           "--lanes": "python", "--lr-schedule": "cosine",
           "--parallel": "none", "--pairs": "none", "--objective": "span", "--collective": "tree", "--transport": "nccl",

@@ -1,0 +1,141 @@
+"""Ranks that train weights of their own, and mix layers that others send: the runtime of `layup`.
+
+All ranks know the same moments of a step and the same drawn peers, so each knows which layers it receives and when. A
+rank does its part of the moments in order and waits only for a layer that has left its sender at an earlier moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..autograd.initial import generator_of
+from ..core.graph import TaskGraph
+from ..plans.program import Program
+from .comm import Communicator, Transfer
+from .comm.flight import Patience
+from .replica import Replica
+from .version_log import VersionRead
+
+
+def peers(graph: TaskGraph, ranks: int, seed: int, share: float = 1.0) -> Callable[[int, int, int], int]:
+    """A function from the number of a step, an update and a rank to the rank to which it sends the layer, or -1; drawn
+    by (seed, step, update, rank) alone. `share`: of the updates after which a layer is sent."""
+    def drawn(step: int, task: int, rank: int) -> int:
+        sends, whom = generator_of(seed, "gossip", step, int(graph.keys[task]), rank).random(2)
+        return (rank + 1 + int(whom * (ranks - 1))) % ranks if sends < share and ranks > 1 else -1
+
+    return drawn
+
+
+class Gossip:
+    """Call it with a step's inputs on this rank; it returns the step's outputs, or None on a rank that runs only some
+    of the batches. `moments`: of all ranks, in order, see `minidl.schedulers.layup`. `peer(step, task, rank)`: the rank
+    to which an update sends its layer, or -1. `log` keeps the version that each task has read or made; `replica` has
+    the weights."""
+
+    timeline = None
+
+    def __init__(self, program: Program, moments: Sequence[tuple[int, int, bool]], peer: Callable[[int, int, int], int],
+                 communicator: Communicator, device: Any = None) -> None:
+        part = program.body[0]
+        self.replica = Replica(part.graph, part.memory, device)
+        self.log: list[VersionRead] = []
+        self._moments, self._peer, self._communicator = moments, peer, communicator
+        own = {task for rank, task, arrives in moments if rank == communicator.rank and not arrives}
+        self._whole = len(own) == len(part.graph)
+        self._versions, self._step = Counter[int](), 0
+        self._bound: dict[tuple[int, int, bool], tuple[Any, Transfer]] = {}  # (update, peer, sends)
+        self._sending: list[Iterator[None]] = []
+        self._kept: dict[int, list[Any]] | None = None  # this rank's own weights while the mean is in their place
+
+    @property
+    def graph(self) -> TaskGraph:
+        return self.replica.graph
+
+    def __call__(self, *inputs: Any) -> Any:
+        replica, me = self.replica, self._communicator.rank
+        self._own()
+        replica.bound.load(inputs)
+        for rank, task, arrives in self._moments:
+            if arrives:
+                if self._peer(self._step, task, rank) == me:
+                    replica.mix(replica.layer[task], self._received(task, rank))
+                    self._note(task, rank)
+            elif rank == me:
+                replica.run(task)
+                self._note(task)
+        while self._polled():
+            self._communicator.check()
+        self._step += 1
+        return replica.bound.results() if self._whole else None
+
+    def _note(self, task: int, source: int = -1) -> None:
+        """Logs a task that has run, or a layer that has arrived, and sends what is to be sent."""
+        replica, me = self.replica, self._communicator.rank
+        for layer in replica.reads[task] if source < 0 else ():
+            self._log(task, layer)
+        if (layer := replica.layer.get(task, -1)) >= 0:
+            self._versions[layer] += 1
+            to = self._peer(self._step, task, me) if source < 0 else -1
+            self._log(task, layer, to=to, source=source)
+            if to >= 0:
+                payload, transfer = self._transfer(task, to, True)
+                replica.give(layer, payload)
+                self._sending.append(transfer())
+                self._polled()
+
+    def _log(self, task: int, layer: int, **said: int) -> None:
+        self.log.append(VersionRead(self._step, int(self.graph.keys[task]), self._versions[layer], layer,
+                                    rank=self._communicator.rank, **said))
+
+    def _transfer(self, task: int, peer: int, sends: bool) -> tuple[Any, Transfer]:
+        """The message of an update and the transfer to or from the peer, made once."""
+        if (task, peer, sends) not in self._bound:
+            payload = self.replica.payload(self.replica.layer[task])
+            move = self._communicator._send if sends else self._communicator._receive
+            self._bound[task, peer, sends] = payload, move(payload, peer, task)
+        return self._bound[task, peer, sends]
+
+    def _received(self, task: int, rank: int) -> Any:
+        """The layer that an update of another rank has sent."""
+        payload, transfer = self._transfer(task, rank, False)
+        patience = Patience(self._communicator, lane=True)
+        for _ in transfer():
+            self._polled()
+            patience.wait((rank,), f"the layer of {self.graph.name(task)}")
+        patience.reset()
+        return payload
+
+    def _polled(self) -> bool:
+        """Polls the messages that are being sent; whether some are left."""
+        self._sending = [move for move in self._sending if next(move, self) is not self]
+        return bool(self._sending)
+
+    # ----------------------------------------------------------------------------------------------- between two steps
+    def settle(self) -> None:
+        """Nothing is left to run between steps."""
+
+    def whole(self, everywhere: bool = False) -> None:
+        """The ranks' mean, weighted by their shares, takes the place of each rank's weights until the next step."""
+        self._own()
+        replica = self.replica
+        self._kept = {layer: [np.array(a) for a in arrays] for layer, arrays in replica.weights.items()}
+        every = self._communicator.gather((replica.share, self._kept))
+        for layer, arrays in replica.weights.items():
+            total = sum(share[layer] for share, _ in every)
+            for i, array in enumerate(arrays):
+                np.copyto(array, sum(share[layer] / total * weights[layer][i].astype(np.float64)
+                                     for share, weights in every), casting="same_kind")
+
+    def _own(self) -> None:
+        for layer, arrays in (self._kept or {}).items():
+            for array, kept in zip(self.replica.weights[layer], arrays, strict=True):
+                np.copyto(array, kept)
+        self._kept = None
+
+    def close(self) -> None:
+        """Ends the run."""

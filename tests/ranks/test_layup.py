@@ -1,0 +1,191 @@
+"""LayUp: ranks without messages are runs of SGD, shares are conserved, and a log repeats a run of all ranks."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import one_line, run, run_json
+from test_pipeline_ranks import command
+
+import minidl as ml
+from minidl.core.machine import PlanError
+from minidl.core.tasks import Kind, unpack
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.replica import Replica, replay
+from minidl.runtime.version_log import VersionRead, as_lines, from_lines
+from minidl.schedulers.layup import batches_of, moments
+from minidl.training.gossip_trainer import GossipTrainer
+from minidl.training.trainer import Job, Recorded, Trainer
+
+MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+COST, LINK, STEPS = ml.CostModel.analytic(), (1.0, 1e-4), 3
+
+
+def job(ranks: int, batches: int, momentum: float = 0.9, hidden: int = 12, **options: Any) -> Job:
+    return Job(model="mlp", model_args={"layers": 3, "hidden": hidden}, batch_size=4 * batches * ranks, lr=0.05,
+               micro_batches=batches, update_every=1, momentum=momentum, scheduler="layup", parallel="data",
+               scheduler_args=options)
+
+
+def weights(recorded: Recorded) -> list[bytes]:
+    return [p.numpy().tobytes() for p in recorded.model.parameters()]
+
+
+def ran(task: Job, ranks: int) -> tuple[list[GossipTrainer], list[list[bytes]], list[Any]]:
+    """The trainers of all ranks, the weights of each rank after the last step, and all inputs."""
+    first = Recorded(task, 0, ranks)
+    own = [first.copy(rank) for rank in range(ranks)]
+    inputs: list[list[Any]] = [[] for _ in own]
+
+    def part(communicator: Any) -> Any:
+        trainer = GossipTrainer(own[communicator.rank], COST, communicator, LINK)
+        taken, read = inputs[communicator.rank], trainer._inputs
+        trainer._inputs = lambda: taken.append(read()) or taken[-1]  # type: ignore[func-returns-value]
+        for _ in range(STEPS):
+            trainer.step()
+        alone = weights(trainer.recorded)
+        trainer.finish()
+        return trainer, alone
+
+    found = run_ranks(ranks, part)
+    return [trainer for trainer, _ in found], [alone for _, alone in found], inputs
+
+
+def replayed(task: Job, ranks: int, log: list[VersionRead], inputs: list[Any]) -> list[list[bytes]]:
+    first = Recorded(task, 0, ranks)
+    own = [first.copy(rank) for rank in range(ranks)]
+    replicas, versions = [Replica(r.graph) for r in own], Counter[tuple[int, int]]()
+    log = from_lines(as_lines(sorted(log, key=lambda e: (e.key, e.version))), "log")
+    for step in range(STEPS):
+        replay(replicas, [tuple(each[step]) for each in inputs], [e for e in log if e.step == step], versions)
+    return [weights(r) for r in own]
+
+
+def check_repeats(seed: int) -> None:
+    """Random ranks, batches, links and slow ranks: two runs and a replay have equal bits; shares sum to the number of
+    ranks; the log has the versions of the moments."""
+    random = np.random.default_rng(seed)
+    ranks, batches = int(random.integers(1, 5)), int(random.integers(1, 5))
+    slow = ((int(random.integers(ranks)), float(random.uniform(1, batches))),) if random.random() < 0.7 else ()
+    task = job(ranks, batches, float(random.choice([0.0, 0.9])), int(random.integers(3, 20)), slow=slow,
+               message=float(random.choice([0.0, 0.3, 5.0, 40.0])), share=float(random.choice([1.0, 0.6])))
+    trainers, found, inputs = ran(task, ranks)
+    again, same, _ = ran(task, ranks)
+    assert found == same, seed
+    log = trainers[0].log
+    assert log == again[0].log, seed
+    assert replayed(task, ranks, log, inputs) == found, seed
+    for layer in trainers[0].run.replica.share:
+        assert sum(t.run.replica.share[layer] for t in trainers) == pytest.approx(ranks, rel=1e-12), seed
+    check_versions(trainers[0], task, log, ranks)
+    assert len({t.params_sha256() for t in trainers}) == 1, seed
+
+
+def check_versions(trainer: GossipTrainer, task: Job, log: list[VersionRead], ranks: int) -> None:
+    """Every entry of the log follows from the moments and from the peers to which layers were sent."""
+    graph = trainer.run.graph
+    clock = moments(graph, trainer.cost, trainer._machine, task.scheduler_args["slow"], task.scheduler_args["message"])
+    said = {(e.step, e.rank, e.key, e.source): e for e in log}
+    versions, seen = Counter[tuple[int, int]](), 0
+    for step in range(STEPS):
+        for rank, t, arrives in clock:
+            key = int(graph.keys[t])
+            if not arrives:
+                reads = [e for e in log if (e.step, e.rank, e.key, e.source) == (step, rank, key, -1)]
+                for e in reads:
+                    versions[rank, e.stage] += unpack(key).kind == Kind.U
+                    assert e.version == versions[rank, e.stage]
+                    seen += 1
+            elif (to := said[step, rank, key, -1].to) >= 0:
+                e = said[step, to, key, rank]
+                versions[to, e.stage] += 1
+                assert e.version == versions[to, e.stage]
+                seen += 1
+    assert seen == len(log)
+
+
+def test_random_configurations_repeat_and_replay() -> None:
+    for seed in range(2):
+        check_repeats(seed)
+
+
+@pytest.mark.campaign
+def test_many_configurations_repeat_and_replay() -> None:
+    for seed in range(2, 202):
+        check_repeats(seed)
+
+
+def test_without_messages_ranks_are_runs_of_sgd_in_bits() -> None:
+    """Also one rank, which has nobody to send to."""
+    for ranks, options in ((3, {"share": 0.0}), (1, {})):
+        task = job(ranks, 2, **options)
+        _, found, inputs = ran(task, ranks)
+        first = Recorded(task, 0, ranks)
+        for rank in range(ranks):
+            own = first.copy(rank)
+            alone = ml.SequentialExecutor(own.graph)
+            for parts in inputs[rank]:
+                alone(*parts)
+            assert found[rank] == weights(own)
+
+
+def test_one_rank_is_the_sequential_run_in_losses_too() -> None:
+    task = job(1, 2)
+    trainer = ran(task, 1)[0][0]
+    other = Trainer(Recorded(Job(**{**vars(task), "scheduler": "in_order", "parallel": "none", "scheduler_args": {}})),
+                    COST)
+    for _ in range(STEPS):
+        other.step()
+    other.settle()
+    assert trainer.losses == other.losses
+
+
+def test_a_slow_rank_runs_as_many_whole_batches_as_fit() -> None:
+    assert batches_of(4, 4, ((0, 4.0),)) == [1, 4, 4, 4]
+    assert batches_of(2, 5, ((0, 0.5), (1, 1.0))) == [5, 2]
+    with pytest.raises(PlanError, match="ends no batch in a step of 2; take at least --micro-batches 4"):
+        batches_of(4, 2, ((0, 4.0),))
+    with pytest.raises(PlanError, match="ranks are 0 to 3"):
+        batches_of(4, 2, ((4, 2.0),))
+
+
+FLAGS = ["train", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--micro-batches", "4",
+         "--steps", "3", "--costs", "analytic", "--parallel", "data", "--scheduler", "layup"]
+
+
+def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: Any) -> None:
+    log = tmp_path / "log.jsonl"
+    code, record = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4", "--log-versions", str(log))
+    assert code == 0
+    assert record["ranks"] == 2
+    entries = from_lines(log.read_text().splitlines(), "log")
+    updates = Counter(e.rank for e in entries if unpack(e.key).kind == Kind.U and e.source < 0)
+    assert updates[1] == 4 * updates[0]
+    assert sum(e.to >= 0 for e in entries) == sum(e.source >= 0 for e in entries) > 0
+
+    def refused(*flags: str) -> str:
+        code, _, err = run(capsys, *FLAGS, "--ranks", "2", *flags)
+        assert code == 2
+        return one_line(err)
+
+    assert "ends no batch in a step of 4" in refused("--slow", "0=8")
+    assert "ranks are 0 to 1" in refused("--slow", "7=2")
+    assert "RANK=FACTOR" in refused("--slow", "two")
+    assert "it goes with --scheduler layup" in refused("--scheduler", "fifo", "--slow", "0=4")
+    assert "keeps no checkpoint" in refused("--checkpoint", str(tmp_path / "saved"))
+    assert "records no timeline" in refused("--trace", str(tmp_path / "trace.json"))
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec")
+def test_ranks_under_mpi_have_the_bits_of_threads(capsys: Any) -> None:
+    wanted = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4")[1]
+    code, found, errors = command(2, *FLAGS[1:], "--slow", "0=4")
+    assert code == 0, errors
+    assert found["params_sha256"] == wanted["params_sha256"]
