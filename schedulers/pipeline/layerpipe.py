@@ -16,6 +16,7 @@ import numpy as np
 
 from ...core.graph import GraphBuilder, Ints, Role, TaskGraph
 from ...core.placement import PipelineError, Versions
+from ...core.schedule import Schedule
 from ...core.tasks import Kind, unpack
 from ...pricing.cost import CostModel, Link
 from ...pricing.simulation import Clock, Lanes
@@ -61,12 +62,29 @@ def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = Non
     runs on w + 2 S (w - w of an update ago). The `decay` of an average is "age" (the default), "window" or "pipemare"
     for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d = 2 S. Time per batch: the busiest rank's work, or more
     if the latency is long."""
+    ticks, schedule, delay = _ticked(problem)
+    versions = Versions(read_after(unpack(schedule.keys), delay, history), **how_kept(history, decay))
+    return Ordered(schedule, versions=versions, steady=None if problem.recorded else ticks.steady())
+
+
+def adl(problem: Problem, mini_batches: int = 1) -> Ordered:
+    """The ticks of `layerpipe2` and an update after each mini-batch, of the mean of its micro-batches' gradients, each
+    at the weights that its forward read, 2 S micro-batches ago (accumulated decoupled learning, 2020; with one
+    micro-batch the delays of DDG, 2018). A step of training is divided into so many mini-batches; by default it is one.
+    So weights are at most ceil(2 S / m) updates old with m micro-batches."""
+    every = problem.micro_batches
+    ticks, schedule, delay = _ticked(replace(problem, micro_batches=every * mini_batches))
+    read = np.maximum(0, unpack(schedule.keys).micro_batch - delay) // every
+    return Ordered(schedule, versions=Versions(read, every),
+                   steady=None if problem.recorded else every * ticks.steady())
+
+
+def _ticked(problem: Problem) -> tuple[Ticks, Schedule, Ints]:
+    """The ticks of whole stages, their order, and how many ticks after its forward each entry's backward runs."""
     ticks = _staged(problem)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
-    own = unpack(schedule.keys)
-    delay = 2 * (problem.ranks - 1 - problem.placement.table[0, own.unit])
-    versions = Versions(read_after(own, delay, history), **how_kept(history, decay))
-    return Ordered(schedule, versions=versions, steady=None if problem.recorded else ticks.steady())
+    delay: Ints = 2 * (problem.ranks - 1 - problem.placement.table[0, unpack(schedule.keys).unit])
+    return ticks, schedule, delay
 
 
 def _staged(problem: Problem) -> Ticks:

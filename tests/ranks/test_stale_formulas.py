@@ -211,6 +211,7 @@ CASES = {  # policy, options, costs, steps, micro-batches per update, the weight
        for policy in ("pipedream", "layerpipe2") for decay in ("window", "pipemare")},
     **{f"{policy}, predicted": (policy, {"history": "predicted"}, EQUAL, 2, 1, "predicted")
        for policy in ("pipedream", "layerpipe2")},
+    "adl": ("adl", {"mini_batches": 4}, EQUAL, 3, 2, "stash"),
     "layerpipe": ("layerpipe", {}, EQUAL, 2, 1, "stash"),
     "layerpipe, W spread": ("layerpipe", {}, SPREAD[0], 2, 1, "stash"),
     "layerpipe, F, O and W spread": ("layerpipe", {}, SPREAD[1], 2, 1, "stash")}
@@ -225,7 +226,8 @@ def apart(found, wanted):
 def test_training_equals_the_papers_rules(case):
     policy, told, cost, steps, every, rule = CASES[case]
     before, found, home = trained(policy, told, cost, steps)
-    early = {"layerpipe2": [2 * s for s in AFTER], "layerpipe": ticks_between(home)}.get(policy, AFTER)
+    early = {"layerpipe": ticks_between(home), "layerpipe2": [2 * s for s in AFTER],
+             "adl": [2 * s for s in AFTER]}.get(policy, AFTER)
     data = examples(steps)
     assert apart(found, reference(before, data, early, every, rule)) < BOUND
     # other ages and rules leave other weights

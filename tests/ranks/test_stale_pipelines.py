@@ -51,6 +51,7 @@ POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream",
             "pipedream_2bw, whole": ("pipedream_2bw", {}), "paci, whole": ("paci", {}),
             "layerpipe": ("layerpipe", {}), "layerpipe2": ("layerpipe2", {}),
             "layerpipe2, averaged": ("layerpipe2", {"history": "average"}),
+            "adl": ("adl", {"mini_batches": 4}), "adl, whole": ("adl", {}),
             "pipedream, predicted": ("pipedream", {"history": "predicted"}),
             "layerpipe2, predicted": ("layerpipe2", {"history": "predicted"})}
 
@@ -495,6 +496,11 @@ def test_errors_of_rebuilt_weights_are_near_those_of_another_run(rate, momentum,
         np.testing.assert_allclose(found[decay], figures, atol=near)
     better = np.less(found["window"], found["age"])[:3]
     assert better.all() if momentum else not better.any()
+
+
+def test_adl_with_one_micro_batch_has_the_bits_of_layerpipe2(monkeypatch):
+    monkeypatch.setitem(POLICIES, "one", ("adl", {"mini_batches": MICRO_BATCHES}))
+    assert run("one", 3)[:3] == run("layerpipe2", 3)[:3]
 
 
 @pytest.mark.few(3)
