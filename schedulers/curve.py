@@ -22,7 +22,7 @@ from .away import planned
 from .kept import chain, dropped, optimal
 
 LEVELS = 8  #: limits for which the best kept activations are tried, besides none, all and sqrt
-PARTLY = 4  #: plans between offloading nothing and all
+PARTLY = 1  #: plans between offloading nothing and all
 
 
 @dataclass(frozen=True)
