@@ -25,30 +25,32 @@ class Activation(Module):
         return type(self).function(x, *self.arguments, **self.named)
 
 
-def _layer(name: str, function: Callable[..., Tensor]) -> type[Activation]:
-    """The class of this name, with the function's arguments, of which `axis` is called `dim`, and its documentation."""
-    _, *others = inspect.signature(function).parameters.values()
+def layer(name: str, function: Callable[..., Tensor], base: type[Activation] = Activation) -> type[Activation]:
+    """The class of this name, with the function's documentation and with its arguments, except the ones that the base's
+    `forward` takes. `axis` is called `dim`."""
+    taken = inspect.signature(base.forward).parameters
+    others = [p for p in inspect.signature(function).parameters.values() if p.name not in taken]
     own = inspect.Signature([p.replace(name="dim") if p.name == "axis" else p for p in others])
-    return type(name, (Activation,), {"__doc__": function.__doc__, "__module__": __name__, "__signature__": own,
-                                      "function": staticmethod(function)})
+    return type(name, (base,), {"__doc__": function.__doc__, "__module__": base.__module__, "__signature__": own,
+                                "function": staticmethod(function)})
 
 
-CELU = _layer("CELU", ops.celu)
-ELU = _layer("ELU", ops.elu)
-GELU = _layer("GELU", ops.gelu)
-GLU = _layer("GLU", ops.glu)
-Hardsigmoid = _layer("Hardsigmoid", ops.hardsigmoid)
-Hardswish = _layer("Hardswish", ops.hardswish)
-LeakyReLU = _layer("LeakyReLU", ops.leaky_relu)
-LogSigmoid = _layer("LogSigmoid", ops.logsigmoid)
-LogSoftmax = _layer("LogSoftmax", ops.log_softmax)
-Mish = _layer("Mish", ops.mish)
-ReLU = _layer("ReLU", ops.relu)
-ReLU6 = _layer("ReLU6", ops.relu6)
-SELU = _layer("SELU", ops.selu)
-Sigmoid = _layer("Sigmoid", ops.sigmoid)
-SiLU = _layer("SiLU", ops.silu)
-Softmax = _layer("Softmax", ops.softmax)
-Softplus = _layer("Softplus", ops.softplus)
-Softsign = _layer("Softsign", ops.softsign)
-Tanh = _layer("Tanh", ops.tanh)
+CELU = layer("CELU", ops.celu)
+ELU = layer("ELU", ops.elu)
+GELU = layer("GELU", ops.gelu)
+GLU = layer("GLU", ops.glu)
+Hardsigmoid = layer("Hardsigmoid", ops.hardsigmoid)
+Hardswish = layer("Hardswish", ops.hardswish)
+LeakyReLU = layer("LeakyReLU", ops.leaky_relu)
+LogSigmoid = layer("LogSigmoid", ops.logsigmoid)
+LogSoftmax = layer("LogSoftmax", ops.log_softmax)
+Mish = layer("Mish", ops.mish)
+ReLU = layer("ReLU", ops.relu)
+ReLU6 = layer("ReLU6", ops.relu6)
+SELU = layer("SELU", ops.selu)
+Sigmoid = layer("Sigmoid", ops.sigmoid)
+SiLU = layer("SiLU", ops.silu)
+Softmax = layer("Softmax", ops.softmax)
+Softplus = layer("Softplus", ops.softplus)
+Softsign = layer("Softsign", ops.softsign)
+Tanh = layer("Tanh", ops.tanh)
