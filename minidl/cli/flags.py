@@ -343,9 +343,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--backward": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr", choices=BACKWARD,
                             default="exact", metavar="NAME",
                             help="the backward pass, %(choices)s: the chain of layers (default); in sweeps in which "
-                                 "all layers or time steps work at once"),
+                                 "all layers or time steps work at once; or all residual blocks, with sums along "
+                                 "their skips"),
         "--sweeps": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr",
-                          ("--backward jacobi", lambda a: a.backward == "jacobi"), type=whole(1), metavar="K",
+                          ("--backward jacobi or highway", lambda a: a.backward in ("jacobi", "highway")),
+                          type=whole(0), metavar="K",
                           help="the number of sweeps (default: as many as make the gradients exact)"),
         "--block": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr",
                          ("--backward jacobi", lambda a: a.backward == "jacobi"), type=whole(1), metavar="B",

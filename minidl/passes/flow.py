@@ -3,7 +3,7 @@ on gradients that are not final. Passes that change the backward pass build on i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +23,7 @@ class Flow:
     atoms: Sequence[Sequence[int]]
     run: Sequence[int]
     place: Mapping[int, int]
-    needs: Mapping[int, Collection[int]]
+    needs: Mapping[int, frozenset[int]]
 
     @classmethod
     def all_of(cls, graph: TaskGraph, block: int = 1) -> list[Flow]:
@@ -64,7 +64,7 @@ class Flow:
         atoms = [tasks[a:b] for a, b in zip(bounds, ends, strict=False)]
         run = np.searchsorted(cuts[block - 1 :: block], bounds[:-1], "right").tolist()
         place = {s: int(np.searchsorted(ends, i, "right")) for s, i in last.items()}
-        return cls(atoms, run, place, {t: place.keys() & set(graph.buffer_storage[graph.reads[t]].tolist())
+        return cls(atoms, run, place, {t: frozenset(place.keys() & graph.buffer_storage[graph.reads[t]].tolist())
                                        for t in tasks})
 
 
@@ -95,8 +95,8 @@ class Again:
                 launches=[Launch("fill", (view,), (view,), constants=(("value", 0.0),))]))
         return self.nothing[storage]
 
-    def task(self, task: int, whose: str, copies: Copies) -> int:
-        """The task again, on copies."""
+    def task(self, task: int, whose: str, copies: Copies, launches: Sequence[Launch] | None = None) -> int:
+        """The task again, on copies; or with some of its launches."""
         e, own = self.edit, unpack(self.edit.keys[task])
         unit = self.units.get((own.unit, whose))
         if unit is None:
@@ -105,7 +105,7 @@ class Again:
         return e.task(-1, unit, Kind(own.kind), own.micro_batch, stage=e.stage[task],
                       reads={copies.buffers.get(b, b) for b in e.reads[task]},
                       writes={copies.buffers.get(b, b) for b in e.writes[task]},
-                      launches=[launch.moved(copies.storages) for launch in e.launches[task]],
+                      launches=[launch.moved(copies.storages) for launch in launches or e.launches[task]],
                       time=e.time[task], flops=e.flops[task], nbytes=e.bytes[task])
 
     def replace(self, flow: Flow, order: Sequence[int]) -> None:

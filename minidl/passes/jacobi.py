@@ -20,6 +20,8 @@ from .flow import Again, Flow
 def jacobi(draft: Draft, sweeps: int | None = None, block: int = 1) -> tuple[Draft, str]:
     """The step with this many sweeps (default: until nothing changes), over blocks of so many layers or time steps;
     and a remark if its gradients are inexact. Raises Refused if no gradient goes from one layer to another."""
+    if sweeps == 0:
+        raise Refused("jacobi", "without a sweep no gradient leaves the last layer", "take at least 1 sweep")
     if not any(flow.run[-1] for flow in Flow.all_of(draft.graph)):
         raise Refused("jacobi", "gradients of this step flow through one layer, or are added up in place over all",
                       "leave it out")

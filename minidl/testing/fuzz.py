@@ -26,6 +26,7 @@ from ..devices.device import CPU
 from ..devices.lanes import LaneError, Work, run_program
 from ..passes.boundary import cross_boundary, must_stay
 from ..passes.draft import Draft
+from ..passes.highway import highway
 from ..passes.jacobi import jacobi
 from ..passes.offload import EACH, Moves, offload
 from ..passes.recompute import recomputed
@@ -225,8 +226,9 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
     again = recomputed(graph, dropped.tolist())
     if len(again) > len(graph):
         yield f"recompute {', '.join(map(str, dropped))}", partial(checked, 3, again)
-    with suppress(Refused):  # gradients flow through one layer
-        yield "sweeps", partial(checked, 3, jacobi(Draft.of(graph), block=int(choices.integers(1, 4)))[0].graph)
+    for way in (jacobi, highway):
+        with suppress(Refused):  # gradients flow through one layer, or there are no residual blocks
+            yield way.__name__, partial(checked, 3, way(Draft.of(graph))[0].graph)
     with suppress(Refused):
         moves = Moves(str(choices.choice(EACH[1:])), int(choices.integers(3)), int(choices.integers(1, 9)))
         away = offload(replace(Draft.of(graph), schedule=random_schedule(graph, 2, choices)), moves).graph

@@ -1,0 +1,150 @@
+"""Highway-BP: the backward pass of a residual network in sweeps over all blocks at once.
+
+Fagnou, Caillon, Delattre, Allauzen, "Accelerated training through iterative gradient propagation along the residual
+path" (ICLR 2025, 2501.17086). A layer's Jacobian is a block's plus its skip's, which is cheap. Gradients that take only
+skips are there at once. A sweep sends the gradient w of each block's output through that block, of all blocks at once,
+and adds the results along the skips from the top (a scan, one task). After k sweeps w has all paths through at most k
+blocks; with L blocks, L sweeps are exact, with sums in the same order, so bit for bit. Weight gradients read the last.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from ..core.graph import Launch, moved_views
+from ..core.placement import Refused
+from ..core.tasks import Kind, unpack
+from .draft import Copies, Draft, Edit
+from .flow import Again, Flow
+
+
+@dataclass(frozen=True)
+class Block:
+    """The backward tasks of a residual block. `top`, `bottom`: storages of the gradients of its output and its input;
+    `tasks`: between them, whose last one ends with their sum; `skip`: the tasks from the bottom of the block above to
+    this top."""
+
+    top: int
+    bottom: int
+    tasks: Sequence[int]
+    skip: Sequence[int] = ()
+
+
+def highway(draft: Draft, sweeps: int | None = None) -> tuple[Draft, str]:
+    """The step with this many sweeps over each row of residual blocks (default: as many as there are blocks), and a
+    remark if its gradients are inexact. Raises Refused for a network without at least two such blocks in a row."""
+    again, needed = Again(draft.edit()), 0
+    for flow in Flow.all_of(draft.graph):
+        order = [t for atom in flow.atoms for t in atom]
+        for row in _rows(again.edit, flow):
+            needed = max(needed, len(row))
+            own = {t for block in row for t in (*block.skip, *block.tasks)}
+            made = _swept(again, row, own, len(row) if sweeps is None else min(sweeps, len(row)))
+            at = order.index(min(own))
+            order = [*order[:at], *made, *(t for t in order[at:] if t not in own)]
+        again.replace(flow, order)
+    if not needed:
+        raise Refused("highway", "this network has no two residual blocks in a row, with skips that only add",
+                      "take jacobi, or a network such as gpt")
+    return again.draft, "" if sweeps is None or sweeps >= needed else (
+        f"gradients are inexact: {sweeps} of the {needed} sweeps of highway after which they are exact")
+
+
+def _rows(e: Edit, flow: Flow) -> list[list[Block]]:
+    """Residual blocks one below the other, at least two in a row, from the top."""
+    makers, readers = defaultdict[int, list[int]](list), defaultdict[int, set[int]](set)
+    for t in range(len(e.old.graph)):
+        for b in e.reads[t]:
+            readers[e.storage_of[b]].add(t)
+        for b in e.writes[t] if t in flow.needs else ():
+            makers[e.storage_of[b]].append(t)
+    rows, parts = list[list[Block]](), Counter(e.storage_of)
+    for t in sorted(flow.needs):
+        add = e.launches[t][-1]
+        bottom, own = add.writes[0].storage, {e.storage_of[b] for b in e.writes[t]}
+        for top in (v.storage for v in add.reads if add.kernel == "add" and v.storage in flow.needs[t] - own
+                    and replace(v, storage=bottom) == add.writes[0] and parts[v.storage] == parts[bottom] == 1):
+            tasks = _between(e, flow, makers, [t], top)
+            used = {v.storage for u in tasks for call in e.launches[u] if call is not add for v in call.reads}
+            if top in used and not any(readers[s] - {t} for s in own - {bottom}):
+                above = rows[-1][-1].bottom if rows else -1
+                skip = _between(e, flow, makers, makers[top], above) if rows and top != above else []
+                if not (skip or top == above):
+                    rows.append([])
+                rows[-1].append(Block(top, bottom, tasks, skip))
+    return [row for row in rows if len(row) > 1]
+
+
+def _between(e: Edit, flow: Flow, makers: Mapping[int, Sequence[int]], goals: Iterable[int], source: int) -> list[int]:
+    """The tasks from a storage to these goals, in their order; none if they need other gradients from above."""
+    found, todo = set[int](), [*goals]
+    while todo:
+        if (t := todo.pop()) not in found:
+            if t <= max(makers.get(source, (len(e.keys),))) or not flow.needs[t]:
+                return []
+            found.add(t)
+            todo += [p for s in flow.needs[t] - {source} for p in makers[s]]
+            todo += [p for b in e.writes[t] for p in makers[e.storage_of[b]]]
+    return sorted(found)
+
+
+def _swept(again: Again, row: Sequence[Block], own: set[int], sweeps: int) -> list[int]:
+    """The tasks of a row of blocks, in their order."""
+    e, order = again.edit, list[int]()
+    values = dict[tuple[int, int], Copies]()  # what a block makes of a sweep's gradients
+    for k in range(sweeps + 1):
+        along, made = _scan(again, row, k, sweeps, {i: values[i, min(k, i + 1) - 1] for i in range(len(row)) if k})
+        order += made
+        for i, block in enumerate(row):
+            *inner, last = block.tasks
+            if k > i:
+                continue
+            final = k == min(sweeps, i)
+            values[i, k] = again.memory([last] if final else block.tasks, f"sweep {k + 1}")
+            for t in inner:
+                order.append(t if final else again.task(t, f"sweep {k + 1}", along | values[i, k]))
+                if final:
+                    e.use(t, along)
+            if k < sweeps and len(e.launches[last]) > 1:
+                order.append(again.task(last, f"sweep {k + 1}", along | values[i, k], e.launches[last][:-1]))
+    for t in set(range(len(e.old.graph))) - own:
+        e.use(t, along)
+    return order
+
+
+def _scan(again: Again, row: Sequence[Block], k: int, sweeps: int, values: Mapping[int, Copies]
+          ) -> tuple[Copies, list[int]]:
+    """The gradients of all blocks after sweep k, as copies of the recorded ones, and the task that makes them along the
+    skips, if there is one. `values`: what each block has made in this sweep; none in sweep 0."""
+    e, found = again.edit, Copies({}, {})
+    reads, writes, launches = set[int](), set[int](), list[Launch]()
+    for i, block in enumerate(row):
+        for t in block.skip:
+            if k < sweeps:
+                found |= again.memory([t], f"sweep {k}")
+            reads |= {found.buffers.get(b, b) for b in e.reads[t]}
+            writes |= {found.buffers.get(b, b) for b in e.writes[t]}
+            launches += [launch.moved(found.storages) for launch in e.launches[t]]
+        last = block.tasks[-1]
+        bottom = {b for b in e.writes[last] if e.storage_of[b] == block.bottom}
+        top = next(b for b in e.reads[last] if e.storage_of[b] == block.top)
+        if not k:  # the skip alone
+            above = {block.bottom: found.storages.get(block.top, block.top)}
+            found |= Copies(dict.fromkeys(bottom, found.buffers.get(top, top)), above)
+            continue
+        if k < sweeps:
+            found |= e.copies(bottom, f"sweep {k}")
+        add, here = e.launches[last][-1], values[i]
+        added = {v.storage for v in add.reads}
+        reads |= {(found | here).buffers.get(b, b) for b in e.reads[last] | e.writes[last] if e.storage_of[b] in added}
+        writes |= {found.buffers.get(b, b) for b in bottom}
+        launches.append(replace(add, reads=moved_views(add.reads, (found | here).storages),
+                                writes=moved_views(add.writes, found.storages)))
+    if not launches:
+        return found, []
+    first = row[0].tasks[-1]
+    return found, [e.task(-1, e.unit(f"scan along skips, sweep {k}"), Kind.O, unpack(e.keys[first]).micro_batch,
+                          stage=e.stage[first], reads=reads - writes, writes=writes, launches=launches,
+                          nbytes=sum(e.specs[v.storage].bytes for launch in launches for v in launch.views))]
