@@ -68,6 +68,20 @@ class Flow:
                                        for t in tasks})
 
 
+def between(e: Edit, flow: Flow, makers: Mapping[int, Sequence[int]], goals: Iterable[int], source: int
+             ) -> list[int] | None:
+    """The tasks from a storage to these goals, in their order; None if they need other gradients from above."""
+    found, todo = set[int](), [*goals]
+    while todo:
+        if (t := todo.pop()) not in found:
+            if t <= max(makers.get(source, (len(e.keys),))) or not flow.needs[t]:
+                return None
+            found.add(t)
+            todo += [p for s in flow.needs[t] - {source} for p in makers[s]]
+            todo += [p for b in e.writes[t] for p in makers[e.storage_of[b]]]
+    return sorted(found)
+
+
 @dataclass
 class Again:
     """Tasks of a draft that run again, in an order of their own. `order[t]`: what takes the place of task t."""

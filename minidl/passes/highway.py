@@ -10,14 +10,14 @@ blocks; with L blocks, L sweeps are exact, with sums in the same order, so bit f
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ..core.graph import Launch, moved_views
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
 from .draft import Copies, Draft, Edit
-from .flow import Again, Flow
+from .flow import Again, Flow, between
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,12 @@ class Block:
 def highway(draft: Draft, sweeps: int | None = None) -> tuple[Draft, str]:
     """The step with this many sweeps over each row of residual blocks (default: as many as there are blocks), and a
     remark if its gradients are inexact. Raises Refused for a network without at least two such blocks in a row."""
-    again, needed = Again(draft.edit()), 0
+    again, needed, along = Again(draft.edit()), 0, Copies({}, {})
     for flow in Flow.all_of(draft.graph):
         order = [t for atom in flow.atoms for t in atom]
         for row in _rows(again.edit, flow):
-            needed = max(needed, len(row))
-            own = {t for block in row for t in (*block.skip, *block.tasks)}
-            made = _swept(again, row, own, len(row) if sweeps is None else min(sweeps, len(row)))
-            at = order.index(min(own))
+            needed, own, at = max(needed, len(row)), _tasks(row), order.index(min(_tasks(row)))
+            made, along = _swept(again, row, len(row) if sweeps is None else min(sweeps, len(row)), along)
             order = [*order[:at], *made, *(t for t in order[at:] if t not in own)]
         again.replace(flow, order)
     if not needed:
@@ -53,7 +51,8 @@ def highway(draft: Draft, sweeps: int | None = None) -> tuple[Draft, str]:
 
 
 def _rows(e: Edit, flow: Flow) -> list[list[Block]]:
-    """Residual blocks one below the other, at least two in a row, from the top."""
+    """Residual blocks one below the other, at least two in a row, from the top. A skip between two of them has at most
+    half of the flops of a block."""
     makers, readers = defaultdict[int, list[int]](list), defaultdict[int, set[int]](set)
     for t in range(len(e.old.graph)):
         for b in e.reads[t]:
@@ -66,36 +65,36 @@ def _rows(e: Edit, flow: Flow) -> list[list[Block]]:
         bottom, own = add.writes[0].storage, {e.storage_of[b] for b in e.writes[t]}
         for top in (v.storage for v in add.reads if add.kernel == "add" and v.storage in flow.needs[t] - own
                     and replace(v, storage=bottom) == add.writes[0] and parts[v.storage] == parts[bottom] == 1):
-            tasks = _between(e, flow, makers, [t], top)
+            tasks = between(e, flow, makers, [t], top) or ()
             used = {v.storage for u in tasks for call in e.launches[u] if call is not add for v in call.reads}
             if top in used and not any(readers[s] - {t} for s in own - {bottom}):
-                above = rows[-1][-1].bottom if rows else -1
-                skip = _between(e, flow, makers, makers[top], above) if rows and top != above else []
-                if not (skip or top == above):
-                    rows.append([])
-                rows[-1].append(Block(top, bottom, tasks, skip))
-    return [row for row in rows if len(row) > 1]
+                for row in rows:
+                    above = row[-1].bottom
+                    skip = between(e, flow, makers, makers[top] if top != above else (), above)
+                    if skip is not None and 2 * sum(e.flops[u] for u in skip) <= sum(e.flops[u] for u in tasks):
+                        row.append(Block(top, bottom, tasks, skip))
+                        break
+                else:
+                    rows.append([Block(top, bottom, tasks)])
+    chosen = list[list[Block]]()  # a block within a block has no sweeps of its own
+    for row in sorted(rows, key=len, reverse=True):
+        if len(row) > 1 and not any(_tasks(row) & _tasks(other) for other in chosen):
+            chosen.append(row)
+    return sorted(chosen, key=lambda row: min(_tasks(row)))
 
 
-def _between(e: Edit, flow: Flow, makers: Mapping[int, Sequence[int]], goals: Iterable[int], source: int) -> list[int]:
-    """The tasks from a storage to these goals, in their order; none if they need other gradients from above."""
-    found, todo = set[int](), [*goals]
-    while todo:
-        if (t := todo.pop()) not in found:
-            if t <= max(makers.get(source, (len(e.keys),))) or not flow.needs[t]:
-                return []
-            found.add(t)
-            todo += [p for s in flow.needs[t] - {source} for p in makers[s]]
-            todo += [p for b in e.writes[t] for p in makers[e.storage_of[b]]]
-    return sorted(found)
+def _tasks(row: Sequence[Block]) -> set[int]:
+    return {t for block in row for t in (*block.skip, *block.tasks)}
 
 
-def _swept(again: Again, row: Sequence[Block], own: set[int], sweeps: int) -> list[int]:
-    """The tasks of a row of blocks, in their order."""
+def _swept(again: Again, row: Sequence[Block], sweeps: int, along: Copies) -> tuple[list[int], Copies]:
+    """The tasks of a row of blocks, in their order; and `along`, the copies that all others read, with its own."""
     e, order = again.edit, list[int]()
     values = dict[tuple[int, int], Copies]()  # what a block makes of a sweep's gradients
+    base = along
     for k in range(sweeps + 1):
-        along, made = _scan(again, row, k, sweeps, {i: values[i, min(k, i + 1) - 1] for i in range(len(row)) if k})
+        now = {i: values[i, min(k, i + 1) - 1] for i in range(len(row)) if k}
+        along, made = _scan(again, row, k, sweeps, base, now)
         order += made
         for i, block in enumerate(row):
             *inner, last = block.tasks
@@ -109,16 +108,16 @@ def _swept(again: Again, row: Sequence[Block], own: set[int], sweeps: int) -> li
                     e.use(t, along)
             if k < sweeps and len(e.launches[last]) > 1:
                 order.append(again.task(last, f"sweep {k + 1}", along | values[i, k], e.launches[last][:-1]))
-    for t in set(range(len(e.old.graph))) - own:
+    for t in set(range(len(e.old.graph))) - _tasks(row):
         e.use(t, along)
-    return order
+    return order, along
 
 
-def _scan(again: Again, row: Sequence[Block], k: int, sweeps: int, values: Mapping[int, Copies]
+def _scan(again: Again, row: Sequence[Block], k: int, sweeps: int, found: Copies, values: Mapping[int, Copies]
           ) -> tuple[Copies, list[int]]:
     """The gradients of all blocks after sweep k, as copies of the recorded ones, and the task that makes them along the
     skips, if there is one. `values`: what each block has made in this sweep; none in sweep 0."""
-    e, found = again.edit, Copies({}, {})
+    e = again.edit
     reads, writes, launches = set[int](), set[int](), list[Launch]()
     for i, block in enumerate(row):
         for t in block.skip:
@@ -129,7 +128,7 @@ def _scan(again: Again, row: Sequence[Block], k: int, sweeps: int, values: Mappi
             launches += [launch.moved(found.storages) for launch in e.launches[t]]
         last = block.tasks[-1]
         bottom = {b for b in e.writes[last] if e.storage_of[b] == block.bottom}
-        top = next(b for b in e.reads[last] if e.storage_of[b] == block.top)
+        top = next(b for b in e.old.graph.reads[last].tolist() if e.storage_of[b] == block.top)
         if not k:  # the skip alone
             above = {block.bottom: found.storages.get(block.top, block.top)}
             found |= Copies(dict.fromkeys(bottom, found.buffers.get(top, top)), above)

@@ -303,6 +303,27 @@ def test_k_sweeps_have_all_paths_through_at_most_k_blocks(sweeps: int):
     np.testing.assert_allclose(found, sum(paths[: sweeps + 1]).T @ X, rtol=1e-10, atol=1e-14)
 
 
+class Rows(nn.Module):
+    """Two rows of blocks, with a layer between; `stop`: gradients leave a block by its skip alone."""
+
+    def __init__(self, stop: bool = False) -> None:
+        self.layers, self.stop = nn.ModuleList([nn.Linear(12, 12) for _ in range(6)]), stop
+        self.between, self.head = nn.Linear(12, 12), nn.Linear(12, 4)
+
+    def forward(self, x: Any) -> Any:
+        for i, layer in enumerate(self.layers):
+            x = self.between(x) if i in (0, 3) else x
+            x = nn.relu(x + ops.tanh(layer(x.detach() if self.stop else x)))
+        return self.head(x)
+
+
+def test_without_a_sweep_gradients_take_skips_alone_in_every_row_of_blocks():
+    for found, expected in zip(gradients(Rows, 0, way=highway), gradients(lambda: Rows(stop=True), None), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-16)
+    for found, exact in zip(gradients(Rows, 3, way=highway), gradients(Rows, None), strict=True):
+        assert found.tobytes() == exact.tobytes()
+
+
 def test_gradients_turn_to_the_exact_ones_as_published():
     """16 blocks; figures of the published rule, for other weights: cosines .46 .89 .985 .9986 .9999."""
     exact, *found = (np.concatenate([g.ravel() for g in gradients(Blocks, k, way=highway)])
