@@ -344,7 +344,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                             default="exact", metavar="NAME",
                             help="the backward pass, %(choices)s: the chain of layers (default); in sweeps in which "
                                  "all layers or time steps work at once; or all residual blocks, with sums along "
-                                 "their skips"),
+                                 "their skips; or products of the Jacobians of narrow layers, by doubling"),
         "--sweeps": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr",
                           ("--backward jacobi or highway", lambda a: a.backward in ("jacobi", "highway")),
                           type=whole(0), metavar="K",

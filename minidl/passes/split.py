@@ -87,7 +87,7 @@ def _labels(launch: Launch, count: int) -> list[str]:
     results have before others."""
     if launch.cuts is None:
         return []
-    reads, writes = _axes(launch)
+    reads, writes = axes_of(launch)
     found = []
     for label in dict.fromkeys(label for axes in writes for label in axes if label):
         n = max(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True))
@@ -99,7 +99,7 @@ def _labels(launch: Launch, count: int) -> list[str]:
     return [label for missing, label in sorted(found, key=lambda f: f[0]) if missing == found[0][0] or not missing]
 
 
-def _axes(launch: Launch) -> tuple[list[list[str]], list[list[str]]]:
+def axes_of(launch: Launch) -> tuple[list[list[str]], list[list[str]]]:
     """The label of each axis of what a launch reads and writes; empty if it may not be cut."""
     assert launch.cuts is not None
     reads, writes = (side.split(",") for side in launch.cuts.axes.split("->"))
@@ -149,7 +149,7 @@ def _part(launches: Sequence[Launch], chosen: Sequence[str], count: int, p: int)
             own += [replace(launch, work=tuple(new(v.shape, v.dtype) for v in launch.work))] * (p == 0)
             continue
         assert launch.cuts is not None
-        reads, writes = _axes(launch)
+        reads, writes = axes_of(launch)
         n = next(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True) if label in axes)
         begin, end = bounds(n, count)[p : p + 2]
         share, first, last, constants = share or (end - begin) / n, begin, end, dict(launch.constants)

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ..core.graph import TaskGraph
+from .deeppcr import deeppcr
 from .draft import Draft
 from .highway import highway
 from .jacobi import jacobi
 
 #: name -> a pass that returns the draft, and a remark if its gradients are inexact
 BACKWARD: dict[str, Callable[..., tuple[Draft, str]]] = {"exact": lambda draft: (draft, ""), "jacobi": jacobi,
-                                                             "highway": highway}
+                                                             "highway": highway, "deeppcr": deeppcr}
 
 
 def swept(graph: TaskGraph, backward: str, **options: Any) -> tuple[TaskGraph, tuple[str, ...]]:

@@ -16,6 +16,7 @@ from minidl.core.placement import Refused
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.tasks import Kind
 from minidl.models.pixels import Pixels
+from minidl.passes.deeppcr import deeppcr
 from minidl.passes.draft import Draft
 from minidl.passes.highway import highway
 from minidl.passes.jacobi import jacobi
@@ -348,6 +349,62 @@ def test_on_unlimited_lanes_a_sweep_takes_one_block(sweeps: int):
 
     assert depth(graph) == 1 + 16 + 0  # the head's, two of each block
     assert depth(highway(Draft.of(graph), sweeps)[0].graph) == 1 + 2 * sweeps + 1  # half a block for weight gradients
+
+
+# ------------------------------------------------------------------------------------------------ products of Jacobians
+DEEP = lambda: models.mlp(12, *[8] * 15, 4)  # noqa: E731
+
+
+@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
+def test_doubling_is_exact_up_to_the_order_of_sums_under_every_policy(policy: str):
+    model, graph = recorded(DEEP)
+    expected = after(model, ml.SequentialExecutor(graph), 1)
+    model, graph = recorded(DEEP)
+    found, remark = deeppcr(Draft.of(graph))
+    assert remark == "gradients are inexact in their last bits: products of Jacobians in 4 levels"
+    run = ml.StreamExecutor(found.graph, schedulers.plan(found.graph, policy).schedule)
+    got = after(model, run, 1)
+    run.close()
+    model, graph = recorded(DEEP)
+    lanes = shared(deeppcr(Draft.of(graph))[0].graph, ml.CostModel.analytic(), ["main", "a", "b"])
+    assert after(model, ml.CheckingExecutor(deeppcr(Draft.of(graph))[0].graph, lanes), 1) == got
+    assert got != expected
+    for name, a in got.items():
+        x, y = (np.frombuffer(v) for v in (a, expected[name]))
+        assert np.linalg.norm(x - y) <= 1e-14 * np.linalg.norm(y)
+
+
+def test_on_unlimited_lanes_doubling_takes_log2_of_the_layers():
+    _, graph = recorded(DEEP)
+    found = deeppcr(Draft.of(graph))[0].graph
+    products = [t.name for t in found if "product" in t.label]
+    cost = ml.CostModel(tasks=dict.fromkeys(products, 1.0), kinds={k.name: 0.0 for k in Kind})
+    lanes = Schedule.of(found, {Lane(0, f"lane{t}"): [t] for t in range(len(found))})
+    assert ml.simulate(found, lanes, cost).makespan == 4  # 14 Jacobians below the loss's own layer
+    assert len(products) == sum(14 - (1 << level) for level in range(4))
+
+
+class Mixing(nn.Module):
+    """Layers of sums over samples."""
+
+    def __init__(self) -> None:
+        self.layers = nn.ModuleList([nn.Linear(12, 12) for _ in range(3)])
+        self.head, self.among = nn.Linear(12, 4), np.random.default_rng(0).random((4, 4))
+
+    def forward(self, x: Any) -> Any:
+        for layer in self.layers:
+            x = nn.relu(ml.array(self.among).matmul(layer(x)))
+        return self.head(x)
+
+
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: models.mlp(12, 65, 65, 65, 4), "a layer has 65 units, and products of Jacobians pay only up to 64"),
+    (Mixing, "mixes samples"), (Residual, "not a chain"), (Rows, "not a chain"),
+    (lambda: models.mlp(12, 4), "not a chain")], ids=["wide", "sums", "norms", "residual", "one layer"])
+def test_doubling_refuses_other_networks_in_one_line(make: Any, why: str):
+    with pytest.raises(Refused, match=why) as caught:
+        deeppcr(Draft.of(recorded(make)[1]))
+    assert "\n" not in str(caught.value)
 
 
 # ------------------------------------------------------------------------------------------------------- command line
