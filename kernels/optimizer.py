@@ -341,9 +341,10 @@ define(Rule("adam", shared=2, flops=12.0, states=lambda **constants: 2, formula=
 def nadam_tick(xp: Any, powers: Any, skip: Any = None, *, beta1: float, beta2: float, decay: float) -> Any:
     """powers (5,) float64 = (step t, product of mu_1 .. mu_t, beta2^t, mu_t, mu_(t+1)), advanced by one step unless the
     flag `skip` (1,) int32 is set; mu_t = beta1 (1 - 0.96^(t decay) / 2)."""
-    t = powers[0] + 1.0
-    mu, following = (beta1 * (1 - 0.5 * 0.96 ** (step * decay)) for step in (t, t + 1.0))
-    after = xp.stack([t, powers[1] * mu, powers[2] * beta2, mu, following])
+    step, product, power, *_ = (powers[i : i + 1] for i in range(5))  # arrays: NumPy's scalars have another power
+    t = step + 1.0
+    mu, following = (beta1 * (1 - 0.5 * 0.96 ** (number * decay)) for number in (t, t + 1.0))
+    after = xp.concatenate([t, product * mu, power * beta2, mu, following])
     return after if skip is None else xp.where(skip != 0, powers, after)
 
 
