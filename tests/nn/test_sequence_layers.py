@@ -417,7 +417,7 @@ def test_cpu_forms_do_what_their_references_say() -> None:
         labels = ml.array(np.arange(30) % 3)
         ops.label_weights(ml.array(np.array([1.0, 2.0, 0.5])), labels, 1)
         (loss + ops.cross_entropy(rows, labels, 0.1) + ops.cross_entropy(rows, labels)).backward()
-        for make in (optim.SGD, optim.Adam, optim.AdamW, optim.NAdamW):
+        for make in (optim.SGD, optim.Adam, optim.AdamW, optim.NAdamW, optim.RMSprop):
             opt = make([x, w, b, table], 0.1, weight_decay=0.1, max_norm=0.1)
             opt.step()
             for p in opt.parameters:
@@ -425,6 +425,7 @@ def test_cpu_forms_do_what_their_references_say() -> None:
     families = ("attention", "recurrent", "layer_norm", "embedding", "join", "gelu", "loss", "optimizer")
     mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in families}
     elsewhere = {"softmax", "softmax_grad", "cast_many", "unscale", "scale_update", "any_set", "amend",  # test_kernels,
-                 # test_cuda_optimizer
+                 # test_cuda_optimizer, test_fusion
+                 "sgd_many", "adam_many", "nadam_many", "rmsprop_many",
                  "flash_attention", "flash_attention_grad"}  # test_flash_attention
     assert mine - device.seen <= elsewhere

@@ -91,17 +91,18 @@ def test_options_go_to_the_policies_that_take_them(capsys: Any) -> None:
 @pytest.mark.parametrize(("stale", "sums", "equal", "says"), [
     ((0, 0), (1, 1), True, "the parameters are equal bit for bit"),
     ((0, 0), (1, 1), False, "THE PARAMETERS DIFFER: this is a bug in minidl; please report it"),
-    ((0, 0, 1), (1, 1, 1), False, "THE PARAMETERS of a, b DIFFER: this is a bug in minidl; please report it\n"
-     "trained on older weights, so not compared: c"),
-    ((0, 0, 0, 0), (2, 1, 2, 1), True, "the parameters of a, c and of b, d are equal bit for bit\n"
-     "summed in another order than a's, so compared apart: b, d"),
+    ((0, 0, 1), (1, 1, 1), False, "THE PARAMETERS of gpipe, zb_h1 DIFFER: this is a bug in minidl; please report it\n"
+     "trained on older weights, so not compared: zb_h2"),
+    ((0, 0, 0, 0), (2, 1, 2, 1), True, "the parameters of gpipe, zb_h2 and of zb_h1, zb_v are equal bit for bit\n"
+     "summed in another order than gpipe's, so compared apart: zb_h1, zb_v"),
     ((1, 1), (1, 1), None, "nothing to compare: no two of these schedules promise equal parameters\n"
-     "trained on older weights, so not compared: a, b")])
+     "trained on older weights, so not compared: gpipe, zb_h1")])
 def test_the_verdict(stale: tuple[int, ...], sums: tuple[int, ...], equal: bool | None, says: str) -> None:
     trainers: list[Any] = [
         SimpleNamespace(plan=SimpleNamespace(stale=bool(late)),
-                        job=SimpleNamespace(scheduler=name, groups=groups, slices=1, deterministic=True))
-        for name, late, groups in zip("abcd", stale, sums, strict=False)]
+                        job=SimpleNamespace(scheduler=name, parallel="pipeline", groups=groups, slices=1,
+                                            deterministic=True))
+        for name, late, groups in zip(("gpipe", "zb_h1", "zb_h2", "zb_v"), stale, sums, strict=False)]
     digests = [f"{n}" if equal is False else f"of {groups}" for n, groups in enumerate(sums)]
     assert training._verdict(trainers, digests) == (equal, says)
 
