@@ -486,8 +486,8 @@ def trajectory(rate, momentum, steps=400):
     (0.02, 0.9, 0.05, {"age": (0.121, 0.230, 0.341, 0.397), "window": (0.073, 0.131, 0.268, 0.416)}),
     (0.1, 0.0, 0.13, {"age": (0.518, 0.509, 0.471, 0.410), "window": (0.650, 0.650, 0.601, 0.498)})])
 def test_errors_of_rebuilt_weights_are_near_those_of_another_run(rate, momentum, near, expected):
-    """Over those of the newest weights, for ages of 2, 4, 8 and 16. The window's lag is better if updates are smooth,
-    and worse for plain SGD."""
+    """Relative to the error of the newest weights, for ages of 2, 4, 8 and 16. The window's lag is better if updates
+    are smooth, and worse for plain SGD."""
     weights, found = [*trajectory(rate, momentum)], {}
     for decay, figures in expected.items():
         found[decay] = [np.mean([np.linalg.norm(w - weights[t - age]) / np.linalg.norm(weights[t] - weights[t - age])
