@@ -236,7 +236,7 @@ def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1) -> Division:
         raise ScheduleError(f"the schedule has {own} ranks; "
                             + (f"this run has {ranks}" if ranks > 1 else "one device can run only one"))
     grid = RankGrid(own, ranks // own)
-    if ranks > 1:
+    if ranks > 1 or np.isin(graph.kind, COLLECTIVE).any():
         check_collectives(graph, schedule, grid)
     none = np.empty(0, np.int64)
     if own == 1:
