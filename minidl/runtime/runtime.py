@@ -71,6 +71,9 @@ class Runtime:
         self.debug = process.debug_level()
         if captured and not self.device.captures:
             raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
+        if program.verdict is not None and self.device.captures:
+            raise DeviceError(f"the plan validates a step in the next one, which {self.device.name} does not yet; "
+                              f"plan it with barrier=True")
         if self.debug:
             print(program, file=sys.stderr)
         self._storages = [self._lasting(s) for s in with_far(program.graph.storages, self.device, program.rank)]

@@ -4,15 +4,13 @@ run in, with messages staged in host memory or read on the device."""
 from __future__ import annotations
 
 import pytest
-import test_post_validation as steps
 from helpers import deadline
 from test_cuda_distributed import STEPS, alone, aware, batches, gpus, rate, recorded, ring, staged, streams_only, stub
 
 import minidl as ml
-from minidl.autograd.tape import Tape, use
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
+from minidl.runtime.executors import DistributedExecutor
 
 __all__ = ["gpus", "stub"]  # fixtures
 
@@ -80,45 +78,3 @@ def test_more_orders_and_more_ranks(gpus, stub, name, seed):
     wanted = alone(devices[0], micro_batches).parameters
     assert same(trained(name, devices if seed % 2 else streams_only(devices), micro_batches,
                         (staged, staged, aware, ring)[seed % 4]), wanted)
-
-
-def recorded_on(device, **options):
-    """A step that is clipped."""
-    with use(Tape(device)):
-        return steps.recorded(**options)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("captured", [True, False])
-@pytest.mark.parametrize("transport", [staged, aware, ring])
-@pytest.mark.parametrize(("name", "ranks", "options"), [
-    ("zb_h1", 2, {}), ("zb_h2", 2, {"optimizer": "adamw"}), ("zb_auto", 3, {"scaled": True}), ("interleaved", 2, {}),
-    ("zb_h1", 2, {"tied": True})])
-def test_updates_are_validated_in_the_next_step(gpus, stub, name, ranks, options, transport, captured):
-    """Steps 1 and 3 are clipped, step 2 is skipped; then the head of the step after runs again."""
-    devices, batches = gpus(ranks, 3), steps.batches(large=(1, 3), bad=(2,))
-    model, graph = recorded_on(devices[0], **options)
-    run = SequentialExecutor(graph, device=devices[0])
-    losses, whole = [run(*parts).numpy().tobytes() for parts in batches], steps.state(model)
-    own = [recorded_on(device, **options) for device in devices]
-    plans = [ml.plan(graph, name, CostModel.analytic(), ml.Machine(ranks), barrier=False) for _, graph in own]
-    devices = devices if captured else streams_only(devices)
-
-    def work(communicator):
-        rank, again = communicator.rank, []
-        run = DistributedExecutor(*plans[rank].with_messages, transport(communicator, devices[rank]),
-                                  device=devices[rank])
-        steps.counted(run, again)
-        found = [run(*parts) for parts in batches]
-        run.close()
-        held = {id(spec.live) for spec in run.program.graph.storages if spec.live is not None}
-        named = dict([*own[rank][0].named_parameters(), *own[rank][0].optimizer.named_tensors()])
-        return ([None if loss is None else loss.numpy().tobytes() for loss in found], len(again),
-                {key: b for key, b in steps.state(own[rank][0]).items() if id(named[key].storage) in held})
-
-    with deadline():
-        found = run_ranks(ranks, work)
-    assert losses in [own for own, *_ in found]
-    assert [again for _, again, _ in found] == [3] * ranks
-    assert all(b == whole[key] for *_, held in found for key, b in held.items())
-    assert {key for *_, held in found for key in held} == whole.keys()

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.core.schedule import ScheduleError
 from minidl.core.tasks import Kind
+from minidl.devices.device import DeviceError
 from minidl.passes.boundary import VERDICT
 from minidl.plans.memory import MemoryLimitError
 from minidl.pricing.cost import Link
@@ -272,7 +274,7 @@ def periods(graph, name, ranks):
     return [ml.plan(graph, name, COST, ml.Machine(ranks), barrier=barrier) for barrier in (None, True, False)]
 
 
-@pytest.mark.few(1)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("samples", [1, 64])
 @pytest.mark.parametrize(("name", "ranks"), [("zb_h1", 2), ("zb_h1", 4), ("zb_h2", 4), ("zb_auto", 4), ("zb_v", 2)])
 def test_policies_that_mean_it_have_no_barrier_where_that_is_shorter(name, ranks, samples):
@@ -293,7 +295,6 @@ def test_where_copies_take_longer_than_the_barrier_it_stays():
     assert not chosen.graph.late.any()
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["gpipe", "one_f_one_b", "fast_forward_greedy"])
 def test_other_policies_have_one_unless_told(name):
     chosen, with_barrier, without = periods(large_step(64), name, 4)
@@ -466,3 +467,19 @@ def test_weights_that_ranks_share_are_brought_after_the_verdict(name, ranks, opt
     last = [plan.schedule.names(i) for i in range(ranks)][-1]
     late = [task.endswith("@1") for task in last]
     assert late == sorted(late, reverse=True), "the last stage's forwards read the copy"
+
+
+def test_ranks_with_a_gpu_have_a_barrier():
+    class Gpu:
+        name, captures = "cuda:0", True
+
+    job = Job(batch_size=16, micro_batches=4, scheduler="zb_h2", parallel="pipeline", clip=0.5)
+    made = Recorded(job)
+    made.device = Gpu()
+    assert not made.plan(COST, ml.Machine(2)).graph.late.any()
+    made = Recorded(replace(job, scheduler_args={"barrier": False}))
+    made.device = Gpu()
+    plan = made.plan(COST, ml.Machine(2))
+    assert plan.graph.late.any()
+    with pytest.raises(DeviceError, match="cuda:0 does not yet; plan it with barrier=True"):
+        DistributedExecutor(*plan.with_messages, SimpleNamespace(rank=0, size=2), device=Gpu())
