@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..core.graph import Launch, TaskGraph
+from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
 from .draft import Copies, Draft, Edit
 
@@ -123,8 +124,11 @@ class Again:
                       time=e.time[task], flops=e.flops[task], nbytes=e.bytes[task])
 
     def replace(self, flow: Flow, order: Sequence[int]) -> None:
-        """The tasks of a backward pass become these, in this order."""
-        tasks = [t for atom in flow.atoms for t in atom]
+        """The tasks of a backward pass become these, in this order. Raises Refused if forwards come between them."""
+        tasks, kind = [t for atom in flow.atoms for t in atom], self.edit.old.graph.kind
+        if (kind[min(tasks) : max(tasks)] == Kind.F).any():
+            raise Refused("sweeps", "gradients of a micro-batch read sums that hold another one's",
+                          "take one micro-batch, or --backward exact")
         self.order |= dict.fromkeys(tasks, ()) | {min(tasks): [*self.fills, *order]}
         self.fills = []
 
