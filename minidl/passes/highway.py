@@ -67,7 +67,7 @@ def _rows(e: Edit, flow: Flow) -> list[list[Block]]:
                     and replace(v, storage=bottom) == add.writes[0] and parts[v.storage] == parts[bottom] == 1):
             tasks = between(e, flow, makers, [t], top) or ()
             used = {v.storage for u in tasks for call in e.launches[u] if call is not add for v in call.reads}
-            if top in used and not any(readers[s] - {t} for s in own - {bottom}):
+            if top in used and tasks[-1] == t and not any(readers[s] - {t} for s in own - {bottom}):
                 for row in rows:
                     above = row[-1].bottom
                     skip = between(e, flow, makers, makers[top] if top != above else (), above)
