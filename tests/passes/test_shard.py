@@ -175,8 +175,8 @@ def test_whole_gradients_are_free_once_they_are_scattered():
 
 
 def holds(graph: Any, schedule: Any) -> tuple[int, int]:
-    """The most bytes of parameters, states and gradients at one time, shares and whole ones; and those of the layer
-    that has the most."""
+    """The most bytes of parameters, states and gradients at one time, shares and whole ones; and the bytes of the
+    largest layer."""
     sums = [t for t in graph if t.kind in (ml.Kind.A, ml.Kind.AS, ml.Kind.AG)]
     moved = {v.storage for t in sums for launch in t.launches for v in (*launch.reads, *launch.writes)}
     lasting = sum(s.bytes for s in graph.storages if s.role in (ml.Role.PARAMETER, ml.Role.STATE))
