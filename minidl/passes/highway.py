@@ -65,7 +65,7 @@ def _rows(e: Edit, flow: Flow) -> list[list[Block]]:
         bottom, own = add.writes[0].storage, {e.storage_of[b] for b in e.writes[t]}
         for top in (v.storage for v in add.reads if add.kernel == "add" and v.storage in flow.needs[t] - own
                     and replace(v, storage=bottom) == add.writes[0] and parts[v.storage] == parts[bottom] == 1):
-            tasks = between(e, flow, makers, [t], top) or ()
+            tasks = between(e, flow, makers, [t], top) or []
             used = {v.storage for u in tasks for call in e.launches[u] if call is not add for v in call.reads}
             if top in used and tasks[-1] == t and not any(readers[s] - {t} for s in own - {bottom}):
                 for row in rows:
