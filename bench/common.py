@@ -26,20 +26,24 @@ PACKAGE = ("kernels", "minidl", "models", "schedulers")
 
 
 def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0,
-               warm_up: int = 5) -> dict[str, list[float]]:
-    """Seconds per call of each arm. Groups of calls of at least 5 ms run in turn, for about `seconds` in all. The first
-    call of a group is not timed: it finds the caches filled by another arm, which does not happen in training."""
+               warm_up: int = 5, group: float = 0.005, settle: float = 0.0) -> dict[str, list[float]]:
+    """Seconds per call of each arm. Groups of calls of at least `group` seconds run in turn, for about `seconds` in all.
+    The calls of a group's first `settle` seconds are not timed, nor is its first: it finds the caches filled by another
+    arm, which does not happen in training."""
     groups = {}
     for name, arm in arms.items():
         for _ in range(warm_up):
             begin = time.perf_counter()
             arm()
-        groups[name] = max(1, math.ceil(0.005 / (time.perf_counter() - begin)))
+        groups[name] = max(1, math.ceil(group / (time.perf_counter() - begin)))
     samples: dict[str, list[float]] = {name: [] for name in arms}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end or min(map(len, samples.values())) < 5:
         for name, arm in arms.items():
+            settled = time.perf_counter() + settle
             arm()
+            while time.perf_counter() < settled:
+                arm()
             begin = time.perf_counter()
             for _ in range(groups[name]):
                 arm()

@@ -43,6 +43,8 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
                                          (8, 32, 32, 3), 0),
 }
 CORES = (2, 4, 8, 16)
+#: seconds after which threads of one arm have stopped spinning, and the system runs those of the next on all cores
+SETTLE = 0.1
 ARMS = {"in_order": {}, "multi_stream": {}, "all in parts": {"split": 2}, "widths chosen": {"split": "auto"}}
 
 
@@ -115,7 +117,7 @@ def against_torch(sides: Sides, seconds: float) -> dict[str, Any]:
     graph, (x, y), step, _ = sides
     plan = ml.plan(graph, "multi_stream", ml.measure(graph, parts=2, seconds=seconds / 4), split="auto")
     with closing(ml.StreamExecutor(plan.graph, plan.schedule)) as run:
-        samples = interleave({"minidl": lambda: run(x, y), "torch": step}, seconds=seconds)
+        samples = interleave({"minidl": lambda: run(x, y), "torch": step}, seconds=seconds, group=SETTLE, settle=SETTLE)
     return {"chosen": plan.remarks[-1], "predicted_ms": round(float(plan.predicted_step_ms), 3),
             "step_ms": {name: spread(s) for name, s in samples.items()},
             "minidl / torch": ratio(samples, "minidl", "torch")}
