@@ -27,9 +27,9 @@ PACKAGE = ("kernels", "minidl", "models", "schedulers")
 
 def interleave(arms: Mapping[str, Callable[[], Any]], *, seconds: float = 5.0,
                warm_up: int = 5, group: float = 0.005, settle: float = 0.0) -> dict[str, list[float]]:
-    """Seconds per call of each arm. Groups of calls of at least `group` seconds run in turn, for about `seconds` in all.
-    The calls of a group's first `settle` seconds are not timed, nor is its first: it finds the caches filled by another
-    arm, which does not happen in training."""
+    """Seconds per call of each arm. Groups of calls of at least `group` seconds run in turn, for about `seconds` in
+    all. The calls of a group's first `settle` seconds are not timed, nor is its first: it finds the caches filled by
+    another arm, which does not happen in training."""
     groups = {}
     for name, arm in arms.items():
         for _ in range(warm_up):

@@ -81,7 +81,8 @@ class CostModel:
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
     sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
     added for bytes that another lane has touched. `corun`: how much tasks on two streams slow each other down. `cores`:
-    how many lanes run at the same time; None: all.
+    how many lanes run at the same time; None: all. `summing`: the share of a core that a collective takes while it
+    runs, at most 1.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class CostModel:
     step: float = 0.0
     cross: Cross = Cross()
     cores: int | None = None
+    summing: float = 1.0
     source: str = "given"
     unit: str = "us"
     device: str = ""
@@ -109,6 +111,7 @@ class CostModel:
                 raise CostError(f"{name} is {shorten(texts)}; it must be a text")
         named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "spin": self.spin,
                                  "doze": self.doze, "wake": self.wake, "step": self.step,
+                                 "summing": self.summing,
                                  "reading from another lane": self.cross.read,
                                  "writing after another lane": self.cross.write}
         for name, value in named.items():

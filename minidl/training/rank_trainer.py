@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
 from socket import gethostname
+from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -132,11 +133,42 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
 
 def cores_of_each(communicator: Communicator) -> int:
     """How many cores each rank has to itself, at least 1: the least of any machine's cores over its ranks. A rank with
-    one core computes and moves gradients on it in turn. All ranks call it together."""
+    one core computes and moves gradients on it, see `share_of_core`. All ranks call it together."""
     places = communicator.gather((gethostname(), sorted(os.sched_getaffinity(0))))
     hosts = [host for host, _ in places]
     return max(1, min(len({core for there, cores in places if there == host for core in cores}) // hosts.count(host)
                       for host in hosts))
+
+
+def share_of_core(communicator: Communicator, repeats: int = 7, size: int = 2**21, width: int = 448) -> float:
+    """The share of its core that a rank needs to sum gradients, from 0 to 1: a transfer naps between its parts, and the
+    core computes meanwhile. It follows from the time of both at once, a sum of `size` bytes and a product of `width`,
+    over the time of one after the other. All ranks measure at the same time; all return rank 0's."""
+    hand, flight = handover(devices.cpu()), Flight(communicator)
+    factor, product = np.ones((2, width, width), np.float32)
+    transfer = communicator.bind(Kind.A, hand.place(communicator, [np.zeros(size // 4, np.float32)], ()), 0)
+
+    def compute() -> None:
+        np.matmul(factor, factor, out=product)
+
+    def communicate() -> None:
+        flight.submit(Entry(0, transfer, 0, size))
+        flight.drain()
+
+    times = []
+    for _ in range(repeats):
+        for together, call in ((None, compute), (None, communicate), (compute, communicate)):
+            thread = Thread(target=together) if together else None
+            communicator.gather(None)
+            begin = perf_counter()
+            if thread:
+                thread.start()
+            call()
+            if thread:
+                thread.join()
+            times.append(perf_counter() - begin)
+    computed, summed, both = np.reshape(times, (-1, 3)).min(axis=0)  # other work on the machine only adds time
+    return float(np.clip(communicator.gather(2 * both / (computed + summed) - 1)[0], 0.0, 1.0))
 
 
 def neighbours(k: int, largest: int) -> list[int]:
@@ -158,7 +190,10 @@ class RankTrainer(Trainer):
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
-        self._base = cost if cost.cores is None else replace(cost, cores=cores_of_each(communicator))
+        self._base = cost
+        if cost.cores is not None and communicator.size > 1:
+            cores = cores_of_each(communicator)
+            self._base = replace(cost, cores=cores, summing=share_of_core(communicator) if cores == 1 else 1.0)
         self._machine = Machine(communicator.size, recorded.job.memory_limit,
                                 collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
         plans, self._of = shared(communicator, lambda: (self._plans(k, buckets), recorded))

@@ -195,6 +195,15 @@ def test_ranks_that_share_cores_are_predicted_to_compute_and_sum_in_turn():
     whole = two.notes["compute"] + two.notes["communication"]
     assert one.step == pytest.approx(whole, rel=1e-6)
     assert two.step < 0.95 * whole
+    half = recorded.plan(replace(cost, cores=1, summing=0.5), machine)
+    assert two.step < half.step < whole
+    assert recorded.plan(replace(cost, cores=1, summing=0.0), machine).step == pytest.approx(two.step)
+
+
+def test_the_share_of_a_core_that_sums_gradients_is_one_number_for_all_ranks():
+    found = run_ranks(2, lambda c: rank_trainer.share_of_core(c, repeats=2, size=2**12, width=64))
+    assert found[0] == found[1]
+    assert 0 <= found[0] <= 1
 
 
 @pytest.mark.parametrize("scheduler", ["one_f_one_b", "zb_h1"])
