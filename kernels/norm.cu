@@ -1,44 +1,7 @@
 // Batch norm, alone or with what comes after it; the reference is in norm.py. x is (rows, channels), its rows `step`
 // elements apart; all else is contiguous. What belongs to channels (parameters, statistics, sums) is in Sum<T>. A thread has
 // four channels and some rows; WHOLE where four are one access to memory, in every array: see columns.cuh.
-#include "columns.cuh"
-
-enum { NONE, RELU, RELU6, HARDSWISH };  // as in norm.py
-
-template <typename S> __device__ __forceinline__ S activated(S v, int act) {
-    if (act == RELU) return !(v <= 0) ? v : S(0);  // NaN passes through
-    if (act == RELU6) return v < 0 ? S(0) : v > 6 ? S(6) : v;
-    if (act == HARDSWISH) {
-        S gate = v + 3;
-        return v * ((gate < 0 ? S(0) : gate > 6 ? S(6) : gate) * S(1.0 / 6));
-    }
-    return v;
-}
-
-// dy times the slope of the activation at v. For relu and relu6 v may be the output, too.
-template <typename S> __device__ __forceinline__ S sloped(S dy, S v, int act) {
-    if (act == RELU) return v > 0 ? dy : S(0);
-    if (act == RELU6) return v > 0 && v < 6 ? dy : S(0);
-    if (act == HARDSWISH) return v > -3 && v < 3 ? dy * (v * S(1.0 / 3) + S(0.5)) : v < 0 ? S(0) : dy;
-    return dy;
-}
-
-// Of a thread's channels: mean, weight / standard deviation, bias. The backward pass makes the same bits as the forward pass.
-template <typename S> struct Channels {
-    S mean[WIDE], scale[WIDE], bias[WIDE];
-    __device__ __forceinline__ S operator()(int c, S x) const { return fma(x - mean[c], scale[c], bias[c]); }
-};
-template <typename S>
-__device__ __forceinline__ Channels<S> channels_of(int count, const S* __restrict__ mean, const S* __restrict__ rstd,
-                                                   const S* __restrict__ w, const S* __restrict__ b) {
-    Channels<S> found;
-#pragma unroll
-    for (int c = 0; c < WIDE; c++) {
-        const long long j = column() + min(c, count - 1);
-        found.mean[c] = mean[j], found.scale[c] = rstd[j] * w[j], found.bias[c] = b[j];
-    }
-    return found;
-}
+#include "norm.cuh"
 
 // Sums of (x - x[0]) and (x - x[0])^2, so that nothing is lost to a large mean. Eight rows at a time are summed about their
 // own mean in the type of x, and float64 is needed once for eight.
@@ -83,21 +46,6 @@ __global__ void __launch_bounds__(256) batch_norm_parts(const T* __restrict__ x,
     if (count) deviations<WHOLE>(x + column(), step, count, rows, share, sums);
     column_sums(sums);
     keep(sums, parts, channels);
-}
-
-// Running statistics, moved by those of a batch as batch_norm moves them.
-template <typename P>
-__global__ void batch_norm_move(const P* mean, const P* var, const P* running_mean, const P* running_var,
-                                const long long* tracked, P* mean_after, P* var_after, long long* tracked_after,
-                                double momentum, long long channels) {
-    const P rate = P(momentum);
-    const long long first = blockIdx.x * (long long)blockDim.x + threadIdx.x;
-    for (long long j = first; j < channels; j += (long long)gridDim.x * blockDim.x) {
-        P old_mean = running_mean[j], old_var = running_var[j];
-        mean_after[j] = old_mean + rate * (mean[j] - old_mean);
-        var_after[j] = old_var + rate * (var[j] - old_var);
-    }
-    if (first == 0) tracked_after[0] = tracked[0] + 1;
 }
 
 // y = act(norm(x) + z), and statistics from `shares` parts, which every block adds up again; with none of them, from x
@@ -148,33 +96,6 @@ __global__ void __launch_bounds__(256) batch_norm(const T* __restrict__ x, long 
             const S s = norm(c, v[0][c]);
             out[c] = activated(add ? s + v[1][c] : s, act);
         }
-        store<WHOLE>(y + i * channels + at, count, out);
-    });
-}
-
-template <typename T, bool WHOLE>
-__global__ void __launch_bounds__(256) batch_norm_eval(const T* __restrict__ x, long long step, long long rows,
-                                                       long long channels, long long share, const Sum<T>* __restrict__ w,
-                                                       const Sum<T>* __restrict__ b, const Sum<T>* __restrict__ mean,
-                                                       const Sum<T>* __restrict__ var, double eps, T* __restrict__ y,
-                                                       Sum<T>* __restrict__ rstd) {
-    typedef Sum<T> S;
-    const long long at = column();
-    const int count = held(channels);
-    if (!count) return;
-    Channels<S> norm;
-#pragma unroll
-    for (int c = 0; c < WIDE; c++) {
-        const long long j = at + min(c, count - 1);
-        const S r = 1 / sqrt(var[j] + S(eps));
-        if (blockIdx.y == 0 && threadIdx.y == 0 && c < count) rstd[j] = r;
-        norm.mean[c] = mean[j], norm.scale[c] = r * w[j], norm.bias[c] = b[j];
-    }
-    each_row<S, 1>(rows, share, [&](long long i, S(*v)[WIDE]) { load<WHOLE>(x + i * step + at, count, v[0]); },
-                   [&](long long i, S(*v)[WIDE]) {
-        S out[WIDE];
-#pragma unroll
-        for (int c = 0; c < WIDE; c++) out[c] = norm(c, v[0][c]);
         store<WHOLE>(y + i * channels + at, count, out);
     });
 }
@@ -258,26 +179,6 @@ batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, l
             const S d = act ? sloped(v[1][c], norm(c, v[0][c]), act) : v[1][c];
             out[c] = (d - shift[c] - (v[0][c] - norm.mean[c]) * slope[c]) * norm.scale[c];
         }
-        store<WHOLE>(dx + i * channels + at, count, out);
-    });
-}
-
-template <typename T, bool WHOLE>
-__global__ void __launch_bounds__(256)
-batch_norm_eval_input_grad(const T* __restrict__ dy, long long rows, long long channels, long long share,
-                           const Sum<T>* __restrict__ w, const Sum<T>* __restrict__ rstd, T* __restrict__ dx) {
-    typedef Sum<T> S;
-    const long long at = column();
-    const int count = held(channels);
-    if (!count) return;
-    S scale[WIDE];
-#pragma unroll
-    for (int c = 0; c < WIDE; c++) scale[c] = w[at + min(c, count - 1)] * rstd[at + min(c, count - 1)];
-    each_row<S, 1>(rows, share, [&](long long i, S(*v)[WIDE]) { load<WHOLE>(dy + i * channels + at, count, v[0]); },
-                   [&](long long i, S(*v)[WIDE]) {
-        S out[WIDE];
-#pragma unroll
-        for (int c = 0; c < WIDE; c++) out[c] = v[0][c] * scale[c];
         store<WHOLE>(dx + i * channels + at, count, out);
     });
 }

@@ -1,4 +1,4 @@
-"""The fusion rule for batch norm with the sum and activation after it; `kernels/norm.py` defines the launches."""
+"""The fusion rule for batch norm with the sum and activation after it; `kernels/norm_act.py` defines the launches."""
 
 from __future__ import annotations
 

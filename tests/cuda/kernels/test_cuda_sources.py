@@ -84,7 +84,7 @@ def test_every_kernel_compiles_without_a_warning(compiler, source):
     check_compiled(compiler, source, "sm_90", list(instances(source, ("float", "__half"))))
 
 
-@pytest.mark.parametrize("source", ["norm.cu", "layer_norm.cu"])
+@pytest.mark.parametrize("source", ["norm.cu", "norm_eval.cu", "layer_norm.cu"])
 def test_four_columns_are_loaded_at_once(compiler, source):
     """Where they are WHOLE, 8 bytes of 16-bit types and 16 of float, and one by one where they are not."""
     for kernel in instances(source, ("float", "__half", "__nv_bfloat16")):
