@@ -1,21 +1,40 @@
 """Memory that is not in RAM for good: a file, mapped into the address space of the process.
 
 The room of the whole file is taken before the first write, so a full disk is an error then and not in the middle of a
-step. The file has no name while it is used: nothing else writes to it, and it goes with the process.
+step. The file has no name while it is used: nothing else writes to it, and it goes with the process. The copies of a
+step are reads and writes of the file, which fail with an error; an access to a mapped page would end the process.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from functools import partial
 from mmap import PAGESIZE, mmap
-from tempfile import TemporaryFile
-from typing import IO, Any
+from tempfile import gettempdir, mkstemp
+from typing import Any, NamedTuple
+from weakref import finalize
 
 import numpy as np
 
 
+class File(NamedTuple):
+    """An open file of so many bytes, the address of its first byte in the process, and its name for people."""
+
+    number: int
+    size: int
+    begin: int
+    name: str
+
+
 class Mapped(np.ndarray[Any, Any]):
-    """Bytes of a mapped file."""
+    """Bytes of a mapped file, which is open as long as they are used."""
+
+    file: File
+
+    def __array_finalize__(self, of: Any) -> None:
+        if isinstance(of, Mapped):
+            self.file = of.file
 
 
 def mapped(nbytes: int, path: str | None, rank: int = 0) -> Mapped:
@@ -23,18 +42,53 @@ def mapped(nbytes: int, path: str | None, rank: int = 0) -> Mapped:
     temporary files; with rank r above 0, `path`.r. Raises OSError with one line if the file exists, or cannot be made
     or filled."""
     where = os.fspath(path) + f".{rank}" * (rank > 0) if path else "a temporary file"
+    size = max(nbytes, PAGESIZE)
     try:
-        with _opened(where if path else None) as file:
-            os.posix_fallocate(file.fileno(), 0, max(nbytes, PAGESIZE))
-            return np.frombuffer(mmap(file.fileno(), max(nbytes, PAGESIZE)), np.uint8)[:nbytes].view(Mapped)
+        number = _opened(where if path else None)
+        try:
+            os.posix_fallocate(number, 0, size)
+            memory = mmap(number, size)
+        except OSError:
+            os.close(number)
+            raise
     except OSError as error:
-        size = f"{nbytes:,} bytes " * (nbytes > 0)
-        raise OSError(f"cannot copy {size}out to {where}: {error.strerror or error}") from error
+        raise _failed(error, nbytes, "out to", where) from error
+    finalize(memory, os.close, number)
+    found = np.frombuffer(memory, np.uint8)[:nbytes].view(Mapped)
+    found.file = File(number, size, found.ctypes.data, where if path else f"{where} in {gettempdir()}")
+    return found
 
 
-def _opened(path: str | None) -> IO[bytes]:
+def transfer(source: Any, out: Any) -> Callable[[], None] | None:
+    """A call that copies a dense array to another one, if one of them is in a mapped file; else None. The call raises
+    OSError with one line."""
+    for move, way, near, far in ((os.pwritev, "out to", source, out), (os.preadv, "back from", out, source)):
+        if isinstance(far.base, Mapped):
+            return partial(_move, move, way, near.reshape(-1).view(np.uint8), far, far.base.file)
+    return None
+
+
+def _move(move: Callable[[int, list[Any], int], int], way: str, near: Any, far: Any, file: File) -> None:
+    begin, done = far.ctypes.data - file.begin, 0
+    try:
+        while done < len(near):
+            if os.fstat(file.number).st_size < file.size:
+                raise OSError("the file has become shorter")
+            done += move(file.number, [near[done:]], begin + done)
+    except OSError as error:
+        raise _failed(error, len(near), way, file.name) from error
+
+
+def _failed(error: OSError, nbytes: int, way: str, where: str) -> OSError:
+    size = f"{nbytes:,} bytes " * (nbytes > 0)
+    return OSError(f"cannot copy {size}{way} {where}: {error.strerror or error}")
+
+
+def _opened(path: str | None) -> int:
+    """A new file without a name."""
     if path is None:
-        return TemporaryFile()
-    file = os.fdopen(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600), "r+b")
+        number, path = mkstemp()
+    else:
+        number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     os.unlink(path)
-    return file
+    return number

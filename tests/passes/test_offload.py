@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
+import re
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 
 import minidl as ml
 from minidl import nn, optim, schedulers
+from minidl.cli import main
 from minidl.core.draw import PALETTE, group_of
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
@@ -28,8 +32,9 @@ from minidl.plans.memory import MemoryLimitError
 from minidl.plans.plan import Plan
 from minidl.pricing.cost import CostError, Link
 from minidl.runtime.checking import random_schedule
+from minidl.runtime.comm import RankError
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.executors import DistributedExecutor
+from minidl.runtime.executors import DistributedExecutor, TaskError
 from minidl.schedulers import away
 
 EXAMPLE = np.zeros((8, 16), np.float32), np.zeros(8, np.int64)
@@ -299,3 +304,85 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: 
     run = ml.StreamExecutor(plan.graph, plan.schedule)
     assert np.isfinite(run(*batches()[0]).numpy())
     run.close()
+
+
+def cut_short(name: str) -> None:
+    """Takes all bytes from the open far file of this name."""
+    for number in map(int, os.listdir("/proc/self/fd")):
+        with suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{number}").startswith(name):
+                os.truncate(f"/proc/self/fd/{number}", 0)
+
+
+@pytest.fixture
+def far_file(tmp_path: Path) -> Any:
+    cpu().set_far_file(str(tmp_path / "far"))
+    yield str(tmp_path / "far")
+    cpu().set_far_file(None)
+
+
+@pytest.mark.parametrize("what", ["activations", "states"])
+def test_a_far_file_that_becomes_shorter_in_a_run_is_an_error_that_names_task_and_file(what: str, far_file: str,
+                                                                                      lanes: None):
+    ml.seed(0)
+    plan = ml.plan(recorded(Net()), "in_order", offload=what)
+    run = ml.StreamExecutor(plan.graph, plan.schedule)
+    run(*batches()[0])
+    cut_short(far_file)
+    with pytest.raises(TaskError, match=rf"^task \d+[DH]0(/1)? \(.*\) on lane 0/(out|in) failed: OSError: cannot copy "
+                                        rf"[\d,]+ bytes (out to|back from) {far_file}: the file has become shorter$"):
+        run(*batches()[1])
+    run.close()
+
+
+def test_if_a_ranks_copy_fails_the_others_end(far_file: str):
+    plans, errors = [], dict[int, Exception]()
+    for _ in range(2):
+        ml.seed(0)
+        plans.append(ml.plan(recorded(Net()), "barrier", machine=ml.Machine(2), offload="activations"))
+
+    def work(communicator: Any) -> None:
+        plan = plans[communicator.rank]
+        try:
+            run = DistributedExecutor(plan.graph, plan.schedule, communicator)
+            run(*batches()[0])
+            if communicator.rank == 1:
+                cut_short(f"{far_file}.1")
+            run(*batches()[1])
+            run.settle()
+        except Exception as error:
+            errors[communicator.rank] = error
+            raise
+
+    with pytest.raises(TaskError, match=rf"task \d+D0 \(.*\) on rank 1 failed: OSError: cannot copy .* {far_file}.1: "):
+        run_ranks(2, work)
+    assert isinstance(errors[0], RankError)
+
+
+def test_a_full_disk_in_a_step_of_training_is_one_line(monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """The last checkpoint is of a step that is whole."""
+    write, left = os.pwritev, [20]
+
+    def filled(*arguments: Any) -> int:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(*arguments)
+
+    train = ["train", "--model", "mlp", "--costs", "analytic", "--checkpoint", str(tmp_path), "--json"]
+    away = [*train, "--checkpoint-every", "1", "--offload", "activations"]
+    monkeypatch.setattr(os, "pwritev", filled)
+    assert main([*away, "--steps", "1000"]) == 2
+    out, err = capsys.readouterr()
+    said = err.splitlines()[-1]
+    assert re.fullmatch(r"minidl: task \d+D0 .* failed: OSError: cannot copy [\d,]+ bytes out to a temporary file in "
+                        r".*: No space left on device", said)
+    assert (out, err.count("minidl:"), "Traceback" in err) == ("", 1, False)
+    monkeypatch.undo()
+    assert main([*train, "--resume", "--steps", "60"]) == 0
+    resumed = json.loads(capsys.readouterr().out)
+    assert main([*train[:-3], "--json", "--steps", "60"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    assert 0 < resumed["steps"] < 60
+    assert resumed["params_sha256"] == whole["params_sha256"]

@@ -332,6 +332,29 @@ def test_a_rank_that_raises_says_so_and_stops_the_others(ranks):
     assert done.stderr == "minidl: rank 1: a bad day\n"
 
 
+FULL = """
+import errno, os, sys
+from minidl.cli import main
+write, left = os.pwritev, [int(os.environ["PMI_RANK"]) * -20 + 40]
+def filled(*arguments):
+    left[0] -= 1
+    if left[0] < 0:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    return write(*arguments)
+os.pwritev = filled
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_full_disk_of_one_rank_ends_all_with_one_line_that_names_task_rank_and_file(tmp_path):
+    done = run(2, "-c", FULL, *parallel("barrier", "--offload", "activations", "--offload-to", tmp_path / "far")[2:],
+               "--steps", "1000")
+    assert done.returncode != 0
+    assert re.fullmatch(rf"minidl: rank 1: task \d+D0 .* on rank 1 failed: OSError: cannot copy [\d,]+ bytes out to "
+                        rf"{tmp_path}/far.1: No space left on device\n", done.stderr)
+
+
 def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
     """Killed in the middle of a step; then resumed on another number of ranks."""
     folder = tmp_path / "checkpoint"
