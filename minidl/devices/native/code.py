@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import platform
 
+import numpy as np
 from llvmlite import ir
 from numba import cfunc, njit, types
 from numba.core import cgutils
@@ -121,16 +122,21 @@ def clock(context):
 
 
 system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
+get_cores, set_cores = (types.ExternalFunction(f"sched_{name}affinity", types.int32(types.int32, *[types.int64] * 2))
+                        for name in ("get", "set"))
+own_core = types.ExternalFunction("sched_getcpu", types.int32())
 memset = types.ExternalFunction("memset", types.int64(types.int64, types.int32, types.int64))
 
 
 # --------------------------------------------------------------------------------------------------------------- events
-# An event is two words: the number of the last run in which it was recorded, and whether somebody sleeps on it.
+# An event is three words: the number of the last run in which it was recorded, whether somebody sleeps on it, and the
+# core of the lane that woke the last sleeper.
 @njit(nogil=True, cache=True)
 def record(event, generation):
     """Lets the waiter of this run through, and wakes it if it sleeps."""
     store_in_order(event, generation)
     if load_in_order(event + 8):
+        poke(event + 16, own_core())
         store_in_order(event + 8, 0)
         system_call(FUTEX, event, FUTEX_WAKE, 1, 0, 0, 0)
 
@@ -143,6 +149,18 @@ def look(event, generation, spins):
             return True
         pause()
     return False
+
+
+@njit("void(int64)", nogil=True, cache=True)
+def leave(core):
+    """Moves this thread to another core if it is on that one and may run elsewhere; after that it may run wherever it
+    might before."""
+    cores = np.zeros(128, np.uint8)  # a bit for each of 1,024 cores; a system with more of them refuses to tell
+    if own_core() == core and get_cores(0, cores.nbytes, cores.ctypes.data) == 0:
+        cores[core // 8] ^= 1 << core % 8
+        if set_cores(0, cores.nbytes, cores.ctypes.data) == 0:  # it fails if no core is left
+            cores[core // 8] ^= 1 << core % 8
+            set_cores(0, cores.nbytes, cores.ctypes.data)
 
 
 @njit(nogil=True, cache=True)
@@ -238,12 +256,14 @@ def serve(lane):
     """A worker's life: makes its calls once for each `go`, until it is closed."""
     generation, state = peek(lane + 8 * END), peek(lane + 8 * STATE)
     while True:
-        generation += 1
+        generation, naps = generation + 1, 0
         while not wait(lane + 8 * GO, generation, state, peek(lane + 8 * SPINS)) and not load(lane + 8 * CLOSING):
-            pass
+            naps += 1
         if load(lane + 8 * CLOSING):
             record(lane + 8 * END, FOREVER)  # nobody waits for it any more
             return
+        if naps:  # Linux may wake it on the core of the caller's lane then, and leaves both there for several steps
+            leave(load(lane + 8 * GO + 16))
         result = walk(lane, 0, True)
         poke(lane + 8 * RESULT, result)
         if result & 3 == FAULT:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -83,7 +85,7 @@ def test_the_callers_lane_comes_back_between_such_calls_to_look_at_its_signals()
 
 
 def test_an_event_lets_its_own_run_and_earlier_ones_through():
-    event, state = np.zeros(2, np.int64), np.zeros(code.STATE_WORDS, np.int64)
+    event, state = np.zeros(3, np.int64), np.zeros(code.STATE_WORDS, np.int64)
     state[code.NANOSECONDS] = 1
     at, shared = event.ctypes.data, state.ctypes.data
     assert not code.wait(at, 2, shared, 3)
@@ -91,4 +93,88 @@ def test_an_event_lets_its_own_run_and_earlier_ones_through():
     assert [code.wait(at, run, shared, 0) for run in (1, 2, 3)] == [True, True, False]
     assert event[1] == 1  # somebody sleeps, or has: the next record wakes it
     code.record(at, 3)
-    assert event.tolist() == [3, 0]
+    assert event[:2].tolist() == [3, 0]
+
+
+@pytest.fixture
+def system(monkeypatch):
+    """The system's calls about cores. Returns the mask of a thread: at first, and after each change."""
+    masks = []
+
+    def words(thread, size, address):
+        assert (thread, size) == (0, 128)
+        return (ctypes.c_int64 * 16).from_address(address)
+
+    def get_cores(*asked):
+        words(*asked)[:] = masks[0] or [0] * 16
+        return 0 if masks[0] else -1
+
+    def set_cores(*asked):
+        if any(words(*asked)):
+            masks.append(words(*asked)[:])
+        return 0 if any(words(*asked)) else -1
+
+    monkeypatch.setattr(code, "get_cores", get_cores)
+    monkeypatch.setattr(code, "set_cores", set_cores)
+    return masks
+
+
+def mask(*cores):
+    found = [0] * 16
+    for core in cores:
+        found[core // 64] |= 1 << core % 64 if core % 64 < 63 else -1 << 63
+    return found
+
+
+@pytest.mark.parametrize(("allowed", "own", "waker", "other"), [
+    ((0, 1), 1, 1, (0,)), ((0, 1, 2, 3), 2, 2, (0, 1, 3)), ((3, 63, 64, 130), 63, 63, (3, 64, 130)),
+    ((5, 64, 1023), 1023, 1023, (5, 64)),
+    ((0, 1), 0, 1, ()), ((7,), 7, 7, ()),
+])
+def test_a_lane_leaves_the_core_of_the_lane_that_woke_it(allowed, own, waker, other, system, monkeypatch):
+    system.append(mask(*allowed))
+    monkeypatch.setattr(code, "own_core", lambda: own)
+    code.leave.py_func(waker)
+    assert system == [mask(*allowed), *([mask(*other), mask(*allowed)] if other else [])]
+
+
+def test_a_lane_stays_on_a_machine_with_too_many_cores(system, monkeypatch):
+    system.append(None)
+    monkeypatch.setattr(code, "own_core", lambda: 1024)
+    code.leave.py_func(1024)
+    assert system == [None]
+
+
+def test_where_a_thread_may_run_stays_as_it_is():
+    def masks():
+        before = os.sched_getaffinity(0)
+        for allowed in (before, {min(before)}, before):
+            os.sched_setaffinity(0, allowed)
+            for core in [*before, 1023, 1024]:
+                code.leave(core)
+                yield allowed, os.sched_getaffinity(0)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert all(allowed == found for allowed, found in thread.submit(list, masks()).result())
+
+
+@pytest.mark.parametrize(("waits", "left"), [([True], []), ([False, True], [7]), ([False, False, True], [7])])
+def test_a_worker_looks_where_it_is_after_a_pause_alone(waits, left, monkeypatch):
+    lane, state = np.zeros(code.LANE_WORDS, np.int64), np.zeros(code.STATE_WORDS, np.int64)
+    lane[code.STATE], lane[code.GO + 2], found = state.ctypes.data, 7, []
+
+    def wait(*_):
+        if not waits:
+            lane[code.CLOSING] = 1
+        return not waits or waits.pop(0)
+
+    monkeypatch.setattr(code, "wait", wait)
+    monkeypatch.setattr(code, "leave", found.append)
+    monkeypatch.setattr(code, "walk", lambda *_: code.DONE)
+    monkeypatch.setattr(code, "record", lambda *_: None)
+    for name in ("peek", "load"):
+        monkeypatch.setattr(code, name, lambda address: ctypes.c_int64.from_address(address).value)
+    monkeypatch.setattr(code, "poke", lambda address, value: setattr(
+        ctypes.c_int64.from_address(address), "value", value))
+    code.serve.py_func(lane.ctypes.data)
+    assert found == left
