@@ -488,6 +488,7 @@ def _whole(number: int, storage: Storage) -> View:
 
 # --------------------------------------------------------------------------------------------------- unsettled steps
 unsettled: set[Any] = set()  #: executors that have not run the late tasks of their last step
+moves = 0  #: how often a storage that lasts has been given other memory
 
 
 def settle() -> None:

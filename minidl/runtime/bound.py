@@ -18,6 +18,7 @@ from ..autograd.tensor import ShapeError, Tensor
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import GraphError
 from ..devices import device as devices
+from ..devices.far import Mapped
 from ..kernels import Thunk
 from ..kernels.registry import check_range
 from ..plans.memory import MemoryPlan, rounded
@@ -39,15 +40,17 @@ def _held(call: Thunk, memory: Any) -> None:
 def with_far(storages: Sequence[StorageSpec], device: Any, rank: int = 0) -> tuple[StorageSpec, ...]:
     """The storages with memory for those that are far. States of an optimizer move there, and stay."""
     found, size = list(storages), rounded(np.array([spec.bytes for spec in storages], np.int64))
-    far = [i for i, spec in enumerate(storages) if spec.role == Role.FAR]
+    far = [i for i, spec in enumerate(storages) if spec.role == Role.FAR
+           and (spec.live is None or not isinstance(spec.live.data, Mapped))]
     memory: Any = device.far(int(size[far].sum()), rank) if far else b""
     for i, begin in zip(far, (np.cumsum(size[far]) - size[far]).tolist(), strict=True):
         spec, own = storages[i], memory[begin : begin + max(storages[i].bytes, 1)]
         if spec.live is None:
             found[i] = replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.FAR, own))
-        elif type(spec.live.data) is not type(own):
+        else:
             own[...] = spec.live.data
             spec.live.data = own
+            tapes.moves += 1
     return tuple(found)
 
 
@@ -72,6 +75,7 @@ class Bound:
             self._own = np.cumsum([0, *own])
             self.arena = self.device.allocate(max(int(self._own[-1]), 1))
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
+        self._private, self._moves = private, tapes.moves
         self._inputs = [self.array(v) for v in graph.inputs]
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
         self.feed = self.device.feed(self._inputs)
@@ -141,12 +145,15 @@ class Bound:
         return sorted(found)
 
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
-        """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied.
+        """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied, and
+        RuntimeError if a parameter or state has moved to other memory since this was made.
 
         `settles`: executors with late tasks run them first.
         """
         if settles and tapes.unsettled:
             tapes.settle()
+        if self._moves != tapes.moves:
+            self._check_places()
         if len(values) != len(self._inputs):
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
         arrays = [v if isinstance(v, np.ndarray) else v.numpy() if isinstance(v, Tensor) else np.asarray(v)
@@ -159,6 +166,13 @@ class Bound:
         for i, length, what, ignored in self._indices:
             check_range(what, arrays[i], length, ignored)
         self.feed(arrays)
+
+    def _check_places(self) -> None:
+        for i, live in self._live.items():
+            if not self._private and live.data is not self._bound_to[i]:
+                raise RuntimeError(f"{live.name} has moved to far memory since this executor was made; make it after "
+                                   f"the one that offloads")
+        self._moves = tapes.moves
 
     def results(self) -> Any:
         """Copies of the outputs: a tensor, a tuple of tensors, or None."""

@@ -223,6 +223,24 @@ def test_states_stay_far_and_train_on_without_offloading():
     assert {name: a.tobytes() for name, a in model.state_dict().items()} == trained()[1]
 
 
+def test_an_executor_from_before_states_moved_refuses_to_train_on_the_old_ones():
+    ml.seed(0)
+    model = Net()
+    graph = recorded(model)
+    before = [ml.SequentialExecutor(graph), ml.StreamExecutor(graph, schedulers.in_order(graph))]
+    others = recorded(Net())
+    apart = ml.StreamExecutor(others, schedulers.in_order(others))
+    plan = ml.plan(graph, "in_order", offload="states")
+    runs = [ml.StreamExecutor(plan.graph, plan.schedule) for _ in range(2)]
+    for old in before:
+        with pytest.raises(RuntimeError, match=r"has moved to far memory since this executor was made; make it after"):
+            old(*batches()[0])
+    for run, batch in zip([*runs, ml.StreamExecutor(graph, schedulers.in_order(graph))], batches(), strict=True):
+        run(*batch)
+    apart(*batches()[0])
+    assert {name: a.tobytes() for name, a in model.state_dict().items()} == trained()[1]
+
+
 def test_any_legal_order_of_the_copies_leaves_the_bits():
     left = trained()[1]
     for seed in range(3):
