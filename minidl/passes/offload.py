@@ -22,6 +22,7 @@ from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMPUTE, COPIES, SENDS, Kind, repack, unpack
 from .boundary import VERDICT, loop
 from .draft import Copies, Draft, Edit
+from .updates_last import ended_by_updates
 
 WHAT = "offload"
 EACH = ("none", "activations", "states", "all")  #: what can be offloaded
@@ -61,6 +62,8 @@ def offload(draft: Draft, moves: Moves) -> Draft:
         raise Refused(WHAT, f"{draft.name} has the tasks of a layer on several ranks", "leave --offload out")
     if any(spec.name == VERDICT for spec in graph.storages):
         raise Refused(WHAT, f"{draft.name} runs tasks again if a step turns out to be bad", "give barrier=true")
+    if moves.what != "activations":
+        order = ended_by_updates(order) or order
     late = unpack(order.keys).late == 1
     plain = order if graph.late.any() else replace(order, keys=repack(order.keys, late=0))  # as the graph has them
     draft = replace(draft.take(_in_time(graph, order, plain, late)), schedule=replace(plain, slots=None))
@@ -68,7 +71,9 @@ def offload(draft: Draft, moves: Moves) -> Draft:
                    key=lambda item: -item.life)[: moves.most]
     if not found:
         kept = "states of an optimizer" if moves.what == "states" else "activations"
-        raise Refused(WHAT, f"this step has no {kept} that could be away for a task or more", "leave --offload out")
+        beside = late.any() and moves.what == "states"
+        why = "updates beside the next step" if beside else f"has no {kept} that could be away for a task or more"
+        raise Refused(WHAT, f"{draft.name} {why}", "leave --offload out")
     e = draft.edit()
     on = draft.graph.buffer_storage
     copies = [copy for item in found for copy in (_state if item.made in item.readers else _activation)(

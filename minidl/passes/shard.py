@@ -30,6 +30,7 @@ from ..core.tasks import COLLECTIVE, Kind, repack, unpack, widths
 from ..pricing.cost import CostModel
 from .draft import Draft
 from .rewrite import gradients
+from .updates_last import ended_by_updates
 
 WHAT = "shards"  #: for messages, and the note of an order that says what is shared out
 DISTANCES = (0, 1, 2, 4)  #: that the search tries
@@ -169,15 +170,9 @@ def _other(draft: Draft, why: str) -> Refused:
 
 def _updates_last(draft: Draft) -> Draft:
     """The draft whose updates, which came before the next step, end the step: the next forward needs all shares."""
-    order, lanes = draft.order, []
-    for lane in range(len(order.lanes)):
-        keys = order.order(lane)
-        own = unpack(keys)
-        late = int((own.late > 0).sum())
-        if not (own.late[:late] > 0).all() or (own.kind[:late] != Kind.U).any():
-            raise _other(draft, "updates beside the next step")
-        lanes.append(np.concatenate([keys[late:], repack(keys[:late], late=0)]))
-    return replace(draft, schedule=replace(order, keys=np.concatenate(lanes)))
+    if (order := ended_by_updates(draft.order)) is None:
+        raise _other(draft, "updates beside the next step")
+    return replace(draft, schedule=order)
 
 
 def _in_order(draft: Draft) -> Draft:

@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.schedule import Schedule
+from ..core.tasks import Kind, repack, unpack
 from .draft import Draft
 
 
@@ -20,3 +22,17 @@ def updates_last(draft: Draft) -> Draft:
     rank = draft.rank
     return replace(draft, schedule=known.followed_by({
         lane: graph.keys[rest & (rank == lane.rank)] for lane in draft.order.lanes}))
+
+
+def ended_by_updates(order: Schedule) -> Schedule | None:
+    """The order with the updates that a lane does before the next step at its end; None if other tasks are late, or
+    updates run between tasks of the next step."""
+    lanes = []
+    for lane in range(len(order.lanes)):
+        keys = order.order(lane)
+        own = unpack(keys)
+        late = int((own.late > 0).sum())
+        if not (own.late[:late] > 0).all() or (own.kind[:late] != Kind.U).any():
+            return None
+        lanes.append(np.concatenate([keys[late:], repack(keys[:late], late=0)]))
+    return replace(order, keys=np.concatenate(lanes))

@@ -18,7 +18,7 @@ import minidl as ml
 from minidl import nn, optim, schedulers
 from minidl.cli import main
 from minidl.core.draw import PALETTE, group_of
-from minidl.core.graph import TaskGraph
+from minidl.core.graph import Role, TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.schedule import Schedule, ScheduleError
@@ -121,27 +121,50 @@ def test_recomputed_and_split_steps_offload_the_rest():
     assert parted[0][:2] == parted[1][:2]
 
 
+def on_two_ranks(policy: str, **options: Any) -> tuple[list[Any], ml.Plan]:
+    """Everything that outlives the steps on each rank, and the plan."""
+    own = []
+    for _ in range(2):
+        ml.seed(0)
+        model = Net()
+        own.append((model, ml.plan(recorded(model), policy, machine=ml.Machine(2), **options)))
+
+    def work(communicator: Any) -> Any:
+        model, plan = own[communicator.rank]
+        run = DistributedExecutor(plan.graph, plan.schedule, communicator)
+        for x, y in batches():
+            run(x + communicator.rank, y)
+        run.close()
+        return {name: a.tobytes() for name, a in model.state_dict().items()}
+
+    return run_ranks(2, work), own[0][1]
+
+
 def test_data_parallel_ranks_with_and_without_shards_leave_equal_bits():
-    def on_two_ranks(**options: Any) -> list[Any]:
-        own = []
-        for _ in range(2):
-            ml.seed(0)
-            model = Net()
-            own.append((model, ml.plan(recorded(model), "barrier", machine=ml.Machine(2), **options)))
+    plain, _ = on_two_ranks("barrier")
+    assert plain == on_two_ranks("barrier", offload="activations")[0]
+    assert plain == on_two_ranks("barrier", offload="all", shard=1)[0]
 
-        def work(communicator: Any) -> Any:
-            model, plan = own[communicator.rank]
-            run = DistributedExecutor(plan.graph, plan.schedule, communicator)
-            for x, y in batches():
-                run(x + communicator.rank, y)
-            run.close()
-            return {name: a.tobytes() for name, a in model.state_dict().items()}
 
-        return run_ranks(2, work)
+@pytest.mark.parametrize("policy", ["barrier", "buckets", "no_overlap"])
+def test_states_of_data_parallel_ranks_leave_without_shards(policy: str, tmp_path: Path):
+    """Updates end the step, as they do with shards."""
+    (plain, whole), (left, plan) = on_two_ranks(policy), on_two_ranks(policy, offload="states")
+    assert left == plain
+    assert max(plan.peak_bytes) < max(whole.peak_bytes)
+    states = sum(s.bytes for s in whole.graph.storages if s.role == Role.STATE)
+    assert 0 < plan.graph.bytes[plan.graph.kind == Kind.H].sum() <= states
+    text = plan.schedule.to_csv()
+    (tmp_path / "plan.csv").write_text(text)
+    ml.seed(0)
+    given = schedulers.find(str(tmp_path / "plan.csv"), "data")
+    read = ml.plan(recorded(Net()), given, machine=ml.Machine(2))
+    assert (read.peak_bytes, read.schedule.to_csv()) == (plan.peak_bytes, text)
 
-    plain = on_two_ranks()
-    assert plain == on_two_ranks(offload="activations")
-    assert plain == on_two_ranks(offload="all", shard=1)
+
+def test_updates_beside_the_next_step_keep_their_states():
+    with pytest.raises(Refused, match="fifo updates beside the next step"):
+        ml.plan(chain(4), "fifo", machine=ml.Machine(2), offload="states")
 
 
 def test_the_planned_peak_is_allocated_to_the_byte():
