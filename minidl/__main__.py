@@ -11,6 +11,7 @@ from _signal import SIG_BLOCK, SIG_SETMASK, SIGINT, SIGTERM, pthread_sigmask  # 
 
 def run() -> None:
     """Runs one command and ends the process."""
+    gc.disable()  # until the verb begins: what is imported stays
     try:
         # Python may lose an interrupt that falls into an import, so it waits until there are handlers that keep it
         mask = pthread_sigmask(SIG_BLOCK, (SIGINT, SIGTERM))

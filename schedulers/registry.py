@@ -103,7 +103,7 @@ class Scheduler:
         """Whether it is a function or a file of the user's."""
         return self.name not in SCHEDULERS
 
-    @property
+    @cached_property
     def about(self) -> str:
         """Its description, with source and closed form: its docstring without the errors."""
         of = self.function.order if isinstance(self.function, OnAllRanks | Policy) else self.function

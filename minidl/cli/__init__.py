@@ -3,6 +3,7 @@ clear line; 130 for an interrupt, which `minidl.__main__` handles."""
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Sequence
@@ -22,9 +23,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         level = process.debug_level()
         if argv[:1] == ["train"] and process.size() > 1:
+            gc.enable()
             code = _train_on_ranks(argv)
         else:
             arguments = parse(argv)
+            gc.enable()  # `minidl.__main__` has disabled it
             if alone and arguments.device == "cpu":  # CUDA's driver reserves much address space
                 machine.bound()
             code = int(arguments.verb(arguments) or 0)

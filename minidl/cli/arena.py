@@ -24,7 +24,7 @@ hands over nothing but the text of its order. Published policies fill the board;
 The exit code is 1 if an entry that is named has no valid order on a problem."""
 
 
-def add_entries(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = ABOUT, argparse.RawDescriptionHelpFormatter
     parser.add_argument("problems", metavar="PROBLEMS", help="a JSON file, all, or names of bundled problems")
     parser.add_argument("entries", metavar="ENTRY", nargs="*", help="FILE.py:FUNCTION, FILE.csv or a policy's name")

@@ -22,7 +22,7 @@ before the call, to set learning rates. Without FILE.py:FUNCTION the steps are r
 The exit code is 0 if everything is equal, and 1 if something differs or nothing could be compared."""
 
 
-def add_step(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = ABOUT, argparse.RawDescriptionHelpFormatter
     parser.add_argument("step", nargs="?", metavar="FILE.py:FUNCTION",
                         help="your own training (default: random steps)")

@@ -20,7 +20,7 @@ USES = {
 }
 
 
-def add_kind(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=list(USES), metavar="KIND", help=f"one of {', '.join(USES)}")
     parser.add_argument("folder", metavar="DIR", help="where to write it; the folder is made if there is none")
 

@@ -57,6 +57,19 @@ VERBS: dict[str, tuple[str, str]] = {
     "sample": ("checkpoints.sample", "write text with a network that has been trained on text"),
     "fuzz": ("fuzz.run", "compare recorded steps with eager ones, bit for bit"),
 }
+#: verb -> the name, metavar, count and help of each of its positional arguments
+POSITIONS: dict[str, list[tuple[str, str, str | None, str | None]]] = {
+    "check": [("plan", "PLAN.csv", None, None)],
+    "explain": [("task", "TASK", None, "such as 4W0")],
+    "export": [("checkpoint_file", "CHECKPOINT", None, "a checkpoint's folder or file"),
+               ("file", "FILE.safetensors", None, None)],
+    "kernels": [("name", "NAME", "?", "a family or a kernel (default: list them all)")],
+    "models": [("name", "NAME", "?", "one of the models (default: all)")],
+    "profile": [("network", "FILE.py:FUNCTION", None, "returns (layers, x, y, loss) of a network")],
+    "report": [("traces", "TRACE", "+", "a trace, or PyTorch's traces of all ranks")],
+    "sample": [("path", "CHECKPOINT", None, None)],
+    "schedulers": [("name", "NAME", "?", "one of the schedulers (default: all)")],
+}
 
 
 def _parser(given: str) -> _Parser:
@@ -72,29 +85,10 @@ def _parser(given: str) -> _Parser:
         where, _, function = function.partition(".")
         module = import_module(f".{where}", __package__)
         verb.set_defaults(verb=getattr(module, function), command=name, parser=verb)
-        if name == "check":
-            verb.add_argument("plan", metavar="PLAN.csv")
-        elif name == "explain":
-            verb.add_argument("task", metavar="TASK", help="such as 4W0")
-        elif name == "export":
-            verb.add_argument("checkpoint_file", metavar="CHECKPOINT", help="a checkpoint's folder or file")
-            verb.add_argument("file", metavar="FILE.safetensors")
-        elif name in ("schedulers", "models"):
-            verb.add_argument("name", metavar="NAME", nargs="?", help=f"one of the {name} (default: all)")
-        elif name == "report":
-            verb.add_argument("traces", metavar="TRACE", nargs="+", help="a trace, or PyTorch's traces of all ranks")
-        elif name == "kernels":
-            verb.add_argument("name", metavar="NAME", nargs="?", help="a family or a kernel (default: list them all)")
-        elif name == "sample":
-            verb.add_argument("path", metavar="CHECKPOINT")
-        elif name == "fuzz":
-            module.add_step(verb)
-        elif name == "arena":
-            module.add_entries(verb)
-        elif name == "new":
-            module.add_kind(verb)
-        elif name == "profile":
-            verb.add_argument("network", metavar="FILE.py:FUNCTION", help="returns (layers, x, y, loss) of a network")
+        for dest, metavar, count, help in POSITIONS.get(name, ()):
+            verb.add_argument(dest, metavar=metavar, nargs=count, help=help)
+        if hasattr(module, "add_arguments"):
+            module.add_arguments(verb)
         add_flags(verb, name)
     return parser
 

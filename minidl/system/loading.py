@@ -5,10 +5,9 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
-import sysconfig
 import threading
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +18,7 @@ _LOADING = threading.RLock()  #: a thread that asks for a file while another run
 _HERE = Path(__file__).parents[1].absolute()
 #: folders of code that no user writes; in a clone, three rooms of the package are beside it
 _OTHERS = (_HERE, *(_HERE.parent / room for room in ("kernels", "models", "schedulers")),
-           Path(sysconfig.get_path("stdlib")))
+           Path(os.__file__).parent)
 
 
 def function_of(name: str) -> Callable[..., Any]:
@@ -46,8 +45,10 @@ def function_of(name: str) -> Callable[..., Any]:
 def line_of(error: BaseException) -> str:
     """Where in a user's code an error arose, as `own.py, line 12`: the innermost call that is neither in this package,
     nor in an installed one, nor in Python's library. Empty if there is none."""
+    from traceback import walk_tb
+
     found = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):
+    for frame, line in walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename).absolute()
         if not any(map(path.is_relative_to, _OTHERS)) and "site-packages" not in path.parts and path.is_file():
             found = f"{path.name}, line {line}"

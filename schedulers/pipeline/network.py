@@ -36,8 +36,7 @@ from .steady_order import steady_order
 
 def options_of(chosen: Policy) -> dict[str, Parameter]:
     """The options with which this policy plans a recorded step: of the cut, of the passes, and its own."""
-    own = [*signature(plan_network, eval_str=True).parameters.values()]
-    return {p.name: p for p in own if p.kind == p.KEYWORD_ONLY} | OPTIONS | chosen.options
+    return OF_NETWORKS | OPTIONS | chosen.options
 
 
 def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Machine,
@@ -156,8 +155,9 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
                    with_communication(made.graph, times, machine.collective))
 
 
-#: the options of a plan for a given order
-OF_ORDERS = {p.name: p for p in signature(read_network, eval_str=True).parameters.values() if p.kind == p.KEYWORD_ONLY}
+#: the options of a network's plan by a policy, and for a given order
+OF_NETWORKS, OF_ORDERS = ({p.name: p for p in signature(function, eval_str=True).parameters.values()
+                           if p.kind == p.KEYWORD_ONLY} for function in (plan_network, read_network))
 
 
 def _problem(draft: Draft, placement: Placement, micro_batches: int, cap: float | None) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from importlib import import_module
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE
 
+from minidl.cli import main
 from minidl.cli.flags import FLAGS, Names
 from minidl.cli.parser import VERBS
 
@@ -59,6 +61,21 @@ def test_listing_and_pricing_policies_need_no_network_no_device_and_no_trainer(a
 
 def test_a_list_of_policies_draws_nothing() -> None:
     assert not own(imported("schedulers")) & {"core.draw", "views.page", "core.trace", "system.files"}
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_garbage_is_collected_once_the_verb_begins(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program disables it until then: objects that are imported stay."""
+    seen: list[bool] = []
+    monkeypatch.setattr("minidl.cli.process.size", lambda: ranks)
+    for function in ("_train_on_ranks", "training.train"):
+        monkeypatch.setattr(f"minidl.cli.{function}", lambda told: seen.append(gc.isenabled()))
+    gc.disable()
+    try:
+        main(["train"])
+    finally:
+        gc.enable()
+    assert seen == [True]
 
 
 @pytest.mark.parametrize("verb", VERBS)
