@@ -79,9 +79,13 @@ def _formula(name: str) -> str:
 
 def _text(found: list[Timing], without: list[str]) -> str:
     rows = [(t.kernel, t.device, t.shapes, f"{t.error:.1e}" + ("" if t.right else " WRONG"), f"{t.us:,.1f}",
-             f"{t.launch_us:,.1f}", f"{t.gbs:,.1f}", "" if t.gflops is None else f"{t.gflops:,.1f}", f"{t.share:.0%}")
-            for t in found]
-    text = show.table(("kernel", "device", "reads", "error", "us", "launch us", "GB/s", "GFLOP/s", "of roofline"), rows)
+             f"{t.launch_us:,.1f}", f"{t.gbs:,.1f}", "" if t.gflops is None else f"{t.gflops:,.1f}", f"{t.share:.0%}",
+            *(("", "", "") if t.naive_us is None else
+              (f"{t.naive_us:,.1f}", f"{t.naive_error:.1e}", f"{t.naive_us / t.us:.1f}x"))) for t in found]
+    titles = ("kernel", "device", "reads", "error", "us", "launch us", "GB/s", "GFLOP/s", "of roofline", "naive us",
+              "naive error", "gain")
+    count = len(titles) if any(t.naive_us is not None for t in found) else len(titles) - 3
+    text = show.table(titles[:count], [row[:count] for row in rows])
     lines = [f"{name}: {formula}" for name in dict.fromkeys(t.kernel for t in found) if (formula := _formula(name))]
     lines += [f"without an example to time: {', '.join(without)}"] if without else []
     return "\n".join([text, "", *lines])

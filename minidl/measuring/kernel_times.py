@@ -4,7 +4,8 @@
 
 Both are measured on the same device just before: the bandwidth by relu on as many bytes, which are then in the same
 caches; the rate by a large product. Bytes are those that a kernel reads and writes, once each; flops are stated by its
-family. The launch cost is the time of the same calls on almost nothing; it is part of `us`, and shown apart.
+family. The launch cost is the time of the same calls on almost nothing; it is part of `us`, and shown apart. On CUDA a
+kernel of `kernels/naive.py` is checked and timed beside the fast form.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import numpy as np
 from ..core.graph import Launch, View
 from ..kernels import KERNELS
 from ..kernels.conv import Geometry
+from ..kernels.naive import NAIVE
 
 LIMIT = 1e-4  #: the largest relative error, |found - wanted| / |wanted| over each output, in float32
 SECONDS = 0.2  #: of timed calls
@@ -30,8 +32,9 @@ Drawn = tuple[Sequence[Any], dict[str, Any]]
 
 @dataclass(frozen=True)
 class Timing:
-    """A kernel on a device. `error`: the largest relative one; `right`: whether it is below LIMIT; `us`: the median
-    time of a launch; `gflops`: None if its family states no flops."""
+    """A kernel on a device. `error`: the largest relative one; `right`: whether it and `naive_error` are below LIMIT;
+    `us`: the median time of a launch; `gflops`: None if its family states no flops; `naive_..`: of the naive
+    CUDA kernel, None without one."""
 
     kernel: str
     device: str
@@ -43,12 +46,15 @@ class Timing:
     gbs: float
     gflops: float | None
     share: float
+    naive_us: float | None = None
+    naive_error: float | None = None
 
 
 class Rolled:
-    """A kernel's calls on new arrays of a device."""
+    """A kernel's calls on new arrays of a device; `naive`: the naive CUDA kernel in its place."""
 
-    def __init__(self, device: Any, kernel: str, reads: Sequence[Any], constants: Mapping[str, Any]) -> None:
+    def __init__(self, device: Any, kernel: str, reads: Sequence[Any], constants: Mapping[str, Any],
+                 naive: bool = False) -> None:
         self.device, definition = device, KERNELS[kernel]
         exact = [a.astype(np.float64) if a.dtype == np.float32 else a for a in reads]
         with np.errstate(all="ignore"):
@@ -65,7 +71,8 @@ class Rolled:
         self.bytes = sum(int(a.nbytes) for a in (*reads, *kinds))
         self.flops = definition.flops(reads, kinds) if definition.flops else None
         launch = Launch(kernel, tuple(inputs), tuple(self.writes), tuple(work), tuple(constants.items()))
-        self.calls = device.bind(launch, lambda array: array)
+        self.calls = (device.thunks(NAIVE[kernel](*inputs, *self.writes, **constants)) if naive
+                      else device.bind(launch, lambda array: array))
 
     def _array(self, shape: Any, dtype: Any, value: Any = None) -> Any:
         shape, dtype = tuple(shape), np.dtype(dtype)
@@ -95,6 +102,7 @@ class Rolled:
     def time(self) -> float:
         """The median time of a launch in microseconds."""
         if self.device.captures:
+            self.run()  # so that a captured launch loads nothing
             return float(self.device.task_times([[self.calls]])[0])
         return _median(self.run)
 
@@ -131,8 +139,11 @@ def timing(device: Any, kernel: str, rate: float, rows: int | None = None) -> Ti
     error, took, launch = rolled.error(), rolled.time(), small.time()
     floor = max(rolled.bytes / bandwidth(device, rolled.bytes), (rolled.flops or 0.0) / rate)
     shapes = ", ".join("x".join(map(str, a.shape)) or "1" for a in reads)
-    return Timing(kernel, device.name, shapes, error, error < LIMIT, took, min(launch, took),
-                  rolled.bytes / took / 1e3, None if rolled.flops is None else rolled.flops / took / 1e3, floor / took)
+    naive = Rolled(device, kernel, reads, constants, naive=True) if device.captures and kernel in NAIVE else None
+    slow, wrong = (None, None) if naive is None else (naive.time(), naive.error())
+    return Timing(kernel, device.name, shapes, error, max(error, wrong or 0.0) < LIMIT, took, min(launch, took),
+                  rolled.bytes / took / 1e3, None if rolled.flops is None else rolled.flops / took / 1e3, floor / took,
+                  slow, wrong)
 
 
 # ------------------------------------------------------------------------------------------------------------- examples
@@ -153,6 +164,12 @@ def _labels(extra: bool) -> Callable[[np.random.Generator, int], Drawn]:
         reads = [rng.standard_normal((rows, WIDTH), np.float32), rng.integers(0, WIDTH, rows)]
         return [*reads, *([np.float32(1.0).reshape(())] if extra else [])], {"smoothing": 0.1}
     return draw
+
+
+def _tracked(rng: np.random.Generator, rows: int) -> Drawn:
+    channels = [rng.random(WIDTH, np.float32) for _ in range(4)]
+    return [rng.standard_normal((rows, WIDTH), np.float32), *channels, np.int64(3).reshape(())], {"eps": 1e-5,
+                                                                                                  "momentum": 0.1}
 
 
 def _all(rows: int) -> tuple[int, ...]:
@@ -190,9 +207,14 @@ EXAMPLES: dict[str, Callable[[np.random.Generator, int], Drawn]] = {
     "linear": _floats(_all, _square, _row),
     "linear_weight_grad": _floats(_all, _all, bias=True),
     "layer_norm": _floats(_all, _row, _row, eps=1e-5),
+    "rms_norm": _floats(_all, _row, eps=1e-5),
+    "batch_norm": _tracked,
+    "batch_norm_weight_grad": _floats(_all, _row, _row, _all, positive=2),
     "cross_entropy": _labels(False),
     "cross_entropy_grad": _labels(True),
     "conv2d": _floats(_images, _taps, geometry=SAME),
+    "conv2d_input_grad": _floats(_images, _taps, size=(14, 14), geometry=SAME),
     "conv2d_weight_grad": _floats(_images, _images, taps=(3, 3), bias=False, geometry=SAME),
+    "max_pool2d": _floats(_images, window=(2, 2), stride=(2, 2), padding=(0, 0)),
     "attention": _floats(_heads, _heads, _heads, scale=0.125, causal=True),
 }

@@ -208,13 +208,16 @@ class Cuda:
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch on a stream, by default the main one; `array(view)` gives the arrays."""
         reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
-        calls = KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants))
+        return self.thunks(KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)), stream)
+
+    def thunks(self, calls: Sequence[cuda.Call], stream: Any = None) -> list[Thunk]:
+        """Prebuilt calls on a stream, by default the main one."""
         return [self._thunk(call, stream or self.main) for call in calls]
 
     def calls(self, kernel: str, reads: Sequence[Any], writes: Sequence[Any], stream: Any,
               **constants: Any) -> list[Thunk]:
         """Prebuilt calls of a kernel that needs no scratch, on these arrays."""
-        return [self._thunk(call, stream) for call in KERNELS[kernel].cuda_calls(reads, writes, [], constants)]
+        return self.thunks(KERNELS[kernel].cuda_calls(reads, writes, [], constants), stream)
 
     def _thunk(self, call: cuda.Call, stream: Any) -> Thunk:
         if isinstance(call, cuda.Grid):
