@@ -93,21 +93,30 @@ def _parser(given: str) -> _Parser:
     return parser
 
 
+def _parsed(parser: _Parser, argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; a list of names may go on after flags, where argparse leaves it."""
+    arguments, rest = parser.parse_known_args(argv)
+    lists = [a.dest for a in arguments.parser._actions if not a.option_strings and a.nargs in ("*", "+")]
+    if lists and not any(word.startswith("-") for word in rest):
+        getattr(arguments, lists[0]).extend(rest)
+    elif rest:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments: flags override a config file, which overrides defaults. `given`: the flags of the first two;
     `subject`: the letter of the command's subject; `line`: the command as one types it. Raises UsageError, also for a
     flag that would have no effect."""
     parser = _parser(next((a for a in argv if not a.startswith("-")), ""))
-    arguments, unknown = parser.parse_known_args(argv or ["--help"])
-    if unknown:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    arguments = _parsed(parser, argv or ["--help"])
     given = {a.split("=")[0] for a in argv if a.startswith("--")}
     if arguments.config:
         from_file = _config(arguments.config, arguments.parser)
         if given & {"--steps", "--epochs"}:  # only one of them counts, and the command line overrides
             from_file = {key: value for key, value in from_file.items() if key not in ("steps", "epochs")}
         arguments.parser.set_defaults(**{k: v for k, v in from_file.items() if k not in ("model_arg", "scheduler_arg")})
-        arguments = parser.parse_args(argv)
+        arguments = _parsed(parser, argv)
         given |= {"--" + k.replace("_", "-") for k, value in from_file.items() if value is not False}
         for key in ("model_arg", "scheduler_arg"):  # single names on the command line override
             if key in from_file:

@@ -254,6 +254,20 @@ def test_arguments_that_make_no_sense_are_one_line(capsys, argv, says):
     assert len(error.splitlines()) == 1
 
 
+@pytest.mark.parametrize("line", ["unit gpipe zb_h1 --alone --json", "unit --alone gpipe zb_h1 --json",
+                                  "--alone unit --json gpipe zb_h1", "--json --alone unit gpipe zb_h1",
+                                  "unit gpipe --json --alone zb_h1"])
+def test_flags_and_entries_come_in_any_order(line, capsys):
+    assert main(["arena", *line.split()]) == 0
+    (problem,) = json.loads(capsys.readouterr().out)["problems"]
+    assert {e["entry"] for e in problem["entries"]} == {"gpipe", "zb_h1"}
+
+
+def test_an_unknown_flag_is_named_after_entries_too(capsys):
+    assert main(["arena", "unit", "--alone", "gpipe", "--bogus"]) == 2
+    assert capsys.readouterr().err.startswith("minidl: unrecognized arguments: ")
+
+
 def test_the_board_is_text_and_a_page(own, capsys):
     Path("own.json").write_text(json.dumps({"name": "small", "ranks": 2, "micro_batches": 4, "forward": [1, 2],
                                             "latency": 0.5, "unit": "ms", "about": "two stages"}))
