@@ -29,7 +29,7 @@ from .pipeline.policy import Policy
 from .pipeline.proof import CapError, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
-from .saved import cut_in, kind_of, sums_in, sums_notes
+from .saved import cut_in, kind_of, policy_notes, sums_in, sums_notes
 from .single import most_streams
 from .wide import Parts, in_parts
 
@@ -99,10 +99,11 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
           passes: Mapping[str, Any], shard: Shards) -> Plan:
     kind = "pipeline" if isinstance(graph, Pipeline) else None
     if isinstance(policy, Schedule):
-        if not kind and kind_of(policy) != "pipeline":  # of the tasks of this graph, sums included
+        known = kind_of(policy)
+        if not kind and known != "pipeline" and made_by(policy)[0] is None:  # of this graph's tasks, sums included
             draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, name="given"), _asked_by(policy))
             return Plan("given", draft.graph, policy, cost, machine.size, machine.memory_limit).divided()
-        chosen = Scheduler("given", "pipeline", policy)
+        chosen = Scheduler("given", kind or known, policy)
     elif isinstance(policy, str):
         chosen = find(policy, kind)
     else:
@@ -145,19 +146,26 @@ def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options:
         return arranged(graph, how, cost, machine, lambda name: find(name, "pipeline").staged, **options)
     assert isinstance(how, Schedule)
     under, known = made_by(how)
-    if under is not None and options.get("like") is None:
+    if under is not None and under.parallel == "pipeline" and options.get("like") is None:
         known |= {"stage_of_unit": cut_in(how, graph), "dropped": options["dropped"]}
-        options = {**options, "like": plan_network(graph, under, cost, machine, **known)}
+        options = {**options, "like": plan_network(graph, under.staged, cost, machine, **known)}
     return read_network(graph, how, cost, machine, **options)
 
 
 def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: TaskGraph, cost: CostModel,
            machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], shard: Shards | None = None,
            **options: Any) -> Plan:
-    """The plan of a step that is not cut into stages."""
+    """The plan of a step that is not cut into stages. If an order says less than its policy, the policy says the
+    rest."""
+    name, order = chosen.name, policy if isinstance(policy, Schedule) else None
+    if order is not None:
+        under, known = made_by(order)
+        if under is not None:
+            chosen, policy, options = under, under.function, known
+            assert not isinstance(policy, Policy)
     sums = (policy.sums and policy.sums(graph, **taken(policy.sums, options)) if isinstance(policy, OnAllRanks)
             else sums_in(policy) if isinstance(policy, Schedule) and chosen.parallel == "data" else None)
-    draft = Draft.of(graph, cost, machine, sums, chosen.name)
+    draft = Draft.of(graph, cost, machine, sums, name)
     if chosen.rewrite is not None:
         draft = chosen.rewrite(draft, **taken(chosen.rewrite, options))
     draft = through(BEFORE_THE_ORDER, draft, {"dropped": dropped, "parts": parts})
@@ -175,7 +183,11 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
                             ) from None
         given = replace(cost, tasks=dict(cost.tasks), kinds=dict(cost.kinds)) if chosen.own else cost  # it may change
         found = as_ordered(policy(draft.graph, given, machine, **options), chosen.name, policy)
-    schedule = found.schedule if sums is None else replace(found.schedule, notes=sums_notes(sums))
+    notes = {} if sums is None else sums_notes(sums)
+    if not chosen.own and not chosen.exact:
+        notes |= policy_notes(chosen.name, options)
+    schedule = found.schedule if order is None else order
+    schedule = replace(schedule, notes=notes) if notes else schedule
     draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule, planned=Plan), {"shard": shard or 0})
     remarks = found.remarks
     if shard:
@@ -183,7 +195,7 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
         if (searched := draft.order.notes[WHAT]) != str(shard):
             remarks = (*remarks, f"shards: {searched} is the fastest predicted"
                                  f"{'' if machine.memory_limit is None else ' within the memory limit'}")
-    return Plan(chosen.name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
+    return Plan(name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
                 {**options, **found.notes}, remarks)
 
 

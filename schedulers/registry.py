@@ -230,9 +230,6 @@ def of_function(name: str, function: Function | OnAllRanks | Policy, parallel: s
     return Scheduler(name, parallel or "none", OnAllRanks(function) if parallel == "data" else function)
 
 
-def made_by(schedule: Schedule) -> tuple[Policy | None, dict[str, Any]]:
-    """The pipeline policy that an order was made by, if its notes say it, and the policy's options. Raises
-    ScheduleError."""
-    name = schedule.notes.get(POLICY)
-    known = name in SCHEDULERS and SCHEDULERS[name].parallel == "pipeline"
-    return SCHEDULERS[name].staged if name and known else None, options_in(schedule.notes)
+def made_by(schedule: Schedule) -> tuple[Scheduler | None, dict[str, Any]]:
+    """The scheduler that an order was made by, if its notes say it, and its options. Raises ScheduleError."""
+    return SCHEDULERS.get(schedule.notes.get(POLICY, "")), options_in(schedule.notes)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..schedulers.pipeline import Policy
+    from ..schedulers.registry import Scheduler
     from ..training.trainer import Job
 
 
@@ -224,9 +225,16 @@ def _stale(arguments: Any) -> bool:
 
 def asynchronous(arguments: Any) -> bool:
     """Whether each micro-batch has an update of its own on one device or on ranks that are all alike."""
-    from ..schedulers import SCHEDULERS
+    found, _ = _known(arguments.scheduler)
+    return found is not None and found.each
 
-    return arguments.scheduler in SCHEDULERS and SCHEDULERS[arguments.scheduler].each
+
+def _known(name: str) -> tuple[Scheduler | None, dict[str, Any]]:
+    """The built-in scheduler of this name, or the one that made the order of this file, with its options."""
+    from ..schedulers.pipeline import read_file
+    from ..schedulers.registry import SCHEDULERS, made_by
+
+    return made_by(read_file(name)) if name.endswith(".csv") else (SCHEDULERS.get(name), {})
 
 
 def _policy(name: str) -> Policy | None:
@@ -672,8 +680,6 @@ def _lr(arguments: Any) -> float:
 
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
-    from ..schedulers import pipeline as pipelines
-    from ..schedulers.registry import SCHEDULERS, made_by
     from ..training.checkpoint import file_of
     from ..training.trainer import Job
 
@@ -681,16 +687,13 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
         given_times = ("; or --ranks P for a pipeline on given times"
                        if arguments.command in ("plan", "check", "explain", "simulate") else "")
         raise UsageError(f"the network is missing; give --model NAME (see `minidl models`){given_times}")
-    each = (found := SCHEDULERS.get(under or arguments.scheduler)) is not None and found.each
+    found, noted = _known(under or arguments.scheduler)
+    each = found is not None and found.each
     every, groups, slices = 1 if each else arguments.update_every, 1, arguments.slices or 1
-    if arguments.subject == "c":
-        name = under or arguments.scheduler
-        policy, options = (made_by(pipelines.read_file(name)) if name.endswith(".csv")
-                           else (_policy(name), dict(arguments.scheduler_arg)))
-        if policy is not None:
-            every = (policy.update_every(arguments.micro_batches, options.get("mini_batches", 1)) if policy.stale
-                     else every)
-            groups, slices = policy.groups, arguments.slices or options.get("slices", policy.slices)
+    if arguments.subject == "c" and found is not None and found.parallel == "pipeline":
+        policy, options = found.staged, noted or dict(arguments.scheduler_arg)
+        every = policy.update_every(arguments.micro_batches, options.get("mini_batches", 1)) if policy.stale else every
+        groups, slices = policy.groups, arguments.slices or options.get("slices", policy.slices)
     chosen = ("auto" if arguments.memory_limit and arguments.command != "check" and arguments.offload == "none"
               else "none")
     return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,

@@ -81,9 +81,9 @@ def check(arguments: Any) -> int:
     schedule = read_file(arguments.plan)
     if arguments.subject == "r":
         like = data_parallel.planned(arguments)
-        graph, cost = like.graph, like.cost
+        graph, cost, schedule = like.graph, like.cost, replace(schedule, notes={})  # of the tasks of this graph
     else:
-        recorded = recorded_step(job(arguments))
+        recorded = recorded_step(job(arguments, arguments.plan))
         graph, cost = (recorded.graph,
                        costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic())
     try:

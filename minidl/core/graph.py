@@ -45,6 +45,11 @@ class Role(StrEnum):
     def persistent(self) -> bool:
         return self in (Role.PARAMETER, Role.STATE, Role.SCALAR, Role.FAR)
 
+    @property
+    def number(self) -> int:
+        """Its number in `buffer_role`."""
+        return ROLES.index(self)
+
 
 # --------------------------------------------------------------------------------------------------------------- views
 @dataclass(frozen=True)
@@ -368,7 +373,7 @@ class TaskGraph(Columns):
 
     def role_is(self, *roles: Role) -> NDArray[np.bool_]:
         """Mask of the buffers with one of these roles."""
-        return np.isin(self.buffer_role, [ROLES.index(role) for role in roles])
+        return np.isin(self.buffer_role, [role.number for role in roles])
 
     def changed_by(self, buffers: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Mask of the tasks that write a buffer of the mask."""
@@ -532,7 +537,7 @@ class TaskGraph(Columns):
         new = len(specs)
         grown = self.with_buffers(np.zeros(new, np.int64), len(self.storages) + np.arange(new), [s.name for s in specs],
                                   np.array([spec.bytes for spec in specs], np.int64), specs)
-        role = np.append(self.buffer_role, [ROLES.index(spec.role) for spec in specs])
+        role = np.append(self.buffer_role, [spec.role.number for spec in specs])
         return replace(grown, buffer_role=role.astype(self.buffer_role.dtype))
 
     def with_buffers(self, like: Ints, storage: Ints, names: Sequence[str] = (), nbytes: Ints | None = None,
@@ -658,7 +663,7 @@ class GraphBuilder:
             flops=np.array(flops, np.float64), bytes=np.array(nbytes, np.int64),
             reads=Rows.of(self._reads), writes=Rows.of(self._writes),
             buffer_bytes=np.array([b[1] for b in self._buffers], np.int64),
-            buffer_role=np.array([ROLES.index(b[2]) for b in self._buffers], np.int8),
+            buffer_role=np.array([b[2].number for b in self._buffers], np.int8),
             buffer_storage=np.array([b[3] for b in self._buffers], np.int32),
             buffer_names=tuple(b[0] for b in self._buffers),
             unit_names=tuple(self.unit_names.get(u, "") for u in range(units)),

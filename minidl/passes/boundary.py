@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.graph import ROLES, Ints, Role, Rows, TaskGraph, moved_views
+from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, repack, task_name, unpack
 
@@ -154,7 +154,7 @@ def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int,
     outlives = np.zeros(len(part.storages), bool)
     outlives[: len(lasting)] = lasting
     outlives[copies] = True
-    role[outlives[part.buffer_storage]] = ROLES.index(Role.STATE)
+    role[outlives[part.buffer_storage]] = Role.STATE.number
     storages = tuple(replace(s, role=Role.STATE) if outlives[i] else s for i, s in enumerate(part.storages))
     ours = moves[parity]
     return replace(part, buffer_role=role, storages=storages,
@@ -223,7 +223,7 @@ def outliving(body: TaskGraph) -> TaskGraph:
     made[body.buffer_storage[body.writes.take(np.flatnonzero(~late & ~np.isin(body.kind, SENDS))).ids]] = True
     read[body.buffer_storage[body.reads.take(np.flatnonzero(late)).ids]] = True
     kept = made & read & ~np.array([spec.role.persistent for spec in body.storages], bool)
-    role = np.where(kept[body.buffer_storage], ROLES.index(Role.STATE), body.buffer_role)
+    role = np.where(kept[body.buffer_storage], Role.STATE.number, body.buffer_role)
     return replace(body, buffer_role=role.astype(body.buffer_role.dtype), storages=tuple(
         replace(spec, role=Role.STATE) if kept[i] else spec for i, spec in enumerate(body.storages)))
 

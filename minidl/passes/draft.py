@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import ROLES, Floats, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
+from ..core.graph import Floats, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
 from ..core.schedule import Lane, Schedule
@@ -164,7 +164,7 @@ class Edit:
         """The number of a new buffer: as another one, on this storage."""
         self.storage_of.append(storage)
         self.buffer_bytes.append(self.buffer_bytes[like])
-        self.role.append(self.role[like] if role is None else ROLES.index(role))
+        self.role.append(self.role[like] if role is None else role.number)
         if self.names:
             self.names.append(name)
         return len(self.storage_of) - 1
@@ -174,7 +174,7 @@ class Edit:
         at = self.storage(spec)
         self.storage_of.append(at)
         self.buffer_bytes.append(spec.bytes)
-        self.role.append(ROLES.index(spec.role))
+        self.role.append(spec.role.number)
         if self.names:
             self.names.append(spec.name)
         return at, len(self.storage_of) - 1

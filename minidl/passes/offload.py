@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..core.graph import ROLES, Ints, Role, TaskGraph
+from ..core.graph import Ints, Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMPUTE, COPIES, SENDS, Kind, repack, unpack
@@ -167,7 +167,7 @@ def _state(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane
     for s in item.storages:
         e.specs[s] = replace(e.specs[s], role=Role.FAR)
     for b in own:
-        e.role[b] = ROLES.index(Role.FAR)
+        e.role[b] = Role.FAR.number
     e.use(t, near)
     e.writes[t] = {near.buffers.get(b, b) for b in e.writes[t]}
     far = Copies({b: b for b in own}, {s: s for s in item.storages})

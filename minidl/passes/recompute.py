@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.graph import ROLES, Ints, Launch, Role, TaskGraph, moved_views
+from ..core.graph import Ints, Launch, Role, TaskGraph, moved_views
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
 from .draft import Copies, Draft, Edit
@@ -59,7 +59,7 @@ def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     if draft.stale:
         raise Refused(draft.name, "stages would compute activations again with newer weights", "keep all activations")
     maker = {b: t for t in runs_again(graph, dropped, draft.stage) for b in graph.writes[t].tolist()
-             if graph.buffer_role[b] == ROLES.index(Role.ACTIVATION)}
+             if graph.buffer_role[b] == Role.ACTIVATION.number}
     together: dict[int, list[int]] = {}
     for b in maker:
         together.setdefault(int(graph.buffer_storage[b]), []).append(b)

@@ -83,7 +83,7 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     else:
         storage, specs, moves, move = copy, [], [{}], np.zeros(len(graph), np.int64)
     grown = graph.with_buffers(copied, storage, names, storages=specs)
-    roles = [ROLES.index(_role(ROLES[r])) for r in graph.buffer_role[copied].tolist()]
+    roles = [_role(ROLES[r]).number for r in graph.buffer_role[copied].tolist()]
     grown = replace(grown, buffer_role=np.append(graph.buffer_role, roles).astype(graph.buffer_role.dtype))
     messages = Messages(message // ranks, message % ranks, carrier, copied, copy)
     return grown.remap(moved, graph.writes.ids, moves, move), messages

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.graph import ROLES, Ints, Role, Rows, TaskGraph
+from ...core.graph import Ints, Role, Rows, TaskGraph
 from ...core.tasks import Kind, pack
 
 NAMED = 100_000  #: up to this many buffers, each has a name for messages
@@ -48,8 +48,8 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
     del f, o, w, b, before, after, activation, gradient, total
     n, sums = len(unit), directions * s
     buffers = 2 * s * m + sums
-    role = np.full(buffers, ROLES.index(Role.GRADIENT), np.int8)
-    role[: s * m] = ROLES.index(Role.ACTIVATION)
+    role = np.full(buffers, Role.GRADIENT.number, np.int8)
+    role[: s * m] = Role.ACTIVATION.number
     size = np.full(buffers, message_bytes, np.int64)
     size[2 * s * m :] = 0
     names: tuple[str, ...] = ()
