@@ -104,13 +104,8 @@ def _of_labels(x: Tensor, target: Tensor, weight: Tensor | None, ignore_index: i
     if reduction == "mean":
         whole = ops.total(share)
         loss = ops.total(losses) / ops.clamp(whole, min=float(np.finfo(rows.dtype).tiny))
-        return _unless_none_counts(loss, ops.compare("not_equal", whole, 0))
+        return ops.where(ops.compare("not_equal", whole, 0), loss, float("nan"))
     return reduce(ops.reshape(losses, target.shape), reduction)
-
-
-def _unless_none_counts(loss: Tensor, counts: Tensor) -> Tensor:
-    """The mean loss; not a number if no label counts."""
-    return ops.where(counts, loss, float("nan"))
 
 
 def _rows(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,17 +121,11 @@ def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None
     smallest normal number's. If x comes from a sigmoid, `binary_cross_entropy_with_logits` is exact. Raises ValueError
     for numbers outside 0..1; in a recorded step, whose numbers are not known, the loss is then not a number."""
     for name, t in (("input", x), ("target", target)):
-        if not t.storage.recorded and not _within(t):
+        if not t.storage.recorded and ((t.numpy() < 0) | (t.numpy() > 1)).any():
             raise ValueError(f"binary_cross_entropy: the {name} has numbers outside 0..1; for logits use "
                              f"binary_cross_entropy_with_logits")
     losses = -(target * _log(x) + (1.0 - target) * _log(1.0 - x))
     return reduce(losses if weight is None else losses * weight, reduction)
-
-
-def _within(t: Tensor) -> bool:
-    """Whether all numbers are from 0 to 1, or not numbers."""
-    values = t.numpy()
-    return not ((values < 0) | (values > 1)).any()
 
 
 def _log(x: Tensor) -> Tensor:

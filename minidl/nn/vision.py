@@ -14,6 +14,7 @@ from ..autograd.initial import constant
 from ..autograd.op import layout_hint
 from ..autograd.tensor import Parameter, ShapeError, Tensor
 from ..ops.conv import pair, single
+from .activations import layer
 from .module import Module, state
 
 
@@ -82,14 +83,6 @@ class BatchNorm2d(_BatchNorm):
     axes = (4,)
 
 
-class _Pool2d(Module):
-    """Arguments as for the op. `stride`: by default the size of the window."""
-
-    def __init__(self, kernel_size: TwoSizes, stride: TwoSizes | None = None, padding: TwoCounts = 0, *,
-                 ceil_mode: bool = False) -> None:
-        self.arguments, self.ceil_mode = (kernel_size, stride, padding), ceil_mode
-
-
 class Dropout2d(Module):
     """Drops whole channels of images (n, h, w, c) with probability `p` while training."""
 
@@ -100,27 +93,6 @@ class Dropout2d(Module):
         if not self.training:
             return x
         return x * ops.dropout(ops.ones(x.shape[0], 1, 1, x.shape[-1], dtype=x.dtype), self.rate)
-
-
-class MaxPool2d(_Pool2d):
-    """The maximum of each window."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.max_pool2d(x, *self.arguments, ceil_mode=self.ceil_mode)
-
-
-class AvgPool2d(_Pool2d):
-    """The mean of each window, padding counted as zeros."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.avg_pool2d(x, *self.arguments, ceil_mode=self.ceil_mode)
-
-
-class GlobalAvgPool(Module):
-    """(n, h, w, c) -> (n, c)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.global_avg_pool(x)
 
 
 class Conv1d(_Conv):
@@ -173,27 +145,6 @@ class GroupNorm(Module):
         return ops.group_norm(x, self.groups, getattr(self, "weight", None), getattr(self, "bias", None), self.eps)
 
 
-class AdaptiveAvgPool2d(Module):
-    """The means of windows that cover the image: `(n, h, w, c) -> (n, *output_size, c)`; None keeps a length."""
-
-    def __init__(self, output_size: Size | tuple[Size | None, Size | None]) -> None:
-        self.size = output_size
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.adaptive_avg_pool2d(x, self.size)
-
-
-class Upsample(Module):
-    """(n, h, w, c) with other rows and columns; arguments as for `ops.interpolate`."""
-
-    def __init__(self, size: TwoSizes | None = None, scale_factor: TwoSizes | None = None,
-                 mode: str = "nearest", align_corners: bool | None = None) -> None:
-        self.size, self.scale_factor, self.mode, self.align_corners = size, scale_factor, mode, align_corners
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.interpolate(x, self.size, self.scale_factor, self.mode, self.align_corners)
-
-
 class ConvTranspose1d(_Conv):
     """x (n, length, inputs) -> (n, out, outputs). The weight is (inputs, k, outputs / groups) in memory and
     (inputs, outputs / groups, k) in a state dict."""
@@ -208,38 +159,6 @@ class ConvTranspose1d(_Conv):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.conv_transpose1d(x, self.weight, getattr(self, "bias", None), *self.geometry)
-
-
-class _Pool1d(Module):
-    """Arguments as for the op. `stride`: by default the size of the window."""
-
-    def __init__(self, kernel_size: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
-                 ceil_mode: bool = False) -> None:
-        self.window, self.stride, self.padding, self.ceil_mode = kernel_size, stride, padding, ceil_mode
-
-
-class MaxPool1d(_Pool1d):
-    """The maximum of each window: (n, length, c) -> (n, out, c)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.max_pool1d(x, self.window, self.stride, self.padding, ceil_mode=self.ceil_mode)
-
-
-class AvgPool1d(_Pool1d):
-    """The mean of each window, padding counted as zeros: (n, length, c) -> (n, out, c)."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.avg_pool1d(x, self.window, self.stride, self.padding, ceil_mode=self.ceil_mode)
-
-
-class AdaptiveAvgPool1d(Module):
-    """The means of windows that cover the whole length: `(n, length, c) -> (n, output_size, c)`."""
-
-    def __init__(self, output_size: OneSize) -> None:
-        self.size = output_size
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.adaptive_avg_pool1d(x, self.size)
 
 
 class InstanceNorm2d(GroupNorm):
@@ -264,11 +183,12 @@ class ZeroPad2d(Module):
         return ops.pad(x, (0, 0, *self.padding))
 
 
-class PixelShuffle(Module):
-    """(n, h, w, c r r) -> (n, h r, w r, c), r the `upscale_factor`."""
-
-    def __init__(self, upscale_factor: Size) -> None:
-        self.factor = upscale_factor
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.pixel_shuffle(x, self.factor)
+AdaptiveAvgPool1d = layer("AdaptiveAvgPool1d", ops.adaptive_avg_pool1d)
+AdaptiveAvgPool2d = layer("AdaptiveAvgPool2d", ops.adaptive_avg_pool2d)
+AvgPool1d = layer("AvgPool1d", ops.avg_pool1d)
+AvgPool2d = layer("AvgPool2d", ops.avg_pool2d)
+GlobalAvgPool = layer("GlobalAvgPool", ops.global_avg_pool)
+MaxPool1d = layer("MaxPool1d", ops.max_pool1d)
+MaxPool2d = layer("MaxPool2d", ops.max_pool2d)
+PixelShuffle = layer("PixelShuffle", ops.pixel_shuffle)
+Upsample = layer("Upsample", ops.interpolate)

@@ -78,20 +78,17 @@ class Div(_Binary):
         return out
 
 
-class _Pick(_Binary):
+class Pick(_Binary):
+    """Maximum or minimum, by the kernel `name`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
     def full(self, i: int, dy: Tensor) -> Tensor:
         mine, other = (self.a, self.b) if i == 0 else (self.b, self.a)
         out = self.temporary(dy)
         self.call(f"{self.name}_grad", [mine, other, dy], [out])
         return out
-
-
-class Maximum(_Pick):
-    name = "maximum"
-
-
-class Minimum(_Pick):
-    name = "minimum"
 
 
 class Unary(Op):
@@ -198,12 +195,12 @@ def power(x: Tensor, exponent: float) -> Tensor:
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
     """The larger of the two tensors; if elements are equal, each gets half the gradient."""
-    return Maximum()(a, b)
+    return Pick("maximum")(a, b)
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """The smaller of the two tensors; if elements are equal, each gets half the gradient."""
-    return Minimum()(a, b)
+    return Pick("minimum")(a, b)
 
 
 def neg(x: Tensor) -> Tensor:

@@ -121,11 +121,6 @@ def _truth(t: Tensor) -> bool:
     return bool(t.item())
 
 
-def _formatted(t: Tensor, how: str) -> str:
-    """`f"{loss:.3f}"`."""
-    return format(t.item(), how) if how else str(t)
-
-
 def _set_item(t: Tensor, item: Any, value: Any) -> NoReturn:
     raise TypeError("a tensor is not changed in place: x = where(mask, value, x) makes a new one; "
                     "x.assign(values) outside a step replaces all values")
@@ -151,8 +146,8 @@ METHODS: dict[str, Any] = {
     "__matmul__": lambda a, b: matmul(a, _other(a, b)), "__rmatmul__": lambda a, b: matmul(array(b, a.dtype), a),
     "__eq__": _comparison("equal"), "__ne__": _comparison("not_equal"), "__lt__": _comparison("less"),
     "__le__": _comparison("less_equal"), "__gt__": _comparison("greater"), "__ge__": _comparison("greater_equal"),
-    "__hash__": object.__hash__, "__bool__": _truth, "__format__": _formatted,
-    "__int__": lambda t: int(t.item()),
+    "__hash__": object.__hash__, "__bool__": _truth, "__int__": lambda t: int(t.item()),
+    "__format__": lambda t, how: format(t.item(), how) if how else str(t),  # f"{loss:.3f}"
     "__and__": _logic("logical_and"), "__or__": _logic("logical_or"), "__xor__": _logic("logical_xor"),
     "__invert__": lambda t: logic("logical_not", t),
     "__getitem__": index, "__setitem__": _set_item, "__getattr__": _missing,

@@ -15,12 +15,12 @@ from .reduce import mean, total
 
 
 class _PairLoss(Op):
-    """x, target -> the loss of each element. `constants`: passed to the kernels."""
+    """x, target -> the loss of each element, by the kernel `name`. `constants`: passed to the kernels."""
 
     precision = "full"
 
-    def __init__(self, **constants: Any) -> None:
-        self.constants = constants
+    def __init__(self, name: str, **constants: Any) -> None:
+        self.name, self.constants = name, constants
 
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         dtype = same_dtype(self, x, target)
@@ -49,21 +49,7 @@ class _Distance(_PairLoss):
         return dx
 
 
-class L1(_Distance):
-    name = "l1"
-
-
-class SmoothL1(_Distance):
-    name = "smooth_l1"
-
-
-class BCEWithLogits(_PairLoss):
-    name = "bce_with_logits"
-
-
 class KLDiv(_PairLoss):
-    name = "kl_div"
-
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         if i:
             return super().input_grad(i, dy)
@@ -82,7 +68,7 @@ def reduce(losses: Tensor, reduction: str) -> Tensor:
 
 def l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The distance `|x - target|`."""
-    return reduce(L1()(x, target), reduction)
+    return reduce(_Distance("l1")(x, target), reduction)
 
 
 def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
@@ -90,7 +76,7 @@ def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", beta: 
     unless beta is above 0; with beta 0 it would be `l1_loss`."""
     if not beta > 0:
         raise ValueError(f"the beta of smooth_l1_loss is {beta}; it must be above 0")
-    return reduce(SmoothL1(beta=float(beta))(x, target), reduction)
+    return reduce(_Distance("smooth_l1", beta=float(beta))(x, target), reduction)
 
 
 def huber_loss(x: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
@@ -110,7 +96,7 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
                                      reduction: str = "mean", pos_weight: Tensor | None = None) -> Tensor:
     """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1.
     `weight` and `pos_weight` broadcast to x: how much each element counts, and the first of the two terms."""
-    losses = BCEWithLogits()(x, target)
+    losses = _PairLoss("bce_with_logits")(x, target)
     if pos_weight is not None:
         losses = losses + (pos_weight - 1.0) * target * softplus(-x)
     return reduce(losses if weight is None else losses * weight, reduction)
@@ -118,11 +104,11 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), for any x: the binary cross-entropy of x and 0."""
-    return BCEWithLogits()(x, zeros_like(x))
+    return _PairLoss("bce_with_logits")(x, zeros_like(x))
 
 
 def kl_div(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """target (log target - x) for log-probabilities x and probabilities `target`. With `batchmean` the sum divided by
     the length of the first axis, which is the divergence; the mean over all elements is torch's default."""
-    losses = KLDiv()(x, target)
+    losses = KLDiv("kl_div")(x, target)
     return total(losses) / x.shape[0] if reduction == "batchmean" else reduce(losses, reduction)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..autograd.arguments import OneCount, OneSize
+from ..autograd.arguments import OneCount, OneSize, TwoCounts, TwoSizes
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor
 from ..kernels.pool import Pair, outputs
@@ -61,32 +61,32 @@ class AvgPool2d(_Pool):
     name = "avg_pool2d"
 
 
-def max_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
-               padding: int | Sequence[int] = 0, *, ceil_mode: bool = False) -> Tensor:
+def max_pool2d(x: Tensor, kernel_size: TwoSizes, stride: TwoSizes | None = None, padding: TwoCounts = 0, *,
+               ceil_mode: bool = False) -> Tensor:
     """The maximum of each window: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the size of the window.
     `padding`: at most half of the window. `ceil_mode`: the last windows may reach beyond the image and its padding, so
     that none of it is left out."""
-    return MaxPool2d(window, stride, padding, ceil_mode)(x)
+    return MaxPool2d(kernel_size, stride, padding, ceil_mode)(x)
 
 
-def avg_pool2d(x: Tensor, window: int | Sequence[int], stride: int | Sequence[int] | None = None,
-               padding: int | Sequence[int] = 0, *, ceil_mode: bool = False) -> Tensor:
+def avg_pool2d(x: Tensor, kernel_size: TwoSizes, stride: TwoSizes | None = None, padding: TwoCounts = 0, *,
+               ceil_mode: bool = False) -> Tensor:
     """The mean of each window, padding counted as zeros: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the
     size of the window. `ceil_mode`: the last windows may reach beyond the image and its padding, so that none of it is
     left out; they are means of fewer values."""
-    return AvgPool2d(window, stride, padding, ceil_mode)(x)
+    return AvgPool2d(kernel_size, stride, padding, ceil_mode)(x)
 
 
-def max_pool1d(x: Tensor, window: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
+def max_pool1d(x: Tensor, kernel_size: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
                ceil_mode: bool = False) -> Tensor:
     """`max_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
-    return _along_one_axis(MaxPool2d, x, window, stride, padding, ceil_mode)
+    return _along_one_axis(MaxPool2d, x, kernel_size, stride, padding, ceil_mode)
 
 
-def avg_pool1d(x: Tensor, window: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
+def avg_pool1d(x: Tensor, kernel_size: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
                ceil_mode: bool = False) -> Tensor:
     """`avg_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
-    return _along_one_axis(AvgPool2d, x, window, stride, padding, ceil_mode)
+    return _along_one_axis(AvgPool2d, x, kernel_size, stride, padding, ceil_mode)
 
 
 def _along_one_axis(pool: type[_Pool], x: Tensor, window: OneSize, stride: OneSize | None, padding: OneCount,

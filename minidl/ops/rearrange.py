@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..autograd.arguments import Size
 from ..autograd.tensor import ShapeError, Tensor, array
 from .index import index
 from .join import concat, cut
@@ -126,9 +127,10 @@ def _padded(x: Tensor, axis: int, before: int, after: int, mode: str, value: flo
     return take(x, np.pad(np.arange(n), (before, after), MODES[mode]), axis)  # type: ignore[call-overload]
 
 
-def pixel_shuffle(x: Tensor, factor: int) -> Tensor:
-    """Channels as pixels, in torch's order: (n, h, w, c r r) -> (n, h r, w r, c), r the factor. Raises ShapeError if
-    the channels are not a multiple of r r."""
+def pixel_shuffle(x: Tensor, upscale_factor: Size) -> Tensor:
+    """Channels as pixels, in torch's order: (n, h, w, c r r) -> (n, h r, w r, c), r the `upscale_factor`. Raises
+    ShapeError if the channels are not a multiple of r r."""
+    factor = upscale_factor
     if x.ndim != 4 or factor < 1 or x.shape[3] % factor**2:
         raise ShapeError(f"pixel_shuffle: {x.shape} is not an image (n, h, w, c) whose channels are a multiple of "
                          f"{factor} x {factor}")

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ..autograd.arguments import OneSize, Size, TwoSizes
 from ..autograd.tensor import ShapeError, Tensor, array
 from .conv import pair, single
 from .linear import matmul
@@ -19,30 +20,29 @@ from .reduce import broadcast_to, mean
 from .shape import reshape, squeeze, unsqueeze
 
 
-def adaptive_avg_pool2d(x: Tensor, size: int | Sequence[int | None]) -> Tensor:
-    """The means of size[0] by size[1] windows that cover the image: `x (n, h, w, c) -> (n, *size, c)`; None keeps the
-    rows or columns. Window i of n goes from floor(i h / n) to ceil((i + 1) h / n), as in torch."""
+def adaptive_avg_pool2d(x: Tensor, output_size: Size | tuple[Size | None, Size | None]) -> Tensor:
+    """The means of windows that cover the image: `x (n, h, w, c) -> (n, *output_size, c)`; None keeps the rows or
+    columns. Window i of n goes from floor(i h / n) to ceil((i + 1) h / n), as in torch."""
     _check(x)
-    rows, columns = size if isinstance(size, Sequence) and len(size) == 2 else (size, size)
-    if isinstance(size, Sequence):
+    rows, columns = output_size if isinstance(output_size, Sequence) and len(output_size) == 2 else [output_size] * 2
+    if isinstance(output_size, Sequence):
         rows, columns = x.shape[1] if rows is None else rows, x.shape[2] if columns is None else columns
     to = single(rows, "output_size"), single(columns, "output_size")
     if to == (1, 1):
         return mean(x, axis=(1, 2), keepdims=True)
     if not any(n % m for n, m in zip(x.shape[1:3], to, strict=True)):
-        window = [n // m for n, m in zip(x.shape[1:3], to, strict=True)]
-        return avg_pool2d(x, window)
+        return avg_pool2d(x, (x.shape[1] // to[0], x.shape[2] // to[1]))
     return _products(x, *(_windows(n, m) for n, m in zip(x.shape[1:3], to, strict=True)))
 
 
-def adaptive_avg_pool1d(x: Tensor, size: int | Sequence[int]) -> Tensor:
-    """The same along one axis: `x (n, length, c) -> (n, size, c)`."""
+def adaptive_avg_pool1d(x: Tensor, output_size: OneSize) -> Tensor:
+    """`adaptive_avg_pool2d` along one axis: `x (n, length, c) -> (n, output_size, c)`."""
     if x.ndim != 3:
         raise ShapeError(f"adaptive_avg_pool1d: needs (n, length, c), not {x.shape}")
-    return squeeze(adaptive_avg_pool2d(unsqueeze(x, 1), (1, single(size, "output_size"))), 1)
+    return squeeze(adaptive_avg_pool2d(unsqueeze(x, 1), (1, single(output_size, "output_size"))), 1)
 
 
-def interpolate(x: Tensor, size: int | Sequence[int] | None = None, scale_factor: int | Sequence[int] | None = None,
+def interpolate(x: Tensor, size: TwoSizes | None = None, scale_factor: TwoSizes | None = None,
                 mode: str = "nearest", align_corners: bool | None = None) -> Tensor:
     """x (n, h, w, c) with `size` rows and columns, or with its own times `scale_factor`, a whole number or two.
 
