@@ -116,17 +116,14 @@ def _text(record: dict[str, Any]) -> str:
                                 f"valid order; < marks entries\n{show.table(heads, total)}"])
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of a problem's table on the page."""
-    return {name: f"{value:.1%}" if name == "above_bound" else value for name, value in row.items() if name != "own"}
-
-
 def _page(arguments: Any, record: dict[str, Any], results: Sequence[tuple[Task, Sequence[Entry]]]) -> None:
     """Writes the page: the board, a table for each problem, and the timeline of its best order."""
     figures: dict[str, Any] = {"board": [
         {"place": i, **row, "score": f"{row['score']:.3f}"} for i, row in enumerate(record["board"], 1)]}
     for problem in record["problems"]:
-        figures[problem["problem"]] = [_shown(e) for e in problem["entries"]]
+        figures[problem["problem"]] = [
+            {name: f"{value:.1%}" if name == "above_bound" else value for name, value in e.items() if name != "own"}
+            for e in problem["entries"]]
         if problem["refused"]:
             figures[f"{problem['problem']}: no valid order"] = problem["refused"]
     best = []

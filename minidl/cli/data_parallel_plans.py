@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,7 +28,10 @@ SHOWN = 4  #: how many iterations are drawn
 def planned(arguments: Any) -> Plan:
     """The plan for the flags."""
     chosen = scheduler_of(arguments)
-    return _of_network(arguments) if arguments.model else _of_times(arguments, chosen)
+    if not arguments.model:
+        return _of_times(arguments, chosen)
+    recorded, cost, options = network(arguments)
+    return recorded.plan(cost, **options)
 
 
 def given(arguments: Any) -> dict[str, Any]:
@@ -52,11 +54,9 @@ def _of_times(arguments: Any, chosen: schedulers.Scheduler) -> Plan:
     *compute, comm = lists.values()
     graph, cost = layers(*compute, parts=arguments.parts)
     options = chosen.known(buckets=min(2, len(comm)), part_bytes=1) | given(arguments)
-
-    def comm_of(sizes: Mapping[int, int]) -> float:
-        return float(sum(comm[u] * n / arguments.parts for u, n in sizes.items()))
-
-    return schedulers.plan(graph, chosen, cost, Machine(2, arguments.memory_limit, collective=comm_of), **options)
+    machine = Machine(2, arguments.memory_limit, collective=lambda sizes: float(
+        sum(comm[u] * n / arguments.parts for u, n in sizes.items())))
+    return schedulers.plan(graph, chosen, cost, machine, **options)
 
 
 def network(arguments: Any) -> tuple[Recorded, CostModel, dict[str, Any]]:
@@ -66,11 +66,6 @@ def network(arguments: Any) -> tuple[Recorded, CostModel, dict[str, Any]]:
     recorded = recorded_step(job(arguments), 0, arguments.ranks)
     machine = Machine(arguments.ranks, arguments.memory_limit, collective=collective(arguments, arguments.ranks))
     return recorded, costs(arguments, recorded), {"machine": machine, **given(arguments)}
-
-
-def _of_network(arguments: Any) -> Plan:
-    recorded, cost, options = network(arguments)
-    return recorded.plan(cost, **options)
 
 
 def figures(plan: Plan) -> dict[str, Any]:

@@ -12,12 +12,11 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..schedulers.pipeline import Policy
     from ..schedulers.registry import Scheduler
     from ..training.trainer import Job
 
@@ -149,10 +148,6 @@ def every(text: str) -> dict[str, float]:
     return {"steps": whole(1)(text)}
 
 
-def k_or_auto(text: str) -> int | None:
-    return None if text == "auto" else whole(0)(text)
-
-
 def slow_rank(text: str) -> tuple[int, float]:
     """`RANK=FACTOR`: how many times slower a rank is."""
     rank, sign, factor = text.partition("=")
@@ -219,8 +214,8 @@ PRICED = "train:src compare:src plan:src explain:src simulate:src"
 
 
 def _stale(arguments: Any) -> bool:
-    policy = _policy(arguments.scheduler)
-    return asynchronous(arguments) or (policy is not None and policy.stale)
+    found, _ = _known(arguments.scheduler)
+    return found is not None and (found.each or (found.parallel == "pipeline" and found.staged.stale))
 
 
 def asynchronous(arguments: Any) -> bool:
@@ -235,13 +230,6 @@ def _known(name: str) -> tuple[Scheduler | None, dict[str, Any]]:
     from ..schedulers.registry import SCHEDULERS, made_by
 
     return made_by(read_file(name)) if name.endswith(".csv") else (SCHEDULERS.get(name), {})
-
-
-def _policy(name: str) -> Policy | None:
-    """The built-in pipeline policy of this name."""
-    from ..schedulers import SCHEDULERS, names
-
-    return SCHEDULERS[name].staged if name in names("pipeline") else None
 
 
 def _own(arguments: Any) -> bool:
@@ -426,8 +414,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                    "--parallel data, gpipe,one_f_one_b with pipeline)"),
         "--scheduler-arg": _flag("train:src compare:src plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                                  ("one policy, by --scheduler; --table shows them all",
-                                  lambda a: not a.table and _of_policy(a)), NEW_SCHEDULE,
-                                 type=pair, action="append", default=[], metavar="K=V",
+                                  lambda a: not a.table and (a.command != "check" or "--scheduler" in a.given)),
+                                 NEW_SCHEDULE, type=pair, action="append", default=[], metavar="K=V",
                                  help="an argument of the policy, see `minidl schedulers`"),
         "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"), NEW_SCHEDULE,
                            type=whole(1, 1024), metavar="N",
@@ -538,7 +526,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--alone": _flag("arena:*", action="store_true", help="rank the entries without the published policies"),
     },
     "data parallelism": {
-        "--k": _flag("train:r compare:r plan:rl explain:rl simulate:rl", _told("k"), type=k_or_auto, metavar="K|auto",
+        "--k": _flag("train:r compare:r plan:rl explain:rl simulate:rl", _told("k"), metavar="K|auto",
+                     type=lambda text: None if text == "auto" else whole(0)(text),
                      help="how many layers' weight gradients wait for the end of the backward pass (default: auto, "
                           "which searches it)"),
         "--buckets": _flag("train:r compare:r plan:rl check:r explain:rl simulate:rl", _told("buckets"), type=whole(1),
@@ -598,11 +587,6 @@ FLAGS: dict[str, dict[str, Flag]] = {
 }
 
 
-def _of_policy(arguments: Any) -> bool:
-    """Whether the command has a policy: for check, only if --scheduler is given."""
-    return arguments.command != "check" or "--scheduler" in arguments.given
-
-
 def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:
     """Adds the flags of this verb; for all other flags, only their defaults."""
     for title, flags in FLAGS.items():
@@ -635,7 +619,8 @@ def kind_of(arguments: Any) -> str:
 
 
 def check_flags(arguments: Any) -> None:
-    """Raises UsageError for a flag that would have no effect, and for a pipeline that is too large."""
+    """Raises UsageError for a flag that would have no effect, for a --scheduler-arg that has its own flag or that none
+    of the compared schedulers takes, and for a pipeline that is too large."""
     for flags in FLAGS.values():
         for name, flag in flags.items():
             if name not in arguments.given:
@@ -648,11 +633,12 @@ def check_flags(arguments: Any) -> None:
                 if not hold(arguments):
                     raise UsageError(f"{name} has no effect here; it goes with "
                                      f"{words if isinstance(words, str) else words()}")
-    _check_arguments(arguments)
-    _check_size(arguments)
-
-
-def _check_size(arguments: Any) -> None:
+    for name, other in {"cost": "--costs", "streams": "--streams", "memory_limit": "--memory-limit"}.items():
+        if name in dict(arguments.scheduler_arg) and (name == "cost" or other in arguments.given):
+            raise UsageError(f"--scheduler-arg {name} has no effect here; use {other}")
+    for name in dict(arguments.scheduler_arg):
+        if arguments.command == "compare" and not takes(arguments, name):
+            raise UsageError(f"--scheduler-arg {name} has no effect here; none of {arguments.schedulers} takes it")
     ranks, chunks, parts = arguments.ranks or 1, arguments.chunks or 1, arguments.micro_batches
     if arguments.replicas > 1 and arguments.batch_size % (arguments.replicas * parts):
         raise UsageError(f"a batch of {arguments.batch_size} does not divide into {parts} micro-batches on each of "
@@ -662,24 +648,9 @@ def _check_size(arguments: Any) -> None:
                          f"{ranks * chunks * parts:,} forward tasks; at most {MOST:,} can be planned")
 
 
-def _check_arguments(arguments: Any) -> None:
-    """Raises UsageError for a --scheduler-arg that has its own flag, or that none of the compared schedulers takes."""
-    for name, flag in {"cost": "--costs", "streams": "--streams", "memory_limit": "--memory-limit"}.items():
-        if name in dict(arguments.scheduler_arg) and (name == "cost" or flag in arguments.given):
-            raise UsageError(f"--scheduler-arg {name} has no effect here; use {flag}")
-    for name in dict(arguments.scheduler_arg):
-        if arguments.command == "compare" and not takes(arguments, name):
-            raise UsageError(f"--scheduler-arg {name} has no effect here; none of {arguments.schedulers} takes it")
-
-
-def _lr(arguments: Any) -> float:
-    from .. import models
-
-    return float(models.learning_rate(arguments.model, arguments.optimizer) if arguments.lr is None else arguments.lr)
-
-
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
+    from .. import models
     from ..training.checkpoint import file_of
     from ..training.trainer import Job
 
@@ -696,19 +667,12 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
         groups, slices = policy.groups, arguments.slices or options.get("slices", policy.slices)
     chosen = ("auto" if arguments.memory_limit and arguments.command != "check" and arguments.offload == "none"
               else "none")
-    return Job(model=arguments.model, model_args=dict(arguments.model_arg), data=arguments.data, root=arguments.root,
-               tokenizer=arguments.tokenizer, standardize=arguments.standardize,
-               scaling_from=str(file_of(arguments.checkpoint)) if arguments.resume else None,
-               workers=arguments.workers, device=arguments.device, tf32=arguments.tf32,
-               deterministic=not arguments.nondeterministic, dtype=arguments.dtype, batch_size=arguments.batch_size,
-               micro_batches=arguments.micro_batches, update_every=every, slices=slices, groups=groups,
-               optimizer=arguments.optimizer, lr=_lr(arguments), momentum=arguments.momentum,
-               weight_decay=arguments.weight_decay, clip=arguments.clip, dither=arguments.dither,
-               backward=arguments.backward, sweeps=arguments.sweeps, block=arguments.block,
-               seed=arguments.seed, init=arguments.init, scheduler=under or arguments.scheduler,
-               feed=arguments.feed, parallel={"r": "data", "c": "pipeline"}.get(arguments.subject, "none"),
-               scheduler_args=dict(arguments.scheduler_arg) | ({"slow": arguments.slow} if arguments.slow else {}),
-               streams=arguments.streams,
-               memory_limit=arguments.memory_limit, recompute=arguments.recompute or chosen, fusion=arguments.fusion,
-               split=arguments.split, shard=arguments.shard, offload=arguments.offload,
-               offload_to=arguments.offload_to, lanes=arguments.lanes or "")
+    lr = models.learning_rate(arguments.model, arguments.optimizer) if arguments.lr is None else arguments.lr
+    own: dict[str, Any] = {
+        "model_args": dict(arguments.model_arg), "deterministic": not arguments.nondeterministic,
+        "scaling_from": str(file_of(arguments.checkpoint)) if arguments.resume else None,
+        "update_every": every, "slices": slices, "groups": groups, "lr": float(lr),
+        "scheduler": under or arguments.scheduler, "parallel": kind_of(arguments),
+        "scheduler_args": dict(arguments.scheduler_arg) | ({"slow": arguments.slow} if arguments.slow else {}),
+        "recompute": arguments.recompute or chosen, "lanes": arguments.lanes or ""}
+    return Job(**{f.name: getattr(arguments, f.name) for f in fields(Job) if f.name not in own} | own)
