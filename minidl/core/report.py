@@ -21,6 +21,7 @@ from .timeline import UNITS, Timeline, What
 
 WIDTH = 100
 _LANE = 16  #: the width at which names of lanes are wrapped
+_PATH = 4  #: the most lines of the critical path, whose middle is left out
 _LANES = 40  #: the most lanes in the text; `summary` has all
 _KINDS = [kind.name for kind in Kind]
 
@@ -190,8 +191,11 @@ def report(timeline: Timeline, width: int = WIDTH) -> str:
         lines.append(f"and {count_of(len(lanes) - _LANES, 'lane')} more")
     path = critical_path(t)
     parts = [f"{what} {_share(spent, whole)}" for what, spent in path.time.items()]
+    wrapped = textwrap.wrap(" ".join(t.name(r) for r in path.records.tolist()), width - 2)
+    if len(wrapped) > _PATH:
+        wrapped[_PATH // 2 : -_PATH // 2] = ["…"]
     lines += ["", *textwrap.wrap(f"critical path: {count_of(len(path.records), 'task')}, {', '.join(parts)}", width),
-              *_folded([t.name(r) for r in path.records.tolist()], width)]
+              *("  " + line for line in wrapped)]
     task_number = _number(max(x["longest"] for x in top))
     rows = [[x["label"], x["tasks"], number(x["total"]), _share(x["total"], sum(kinds(t).values())),
              task_number(x["mean"]), task_number(x["longest"])] for x in top]
@@ -281,14 +285,6 @@ def count_of(number: int, what: str) -> str:
 def _bytes(number: float) -> str:
     power = max(0, min(4, (int(number).bit_length() - 1) // 10))
     return f"{number / 1024**power:.{2 * (power > 0)}f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
-
-
-def _folded(names: list[str], width: int, lines: int = 4) -> list[str]:
-    """Names wrapped and indented, with the middle left out if they need more lines."""
-    wrapped = textwrap.wrap(" ".join(names), width - 2)
-    if len(wrapped) > lines:
-        wrapped[lines // 2 : -lines // 2] = ["…"]
-    return ["  " + line for line in wrapped]
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[Any]], label: int = 40) -> list[str]:

@@ -388,7 +388,7 @@ class Schedule(Columns):
         place, clock, preds = clocks.place.tolist(), clocks.clock, graph.preds
         known: dict[int, Any] = {}  # per lane: the clock of its last task, its waits included
         found: list[tuple[int, int]] = []
-        for task in ids[np.argsort(place_in_time(clocks, ids), kind="stable")].tolist():
+        for task in ids[np.argsort(clocks.clock[ids].sum(axis=1), kind="stable")].tolist():
             lane = lanes[task]
             have = known.get(lane)
             if have is None:
@@ -621,12 +621,6 @@ def parse_action(name: str) -> list[int]:
     name = name.strip()
     parts = name[1:-1].split(";") if name.startswith("(") and name.endswith(")") else [name]
     return [parse_task(part) for part in parts]
-
-
-def place_in_time(clocks: Clocks, ids: Ints) -> Ints:
-    """A number for each entry, which grows along every lane and every edge within a rank."""
-    time: Ints = clocks.clock[ids].sum(axis=1)
-    return time
 
 
 def _pointers(orders: Sequence[Ints]) -> Ints:

@@ -70,7 +70,9 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
     fields = [np.asarray(value, np.int64) for value in (unit, micro_batch, part, destination, late, iteration)]
     for (what, bits), value in zip(_BITS.items(), fields, strict=True):
         if value.size and not 0 <= value.min() <= value.max() < 1 << bits:
-            raise _too_large(what, value.max() if value.min() >= 0 else value.min())
+            wrong = "is too large" if value.min() >= 0 else "is negative"
+            raise GraphError(f"{what} {value.max() if value.min() >= 0 else value.min()} {wrong} (at most "
+                             f"{(1 << bits) - 1})")
     unit, micro_batch, part, destination, late, iteration = fields
     kind = np.asarray(kind, np.int64)
     if part.any() or destination.any() or kind.max(initial=0) >= Kind.A:
@@ -85,11 +87,6 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
     key = (key << _MICRO_BITS) | micro_batch
     key = (key << _UNIT_BITS) | unit
     return (key << _KIND_BITS) | kind
-
-
-def _too_large(what: str, value: Any) -> GraphError:
-    wrong = "is too large" if value >= 0 else "is negative"
-    return GraphError(f"{what} {value} {wrong} (at most {(1 << _BITS[what]) - 1})")
 
 
 @dataclass(frozen=True, slots=True)

@@ -130,9 +130,14 @@ def load(
 
 def _named(name: str | os.PathLike[str], root: Path, wanted: Wanted) -> Dataset:
     if name == "pydoc":
-        return _pydoc(wanted)
+        return _of_text("pydoc", lambda: text.running("pydoc", *text.pydoc_text(), wanted.split, wanted.length,
+                                                      wanted.classes, wanted.tokenizer), wanted)
+    if name == "synthetic" and wanted.sequence_length is not None:
+        return _of_text("synthetic", lambda: builtin.tokens(wanted.split, wanted.length, wanted.classes or 256,
+                                                            wanted.seed), wanted)
     if name == "synthetic":
-        return _synthetic(wanted)
+        return builtin.images(wanted.split, wanted.image_size or 32, wanted.channels or 3, wanted.classes or 10,
+                              wanted.seed, wanted.dtype)
     if name == "digits":
         return _of_images("digits", lambda: builtin.digits(wanted.split, wanted.classes), wanted)
     if name not in STORED:
@@ -140,7 +145,11 @@ def _named(name: str | os.PathLike[str], root: Path, wanted: Wanted) -> Dataset:
             return arrays.load_own(name, wanted.split, wanted.seed, **wanted.sizes)
         if str(name).endswith(".py"):
             raise DataError(f"{name}: name its function as well: {name}:FUNCTION")
-        return _from_path(_path(name), wanted)
+        path = _path(name)
+        for kind in KINDS:
+            if (found := kind.find(path)) is not None:
+                return kind.load(found, wanted)
+        raise DataError(f"{path}: has none of the files that are known: {'; '.join(kind.what for kind in KINDS)}")
     assert isinstance(name, str)
     for kind in KINDS:
         if kind.name == name and (found := kind.find(root / name) or kind.find(root)) is not None:
@@ -159,30 +168,19 @@ def _missing(name: str, root: Path, split: str) -> DataError:
                      f"(--root DIR), or give --data {other}")
 
 
-def _pydoc(wanted: Wanted) -> Dataset:
-    return _of_text("pydoc", lambda: text.running("pydoc", *text.pydoc_text(), wanted.split, wanted.length,
-                                                  wanted.classes, wanted.tokenizer), wanted)
-
-
-def _synthetic(wanted: Wanted) -> Dataset:
-    if wanted.sequence_length is not None:
-        return _of_text("synthetic", lambda: builtin.tokens(wanted.split, wanted.length, wanted.classes or 256,
-                                                            wanted.seed), wanted)
-    return builtin.images(wanted.split, wanted.image_size or 32, wanted.channels or 3, wanted.classes or 10,
-                          wanted.seed, wanted.dtype)
-
-
 def _of_text(name: str, make: Callable[[], Dataset], wanted: Wanted) -> Dataset:
     if wanted.image_size or wanted.channels:
         raise DataError(f"{name} has tokens, not images; use digits, synthetic, or files of images")
     return make()
 
 
-def _of_images(name: str, make: Callable[[], Any], wanted: Wanted) -> Dataset:
+def _of_images(name: str | Path, make: Callable[[], Any], wanted: Wanted) -> Dataset:
+    """The data set that `make` returns, whole or as images."""
     if wanted.sequence_length is not None:
         raise DataError(f"{name} has images, not tokens; use pydoc, synthetic, or files of text")
-    images: Images = make()
-    return images.dataset(wanted.image_size, wanted.channels, wanted.dtype, wanted.note)
+    made: Images | Dataset = make()
+    return made if isinstance(made, Dataset) else made.dataset(wanted.image_size, wanted.channels, wanted.dtype,
+                                                               wanted.note)
 
 
 # --------------------------------------------------------------------------------------------------------------- files
@@ -197,30 +195,10 @@ class Kind:
     what: str
 
 
-def _stored(stored: formats.Stored) -> Kind:
-    def load(folder: Path, wanted: Wanted) -> Dataset:
-        return _of_images(stored.name, lambda: stored.load(folder, wanted.split, wanted.classes), wanted)
-
-    return Kind(stored.name, lambda path: stored.find(path) if path.is_dir() else None, load,
-                f"the files of {stored.name}")
-
-
 def _tokens_of(load: Callable[..., Dataset]) -> Callable[[Path, Wanted], Dataset]:
     """A reader of text, which takes (path, split, length, classes, tokenizer)."""
     return lambda path, wanted: _of_text(path.name, lambda: load(path, wanted.split, wanted.length, wanted.classes,
                                                                  wanted.tokenizer), wanted)
-
-
-def _glue(glue: sentences.Glue) -> Kind:
-    return Kind(glue.name, glue.find, _tokens_of(functools.partial(sentences.load_glue, glue)),
-                f"{glue.files['train'][0]} of {glue.name}")
-
-
-def _load_pictures(folder: Path, wanted: Wanted) -> Dataset:
-    if wanted.sequence_length is not None:
-        raise DataError(f"{folder} has images, not tokens; use pydoc, synthetic, or files of text")
-    return pictures.load_pictures(folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes,
-                                  wanted.dtype, wanted.workers)
 
 
 def _load_npz(path: Path, wanted: Wanted) -> Dataset:
@@ -237,12 +215,18 @@ def _suffix(suffix: str) -> Callable[[Path], Path | None]:
 
 #: the kinds of files in the order in which a path is tried
 KINDS = (
-    *(_stored(stored) for stored in formats.STORED),
-    *(_glue(glue) for glue in sentences.GLUE),
+    *(Kind(s.name, lambda path, s=s: s.find(path) if path.is_dir() else None,  # type: ignore[misc]
+           lambda folder, wanted, s=s: _of_images(  # type: ignore[misc]
+               s.name, lambda: s.load(folder, wanted.split, wanted.classes), wanted),
+           f"the files of {s.name}") for s in formats.STORED),
+    *(Kind(glue.name, glue.find, _tokens_of(functools.partial(sentences.load_glue, glue)),
+           f"{glue.files['train'][0]} of {glue.name}") for glue in sentences.GLUE),
     Kind("iwslt", sentences.find_parallel, _tokens_of(sentences.load_parallel), "parallel text"),
     Kind("", arrays.find_npy, lambda folder, wanted: arrays.load_npy(folder, wanted.split, **wanted.sizes),
          "x.npy and y.npy"),
-    Kind("imagenet", pictures.find, _load_pictures, "folders of classes, or shards, with pictures"),
+    Kind("imagenet", pictures.find, lambda folder, wanted: _of_images(folder, lambda: pictures.load_pictures(
+        folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes, wanted.dtype, wanted.workers),
+        wanted), "folders of classes, or shards, with pictures"),
     Kind("", _suffix(".npz"), _load_npz, "a .npz file"),
     Kind("", _suffix(".csv"), lambda path, wanted: arrays.load_csv(path, wanted.split, **wanted.sizes), "a .csv file"),
     Kind("openwebtext", text.find, _tokens_of(text.load_text), "text or tokens (.txt, .xz, .tar, .bin)"),
@@ -264,10 +248,3 @@ def _path(name: str | os.PathLike[str]) -> Path:
         hint = f"did you mean {near[0]}?" if near else f"known names: {', '.join(NAMES)}"
         raise DataError(f"{name[:100]!r} is neither the name of a data set nor a path; {hint}")
     raise DataError(f"{path.absolute()}: no such file or folder")
-
-
-def _from_path(path: Path, wanted: Wanted) -> Dataset:
-    for kind in KINDS:
-        if (found := kind.find(path)) is not None:
-            return kind.load(found, wanted)
-    raise DataError(f"{path}: has none of the files that are known: {'; '.join(kind.what for kind in KINDS)}")

@@ -126,7 +126,7 @@ class Images:
 
         images, finish = self.x, prepare
         if len(images) * np.prod(shape) * np.dtype(dtype).itemsize <= PREPARED_BYTES:
-            images, finish = np.empty((len(images), *shape), dtype), _as_is
+            images, finish = np.empty((len(images), *shape), dtype), lambda x: x
             done = 0
             for piece in pieces(self.x):
                 images[done : done + len(piece)] = prepare(piece)
@@ -136,10 +136,6 @@ class Images:
             return finish(np.take(images, indices, axis=0)), np.take(self.y, indices)
 
         return Dataset(self.name, len(images), shape, self.classes, rows)
-
-
-def _as_is(x: Array) -> Array:
-    return x
 
 
 def _by(shape: tuple[int, ...]) -> str:

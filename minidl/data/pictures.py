@@ -98,7 +98,9 @@ def listing(root: Path, split: str) -> Listing:
     train = _train_of(root)
     test = next((root / name for name in TESTS if (root / name).is_dir()), None) if train != root else None
     if test is None:
-        return _fifth_of(_of_classes(train, None), split)
+        whole = _of_classes(train, None)
+        kept = fifth(len(whole.pictures), split)
+        return Listing([whole.pictures[i] for i in kept], whole.labels[kept], whole.classes)
     if split == "train":
         return _of_classes(train, None)
     return _of_classes(test, tuple(_class_of(e) for e in _entries(train)))
@@ -106,11 +108,6 @@ def listing(root: Path, split: str) -> Listing:
 
 def _class_of(entry: Path) -> str:
     return entry.name.removesuffix(".tar")
-
-
-def _fifth_of(whole: Listing, split: str) -> Listing:
-    kept = fifth(len(whole.pictures), split)
-    return Listing([whole.pictures[i] for i in kept], whole.labels[kept], whole.classes)
 
 
 def _of_classes(folder: Path, known: tuple[str, ...] | None) -> Listing:

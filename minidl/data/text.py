@@ -167,7 +167,7 @@ def _memmap(path: Path, files: list[Path], split: str, length: int, classes: int
         raise DataError(f"{path}: has several files of tokens for one part: {', '.join(f.name for f in files)}")
     file = files[0] if apart is None else apart[split == "test"][0]
     text = _tokens(file)
-    size = check_vocabulary(max(map(_vocabulary, files)), classes, path)
+    size = check_vocabulary(1 + max(_largest(f, f.stat().st_mtime_ns, f.stat().st_size) for f in files), classes, path)
     if apart is None:
         cut = len(text) - len(text) // 5
         text = text[cut:] if split == "test" else text[:cut]
@@ -182,13 +182,8 @@ def _tokens(file: Path) -> Array:
     return np.memmap(file, "<u2", "r")
 
 
-def _vocabulary(file: Path) -> int:
-    """One more than the largest token of a file."""
-    return _largest(file, file.stat().st_mtime_ns, file.stat().st_size) + 1
-
-
 @functools.lru_cache
 def _largest(file: Path, changed: int, size: int) -> int:
-    """Both parts of a text ask for the tokens of both; reading them takes long."""
+    """The largest token of a file. Both parts of a text ask for the tokens of both; reading them takes long."""
     text = _tokens(file)
     return max(int(text[i : i + (1 << 22)].max()) for i in range(0, len(text), 1 << 22))

@@ -72,7 +72,7 @@ class CheckingExecutor:
                                        f"it must read what {self._who(meant)} writes")
                 readers.setdefault(b, set()).add(task)
             for b in graph.writes[task].tolist():
-                missing = self._readers_before(task, b) - readers.get(b, set()) - {task}
+                missing = self._meant[task][~b] - readers.get(b, set()) - {task}
                 if missing:
                     raise VersionError(f"task {name} overwrites {graph.buffer(b).name} before "
                                        f"{graph.name(min(missing))} has read it")
@@ -89,12 +89,6 @@ class CheckingExecutor:
 
     def _who(self, task: int) -> str:
         return self.graph.name(task) if task >= 0 else "the step before"
-
-    def _readers_before(self, task: int, buffer: int) -> set[int]:
-        """The tasks that must read the version that this write destroys."""
-        readers: set[int] = self._meant[task][~buffer]
-        return readers
-
 
 class _Memory:
     """Which storages have been touched in this step, and whose bytes another has taken since."""

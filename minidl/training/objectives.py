@@ -27,14 +27,6 @@ Sums = NDArray[np.float64]
 MASKED = 0.15  #: the share of tokens that are hidden, as in BERT
 
 
-def _as_it_is(data: Dataset) -> Dataset:
-    return data
-
-
-def _no_more(run: Callable[[Array], Array], test: Loader) -> dict[str, float]:
-    return {}
-
-
 @dataclass(frozen=True)
 class Objective:
     """`loss(output, y)`: a scalar, the mean over the batch. `inputs(data)`: the data set that yields (x, y) of a step.
@@ -53,8 +45,8 @@ class Objective:
     metric: str
     largest: bool = False
     tokens: bool = False
-    inputs: Callable[[Dataset], Dataset] = _as_it_is
-    more: Callable[[Callable[[Array], Array], Loader], dict[str, float]] = _no_more
+    inputs: Callable[[Dataset], Dataset] = lambda data: data
+    more: Callable[[Callable[[Array], Array], Loader], dict[str, float]] = lambda run, test: {}
 
     def better(self, new: Mapping[str, float], old: Mapping[str, float] | None) -> bool:
         """Whether these metrics are better than the old ones."""

@@ -96,7 +96,8 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
         schedule.ids(like.graph)
         return replace(like, schedule=schedule, versions=_versions_of(schedule, like))
     micro_batches = micro_batches if like is None else like.micro_batches
-    compute = _without_communication(schedule)
+    message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
+    compute = schedule.keep(~message) if message.any() else schedule
     stale = like is not None and like.stale and like.graph.launches
     if graph is not None and replicas > 1 and not stale:
         graph = norms_apart(Draft.of(graph)).graph
@@ -146,11 +147,6 @@ def _versions_of(schedule: Schedule, like: PipelinePlan) -> Versions | None:
     read[(theirs.kind == Kind.F).astype(int), theirs.micro_batch, theirs.unit] = like.versions.read[works]
     return replace(like.versions, read=read[(own.kind == Kind.F).astype(int), own.micro_batch % like.micro_batches,
                                             own.unit])
-
-
-def _without_communication(schedule: Schedule) -> Schedule:
-    message = np.isin(unpack(schedule.keys).kind, COMMUNICATION)
-    return schedule.keep(~message) if message.any() else schedule
 
 
 def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph: TaskGraph | None) -> None:
