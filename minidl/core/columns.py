@@ -4,9 +4,9 @@ The arrays of graphs, schedules and programs are read-only, however they were ma
 so it must not change afterwards.
 
 A loop is written once and runs in two ways: a short one as Python over lists, a long one compiled by numba over arrays.
-So small graphs never pay for compilation, and graphs of ten million tasks never pay for Python. `walk` is the loop that
-proof and simulator share: earliest starts in lane order, where tasks do not slow each other down, so that lanes can be
-walked one by one. The proof walks in unit time, the simulator in the tasks' own times.
+So small graphs never pay for compilation, and graphs of ten million tasks never pay for Python. Proof and simulator
+share `run_lanes`: earliest starts in lane order, where tasks do not slow each other down, so that lanes can be timed
+one by one. The proof counts in unit time, the simulator in the tasks' own times.
 
 This module knows arrays alone.
 """
@@ -117,8 +117,8 @@ def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple
     return result, SimpleNamespace(**dict(zip(names, after, strict=True)))
 
 
-def walk(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, duration: Any, far: Any,
-         release: Any, free: Any, *, sync: float = 0.0) -> tuple[int, Floats, Floats, Floats]:
+def run_lanes(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, duration: Any, far: Any,
+              release: Any, free: Any, *, sync: float = 0.0) -> tuple[int, Floats, Floats, Floats]:
     """(how many tasks ran, begin, end, when the last predecessor was there); the last three by task, -1 if it never
     ran.
 
@@ -132,13 +132,13 @@ def walk(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: An
     of_lanes = [filled(n, lanes, x) for x in (0, -1, 0)]
     of_tasks = [filled(n, n, x) for x in (-1, -1.0, -1.0, 0.0)]
     done, after = run_loop(
-        _walk, n, float(sync), int(len(far) > 0), int(len(far) > 1), int(len(release) > 0), ptr, tasks, rank, lane_of,
-        pred_ptr, preds, duration, far, release, free, *of_lanes, *of_tasks)
+        _run_lanes, n, float(sync), int(len(far) > 0), int(len(far) > 1), int(len(release) > 0), ptr, tasks, rank,
+        lane_of, pred_ptr, preds, duration, far, release, free, *of_lanes, *of_tasks)
     return done, np.asarray(after.begin), np.asarray(after.end), np.asarray(after.ready)
 
 
-def _walk(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,  # type: ignore[no-untyped-def]
-          duration, far, release, free, at, sleeper, stack, waiting, begin, end, ready):
+def _run_lanes(sync, delays, each, waits, ptr, tasks, rank, lane_of, pred_ptr, preds,  # type: ignore[no-untyped-def]
+               duration, far, release, free, at, sleeper, stack, waiting, begin, end, ready):
     """Every lane runs until it must wait for a task of another lane, which then wakes it. `waiting[t]`: the first lane
     that waits for task t; `sleeper[lane]`: the next one. `stack`: the lanes that can go on, at first all."""
     done, top = 0, len(stack)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, prepared, walk
+from .columns import Columns, prepared, run_lanes
 from .graph import Ints, Rows, TaskGraph
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
@@ -307,8 +307,8 @@ class Schedule(Columns):
             preds = Rows.from_pairs(target[outside], source[outside], n)
             duration = (first == np.arange(n)).astype(np.float64)
         rank, nowhere, none = np.zeros(len(self.lanes), np.int64), np.zeros(0, np.int32), np.zeros(0)
-        done, begin, _, _ = walk(*prepared(n, self.ptr, ids, rank, nowhere, preds.ptr, preds.ids, duration, none, none,
-                                           np.zeros(len(self.lanes))))
+        done, begin, _, _ = run_lanes(*prepared(n, self.ptr, ids, rank, nowhere, preds.ptr, preds.ids, duration, none,
+                                                none, np.zeros(len(self.lanes))))
         slots = begin.astype(np.int64)[first]
         return done == n, slots, ids[np.argsort(slots[ids], kind="stable")]
 

@@ -246,9 +246,10 @@ class SGD(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient."""
+    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient. `rule`: its kernel; `tick`: the
+    constants of the kernel that counts steps."""
 
-    decoupled = False
+    rule, decoupled = "adam", False
 
     def __init__(self, parameters: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None,
@@ -258,22 +259,22 @@ class Adam(Optimizer):
         _check("eps", eps, self.parameters[0].dtype)
         if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"betas are {betas}; each of the two must be at least 0 and below 1")
-        self.betas = betas
-        self.constants: dict[str, Any] = {"beta1": betas[0], "beta2": betas[1], "eps": eps,
-                                          "weight_decay": weight_decay, "decoupled": self.decoupled}
+        self.tick: dict[str, float] = {"beta1": betas[0], "beta2": betas[1]}
+        self.constants: dict[str, Any] = {**self.tick, "eps": eps, "weight_decay": weight_decay,
+                                          "decoupled": self.decoupled}
         self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
         self.add_state("mean")
         self.add_state("square")
 
     def before_updates(self) -> None:
         tape = tapes.current()
-        with tape.task(tape.new_unit("adam"), Kind.U):
-            tape.call("adam_tick", [self.powers, *self._skip], [self.powers], beta1=self.betas[0], beta2=self.betas[1])
+        with tape.task(tape.new_unit(self.rule), Kind.U):
+            tape.call(f"{self.rule}_tick", [self.powers, *self._skip], [self.powers], **self.tick)
 
     def update(self, i: int) -> None:
         p, g, m, v = self.parameters[i], self.gradient(i), self.states["mean"][i], self.states["square"][i]
         group = self._group_of[i]
-        self.call("adam", [p, g, m, v, group.rate, self.powers], [p, m, v], **self.constants | group.own)
+        self.call(self.rule, [p, g, m, v, group.rate, self.powers], [p, m, v], **self.constants | group.own)
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from super().named_tensors()
@@ -296,25 +297,16 @@ class NAdamW(AdamW):
     with which pipelines on delayed gradients converge (Ajanthan et al. 2025, "Nesterov method for asynchronous pipeline
     parallel optimization": beta1 0.99, lr 3e-4; there with warm-up, a cosine and clipping at 10 on each stage)."""
 
+    rule = "nadam"
+
     def __init__(self, parameters: Parameters, lr: float = 3e-4, betas: tuple[float, float] = (0.99, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.01, momentum_decay: float = 4e-3, *,
                  max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
         _check("the momentum decay", momentum_decay, self.parameters[0].dtype)
-        self.momentum_decay = momentum_decay
+        self.tick["decay"] = float(momentum_decay)
         del self.constants["decoupled"]
         self.powers = _buffer(np.array([0.0, 1.0, 1.0, 0.0, 0.0]), Role.SCALAR, "nadam powers")
-
-    def before_updates(self) -> None:
-        tape = tapes.current()
-        with tape.task(tape.new_unit("nadam"), Kind.U):
-            tape.call("nadam_tick", [self.powers, *self._skip], [self.powers], beta1=self.betas[0],
-                      beta2=self.betas[1], decay=float(self.momentum_decay))
-
-    def update(self, i: int) -> None:
-        p, g, m, v = self.parameters[i], self.gradient(i), self.states["mean"][i], self.states["square"][i]
-        group = self._group_of[i]
-        self.call("nadam", [p, g, m, v, group.rate, self.powers], [p, m, v], **self.constants | group.own)
 
 
 class RMSprop(Optimizer):

@@ -1,7 +1,7 @@
 """Times of tasks that slow each other down: event by event, since the speed of a task depends on its neighbours.
 
-The rules are the same as in `minidl.core.walk`, plus contention between the lanes of a rank. Lanes and tasks are plain
-numbers here.
+The rules are the same as in `minidl.core.columns.run_lanes`, plus contention between the lanes of a rank. Lanes and
+tasks are plain numbers here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds:
             cores: float, iterations: int) -> tuple[Floats, Floats, Floats]:
     """Begin, end, and when the last predecessor was there, by iteration and task; -1 where a task never ran.
 
-    As in `walk`, and: while tasks of groups b run on other lanes of its rank, a task of group a runs at
+    As in `run_lanes`, and: while tasks of groups b run on other lanes of its rank, a task of group a runs at
     1 / (1 + the sum of (`factor[a][b]` - 1)) of its speed. Each task takes its `share` of a core; if those that run on
     a rank take more than there are `cores`, all run slower by as much. A lane that has waited for `spin` when the last
     task that it waits for ends, on another lane of its rank, sleeps: it starts `doze` later, and the lane that wakes it
@@ -45,7 +45,7 @@ def _contend(iterations, sync, spin, doze, wake, cores, ptr, tasks, rank, lane_o
     """Columns by lane: `at`: how many of its tasks have begun, over all iterations; `due`: when the next can start;
     `running`: the task that runs, `kind`: its group, `left`: the work left at time `since`, `stop`: when it would end,
     `slack`: the rounding error of that; `idle`: when its last task ended. `coming[r]`: when something happens next on
-    rank r. `waiting`, `sleeper`: see `minidl.walk`. `stack`: lanes to look at, the last one first; at first all."""
+    rank r. `waiting`, `sleeper`: see `run_lanes`. `stack`: lanes to look at, the last one first; at first all."""
     n, top = len(duration), len(rank)
     for lane in range(top):  # the lanes of each rank
         rank_ptr[rank[lane] + 1] += 1

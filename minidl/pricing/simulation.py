@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.columns import prepared, run_loop, walk
+from ..core.columns import prepared, run_lanes, run_loop
 from ..core.graph import Floats, Ints, Role, Rows, TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES
@@ -347,7 +347,7 @@ class Clock:
         free, release, reached = np.zeros(len(lanes.rank)), np.zeros(0), list[Floats]()
         for _ in range(count):
             columns = (*order, *self._columns, held, *prepared(n, release, free))
-            done, start, end, ready = walk(*columns, sync=self.sync)
+            done, start, end, ready = run_lanes(*columns, sync=self.sync)
             if done < n:
                 raise lanes.stuck()
             yield Times(start, end, ready)
@@ -376,13 +376,13 @@ class Clock:
         return self.wake > 0 or self.doze > 0 or bool((self.factor != 1).any())
 
     def _order(self, lanes: Lanes, where: bool) -> tuple[Any, ...]:
-        """The lanes as arguments of `walk` and `contend`. `where`: whether the lane of a task matters."""
+        """The lanes as arguments of `run_lanes` and `contend`. `where`: whether the lane of a task matters."""
         lane_of = lanes.lane_of if where else np.zeros(0, np.int32)
         return prepared(len(self.duration), lanes.ptr, lanes.tasks, lanes.rank, lane_of)
 
     @cached_property
     def _columns(self) -> tuple[Any, ...]:
-        """The arguments of `walk`."""
+        """The arguments of `run_lanes`."""
         return prepared(len(self.duration), self.preds.ptr, self.preds.ids, self.duration)
 
     @cached_property

@@ -114,6 +114,11 @@ class Bound:
         memory, base = self.place(view.storage)
         return self.device.array(memory, view, base)
 
+    def flat(self, storage: int) -> Any:
+        """All elements of a storage in a row."""
+        spec = self.graph.storages[storage]
+        return self.array(View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype))
+
     def thunks(self, task: int, stream: Any = None) -> list[Thunk]:
         """The prebuilt calls of one task, on a stream of the device."""
         return [thunk for launch in self.graph.launches[task] for thunk in self.device.bind(launch, self.array, stream)]

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Role, Rows, TaskGraph, View, derive_edges
+from ..core.graph import Role, Rows, TaskGraph, derive_edges
 from ..core.tasks import Kind, task_name, unpack
 from ..plans.memory import MemoryPlan
 from .bound import Bound
@@ -32,16 +32,12 @@ class Replica:
         for t, layer in self.layer.items():
             own.setdefault(layer, set()).update(int(graph.buffer_storage[b]) for b in graph.writes[t].tolist()
                                                 if graph.buffer(b).role == Role.PARAMETER)
-        self.weights = {layer: [self._array(s) for s in sorted(storages)] for layer, storages in own.items()}
+        self.weights = {layer: [self.bound.flat(s) for s in sorted(storages)] for layer, storages in own.items()}
         home = {s: layer for layer, storages in own.items() for s in storages}
         self.reads = [sorted({home[s] for s in graph.buffer_storage[graph.reads[t]].tolist() if s in home})
                       if t not in self.layer else [] for t in range(len(graph))]
         self.share = dict.fromkeys(self.weights, 1.0)
         self.calls = [self.bound.thunks(t) for t in range(len(graph))]
-
-    def _array(self, storage: int) -> Any:
-        spec = self.graph.storages[storage]
-        return self.bound.array(View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype))
 
     def run(self, task: int) -> None:
         for call in self.calls[task]:

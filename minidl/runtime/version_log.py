@@ -8,15 +8,14 @@ repeated.
 
 from __future__ import annotations
 
-import functools
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, Role, TaskGraph, View
+from ..core.graph import Ints, Launch, Role, TaskGraph
 from ..core.tasks import Kind, as_recorded, parse_task, task_name, unpack
 from ..kernels import KERNELS, Thunk
 from ..passes.rewrite import gradients
@@ -184,18 +183,13 @@ class Replay:
         updates, self._spent = graph.kind == Kind.U, dict[int, list[Any]]()
         for buffers in gradients(graph).values():  # before their norm, which is of what all have summed
             before = next(t for t in np.flatnonzero(updates).tolist() if np.isin(graph.reads[t], buffers).any())
-            self._spent.setdefault(before, []).extend(self._array(int(graph.buffer_storage[b]))
-                                                      for b in buffers.tolist())
-        self._own = {stage: [self._array(s) for s in sorted(storages)] for stage, storages in own.items()}
+            self._spent.setdefault(before, []).extend(map(self._bound.flat, graph.buffer_storage[buffers].tolist()))
+        self._own = {stage: [self._bound.flat(s) for s in sorted(storages)] for stage, storages in own.items()}
         # by stage and version
         self._kept = {stage: {0: [np.array(a) for a in arrays]} for stage, arrays in self._own.items()}
         # (stage that reads, stage of the weights) -> the version of the loop's begin, the average, and its last version
         self._averages: dict[tuple[int, int], tuple[int, list[Any], int]] = {}
         self._newest = dict.fromkeys(self._own, 0)
-
-    def _array(self, storage: int) -> Any:
-        spec = self.graph.storages[storage]
-        return self._bound.array(View(storage, (spec.bytes // np.dtype(spec.dtype).itemsize,), (1,), 0, spec.dtype))
 
     def __call__(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Any:
         for _ in self.steps(inputs, entries):
@@ -255,20 +249,6 @@ class Replay:
                          for a, w in zip(found, self._kept[e.stage][version + done], strict=True)]
         self._averages[reader, e.stage] = begin, found, max(until, e.until)
         return found
-
-
-def replay_together(replicas: Sequence[Replay], inputs: Sequence[tuple[Any, ...]],
-                    entries: Sequence[VersionRead]) -> list[Any]:
-    """The results of replicas, each on its own inputs, which update with the mean of their gradients, added in their
-    order; all have the same log."""
-    runs = [replay.steps(own, entries) for replay, own in zip(replicas, inputs, strict=True)]
-    for gradients_of_each in zip(*runs, strict=True):
-        for arrays in zip(*gradients_of_each, strict=True):
-            mean = functools.reduce(np.add, arrays)
-            mean *= mean.dtype.type(1 / len(arrays))
-            for array in arrays:
-                np.copyto(array, mean)
-    return [replay.results() for replay in replicas]
 
 
 def as_lines(entries: Iterable[VersionRead]) -> list[str]:

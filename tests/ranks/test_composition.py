@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import deadline
+from replays import replay_together
 
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
@@ -25,7 +26,7 @@ from minidl.core import schedule
 from minidl.core.placement import Refused
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.runtime.version_log import Replay, replay_together
+from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "composition.md"

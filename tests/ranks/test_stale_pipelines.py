@@ -18,6 +18,7 @@ from command_line import run_json
 from helpers import bits, deadline, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from replays import replay_together
 from test_pipeline_ranks import command
 
 import minidl as ml
@@ -30,7 +31,7 @@ from minidl.data import builtin
 from minidl.kernels import KERNELS
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
-from minidl.runtime.version_log import Replay, drift, replay_together, staleness
+from minidl.runtime.version_log import Replay, drift, staleness
 from minidl.schedulers import pipeline
 from minidl.schedulers.ordered import Ordered
 from minidl.schedulers.pipeline import PipelineError, add_communication
