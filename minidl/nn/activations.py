@@ -11,6 +11,9 @@ from ..autograd.arguments import check_arguments
 from ..autograd.tensor import Tensor
 from .module import Module
 
+__all__ = ["CELU", "ELU", "GELU", "GLU", "SELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "LogSigmoid", "LogSoftmax",
+           "Mish", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh"]
+
 
 class Activation(Module):
     """A layer that calls a function of x. It is made with the function's other arguments."""

@@ -6,6 +6,9 @@ from ..autograd.tensor import Tensor
 from . import functional
 from .activations import Activation, layer
 
+__all__ = ["BCELoss", "BCEWithLogitsLoss", "CrossEntropyLoss", "HuberLoss", "KLDivLoss", "L1Loss", "MSELoss",
+           "NLLLoss", "SmoothL1Loss"]
+
 
 class Loss(Activation):
     """A layer that calls a function of x and target."""

@@ -20,6 +20,9 @@ from ..core.graph import Role
 from ..devices.device import strides_of
 from ..ops.shape import axis_of
 
+__all__ = ["Dropout", "Flatten", "Hardtanh", "Identity", "Linear", "Module", "ModuleDict", "ModuleList", "PReLU",
+           "Sequential", "Unflatten", "state"]
+
 #: a name of torch -> what to use here
 INSTEAD = {
     "to": "minidl.set_default_device(name) before the model is made, or astype(dtype)",
@@ -319,10 +322,6 @@ class ModuleDict(Module):
 def state(value: Any, name: str) -> Tensor:
     """A state: a tensor that a step changes, without a gradient."""
     return Tensor(host_storage(np.asarray(value), Role.STATE, name))
-
-
-__all__ = ["Module", "ModuleDict", "ModuleList", "Sequential", "put", "state", "state_array",
-           "state_shape"]
 
 
 # --------------------------------------------------------------------------------------------------------------- layers

@@ -18,6 +18,8 @@ from ..autograd.arguments import Float, Nonlinearity, Rate, Size
 from ..autograd.tensor import Parameter, Tensor, array
 from .module import Module
 
+__all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
+
 GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 

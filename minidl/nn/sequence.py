@@ -16,6 +16,8 @@ from ..autograd.tensor import Parameter, Tensor
 from . import functional
 from .module import Dropout, Linear, Module
 
+__all__ = ["Embedding", "LayerNorm", "MultiheadAttention", "Past", "RMSNorm", "TransformerEncoderLayer"]
+
 
 class Embedding(Module):
     """Indices (...) int64 -> (..., width); weight (rows, width), normal as in torch. `padding_idx`: a row that is zero

@@ -12,6 +12,8 @@ from .. import ops
 from ..autograd.tensor import Tensor
 from .module import Module
 
+__all__ = ["LIF", "Potentials"]
+
 SURROGATES = ("triangle", "rectangle")
 
 

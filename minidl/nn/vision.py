@@ -17,6 +17,10 @@ from ..ops.conv import pair, single
 from .activations import layer
 from .module import Module, state
 
+__all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AvgPool1d", "AvgPool2d", "BatchNorm1d", "BatchNorm2d",
+           "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d", "Dropout2d", "GlobalAvgPool", "GroupNorm",
+           "InstanceNorm2d", "MaxPool1d", "MaxPool2d", "PixelShuffle", "Upsample", "ZeroPad2d"]
+
 
 class _Conv(Module):
     """The base of convolutions: parameters uniform in +-1/sqrt(taps * columns / groups)."""
