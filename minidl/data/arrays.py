@@ -168,10 +168,6 @@ def read_npy(path: Path) -> Array:
         raise DataError(f"{path}: not an array of numbers ({' '.join(str(error).split())[:200]})") from None
 
 
-def find_npy(folder: Path) -> Path | None:
-    return folder if any((folder / f"{x}.npy").is_file() for x in ("x", "x_train")) else None
-
-
 def load_npy(folder: Path, split: str, **sizes: Any) -> Dataset:
     """A folder with x.npy and y.npy, or x_train.npy, y_train.npy, x_test.npy and y_test.npy. Raises DataError."""
     own = (folder / "x_train.npy").is_file()

@@ -222,8 +222,8 @@ KINDS = (
     *(Kind(glue.name, glue.find, _tokens_of(functools.partial(sentences.load_glue, glue)),
            f"{glue.files['train'][0]} of {glue.name}") for glue in sentences.GLUE),
     Kind("iwslt", sentences.find_parallel, _tokens_of(sentences.load_parallel), "parallel text"),
-    Kind("", arrays.find_npy, lambda folder, wanted: arrays.load_npy(folder, wanted.split, **wanted.sizes),
-         "x.npy and y.npy"),
+    Kind("", lambda folder: folder if any((folder / f"{x}.npy").is_file() for x in ("x", "x_train")) else None,
+         lambda folder, wanted: arrays.load_npy(folder, wanted.split, **wanted.sizes), "x.npy and y.npy"),
     Kind("imagenet", pictures.find, lambda folder, wanted: _of_images(folder, lambda: pictures.load_pictures(
         folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes, wanted.dtype, wanted.workers),
         wanted), "folders of classes, or shards, with pictures"),

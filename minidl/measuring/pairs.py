@@ -58,7 +58,7 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
         if bound.device.captures:
             rounds = 1  # a replayed graph repeats the tasks itself
         for n in range(rounds):
-            measured.new_round()
+            measured.by_itself.clear()
             for i, pair in enumerate(pairs):
                 found[pair].append(measured(*pair))
                 if progress:
@@ -94,9 +94,6 @@ class _Pairs:
             self.stream.close()
             if self.held:
                 os.sched_setaffinity(0, self.cores)
-
-    def new_round(self) -> None:
-        self.by_itself.clear()
 
     def __call__(self, a: str, b: str) -> tuple[float, float]:
         if self.stream is None:

@@ -367,9 +367,6 @@ def _boundary_waits(part: Part, steps: Loop) -> tuple[tuple[int, int], ...] | No
                 waits += [(int(graph.keys[task]), int(graph.keys[t])) for t in sorted(found, key=place.__getitem__)]
                 known |= found
         awaited |= known
-    return tuple(waits) if awaited == set(talks) - _awaited_within(part, talks) else None
-
-
-def _awaited_within(part: Part, talks: list[int]) -> set[int]:
-    """Communication tasks that another communication task of the same step waits for, so no other task has to."""
-    return {int(p) for t in talks for p in part.graph.preds[t] if part.graph.kind[p] >= Kind.A}
+    # no other task has to wait for one that another communication task of the same step waits for
+    within = {int(p) for t in talks for p in part.graph.preds[t] if part.graph.kind[p] >= Kind.A}
+    return tuple(waits) if awaited == set(talks) - within else None

@@ -160,15 +160,11 @@ class Runtime:
         """The storage with this memory, which holds a rank's share of the whole if there is one."""
         if spec.share_of is not None:
             whole = spec.share_of
-            own = self._pieces(spec, whole.values(self.device))[self._place_in_group]
+            own = self._pieces(spec, whole.values(self.device))[self.program.group.index(self.program.rank)]
             self._share(spec, memory)[: own.size] = own
             if spec.role == Role.PARAMETER:
                 whole.given_up()
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, spec.role, memory))
-
-    @property
-    def _place_in_group(self) -> int:
-        return self.program.group.index(self.program.rank)
 
     def _share(self, spec: StorageSpec, memory: Any) -> Any:
         return self.device.array(memory, View(0, spec.shape, (1,), 0, spec.dtype))
