@@ -35,9 +35,12 @@ class Batches:
             else:
                 (work if work[batch[t]] or graph.kind[t] != Kind.F else forward)[batch[t]].append(t)
             writer |= dict.fromkeys(graph.writes[t].tolist(), t)
-        if any(graph.kind[t] != Kind.F for t in apart) or {*graph.micro_batch[changing].tolist()} != {*batch}:
+        counts = graph.writes.ids[((graph.kind == Kind.U) & ~changing)[graph.writes.row_of_each()]]
+        used = graph.reads.ids[(graph.kind == Kind.F)[graph.reads.row_of_each()]]  # a dropout's counter
+        if (any(graph.kind[t] != Kind.F for t in apart) or {*graph.micro_batch[changing].tolist()} != {*batch}
+                or np.isin(used, counts).any()):
             raise Refused(name, "each micro-batch needs an update of its own, and nothing else of the others",
-                          "record the step so, of a network without time steps")
+                          "record the step so, of a network without time steps and dropout")
         return cls(forward, [_updated_at_once(graph, tasks) for tasks in work], sorted(apart))
 
 
@@ -63,11 +66,12 @@ def _updated_at_once(graph: TaskGraph, tasks: list[int]) -> list[int]:
 def staleness(graph: TaskGraph) -> dict[int, Ints]:
     """Layer -> for the forward of each batch, how many updates the layer has between it and the batch's own."""
     changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
-    found = {}
-    for unit in np.unique(graph.unit[changing]).tolist():
-        mine = np.flatnonzero(changing & (graph.unit == unit))
-        forwards = np.flatnonzero((graph.unit == unit) & (graph.kind == Kind.F))
-        first = {int(graph.micro_batch[t]): t for t in forwards[::-1]}
-        found[unit] = np.array([i - np.searchsorted(mine, first[int(graph.micro_batch[u])])
-                                for i, u in enumerate(mine.tolist())])
+    updates, found = dict[int, list[int]](), dict[int, Ints]()
+    for t in np.flatnonzero(changing).tolist():
+        updates.setdefault(int(graph.writes[t].min()), []).append(t)
+    for weights, mine in updates.items():
+        first = {int(graph.micro_batch[t]): t for t in np.flatnonzero(graph.kind == Kind.F)[::-1]
+                 if weights in graph.reads[t]}
+        found[int(graph.unit[mine[0]])] = np.array([i - np.searchsorted(mine, first[int(graph.micro_batch[u])])
+                                                    for i, u in enumerate(mine)])
     return found

@@ -5,9 +5,9 @@ receiver's at once. The mixing is reconstructed as sum-weight gossip: each rank 
 a sender halves its a and sends (a, w); the receiver's weights become (a w + a' w') / (a + a'), and its share a + a'. So
 shares of all ranks and messages always sum to the number of ranks.
 
-As in `pd_asgd`, a simulated clock gives every task a moment, and each layer that arrives as well. A step is as long as
-all its batches (micro-batches) on the fastest rank: a rank that is slower runs as many whole batches as fit. It ends
-when its last message has arrived.
+As in `pd_asgd`, a simulated clock gives every task a moment, and each layer that arrives as well; or real time does. A
+step is as long as all its batches (micro-batches) on the fastest rank: a rank that is slower runs as many whole batches
+as fit. It ends when its last message has arrived.
 """
 
 from __future__ import annotations
@@ -87,15 +87,19 @@ def moments(graph: TaskGraph, cost: CostModel, machine: Machine, slow: Slow = ()
 
 
 def layup(graph: TaskGraph, cost: CostModel, machine: Machine, *, slow: Slow = (), message: float | None = None,
-          share: float = 1.0) -> Ordered:
+          share: float = 1.0, clock: str = "simulated") -> Ordered:
     """Each rank trains weights of its own and sends each layer that it has updated to one drawn rank, which mixes it
     into its own (LayUp, 2410.05985; the mixing is reconstructed as sum-weight gossip); nobody waits. Each micro-batch
     is a batch with an update. `slow`: ranks and how many times slower they are (--slow 0=4). `message`: the time of a
-    message, by default as an all-reduce of the layer. `share`: of the updates after which a layer is sent."""
+    message, by default as an all-reduce of the layer. `share`: of the updates after which a layer is sent. `clock`:
+    "simulated", or "real": a layer is mixed in when it arrives, so runs differ, and each repeats from its log."""
     found = Batches.of(graph, "layup")
     counts = batches_of(machine.ranks, len(found.forward), slow)
     if not 0 <= share <= 1 or (message is not None and not message >= 0):
         raise PlanError(f"layup: a share of {share:g} of the updates and messages of {message} make no sense")
+    if clock not in ("simulated", "real") or (clock == "real" and (slow or message is not None)):
+        raise PlanError(f"layup: the clock is simulated or real, not {clock!r}" if clock != "real" else
+                        "layup: on the real clock nothing is slower than it is; leave --slow and message out")
     tasks = [t for ahead, back in zip(found.forward, found.backward, strict=True) for t in (*ahead, *back)]
     return Ordered(Schedule.of(graph, {Lane(0): tasks + found.rest}), {
         "stale": machine.ranks > 1 and share > 0, "batches": counts})

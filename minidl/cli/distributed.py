@@ -16,6 +16,7 @@ from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.loopback import run_ranks
+from ..runtime.version_log import VersionRead
 from ..system import process
 from ..training.agreement import Disagreement, agree
 from ..training.gossip_trainer import GossipTrainer
@@ -25,7 +26,7 @@ from ..training.trainer import Recorded, Trainer, interleaved
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import FLAGS, UsageError, asynchronous, job, path
-from .inputs import costs, scheduler_of
+from .inputs import costs, scheduler_of, version_log
 from .ranks import job as on_ranks
 from .runs import SUMS, claimed, deliver, finished, intended, resumed, steps_of, trained
 
@@ -148,12 +149,12 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack,
                  "the source of costs": arguments.costs,
                  "the transport": arguments.transport, "the checkpoint's step": saved and saved.step,
                  **_flags(arguments)}
-        return (arguments, recorded, saved), alike
+        return (arguments, recorded, saved, version_log(arguments.replay) if arguments.replay else None), alike
 
-    arguments, recorded, saved = agree(communicator, prepare)
+    arguments, recorded, saved, log = agree(communicator, prepare)
     show.notes(recorded.remarks if first else ())
     summing = transport(arguments.transport, communicator, recorded.device)
-    trainer = _trainer(arguments, recorded, summing, *_measured(arguments, recorded, summing))
+    trainer = _trainer(arguments, recorded, summing, *_measured(arguments, recorded, summing), log)
     if arguments.log_versions and not trainer.plan.stale:
         raise Disagreement(f"--log-versions has no effect here: {trainer.plan.scheduler} trains on the newest weights")
     if arguments.dry_run:
@@ -243,13 +244,16 @@ def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostMod
     return cost, {"link": link, "sums": sums}
 
 
-def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, links: Mapping[str, Any]) -> Any:
-    """`links`: as by `_measured`."""
+def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, links: Mapping[str, Any],
+             log: list[VersionRead] | None = None) -> Any:
+    """`links`: as by `_measured`. `log`: to replay."""
     traced = bool(arguments.trace or arguments.html)
     if arguments.parallel == "data":
         kind = GossipTrainer if asynchronous(arguments) else RankTrainer
-        return kind(recorded, cost, communicator, k=arguments.k, buckets=arguments.buckets, trace=traced,
-                           **links)
+        trainer = kind(recorded, cost, communicator, k=arguments.k, buckets=arguments.buckets, trace=traced, **links)
+        if isinstance(trainer, GossipTrainer) and log is not None:
+            trainer.replays = log, arguments.replay
+        return trainer
     return PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
                            trace=traced, **links)
 

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from .. import schedulers
 from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
+from ..runtime.version_log import VersionRead, from_lines
+from ..system.files import read_text
 from . import show
 from .flags import UsageError, kind_of
 
@@ -72,6 +74,14 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
     if arguments.save_costs:
         cost.save(arguments.save_costs)
     return cost
+
+
+def version_log(name: str) -> list[VersionRead]:
+    """The entries of the log of this name. Raises FileError or UsageError."""
+    try:
+        return from_lines(read_text(name, "version log").splitlines(), name)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
 
 
 def link(arguments: Any) -> Link:

@@ -12,16 +12,14 @@ from ..core.schedule import Schedule, ScheduleError
 from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
-from ..runtime.version_log import from_lines
 from ..system import process
-from ..system.files import read_text
 from ..training import checkpoint
 from ..training.trainer import Recorded, Trainer, interleaved
 from ..views.diagnosis import of_speedup
 from ..views.page import Shown
 from . import distributed, runs, show
 from .flags import UsageError, job
-from .inputs import costs, named, scheduler_of
+from .inputs import costs, named, scheduler_of, version_log
 
 USUAL = "mlp_large"  #: the network of runs that name none
 
@@ -80,10 +78,7 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
 
 def _replays(name: str) -> Callable[[TaskGraph], Replayed]:
     """Makes a replay of the log of this name. Raises FileError or UsageError."""
-    try:
-        entries = from_lines(read_text(name, "version log").splitlines(), name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    entries = version_log(name)
     return lambda graph: Replayed(graph, entries, name)
 
 

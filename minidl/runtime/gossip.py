@@ -1,13 +1,14 @@
 """Ranks that train weights of their own, and mix layers that others send: the runtime of `layup`.
 
-All ranks know the same moments of a step and the same drawn peers, so each knows which layers it receives and when. A
-rank does its part of the moments in order and waits only for a layer that has left its sender at an earlier moment.
+All ranks know the same moments of a step and the same drawn peers, so each knows which layers it receives. A clock says
+when: the simulated one by the moments, so a rank waits only for a layer that has left its sender at an earlier moment;
+a real one as soon as the layer is there; or the log of a run, which repeats its bits whatever its clock was.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,24 +32,66 @@ def peers(graph: TaskGraph, ranks: int, seed: int, share: float = 1.0) -> Callab
     return drawn
 
 
+Event = tuple[int, int]  #: (a task of this rank, -1), or (an update, the rank that has sent its layer to this one)
+#: from a step, its events by the simulated clock and a function that says which layers have arrived, to events in order
+Clock = Callable[[int, list[Event], Callable[[], list[Event]]], Iterable[Event]]
+
+
+def real_time(step: int, events: list[Event], arrived: Callable[[], list[Event]]) -> Iterator[Event]:
+    """The clock that mixes a layer after the task during which it has arrived, or at the end of the step."""
+    left = dict.fromkeys(event for event in events if event[1] >= 0)
+    for event in events:
+        if event[1] < 0:
+            yield event
+            for other in arrived():
+                del left[other]
+                yield other
+    yield from left
+
+
+def logged(entries: Iterable[VersionRead], graph: TaskGraph, name: str) -> Clock:
+    """The clock of a rank's part of the log of this name, in the order in which the rank wrote it. It raises ValueError
+    for a log of another run."""
+    place = {int(key): t for t, key in enumerate(graph.keys)}
+    steps: dict[int, list[Event]] = {}
+    for e in entries:
+        steps.setdefault(e.step, []).append((place.get(e.key, -1), e.source))
+
+    def clock(step: int, events: list[Event], arrived: Callable[[], list[Event]]) -> list[Event]:
+        own, found = iter([event for event in events if event[1] < 0]), list[Event]()
+        for event in steps.get(step, ()):
+            while event[1] < 0 and event not in found and (task := next(own, None)):  # also those without an entry
+                found.append(task)
+                if task == event:
+                    break
+            found += [event] if event[1] >= 0 else []
+        found += own
+        if step not in steps or sorted(found) != sorted(events):
+            raise ValueError(f"{name} is the log of another run: step {step + 1} has other tasks or messages")
+        return found
+
+    return clock
+
+
 class Gossip:
     """Call it with a step's inputs on this rank; it returns the step's outputs, or None on a rank that runs only some
     of the batches. `moments`: of all ranks, in order, see `minidl.schedulers.layup`. `peer(step, task, rank)`: the rank
-    to which an update sends its layer, or -1. `log` keeps the version that each task has read or made; `replica` has
-    the weights."""
+    to which an update sends its layer, or -1. `clock`: orders the events of a step in place of the moments. `log` keeps
+    the version that each task has read or made; `replica` has the weights."""
 
     timeline = None
 
     def __init__(self, program: Program, moments: Sequence[tuple[int, int, bool]], peer: Callable[[int, int, int], int],
-                 communicator: Communicator, device: Any = None) -> None:
+                 communicator: Communicator, device: Any = None, clock: Clock | None = None) -> None:
         part = program.body[0]
         self.replica = Replica(part.graph, part.memory, device)
         self.log: list[VersionRead] = []
-        self._moments, self._peer, self._communicator = moments, peer, communicator
+        self._moments, self._peer, self._communicator, self._clock = moments, peer, communicator, clock
         own = {task for rank, task, arrives in moments if rank == communicator.rank and not arrives}
         self._whole = len(own) == len(part.graph)
         self._versions, self._step = Counter[int](), 0
         self._bound: dict[tuple[int, int, bool], tuple[Any, Transfer]] = {}  # (update, peer, sends)
+        self._coming: dict[Event, Iterator[None]] = {}  # layers of this step that have not been seen to arrive
         self._sending: list[Iterator[None]] = []
         self._kept: dict[int, list[Any]] | None = None  # this rank's own weights while the mean is in their place
 
@@ -60,14 +103,15 @@ class Gossip:
         replica, me = self.replica, self._communicator.rank
         self._own()
         replica.bound.load(inputs)
-        for rank, task, arrives in self._moments:
-            if arrives:
-                if self._peer(self._step, task, rank) == me:
-                    replica.mix(replica.layer[task], self._received(task, rank))
-                    self._note(task, rank)
-            elif rank == me:
+        events = [(task, rank if arrives else -1) for rank, task, arrives in self._moments
+                  if (self._peer(self._step, task, rank) if arrives else rank) == me]
+        self._coming = {event: self._transfer(*event, False)[1]() for event in events if event[1] >= 0}
+        for task, source in self._clock(self._step, events, self._arrived) if self._clock else events:
+            if source >= 0:
+                replica.mix(replica.layer[task], self._received(task, source))
+            else:
                 replica.run(task)
-                self._note(task)
+            self._note(task, source)
         while self._polled():
             self._communicator.check()
         self._step += 1
@@ -102,13 +146,20 @@ class Gossip:
 
     def _received(self, task: int, rank: int) -> Any:
         """The layer that an update of another rank has sent."""
-        payload, transfer = self._transfer(task, rank, False)
         patience = Patience(self._communicator, lane=True)
-        for _ in transfer():
+        for _ in self._coming.pop((task, rank), ()):
             self._polled()
             patience.wait((rank,), f"the layer of {self.graph.name(task)}")
         patience.reset()
-        return payload
+        return self._transfer(task, rank, False)[0]
+
+    def _arrived(self) -> list[Event]:
+        """The layers that have arrived since the last call."""
+        self._polled()
+        found = [event for event, move in self._coming.items() if next(move, self) is self]
+        for event in found:
+            del self._coming[event]
+        return found
 
     def _polled(self) -> bool:
         """Polls the messages that are being sent; whether some are left."""

@@ -27,13 +27,14 @@ class Replica:
     def __init__(self, graph: TaskGraph, memory: MemoryPlan | None = None, device: Any = None) -> None:
         self.graph, self.bound = graph, Bound(graph, memory, device)
         changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
-        self.layer = {t: int(graph.unit[t]) for t in np.flatnonzero(changing).tolist()}
-        own: dict[int, set[int]] = {}
-        for t, layer in self.layer.items():
-            own.setdefault(layer, set()).update(int(graph.buffer_storage[b]) for b in graph.writes[t].tolist()
-                                                if graph.buffer(b).role == Role.PARAMETER)
+        self.layer, own, home = dict[int, int](), dict[int, set[int]](), dict[int, int]()
+        for t in np.flatnonzero(changing).tolist():
+            mine = {int(graph.buffer_storage[b]) for b in graph.writes[t].tolist()
+                    if graph.buffer(b).role == Role.PARAMETER}
+            self.layer[t] = home.get(min(mine), int(graph.unit[t]))
+            home |= dict.fromkeys(mine, self.layer[t])
+            own.setdefault(self.layer[t], set()).update(mine)
         self.weights = {layer: [self.bound.flat(s) for s in sorted(storages)] for layer, storages in own.items()}
-        home = {s: layer for layer, storages in own.items() for s in storages}
         self.reads = [sorted({home[s] for s in graph.buffer_storage[graph.reads[t]].tolist() if s in home})
                       if t not in self.layer else [] for t in range(len(graph))]
         self.share = dict.fromkeys(self.weights, 1.0)

@@ -60,7 +60,7 @@ class VersionLog:
         self._filled = {s: source[id(spec.filled)] for s, spec in enumerate(graph.storages)
                         if id(spec.filled) in source}
         self._tag |= dict.fromkeys(self._filled, (-1, 0, 0, 0.0))
-        for t in np.flatnonzero(graph.kind == Kind.U).tolist():
+        for t in np.flatnonzero(graph.kind == Kind.U)[::-1].tolist():  # the first update's, if numbers differ
             self._stage |= dict.fromkeys([v.storage for launch in graph.launches[t] for v in launch.writes],
                                          int(graph.unit[t]))
             self._tag |= {launch.writes[0].storage: (-1, 0, 0, 0.0) for launch in graph.launches[t]
@@ -122,7 +122,7 @@ class VersionLog:
             return
         version = max(self._tag[s][0] for s in changed) + 1
         self._tag.update(dict.fromkeys(changed, (version, 0, 0, 0.0)))
-        self._append(key, version, int(unpack(key).unit))
+        self._append(key, version, self._stage[min(changed)])
 
 
 def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:

@@ -8,25 +8,32 @@ from typing import Any
 import numpy as np
 
 from .. import schedulers
-from ..runtime.gossip import Gossip, peers
+from ..runtime.gossip import Clock, Gossip, logged, peers, real_time
 from ..runtime.version_log import VersionRead
 from ..schedulers.layup import moments
 from .rank_trainer import RankTrainer
+from .trainer import TrainingError
 
 
 class GossipTrainer(RankTrainer):
     """The whole model is the ranks' mean, weighted by their shares: what is evaluated, and what is left at the end.
-    Only ranks that run all batches of a step have losses. `log`: of all ranks, after `finish`."""
+    Only ranks that run all batches of a step have losses. `log`: of all ranks, after `finish`. `replays`: a log of such
+    a run and its name, which says the order of all events in place of a clock."""
 
     log: list[VersionRead]
+    replays: tuple[list[VersionRead], str] | None = None
 
     @functools.cached_property
     def run(self) -> Any:
         known = schedulers.find(self.job.scheduler, "data").known(**self.job.scheduler_args)
-        share = known.pop("share", 1.0)
-        clock = moments(self.program.graph, self.cost, self._machine, **known)
-        peer = peers(self.program.graph, self.communicator.size, self.job.seed, share)
-        return Gossip(self.program, clock, peer, self.communicator, self.recorded.device)
+        share, graph, own = known.pop("share", 1.0), self.program.graph, self.communicator.rank
+        clock: Clock | None = real_time if known.pop("clock", "simulated") == "real" else None
+        if self.replays is not None:
+            entries, name = self.replays
+            clock = logged([e for e in entries if e.rank == own], graph, name)
+        peer = peers(graph, self.communicator.size, self.job.seed, share)
+        return Gossip(self.program, moments(graph, self.cost, self._machine, **known), peer, self.communicator,
+                      self.recorded.device, clock)
 
     def finish(self) -> None:
         """Ends the run. Every rank then has the losses and the whole model."""
@@ -35,3 +42,5 @@ class GossipTrainer(RankTrainer):
         shares = self.communicator.gather((self.losses, self.run.log))
         self.losses = np.mean([losses for losses, _ in shares if losses], axis=0).tolist()
         self.log = [entry for _, entries in shares for entry in entries]
+        if self.replays is not None and self.log != self.replays[0]:
+            raise TrainingError(f"{self.replays[1]} is the log of another run: it has other versions")

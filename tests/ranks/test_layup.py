@@ -17,6 +17,7 @@ import minidl as ml
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, unpack
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.gossip import real_time
 from minidl.runtime.replica import Replica, replay
 from minidl.runtime.version_log import VersionRead, as_lines, from_lines
 from minidl.schedulers.layup import batches_of, moments
@@ -37,14 +38,16 @@ def weights(recorded: Recorded) -> list[bytes]:
     return [p.numpy().tobytes() for p in recorded.model.parameters()]
 
 
-def ran(task: Job, ranks: int) -> tuple[list[GossipTrainer], list[list[bytes]], list[Any]]:
-    """The trainers of all ranks, the weights of each rank after the last step, and all inputs."""
+def ran(task: Job, ranks: int,
+        log: list[VersionRead] | None = None) -> tuple[list[GossipTrainer], list[list[bytes]], list[Any]]:
+    """The trainers of all ranks, the weights of each rank after the last step, and all inputs. `log`: to replay."""
     first = Recorded(task, 0, ranks)
     own = [first.copy(rank) for rank in range(ranks)]
     inputs: list[list[Any]] = [[] for _ in own]
 
     def part(communicator: Any) -> Any:
         trainer = GossipTrainer(own[communicator.rank], COST, communicator, LINK)
+        trainer.replays = None if log is None else (log, "log")
         taken, read = inputs[communicator.rank], trainer._inputs
         trainer._inputs = lambda: taken.append(read()) or taken[-1]  # type: ignore[func-returns-value]
         for _ in range(STEPS):
@@ -121,6 +124,27 @@ def test_many_configurations_repeat_and_replay() -> None:
         check_repeats(seed)
 
 
+def test_a_run_on_the_real_clock_repeats_from_its_log() -> None:
+    """Time decides which version a task reads; the log alone says the bits. The replay writes the same log, and finds
+    the same weights as a replay that knows versions alone."""
+    task = job(3, 4, clock="real")
+    trainers, found, inputs = ran(task, 3)
+    log = from_lines(as_lines(trainers[0].log), "log")
+    assert log == trainers[0].log
+    assert replayed(task, 3, log, inputs) == found
+    again, same, _ = ran(job(3, 4), 3, log)
+    assert same == found
+    assert again[0].log == log
+    for layer in trainers[0].run.replica.share:
+        assert sum(t.run.replica.share[layer] for t in trainers) == pytest.approx(3, rel=1e-12)
+
+
+def test_real_time_mixes_a_layer_after_the_task_during_which_it_has_come() -> None:
+    events = [(0, -1), (5, 1), (1, -1), (6, 2), (2, -1), (7, 1)]
+    comes = iter([[(7, 1)], [], [(5, 1)]])
+    assert [*real_time(0, events, lambda: next(comes))] == [(0, -1), (7, 1), (1, -1), (2, -1), (5, 1), (6, 2)]
+
+
 def test_without_messages_ranks_are_runs_of_sgd_in_bits() -> None:
     """Also one rank, which has nobody to send to."""
     for ranks, options in ((3, {"share": 0.0}), (1, {})):
@@ -168,6 +192,12 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
     updates = Counter(e.rank for e in entries if unpack(e.key).kind == Kind.U and e.source < 0)
     assert updates[1] == 4 * updates[0]
     assert sum(e.to >= 0 for e in entries) == sum(e.source >= 0 for e in entries) > 0
+    again = tmp_path / "again.jsonl"
+    code, found = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4", "--replay", str(log), "--log-versions",
+                           str(again))
+    assert code == 0
+    assert found["params_sha256"] == record["params_sha256"]
+    assert again.read_text() == log.read_text()
 
     def refused(*flags: str) -> str:
         code, _, err = run(capsys, *FLAGS, "--ranks", "2", *flags)
@@ -176,6 +206,14 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
 
     assert "ends no batch in a step of 4" in refused("--slow", "0=8")
     assert "ranks are 0 to 1" in refused("--slow", "7=2")
+    assert "step 1 has other tasks or messages" in refused("--slow", "0=2", "--replay", str(log))
+    assert "step 4 has other tasks or messages" in refused("--slow", "0=4", "--replay", str(log), "--steps", "4")
+    log.write_text(log.read_text().replace('"version": 0', '"version": 1', 1))
+    assert "it has other versions" in refused("--slow", "0=4", "--replay", str(log))
+    log.write_text("{}")
+    assert "line 1: no entry of a version log" in refused("--replay", str(log))
+    assert "nothing is slower than it is" in refused("--scheduler-arg", "clock=real", "--slow", "0=4")
+    assert "is simulated or real, not 'sun'" in refused("--scheduler-arg", "clock=sun")
     assert "RANK=FACTOR" in refused("--slow", "two")
     assert "it goes with --scheduler layup" in refused("--scheduler", "fifo", "--slow", "0=4")
     assert "keeps no checkpoint" in refused("--checkpoint", str(tmp_path / "saved"))
@@ -189,3 +227,14 @@ def test_ranks_under_mpi_have_the_bits_of_threads(capsys: Any) -> None:
     code, found, errors = command(2, *FLAGS[1:], "--slow", "0=4")
     assert code == 0, errors
     assert found["params_sha256"] == wanted["params_sha256"]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec")
+def test_threads_repeat_a_run_on_the_real_clock_under_mpi(capsys: Any, tmp_path: Any) -> None:
+    log = str(tmp_path / "log.jsonl")
+    code, found, errors = command(3, *FLAGS[1:], "--batch-size", "48", "--scheduler-arg", "clock=real",
+                                  "--log-versions", log)
+    assert code == 0, errors
+    again = run_json(capsys, *FLAGS, "--batch-size", "48", "--ranks", "3", "--replay", log)[1]
+    assert again["params_sha256"] == found["params_sha256"]

@@ -223,6 +223,12 @@ def test_the_command_line_trains_logs_and_replays(capsys: Any, tmp_path: Any) ->
     assert code == 0
     assert run_json(capsys, *FLAGS, "--replay", log)[1]["params_sha256"] == record["params_sha256"]
 
+    gpt = (*FLAGS, "--model", "gpt", "--optimizer", "sgd", "--model-arg", "layers=1")  # with tied weights
+    log_of_gpt = str(tmp_path / "gpt.jsonl")
+    record = run_json(capsys, *gpt, "--model-arg", "dropout=0", "--log-versions", log_of_gpt)[1]
+    again = run_json(capsys, *gpt, "--model-arg", "dropout=0", "--replay", log_of_gpt)[1]
+    assert again["params_sha256"] == record["params_sha256"]
+
     def refused(*flags: str) -> str:
         code, _, err = run(capsys, *FLAGS, *flags)
         assert code == 2
@@ -231,6 +237,7 @@ def test_the_command_line_trains_logs_and_replays(capsys: Any, tmp_path: Any) ->
     assert "has 3 steps, and this is step 4" in refused("--replay", log, "--steps", "4")
     assert "no order gives the versions" in refused("--replay", log, "--micro-batches", "2")
     assert "at least one forward and one backward thread" in refused("--scheduler-arg", "backward=0")
+    assert "of a network without time steps and dropout" in refused(*gpt[len(FLAGS):])
     assert "share a value, such as Adam's powers" in refused("--optimizer", "adam")
     assert "--log-versions has no effect here" in refused("--scheduler-arg", "backward=1", "--scheduler-arg", "queue=0",
                                                           "--log-versions", log)
