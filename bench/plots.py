@@ -20,6 +20,7 @@ import numpy as np
 sys.path[:0] = [str(Path(__file__).parent)]
 
 from common import RESULTS
+from tradeoff import diverges
 
 BLUE, ORANGE, GREEN, PINK, RED, GREY = "#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#d55e00", "#9aa1a9"
 Record = dict[str, Any]
@@ -184,10 +185,34 @@ def batch_size(record: Record) -> Any:
     return figure
 
 
+def tradeoff(record: Record) -> Any:
+    """A panel for each network: accuracy or bits per byte of each method against its predicted time, coloured by how
+    late gradients are; without those that diverge."""
+    networks = record["networks"]
+    figure, panels = grid(len(networks), 1, (9, 5.2))
+    latest = max(p["late"] or 0 for n in networks.values() for p in n["points"].values())
+    for (name, network), panel in zip(networks.items(), panels, strict=True):
+        points = sorted(((label, p) for label, p in network["points"].items()
+                         if not diverges(p[network["metric"]], network["metric"])), key=lambda named: named[1]["ms"])
+        scale = 100 if network["metric"] == "accuracy" else 1
+        x, y = ([p["ms"] for _, p in points], [scale * float(np.mean(p[network["metric"]])) for _, p in points])
+        dots = panel.scatter(x, y, c=[p["late"] for _, p in points], cmap="viridis_r", vmin=0, vmax=latest, s=22,
+                             edgecolors="black", linewidths=0.4)
+        for i, (label, _) in enumerate(points):
+            panel.annotate(label, (x[i], y[i]), xytext=((4, -2), (4, 5), (4, -8))[i % 3], fontsize=5,
+                           textcoords="offset points")
+        panel.set_xscale("log")
+        panel.set_xlabel("predicted time of the run, ms", fontsize=8)
+        panel.set_ylabel("test accuracy, %" if scale > 1 else "bits per byte (less is better)", fontsize=8)
+        panel.set_title(f"{name}, {network['samples']:,} samples", fontsize=8)
+        figure.colorbar(dots, ax=panel, label="updates late, mean")
+    return figure
+
+
 PLOTS: dict[str, Callable[[Record], Any]] = {
     "mlp": mlp, "single_device": single_device, "data_parallel_waits": data_parallel, "first_k_map": first_k_map,
     "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel, "stale": stale,
-    "batch_size": batch_size}
+    "batch_size": batch_size, "tradeoff": tradeoff}
 
 
 def save(name: str, record: Record, path: Path) -> None:

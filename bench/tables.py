@@ -27,6 +27,7 @@ from learning import rows as learning
 from single_device import TORCH
 from spectrum import said as spectrum_said
 from stale import accuracies
+from tradeoff import rows as tradeoff_rows
 
 RUN_AS = {"one device": "one device", "data": "two data-parallel ranks", "pipeline": "a pipeline on two ranks",
           "all": "all"}
@@ -208,6 +209,11 @@ def spectrum(record: dict[str, Any]) -> Iterator[Row]:
             yield f"digits, {name}: accuracy", spectrum_said(arm), arm["expected"]
 
 
+def tradeoff(record: dict[str, Any]) -> Iterator[Row]:
+    for network, name, seen, time, late, command in tradeoff_rows(record):
+        yield f"{network}, {name}: `{command}`", f"{seen}; {time}{f'; {late} updates late' * bool(late)}", "-"
+
+
 def batch_size(record: dict[str, Any]) -> Iterator[Row]:
     for sparsity, part in record["sparsities"].items():
         steps = ", ".join(f"{k:.0f}" if k is not None else "-" for k in part["steps"].values())
@@ -353,6 +359,15 @@ batches there and 500 on each other rank. The rate is 0.2, which is how the targ
 0.05; LayUp needs it as well, since the ranks' mean moves by one rank's rate.
 DDP with a slow rank misses its target by 12 points: after 124 steps accuracy still rises steeply.""",
             {"spectrum": spectrum}),
+    Section("The whole spectrum", """\
+Every method that changes which values a backward pass reads, on the embedded digits (5 layers of 64, twelve epochs,
+three seeds) and on a small GPT (4 blocks of width 32, 3,200 samples of 16 bytes, one seed): what it has learned, the
+predicted time of the run, and how many updates late its gradients are, counted in its version log; for PARTIME and
+`delayed_update` it follows from their rules. Times are simulated on assumed costs, with links of 1 us and 10 GB/s and,
+for sweeps, 16 lanes; the record has the `plan` command of each point. Learning rates are not tuned: one device and
+pipelines have one, data-parallel ranks another, AdamW and PARTIME their own. So stale pipelines lose more here than
+they must; a run that diverges is not in the picture. PD-ASGD and LayUp were replayed from their logs, with equal bits.
+Made by `python bench/tradeoff.py`.""", {"tradeoff": tradeoff}),
     Section("Batch size and ranks", """\
 Steps to an error of 5 % on the embedded digits, one hidden layer of 32, the fastest of drawn learning rates and
 momenta, mean of three seeds; sparse networks are pruned before training (Lee et al., 2003.11316). Times are these steps
