@@ -182,7 +182,7 @@ def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collectio
     fit = [(plan, one) for one in tried if (plan := within(one)) is not None]
     if not fit:
         raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: with all activations kept it needs "
-                               f"{peak:,}, and the least that can be had is {min(least):,}")
+                               f"{peak:,}, and the least that can be had is {min(least):,}", min(least))
     best, units = min(fit, key=lambda found: found[0].step)
     if not units:
         return best

@@ -21,6 +21,7 @@ from ..pricing.cost import CostModel
 from ..system.loading import line_of
 from . import away
 from .data_parallel import Policy as OnAllRanks
+from .fitted import fastest
 from .kept import dropped_by, planned
 from .layer_times import with_communication
 from .ordered import Ordered, as_ordered, taken
@@ -46,7 +47,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     `split`: the number of parts of each task that can be cut, or of some by name, or auto (`minidl.schedulers.wide`).
     `shard`: what data-parallel ranks share out: 1 the optimizer's states, 2 gradients as well, 3 parameters as well, as
     in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or all, the memory that
-    leaves (`minidl.schedulers.away`).
+    leaves (`minidl.schedulers.away`); auto, if `recompute` is too: of all these, and of shards that nobody has chosen,
+    the fastest within the machine's limit (`minidl.schedulers.fitted`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -65,22 +67,30 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     if not isinstance(policy, str | Schedule | Scheduler) and not callable(policy):
         raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
 
-    def made(dropped: Collection[int], limit: int | None) -> Plan:
+    def made(dropped: Collection[int], limit: int | None, level: Shards | int | str = shard) -> Plan:
         def whole(parts: Parts, limit: int | None) -> Plan:
             chosen = find(policy, "pipeline" if given else None) if isinstance(policy, str) else policy
             order, plain = away.apart(chosen)
             free = replace(machine, memory_limit=limit if order is None else None)
             made = _plan(graph, plain, cost, free, options, {"dropped": dropped, "parts": parts},
-                         Shards.of(shard))
+                         Shards.of(level))
             return made if order is None else away.moved(made, cost, limit, away.moves_in(order), order)
 
         def cut(parts: Parts) -> Plan:
-            return away.planned(offload, cost, limit, lambda limit: whole(parts, limit))
+            what = "none" if offload == "auto" else offload
+            return away.planned(what, cost, limit, lambda limit: whole(parts, limit))
 
         return cut(1) if split == 1 else in_parts(
             graph, split, cost, options.get("streams") or (2 if cost is None else most_streams(cost)), cut)
 
     try:
+        if offload == "auto":
+            if recompute != "auto":
+                raise PlanError("offload auto goes with recompute auto")
+            chosen = find(policy, "pipeline" if given else None) if isinstance(policy, str) else policy
+            shared = isinstance(chosen, Scheduler) and chosen.parallel == "data" and machine.ranks > 1 and not shard
+            if not isinstance(getattr(chosen, "function", chosen), Schedule):
+                return fastest(graph, cost, machine.memory_limit, (1, 2, 3) if shared else (), made)
         return planned(graph, cost, machine.memory_limit, recompute, made)
     except (*UNCLEAR, ValueError) as error:
         if isinstance(error, ValueError) and type(error) is not ValueError:

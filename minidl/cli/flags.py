@@ -381,8 +381,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                   "(default: auto with --memory-limit, else none)"),
         "--offload": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
                            choices=Names("passes.offload:EACH"), default="none", metavar="WHAT",
-                           help="%(choices)s: keep these in a file while no task needs them, with copies beside other "
-                                "tasks; with --memory-limit only as many as it needs (default none)"),
+                           help="%(choices)s: keep these in a file while no task needs them; with --memory-limit only "
+                                "as many as it needs, and what is fastest if nothing else is said (default none)"),
         "--offload-to": _flag(PRICED, ("--offload", lambda a: a.offload != "none"), type=path, metavar="FILE",
                               help="a new file for it, on a disk with room; it has no name while it is used, and "
                                    "goes with the process (default: in the folder for temporary files)"),

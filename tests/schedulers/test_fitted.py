@@ -1,0 +1,99 @@
+"""Within a memory limit alone: the fastest plan over kept activations, offloaded memory and shards."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import run_json
+
+import minidl as ml
+from minidl import nn, optim
+from minidl.core.graph import TaskGraph
+from minidl.core.machine import PlanError
+from minidl.core.tasks import Kind
+from minidl.plans.memory import MemoryLimitError
+from minidl.pricing.cost import Link
+
+
+def chain(layers: int = 5) -> TaskGraph:
+    ml.seed(0)
+    model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(layers)])
+    opt = optim.Adam(model.parameters(), 0.01)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, np.zeros((256, 16), np.float32), np.zeros(256, np.int64))
+
+
+def cost(bandwidth: float) -> ml.CostModel:
+    """Layers of some microseconds, and copies of so many bytes in one."""
+    return ml.CostModel(kinds={"F": 10.0, "O": 10.0, "W": 10.0, "U": 1.0}, far=Link(1.0, bandwidth))
+
+
+@pytest.mark.parametrize(("bandwidth", "chosen"), [(1e5, {Kind.D}), (50.0, {Kind.R}), (1500.0, {Kind.D})])
+def test_the_fastest_of_what_fits_is_chosen(bandwidth: float, chosen: set[Kind]):
+    graph, costs = chain(), cost(bandwidth)
+    whole = ml.plan(graph, "in_order", costs)
+    limit = whole.peak_bytes[0] * 8 // 10
+    machine = ml.Machine(memory_limit=limit)
+    found = ml.plan(graph, "in_order", costs, machine, recompute="auto", offload="auto")
+    assert found.peak_bytes[0] <= limit
+    assert {t.kind for t in found.graph} & {Kind.R, Kind.D} == chosen
+    others = [ml.plan(graph, "in_order", costs, machine, recompute=again, offload=away) for again, away in (
+        ("auto", "none"), ("none", "all"))]
+    assert found.step <= min(plan.step for plan in others) * (1 + 1e-9)
+    name = "recompute" if chosen == {Kind.R} else "offload"
+    assert re.search(rf"of what fits {limit:,} bytes in place of {whole.peak_bytes[0]:,}, {name} is the fastest "
+                     rf"predicted: {name} \+", found.remarks[-1])
+    roomy = ml.Machine(memory_limit=whole.peak_bytes[0])
+    assert ml.plan(graph, "in_order", costs, roomy, recompute="auto", offload="auto").remarks == ()
+
+
+def test_below_the_least_nothing_fits_and_the_least_can_be_had():
+    graph, costs = chain(), cost(1e3)
+    with pytest.raises(MemoryLimitError, match=r"the least that can be had is [\d,]+$") as error:
+        ml.plan(graph, "in_order", costs, ml.Machine(memory_limit=1000), recompute="auto", offload="auto")
+    least = error.value.least
+    assert least is not None
+    found = ml.plan(graph, "in_order", costs, ml.Machine(memory_limit=least), recompute="auto", offload="auto")
+    assert found.peak_bytes[0] <= least
+    alone = (ml.plan(graph, "in_order", costs, recompute=again, offload=away).peak_bytes[0]
+             for again, away in (("all", "none"), ("none", "all"), ("sqrt", "all")))
+    assert least <= min(alone)
+
+
+def test_data_parallel_ranks_share_out_if_nothing_else_fits_and_nobody_has_said_a_level():
+    graph, costs = chain(), cost(1e3)
+    machine = ml.Machine(4, collective=lambda sizes: 5.0)
+    least = min(ml.plan(graph, "barrier", costs, machine, recompute=again, offload="all").peak_bytes[0]
+                for again in ("none", "sqrt", "all"))
+    limit = ml.Machine(4, least - 1, collective=machine.collective)
+    found = ml.plan(graph, "barrier", costs, limit, recompute="auto", offload="auto")
+    assert "shards" in found.schedule.notes
+    assert max(found.peak_bytes) < least
+    assert ", shard " in found.remarks[-1]
+    with pytest.raises(MemoryLimitError):
+        ml.plan(graph, "fifo", costs, ml.Machine(4, 1000), recompute="auto", offload="auto")
+
+
+def test_the_choice_is_refused_without_a_limit():
+    with pytest.raises(PlanError, match="within a memory limit"):
+        ml.plan(chain(2), "in_order", recompute="auto", offload="auto")
+    with pytest.raises(PlanError, match="offload auto goes with recompute auto"):
+        ml.plan(chain(2), "in_order", machine=ml.Machine(memory_limit=1000), offload="auto")
+
+
+def test_a_limited_run_has_the_bits_of_a_free_one(capsys: pytest.CaptureFixture[str]):
+    train = ["train", "--model", "mlp", "--costs", "analytic", "--optimizer", "adam", "--steps", "3"]
+    free = run_json(capsys, *train)[1]
+    limit = free["peak_bytes"] * 9 // 10
+    limited = run_json(capsys, *train, "--memory-limit", str(limit))[1]
+    assert limited["peak_bytes"] <= limit
+    assert limited["params_sha256"] == free["params_sha256"]
