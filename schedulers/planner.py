@@ -47,8 +47,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     `split`: the number of parts of each task that can be cut, or of some by name, or auto (`minidl.schedulers.wide`).
     `shard`: what data-parallel ranks share out: 1 the optimizer's states, 2 gradients as well, 3 parameters as well, as
     in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or all, the memory that
-    leaves (`minidl.schedulers.away`); auto, if `recompute` is too: of all these, and of shards that nobody has chosen,
-    the fastest within the machine's limit (`minidl.schedulers.fitted`).
+    leaves (`minidl.schedulers.away`); auto, with `recompute="auto"`: the fastest of all these, and of shards if
+    `shard` is 0, within the machine's limit (`minidl.schedulers.fitted`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
