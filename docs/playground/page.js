@@ -174,6 +174,7 @@ function writeLink() {
   if (level) link.set("challenge", CHALLENGES.indexOf(level) + 1);
   else {
     if (problem) for (const [key, value] of Object.entries(problem)) link.set(key === "name" ? "policy" : key, value);
+    if ($("recompute").value) link.set("recompute", "all");
     for (const id of TIMES) if ($(id).value !== $(id).defaultValue) link.set(id, $(id).value.trim().replaceAll(/[\s,]+/g, "_"));
   }
   if ($("other").value) link.set("above", $("other").value);
@@ -187,6 +188,7 @@ function writeLink() {
 function readLink() {
   const link = new URLSearchParams(location.hash.slice(1)), level = CHALLENGES[link.get("challenge") - 1], policy = link.get("policy");
   if (!level && !(policy in plans) && !link.get("plan")) return false;
+  $("recompute").value = link.get("recompute") === "all" ? "all" : "";
   for (const id of TIMES) $(id).value = (link.get(id) || $(id).defaultValue).replaceAll("_", " ");
   const shown = link.get("plan") && link.get("plan").split("_").map((rank) => rank.split(".").filter(Boolean).map((a) => a.split("-")));
   if (level) challenge(level);
@@ -223,7 +225,8 @@ function times() {
     $(id).setAttribute("aria-invalid", !good);
     $(id).title = good ? "" : `a number from ${id === "latency" ? 0 : LEAST} to ${MOST}; until then ${lasting[id]}`;
   }
-  return { ...lasting };
+  const recompute = !state.level && $("recompute").value === "all";
+  return { ...lasting, O: lasting.O + (recompute ? lasting.F : 0), recompute };
 }
 
 /** How many times as long each stage takes; null if all are equal, or the field does not have a number for each stage. */
@@ -344,6 +347,7 @@ function drawRows(svg, top, { plan, price }, all, scale, own) {
 
 function drawn({ rank, n, tasks, from, to }, upper, scale, own) {
   const x = LEFT + from * scale, width = (to - from) * scale, y = upper + rank * PITCH, fault = own && state.fault;
+  const { F, O, W, recompute } = times();
   const group = make("g", !own ? {} : { class: "task", tabindex: rank === focused.rank && n === focused.n ? 0 : -1, role: "button",
     "aria-label": `${tasks.join(" and ")} on rank ${rank}`, "data-rank": rank, "data-place": n, "data-task": tasks.join(";") });
   tasks.forEach((name, i) => {
@@ -351,6 +355,8 @@ function drawn({ rank, n, tasks, from, to }, upper, scale, own) {
     const culprit = fault && fault.tasks.includes(name);
     group.append(make("rect", { x, y: top, width: Math.max(1, width - 1), height: tall - (tasks.length > 1 ? 1 : 0),
       fill: colour(kind), class: culprit ? "culprit" : fault ? "stuck" : "" }));
+    if (recompute && !fault && "OB".includes(kind)) group.append(make("rect", { x, y: top, height: tall - (tasks.length > 1 ? 1 : 0),
+      width: width * F / (kind === "B" ? O + W : O) / tasks.length, fill: colour("R"), class: "again" }));
     if (name.length * LETTER + 3 <= width) group.append(make("text", { class: fault && !culprit ? "on faint" : "on", x: x + width / 2, y: top + tall / 2 }, name));
     group.append(make("title", {}, `${name}: ${DATA.palette[kind][1]} of stage ${stage}, micro-batch ${micro}`
       + (fault ? "" : `, ${short(from)} to ${short(to)}`)));
@@ -506,12 +512,12 @@ async function start() {
   await unpack();
   $("policy").append(...Object.keys(plans).map((name) => make("option", { value: name }, name)));
   $("policy").value = "zb_h1";
-  $("legend").append(...["F", "O", "W", "B"].map((kind) =>
+  $("legend").append(...["F", "O", "W", "B", "R"].map((kind) =>
     make("span", {}, make("i", { style: `background:${colour(kind)}` }), DATA.palette[kind][1])));
   $("gallery").append(...DATA.gallery.map(card));
   for (const id of ["policy", "ranks", "micros", "chunks"])
     $(id).addEventListener("change", () => choose(id === "policy"));
-  for (const id of TIMES) $(id).addEventListener("input", retimed);
+  for (const id of [...TIMES, "recompute"]) $(id).addEventListener("input", retimed);
   for (const id of ["F", "O", "W", "latency"]) $(id).addEventListener("blur", () => { // what is no time goes
     if ($(id).getAttribute("aria-invalid") === "true") { $(id).value = lasting[id]; times(); }
   });

@@ -248,7 +248,8 @@ const Simulator = (() => {
 
   /** The figures of `minidl simulate`, when each task runs, and `live`: of each rank the activations that it holds from the
       start of each of its actions. `times`: {F, O, W, latency}, those of a rank, which its stages share; `stages` in it:
-      how many times as long each stage takes. */
+      how many times as long each stage takes; `recompute`: an activation is freed after its forward, and there again
+      from its O or B on, whose time has that of the second forward. */
   function price(proved, times) {
     const { tasks, actions, lanes, place, ranks } = proved, share = ranks / place.stages, length = lengths(times, share);
     const duration = (t) => length[t.kind] * (times.stages ? times.stages[t.stage] : 1);
@@ -258,11 +259,11 @@ const Simulator = (() => {
     lanes.forEach((lane, rank) => {
       const uses = new Map(); // activation -> its last action here
       lane.forEach((a, n) => actions[a].members.forEach((t) => {
-        const { stage, micro } = tasks[t];
+        const { stage, micro, kind } = tasks[t];
         first[rank] = Math.min(first[rank], start[t]);
         last[rank] = Math.max(last[rank], end[t]);
         busy[rank] += duration(tasks[t]);
-        const key = `${stage}/${micro}`, [from] = uses.get(key) || [n];
+        const key = `${stage}/${micro}${times.recompute && kind === "F" ? "F" : ""}`, [from] = uses.get(key) || [n];
         uses.set(key, [from, n]);
       }));
       const change = new Array(lane.length + 2).fill(0);

@@ -526,6 +526,26 @@ def test_memory_lines_show_what_each_rank_holds_and_move(tab):
     assert "peak 4" in tab.inner_text("#board")
 
 
+def test_recompute_takes_a_forward_more_in_o_and_frees_activations_in_between(tab):
+    tab.select_option("#policy", "one_f_one_b")
+    kept = tab.evaluate("playground.state.price")
+    assert kept["peak_activations"] == [4, 3, 2, 1]
+    tab.select_option("#recompute", "all")
+    price = tab.evaluate("playground.state.price")
+    longer = ours_of("one_f_one_b", 4, 8, (1.0, 2.0, 1.0, 0.0))
+    assert price["makespan"] == longer["makespan"] > kept["makespan"]
+    assert price["peak_activations"] == [1, 1, 1, 1]
+    assert tab.locator("#board rect.again").count() == 32
+    assert "recompute=all" in tab.url
+    tab.select_option("#policy", "zb_h1")
+    line = tab.get_attribute("[data-live='3']", "d")
+    drag(tab, "3W0", beside(tab, "3O2", 8))
+    assert tab.inner_text("#verdict") == "valid on 4 ranks"
+    assert tab.get_attribute("[data-live='3']", "d") != line
+    tab.reload()
+    assert tab.input_value("#recompute") == "all"
+
+
 def test_two_plans_are_drawn_above_each_other(tab):
     tab.select_option("#other", "gpipe")
     price = ours_of("gpipe", 4, 8, (1.0, 1.0, 1.0, 0.0))
