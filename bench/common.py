@@ -89,9 +89,10 @@ def recorded_step(model: Any, batch: int) -> tuple[Any, Any, Any]:
 
 
 def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, Callable[[], Any]], seconds: float,
-                      corun: Any = None) -> dict[str, dict[str, float]]:
+                      corun: Any = None, far: Any = None) -> dict[str, dict[str, float]]:
     """Predicted over measured step time, minus 1, in five rounds. Costs are measured in turn with the arms, since a
-    machine's speed drifts and depends on how many of its cores are busy; the `corun` ratios are measured before."""
+    machine's speed drifts and depends on how many of its cores are busy; the `corun` ratios and the link to
+    `far` memory are measured before."""
     from dataclasses import replace
 
     import minidl as ml
@@ -102,7 +103,7 @@ def prediction_errors(graph: Any, plans: Mapping[str, Any], arms: Mapping[str, C
         profile = Profile(graph, seed=seed)
         measured = interleave({"costs": profile.run, **{key: arms[key] for key in plans}},
                               seconds=seconds / 5, warm_up=2)
-        cost = replace(profile.costs(), corun=corun)
+        cost = replace(profile.costs(), corun=corun, far=far)
         for key, schedule in plans.items():
             errors[key].append(ml.plan(graph, schedule, cost).step / 1e6 / float(np.median(measured[key])) - 1)
     return {key: {"median": round(float(np.median(e)), 4), "worst": round(max(e, key=abs), 4), "n": len(e)}

@@ -5,8 +5,8 @@
 
 GPT small (12 layers of 128, 8 rows of 128 tokens) and ResNet-20 (batch 64), one thread each. Arms: all activations
 kept; sqrt; auto within sqrt's peak; `blocks`, which keeps the output of each block, as torch does if it checkpoints
-each block. Peaks are planned and allocated; steps are predicted from costs of the plain step, measured in turn with the
-arms.
+each block; `offload`, which copies activations to a file and back. Peaks are planned and allocated; steps are predicted
+from costs of the plain step, measured in turn with the arms.
 
 Ranks: plain buckets, gradients in shards, and parameters too, a block ahead as torch's or as the search finds, on half
 of the batch each; torch's `fully_shard` of each block over gloo, whose peak torch's own tracker counts.
@@ -18,6 +18,7 @@ import argparse
 import re
 import sys
 import tempfile
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -36,6 +37,9 @@ from common import interleave, machine, prediction_errors, ratio, save, spread
 
 import minidl as ml
 from minidl.core.tasks import Kind
+from minidl.devices.device import cpu
+from minidl.devices.far import Mapped
+from minidl.measuring.far import measure_far
 from minidl.runtime.executors import Runtime, runtime
 
 CASES = {"gpt": (language, Case("gpt", {"layers": 12, "dropout": 0.0}, 8, 1.0, False, "small"),
@@ -74,11 +78,11 @@ def between_blocks(graph: Any, pattern: str) -> list[int]:
 
 
 def allocated(run: Runtime) -> int:
-    """Bytes of the memory that the tasks of a run use."""
+    """Bytes of the memory that the tasks of a run use, but for the far one."""
     pieces: dict[int, Any] = {}
     for part in (*run._body, *run._prologue, *run._epilogue):
         pieces |= {id(memory): memory for memory in (part.bound.arena, *part.bound.persistent)}
-    return sum(map(len, pieces.values()))
+    return sum(len(memory) for memory in pieces.values() if not isinstance(memory, Mapped))
 
 
 def measured(name: str, seconds: float) -> dict[str, Any]:
@@ -86,12 +90,13 @@ def measured(name: str, seconds: float) -> dict[str, Any]:
     bench, case, *_, pattern = CASES[name]
     first = bench.sides(case)
     x, y = first.inputs
-    cost = ml.measure(first.graph, seconds=seconds / 10)
+    far = measure_far(cpu())
+    cost = replace(ml.measure(first.graph, seconds=seconds / 10), far=far)
     limit = ml.plan(first.graph, "in_order", cost, recompute="sqrt").peak_bytes[0]
     told: dict[str, dict[str, Any]] = {
         "none": {}, "sqrt": {"recompute": "sqrt"},
         "auto": {"recompute": "auto", "machine": ml.Machine(memory_limit=limit)},
-        "blocks": {"recompute": between_blocks(first.graph, pattern)}}
+        "blocks": {"recompute": between_blocks(first.graph, pattern)}, "offload": {"offload": "activations"}}
     plans, runs = {}, {}
     for arm, options in told.items():
         graph = bench.sides(case).graph
@@ -102,10 +107,11 @@ def measured(name: str, seconds: float) -> dict[str, Any]:
                    "activations": plans[arm].as_json()["activation_peak_bytes"]} for arm, run in runs.items()}
     samples = interleave({**arms, "torch": first.step, "torch checkpoint": checkpointed(name).step}, seconds=seconds,
                          warm_up=2)
-    errors = prediction_errors(first.graph, {arm: plan.schedule for arm, plan in plans.items()}, arms, seconds)
+    errors = prediction_errors(first.graph, {arm: plan.schedule for arm, plan in plans.items()}, arms, seconds,
+                               far=far)
     for run in runs.values():
         run.close()
-    pairs = [*((arm, "none") for arm in ("sqrt", "auto", "blocks")), ("auto", "sqrt"),
+    pairs = [*((arm, "none") for arm in ("sqrt", "auto", "blocks", "offload")), ("auto", "sqrt"),
              ("torch checkpoint", "torch"), ("blocks", "torch checkpoint")]
     return {"peak_bytes": peaks, "step_ms": {arm: spread(s) for arm, s in samples.items()},
             "predicted_against_none": {arm: round(plan.step / plans["none"].step, 4) for arm, plan in plans.items()},

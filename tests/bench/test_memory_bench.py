@@ -11,8 +11,10 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import memory
 
+import minidl as ml
 from minidl.core.tasks import Kind
 from minidl.passes.recompute import runs_again
+from minidl.runtime.executors import runtime
 from minidl.training.trainer import Job, Recorded
 
 
@@ -27,6 +29,14 @@ def test_of_each_block_only_the_output_is_kept(name, arguments, blocks):
     assert len([u for u in kept if u in inside]) == blocks
     assert {*layers} - {*kept} < {*inside}
     assert runs_again(graph, {*layers} - {*kept})
+
+
+def test_of_an_offloading_run_the_far_memory_does_not_count():
+    graph = Recorded(Job(model="gpt", model_args={"preset": "tiny", "layers": 2}, batch_size=2)).graph
+    plan = ml.plan(graph, "in_order", offload="activations")
+    run = runtime(plan.program())
+    assert memory.allocated(run) == plan.peak_bytes[0] < ml.plan(graph, "in_order").peak_bytes[0]
+    run.close()
 
 
 def test_checkpointed_blocks_of_torch_learn_what_the_others_do(monkeypatch):
