@@ -69,7 +69,7 @@ from .group_norm import group_norm
 from .index import gather, index
 from .join import chunk, concat, cut, split, stack
 from .join import concat as cat
-from .layer_norm import layer_norm
+from .layer_norm import layer_norm, rms_norm
 from .linear import linear, matmul
 from .loss import cross_entropy, label_weights, log_softmax, mse, softmax
 from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
@@ -80,7 +80,6 @@ from .rearrange import flip, movedim, pad, pixel_shuffle, repeat_interleave, rol
 from .recurrent import gru, lstm, rnn
 from .reduce import broadcast_to, mean, total
 from .resample import adaptive_avg_pool1d, adaptive_avg_pool2d, interpolate
-from .rms_norm import rms_norm
 from .shape import flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
 
 __all__ = ["absolute", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "all_of", "amax", "amin", "any_of",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import numpy as np
@@ -203,36 +204,24 @@ def minimum(a: Tensor, b: Tensor) -> Tensor:
     return Pick("minimum")(a, b)
 
 
-def neg(x: Tensor) -> Tensor:
-    return LinearUnary("neg")(x)
+def _function(name: str, op: type[Unary] = Unary) -> Callable[[Tensor], Tensor]:
+    """The function of one tensor with this name: an op of the kernel of this name."""
+    def function(x: Tensor) -> Tensor:
+        return op(name)(x)
+
+    function.__name__ = function.__qualname__ = name
+    return function
 
 
-def exp(x: Tensor) -> Tensor:
-    return Exp("exp")(x)
-
-
-def log(x: Tensor) -> Tensor:
-    return Log("log")(x)
-
-
-def sqrt(x: Tensor) -> Tensor:
-    return Unary("sqrt")(x)
-
-
-def sin(x: Tensor) -> Tensor:
-    return Sin("sin")(x)
-
-
-def cos(x: Tensor) -> Tensor:
-    return Cos("cos")(x)
-
-
-def tanh(x: Tensor) -> Tensor:
-    return Unary("tanh")(x)
-
-
-def relu(x: Tensor) -> Tensor:
-    return Unary("relu")(x)
+neg = _function("neg", LinearUnary)
+exp = _function("exp", Exp)
+log = _function("log", Log)
+sin = _function("sin", Sin)
+cos = _function("cos", Cos)
+sqrt = _function("sqrt")
+tanh = _function("tanh")
+relu = _function("relu")
+sigmoid = _function("sigmoid")
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -241,10 +230,6 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate must be none or tanh, not {approximate!r}")
     return Unary("gelu_tanh" if approximate == "tanh" else "gelu", "x")(x)
-
-
-def sigmoid(x: Tensor) -> Tensor:
-    return Unary("sigmoid")(x)
 
 
 def absolute(x: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""Layer norm."""
+"""Layer norm, and RMS norm (Zhang, Sennrich 2019)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+
+import numpy as np
 
 from ..autograd.op import Op, statistics_dtype
 from ..autograd.tensor import Tensor
@@ -64,3 +66,17 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     if bias is not None and weight is None:
         raise ValueError("layer_norm: a bias needs a weight")
     return LayerNorm(axes, eps)(x, *(t for t in (weight, bias) if t is not None))
+
+
+class RMSNorm(LayerNorm):
+    """Divides by the root mean square over the last axes: a layer norm whose mean is 0."""
+
+    name = "rms_norm"
+    first = 1
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, axes: int = 1, eps: float | None = None) -> Tensor:
+    """x / sqrt(mean(x^2) + eps) over its last `axes` axes, times `weight`, which has their shape. `eps`: by default
+    the machine epsilon of x's type, as in torch; float32's if x has 16 bits."""
+    wide = x.dtype if x.dtype == "float64" else "float32"
+    return RMSNorm(axes, float(np.finfo(wide).eps) if eps is None else eps)(x, *(() if weight is None else (weight,)))
