@@ -1,5 +1,7 @@
 """A GPT in torch: its costs, an order that is found for them, and that order in torch's pipeline runtime on two ranks.
 
+The costs are the times of the layers, of gloo's messages between the two ranks, and of an action of torch's runtime.
+
 `python docs/torch_gpt.py` prints for each order the predicted step beside the measured one, and the gain over torch's
 own 1F1B. `--steps N`: measured steps of each order; `--svg FILE`: a picture of the best order.
 """
@@ -13,7 +15,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -23,6 +26,7 @@ from torch import distributed, nn
 
 import minidl as ml
 from minidl.measuring.torch_stages import measure_stages, network_of
+from minidl.pricing.cost import Link
 from minidl.schedulers import pipeline
 
 RANKS, MICRO_BATCHES, WIDTH, BLOCKS, LENGTH, TOKENS = 2, 8, 64, 6, 32, 128
@@ -57,10 +61,10 @@ def network() -> Any:
     return layers, text[:, :-1].contiguous(), text[:, 1:].contiguous(), loss_of
 
 
-def plans() -> dict[str, Any]:
-    """The plan of each order, by the measured costs of the layers."""
+def plans(link: Link) -> dict[str, Any]:
+    """The plan of each order, by the measured costs of the layers and the link."""
     net = network_of(network(), "cpu")
-    cost = measure_stages(net, [1] * len(net[0]), "sgd", 0.3, lambda done: None)
+    cost = replace(measure_stages(net, [1] * len(net[0]), "sgd", 0.3, lambda done: None), link=link)
     machine = ml.Machine(RANKS, activation_cap=CAP)
     return {name: ml.plan(pipeline.Pipeline(MICRO_BATCHES), name, cost, machine, **options)
             for name, options in ORDERS.items()}
@@ -72,18 +76,62 @@ def layers_of(plan: Any) -> list[int]:
     return found
 
 
-def worker(rank: int, folder: Path, steps: int) -> None:
-    """One rank: runs every grid of the folder, and checks the gradients of its stages."""
+def load() -> Callable[..., Any]:
+    """The ten lines of docs/torch_schedules.md."""
     page = (Path(__file__).parent / "torch_schedules.md").read_text()
     scope: dict[str, Any] = {}
-    exec(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0], scope)  # the page's ten lines
+    exec(re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)[0], scope)
+    found: Callable[..., Any] = scope["load"]
+    return found
+
+
+def microseconds(run: Callable[[], Any], steps: int) -> float:
+    """The time of a call for free cores, as that of a layer: nine of ten calls take longer."""
+    times = []
+    for _ in range(steps):
+        begin = perf_counter()
+        run()
+        times.append(perf_counter() - begin)
+    return sorted(times)[steps // 10] * 1e6
+
+
+def probe(rank: int, folder: Path) -> None:
+    """One rank: the times of one number and of a stage's message from rank to rank, sent as the runtime sends them;
+    then the time that the runtime adds to an action, on a rank alone with a stage of one number."""
+    distributed.init_process_group("gloo", init_method=f"file://{folder / 'link'}", rank=rank, world_size=RANKS)
+
+    def there_and_back(data: Any) -> None:
+        for step in (rank, 1 - rank):
+            call = distributed.isend if step == 0 else distributed.irecv
+            for work in distributed.batch_isend_irecv([distributed.P2POp(call, data, 1 - rank)]):
+                work.wait()
+
+    x = network()[1]
+    ways = [microseconds(lambda data=data: there_and_back(data), 200) / 2
+            for data in (torch.ones(1), torch.ones(*x.shape, WIDTH))]
+    distributed.destroy_process_group()
+    distributed.init_process_group("gloo", init_method=f"file://{folder / f'alone{rank}'}", rank=0, world_size=1)
+    grid = folder / f"grid{rank}"
+    grid.write_text(",".join(f"0F{i},0B{i}" for i in range(MICRO_BATCHES)) + "\n")
+    layer, one, mse = nn.Linear(1, 1), torch.ones(1, 1), nn.functional.mse_loss
+    schedule = load()(str(grid), [layer], MICRO_BATCHES, mse, torch.device("cpu"))
+    data = torch.ones(MICRO_BATCHES, 1)
+    step = microseconds(lambda: schedule.step(data, target=data), 50)
+    own = microseconds(lambda: mse(layer(one), one).backward(), 200)
+    distributed.destroy_process_group()
+    if rank == 0:
+        print(*ways, max(step / MICRO_BATCHES - own, 0.0) / 2)
+
+
+def worker(rank: int, folder: Path, steps: int) -> None:
+    """One rank: runs every grid of the folder, and checks the gradients of its stages."""
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=RANKS)
     for file in sorted(folder.glob("*.csv")):
         layers, x, y, loss = network()
         inputs, targets = torch.cat([x] * MICRO_BATCHES), torch.cat([y] * MICRO_BATCHES)
         ends = [0, *map(int, file.stem.split("-")[1:])]
         modules = [nn.Sequential(*layers[a:b]) for a, b in zip(ends, ends[1:], strict=False)]
-        schedule = scope["load"](str(file), modules, MICRO_BATCHES, loss, torch.device("cpu"))
+        schedule = load()(str(file), modules, MICRO_BATCHES, loss, torch.device("cpu"))
         mine = {stage.stage_index for stage in schedule._stages}
         own = [p for i in sorted(mine) for p in modules[i].parameters()]
         given = ([inputs] if 0 in mine else [], {"target": targets} if len(modules) - 1 in mine else {})
@@ -106,6 +154,25 @@ def worker(rank: int, folder: Path, steps: int) -> None:
     distributed.destroy_process_group()
 
 
+def on_ranks(place: str, *options: str) -> str:
+    """Runs this file once for each rank, and returns the text that rank 0 prints."""
+    ranks = [subprocess.Popen([sys.executable, __file__, "--rank", str(rank), "--folder", place, *options],
+                              stdout=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+             for rank in range(RANKS)]
+    texts = [rank.communicate()[0] for rank in ranks]
+    if any(rank.returncode for rank in ranks):
+        raise SystemExit("a rank failed")
+    return texts[0]
+
+
+def communication() -> tuple[Link, float]:
+    """The link between the ranks, whose own cores move the messages, and the runtime's time per action, in us."""
+    with tempfile.TemporaryDirectory() as place:
+        empty, full, action = map(float, on_ranks(place).split())
+    nbytes = network()[1].numel() * WIDTH * 4
+    return Link(empty, nbytes / (full - empty) if full > empty else None, core=True), action
+
+
 def measured(made: dict[str, Any], steps: int) -> dict[str, float]:
     """The median step of each order in torch's runtime, in milliseconds."""
     with tempfile.TemporaryDirectory() as place:
@@ -113,31 +180,33 @@ def measured(made: dict[str, Any], steps: int) -> dict[str, float]:
             sizes = layers_of(plan)
             ends = "-".join(str(sum(sizes[: i + 1])) for i in range(len(sizes)))
             (Path(place) / f"{name}-{ends}.csv").write_text(pipeline.for_torch(plan))
-        ranks = [subprocess.Popen([sys.executable, __file__, "--rank", str(rank), "--folder", place, "--steps",
-                                   str(steps)], stdout=subprocess.PIPE, text=True,
-                                  env=os.environ | {"OMP_NUM_THREADS": "1"}) for rank in range(RANKS)]
-        lines = [rank.communicate()[0] for rank in ranks]
-        if any(rank.returncode for rank in ranks):
-            raise SystemExit("a rank failed")
-    return {name: float(time) for name, time in map(str.split, lines[0].splitlines())}
+        text = on_ranks(place, "--steps", str(steps))
+    return {name: float(time) for name, time in map(str.split, text.splitlines())}
 
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=10)
+    parser.add_argument("--steps", type=int, help="measured steps of each order (default 10)")
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args(given)
     if arguments.rank is not None:
-        worker(arguments.rank, arguments.folder, arguments.steps)
+        if arguments.steps is None:
+            probe(arguments.rank, arguments.folder)
+        else:
+            worker(arguments.rank, arguments.folder, arguments.steps)
         return
-    made = plans()
-    predicted = {name: plan.timeline.makespan / 1e3 for name, plan in made.items()}
+    link, action = communication()
+    made = plans(link)
+    predicted = {name: pipeline.price(plan, replace(plan.cost, launch=action)).makespan / 1e3
+                 for name, plan in made.items()}
     best = min(predicted, key=lambda name: predicted[name])
-    times = measured(made, arguments.steps)
+    times = measured(made, arguments.steps or 10)
     base = "one_f_one_b"  # torch's own Schedule1F1B, task for task
-    print(f"{RANKS} ranks, {MICRO_BATCHES} micro-batches, {os.cpu_count()} cores; gradients equal one process\n")
+    print(f"{RANKS} ranks, {MICRO_BATCHES} micro-batches, {os.cpu_count()} cores; gradients equal one process")
+    way = link.time(network()[1].numel() * WIDTH * 4)
+    print(f"a message takes {way:.0f} us, {link.latency:.0f} us if empty; the runtime adds {action:.0f} us an action\n")
     print(f"{'order':14}{'predicted ms':>14}{'measured ms':>14}{'predicted gain':>16}{'measured gain':>15}")
     for name in made:
         print(f"{name:14}{predicted[name]:14.1f}{times[name]:14.1f}{predicted[base] / predicted[name]:15.2f}x"
