@@ -28,6 +28,9 @@ settings.register_profile("minidl", deadline=None, derandomize=os.environ.get("M
                           suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("minidl")
 
+# or each program that a test starts compiles all modules again, and each worker all assertions
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 ALL_EXTRAS = os.environ.get("MINIDL_ALL_EXTRAS") == "1"
 
 

@@ -56,6 +56,15 @@ def test_critical_path_of_the_example():
     assert path.time == {"F": 5, "W": 1, "transfer": 2, "gap": 2}
 
 
+def test_a_long_path_is_told_by_its_first_and_last_tasks():
+    names = [f"0F{i}" for i in range(100, 220)]
+    rows = [f"  {' '.join(names[i:i + 16])}" for i in range(0, 120, 16)]
+    for count, told in ((120, [*rows[:2], "  …", *rows[-2:]]), (64, rows[:4])):
+        lines = made({MAIN: [(name, i, i + 1) for i, name in enumerate(names[:count])]}).report().splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith("critical path"))
+        assert lines[at + 1 : at + 1 + len(told) + 1] == [*told, ""]
+
+
 def test_report_of_the_example():
     text = EXAMPLE.report()
     assert "measured: makespan 10.00 us, 6 tasks, 3 lanes, peak 3.00 MiB" in text

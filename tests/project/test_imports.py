@@ -83,7 +83,7 @@ def imports(name: str, path: Path) -> list[tuple[str, bool, int]]:
     def visit(node: ast.AST, now: bool) -> Iterator[tuple[str, bool, int]]:
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
             return
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             now = False
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -97,7 +97,8 @@ def imports(name: str, path: Path) -> list[tuple[str, bool, int]]:
                 full = f"{base}.{alias.name}"
                 yield (full if full in MODULES else base), now, node.lineno
         for child in ast.iter_child_nodes(node):
-            yield from visit(child, now)
+            if not isinstance(child, ast.expr):  # which imports nothing
+                yield from visit(child, now)
 
     return list(visit(ast.parse(path.read_text()), True))
 
