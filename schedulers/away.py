@@ -62,7 +62,7 @@ def planned(what: str, cost: Any, limit: int | None, make: Callable[[int | None]
     if not found:
         raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: without offloading it needs "
                                f"{max(whole.peak_bytes):,}, and the least that can be had is {least:,}", least)
-    best = min((plan for plan in found if limit or max(plan.peak_bytes) == least), key=lambda plan: plan.step)
+    best = min(found, key=lambda plan: (0 if limit else max(plan.peak_bytes), plan.step))
     out = int(best.graph.bytes[best.graph.kind == Kind.D].sum())
     return best.with_known(remarks=(
         *best.remarks, f"{out:,} bytes a step are copied out, and back again: {max(best.peak_bytes):,} bytes in place "

@@ -20,7 +20,7 @@ from ..core.schedule import Lane, Schedule
 from ..core.tasks import GraphError, Kind, parse_task, repack, unpack
 from ..passes.draft import Draft
 from ..passes.split import split as in_pieces
-from ..plans.plan import Plan
+from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 
 Parts = int | Mapping[int, int]  #: of every task that can be cut, or of some by their keys
@@ -61,6 +61,8 @@ def _key(graph: TaskGraph, name: str) -> int:
 def _fastest(graph: TaskGraph, cost: CostModel, lanes: int, make: Callable[[Parts], Plan]) -> Plan:
     """The fastest plan of all choices."""
     plans = [make(1)]
+    if isinstance(plans[0], PipelinePlan):
+        raise Refused("split=auto", "parts of a stage have no measured costs", "give a number of parts")
     try:
         # on one lane parts gain nothing but the errors of measured costs
         plans += [plan for choice in choices(graph, cost, lanes) if len((plan := make(choice)).schedule.lanes) > 1]

@@ -394,11 +394,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               "barrier, buckets or no_overlap (default 0)"),
     },
     "schedule": {
-        "--split": _flag("train:sr compare:sr plan:sr explain:sr simulate:sr", NEW_SCHEDULE, type=parts_of, default=1,
-                         metavar="none|K|auto",
+        "--split": _flag("train:src compare:src plan:src explain:src simulate:src", NEW_SCHEDULE, type=parts_of,
+                         default=1, metavar="none|K|auto",
                          help="cut each task that can be cut into K parts, which several streams share, or K lanes of "
-                              "each data-parallel rank; auto: only if that is predicted to be faster, into as many as "
-                              "there are streams (default: none)"),
+                              "each rank; auto, on one device or data-parallel ranks: only if that is predicted to be "
+                              "faster, into as many as there are streams (default: none)"),
         "--parallel": _flag("schedulers:* train:src compare:src plan:srlcp check:srcp explain:srlcp simulate:srlcp",
                             default="none", choices=["none", "data", "pipeline"],
                             help="how ranks share the training (default: none, one device)"),

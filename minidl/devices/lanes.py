@@ -249,6 +249,11 @@ class Threads:
         assert error is not None
         raise LaneError(error, tasks[lane][first.index], lane) from error
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the run must end: a call that waits returns then."""
+        return bool(self._failures)
+
     def stamps(self) -> list[Any]:
         """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds
         of the host's clock."""

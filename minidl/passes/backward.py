@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ..core.schedule import Schedule
-from ..core.tasks import Kind, unpack
+from ..core.tasks import Kind, repack, unpack
 from .boundary import Mask
 from .draft import Draft
 from .rewrite import fused
@@ -22,6 +24,20 @@ def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | Mask
     fused = np.zeros((stages, micro_batches), bool)
     fused[unit[joint], micro_batch[joint]] = True
     return fused
+
+
+def backwards_apart(draft: Draft, parts: int = 1) -> Draft:
+    """O, then W, in the place of each B of the order: each of the two can be cut, but not both as one task."""
+    order = draft.order
+    joint = unpack(order.keys).kind == Kind.B
+    if parts == 1 or not joint.any() or draft.versions is not None:
+        return draft
+    keys = np.repeat(order.keys, 1 + joint)
+    second = np.append(False, (keys[1:] == keys[:-1]))
+    keys = np.where(unpack(keys).kind == Kind.B, repack(keys, kind=np.where(second, Kind.W, Kind.O)), keys)
+    known = draft.graph.find(keys) >= 0
+    ptr = np.append(0, np.cumsum(known))[np.append(0, np.cumsum(1 + joint))[order.ptr]]
+    return replace(draft, schedule=Schedule(order.lanes, ptr, keys[known], notes=order.notes))
 
 
 def fused_backwards(draft: Draft) -> Draft:

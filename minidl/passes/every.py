@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from typing import Any
 
-from .backward import fused_backwards
+from .backward import backwards_apart, fused_backwards
 from .copies import copies_of_weights
 from .counts import counted_by_each
 from .directions import two_directions
@@ -49,7 +49,7 @@ BEFORE_THE_ORDER: tuple[Pass, ...] = (
     copies_of_weights,  # before counts, which each rank does for its own updates
     counted_by_each,
     recompute,  # when each F has its final reads: an R has the same
-    split,  # last: an R is cut as well
+    split,  # an R is cut as well; stages are cut below
     in_stages,  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Pass, ...] = (
@@ -67,6 +67,8 @@ AFTER_THE_ORDER: tuple[Pass, ...] = (
     post_validation,  # last: the verdict is of gradients that replicas have summed
 )
 OF_A_PLAN: tuple[Pass, ...] = (offload,)  #: when the bytes of a plan are known, which say what must leave
+#: of stages in order, if they shall be cut: before all passes over an order, and after them
+WIDE: tuple[tuple[Pass, ...], ...] = ((backwards_apart,), (split, side_by_side))
 #: the passes for a step that is not cut
 WHOLE = (summed_by_all, recompute, split, shard, side_by_side, offload)
 #: the options of the passes after the order: each has its own by name

@@ -17,7 +17,7 @@ import numpy as np
 from ..core.columns import run_loop
 from ..core.graph import ROLES, Ints, Role, Rows, TaskGraph
 from ..core.schedule import Lane, Schedule, ScheduleError
-from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, unpack
+from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, unpack
 from .boundary import outliving
 from .rewrite import sums
 
@@ -31,8 +31,9 @@ def talks(schedule: Schedule) -> bool:
 
 @dataclass(frozen=True)
 class Messages:
-    """One message for everything that a task sends to a rank: message i goes from task `sender[i]` to rank `to[i]`.
-    Buffer `copied[j]` travels in message `message[j]` and becomes buffer `copy[j]` on that rank."""
+    """One message for everything that a task sends to a rank: message i goes from task `sender[i]` (of
+    parts: the last) to rank `to[i]`. Buffer `copied[j]` travels in message `message[j]` and becomes buffer `copy[j]` on
+    that rank."""
 
     sender: Ints
     to: Ints
@@ -49,6 +50,7 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     the copies. `rank`: the rank of each task. Raises GraphError if a task needs parts of one storage from several
     ranks."""
     reader, buffer, writer = crossing(graph, rank)
+    writer = parts_of(graph, np.arange(len(graph)), np.maximum)[writer]
     ranks, buffers = int(rank.max(initial=0)) + 1, len(graph.buffer_bytes)
     message, of_read = np.unique(writer * ranks + rank[reader], return_inverse=True)
     copies, of_copy = np.unique(of_read * buffers + buffer, return_inverse=True)
@@ -89,6 +91,16 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
     return grown.remap(moved, graph.writes.ids, moves, move), messages
 
 
+def parts_of(graph: TaskGraph, values: Ints, take: np.ufunc) -> Ints:
+    """For each task its value; for parts of one F, O or B the greatest of their values, or the least (`take`)."""
+    cut: Ints = np.flatnonzero(np.isin(graph.kind, (Kind.F, Kind.O, Kind.B)) & (unpack(graph.keys).part > 0))
+    first, of = np.unique(repack(graph.keys[cut], part=0), return_index=True, return_inverse=True)[1:]
+    found = values.copy()
+    take.at(found, cut[first][of], values[cut])
+    found[cut] = found[cut[first][of]]
+    return found
+
+
 def _role(role: Role) -> Role:
     """The role of a received buffer: it does not outlive the step, even if it is a parameter."""
     return Role.ACTIVATION if role.persistent else role
@@ -125,6 +137,7 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     micro_batch = made.micro_batch + count * new_weights
     place = np.empty(len(graph), np.int64)
     place[schedule.ids(graph)] = np.arange(len(graph))
+    place = parts_of(graph, place, np.minimum)
     after, late = _receives(graph, own, messages, rank, place)
     send, receive = (pack(made.unit, np.where((made.kind == Kind.F) | new_weights, *kinds), micro_batch,
                           destination=messages.to, late=when, iteration=made.iteration)

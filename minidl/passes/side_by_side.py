@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 
@@ -12,22 +13,22 @@ from .draft import Draft
 
 
 def side_by_side(draft: Draft) -> Draft:
-    """The second parts of a rank's tasks on a lane `sub1`, the third ones on `sub2`, and so on. A legal order
-    of one lane stays legal, since each lane keeps it. An order with several lanes that compute, or with
-    sums on such a lane, stays as it is, and so does a step on one device: there the policy places all tasks.
+    """The second parts of each rank's tasks on a lane `sub1`, the third ones on `sub2`, and so on. A legal order of one
+    lane stays legal, since each lane keeps it. An order with several lanes of a rank that compute, or with sums on such
+    a lane, stays as it is, and so does a step on one device: there the policy places all tasks.
     """
     order = draft.schedule
-    if draft.sums is None or order is None:
+    if (draft.sums is None and not draft.staged) or order is None:
         return draft
     own, lane = unpack(order.keys), order.lane_of_each()
     computes = np.isin(own.kind, COMPUTE)
     other = np.where(computes, np.maximum(own.part, 1) - 1, 0)
     main = np.unique(lane[computes])
-    if len(main) > 1 or not other.any() or np.isin(lane[~computes], main).any():
+    if len({order.lanes[i].rank for i in main}) < len(main) or not other.any() or np.isin(lane[~computes], main).any():
         return draft
     lanes, keys = list(order.lanes), [order.keys[(lane == i) & (other == 0)] for i in range(len(order.lanes))]
-    for part in range(1, int(other.max()) + 1):
-        lanes.append(replace(order.lanes[main[0]], name=f"sub{part}"))
-        keys.append(order.keys[other == part])
+    for i, part in product(main, range(1, int(other.max()) + 1)):
+        lanes.append(replace(order.lanes[i], name=f"sub{part}"))
+        keys.append(order.keys[(lane == i) & (other == part)])
     ptr = np.cumsum([0, *map(len, keys)])
     return replace(draft, schedule=Schedule(tuple(lanes), ptr, np.concatenate(keys), notes=order.notes))

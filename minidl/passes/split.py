@@ -29,17 +29,20 @@ TRIES = 64  #: how many ways are tried to cut a task with several launches
 
 def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
     """The tasks in parts: all in so many, or, from a task's key to the number of its parts, some. Parts count from 1,
-    as in `4O0/1` and `4O0/2`. A task that cannot be cut stays whole.
+    as in `4O0/1` and `4O0/2`. A task that cannot be cut stays whole. A stage's task for a micro-batch is cut like any
+    other one, after a policy has ordered it; its update stays whole, since other ranks may read it.
 
-    Raises Refused for a step in stages, and if nothing can be cut.
+    Raises Refused for stages that read older weights or are in parts, and if nothing can be cut.
     """
     graph = draft.graph
     wanted = np.array([parts if isinstance(parts, int) else parts.get(key, 1) for key in graph.keys.tolist()])
     wanted[~np.isin(graph.kind, COMPUTE)] = 1
+    if draft.staged:
+        wanted[graph.kind == Kind.U] = 1
     if (wanted <= 1).all():
         return draft
-    if draft.staged:
-        raise Refused("split", "a stage is one task for a micro-batch, and runs on one lane",
+    if draft.stale or draft.placement.parts is not None:
+        raise Refused("split", "stages that read older weights, or are in parts already, are not cut",
                       "leave split out")
     found = {t: cut for t in np.flatnonzero(wanted > 1).tolist() if graph.launches
              and (cut := cut_in_parts(graph.launches[t], int(wanted[t]))) is not None}
@@ -281,7 +284,8 @@ def _replace(e: Edit, t: int, parts: Sequence[Part], pieces: Mapping[int, Pieces
                 "launches": launches, "time": time * part.share, "flops": flops * part.share,
                 "nbytes": sum(_bytes(launch.reads) + _bytes(launch.writes) for launch in launches)}
         if p:
-            e.task(t, own.unit, Kind(own.kind), own.micro_batch, part=p + 1, late=own.late, stage=e.stage[t], **mine)
+            e.then(t, e.task(t, own.unit, Kind(own.kind), own.micro_batch, part=p + 1, late=own.late, stage=e.stage[t],
+                             **mine))
         else:
             e.keys[t] = int(repack(key, part=1))
             e.reads[t], e.writes[t], e.launches[t] = mine["reads"], mine["writes"], launches

@@ -112,7 +112,7 @@ class Communication:
     def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
         """Starts the communication lanes of a part, beside its other lanes `lanes`. First it waits until the
         communication of the part before has ended."""
-        self._lanes = lanes
+        self._lanes = self.flight.lanes = lanes
         if not entries:
             return
         self.join()
@@ -123,7 +123,7 @@ class Communication:
 
     def go_on(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
         """Hands over what follows on the lanes of messages, which `lanes` run beside."""
-        self._lanes = lanes
+        self._lanes = self.flight.lanes = lanes
         self.flight.append(entries)
 
     def forget(self, events: Sequence[Arrival]) -> None:

@@ -6,7 +6,7 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -25,11 +25,11 @@ from ...pricing.cost import CostModel
 
 def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_unit: Ints | None = None,
         *, name: str = "plan", machine: Machine | None = None, stale: bool = False, validates: bool = False,
-        dropped: Collection[int] = (), parts: int | Mapping[int, int] = 1) -> Draft:
+        dropped: Collection[int] = ()) -> Draft:
     """The step in stages, balanced by `cost` or given by `stage_of_unit`, before a policy orders it.
 
-    `placement`: or the number of stages, each on its own rank. `dropped`: units that are computed again, `parts`: of
-    tasks. The others are facts of the draft. Raises PipelineError or GraphError if the step cannot be cut in this way.
+    `placement`: or the number of stages, each on its own rank. `dropped`: units that are computed again. The
+    others are facts of the draft. Raises PipelineError or GraphError if the step cannot be cut in this way.
     """
     if isinstance(placement, int):
         placement = Placement("stages", placement, np.arange(placement)[None])
@@ -44,7 +44,7 @@ def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_
                                                              parts=None)
     draft = Draft(name, graph, machine or Machine(placement.ranks), cost, home, cost.durations(graph) + cost.launch,
                   stage_of[graph.unit], stale, validates, planned=Plan)
-    return replace(through(BEFORE_THE_ORDER, draft, {"dropped": dropped, "parts": parts}), placement=placement)
+    return replace(through(BEFORE_THE_ORDER, draft, {"dropped": dropped}), placement=placement)
 
 
 def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:

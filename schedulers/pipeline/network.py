@@ -16,10 +16,10 @@ import numpy as np
 from ...core.graph import Floats, Ints, TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, Refused
-from ...core.schedule import Schedule
-from ...core.tasks import Kind, unpack
+from ...core.schedule import Lane, Schedule
+from ...core.tasks import Kind, repack, unpack
 from ...passes.draft import Draft
-from ...passes.every import AFTER_THE_ORDER, OPTIONS, through
+from ...passes.every import AFTER_THE_ORDER, OPTIONS, WIDE, through
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
 from ..layer_times import with_communication
@@ -59,7 +59,7 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
 
     def in_stages(placement: Placement) -> Draft:
         return cut(graph, cost, placement, stage, name=name, machine=machine, stale=chosen.stale,
-                   validates=chosen.validates, dropped=dropped, parts=parts)
+                   validates=chosen.validates, dropped=dropped)
 
     draft = in_stages(placement)
     each = options.get("mini_batches", 1)  # policies with mini-batches order several of them
@@ -73,7 +73,8 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
             else chosen(problem, **options | ({"slices": slices} if chosen.sliced else {})))
     best = made.placement or best
     draft = replace(draft if best is placement else in_stages(best), schedule=made.schedule, versions=made.versions)
-    draft = through(AFTER_THE_ORDER, draft, told)
+    apart, cut_up = WIDE
+    draft = through(cut_up, through(AFTER_THE_ORDER, through(apart, draft, {"parts": parts}), told), {"parts": parts})
     notes = notes_of(graph, stage, told) | ({DROPPED: " ".join(map(str, dropped))} if dropped else {})
     validated = not chosen.stale and bool(draft.graph.late.any())
     if validated or draft.versions is not None or chosen.sliced or draft.placement.directions > 1:
@@ -136,11 +137,12 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     if like is not None and (like.stale or like.graph.late.any()):  # its graph has what the order says nothing of
         return replace(read_plan(schedule, machine, micro_batches, chunks, like.graph, like), cost=like.cost)
-    told = cut_in(schedule, graph)
+    told, wide = cut_in(schedule, graph), isinstance(parts, Mapping) and max(parts.values(), default=1) > 1
     stage = stage_of_unit if told is None else told
 
     def read(placement: Placement | int) -> tuple[Draft, PipelinePlan]:
-        draft, order = cut(graph, cost, placement, stage, dropped=dropped, parts=parts), schedule
+        draft = cut(graph, cost, placement, stage, dropped=dropped)
+        order = _whole(schedule) if wide else schedule
         updates = draft.graph.kind == Kind.U
         if isinstance(placement, Placement) and not (unpack(order.keys).kind == Kind.U).any():  # such as torch's grids
             order = order.followed_by({lane: draft.graph.keys[updates & (draft.rank == lane.rank)]
@@ -151,8 +153,28 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
     if like is None:
         draft, made = read(made.placement)  # which says which stages share a rank's scalars
     times = draft.price(made.graph)
+    if wide:
+        found = through(WIDE[1], replace(
+            draft, graph=made.graph, time=times.durations(made.graph), stage=made.graph.unit,
+            placement=made.placement, schedule=made.schedule), {"parts": parts})
+        if _lanes(found.order) != _lanes(schedule):
+            raise schedule.error("second parts of tasks must be on lanes of their own, in the order of the first parts")
+        made, times = replace(made, graph=found.graph, schedule=found.order), found.priced
     return replace(made, cost=times if machine.collective is None else
                    with_communication(made.graph, times, machine.collective))
+
+
+def _whole(schedule: Schedule) -> Schedule:
+    """The schedule with whole tasks in the place of their first parts, and without other parts."""
+    own = unpack(schedule.keys)
+    part = np.where(np.isin(own.kind, (Kind.F, Kind.O, Kind.W, Kind.B, Kind.R)), own.part, 0)
+    first = schedule.keep(part <= 1)
+    return replace(first, keys=np.where(part == 1, repack(schedule.keys, part=0), schedule.keys)[part <= 1],
+                   notes=schedule.notes)
+
+
+def _lanes(schedule: Schedule) -> dict[Lane, list[int]]:
+    return {lane: schedule.order(i).tolist() for i, lane in enumerate(schedule.lanes)}
 
 
 #: the options of a network's plan by a policy, and for a given order

@@ -34,7 +34,8 @@ def activations(plan: PipelinePlan) -> Floats:
     forward, split = kind == Kind.F, kind == Kind.O
     begin, end = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
     np.maximum.at(end, home[uses], action[uses])
-    begin[home[forward]] = action[forward]
+    first = np.flatnonzero(forward)[np.argsort(-action[forward])]  # the first of several parts is written last
+    begin[home[first]] = action[first]
     copies = np.flatnonzero((end >= 0) & (begin < 0))
     if len(copies):
         begin[copies] = _arrivals(plan, action)[copies // (plan.micro_batches * stages),

@@ -256,7 +256,8 @@ def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> No
 
 
 def _one_lane(schedule: Schedule) -> None:
-    """Raises ScheduleError if a rank computes on several lanes, or a message is part of a pair."""
+    """Raises ScheduleError if a rank computes on several lanes, other than parts of tasks beside the first parts, or a
+    message is part of a pair."""
     message = np.isin(unpack(schedule.keys).kind, (*COMMUNICATION, *COPIES))
     if schedule.joined is not None:
         mixed = np.flatnonzero(message & (schedule.second | np.append(schedule.second[1:], False)))
@@ -264,7 +265,7 @@ def _one_lane(schedule: Schedule) -> None:
             key = int(schedule.keys[mixed[0]])
             raise schedule.error(f"{task_name(key)} is part of a pair; only tasks that compute can run as one action",
                                  [key])
-    entry = np.flatnonzero(~message)
+    entry = np.flatnonzero(~message & (unpack(schedule.keys).part <= 1))
     seen: dict[int, int] = {}
     used, first = np.unique(schedule.lane_of_each()[entry], return_index=True)
     for lane, at in zip(used.tolist(), first.tolist(), strict=True):

@@ -52,6 +52,7 @@ FEATURES: dict[str, dict[str, Any]] = {
     "a plan from a file": {"saved": True},
     "messages earlier (overlap)": {"options": {"overlap": 100}},
 }
+SPLIT = "tasks in parts (split)"  # refused with all that is stale, so not in the table
 PAIRS = list(itertools.combinations(FEATURES, 2))
 
 
@@ -118,7 +119,7 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
     told = dict(settings.get("options", {})) | ({"barrier": False} if "barrier" in settings else {})
     plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
-                   offload=settings.get("offload", "none"), **told)
+                   split=settings.get("split", 1), offload=settings.get("offload", "none"), **told)
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:
@@ -189,7 +190,7 @@ def alone(settings: dict[str, Any], log: list[Any]) -> dict[int, bytes]:
 
 def outcome(one: str, other: str) -> str:
     """"equal bits", or why the pair is refused; "" if it makes no sense."""
-    first, second = FEATURES[one], FEATURES[other]
+    first, second = FEATURES[one], {"split": 2} if other == SPLIT else FEATURES[other]
     if any(name in first and first[name] != value for name, value in second.items()):
         return ""
     if "every" in first and ("barrier" in second or "overlap" in second.get("options", ())):
@@ -221,6 +222,14 @@ def test_a_pair_is_as_the_page_says(one: str, other: str) -> None:
     assert outcome(one, other) == read()[one, other]
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("one", FEATURES)
+def test_tasks_in_parts_combine_with_all_that_is_not_stale(one: str) -> None:
+    assert outcome(one, SPLIT) == (
+        "split: stages that read older weights, or are in parts already, are not cut; leave split out"
+        if "every" in FEATURES[one] else "equal bits")
+
+
 def test_nearly_all_pairs_run() -> None:
     found = [what for what in read().values() if what]
     assert "other bits" not in found
@@ -247,7 +256,8 @@ def page() -> str:
         "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
-        "Not in the table: `--split` and `--shard` run on data-parallel ranks, not in pipelines, nor together.", "",
+        "Not in the table: `--split` combines with all of these but 10, 11 and 12, which it refuses. `--shard` runs on",
+        "data-parallel ranks, not in pipelines, and not with `--split`.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
 

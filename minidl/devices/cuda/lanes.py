@@ -153,6 +153,11 @@ class Streams:
         self._given_up.append(stop)
         self._program.clear()
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the run must end: a call that waits returns then."""
+        return bool(self._given_up)
+
     def stamps(self) -> list[Any]:
         """As `Threads.stamps`; waits for the step. The device's clock is aligned with the host's, to some
         microseconds."""

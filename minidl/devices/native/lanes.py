@@ -199,6 +199,11 @@ class NativeLanes:
             self._failures.append(Failure(stop.error))
         self._state[code.STOP] = 1  # whoever waits looks at it
 
+    @property
+    def given_up(self) -> bool:
+        """Whether the run must end: a call that waits returns then."""
+        return bool(self._state[code.STOP])
+
     def _fail(self, result: int) -> None:
         """Waits until no lane runs, and raises what has failed first."""
         ended = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -92,15 +93,16 @@ class Flight:
     """Runs transfers. The transfers of a lane start in its order, which all ranks share.
 
     `credit` limits the bytes in flight, so that an urgent transfer is not held up by many that were submitted before.
-    `lane`: the lanes that compute poll it, as in `Patience`.
+    `lane`: the lanes that compute poll it, as in `Patience`, one at a time.
     """
 
     def __init__(self, communicator: Communicator, credit: int = CREDIT, lane: bool = False) -> None:
         self.communicator, self.credit = communicator, credit
-        self._abandoned = False
+        self._abandoned, self._turn = False, threading.Lock()
         self._flight: dict[int, tuple[Iterator[None], Entry]] = {}  # by task
         self._submitted: list[Entry] = []
         self._patience = Patience(communicator, lane)
+        self.lanes: Any = None  #: those that compute beside it
         self.begin(())
         self._woken = Event()
         self.wake = self._woken.open  #: call it when something that an entry awaits has arrived
@@ -117,8 +119,17 @@ class Flight:
             lane += more
 
     def look(self) -> bool:
-        """Starts every transfer that can start and polls those in flight. Returns whether anything has changed."""
+        """Starts every transfer that can start and polls those in flight, unless another lane does so now. Returns
+        whether anything has changed."""
         self._go_on()
+        if not self._turn.acquire(blocking=False):
+            return False
+        try:
+            return self._look()
+        finally:
+            self._turn.release()
+
+    def _look(self) -> bool:
         moved = False
         for i, lane in enumerate(self._lanes):
             while self._told[i] < self._heads[i] and lane[self._told[i]].task not in self._flight:
@@ -158,11 +169,11 @@ class Flight:
                 self._woken.wait()
 
     def until(self, arrived: Callable[[], bool], peers: tuple[int, ...], name: str) -> None:
-        """Polls the lanes until the transfer `name` from or to these ranks has arrived."""
+        """Polls the lanes until the transfer `name` from or to these ranks has arrived, or another lane has failed."""
         if arrived():
             return
         self._patience.reset()
-        while not arrived():
+        while not (arrived() or (self.lanes and self.lanes.given_up)):
             if not any(self.look() for _ in range(BURST)):
                 self._patience.wait(peers, name)
         self._patience.reset()
