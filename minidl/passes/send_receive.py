@@ -135,7 +135,7 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     new_weights = (made.kind == Kind.U) & ~sums(graph)[sender]
     count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
     micro_batch = made.micro_batch + count * new_weights
-    place = np.empty(len(graph), np.int64)
+    place: Ints = np.empty(len(graph), np.int64)
     place[schedule.ids(graph)] = np.arange(len(graph))
     place = parts_of(graph, place, np.minimum)
     after, late = _receives(graph, own, messages, rank, place)
