@@ -47,7 +47,7 @@ def leaves(problem):
 
 def cheats(problem):
     minidl.arena.referee.judge = minidl.arena.referee.price = lambda *_: 0
-    for fd in range(3, 20):
+    for fd in range(3, 4096):
         try:
             os.write(fd, b"order\\nrank,lane,task\\n")
         except OSError:
