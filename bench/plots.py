@@ -209,10 +209,30 @@ def tradeoff(record: Record) -> Any:
     return figure
 
 
+def wide_scaling(record: Record) -> Any:
+    """A panel for each network: the predicted gain over one core, by the number of cores."""
+    networks = record["networks"]
+    figure, panels = grid(len(networks), 3, (3.6, 2.6))
+    for (name, entry), panel in zip(networks.items(), panels, strict=True):
+        for (arm, gains), color in zip(entry["speedup"].items(), (ORANGE, BLUE), strict=True):
+            cores = [*map(int, gains)]
+            panel.plot(cores, [*gains.values()], "o-", color=color, label=arm, markersize=3)
+        panel.plot(cores, cores, ":", color=GREY, label="as many times as cores")
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log", base=2)
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_ticks(cores, [*map(str, cores)])
+        panel.set_title(name, fontsize=8)
+        panel.set_xlabel("cores", fontsize=7)
+        panel.set_ylabel("gain, predicted", fontsize=7)
+    legend(figure, panels[0])
+    return figure
+
+
 PLOTS: dict[str, Callable[[Record], Any]] = {
     "mlp": mlp, "single_device": single_device, "data_parallel_waits": data_parallel, "first_k_map": first_k_map,
     "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel, "stale": stale,
-    "batch_size": batch_size, "tradeoff": tradeoff}
+    "batch_size": batch_size, "tradeoff": tradeoff, "wide_scaling": wide_scaling}
 
 
 def save(name: str, record: Record, path: Path) -> None:

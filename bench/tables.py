@@ -96,6 +96,18 @@ def network_plans(record: dict[str, Any]) -> Iterator[Row]:
                    "; ".join(f"{other} {times[first] / times[other]:.2f}x" for other in others), "-")
 
 
+def wide_torch(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        yield f"{name}: minidl / torch, two threads each", times(e["minidl / torch"]), "<= 1.0x"
+
+
+def wide_scaling(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        for arm, gains in e["speedup"].items():
+            yield (f"{name}, {arm}: predicted gain over one core",
+                   "; ".join(f"{cores} cores {gain:.2f}x" for cores, gain in gains.items() if cores != "1"), "-")
+
+
 def planning(record: dict[str, Any]) -> Iterator[Row]:
     for c in record["cases"]:
         if (c["ranks"], c["micro_batches"]) in ((256, 1024), (1024, 4096)):
@@ -313,6 +325,10 @@ Steps are predicted well where tasks are long. Tasks of microseconds slow each o
 do; with such tasks the gain of two streams also varies most: 1.06x to 1.29x between runs for MobileNetV3 at width 0.25.
 A large layer runs faster with two BLAS threads on one stream than on two streams: overlap pays where one kernel cannot
 fill the machine.""", {"single_device": single_device, "prediction": prediction}),
+    Section("One device, 2 to 16 cores", """\
+Two cores are measured, with `--split auto`: the ratio is minidl's time over torch's time. More cores are predicted from
+the costs of tasks, whole and in as many parts as cores, which were measured on two. A prediction shares no memory
+bandwidth between lanes, so its gains are upper bounds.""", {"wide_torch": wide_torch, "wide_scaling": wide_scaling}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
 the command as a user types it. Costs are those of free cores: a run marked with * ran while other processes used more
