@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import PATIENCE, deadline
+from launcher import MPIEXEC
 
 import minidl as ml
 from minidl import nn
@@ -27,7 +26,6 @@ from minidl.schedulers.pipeline import PipelineError
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 STEPS = 3
 NETWORK = {"model": "mlp", "model_args": {"hidden": 32, "layers": 6}, "batch_size": 32, "lr": 0.05}
 FLAGS = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=6", "--batch-size", "32",

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from command_line import one_line, run, run_json
+from launcher import MPIEXEC
 from test_pipeline_ranks import command
 
 import minidl as ml
@@ -24,7 +22,6 @@ from minidl.schedulers.layup import batches_of, moments
 from minidl.training.gossip_trainer import GossipTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 COST, LINK, STEPS = ml.CostModel.analytic(), (1.0, 1e-4), 3
 
 

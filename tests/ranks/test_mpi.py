@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, until
+from launcher import MPIEXEC
 
 from minidl.schedulers import names
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 COMMON = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--steps", "6", "--json"]
 
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")]

@@ -5,16 +5,15 @@ from __future__ import annotations
 import functools
 import json
 import os
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, replace_call
+from launcher import MPIEXEC
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -27,7 +26,6 @@ from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
 from minidl.schedulers.pipeline import add_communication
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MICRO_BATCHES, SHARE, STEPS = 4, 8, 4
 SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo",
                "looped_bfs", "zb_v", "hanayo"]

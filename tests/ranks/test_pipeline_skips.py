@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, arrays_left, deadline
+from launcher import MPIEXEC
 
 from minidl import nn, ops
 from minidl.core.graph import TaskGraph
@@ -24,7 +23,6 @@ from minidl.runtime.runtime import Runtime
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 STEPS, WIDTH = 3, 64  # all blocks about alike, so that each is a stage
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,6 +14,7 @@ import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, drawn, replace_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launcher import MPIEXEC
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -31,7 +30,6 @@ from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, Ta
 from minidl.schedulers import pipeline
 from minidl.training.trainer import Job, Recorded
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MICRO_BATCHES, SHARE, STEPS = 4, 8, 5
 POLICIES = [("zb_h1", 2), ("zb_h2", 2), ("zb_auto", 3), ("zb_v", 2), ("zb_h1", 4), ("one_f_one_b", 3), ("gpipe", 2),
             ("interleaved", 2), ("dualpipe_v", 2), ("fast_forward", 4)]

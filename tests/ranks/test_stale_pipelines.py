@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import sys
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pipelines
@@ -18,6 +16,7 @@ from command_line import run_json
 from helpers import bits, deadline, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launcher import MPIEXEC
 from replays import replay_together
 from test_pipeline_ranks import command
 
@@ -38,7 +37,6 @@ from minidl.schedulers.pipeline import PipelineError, add_communication
 from minidl.schedulers.pipeline.flush import one_f_one_b
 from minidl.schedulers.pipeline.layerpipe import layerpipe
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 MICRO_BATCHES, SHARE, STEPS = 8, 4, 3
 COST = ml.CostModel.analytic()
 OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.02, momentum=0.9), "adamw": lambda p: optim.AdamW(p, 0.003),

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pipelines
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, deadline
+from launcher import MPIEXEC
 
 import minidl as ml
 from minidl import nn, ops
@@ -31,7 +30,6 @@ from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, Trainer, params_sha256
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 STEPS, MICRO_BATCHES = 3, 4
 
 

@@ -13,7 +13,6 @@ import json
 import os
 import random
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -29,8 +28,8 @@ from pathlib import Path
 
 import pytest
 from helpers import PATIENCE, ROOT
+from launcher import MPIEXEC
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 SEED = int(os.environ.get("MINIDL_SIGNALS_SEED", 1))
 OVER = "over before it was hit"
 MARK = "MINIDL_TEST_MARK"  #: a variable that every process of a run inherits

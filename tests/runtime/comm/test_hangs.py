@@ -9,18 +9,17 @@ from __future__ import annotations
 import functools
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
 import pipelines
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, until
 from helpers import planned as planned_tasks
+from launcher import MPIEXEC
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -34,7 +33,6 @@ from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.pipeline import PipelineError, add_communication
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 WIDTH, SHARE, STEPS = 256, 8, 2  # 8 KiB a message
 
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pipelines
@@ -16,6 +14,7 @@ import pytest
 from helpers import PATIENCE, ROOT, deadline, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from launcher import MPIEXEC
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -30,7 +29,6 @@ from minidl.schedulers.pipeline.slices import sliced_graph
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
-MPIEXEC = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
 numbers = st.integers(1, 6)
 
 

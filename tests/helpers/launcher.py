@@ -1,0 +1,19 @@
+"""The launcher of MPI ranks: `MPIEXEC`, or None if there is none, or if mpi4py finds no MPI library here."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+
+def _found() -> str | None:
+    launcher = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
+    if launcher is None:
+        return None
+    tried = subprocess.run([launcher, "-n", "1", sys.executable, "-c", "from mpi4py import MPI"], capture_output=True)
+    return launcher if tried.returncode == 0 else None
+
+
+MPIEXEC = _found()
