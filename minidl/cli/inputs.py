@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from .. import schedulers
 from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
-from ..runtime.version_log import VersionRead, from_lines
 from ..system.files import read_text
 from . import show
 from .flags import UsageError, kind_of
 
 if TYPE_CHECKING:
+    from ..runtime.version_log import VersionRead
     from ..training.trainer import Job, Recorded
 
 
@@ -78,6 +78,8 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
 
 def version_log(name: str) -> list[VersionRead]:
     """The entries of the log of this name. Raises FileError or UsageError."""
+    from ..runtime.version_log import from_lines
+
     try:
         return from_lines(read_text(name, "version log").splitlines(), name)
     except ValueError as error:

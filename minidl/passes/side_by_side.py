@@ -15,10 +15,11 @@ from .draft import Draft
 def side_by_side(draft: Draft) -> Draft:
     """The second parts of each rank's tasks on a lane `sub1`, the third ones on `sub2`, and so on. A legal order of one
     lane stays legal, since each lane keeps it. An order with several lanes of a rank that compute, or with sums on such
-    a lane, stays as it is, and so does a step on one device: there the policy places all tasks.
+    a lane, stays as it is, and so does a step on one device: there the policy places all tasks. Stages in parts (of
+    `layerpipe`) are no tasks in parts, and stay as well.
     """
     order = draft.schedule
-    if (draft.sums is None and not draft.staged) or order is None:
+    if order is None or (draft.placement.parts is not None if draft.staged else draft.sums is None):
         return draft
     own, lane = unpack(order.keys), order.lane_of_each()
     computes = np.isin(own.kind, COMPUTE)

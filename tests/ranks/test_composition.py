@@ -224,10 +224,10 @@ def test_a_pair_is_as_the_page_says(one: str, other: str) -> None:
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("one", FEATURES)
-def test_tasks_in_parts_combine_with_all_that_is_not_stale(one: str) -> None:
+def test_tasks_in_parts_combine_with_all_that_is_neither_stale_nor_late(one: str) -> None:
     assert outcome(one, SPLIT) == (
-        "split: stages that read older weights, or are in parts already, are not cut; leave split out"
-        if "every" in FEATURES[one] else "equal bits")
+        "split: stages that read older weights, validate updates late, or are in parts, are not cut; leave split out"
+        if "every" in FEATURES[one] or one == "post-validation" else "equal bits")
 
 
 def test_nearly_all_pairs_run() -> None:
@@ -256,7 +256,7 @@ def page() -> str:
         "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
-        "Not in the table: `--split` combines with all of these but 10, 11 and 12, which it refuses. `--shard` runs on",
+        "Not in the table: `--split` combines with all of these but 10, 11, 12 and 16, which it refuses. `--shard` runs on",
         "data-parallel ranks, not in pipelines, and not with `--split`.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
