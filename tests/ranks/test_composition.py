@@ -256,8 +256,8 @@ def page() -> str:
         "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
-        "Not in the table: `--split` combines with all of these but 10, 11, 12 and 16, which it refuses. `--shard` runs",
-        "on data-parallel ranks, not in pipelines, and not with `--split`.", "",
+        "Not in the table: `--split` combines with all of these but 10, 11, 12 and 16, which it refuses. `--shard`",
+        "runs on data-parallel ranks, not in pipelines, and not with `--split`.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
 
