@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from functools import partial
 from mmap import PAGESIZE, mmap
-from tempfile import gettempdir, mkstemp
+from tempfile import TemporaryFile, gettempdir
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -87,8 +87,8 @@ def _failed(error: OSError, nbytes: int, way: str, where: str) -> OSError:
 def _opened(path: str | None) -> int:
     """A new file without a name."""
     if path is None:
-        number, path = mkstemp()
-    else:
-        number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        with TemporaryFile() as file:
+            return os.dup(file.fileno())
+    number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     os.unlink(path)
     return number

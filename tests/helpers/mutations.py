@@ -333,7 +333,8 @@ def _audit(event: str, arguments: Any) -> None:
     if event in FORBIDDEN and not _numba_loads():
         _seen.append(f"{event} {str(arguments)[:200]}")
     elif (event == "open" and isinstance(arguments[2], int)
-          and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)):
+          and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
+          and arguments[2] & os.O_TMPFILE != os.O_TMPFILE):  # which has no name and goes with the process: far memory
         _seen.append(f"open to write {str(arguments[0])[:200]}")
 
 
