@@ -334,7 +334,7 @@ def _audit(event: str, arguments: Any) -> None:
         _seen.append(f"{event} {str(arguments)[:200]}")
     elif (event == "open" and isinstance(arguments[2], int)
           and arguments[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC)
-          and arguments[2] & os.O_TMPFILE != os.O_TMPFILE):  # which has no name and goes with the process: far memory
+          and not os.path.isdir(arguments[0])):  # there a file opens without a name, and goes with the process
         _seen.append(f"open to write {str(arguments[0])[:200]}")
 
 
