@@ -43,7 +43,7 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
                                          (8, 32, 32, 3), 0),
 }
 CORES = (2, 4, 8, 16)
-#: seconds after which threads of one arm have stopped spinning, and the system runs those of the next on all cores
+#: seconds until the threads of one arm stop spinning and the system has spread the next arm's over the cores
 SETTLE = 0.1
 ARMS = {"in_order": {}, "multi_stream": {}, "all in parts": {"split": 2}, "widths chosen": {"split": "auto"}}
 

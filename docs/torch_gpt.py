@@ -86,7 +86,7 @@ def load() -> Callable[..., Any]:
 
 
 def microseconds(run: Callable[[], Any], steps: int) -> float:
-    """The time of a call for free cores, as that of a layer: nine of ten calls take longer."""
+    """The time of a call on free cores, measured as for a layer: nine of ten calls take longer."""
     times = []
     for _ in range(steps):
         begin = perf_counter()

@@ -248,8 +248,8 @@ const Simulator = (() => {
 
   /** The figures of `minidl simulate`, when each task runs, and `live`: of each rank the activations that it holds from the
       start of each of its actions. `times`: {F, O, W, latency}, those of a rank, which its stages share; `stages` in it:
-      how many times as long each stage takes; `recompute`: an activation is freed after its forward, and there again
-      from its O or B on, whose time has that of the second forward. */
+      how many times as long each stage takes; `recompute`: an activation is freed after its forward, and is there
+      again from its O or B on; the time of that task includes the second forward. */
   function price(proved, times) {
     const { tasks, actions, lanes, place, ranks } = proved, share = ranks / place.stages, length = lengths(times, share);
     const duration = (t) => length[t.kind] * (times.stages ? times.stages[t.stage] : 1);

@@ -118,6 +118,8 @@ class CostModel:
             _check(f"the cost of {name}", value, 0)
         if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
             raise CostError(f"cores is {shorten(self.cores)}; it must be a whole number >= 1")
+        if self.summing > 1:
+            raise CostError(f"summing takes {shorten(self.summing)} of a core; it must be at most 1")
         kinds: Mapping[str, Any] = self.kinds
         for name, value in kinds.items():
             if name not in _KINDS:

@@ -193,7 +193,7 @@ class RankTrainer(Trainer):
         self._base = cost
         if cost.cores is not None and communicator.size > 1:
             cores = cores_of_each(communicator)
-            self._base = replace(cost, cores=cores, summing=share_of_core(communicator) if cores == 1 else 1.0)
+            self._base = replace(cost, cores=cores, summing=share_of_core(communicator.host) if cores == 1 else 1.0)
         self._machine = Machine(communicator.size, recorded.job.memory_limit,
                                 collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
         plans, self._of = shared(communicator, lambda: (self._plans(k, buckets), recorded))

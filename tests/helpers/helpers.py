@@ -375,3 +375,14 @@ def replicas(graph, name, cost=None, collective=None, ranks=2, limit=None, **opt
     """The named data-parallel plan, told those options that it takes."""
     return ml.plan(graph, name, cost, ml.Machine(ranks, limit, collective=collective),
                    **schedulers.find(name).known(**options))
+
+
+def recorded_classifier(model: nn.Module, opt: Any, samples: int, features: int) -> TaskGraph:
+    """A training step of a network that classifies vectors."""
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    return ml.record(step, np.zeros((samples, features), np.float32), np.zeros(samples, np.int64))

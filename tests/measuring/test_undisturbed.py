@@ -12,6 +12,7 @@ import minidl as ml
 from minidl.core.tasks import Kind
 from minidl.measuring import measure
 from minidl.measuring.measure import DISTURBED, MOST_RUNS, RUNS, Profile, undisturbed
+from minidl.pricing.cost import CostError
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.training import bystanders, loop, rank_trainer
@@ -198,6 +199,11 @@ def test_ranks_that_share_cores_are_predicted_to_compute_and_sum_in_turn():
     half = recorded.plan(replace(cost, cores=1, summing=0.5), machine)
     assert two.step < half.step < whole
     assert recorded.plan(replace(cost, cores=1, summing=0.0), machine).step == pytest.approx(two.step)
+
+
+def test_summing_takes_no_more_than_a_core():
+    with pytest.raises(CostError, match="summing takes 1.5 of a core; it must be at most 1"):
+        ml.CostModel(summing=1.5)
 
 
 def test_the_share_of_a_core_that_sums_gradients_is_one_number_for_all_ranks():

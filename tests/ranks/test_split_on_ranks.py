@@ -1,4 +1,4 @@
-"""Ranks whose tasks are in parts, data-parallel ones and those of pipelines: each part has a lane of the rank."""
+"""Tasks in parts on ranks, data-parallel and in pipelines: each part runs on its own lane of the rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, deadline
+from helpers import PATIENCE, deadline, recorded_classifier
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -36,14 +36,7 @@ NETWORK = ["--model", "mlp", "--batch-size", "32", "--steps", "4", "--costs", "a
 def mlp() -> TaskGraph:
     model = models.mlp(64, 128, 128, 10)
     opt = optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    return ml.record(step, np.zeros((64, 64), np.float32), np.zeros(64, np.int64))
+    return recorded_classifier(model, opt, 64, 64)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
-import numpy as np
 import pytest
 from command_line import run_json
+from helpers import recorded_classifier
 
 import minidl as ml
 from minidl import nn, optim
@@ -22,14 +21,7 @@ def chain(layers: int = 5) -> TaskGraph:
     ml.seed(0)
     model = nn.Sequential(*[nn.Linear(16, 16) for _ in range(layers)])
     opt = optim.Adam(model.parameters(), 0.01)
-
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    return ml.record(step, np.zeros((256, 16), np.float32), np.zeros(256, np.int64))
+    return recorded_classifier(model, opt, 256, 16)
 
 
 def cost(bandwidth: float) -> ml.CostModel:

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import recorded_classifier
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import models, optim
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, widths
@@ -25,14 +26,7 @@ COST = ml.CostModel.analytic(flops_per_us=2e3)
 def mlp() -> TaskGraph:
     model = models.mlp(64, 128, 128, 10)
     opt = optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    return ml.record(step, np.zeros((64, 64), np.float32), np.zeros(64, np.int64))
+    return recorded_classifier(model, opt, 64, 64)
 
 
 def split_times(graph: TaskGraph, whole: float, part: float, update: float = 1.0) -> ml.CostModel:
