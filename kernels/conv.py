@@ -10,11 +10,17 @@ from collections.abc import Callable, Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
-from .depthwise import depthwise, depthwise_input_grad, depthwise_weight_grad, depthwise_work
+from .depthwise import (
+    depthwise,
+    depthwise_input_grad,
+    depthwise_weight_grad,
+    depthwise_weight_grad_work,
+    depthwise_work,
+)
 from .linear import cpu_act
-from .registry import Thunk, flat, kernel, loop
+from .registry import Thunk, flat, kernel, loop, memory
 from .sums import row_sums, row_sums_work
-from .taps import LANES, Part, backward, forward, line, lines, packed, padded
+from .taps import LANES, Part, backward, blocks_of, forward, line, lines, packed, padded
 
 Pair = tuple[int, int]
 
@@ -92,6 +98,11 @@ def _rows_of_grad(begin: int, end: int, reads: Any, *, size: Pair, geometry: Geo
                          "geometry": _padded_by(geometry, padding + begin - first * stride)}
 
 
+def _rows_of_dw(begin: int, end: int, reads: Any, **constants: Any) -> Any:
+    """The outputs whose gradients make these rows of dw, and which they are."""
+    return begin, end, {**constants, "rows": (begin, reads[1].shape[3])}
+
+
 @kernel("conv2d", axes=_axes, window=_rows_read, flops=lambda reads, writes: _flops(writes[0], reads[1]),
         work=lambda reads, writes, geometry, act="": forward_work(reads[0], reads[1], writes[0], geometry))
 def conv2d(xp: Any, x: Any, w: Any, b: Any = None, *, geometry: Geometry, act: str = "") -> Any:
@@ -119,10 +130,19 @@ def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometr
     return padded[:, top : top + size[0], left : left + size[1]]
 
 
-@kernel("conv2d_weight_grad", flops=lambda reads, writes: _flops(reads[1], writes[0]),
+@kernel("conv2d_weight_grad", axes="NHWC,NHWr->rTUC,r", window=_rows_of_dw,
+        flops=lambda reads, writes: _flops(reads[1], writes[0]),
         work=lambda reads, writes, **constants: _weight_grad_work(reads[0], reads[1], writes[0], **constants))
-def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geometry: Geometry) -> Any:
-    """dw (o, *taps, c / groups); with `bias` also db (o,), the sum of dy over samples and pixels."""
+def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geometry: Geometry,
+                       rows: Pair | None = None) -> Any:
+    """dw (o, *taps, c / groups); with `bias` also db (o,), the sum of dy over samples and pixels. `rows`: dy has the
+    outputs from rows[0] on, of rows[1] in all."""
+    if rows is not None:
+        before, after = rows[0], rows[1] - rows[0] - dy.shape[3]
+        whole = xp.pad(dy, ((0, 0), (0, 0), (0, 0), (before, after)))
+        found = conv2d_weight_grad.reference(xp, x, whole, taps=taps, bias=bias, geometry=geometry)
+        mine = slice(before, before + dy.shape[3])
+        return tuple(a[mine] for a in found) if bias else found[mine]
     groups, o = geometry.groups, dy.shape[3]
     padded, dw = _padded(xp, x, geometry), xp.empty((o, *taps, x.shape[3] // groups), x.dtype)
     for ky, kx, seen in _taps(taps, dy.shape, geometry):
@@ -155,33 +175,36 @@ def _shaped(plan: _Plan, x: Any, w: Any, y: Any) -> tuple[Any, Any, Any]:
     return flat(x).reshape(plan.x), flat(w).reshape(plan.w), flat(y).reshape(plan.y)
 
 
-def _is_depthwise(x: Any, w: Any, geometry: Geometry) -> bool:
-    return bool(1 < x.shape[3] == w.shape[0] == geometry.groups)
+def _is_depthwise(outputs: int, w: Any, geometry: Geometry) -> bool:
+    return bool(1 < outputs == geometry.groups and w.shape[3] == 1)
 
 
 def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     """Scratch arrays of the forward kernel: packed weights, an image with zeros around it."""
-    if _is_depthwise(x, w, geometry):
+    if _is_depthwise(w.shape[0], w, geometry):
         return depthwise_work(x.shape, w.shape, y.shape, geometry[:3], x.dtype)
     plan = _plan(x, w, y, geometry)
     return [((packed(plan.w),), x.dtype), ((padded(plan.parts, plan.x[3]),), x.dtype)]
 
 
 def input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
-    if _is_depthwise(dx, w, geometry):
+    if _is_depthwise(w.shape[0], w, geometry):
         return forward_work(dx, w, dy, geometry)
     plan = _plan(dx, w, dy, geometry, backward)
     groups, outputs, count, each = plan.w
     return [((packed((groups, each, count, outputs)),), dy.dtype), ((padded(plan.parts, plan.y[3]),), dy.dtype)]
 
 
-def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Any]:
-    """Those of the forward kernel, with sums in place of weights; the outputs of a chunk of pixels side by side."""
-    work = forward_work(x, dw, dy, geometry)
-    if not _is_depthwise(x, dw, geometry):
-        plan = _plan(x, dw, dy, geometry)
-        work.append(((lines(plan.y) * plan.y[2] * LANES,), x.dtype))
-    return [*work, *(row_sums_work(dy.shape[3]) if bias else [])]
+def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry: Geometry,
+                      rows: Pair | None = None) -> list[Any]:
+    """Sums of each block of outputs, an image with zeros around it, the outputs of a chunk of pixels side by side."""
+    rows, sums = rows or (0, dy.shape[3]), row_sums_work(dy.shape[3]) if bias else []
+    if _is_depthwise(rows[1], dw, geometry):
+        return [*depthwise_weight_grad_work(x.shape, dw.shape, dy.shape, geometry[:3], x.dtype, rows), *sums]
+    plan = _plan(x, dw, dy, geometry)
+    totals = len(blocks_of(rows, dw.shape[0], geometry.groups)) * LANES * plan.w[2] * plan.w[3]
+    sizes = totals, padded(plan.parts, plan.x[3]), lines(plan.y) * plan.y[2] * LANES
+    return [*(((size,), x.dtype) for size in sizes), *sums]
 
 
 @conv2d.cpu
@@ -190,7 +213,7 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thu
 
     bias, (y, *work) = (rest[0], rest[1:]) if rest[0].ndim == 1 else (None, rest)
     end = cpu_act(act, y.reshape(-1, len(w)))
-    if _is_depthwise(x, w, geometry):
+    if _is_depthwise(len(w), w, geometry):
         add = [] if bias is None else [loop(_add_bias, y.reshape(-1, len(w)), bias)]
         return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add, *end]
     plan = _plan(x, w, y, geometry)
@@ -202,7 +225,7 @@ def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thu
 def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> list[Thunk]:
     from .direct import convolve
 
-    if _is_depthwise(dx, w, geometry):
+    if _is_depthwise(len(w), w, geometry):
         return depthwise_input_grad(dy, w, dx, *work, geometry=geometry[:3])
     plan = _plan(dx, w, dy, geometry, backward)
     dx, w, dy, taps = *_shaped(plan, dx, w, dy), w.shape[1:3]
@@ -211,16 +234,18 @@ def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> l
 
 
 @conv2d_weight_grad.cpu
-def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Thunk]:
+def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Geometry, rows: Pair | None = None
+      ) -> list[Thunk]:
     from .direct import weight_sums
 
     db, work, total = (rest[0], rest[1:-1], rest[-1]) if bias else (None, rest, None)
     sums = row_sums(dy.reshape(-1, len(dw)), db, total) if bias else []
-    if _is_depthwise(x, dw, geometry):
-        return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3]), *sums]
+    rows = rows or (0, len(dw))
+    if _is_depthwise(rows[1], dw, geometry):
+        return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3], rows=rows), *sums]
     plan = _plan(x, dw, dy, geometry)
-    x, dw, dy = _shaped(plan, x, dw, dy)
-    return [*weight_sums(x, dy, dw, plan.parts[0], taps, *work), *sums]
+    x, dw = flat(x).reshape(plan.x), flat(dw).reshape(len(dw), *plan.w[2:])
+    return [*weight_sums(x, memory(dy), dw, plan.y[:3], plan.parts[0], taps, geometry.groups, rows, *work), *sums]
 
 
 def _add_bias(y, b):  # type: ignore[no-untyped-def]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import THREADS, Call, Grid, Struct, c_type, each
-from .registry import Thunk, flat, loop
+from .registry import Thunk, flat, inlined, loop, memory
 from .sums import cuda_row_sums
 from .window import window
 
@@ -24,12 +24,20 @@ Geometry = tuple[Pair, Pair, Pair]  # stride, padding, dilation
 
 
 def depthwise_work(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry,
-                   dtype: Any) -> list[Any]:
-    """Scratch arrays for x (n, h, w, c), w (c, kh, kw, 1), y (n, oh, ow, c): a padded image, and two sets of taps."""
+                   dtype: Any, of: int = 0) -> list[Any]:
+    """Scratch arrays for x (n, h, w, c), w (c, kh, kw, 1), y (n, oh, ow, c): a padded image, and two sets of taps, of
+    as many pixels as for `of` channels."""
     stride, padding, dilation = geometry
     rows = max(x[1] + padding[0], (y[1] - 1) * stride[0] + (w[1] - 1) * dilation[0] + 1)
-    pixels = max(n for n in range(1, y[2] + 1) if n == 1 or (stride[1] == 1 and y[2] % n == 0 and n * x[3] <= RUN))
-    return [((rows, (x[2] + 2 * padding[1]) * x[3]), dtype), ((2, *w[1:3], pixels, x[3]), dtype)]
+    pixels = max(n for n in range(1, y[2] + 1) if n == 1 or (stride[1] == 1 and y[2] % n == 0
+                                                             and n * (of or y[3]) <= RUN))
+    return [((rows, (x[2] + 2 * padding[1]) * y[3]), dtype), ((2, *w[1:3], pixels, y[3]), dtype)]
+
+
+def depthwise_weight_grad_work(x: tuple[int, ...], w: tuple[int, ...], y: tuple[int, ...], geometry: Geometry,
+                               dtype: Any, rows: Pair) -> list[Any]:
+    """The same, and a line of y, if that has some of `rows[1]` channels: so parts add in the order of the whole."""
+    return [*depthwise_work(x, w, y, geometry, dtype, rows[1]), ((y[2] * y[3] * (y[3] < rows[1]),), dtype)]
 
 
 def _tap_major(w: Any) -> Any:
@@ -64,8 +72,11 @@ def depthwise_input_grad(dy: Any, w: Any, dx: Any, padded: Any, taps: Any, *, ge
             loop(_input_grad, _lines(dy), _rows(taps[0]), padded, _lines(dx), _shape(dx, geometry))]
 
 
-def depthwise_weight_grad(x: Any, dy: Any, dw: Any, padded: Any, taps: Any, *, geometry: Geometry) -> list[Thunk]:
-    return [loop(_weight_grad, _lines(x), _lines(dy), padded, _rows(taps[0]), _rows(taps[1]), _shape(x, geometry)),
+def depthwise_weight_grad(x: Any, dy: Any, dw: Any, padded: Any, taps: Any, line: Any, *, geometry: Geometry,
+                          rows: Pair) -> list[Thunk]:
+    """The rows of the gradient from rows[0] on, of rows[1] in all; dy has these channels, x has all."""
+    shape = (*x.shape[:3], *dy.shape[1:3], *rows, *_shape(dy, geometry))
+    return [loop(_weight_grad, flat(x), memory(dy), padded, line, _rows(taps[0]), _rows(taps[1]), shape),
             partial(np.copyto, _tap_major(dw), taps[0][:, :, 0])]
 
 
@@ -119,22 +130,34 @@ def _input_grad(dy, taps, padded, dx, shape):  # type: ignore[no-untyped-def]
                 target[k] = source[np.uintp(pw * c + k)]
 
 
-def _weight_grad(x, dy, padded, total, part, shape):  # type: ignore[no-untyped-def]
-    c, sh, sw, ph, pw, dh, dw = shape
+@inlined
+def _channels(target, to, source, at, pixels, c, step):  # type: ignore[no-untyped-def]
+    """Copies c channels of neighbouring pixels, which have `step` channels each."""
+    for _ in range(pixels if c < step else 1):
+        for k in range(c if c < step else c * pixels):
+            target[np.uintp(to + k)] = source[np.uintp(at + k)]
+        to += c
+        at += step
+
+
+def _weight_grad(x, dy, padded, line, total, part, shape):  # type: ignore[no-untyped-def]
+    count, h, w, oh, ow, first, step, c, sh, sw, ph, pw, dh, dw = shape
     kh, kw, run = total.shape
     padded[:] = 0
     total[:] = 0
-    for n in range(x.shape[0]):
-        for i in range(x.shape[1]):
-            source, target = x[n, i], padded[i + ph]
-            for k in range(x.shape[2]):
-                target[np.uintp(pw * c + k)] = source[k]
+    for n in range(count):
+        for i in range(h):
+            _channels(padded[i + ph], pw * c, x, (n * h + i) * w * step + first, w, c, step)
         part[:] = 0
-        for oy in range(dy.shape[1]):
+        for oy in range(oh):
+            source, start = dy, (n * oh + oy) * ow * step
+            if c < step:
+                _channels(line, 0, dy, start, ow, c, step)
+                source, start = line, 0
             for ky in range(kh):
                 row = padded[oy * sh + ky * dh]
-                for ox in range(dy.shape[2] // run):
-                    g = dy[n, oy, ox * run : (ox + 1) * run]
+                for ox in range(ow * c // run):
+                    g = source[start + ox * run : start + (ox + 1) * run]
                     for kx in range(kw):
                         out, at = part[ky, kx], ox * sw * run + kx * dw * c
                         for k in range(run):

@@ -21,8 +21,8 @@ from numba.core.registry import cpu_target
 from numba.core.types.containers import UniTuple
 from numba.extending import intrinsic, models, register_model
 
-from .registry import Thunk, flat, loop
-from .taps import LANES, Part
+from .registry import Thunk, flat, loop, memory
+from .taps import LANES, Part, blocks_of
 from .taps import lines as lines_of
 
 #: with AVX-512 LANES float32 are one register, else two or four of the 16 or 32 that there are
@@ -240,9 +240,9 @@ def _over_pixels(source, begin, offsets, across, apart, lanes, lines, columns): 
     return sums
 
 
-def _weight_sums(x, dy, totals, padded, lanes, shape, taps):  # type: ignore[no-untyped-def]
-    n, h, w, c, top, left, height, width, copied, groups, rows, run, oh, ow, sy, sx = shape[:16]
-    outputs, chunk = shape[16:18]
+def _weight_sums(x, dy, totals, padded, lanes, shape, taps, blocks):  # type: ignore[no-untyped-def]
+    n, h, w, c, top, left, height, width, copied, _, rows, run, oh, ow, sy, sx = shape[:16]
+    step, chunk = shape[16:18]
     rest, whole, into = _offsets(shape, 18), _offsets(shape, 18 + PIXELS), _offsets(shape, 18 + 2 * PIXELS)
     source, across = x, w * c
     if copied:
@@ -256,39 +256,37 @@ def _weight_sums(x, dy, totals, padded, lanes, shape, taps):  # type: ignore[no-
         for begin in range(0, oh, chunk):
             end = min(begin + chunk, oh)
             total = 0
-            for g in range(groups):
-                for first in range(0, outputs, LANES):
-                    count = min(LANES, outputs - first)
-                    at = (i * oh + begin) * ow * outputs * groups + g * outputs + first
-                    for pixel in range((end - begin) * ow):
-                        for j in range(count):
-                            lanes[np.uintp(pixel * LANES + j)] = dy[np.uintp(at + j)]
-                        for j in range(count, LANES):
-                            lanes[np.uintp(pixel * LANES + j)] = 0
-                        at += outputs * groups
-                    for t in range(len(taps)):
-                        at = start + begin * sy * across + g * rows + taps[t]
-                        for k in range(0, run - run % PIXELS, PIXELS):
-                            sums = _over_pixels(source, at + k, None, sy * across, sx * c, lanes, end - begin, ow)
-                            _add(sums, totals, total + k * LANES, whole)
-                        if run % PIXELS:
-                            k = run - run % PIXELS
-                            sums = _over_pixels(source, at + k, rest, sy * across, sx * c, lanes, end - begin, ow)
-                            _add(sums, totals, total + k * LANES, into)
-                        total += run * LANES
+            for b in range(len(blocks)):
+                group, first, count = blocks[b, 0], blocks[b, 1], blocks[b, 2]
+                at = (i * oh + begin) * ow * step + first
+                for pixel in range((end - begin) * ow):
+                    for j in range(count):
+                        lanes[np.uintp(pixel * LANES + j)] = dy[np.uintp(at + j)]
+                    for j in range(count, LANES):
+                        lanes[np.uintp(pixel * LANES + j)] = 0
+                    at += step
+                for t in range(len(taps)):
+                    at = start + begin * sy * across + group * rows + taps[t]
+                    for k in range(0, run - run % PIXELS, PIXELS):
+                        sums = _over_pixels(source, at + k, None, sy * across, sx * c, lanes, end - begin, ow)
+                        _add(sums, totals, total + k * LANES, whole)
+                    if run % PIXELS:
+                        k = run - run % PIXELS
+                        sums = _over_pixels(source, at + k, rest, sy * across, sx * c, lanes, end - begin, ow)
+                        _add(sums, totals, total + k * LANES, into)
+                    total += run * LANES
 
 
-def _unpack(totals, numbers, dw):  # type: ignore[no-untyped-def]
-    groups, outputs, taps, rows = dw.shape
+def _unpack(totals, numbers, blocks, dw):  # type: ignore[no-untyped-def]
+    _, taps, rows = dw.shape
     flat_dw, at = dw.reshape(dw.size), 0
-    for g in range(groups):
-        for first in range(0, outputs, LANES):
-            for t in numbers:
-                for j in range(min(LANES, outputs - first)):
-                    to = ((g * outputs + first + j) * taps + t) * rows
-                    for r in range(rows):
-                        flat_dw[np.uintp(to + r)] = totals[np.uintp(at + r * LANES + j)]
-                at += rows * LANES
+    for b in range(len(blocks)):
+        for t in numbers:
+            for j in range(blocks[b, 2]):
+                to = ((blocks[b, 1] + j) * taps + t) * rows
+                for r in range(rows):
+                    flat_dw[np.uintp(to + r)] = totals[np.uintp(at + r * LANES + j)]
+            at += rows * LANES
 
 
 # ------------------------------------------------------------------------------------------------------------ calls
@@ -328,19 +326,20 @@ def convolve(x: Any, w: Any, bias: Any, y: Any, part: Part, taps: Sequence[int],
     if not y.size:
         return []
     steps, sizes = tuple(s // w.itemsize for s in w.strides), (groups, outputs, w.shape[3])
-    flat_w = np.lib.stride_tricks.as_strided(w, (w.size,), (w.itemsize,))  # its memory, in the order of its memory
     bias = np.empty(0, w.dtype) if bias is None else bias
-    return [loop(_pack, flat_w, steps, sizes, bias, _which(part, taps), packed),
+    return [loop(_pack, memory(w), steps, sizes, bias, _which(part, taps), packed),
             loop(_convolve, flat(x), packed, flat(y), padded, _numbers(shape), places)]
 
 
-def weight_sums(x: Any, dy: Any, dw: Any, part: Part, taps: Sequence[int], totals: Any, padded: Any, lanes: Any
-                ) -> list[Thunk]:
-    """dw (groups, o, taps, c) = for each tap the products of x and dy, summed over pixels. The last arrays: scratch."""
-    groups, outputs = dw.shape[:2]
+def weight_sums(x: Any, dy: Any, dw: Any, pixels: Sequence[int], part: Part, taps: Sequence[int], groups: int,
+                rows: tuple[int, int], totals: Any, padded: Any, lanes: Any) -> list[Thunk]:
+    """dw (o, taps, c / groups) = for each tap the products of x and dy, summed over pixels. `dy`: the memory of pixels
+    (n, h, w), each with rows[1] outputs, of which dw has those from rows[0] on, where dy begins. The last arrays:
+    scratch."""
     shape, places = _source(x, part, groups)
-    run, pixels = shape[11], range(PIXELS)
-    rest = [min(i, max(run % PIXELS - 1, 0)) for i in pixels]
-    shape += [outputs, lines_of(dy.shape), *rest, *(LANES * i for i in pixels), *(LANES * i for i in rest)]
-    return [loop(_weight_sums, flat(x), flat(dy), totals, padded, lanes, _numbers(shape), places),
-            loop(_unpack, totals, _which(part, taps), dw)]
+    run, each = shape[11], range(PIXELS)
+    rest = [min(i, max(run % PIXELS - 1, 0)) for i in each]
+    shape += [rows[1], lines_of(pixels), *rest, *(LANES * i for i in each), *(LANES * i for i in rest)]
+    blocks = np.array(blocks_of(rows, len(dw), groups), np.int64)
+    return [loop(_weight_sums, flat(x), dy, totals, padded, lanes, _numbers(shape), places, blocks),
+            loop(_unpack, totals, _which(part, taps), blocks, dw)]

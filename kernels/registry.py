@@ -190,6 +190,14 @@ def flat(array: Any) -> Any:
     return array.reshape(-1)
 
 
+def memory(array: Any) -> Any:
+    """The memory of an array from its first element to its last one as one dimension, without a copy. No axis is
+    reversed."""
+    reach = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
+    return np.lib.stride_tricks.as_strided(array, (reach // array.itemsize + 1 if array.size else 0,),
+                                           (array.itemsize,))
+
+
 def like(array: Any, value: float) -> Any:
     """A scalar of the array's type."""
     return array.dtype.type(value)

@@ -86,6 +86,17 @@ def packed(weights: Sequence[int]) -> int:
     return groups * -(-outputs // LANES) * LANES * (1 + taps * each)
 
 
+def blocks_of(rows: Pair, count: int, groups: int) -> list[tuple[int, int, int]]:
+    """The `count` outputs from rows[0] on, of rows[1] in all, in blocks of at most LANES, each within one group: its
+    group, its first output, counted from rows[0], and its number of outputs."""
+    found, at, size = list[tuple[int, int, int]](), 0, rows[1] // groups
+    while at < count:
+        group, before = divmod(rows[0] + at, size)
+        found.append((group, at, min(LANES, size - before, count - at)))
+        at += found[-1][2]
+    return found
+
+
 def lines(y: Sequence[int]) -> int:
     """How many lines of y (n, oh, ow, o) are a chunk."""
     return max(1, min(CHUNK // max(y[2], 1), y[1]))

@@ -51,9 +51,12 @@ def run(rng: np.random.Generator) -> None:
     x, w, b, dy = (guarded(shape, dtype, front) for shape in (image, weight, (outputs,), out))
     for values in (x, w, b, dy):
         values[...] = rng.standard_normal(values.shape)
+    first = int(rng.integers(outputs))
     for name, reads, shapes, constants in (
             ("conv2d", [x, w, b], [out], {}), ("conv2d_input_grad", [dy, w], [image], {"size": size}),
-            ("conv2d_weight_grad", [x, dy], [weight, (outputs,)], {"taps": taps, "bias": True})):
+            ("conv2d_weight_grad", [x, dy], [weight, (outputs,)], {"taps": taps, "bias": True}),
+            ("conv2d_weight_grad", [x, dy[..., first:]], [(outputs - first, *taps, each), (outputs - first,)],
+             {"taps": taps, "bias": True, "rows": (first, outputs)})):
         kernel = KERNELS[name]
         writes = [guarded(shape, dtype, front) for shape in shapes]
         work = [guarded(*scratch, front) for scratch in kernel.work(reads, writes, geometry=geometry, **constants)]

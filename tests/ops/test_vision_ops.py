@@ -121,6 +121,9 @@ def test_conv2d_forms_agree(case: Any, seed: int) -> None:
     agree("conv2d", [x, w, b], geometry=geometry)
     agree("conv2d_input_grad", [dy, w], size=x.shape[1:3], geometry=geometry)
     agree("conv2d_weight_grad", [x, dy], taps=w.shape[1:3], bias=bool(seed % 2), geometry=geometry)
+    first, end = sorted(rng.choice(len(w) + 1, 2, replace=False).tolist())
+    agree("conv2d_weight_grad", [x, dy[..., first:end]], taps=w.shape[1:3], bias=bool(seed % 2), geometry=geometry,
+          rows=(first, len(w)))
 
 
 def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: Any) -> list[Any]:

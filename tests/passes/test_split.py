@@ -227,6 +227,39 @@ def test_rows_of_one_image_have_the_bits_of_the_whole(seed: int, groups: int):
         assert bits(run(parts)) == bits(run(1))
 
 
+@pytest.mark.few(4)
+@pytest.mark.parametrize("groups", [1, 2, 8])
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_of_a_convolution_s_weight_gradient_have_the_bits_of_the_whole(seed: int, groups: int):
+    """Random windows and numbers of outputs, dense, grouped and one filter for each channel; parts that are no whole
+    groups as well."""
+    rng = np.random.default_rng(seed)
+    window = dict(zip(("kernel_size", "stride", "padding", "dilation"),
+                      rng.integers((1, 1, 0, 1), (5, 3, 4, 3)).tolist(), strict=True))
+    outputs, x = int(rng.choice([8, 24, 72])), rng.standard_normal((3, 13, int(rng.integers(9, 24)), 8)).astype("f")
+
+    def run(parts: int) -> list[np.ndarray]:
+        ml.seed(0)
+        conv = nn.Conv2d(8, outputs, groups=groups, **window)
+        opt = optim.SGD(conv.parameters(), lr=1.0)
+
+        def step(x: Any) -> Any:
+            y = conv(x)
+            (y * y).sum().backward()
+            opt.step()
+            return y
+
+        whole = ml.record(step, x)
+        graph = split(Draft.of(whole), dict.fromkeys(whole.keys[whole.kind == Kind.W].tolist(), parts)).graph
+        assert parts == 1 or [launch.kernel for launch in graph.launches[graph.index(f"0W0/{parts}")]] == [
+            "conv2d_weight_grad"]
+        ml.SequentialExecutor(graph)(x)
+        return [p.numpy().copy() for p in conv.parameters()]
+
+    for parts in (2, 3, 5):
+        assert bits(run(parts)) == bits(run(1))
+
+
 def test_bounds_are_multiples_of_a_tile_if_there_are_enough_rows():
     assert bounds(64, 2) == [0, 32, 64]
     assert bounds(100, 3) == [0, 32, 64, 100]
