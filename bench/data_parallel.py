@@ -117,15 +117,15 @@ def _(*arrays: Any, seconds: float) -> list[Any]:
     return [partial(CLOCK.wait, seconds)]
 
 
-def waited(graph: Any) -> Any:
-    """Microseconds that each task waits."""
-    return graph.flops / graph.flops.sum() * WAITED_MS * 1000
+def waited(graph: Any, step_ms: float = WAITED_MS, flops: Any = None) -> Any:
+    """Microseconds that each task waits: its share of the arithmetic, or of the `flops` given for each task."""
+    flops = graph.flops if flops is None else flops
+    return flops / flops.sum() * step_ms * 1000
 
 
-def waiting(graph: Any) -> tuple[Any, CostModel]:
-    """The same graph with tasks that wait, each for its share of the arithmetic of a step of WAITED_MS; and their
-    costs."""
-    share = waited(graph)
+def waiting(graph: Any, step_ms: float = WAITED_MS, flops: Any = None) -> tuple[Any, CostModel]:
+    """The same graph with tasks that wait, each for its share of the arithmetic of a step; and their costs."""
+    share = waited(graph, step_ms, flops)
     launches = tuple(tuple(replace(launch, kernel="wait", work=(), constants=(("seconds", share[t] / len(task) / 1e6),))
                            for launch in task) for t, task in enumerate(graph.launches))
     return (replace(graph, launches=launches),

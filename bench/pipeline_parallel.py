@@ -2,6 +2,7 @@
 on 4 to 64 ranks.
 
     python bench/pipeline_parallel.py [--network mlp]... [--computation kernels] [--ranks 2] [--rounds 5] [--out FILE]
+                                      [--micro-batches 8] [--chunks 2] [--layers N]
     python bench/pipeline_parallel.py --simulate bench/results/pipeline_parallel_kernels.json    (again, from its costs)
 
 Each rank has its own core, if there are enough. Arms run in turn. A sample is the mean step of a group of steps without
@@ -14,7 +15,9 @@ There are two kinds of computation, and a record says which it has:
 
 - `kernels` (the default): the real kernels on the ranks' own cores, which also copy the messages;
 - `waits`: each task waits for its share of the step's arithmetic, and uses no core, as if an accelerator computed. This
-  measures schedule and transport, and can run on more ranks than there are cores.
+  measures schedule and transport, and can run on more ranks than there are cores. It adds deep networks on 8 ranks, few
+  micro-batches and 8 chunks per rank, the setting that favours modulo allocation; and layers that take the times of
+  VGG-16's, of which a few are heavy, which favours LayerPipe.
 
 With `--rate` the ranks communicate over a loopback of that rate (bench/limited_loopback.sh), otherwise in shared
 memory.
@@ -37,7 +40,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -45,7 +48,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from common import machine, ratio, save, spread
-from data_parallel import waiting
+from data_parallel import WAITED_MS, waiting
+from layerpipe import by_hand
 
 import minidl as ml
 from minidl import models, ops, optim, schedulers
@@ -60,73 +64,117 @@ from minidl.schedulers import pipeline
 from minidl.training import objectives
 from minidl.training.pipeline_trainer import measure_messages
 
-MICRO_BATCHES, STEPS = 8, 3
+STEPS = 3
 #: and the options of schedulers that need them; the last ones train on older weights
 POLICIES: dict[str, dict[str, Any]] = {
     "gpipe": {}, "one_f_one_b": {}, "zb_h1": {}, "zb_auto": {}, "fast_forward": {}, "interleaved": {}, "modulo": {},
-    "pipedream": {}, "pipedream_2bw": {"mini_batches": 2}, "layerpipe2": {}}
+    "modulo_greedy": {}, "layerpipe": {}, "pipedream": {}, "pipedream_2bw": {"mini_batches": 2}, "layerpipe2": {}}
 BASE = "one_f_one_b"
-WIDTHS = [512] * 13  #: of the MLP: inputs, hidden layers
+WIDTH, LAYERS = 512, 13  #: of the MLP
 CLASSES = 10
-SHARE = {"mlp": 128, "resnet20": 4, "gpt": 2, "bert": 2, "rnn": 8, "ffnn": 64}  #: samples of a micro-batch
+SHARE = {"mlp": 128, "vgg16": 128, "resnet20": 4, "gpt": 2, "bert": 2, "rnn": 8, "ffnn": 64}  #: of a micro-batch
 PRESETS = {"gpt": "small", "bert": "small", "rnn": "small"}
 TORCH = {"gpipe": "ScheduleGPipe", "one_f_one_b": "Schedule1F1B", "interleaved": "ScheduleInterleaved1F1B"}
 SIMULATED = (4, 8, 16, 32, 64)
+VGG = by_hand(1)["VGG-16 by arithmetic"].forward  #: multiply-adds of its layers
 
 
-def network(name: str) -> Any:
+class Setting(NamedTuple):
+    """`layers` of the network, or its own number; `chunks` per rank of the policies that cut a rank's share."""
+
+    network: str
+    computation: str = "kernels"
+    ranks: int = 2
+    micro_batches: int = 8
+    chunks: int = 2
+    layers: int | None = None
+
+    @property
+    def samples(self) -> int:
+        """Of a micro-batch. On more ranks than two to a core it is small, since the cores copy all messages."""
+        return SHARE[self.network] if self.ranks <= 4 else max(SHARE[self.network] // 16, 1)
+
+    @property
+    def waits_ms(self) -> float:
+        """Of a step, over all ranks."""
+        return WAITED_MS * (1 if self.ranks <= 4 else 2 * self.ranks)
+
+
+#: networks of 64 stages of about the same time; the ranks' links are fast beside a stage
+DEEP = [Setting(name, "waits", 8, 4, 8, layers)
+        for name, layers in (("mlp", 64), ("ffnn", 64), ("rnn", 32), ("bert", 16), ("gpt", 16))]
+#: and a network with a few heavy layers
+UNEVEN = [Setting("vgg16", "waits", ranks, 24, layers=len(VGG)) for ranks in (4, 8)]
+
+
+def network(s: Setting) -> Any:
     ml.seed(0)
-    return models.mlp(*WIDTHS, CLASSES) if name == "mlp" else models.create(name, preset=PRESETS.get(name))
+    if s.network in ("mlp", "vgg16"):  # whose waits alone are VGG's
+        return models.mlp(*[WIDTH] * (s.layers or LAYERS), CLASSES)
+    return models.create(s.network, preset=PRESETS.get(s.network), **({"layers": s.layers} if s.layers else {}))
 
 
-def batch(name: str) -> list[Any]:
+def batch(s: Setting) -> list[Any]:
     """x and y of each micro-batch, alternately; the same on every rank."""
-    random, model = np.random.default_rng(0), network(name)
-    shape = (SHARE[name], *((WIDTHS[0],) if name == "mlp" else model.input_shape))
+    random, model = np.random.default_rng(0), network(s)
+    shape = (s.samples, *((WIDTH,) if s.network in ("mlp", "vgg16") else model.input_shape))
     found: list[Any] = []
-    for _ in range(MICRO_BATCHES):
+    for _ in range(s.micro_batches):
         if model.input_dtype == "int64":
             found += [random.integers(0, model.classes, shape), random.integers(0, model.classes, shape)]
         else:
-            found += [random.standard_normal(shape, np.float32), random.integers(0, CLASSES, SHARE[name])]
+            found += [random.standard_normal(shape, np.float32), random.integers(0, CLASSES, s.samples)]
     return found
 
 
-def recorded(name: str, every: int = MICRO_BATCHES) -> Any:
+def recorded(s: Setting, every: int) -> Any:
     """A step that updates after `every` micro-batches."""
-    model = network(name)
+    model = network(s)
     loss_of = objectives.find(model.objective).loss
     opt = optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
 
     def step(*parts: Any) -> Any:
         total = None
-        for i in range(MICRO_BATCHES):
-            with ml.micro_batch(i, i * SHARE[name]):
+        for i in range(s.micro_batches):
+            with ml.micro_batch(i, i * s.samples):
                 loss = loss_of(model(parts[2 * i]), parts[2 * i + 1]) * (1 / every)
                 loss.backward()
                 total = loss.detach() if total is None else ops.add(total, loss.detach())
-                if every < MICRO_BATCHES and (i + 1) % every == 0:
+                if every < s.micro_batches and (i + 1) % every == 0:
                     opt.step()
-        if every == MICRO_BATCHES:
+        if every == s.micro_batches:
             opt.step()
         return total
 
-    return ml.record(step, *batch(name))
+    return ml.record(step, *batch(s))
+
+
+def flops_of(s: Setting, graph: Any) -> Any:
+    """The arithmetic of each task: its own, or that of VGG's layer in its place."""
+    if s.network != "vgg16":
+        return graph.flops
+    layers, forward = np.unique(graph.unit[graph.kind == Kind.W]), graph.kind == Kind.F
+    of_layer = np.bincount(graph.unit[forward], graph.flops[forward])[layers] / s.micro_batches
+    factor = np.zeros(graph.unit.max() + 2)  # the last one is of tasks without a unit
+    factor[layers] = VGG / of_layer
+    return graph.flops * factor[graph.unit]
 
 
 # --------------------------------------------------------------------------------------------------------- on each rank
 class Arm:
     """A schedule on this rank: its plan, which is the same on all ranks, its run, and a traced run."""
 
-    def __init__(self, name: str, scheduler: str, graph: Any, cost: CostModel, waits: bool, comm: MPI) -> None:
-        self.comm, self.inputs, self.graph = comm, batch(name), graph
-        options = POLICIES[scheduler]
-        self.placement = schedulers.find(scheduler).staged.place(comm.size)
+    def __init__(self, s: Setting, scheduler: str, graph: Any, cost: CostModel, comm: MPI) -> None:
+        self.comm, self.inputs, self.graph = comm, batch(s), graph
+        options, staged = POLICIES[scheduler], schedulers.find(scheduler).staged
+        chunks = s.chunks if staged.chunks > 1 and not staged.chunks_fixed else staged.chunks
+        self.placement = staged.place(comm.size, chunks)
         self.stage_of_unit = pipeline.balanced(self.graph, cost, self.placement.stages)
-        self.planned = lambda cost: ml.plan(graph, scheduler, cost, ml.Machine(comm.size),
+        self.planned = lambda cost: ml.plan(graph, scheduler, cost, ml.Machine(comm.size), chunks=chunks,
                                             stage_of_unit=self.stage_of_unit, **options)
         self.plan = self.planned(cost)
         talking = self.plan.with_messages
+        self.traced = DistributedExecutor(*talking, comm, trace=True)  # first: it draws the weights
         tracemalloc.start()
         self.run = DistributedExecutor(*talking, comm)
         self.run(*self.inputs)
@@ -135,16 +183,17 @@ class Arm:
         tracemalloc.stop()
         held = {id(s.live): s.bytes for s in self.run.program.graph.storages if s.live is not None}
         self.peaks = self.run.peak_bytes, sum(t.size for t in allocated.traces) + sum(held.values())
-        self.traced = DistributedExecutor(*talking, comm, trace=True)
         #: seconds that this rank's tasks wait in a step; stamps tell less, as a wait makes up for what polling took
         self.waits_for = (float(self.plan.cost.durations(self.traced.graph)[self.traced.graph.kind < Kind.A].sum())
-                          / 1e6 if waits else 0.0)
+                          / 1e6 if s.computation == "waits" else 0.0)
 
     def predicted(self, cost: CostModel) -> tuple[float, float]:
         """(microseconds per step, share of them in which the ranks do not compute)."""
-        stages = pipeline.cut(self.graph, cost, self.placement, self.stage_of_unit)
-        plan = (replace(self.plan, cost=stages.price(self.plan.graph)) if self.plan.versions is None
-                else self.planned(cost))  # which has late tasks
+        if self.plan.versions is None:
+            stages = pipeline.cut(self.graph, cost, self.placement, self.stage_of_unit)
+            plan = replace(self.plan, cost=stages.price(self.plan.graph))
+        else:
+            plan = self.planned(cost)  # it has late tasks
         period = pipeline.price(plan).period + cost.step
         return period, 1 - plan.cost.durations(self.plan.graph).sum() / (self.placement.ranks * period)
 
@@ -155,11 +204,12 @@ class Arm:
         begin = perf_counter()
         for _ in range(STEPS):
             run(*self.inputs)
-        return max(self.comm.gather((perf_counter() - begin) / STEPS))
+        self.took = (perf_counter() - begin) / STEPS
+        return max(self.comm.gather(self.took))
 
     def shares(self) -> dict[str, list[float]]:
         """Shares of each rank's time in a group of traced steps: compute, and the rest; for the last step also wait and
-        transfer."""
+        transfer. If tasks wait, the share of computation is that of the steps before, which are not traced."""
         self.comm.gather(None)
         took = computed = last = 0.0
         for _ in range(STEPS):
@@ -167,8 +217,8 @@ class Arm:
             self.traced(*self.inputs)
             took += (last := perf_counter() - begin)
             t = self.traced.timeline
-            computed += self.waits_for or float((t.end - t.start)[t.tasks][_on_main(t)[t.tasks]].sum()) / 1e6
-        compute = self.comm.gather(computed / took)
+            computed += float((t.end - t.start)[t.tasks][_on_main(t)[t.tasks]].sum()) / 1e6
+        compute = self.comm.gather(self.waits_for / self.took if self.waits_for else computed / took)
         t, period = self.traced.timeline_of_all(), np.array(self.comm.gather(last)) * 1e6
         rank, length = np.array([lane.rank for lane in t.lanes])[t.lane], np.where(_on_main(t), t.end - t.start, 0.0)
         found = {what.name.lower(): (np.bincount(rank, length * (t.what == what), self.comm.size) / period).tolist()
@@ -181,34 +231,35 @@ def _on_main(t: Timeline) -> Any:
     return np.array([lane.name == "main" for lane in t.lanes])[t.lane]
 
 
-def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
+def work(setting: Setting, rounds: int, rate: str | None) -> None:
+    waits = setting.computation == "waits"
     comm = MPI()
     cores = sorted(os.sched_getaffinity(0))
-    if computation == "kernels":
+    if not waits:
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
-    link = replace(measure_messages(comm, RankGrid(comm.size)), core=rate is None and computation == "kernels")
-    every = {s: schedulers.find(s).staged.update_every(MICRO_BATCHES, options.get("mini_batches", 1))
+    link = replace(measure_messages(comm, RankGrid(comm.size)), core=rate is None and not waits)
+    every = {s: schedulers.find(s).staged.update_every(setting.micro_batches, options.get("mini_batches", 1))
              for s, options in POLICIES.items()}
     graphs: dict[int, Any] = {}  # by the number of micro-batches between updates
     costs: dict[int, CostModel] = {}
     for a in sorted(set(every.values()), reverse=True):
-        graph = recorded(name, a)
-        graphs[a], cost = (waiting(graph) if computation == "waits"
-                           else (graph, shared(comm, ml.measure(graph, seconds=2.0))))
+        graph = recorded(setting, a)
+        graphs[a], cost = (waiting(graph, setting.waits_ms, flops_of(setting, graph)) if waits else
+                           (graph, shared(comm, ml.measure(graph, seconds=2.0))))
         costs[a] = replace(cost, link=link)
     arms: dict[str, Arm] = {}
     left_out = {}
     for s in POLICIES:
         try:
-            arms[s] = Arm(name, s, graphs[every[s]], costs[every[s]], computation == "waits", comm)
+            arms[s] = Arm(setting, s, graphs[every[s]], costs[every[s]], comm)
         except pipeline.PipelineError as error:  # on every rank, before anything runs
             left_out[s] = str(error)
-    peers = torch_arms(comm, arms) if name == "mlp" and computation == "kernels" else {}
+    peers = torch_arms(comm, setting, arms) if setting.network == "mlp" and not waits else {}
     samples: dict[str, list[float]] = {key: [] for key in (*arms, *peers)}
     predicted: dict[str, list[tuple[float, float]]] = {s: [] for s in arms}
     shares: dict[str, list[dict[str, list[float]]]] = {s: [] for s in arms}
     for seed in range(rounds):
-        profiles = {a: Profile(graphs[a], seed=seed) for a in {every[s] for s in arms} if computation == "kernels"}
+        profiles = {a: Profile(graphs[a], seed=seed) for a in {every[s] for s in arms} if not waits}
         for s, arm in arms.items():
             for profile in profiles.values():
                 comm.gather(None)
@@ -229,10 +280,9 @@ def work(name: str, computation: str, rounds: int, rate: str | None) -> None:
     peaks = {s: comm.gather(arm.peaks) for s, arm in arms.items()}
     if comm.rank == 0:
         print(json.dumps({
-            "network": name, "computation": computation, "ranks": comm.size, "micro_batches": MICRO_BATCHES,
-            "samples_a_micro_batch": SHARE[name], "rounds": rounds,
+            **setting._asdict(), "samples_a_micro_batch": setting.samples, "rounds": rounds,
             "link": {"latency_us": link.latency, "bytes_per_us": link.bandwidth},
-            "block": block(graphs[MICRO_BATCHES], costs[MICRO_BATCHES]),
+            "block": block(setting, graphs[setting.micro_batches], costs[setting.micro_batches]),
             "left_out": left_out,
             "arms": {s: record(samples, s, predicted[s], shares[s], peaks[s], arms[s]) for s in arms}, "torch": {
                 key: {"step_ms": spread(samples[key]), "torch_over_minidl": ratio(samples, key, key.split(", ")[1])}
@@ -265,14 +315,14 @@ def record(samples: dict[str, list[float]], s: str, predicted: list[tuple[float,
             "stages": arm.placement.stages}
 
 
-def block(graph: Any, cost: CostModel) -> dict[str, float]:
+def block(s: Setting, graph: Any, cost: CostModel) -> dict[str, float]:
     """Mean microseconds of a micro-batch on a unit with parameters, from which the simulated pipelines are made."""
     time = cost.durations(graph)
-    units = len(set(graph.unit[graph.kind == Kind.W].tolist())) * MICRO_BATCHES
+    units = len(set(graph.unit[graph.kind == Kind.W].tolist())) * s.micro_batches
     return {kind: float(time[graph.kind == Kind[kind]].sum() / units) for kind in "FOW"}
 
 
-def torch_arms(comm: MPI, arms: dict[str, Arm]) -> dict[str, Callable[[], Any]]:
+def torch_arms(comm: MPI, s: Setting, arms: dict[str, Arm]) -> dict[str, Callable[[], Any]]:
     """The schedules of torch.distributed.pipelining on our stages; empty without torch."""
     try:
         import torch
@@ -283,7 +333,8 @@ def torch_arms(comm: MPI, arms: dict[str, Arm]) -> dict[str, Callable[[], Any]]:
     torch.set_num_threads(1)
     place = comm.gather(tempfile.mktemp(prefix="minidl-gloo-"))[0]
     distributed.init_process_group("gloo", init_method=f"file://{place}", rank=comm.rank, world_size=comm.size)
-    parts = batch("mlp")
+    parts = batch(s)
+    widths = [WIDTH] * (s.layers or LAYERS)
     x, y = torch.from_numpy(np.concatenate(parts[::2])), torch.from_numpy(np.concatenate(parts[1::2]))
     calls: dict[str, Callable[[], Any]] = {}
     for ours, theirs in TORCH.items():
@@ -291,16 +342,16 @@ def torch_arms(comm: MPI, arms: dict[str, Arm]) -> dict[str, Callable[[], Any]]:
         weights = sorted({int(u) for u in arm.graph.unit[arm.graph.kind == Kind.W]})  # one unit per linear layer
         stage_of_layer = [int(arm.stage_of_unit[u]) for u in weights]
         stages, parameters = [], []
-        for s in range(comm.rank, arm.placement.stages, comm.size):
+        for stage in range(comm.rank, arm.placement.stages, comm.size):
             layers: list[Any] = []
             for i, of in enumerate(stage_of_layer):
-                if of == s:
-                    out = [*WIDTHS[1:], CLASSES][i]
-                    layers += [torch.nn.Linear(WIDTHS[i], out), *([torch.nn.ReLU()] if i + 1 < len(weights) else [])]
+                if of == stage:
+                    out = [*widths[1:], CLASSES][i]
+                    layers += [torch.nn.Linear(widths[i], out), *([torch.nn.ReLU()] if i + 1 < len(weights) else [])]
             module = torch.nn.Sequential(*layers)
             parameters += list(module.parameters())
-            stages.append(pipelining.PipelineStage(module, s, arm.placement.stages, torch.device("cpu")))
-        schedule = getattr(pipelining, theirs)(stages if arm.placement.chunks > 1 else stages[0], MICRO_BATCHES,
+            stages.append(pipelining.PipelineStage(module, stage, arm.placement.stages, torch.device("cpu")))
+        schedule = getattr(pipelining, theirs)(stages if arm.placement.chunks > 1 else stages[0], s.micro_batches,
                                                loss_fn=torch.nn.functional.cross_entropy)
         opt = torch.optim.SGD(parameters, lr=0.01, momentum=0.9, foreach=True)
 
@@ -346,31 +397,39 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, action="append", help="number of ranks (default 2, with waits also 4)")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rate", help="rate of a limited loopback between the ranks, in tc's form: 1gbit (needs root)")
+    parser.add_argument("--micro-batches", type=int, default=8)
+    parser.add_argument("--chunks", type=int, default=2, help="per rank, for policies that cut a rank's share")
+    parser.add_argument("--layers", type=int, help="of the networks")
     parser.add_argument("--out")
     parser.add_argument("--simulate", metavar="RECORD")
     parser.add_argument("--work", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.work:
-        work(arguments.work, arguments.computation, arguments.rounds, arguments.rate)
+        work(Setting(*json.loads(arguments.work)), arguments.rounds, arguments.rate)
         return
     if arguments.simulate:
         for s in json.loads(Path(arguments.simulate).read_text())["settings"]:
             show_simulated(s["network"], simulated(s["block"], s["link"]["latency_us"]))
         return
+    waits = arguments.computation == "waits"
+    networks, ranks = arguments.network or SHARE, arguments.ranks or ([2, 4] if waits else [2])
+    asked = [Setting(name, arguments.computation, count, arguments.micro_batches, arguments.chunks, arguments.layers)
+             for name, count in itertools.product(networks, ranks) if name != "vgg16" or arguments.ranks]
+    if waits and not arguments.ranks:
+        asked += [s for s in (*DEEP, *UNEVEN) if s.network in networks]
     settings: list[dict[str, Any]] = []
-    for name, ranks in itertools.product(arguments.network or SHARE,
-                                         arguments.ranks or ([2] if arguments.computation == "kernels" else [2, 4])):
+    for setting in asked:
         mpiexec = str(Path(sys.executable).parent / "mpiexec")
         limited, rate = (([str(HERE / "limited_loopback.sh"), arguments.rate], ["--rate", arguments.rate])
                          if arguments.rate else ([], []))
-        done = subprocess.run([*limited, mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(ranks),
-                               sys.executable, __file__, "--work", name, "--computation", arguments.computation,
-                               "--rounds", str(arguments.rounds), *rate], stdout=subprocess.PIPE, text=True)
+        done = subprocess.run([*limited, mpiexec if os.path.exists(mpiexec) else "mpiexec", "-n", str(setting.ranks),
+                               sys.executable, __file__, "--work", json.dumps(setting), "--rounds",
+                               str(arguments.rounds), *rate], stdout=subprocess.PIPE, text=True)
         if done.returncode:
             sys.exit(done.returncode)
         found = json.loads(done.stdout.splitlines()[-1])
-        settings.append({**found, "rate": arguments.rate,
-                         "simulated": simulated(found["block"], found["link"]["latency_us"])})
+        more = {"simulated": simulated(found["block"], found["link"]["latency_us"])} if setting.ranks == 2 else {}
+        settings.append({**found, "rate": arguments.rate, **more})
         show(settings[-1])
         record = {"what": "pipelines on ranks of one core each, over MPI "
                           + (f"on a loopback limited to {arguments.rate}" if arguments.rate else "in shared memory"),
@@ -395,11 +454,12 @@ def show(s: dict[str, Any]) -> None:
     for arm, a in s["torch"].items():
         print(f"    {arm:20} {a['step_ms']['median']:8.1f} ms, torch / minidl {a['torch_over_minidl']['median']:.2f}",
               file=sys.stderr)
-    show_simulated(s["network"], s["simulated"])
+    show_simulated(s["network"], s.get("simulated", []))
 
 
 def show_simulated(name: str, rows: list[dict[str, Any]]) -> None:
-    print(f"{name}, simulated, times faster than gpipe:", file=sys.stderr)
+    if rows:
+        print(f"{name}, simulated, times faster than gpipe:", file=sys.stderr)
     for row in rows:
         ups = ", ".join(f"{s} {x:.2f}" for s, x in row["speed_up_over_gpipe"].items() if s != "gpipe")
         print(f"    {row['ranks']:3} ranks, m = {row['micro_batches']:3}: {ups}"

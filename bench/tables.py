@@ -186,7 +186,8 @@ def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
 def pipeline_parallel(record: dict[str, Any]) -> Iterator[Row]:
     """A row for each setting: GPipe over the schedules, torch over ours, and the prediction errors."""
     for s in record["settings"]:
-        about = f"{s['ranks']} ranks, {s['network']}, {s['computation']}"
+        deep = f" of {s['layers']} layers, {s['micro_batches']} micro-batches" if s.get("layers") else ""
+        about = f"{s['ranks']} ranks, {s['network']}{deep}, {s['computation']}"
         gains = [f"{arm} {a['speed_up_over_gpipe']['median']:.2f}x" for arm, a in s["arms"].items() if arm != "gpipe"]
         yield f"{about}: gpipe / others", "; ".join(gains), "-"
         if s["torch"]:
