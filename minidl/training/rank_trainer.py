@@ -23,7 +23,7 @@ from ..measuring.measure import transfer_time
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import Plan
 from ..pricing.cost import CostModel
-from ..runtime.comm import Communicator
+from ..runtime.comm import SLOTS, Communicator
 from ..runtime.comm.flight import Entry, Flight
 from ..runtime.comm.handover import handover
 from .agreement import agree
@@ -106,25 +106,27 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
     """Microseconds of an all-reduce of gradients on a device (default: the CPU): (per all-reduce, per byte). All ranks
     return rank 0's figures. `group`: the ranks that sum with this one (default: all); others sum at the same time.
 
-    The smallest size gives the first figure, the difference of the other two the second, so that bursts of a link do
-    not count.
+    A row of the smallest size gives the first figure, as small sums of a step come in rows; the difference of the other
+    two sizes gives the second, so that bursts of a link do not count.
     """
     device, group = device or devices.cpu(), group or communicator
     hand, flight, took = handover(device), Flight(communicator), []
-    for size in sizes:
-        count = max(size // 4, group.size)
-        memory = device.allocate(4 * count)
-        array = device.array(memory, View(0, (count,), (1,), 0, "float32"))
-        device.write(array, np.zeros(count, np.float32))
-        transfer = group.bind(Kind.A, hand.place(group, [array], ()), 0)
+    for size, row in zip(sizes, (4 * SLOTS, 1, 1), strict=True):
+        nbytes, transfers = 4 * max(size // 4, group.size), []
+        for slot in range(min(row, SLOTS)):
+            array = device.array(device.allocate(nbytes), View(0, (nbytes // 4,), (1,), 0, "float32"))
+            device.write(array, np.zeros(nbytes // 4, np.float32))
+            transfers.append(group.bind(Kind.A, hand.place(group, [array], ()), slot))
+        entries = [Entry(i, transfers[i % SLOTS], i % SLOTS, nbytes) for i in range(row)]
         times = []
         for _ in range(repeats):
             communicator.gather(None)
             begin = perf_counter()
-            flight.submit(Entry(0, transfer, 0, array.nbytes))
+            for entry in entries:
+                flight.submit(entry)
             flight.drain()
             device.synchronize()
-            times.append((perf_counter() - begin) * 1e6)
+            times.append((perf_counter() - begin) * 1e6 / row)
         took.append(transfer_time(times))
     slope = max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))
     each, rate = communicator.gather((took[0], slope))[0]

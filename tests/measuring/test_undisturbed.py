@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -210,6 +211,26 @@ def test_the_share_of_a_core_that_sums_gradients_is_one_number_for_all_ranks():
     found = run_ranks(2, lambda c: rank_trainer.share_of_core(c, repeats=2, size=2**12, width=64))
     assert found[0] == found[1]
     assert 0 <= found[0] <= 1
+
+
+def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
+    """A start of 1 us a sum, and an end of 16 us however many there are."""
+    clocks = threading.local()
+
+    class Counting(rank_trainer.Flight):
+        def submit(self, entry):
+            super().submit(entry)
+            clocks.now = getattr(clocks, "now", 0.0) + 1e-6
+
+        def drain(self):
+            super().drain()
+            clocks.now += 16e-6
+
+    monkeypatch.setattr(rank_trainer, "Flight", Counting)
+    monkeypatch.setattr(rank_trainer, "perf_counter", lambda: getattr(clocks, "now", 0.0))
+    for each, rate in run_ranks(2, lambda c: rank_trainer.measure_link(c, sizes=(4, 64, 256), repeats=3)):
+        assert each == pytest.approx(2.0)
+        assert rate == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize("scheduler", ["one_f_one_b", "zb_h1"])
