@@ -7,12 +7,14 @@ for other batches. So a forward may mix versions of weights.
 Here a batch is a micro-batch with an update of its own. A simulated clock gives the moments: a task reads, of each
 weight, the newest version whose update has ended when the task starts. A step in the order of these moments (the end of
 an update, the start of every other task) reads exactly that, and keeps no old weights. So an asynchronous run has bits:
-all schedules of the new step are equal to it. A step ends when its last batch has ended.
+all schedules of the new step are equal to it. A step ends when its last batch has ended. Threads may race in real time
+instead (`minidl.runtime.race`); the clock then only predicts them.
 """
 
 from __future__ import annotations
 
 import heapq
+from typing import Any
 
 import numpy as np
 
@@ -84,9 +86,13 @@ def asynchronous(draft: Draft, forward: int = 1, backward: int = 2, queue: int |
     order = np.array(moments(draft.graph, draft.time, draft.name, forward, backward, queue)[0], np.int64)
     found, before = draft.take(order), _read(draft.graph)
     if _read(found.graph) != before:
-        raise Refused(draft.name, "updates of several batches share a value, such as Adam's powers or a norm",
-                      "take --optimizer sgd without --clip, or one backward thread and queue=0")
+        raise _shared(draft.name)
     return found
+
+
+def _shared(name: str) -> Refused:
+    return Refused(name, "updates of several batches share a value, such as Adam's powers or a norm",
+                   "take --optimizer sgd without --clip, or one backward thread and queue=0")
 
 
 def _read(graph: TaskGraph) -> dict[tuple[int, int], int]:
@@ -99,14 +105,32 @@ def _read(graph: TaskGraph) -> dict[tuple[int, int], int]:
     return found
 
 
+def _apart(graph: TaskGraph) -> bool:
+    """Whether each storage is written by one batch alone, except by updates of parameters."""
+    changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
+    found, batch = Batches.of(graph, "pd_asgd"), dict[int, int]()
+    return all(batch.setdefault(s, i) == i for i, tasks in enumerate(zip(found.forward, found.backward, strict=True))
+               for part in tasks for t in part if not changing[t]
+               for s in graph.buffer_storage[graph.writes[t]].tolist())
+
+
 def pd_asgd(graph: TaskGraph, cost: CostModel, machine: Machine, *, forward: int = 1, backward: int = 2,
-            queue: int | None = None) -> Ordered:
+            queue: int | None = None, clock: str = "simulated") -> Ordered:
     """Forward threads run batches (micro-batches) one after another on the newest weights of each layer; backward
     threads update each layer as soon as it has its gradient, and nobody waits (PD-ASGD, 2410.05985). `queue`: how many
     batches may be ahead of those that backward threads work on, by default the number of forward threads. One thread
-    each with queue=0 is SGD, bit for bit."""
+    each with queue=0 is SGD, bit for bit. `clock`: "simulated", or "real": the threads race, so runs differ, and each
+    repeats from its log."""
     _, lanes = moments(graph, cost.durations(graph), "pd_asgd", forward, backward, queue)
     lanes = {lane: sorted(tasks) for lane, tasks in lanes.items()}  # if tasks have been cut since the step was ordered
     late = np.concatenate([*staleness(graph).values(), [0]])
-    return Ordered(Schedule.of(graph, {lane: tasks for lane, tasks in lanes.items() if tasks}), {
-        "stale": bool(late.any()), "staleness": {"mean": round(float(late[:-1].mean()), 4), "most": int(late.max())}})
+    notes: dict[str, Any] = {"stale": bool(late.any()), "staleness": {
+        "mean": round(float(late[:-1].mean()), 4), "most": int(late.max())}}
+    if clock not in ("simulated", "real"):
+        raise PlanError(f"pd_asgd: the clock is simulated or real, not {clock!r}")
+    if clock == "real":
+        most = backward + (forward if queue is None else queue)
+        if most > 1 and not _apart(graph):
+            raise _shared("pd_asgd")
+        notes = {"stale": most > 1, "race": {"threads": (forward, backward), "most": most}}
+    return Ordered(Schedule.of(graph, {lane: tasks for lane, tasks in lanes.items() if tasks}), notes)

@@ -110,6 +110,13 @@ for _, own in found:
         assert model.parameters()[i].numpy().tobytes() == value.tobytes()
 print("a replay of the log: bit-identical parameters")
 
+# Nothing else is needed, not even an order that somebody planned. Let threads race for the weights, and keep the log:
+#
+#     python -m minidl train --model mlp --micro-batches 8 --scheduler pd_asgd --scheduler-arg clock=real \
+#         --steps 20 --log-versions log.jsonl
+#
+# No two such runs are alike, and `--replay log.jsonl` in place of `--log-versions log.jsonl` repeats each bit for bit.
+
 # A single wrong entry gives another run. Here every task reads the newest weights, as in plain training:
 
 model, graph = build()

@@ -38,6 +38,8 @@ from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..runtime.comm import Communicator
 from ..runtime.executors import SequentialExecutor, runtime
+from ..runtime.race import Race
+from ..schedulers.batches import Batches
 from ..system.loading import place_of, users_code
 from ..system.process import paused
 from . import objectives, weights
@@ -474,6 +476,8 @@ class Trainer:
         self.recorded, self.job, self.cost, self.trace = recorded, recorded.job, cost, trace
         self._replays = replays
         self.plan = recorded.plan(cost, schedule=schedule)
+        if trace and "race" in self.plan.notes:
+            raise ValueError(f"{self.job.scheduler} in real time records no timeline; leave --trace and --html out")
         self.program = self.plan.program()
         self._start()
 
@@ -482,6 +486,10 @@ class Trainer:
         """Runs the program. It is made when somebody first asks for it, which draws the weights that it trains."""
         if self._replays is not None:
             return self._replays(self.recorded.graph)
+        if (race := self.plan.notes.get("race")) is not None:
+            graph, device = self.plan.graph, self.recorded.device
+            batches = Batches.of(graph, self.plan.scheduler)
+            return Race(graph, batches.forward, batches.backward, batches.rest, **race, device=device)
         return runtime(self.program, device=self.recorded.device, transport=self.communicator, trace=self.trace,
                        logged=self.plan.stale)
 

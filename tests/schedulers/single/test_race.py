@@ -1,0 +1,134 @@
+"""PD-ASGD in real time: threads race for the weights of each layer, and the log alone repeats a run bit for bit."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import one_line, run, run_json
+from helpers import PATIENCE
+from test_pd_asgd import FLAGS, recorded, replayed, stream
+
+import minidl as ml
+from minidl.core.placement import Refused
+from minidl.core.tasks import Kind, unpack
+from minidl.runtime.race import Race
+from minidl.runtime.version_log import VersionRead, staleness
+from minidl.schedulers.batches import Batches
+
+
+def racing(batches: int = 6, sizes: tuple[int, ...] = (6, 8, 8, 8, 5), momentum: float = 0.9,
+           **options: Any) -> tuple[Any, Race, Batches]:
+    model, graph = recorded(batches, sizes, momentum)
+    plan = ml.plan(graph, "pd_asgd", clock="real", **options)
+    found = Batches.of(plan.graph, "pd_asgd")
+    return model, Race(plan.graph, found.forward, found.backward, found.rest, **plan.notes["race"]), found
+
+
+def ran(data: list[list[Any]], model: Any, race: Race) -> tuple[list[bytes], list[bytes], list[VersionRead]]:
+    losses = [race(*parts).numpy().tobytes() for parts in data]
+    race.close()
+    return losses, [p.numpy().tobytes() for p in model.parameters()], race.log.entries
+
+
+def check_repeats(seed: int) -> None:
+    """A random network with random threads: a replay of the log, which has one version for each update."""
+    random = np.random.default_rng(seed)
+    told = {"batches": int(random.integers(1, 9)), "momentum": float(random.choice([0.0, 0.9])),
+            "sizes": (6, *random.integers(3, 40, random.integers(1, 5)).tolist(), 5)}
+    options = {"forward": int(random.integers(1, 4)), "backward": int(random.integers(1, 4)),
+               "queue": int(random.integers(0, 4))}
+    data = stream(3, told["batches"], seed)
+    model, race, _ = racing(**told, **options)
+    losses, weights, log = ran(data, model, race)
+    assert replayed(data, log, **told) == (losses, weights), seed
+    made: dict[int, list[int]] = {}
+    for e in log:
+        if unpack(e.key).kind == Kind.U:
+            made.setdefault(e.stage, []).append(e.version)
+    assert all(versions == [*range(1, 3 * told["batches"] + 1)] for versions in made.values()), seed
+
+
+def test_runs_repeat_from_their_logs() -> None:
+    for seed in range(2):
+        check_repeats(seed)
+
+
+@pytest.mark.campaign
+def test_many_runs_repeat_from_their_logs() -> None:
+    for seed in range(2, 202):
+        check_repeats(seed)
+
+
+def test_a_forward_that_overtakes_an_update_reads_older_weights() -> None:
+    """The backward thread of batch 0 begins when the forward of batch 1 has ended, so batch 1 is one update late."""
+    model, race, found = racing(2, backward=1, queue=1)
+    first, last, overtaken = found.backward[0][0], found.forward[1][-1], threading.Event()
+    assert not race._layers[first], "a task that waits holds no lock"
+    race._calls[first] = [lambda: overtaken.wait(PATIENCE), *race._calls[first]]
+    race._calls[last] = [*race._calls[last], overtaken.set]
+    data = stream(1, 2)
+    losses, weights, log = ran(data, model, race)
+    assert replayed(data, log, batches=2) == (losses, weights)
+    assert all(late.tolist() == [0, 1] for late in staleness(log).values())
+
+
+def test_one_thread_each_without_a_queue_is_sgd_in_bits() -> None:
+    data = stream(3)
+    model, graph = recorded()
+    alone = ml.SequentialExecutor(graph)
+    losses = [alone(*parts).numpy().tobytes() for parts in data]
+    other, race, _ = racing(forward=1, backward=1, queue=0)
+    assert ran(data, other, race)[:2] == (losses, [p.numpy().tobytes() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("part", ["forward", "backward"])
+def test_an_error_in_a_thread_ends_the_step_and_no_thread(part: str) -> None:
+    _, race, found = racing()
+    task, data = getattr(found, part)[2][-1], stream(1)[0]
+    calls = race._calls[task]
+
+    def fails() -> None:
+        raise MemoryError("of a task")
+
+    race._calls[task] = [fails]
+    with pytest.raises(MemoryError, match="of a task"):
+        race(*data)
+    race._calls[task] = calls
+    assert np.isfinite(race(*data).numpy())
+    race.close()
+
+
+def test_what_batches_share_is_refused() -> None:
+    model = ml.models.mlp(6, 8, 5)
+    opt = ml.optim.Adam(model.parameters())
+
+    def step(*parts: Any) -> None:
+        for i in range(2):
+            with ml.micro_batch(i, 4 * i, i):
+                ml.nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]).backward()
+                opt.step()
+
+    graph = ml.record(step, *stream(1, 2)[0])
+    with pytest.raises(Refused, match="share a value, such as Adam's powers"):
+        ml.plan(graph, "pd_asgd", clock="real")
+    assert not ml.plan(graph, "pd_asgd", clock="real", backward=1, queue=0).stale
+
+
+def test_the_command_line_races_and_repeats(capsys: Any, tmp_path: Any) -> None:
+    log, real = str(tmp_path / "log.jsonl"), ("--scheduler-arg", "clock=real")
+    code, record = run_json(capsys, *FLAGS, *real, "--log-versions", log)
+    assert code == 0
+    for clock in ((), real):
+        assert run_json(capsys, *FLAGS, *clock, "--replay", log)[1]["params_sha256"] == record["params_sha256"]
+
+    def refused(*flags: str) -> str:
+        code, _, err = run(capsys, *FLAGS, *flags)
+        assert code == 2
+        return one_line(err)
+
+    assert "is simulated or real, not 'sun'" in refused("--scheduler-arg", "clock=sun")
+    assert "share a value" in refused(*real, "--optimizer", "adam")
+    assert "in real time records no timeline" in refused(*real, "--trace", str(tmp_path / "trace.json"))
