@@ -66,7 +66,9 @@ def trained(job: Job, ranks: int, epochs: int) -> dict[str, Any]:
 
 
 def _run(trainer: Trainer, steps: int) -> None:
-    for _ in range(steps):
+    for step in range(steps):
+        if trainer.job.rates_by_delay:
+            trainer.learn_by(lambda n: trainer.job.lr, step)
         trainer.step()
     trainer.finish() if isinstance(trainer, PipelineTrainer) else trainer.settle()
 

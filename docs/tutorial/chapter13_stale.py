@@ -38,7 +38,13 @@ for delay in (0, 1, 2, 4, 8):
     assert bound - 0.02 < largest < bound
 
 # The bound is 2 sin(pi / (4d+2)): it is where a solution z**t of the recurrence has |z| = 1. Eight updates late, a rate
-# must be a tenth. So a stale pipeline that trains badly may only need a smaller rate.
+# must be a tenth. So a stale pipeline that trains badly may only need a smaller rate. PipeMare divides the rate of each
+# stage by its delay plus one, and lets it grow back over the first steps (`--rates-by-delay`):
+
+for delay in (0, 1, 2, 4, 8):
+    assert train(1.5 / (delay + 1), delay) < 0.1
+    assert not delay or train(1.5, delay, 200) > 1
+print("a rate of 1.5 diverges if gradients are late; divided by the delay plus one it converges for all these delays")
 
 
 # ---------------------------------------------------------------------------------------------------------------------

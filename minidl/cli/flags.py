@@ -268,6 +268,7 @@ def takes(arguments: Any, option: str) -> bool:
 
 
 CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
+OLD = ("a scheduler that trains on older weights", lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler))
 SAVING = ("--checkpoint DIR", lambda a: a.checkpoint)
 RUNNING = ("runs; --dry-run runs nothing", lambda a: not a.dry_run)
 ONE_PLAN = ("one plan; --table and --curve show many", lambda a: not (a.table or a.curve))
@@ -327,6 +328,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                help="the learning rate after --warmup; cosine ends at 0 (default: constant)"),
         "--warmup": _flag("train:src", type=whole(0), default=0, metavar="N",
                           help="let the learning rate rise over the first N steps"),
+        "--rates-by-delay": _flag("train:c", OLD, RUNNING, type=whole(1), metavar="N",
+                                  help="divide each stage's rate by its delay, less and less over N steps (PipeMare)"),
         "--momentum": _flag(NETWORK, (lambda: f"--optimizer {MOMENTUM}", lambda a: a.optimizer in MOMENTUM),
                             type=number(0), metavar="X", help="momentum, below 1 (default: %(terms)s)",
                             terms=Names(MOMENTUM.where, lambda found: ", ".join(
@@ -566,9 +569,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                                   "a run is traced for it, which adds some microseconds a task"),
         "--trace": _flag("train:src simulate:srlcp", ONE_PLAN, RUNNING, type=path, metavar="FILE",
                          help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev"),
-        "--log-versions": _flag("train:src", ("a scheduler that trains on older weights",
-                                               lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler)),
-                                RUNNING, type=path, metavar="FILE.jsonl",
+        "--log-versions": _flag("train:src", OLD, RUNNING, type=path, metavar="FILE.jsonl",
                                 help="write which weight version each task read, a line per task"),
         "--replay": _flag("train:sr", ("an asynchronous scheduler", asynchronous), RUNNING, type=path,
                           metavar="FILE.jsonl",

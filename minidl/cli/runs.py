@@ -32,8 +32,8 @@ from .flags import UsageError
 from .machine import versions
 
 #: flags with which a run began, and which one that goes on must be given again: they change its bits
-REPEATED = ("momentum", "weight_decay", "clip", "dither", "backward", "sweeps", "block", "feed", "lr_schedule",
-            "warmup")
+REPEATED = ("momentum", "weight_decay", "clip", "dither", "newton", "backward", "sweeps", "block", "feed",
+            "lr_schedule", "warmup", "rates_by_delay")
 #: settings that say in which order a step adds up its gradients
 SUMS = {"groups": "sums over parts of the micro-batches", "slices": "slices of each sequence"}
 HERE = ("root", "device", "workers", "scaling_from")  #: settings of one machine, which a checkpoint does not have
@@ -115,7 +115,7 @@ def _job_of(found: checkpoint.Checkpoint, path: str) -> dict[str, Any]:
 
 def rate_of(arguments: Any, recorded: Recorded) -> Rate | None:
     """The learning rate of each step by --lr-schedule and --warmup; None if it stays."""
-    if arguments.lr_schedule == "constant" and not arguments.warmup:
+    if arguments.lr_schedule == "constant" and not (arguments.warmup or arguments.rates_by_delay):
         return None
     steps, lr = steps_of(arguments, recorded), recorded.job.lr
     if arguments.warmup >= steps:

@@ -5,10 +5,10 @@ from typing import TYPE_CHECKING
 from ..nn.hints import missing
 from .grad_scaler import GradScaler
 from .optimizers import SGD, Adam, AdamW, NAdamW, Optimizer, ParameterGroup, RMSprop
-from .rates import cosine, step_decay, warmup
+from .rates import by_delay, cosine, step_decay, warmup
 
-__all__ = ["SGD", "Adam", "AdamW", "GradScaler", "NAdamW", "Optimizer", "ParameterGroup", "RMSprop", "cosine",
-           "step_decay", "warmup"]
+__all__ = ["SGD", "Adam", "AdamW", "GradScaler", "NAdamW", "Optimizer", "ParameterGroup", "RMSprop", "by_delay",
+           "cosine", "step_decay", "warmup"]
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
     __getattr__ = missing(__name__, __all__, {

@@ -36,6 +36,13 @@ def warmup(rate: Rate, steps: int, start: float = 0.0) -> Rate:
     return lambda n: rate(0) * (start + (1 - start) * n / steps) if n < steps else rate(n - steps)
 
 
+def by_delay(rate: Rate, delay: int, steps: int) -> Rate:
+    """rate(n) / (delay + 1)^p with p = 1 - n / steps, and rate(n) from `steps` on: for weights whose gradients are so
+    many updates late (PipeMare, 1910.05124, its first technique, where tau is `delay + 1`)."""
+    _check(steps, delay=delay)
+    return lambda n: rate(n) / (delay + 1) ** (1 - min(n / steps, 1))
+
+
 def _check(steps: int, **numbers: float) -> None:
     """Raises ValueError."""
     if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:

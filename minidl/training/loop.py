@@ -56,7 +56,7 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
     trouble = _Trouble(keeper is not None)
     for step in range(done_before + 1, course.steps + 1):
         if course.rate is not None:
-            trainer.recorded.optimizer.lr = course.rate(step - 1)
+            trainer.learn_by(course.rate, step - 1)
         try:
             trainer.step()
         except (DataError, Disagreement) as error:  # all ranks have it

@@ -11,12 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from .. import optim
+from ..autograd.tensor import Parameter
 from ..core.graph import View
 from ..core.machine import Machine
 from ..core.schedule import RankGrid
+from ..core.tasks import Kind, unpack
 from ..devices.device import strides_of
 from ..measuring.measure import transfer_time
+from ..optim.rates import Rate
 from ..passes.messages import check_same_order
+from ..passes.versions import updates
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
@@ -62,6 +67,19 @@ def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None
     return (perf_counter() - begin) * 1e6
 
 
+def delays(plan: Any, parameters: Sequence[Parameter]) -> list[int]:
+    """For each parameter, the most updates by which a forward's weights are older than those that its gradient
+    changes."""
+    own, late = unpack(plan.schedule.keys), dict[int, int]()
+    if plan.versions is not None:
+        ages = own.micro_batch // plan.versions.every - plan.versions.read
+        for stage, age in zip(own.unit[own.kind == Kind.F].tolist(), ages[own.kind == Kind.F].tolist(), strict=True):
+            late[stage] = max(late.get(stage, 0), age)
+    stage_of = {id(plan.graph.storages[plan.graph.buffer_storage[b]].live): int(plan.graph.unit[t])
+                for t in updates(plan.graph).tolist() for b in plan.graph.writes[t].tolist()}
+    return [late.get(stage_of[id(p.storage)], 0) for p in parameters]
+
+
 class PipelineTrainer(Trainer):
     """One rank of a run. `cost` and `link` are rank 0's on every rank, so that all make the same plan.
 
@@ -83,6 +101,7 @@ class PipelineTrainer(Trainer):
         machine = Machine(self.grid.ranks, recorded.job.memory_limit, cap,
                           lambda sizes: sums[0] + sums[1] * sum(sizes.values()), self.grid.replicas)
         plan, of = shared(communicator, lambda: (recorded.plan(self.cost, machine, chunks=chunks), recorded))
+        self.delays = delays(plan, of.optimizer.parameters) if recorded.job.rates_by_delay else []
         self.program = program = recorded.program(plan, communicator.rank, of)
         self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, if the policy is stale
         peaks, orders = zip(*communicator.gather((program.peak_bytes, program.collectives)), strict=True)
@@ -97,6 +116,11 @@ class PipelineTrainer(Trainer):
         super().step()
         if self.plan.stale and self.recorded.train_data.ended:
             self.settle()
+
+    def learn_by(self, rate: Rate, step: int) -> None:
+        super().learn_by(rate, step)
+        for group, delay in zip(self.recorded.optimizer.param_groups, self.delays, strict=False):
+            group.lr = optim.by_delay(rate, delay, self.job.rates_by_delay or 1)(step)
 
     def settle(self) -> None:
         """Like `Trainer.settle`, on all ranks together: a step that is not validated yet needs all of them."""

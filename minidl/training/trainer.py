@@ -31,6 +31,7 @@ from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
 from ..nn.module import state_array
 from ..ops.dither import dither
+from ..optim.rates import Rate
 from ..passes.sweeps import swept
 from ..plans.plan import Plan
 from ..plans.program import Program
@@ -88,6 +89,7 @@ class Job:
     momentum: float | None = None  #: of the optimizers that have one; None: the default
     weight_decay: float | None = None  #: None: the optimizer's default
     clip: float | None = None  #: the largest global norm of all gradients
+    rates_by_delay: int | None = None  #: steps over which a stale pipeline's rates grow to `lr`, see `optim.by_delay`
     seed: int = 0
     scheduler: str = "in_order"
     parallel: str = "none"
@@ -222,7 +224,9 @@ class Recorded:
             given["momentum"] = momentum
         if job.weight_decay is not None:
             given["weight_decay"] = job.weight_decay
-        return OPTIMIZERS[job.optimizer](self.model.parameters(), job.lr, **given)
+        every = self.model.parameters()
+        return OPTIMIZERS[job.optimizer]([{"params": [p]} for p in every] if job.rates_by_delay else every, job.lr,
+                                         **given)
 
     def _create(self, args: Mapping[str, Any]) -> nn.Module:
         random.seed(self.job.seed)
@@ -519,6 +523,10 @@ class Trainer:
         self.ended = perf_counter()
         self.seconds.append(self.ended - begin)
         self.waits.append(begin - asked)
+
+    def learn_by(self, rate: Rate, step: int) -> None:
+        """Sets the learning rate of this step, from 0 on."""
+        self.recorded.optimizer.lr = rate(step)
 
     def _inputs(self) -> list[Any]:
         """The inputs of the next step. Where data are read while training, ranks go on only after all have theirs."""

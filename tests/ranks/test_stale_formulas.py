@@ -17,6 +17,7 @@ from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
+from minidl.training.pipeline_trainer import delays
 
 WIDTHS, RANKS, SHARE, MICRO_BATCHES, RATE, MOMENTUM = (5, 7, 6, 8, 4), 4, 3, 8, 0.05, 0.9
 BOUND = 1e-13  #: relative to a parameter's largest element
@@ -48,7 +49,7 @@ def examples(steps):
 def recorded(every):
     ml.seed(2)
     model = Layers()
-    opt = optim.SGD(model.parameters(), RATE, momentum=MOMENTUM)
+    opt = optim.SGD([{"params": [p]} for p in model.parameters()], RATE, momentum=MOMENTUM)
 
     def step(*parts):
         for i in range(MICRO_BATCHES):
@@ -58,24 +59,27 @@ def recorded(every):
                     opt.step()
 
     first = [array for pair in examples(1) for array in pair]
-    return model, ml.record(step, *first)
+    return model, ml.record(step, *first), opt
 
 
-def trained(policy, told, cost, steps):
-    """(the parameters before, after training on thread ranks, the rank of each layer by kind of task)"""
+def trained(policy, told, cost, steps, grow=0):
+    """(the parameters before, after training on thread ranks, the rank of each layer by kind of task). `grow`: the
+    steps over which rates grow, by PipeMare's rule."""
     every = pipelines.policy(policy).update_every(MICRO_BATCHES, told.get("mini_batches", 1))
     own, data = [], examples(steps)
     for _ in range(RANKS):
-        model, graph = recorded(every)
+        model, graph, opt = recorded(every)
         assert pipeline.balanced(graph, cost, RANKS).tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 3, 3], "a layer is a stage"
         plan = ml.plan(graph, policy, cost, ml.Machine(RANKS), **told)
-        own.append((model, *add_communication(plan.graph, plan.schedule)))
+        own.append((model, opt, delays(plan, opt.parameters), *add_communication(plan.graph, plan.schedule)))
     before = [p.numpy().copy() for p in own[0][0].parameters()]
 
     def work(communicator):
-        model, graph, schedule = own[communicator.rank]
+        model, opt, late, graph, schedule = own[communicator.rank]
         run = DistributedExecutor(graph, schedule, communicator)
         for k in range(steps):
+            for group, delay in zip(opt.param_groups, late, strict=True):
+                group.lr = optim.by_delay(lambda n: RATE, delay, grow)(k) if grow else RATE
             run(*(array for pair in data[k * MICRO_BATCHES : (k + 1) * MICRO_BATCHES] for array in pair))
         run.close()
         return [p.numpy().copy() for p in model.parameters()]
@@ -97,6 +101,7 @@ class Worker:
     weights: list
     early: int
     done: list = field(default_factory=lambda: [0, 0, 0])  #: forwards, output gradients, weight gradients
+    grow: int = 0  #: the steps over which the rate grows
     decay: object = None  #: of the average of updates, by the age of the weights
     versions: list = field(default_factory=list)  #: those that 2BW may read
     stash: dict = field(default_factory=dict)  #: micro-batch -> the weights, input and output of its forward
@@ -112,7 +117,9 @@ class Worker:
     def update(self):
         """SGD with momentum; `average` follows the changes that it applies."""
         self.velocity = [MOMENTUM * v + g for v, g in zip(self.velocity, self.sum, strict=True)]
-        change = [-RATE * v for v in self.velocity]
+        step = (len(self.versions) - 1) // MICRO_BATCHES
+        rate = RATE / (self.early + 1) ** max(0.0, (self.grow - step) / self.grow) if self.grow else RATE
+        change = [-rate * v for v in self.velocity]
         decay = self.decay(self.early) if self.early else 0
         self.average = [decay * a + (1 - decay) * c for a, c in zip(self.average, change, strict=True)]
         self.weights = [w + c for w, c in zip(self.weights, change, strict=True)]
@@ -130,12 +137,12 @@ DECAYS = {"average": lambda d: (d - 1) / d, "window": lambda d: (d - 1) / (d + 1
           "pipemare": lambda d: np.exp(np.log(0.135) / d)}
 
 
-def reference(weights, data, early, every, rule):
+def reference(weights, data, early, every, rule, grow=0):
     """Parameters after training. `rule`: the weights of a backward: those of its forward ("stash"), of the mini-batch
     before, in the forward too ("double"), the newest ones ("newest"), the newest ones after a
     forward on an extrapolation of the last update ("predicted"), or the newest ones less d times the average of
     their changes (DECAYS), where d is the age of the forward's."""
-    workers = [Worker(weights[2 * s : 2 * s + 2], ahead, decay=DECAYS.get(rule, DECAYS["average"]))
+    workers = [Worker(weights[2 * s : 2 * s + 2], ahead, grow=grow, decay=DECAYS.get(rule, DECAYS["average"]))
                for s, ahead in enumerate(early)]
     last, total = len(workers) - 1, len(data)
     up = {(0, i): x for i, (x, _) in enumerate(data)}  # (layer, micro-batch) -> its input
@@ -236,3 +243,16 @@ def test_training_equals_the_papers_rules(case):
     if policy != "layerpipe":  # whose gradients may run ahead of updates, so old weights must be kept
         for other in {"stash", "newest", "average", "predicted"} - {rule}:
             assert apart(found, reference(before, data, early, every, other)) > 1e-5, other
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("case", ["pipedream", "layerpipe2", "layerpipe2, pipemare"])
+def test_rates_by_delay_equal_the_papers_rule(case):
+    """PipeMare, 1910.05124: the rate over tau^p in each stage, where p falls from 1 to 0 over the first steps. Under
+    layerpipe2 tau is 2 (P - i) + 1, as there."""
+    policy, told, cost, _, every, rule = CASES[case]
+    before, found, _ = trained(policy, told, cost, 4, grow=3)
+    early, data = [2 * s for s in AFTER] if policy == "layerpipe2" else AFTER, examples(4)
+    assert apart(found, reference(before, data, early, every, rule, 3)) < BOUND
+    for other in (0, 2):
+        assert apart(found, reference(before, data, early, every, rule, other)) > 1e-5
