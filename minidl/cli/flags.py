@@ -210,6 +210,7 @@ def _flag(serves: str, *needs: Condition, terms: Names | None = None, **options:
 EVERY = "info:* models:* train:src compare:src plan:srlcp check:srcp explain:srlcp simulate:srlcp"
 NETWORK = "train:src compare:src plan:src check:src explain:src simulate:src"
 RUN = "train:src compare:src"
+UNCUT = "train:sr compare:sr plan:sr check:sr explain:sr simulate:sr"
 PRICED = "train:src compare:src plan:src explain:src simulate:src"
 
 
@@ -339,17 +340,15 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dither": _flag(NETWORK, type=number(0), default=0.0, metavar="S",
                           help="round the gradients of pre-activations at random to multiples of S standard deviations "
                                "(default 0: no rounding)"),
-        "--backward": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr", choices=BACKWARD,
-                            default="exact", metavar="NAME",
+        "--newton": _flag(UNCUT, type=whole(1), metavar="K",
+                          help="compute the forward pass of narrow layers by K Newton iterations (DeepPCR)"),
+        "--backward": _flag(UNCUT, choices=BACKWARD, default="exact", metavar="NAME",
                             help="the backward pass, %(choices)s: the chain of layers (default); in sweeps in which "
                                  "all layers or time steps work at once; or all residual blocks, with sums along "
                                  "their skips; or products of the Jacobians of narrow layers, by doubling"),
-        "--sweeps": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr",
-                          ("--backward jacobi or highway", lambda a: a.backward in ("jacobi", "highway")),
-                          type=whole(0), metavar="K",
-                          help="the number of sweeps (default: as many as make the gradients exact)"),
-        "--block": _flag("train:sr compare:sr plan:sr check:sr explain:sr simulate:sr",
-                         ("--backward jacobi", lambda a: a.backward == "jacobi"), type=whole(1), metavar="B",
+        "--sweeps": _flag(UNCUT, ("--backward jacobi or highway", lambda a: a.backward in ("jacobi", "highway")),
+                          type=whole(0), metavar="K", help="the number of sweeps (default: until they are exact)"),
+        "--block": _flag(UNCUT, ("--backward jacobi", lambda a: a.backward == "jacobi"), type=whole(1), metavar="B",
                          help="layers or time steps through which a sweep goes in order (default 1; with all of them, "
                               "one sweep is the exact backward pass)"),
         "--clip": _flag(NETWORK, type=number(1e-12), metavar="X",

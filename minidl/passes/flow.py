@@ -1,5 +1,5 @@
 """The flow of gradients through a recorded step, from the losses to the earliest layer; and tasks of it that run again,
-on gradients that are not final. Passes that change the backward pass build on it: `jacobi`, `highway`, `deeppcr`."""
+on gradients that are not final. `jacobi`, `highway`, `deeppcr` and `newton` build on it."""
 
 from __future__ import annotations
 
@@ -25,6 +25,12 @@ class Flow:
     run: Sequence[int]
     place: Mapping[int, int]
     needs: Mapping[int, frozenset[int]]
+
+    @property
+    def runs(self) -> list[list[int]]:
+        """The tasks of each run."""
+        return [[t for a, atom in enumerate(self.atoms) if self.run[a] == r for t in atom]
+                for r in range(self.run[-1] + 1)]
 
     @classmethod
     def all_of(cls, graph: TaskGraph, block: int = 1) -> list[Flow]:

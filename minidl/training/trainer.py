@@ -97,6 +97,7 @@ class Job:
     streams: int | None = None
     memory_limit: int | None = None
     dither: float = 0.0  #: the step of rounded gradients in standard deviations, see `minidl.ops.dither`
+    newton: int | None = None  #: Newton iterations of the forward pass, see `minidl.passes.newton`
     backward: str = "exact"  #: a backward pass of `minidl.passes.sweeps`,
     sweeps: int | None = None  #: with so many sweeps (None: until it is exact),
     block: int | None = None  #: over blocks of so many layers or time steps
@@ -177,7 +178,7 @@ class Recorded:
                              f"{job.micro_batches} micro-batches")
         with use(self.tape), job.autocast, dither(job.dither):
             graph = record(self._step, *self._split(*self._example()), name=job.model)
-        graph, self.approximate = swept(graph, job.backward, sweeps=job.sweeps, block=job.block)
+        graph, self.approximate = swept(graph, job.backward, job.newton, sweeps=job.sweeps, block=job.block)
         self.graph = self._fused(graph, ranks)
 
     def copy(self, rank: int) -> Recorded:

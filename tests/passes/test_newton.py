@@ -1,0 +1,152 @@
+"""DeepPCR's forward pass: Newton's iterations over all layers at once equal the chain, up to rounding."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from test_sweeps import MLP, Mixing, Residual, Rows, X, Y, after, recorded
+
+import minidl as ml
+from minidl import models, nn, ops, schedulers
+from minidl.cli import main
+from minidl.core.placement import Refused
+from minidl.core.schedule import Lane, Schedule
+from minidl.core.tasks import Kind
+from minidl.passes.draft import Draft
+from minidl.passes.newton import newton
+from minidl.schedulers.wide import shared
+
+WIDTHS = (12, 8, 6, 8, 7, 8, 8, 5, 8, 6, 4)
+
+
+class Chain(nn.Module):
+    def __init__(self, act: Any = ops.tanh, widths: tuple[int, ...] = WIDTHS) -> None:
+        self.layers, self.act = nn.ModuleList([nn.Linear(*pair) for pair in pairwise(widths)]), act
+
+    def forward(self, x: Any) -> Any:
+        found = [self.layers[0](x)]
+        for layer in [*self.layers][1:]:
+            found.append(layer(self.act(found[-1])))
+        self.found = found
+        return found[-1]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
+@pytest.mark.parametrize("make", [Chain, lambda: models.mlp(*WIDTHS)], ids=["tanh", "relu"])
+def test_as_many_iterations_as_layers_are_the_chain_up_to_rounding(make: Any, policy: str) -> None:
+    model, graph = recorded(make)
+    expected = after(model, ml.SequentialExecutor(graph))
+    model, graph = recorded(make)
+    found, remark = newton(Draft.of(graph), 7)
+    assert remark == "activations are inexact in their last bits: 7 Newton iterations over all layers"
+    run = ml.StreamExecutor(found.graph, schedulers.plan(found.graph, policy).schedule)
+    got = after(model, run)
+    run.close()
+    model, graph = recorded(make)
+    found, _ = newton(Draft.of(graph), 7)
+    checking = ml.CheckingExecutor(found.graph, shared(found.graph, ml.CostModel.analytic(), ["main", "a", "b"]))
+    assert after(model, checking) == got
+    for name, a in got.items():
+        x, y = (np.frombuffer(v) for v in (a, expected[name]))
+        assert np.linalg.norm(x - y) <= 1e-12 * np.linalg.norm(y)
+
+
+def activations(iterations: int, act: Any = ops.tanh) -> tuple[Any, list[Any]]:
+    """A network, and the outputs of all its layers after so many iterations; 0: of the chain."""
+    ml.seed(0)
+    model = Chain(act).astype("float64")
+
+    def step(x: Any, y: Any) -> Any:
+        nn.cross_entropy(model(x), y).backward()
+        return model.found
+
+    graph = ml.record(step, X, Y)
+    graph = newton(Draft.of(graph), iterations)[0].graph if iterations else graph
+    return model, [z.numpy() for z in ml.SequentialExecutor(graph)(X, Y)]
+
+
+@pytest.mark.parametrize("iterations", [1, 2, 4])
+def test_iterations_follow_newtons_rule(iterations: int) -> None:
+    """Against NumPy, which goes through each linear system from layer to layer. The last layers below the loss read the
+    result; each iteration makes one more layer exact."""
+    model, found = activations(iterations)
+    weights = [(layer.weight.numpy(), layer.bias.numpy()) for layer in model.layers]
+    z = [X @ weights[0][0].T + weights[0][1], *(np.zeros((4, n)) for n in WIDTHS[2:-2])]
+    for _ in range(iterations):
+        new = z[:1]
+        for before, (w, b) in zip(z, weights[1:-2], strict=False):
+            step = new[-1] - before
+            new.append((np.tanh(before) + (1 - np.tanh(before) ** 2) * step) @ w.T + b)
+        z = new
+    z = z[:1] + [np.tanh(a) @ w.T + b for a, (w, b) in zip(z, weights[1:-1], strict=True)]
+    _, exact = activations(0)
+    for mine, wanted in zip(found, z, strict=False):
+        np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-13)
+    errors = [float(np.abs(a - b).max()) for a, b in zip(found, exact, strict=True)]
+    assert max(errors[: iterations + 2]) < 1e-13
+    assert iterations > 1 or errors[3] > 1e-4
+
+
+def test_linear_layers_need_one_iteration() -> None:
+    for mine, wanted in zip(activations(1, lambda x: x)[1], activations(0, lambda x: x)[1], strict=True):
+        np.testing.assert_allclose(mine, wanted, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+def test_on_unlimited_lanes_an_iteration_takes_log2_of_the_layers(iterations: int) -> None:
+    _, graph = recorded(lambda: models.mlp(12, *[8] * 18, 4))
+    found = newton(Draft.of(graph), iterations)[0].graph
+    products, matrices = ([t.name for t in found if f"({what} " in t.label] for what in ("product", "Jacobians"))
+    cost = ml.CostModel(tasks=dict.fromkeys([*products, *matrices], 1.0), kinds={k.name: 0.0 for k in Kind})
+    lanes = Schedule.of(found, {Lane(0, f"lane{t}"): [t] for t in range(len(found))})
+    assert ml.simulate(found, lanes, cost).makespan == 4 * iterations  # 16 unknown layers
+    assert len(products) == iterations * sum(16 - (1 << level) for level in range(4))
+
+
+def test_micro_batches_have_iterations_of_their_own() -> None:
+    model, graph = recorded(MLP, 2)
+    expected = after(model, ml.SequentialExecutor(graph))
+    model, graph = recorded(MLP, 2)
+    for name, a in after(model, ml.SequentialExecutor(newton(Draft.of(graph), 3)[0].graph)).items():
+        np.testing.assert_allclose(np.frombuffer(a), np.frombuffer(expected[name]), rtol=0, atol=1e-13)
+
+
+class Dropping(nn.Module):
+    def __init__(self) -> None:
+        self.first, self.layers = nn.Linear(12, 8), nn.ModuleList([nn.Linear(8, 8) for _ in range(3)])
+
+    def forward(self, x: Any) -> Any:
+        x = kept = self.first(x)
+        for layer in self.layers:
+            x = layer(nn.relu(x)) + kept * 0.5
+        return x
+
+
+@pytest.mark.parametrize(("make", "why"), [
+    (lambda: models.mlp(12, 65, 65, 65, 4), "a layer has 65 units, and products of Jacobians pay only up to 64"),
+    (Mixing, "mixes samples"), (Residual, "not a chain"), (Rows, "not a chain"), (Dropping, "not a chain"),
+    (lambda: models.mlp(12, 8, 8, 4), "nothing to solve"), (lambda: models.mlp(12, 4), "not a chain")],
+    ids=["wide", "sums", "norms", "rows", "skips", "short", "one layer"])
+def test_other_networks_are_refused_in_one_line(make: Any, why: str) -> None:
+    with pytest.raises(Refused, match=f"newton: .*{why}") as caught:
+        newton(Draft.of(recorded(make)[1]), 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_command_line_takes_iterations_beside_a_backward_pass(capsys: Any) -> None:
+    told = ["train", "--model", "mlp", "--model-arg", "layers=6", "--model-arg", "hidden=8", "--batch-size", "8",
+            "--steps", "2", "--costs", "analytic", "--json"]
+    losses = []
+    for more in ([], ["--newton", "4"], ["--newton", "4", "--backward", "deeppcr"], ["--newton", "1"]):
+        assert main([*told, *more]) == 0
+        losses.append((found := json.loads(capsys.readouterr().out))["loss_last"])
+        assert len(found["remarks"]) == len(more) // 2
+    np.testing.assert_allclose(losses[1:3], losses[0], rtol=1e-5)
+    assert losses[3] != losses[0]
+    assert main(["plan", "--model", "gpt", "--newton", "2"]) == 2
+    assert "newton: " in capsys.readouterr().err
