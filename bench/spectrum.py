@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,18 @@ from minidl.training.rank_trainer import RankTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
 TICKS = 6000  #: steps of a run on a stream
+LANES = 64  #: on which the step of a sweep is simulated
 ON_4 = {"parallel": "data", "ranks": 4}
+CHAIN = {"model_args": {"layers": 8, "hidden": 64}, "batch_size": 16, "lr": 0.02, "momentum": 0.9,
+         "simulated": True}
+NARROW = CHAIN | {"model_args": {"layers": 8, "hidden": 16}}
+RESIDUAL = {"model": "resnet20", "model_args": {"preset": "tiny"}, "batch_size": 32, "lr": 0.05, "momentum": 0.9,
+            "simulated": True}
+#: a pipeline on four ranks, with updates of single micro-batches of 8
+PIPELINE = {"model_args": {"layers": 5, "hidden": 64}, "batch_size": 128, "micro_batches": 16, "update_every": 1,
+            "lr": 0.02, "momentum": 0.9, "parallel": "pipeline", "ranks": 4}
+ALONE = {"parallel": "none", "ranks": 1}
+REVERSIBLE = PIPELINE | {"model": "revnet", "model_args": {"blocks": 6, "hidden": 64}, "lr": 0.005}
 #: of a layer and its activation: forward 1, backward 2
 BY_LAYER = CostModel(kinds={"F": 0.5, "O": 0.5, "W": 1.0, "U": 0.0}, launch=0.0, source="given")
 #: method -> name of an arm -> (settings of the job, epochs or steps, expected accuracy as text)
@@ -65,6 +77,33 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
          "momentum": momentum, "lr": lr, "parallel": "data", "scheduler": policy, "ranks": 2}, 12, "-")
         for optimizer, lr, momentum in (("sgd", 0.1, 0.0), ("sgd", 0.02, 0.9), ("adamw", 0.003, None))
         for policy in ("barrier", "acco", "delayed_update")},
+    "sweeps": {
+        "8 layers of 64, exact": (CHAIN, 12, "-"),
+        **{f"8 layers of 64, Jacobi, {k} sweep{'s' * (k > 1)}": (CHAIN | {"backward": "jacobi", "sweeps": k}, 12, "-")
+           for k in (1, 2, 4)},
+        **{f"8 layers of 64, Gauss-Seidel, blocks of {block}, 1 sweep": (
+            CHAIN | {"backward": "jacobi", "sweeps": 1, "block": block}, 12, "-") for block in (2, 4)},
+        "8 layers of 16, exact": (NARROW, 12, "-"),
+        "8 layers of 16, DeepPCR backward": (NARROW | {"backward": "deeppcr"}, 12, "-"),
+        **{f"8 layers of 16, DeepPCR both ways, {k} Newton iteration{'s' * (k > 1)}": (
+            NARROW | {"backward": "deeppcr", "newton": k}, 12, "-") for k in (1, 2, 3)},
+        "9 residual blocks, exact": (RESIDUAL, 4, "-"),
+        **{f"9 residual blocks, Highway-BP, {k} sweeps": (RESIDUAL | {"backward": "highway", "sweeps": k}, 4, "-")
+           for k in (0, 1, 2, 4)}},
+    "adl": {
+        **{f"{name}, updates of {16 // m} micro-batches": (
+            PIPELINE | told | {"update_every": 16 // m, "scheduler_args": args(m)}, 6, "-")
+           for m in (16, 8, 4) for name, told, args in (
+               ("newest weights", ALONE, lambda m: {}),
+               ("ADL on 4 ranks", {"scheduler": "adl"}, lambda m: {"mini_batches": m}))},
+        **{f"layerpipe2 on 4 ranks, rates by delay over {n} steps": (
+            PIPELINE | {"scheduler": "layerpipe2", "rates_by_delay": n}, 6, "-") for n in (20, 60)},
+        "layerpipe2 on 4 ranks, rates by delay over 60 steps, average, pipemare": (
+            PIPELINE | {"scheduler": "layerpipe2", "rates_by_delay": 60,
+                        "scheduler_args": {"history": "average", "decay": "pipemare"}}, 6, "-")},
+    "petra": {f"6 reversible blocks, {name}": (REVERSIBLE | told, 6, "-") for name, told in (
+        ("newest weights", ALONE), ("layerpipe2 on 4 ranks", {"scheduler": "layerpipe2"}),
+        ("PETRA on 4 ranks", {"scheduler": "petra"}))},
     "asynchronous": {name: (
         {"model_args": {"layers": 4, "hidden": 64}, "lr": 0.2, "momentum": 0.0, "batch_size": size, "scheduler": policy,
          "micro_batches": batches, "update_every": 1, "scheduler_args": options, **ranks, "steps": steps}, 0, said)
@@ -80,15 +119,17 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
 
 
 def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
-    """The accuracy of one run, and the means over its epochs of the zeros that dithering makes. At least TICKS epochs
-    are steps."""
+    """The accuracy of one run, and the means over its epochs of the zeros that dithering makes; or the milliseconds of
+    its step on LANES lanes, by analytic costs. At least TICKS epochs are steps."""
     told = dict(told)
     ranks, steps = told.pop("ranks", 1), told.pop("steps", TICKS if epochs >= TICKS else 0)
+    simulated = told.pop("simulated", False)
     if told.get("parallel") == "data":
         return {"accuracy": alike(Job(seed=seed, **told), ranks, epochs, steps)}
     if ranks > 1:
         return {"accuracy": on_ranks(Job(seed=seed, **told), ranks, epochs)["accuracy"] or 0.0}
-    recorded = Recorded(Job(**{"lr": 0.1, "seed": seed, **told}))
+    job = Job(**{"lr": 0.1, "seed": seed, **told})
+    recorded = Recorded(job)
     trainer, zeros = Trainer(recorded, BY_LAYER if steps else CostModel.analytic()), []
     each = 1 if steps else recorded.train_data.steps(1)
     for _ in range(steps or epochs):
@@ -98,7 +139,9 @@ def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:
             trainer.settle()
             zeros.append({name: value for name, value in recorded.zeros().items() if isinstance(value, float)})
     trainer.settle()
+    wide = replace(job, scheduler="multi_stream", streams=LANES)
     return {"accuracy": trainer.evaluate()["accuracy"],
+            **({"ms": round(Recorded(wide).plan(CostModel.analytic()).predicted_step_ms, 4)} if simulated else {}),
             **({name: round(float(np.mean([z[name] for z in zeros])), 4) for name in zeros[0]} if zeros else {})}
 
 
@@ -128,7 +171,7 @@ def said(arm: dict[str, Any]) -> str:
 
         found += (f"; zeros {mean('zeros_before')} before, {mean('zeros')} after; multiply-adds saved "
                   f"{mean('skipped_before')} before, {mean('skipped')} after")
-    return found
+    return found + (f"; {runs[0]['ms']:.3g} ms" if "ms" in runs[0] else "")
 
 
 def main() -> None:
