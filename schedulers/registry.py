@@ -44,7 +44,7 @@ from .pipeline.fast_forward import (
 from .pipeline.flush import gpipe, interleaved, one_f_one_b
 from .pipeline.hanayo import hanayo
 from .pipeline.joint import arrangements, joint
-from .pipeline.layerpipe import adl, layerpipe, layerpipe2
+from .pipeline.layerpipe import adl, layerpipe, layerpipe2, petra
 from .pipeline.looped import groupings, looped_bfs, modulo, modulo_greedy
 from .pipeline.optimal import optimal
 from .pipeline.policy import Policy, at_least, even, even_chunks, twice_and_even
@@ -180,6 +180,7 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
         Policy(layerpipe, "contiguous", chunks_fixed=False, stale=True, parted=True),
         Policy(layerpipe2, "contiguous", chunks_fixed=False, stale=True),
         Policy(adl, "contiguous", chunks_fixed=False, stale=True),
+        Policy(petra, "contiguous", chunks_fixed=False, stale=True, reverses=True),
         Policy(dualpipe, "bidirectional", chunks=2, needs=twice_and_even),
         Policy(dualpipe_v, "wave", chunks=2, needs=at_least("at least 2p", lambda p: 2 * p)),
         Policy(interleaved, "looped", chunks=2, chunks_fixed=False),

@@ -25,6 +25,7 @@ from .overlap import more_overlap
 from .post_validation import post_validation
 from .recompute import recompute
 from .replicas import replicas, sums_asked_for
+from .reverse import reverse
 from .shard import shard
 from .side_by_side import side_by_side
 from .split import split
@@ -48,6 +49,7 @@ BEFORE_THE_ORDER: tuple[Pass, ...] = (
     norms_by_stage,  # before copies: a sum of uses is still a weight gradient then, so its norm is found
     copies_of_weights,  # before counts, which each rank does for its own updates
     counted_by_each,
+    reverse,  # before recompute, which may take other layers
     recompute,  # when each F has its final reads: an R has the same
     split,  # an R is cut as well; stages are cut below
     in_stages,  # last: the others work on units

@@ -79,6 +79,17 @@ def adl(problem: Problem, mini_batches: int = 1) -> Ordered:
                    steady=None if problem.recorded else every * ticks.steady())
 
 
+def petra(problem: Problem) -> Ordered:
+    """The ticks of `layerpipe2` for reversible networks such as revnet, without old weights or activations (PETRA,
+    2406.02052): a backward computes its stage's inputs from its outputs, which come down with the gradients, on the
+    newest weights; its forward ran on weights of 2 S updates ago. Time per batch: as `layerpipe2`, with a forward more
+    in O."""
+    ticks, schedule, delay = _ticked(problem)
+    read = read_after(unpack(schedule.keys), delay, "predicted")
+    return Ordered(schedule, versions=Versions(read, history="none"),
+                   steady=None if problem.recorded else ticks.steady())
+
+
 def _ticked(problem: Problem) -> tuple[Ticks, Schedule, Ints]:
     """The ticks of whole stages, their order, and how many ticks after its forward each entry's backward runs."""
     ticks = _staged(problem)

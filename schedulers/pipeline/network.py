@@ -59,7 +59,7 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
 
     def in_stages(placement: Placement) -> Draft:
         return cut(graph, cost, placement, stage, name=name, machine=machine, stale=chosen.stale,
-                   validates=chosen.validates, dropped=dropped)
+                   validates=chosen.validates, reverses=chosen.reverses, dropped=dropped)
 
     draft = in_stages(placement)
     each = options.get("mini_batches", 1)  # policies with mini-batches order several of them

@@ -28,6 +28,7 @@ class Policy:
     micro-batches. A policy that `arranges` layers also chooses cut and policy: it returns what it tried, the fastest
     first. `placements(problem)`: several placements by name, of which simulation chooses one. `validates`: in its
     source, updates do not wait for other stages, but are validated in the next step (`minidl.passes.post_validation`).
+    `reverses`: it is for reversible networks, whose backward pass keeps no activations (`minidl.passes.reverse`).
     """
 
     order: Callable[..., Schedule | Ordered]
@@ -41,6 +42,7 @@ class Policy:
     arranges: Callable[[Problem], list[Arrangement]] | None = None
     placements: Callable[..., Mapping[str, Placement]] | None = None
     validates: bool = False
+    reverses: bool = False
 
     @property
     def options(self) -> dict[str, Parameter]:
