@@ -1,4 +1,5 @@
-"""The fastest plan within a memory limit, over kept activations, offloaded memory and, on data-parallel ranks, shards.
+"""The fastest plan within a memory limit, over kept activations, offloaded memory and, on data-parallel ranks and
+replicas, shards.
 
 Plans without copies come in the order of their steps. One that is above the limit offloads as much as it must. The
 search ends at a plan whose step even without copies is not shorter than the best one that fits.

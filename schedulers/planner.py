@@ -15,7 +15,8 @@ from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import widths
 from ..passes.draft import Draft
 from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
-from ..passes.shard import WHAT, Shards, costs
+from ..passes.shard import Shards, costs, searched
+from ..passes.shares import WHAT
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..system.loading import line_of
@@ -45,10 +46,10 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`minidl.schedulers.kept`).
     `split`: the number of parts of each task that can be cut, or of some by name, or auto (`minidl.schedulers.wide`).
-    `shard`: what data-parallel ranks share out: 1 the optimizer's states, 2 gradients as well, 3 parameters as well, as
-    in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or all, the memory that
-    leaves (`minidl.schedulers.away`); auto, with `recompute="auto"`: the fastest of all these, and of shards if
-    `shard` is 0, within the machine's limit (`minidl.schedulers.fitted`).
+    `shard`: what data-parallel ranks, or the replicas of a pipeline, share out: 1 the optimizer's states, 2 gradients
+    as well, 3 parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations,
+    states or all, the memory that leaves (`minidl.schedulers.away`); auto, with `recompute="auto"`: the fastest of all
+    these, and of shards if `shard` is 0, within the machine's limit (`minidl.schedulers.fitted`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -88,7 +89,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             if recompute != "auto":
                 raise PlanError("offload auto goes with recompute auto")
             chosen = find(policy, "pipeline" if given else None) if isinstance(policy, str) else policy
-            shared = isinstance(chosen, Scheduler) and chosen.parallel == "data" and machine.ranks > 1 and not shard
+            alike = {"data": machine.ranks, "pipeline": machine.replicas}  # ranks that could share out
+            shared = not shard and isinstance(chosen, Scheduler) and alike.get(chosen.parallel, 1) > 1
             if not isinstance(getattr(chosen, "function", chosen), Schedule):
                 return fastest(graph, cost, machine.memory_limit, (1, 2, 3) if shared else (), made)
         return planned(graph, cost, machine.memory_limit, recompute, made)
@@ -125,9 +127,10 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
         if isinstance(how, Schedule):  # whose notes say what is shared out
             noted = Shards.of(how.notes.get(WHAT, "0"))
             shard = noted if shard.level in (0, noted.level) else shard
-    if shard.level and (kind or chosen.parallel != "data"):
-        raise Refused(WHAT, f"{chosen.name} is no policy for data-parallel ranks",
-                      "give --parallel data with --scheduler barrier, buckets or no_overlap, or leave --shard out")
+    if shard.level and (kind or chosen.parallel not in ("data", "pipeline")):
+        raise Refused(WHAT, f"{chosen.name} is no policy for a network on ranks",
+                      "give --parallel data with --scheduler barrier, buckets or no_overlap, or a pipeline --replicas, "
+                      "or leave --shard out")
     if shard.level:
         options = {**options, "shard": shard}
     made = replace(_called(chosen, graph, cost, machine, options), limit=machine.memory_limit)
@@ -202,9 +205,7 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
     remarks = found.remarks
     if shard:
         cost = costs(draft, cost)
-        if (searched := draft.order.notes[WHAT]) != str(shard):
-            remarks = (*remarks, f"shards: {searched} is the fastest predicted"
-                                 f"{'' if machine.memory_limit is None else ' within the memory limit'}")
+        remarks += searched(draft, shard)
     return Plan(name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
                 {**options, **found.notes}, remarks)
 

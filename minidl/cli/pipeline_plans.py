@@ -209,7 +209,7 @@ def check(arguments: Any) -> int:
         options["stage_of_unit"] = _cut(arguments, recorded, order)
     try:
         given = schedulers.Scheduler(arguments.plan, "pipeline", order)
-        proved = schedulers.plan(graph, given, cost, _machine(arguments), **options)
+        proved = schedulers.plan(graph, given, cost, _machine(arguments), shard=arguments.shard or 0, **options)
         assert isinstance(proved, PipelinePlan)
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))

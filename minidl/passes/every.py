@@ -56,8 +56,6 @@ BEFORE_THE_ORDER: tuple[Pass, ...] = (
 )
 AFTER_THE_ORDER: tuple[Pass, ...] = (
     sums_asked_for,  # first: refuses what has no effect, whatever else a step lacks
-    shard,  # of a step that is not cut: its sums have their place
-    side_by_side,  # of the same, which has all its tasks now: parts get lanes
     followers,  # before O and W become one task: the rank of W decides where weights live
     fused_backwards,
     updates_last,  # for pipelines that drain;
@@ -65,6 +63,8 @@ AFTER_THE_ORDER: tuple[Pass, ...] = (
     steady_state,  # then all others, as soon as they can
     weight_versions,  # by the order of all tasks
     replicas,  # after versions: what is summed is not a version
+    shard,  # when sums have their place
+    side_by_side,  # of a step that is not cut, which has all its tasks now: parts get lanes
     more_overlap,  # when all that talks has its place, before tasks of the next step join
     post_validation,  # last: the verdict is of gradients that replicas have summed
 )

@@ -44,7 +44,7 @@ def norms_apart(draft: Draft) -> Draft:
         added = {e.storage_of[b] for b in writes & spent}
         adds = tuple(launch for launch in launches if {view.storage for view in launch.writes} <= added)
         norms = tuple(launch for launch in launches if launch not in adds)
-        if not added or not norms:
+        if not adds or not norms:
             continue
         of_norms, of_adds = ({view.storage for launch in own for view in launch.views} for own in (norms, adds))
         own = unpack(int(graph.keys[t]))

@@ -175,16 +175,20 @@ class Runtime:
         return [whole[r * size : (r + 1) * size] for r in range(len(self.program.group))]
 
     def whole(self, everywhere: bool = False) -> None:
-        """Brings the states and parameters of which each rank has a share to rank 0 as a whole; `everywhere`: the
-        parameters to all ranks. All ranks call it together."""
-        for spec in self._storages:
-            if spec.share_of is not None:
-                assert self.transport is not None
-                shares = self.transport.gather(self._share(spec, spec.live.data).copy())
-                if self.transport.rank == 0 or (everywhere and spec.role == Role.PARAMETER):
-                    spec.share_of.overwritten()
-                    for piece, share in zip(self._pieces(spec, spec.share_of.values(self.device)), shares, strict=True):
-                        piece[...] = share[: piece.size]
+        """Brings the states and parameters of which each rank has a share to the first rank of its group as a whole;
+        `everywhere`: the parameters to all ranks. All ranks call it together."""
+        own = [spec for spec in self._storages if spec.share_of is not None]
+        if self.transport is None:
+            return
+        for i in range(max(self.transport.gather(len(own)))):  # ranks may have other stages
+            spec = own[i] if i < len(own) else None
+            shares = self.transport.gather(None if spec is None else self._share(spec, spec.live.data).copy())
+            first = self.transport.rank == self.program.group[0]
+            if spec is not None and (first or (everywhere and spec.role == Role.PARAMETER)):
+                spec.share_of.overwritten()
+                for piece, rank in zip(self._pieces(spec, spec.share_of.values(self.device)), self.program.group,
+                                       strict=True):
+                    piece[...] = shares[rank][: piece.size]
 
     def _snapshot(self, source: int, copy: int) -> Thunk:
         """A call that copies a scalar of the host for late tasks."""

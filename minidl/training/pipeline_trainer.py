@@ -108,7 +108,7 @@ class PipelineTrainer(Trainer):
         check_same_order(orders, self.grid)
         self.plan = plan.with_known(peak_bytes=peaks)
         self._start()
-        held = {id(spec.live) for spec in program.graph.storages if spec.live is not None}
+        held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of) if own is not None}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]
 
@@ -132,6 +132,7 @@ class PipelineTrainer(Trainer):
         """Copies the parameters and states of all stages to every rank, from the first replica: the others may have
         other running statistics, from their own shares. All ranks must call it together."""
         self.settle()
+        self.run.whole(everywhere=True)
         device = self.recorded.device
         first = self.grid.place(self.communicator.rank)[0] == 0
         mine = {i: np.array(device.read(self._array(i))) for i in self._mine} if first else {}
@@ -147,9 +148,8 @@ class PipelineTrainer(Trainer):
     def finish(self) -> None:
         """Ends the run. Every rank then has the losses, which are means over replicas, and the whole model. Raises
         TrainingError as `collect` does, and where replicas have different parameters."""
-        self.settle()  # before ranks talk of anything else: one may still await a message for the next step
+        self.share()  # which settles before ranks talk of anything else: one may still await a message
         self._check_replicas()
-        self.share()
         self.run.close()
         _ = self.others
         shares = [losses for losses in self.communicator.gather(self.losses) if losses]

@@ -17,9 +17,13 @@ from ...core.graph import Floats, Ints, TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, Refused
 from ...core.schedule import Lane, Schedule
-from ...core.tasks import Kind, repack, unpack
+from ...core.tasks import COLLECTIVE, COMMUNICATION, Kind, repack, unpack
 from ...passes.draft import Draft
-from ...passes.every import AFTER_THE_ORDER, OPTIONS, WIDE, through
+from ...passes.every import AFTER_THE_ORDER, OPTIONS, WIDE, Pass, through
+from ...passes.replicas import replicas
+from ...passes.shard import Shards, searched, with_sums
+from ...passes.shard import shard as shared_out
+from ...passes.synchronise import norms_apart
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
 from ..layer_times import with_communication
@@ -40,13 +44,13 @@ def options_of(chosen: Policy) -> dict[str, Parameter]:
 
 
 def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Machine,
-                 dropped: Collection[int] = (), parts: int | Mapping[int, int] = 1, *, chunks: int | None = None,
-                 stage_of_unit: Ints | None = None, **options: Any) -> PipelinePlan:
+                 dropped: Collection[int] = (), parts: int | Mapping[int, int] = 1, shard: Shards | int = 0, *,
+                 chunks: int | None = None, stage_of_unit: Ints | None = None, **options: Any) -> PipelinePlan:
     """A policy's plan for a recorded step, not proved yet. The plan's `cost` has the times of its tasks.
 
     The step's micro-batches are those it was recorded with. Stages are balanced by `cost`, or given. `dropped`: units
-    that are computed again. `options`: of the policy and of the passes (`minidl.passes.every`). Raises PipelineError if
-    the network cannot be cut into these stages, or a pass refuses it.
+    that are computed again. `shard`: what replicas share out. `options`: of the policy and of the passes
+    (`minidl.passes.every`). Raises PipelineError if the network cannot be cut into these stages, or a pass refuses it.
     """
     name = chosen.name
     placement, cap = chosen.place(machine.ranks, chunks), machine.activation_cap
@@ -74,15 +78,17 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
     best = made.placement or best
     draft = replace(draft if best is placement else in_stages(best), schedule=made.schedule, versions=made.versions)
     apart, cut_up = WIDE
-    draft = through(cut_up, through(AFTER_THE_ORDER, through(apart, draft, {"parts": parts}), told), {"parts": parts})
-    notes = notes_of(graph, stage, told) | ({DROPPED: " ".join(map(str, dropped))} if dropped else {})
+    draft = through(AFTER_THE_ORDER, through(apart, draft, {"parts": parts}), told | {"shard": shard})
+    notes, remarks = {**notes_of(graph, stage, told), **draft.order.notes}, searched(draft, shard)
+    draft = through(cut_up, draft, {"parts": parts})
+    notes |= {DROPPED: " ".join(map(str, dropped))} if dropped else {}
     validated = not chosen.stale and bool(draft.graph.late.any())
     if validated or draft.versions is not None or chosen.sliced or draft.placement.directions > 1:
         notes |= policy_notes(name, options | told | {"chunks": placement.chunks}
                               | ({"barrier": False} if validated else {}))
     schedule = replace(draft.order, notes=notes)
     return PipelinePlan(name, draft.graph, schedule, draft.priced, machine.size, machine.memory_limit,
-                        options | told | with_choices(tried, made.notes), placement=draft.placement,
+                        options | told | with_choices(tried, made.notes), remarks, placement=draft.placement,
                         micro_batches=micro_batches, cap=cap, kept=options.get("kept", 1.0), slices=slices,
                         versions=draft.versions)
 
@@ -129,39 +135,57 @@ def arranged(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Machine
 
 
 def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine: Machine,
-                 dropped: Collection[int] = (), parts: int | Mapping[int, int] = 1, *, chunks: int | None = None,
-                 stage_of_unit: Ints | None = None, like: PipelinePlan | None = None) -> PipelinePlan:
+                 dropped: Collection[int] = (), parts: int | Mapping[int, int] = 1, shard: Shards | int = 0, *,
+                 chunks: int | None = None, stage_of_unit: Ints | None = None, like: PipelinePlan | None = None
+                 ) -> PipelinePlan:
     """The plan of a recorded step for an order of unknown origin, not proved yet. Stages come from its notes, or are
-    given, or balanced by `cost`; their placement follows from the order. Updates that it does not name come last.
-    `like`: as of `read_plan`. Raises ScheduleError or PipelineError."""
+    given, or balanced by `cost`; their placement follows from the order. Updates that it does not name come last, after
+    sums over replicas. `shard`: what replicas share out. `like`: as of `read_plan`. Raises ScheduleError or
+    PipelineError."""
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     if like is not None and (like.stale or like.graph.late.any()):  # its graph has what the order says nothing of
         return replace(read_plan(schedule, machine, micro_batches, chunks, like.graph, like), cost=like.cost)
     told, wide = cut_in(schedule, graph), isinstance(parts, Mapping) and max(parts.values(), default=1) > 1
-    stage = stage_of_unit if told is None else told
+    stage, given = stage_of_unit if told is None else told, _whole(schedule) if wide else schedule
+    sums = machine.replicas == 1 or bool(np.isin(unpack(schedule.keys).kind, (Kind.U, *COLLECTIVE)).any())
+    known = machine if sums else replace(machine, replicas=1)  # of a grid of torch's
+    level = Shards.of(shard).level
 
     def read(placement: Placement | int) -> tuple[Draft, PipelinePlan]:
-        draft = cut(graph, cost, placement, stage, dropped=dropped)
-        order = _whole(schedule) if wide else schedule
+        draft = cut(graph, cost, placement, stage, machine=machine, dropped=dropped)
+        order = given
+        if not sums:
+            order = order.keep(~np.isin(unpack(order.keys).kind, COMMUNICATION))  # messages follow from the rest
+        elif level:
+            order = with_sums(order, norms_apart(draft).graph)
         updates = draft.graph.kind == Kind.U
         if isinstance(placement, Placement) and not (unpack(order.keys).kind == Kind.U).any():  # such as torch's grids
             order = order.followed_by({lane: draft.graph.keys[updates & (draft.rank == lane.rank)]
                                        for lane in order.lanes if lane.name == "main"})
-        return draft, read_plan(order, machine, micro_batches, chunks, draft.graph, like)
+        return draft, read_plan(order, known, micro_batches, chunks, draft.graph, like)
 
     draft, made = read(stages_in(schedule, machine.ranks, micro_batches, chunks) if like is None else like.placement)
     if like is None:
         draft, made = read(made.placement)  # which says which stages share a rank's scalars
     times = draft.price(made.graph)
+    if machine.collective is not None:
+        times = with_communication(made.graph, times, machine.collective)
+
+    def after(passes: tuple[Pass, ...], order: Schedule) -> tuple[PipelinePlan, CostModel]:
+        unit, place = made.graph.unit, made.placement
+        up = place.home(made.graph.keys, micro_batches) != place.table[0][unit]  # on a stage of the second direction
+        found = through(passes, replace(draft, graph=made.graph, time=times.durations(made.graph), placement=place,
+                                        stage=unit + place.stages * up, schedule=order),
+                        {"parts": parts, "shard": shard})
+        return replace(made, graph=found.graph, schedule=found.order, ranks=machine.size), found.priced
+
+    if level or not sums:
+        made, times = after((shared_out,) if sums else (replicas, shared_out), given if sums else made.schedule)
     if wide:
-        found = through(WIDE[1], replace(
-            draft, graph=made.graph, time=times.durations(made.graph), stage=made.graph.unit,
-            placement=made.placement, schedule=made.schedule), {"parts": parts})
-        if _lanes(found.order) != _lanes(schedule):
+        made, times = after(WIDE[1], made.schedule)
+        if _lanes(made.schedule) != _lanes(schedule):
             raise schedule.error("second parts of tasks must be on lanes of their own, in the order of the first parts")
-        made, times = replace(made, graph=found.graph, schedule=found.order), found.priced
-    return replace(made, cost=times if machine.collective is None else
-                   with_communication(made.graph, times, machine.collective))
+    return replace(made, cost=times)
 
 
 def _whole(schedule: Schedule) -> Schedule:

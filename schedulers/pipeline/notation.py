@@ -4,8 +4,9 @@
 An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be missing. Sends and receives are
 `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; the message goes to the next stage, or to the
 one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. `1UNSHARD`, `1RESHARD` and
-`1REDUCE_GRAD` say when FSDP gathers, frees and sums stage 1's weights among its replicas: they are read, and left out,
-since replicas have a plan of their own here. The format has no lanes: all tasks of a rank are on its `main` lane.
+`1REDUCE_GRAD` say when FSDP gathers, frees and sums stage 1's weights among its replicas: the all-gathers, their last
+users and the reduce-scatters of a plan whose replicas share out. They are written, and left out when they are read: the
+plan's level says where they stand. The format has no lanes: all tasks of a rank are on its `main` lane.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import islice
 
@@ -22,8 +24,9 @@ import numpy as np
 from ...core.graph import Ints
 from ...core.placement import Refused
 from ...core.schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
-from ...core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
+from ...core.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
 from ...passes.boundary import Mask
+from ...passes.shares import WHAT
 from ...plans.plan import PipelinePlan
 
 THEIRS = {Kind.F: "F", Kind.O: "I", Kind.W: "W", Kind.B: "B", Kind.SF: "SEND_F", Kind.RF: "RECV_F", Kind.SO: "SEND_B",
@@ -110,16 +113,13 @@ def to_torch(schedule: Schedule) -> str:
     ranks = [lane.rank for lane in schedule.lanes]
     if len(set(ranks)) < len(ranks):
         raise ScheduleError("the grid notation has one lane per rank; use the schedule without its communication")
-    past = np.flatnonzero(_is_message(schedule.keys) & (_rank_of_reader(schedule) != unpack(schedule.keys).destination))
-    if past.size:
-        raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message "
-                            f"goes to the next stage or the one before")
+    _check_reach(schedule, _is_message(schedule.keys))
     rows: list[list[str]] = [[] for _ in range(schedule.ranks)]
     for i, rank in enumerate(ranks):
         row = rows[rank]
         for entry in range(int(schedule.ptr[i]), int(schedule.ptr[i + 1])):
             if schedule.joined is not None and schedule.joined[entry]:
-                row[-1] = f"({row[-1].removesuffix(PAIR).strip('()')};{_theirs(int(schedule.keys[entry]))}){PAIR}"
+                row[-1] = _paired(row[-1], _theirs(int(schedule.keys[entry])))
                 continue
             if schedule.slots is not None:
                 row.extend([""] * (int(schedule.slots[entry]) - len(row)))
@@ -130,12 +130,25 @@ def to_torch(schedule: Schedule) -> str:
     return out.getvalue()
 
 
+def _check_reach(schedule: Schedule, message: Mask) -> None:
+    """Raises ScheduleError if one of these messages has no name in the notation."""
+    past = np.flatnonzero(message & (_rank_of_reader(schedule) != unpack(schedule.keys).destination))
+    if past.size:
+        raise ScheduleError(f"the grid notation has no name for {task_name(schedule.keys[past[0]])}: there a message "
+                            f"goes to the next stage or the one before")
+
+
+def _paired(first: str, second: str) -> str:
+    return f"({first.removesuffix(PAIR).strip('()')};{second}){PAIR}"
+
+
 def for_torch(plan: PipelinePlan) -> str:
     """The grid of a plan that torch's pipeline runtime loads as `compute_only`: forwards and backwards, rank by rank.
 
-    Torch adds messages and sums over replicas itself, and its user steps the optimizer, so these are left out. A
-    backward of one part alone, of a stage without parameters or before which nothing has any, is a full one there.
-    Raises Refused for an order that this runtime cannot hold, ScheduleError as `to_torch`.
+    Torch adds messages and sums over replicas itself, and its user steps the optimizer, so these are left out. If
+    replicas share out, the grid has messages and the actions of FSDP, and torch loads it as `compute_comms`. A backward
+    of one part alone, of a stage without parameters or before which nothing has any, is a full one there. Raises
+    Refused for an order that this runtime cannot hold, ScheduleError as `to_torch`.
     """
     schedule = plan.schedule.keep(np.isin(unpack(plan.schedule.keys).kind, (Kind.F, Kind.O, Kind.W, Kind.B)))
     own = unpack(schedule.keys)
@@ -155,7 +168,50 @@ def for_torch(plan: PipelinePlan) -> str:
     split = (own.kind == Kind.O) | (own.kind == Kind.W)
     found, count = np.unique(backward[split], return_counts=True)
     alone = split & np.isin(backward, found[count == 1])
+    if WHAT in plan.schedule.notes:
+        return _lowered(plan, dict(zip(schedule.keys[alone].tolist(), backward[alone].tolist(), strict=True)))
     return to_torch(replace(schedule, keys=np.where(alone, backward, schedule.keys)))
+
+
+def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
+    """The grid of a plan whose replicas share out, with its messages, UNSHARD, RESHARD and REDUCE_GRAD. Below level 3
+    stages are whole for the whole step. `backward`: tasks that are full backwards there. Raises ScheduleError as
+    `to_torch`."""
+    graph, order = plan.with_messages
+    slots, ids, own, rows = order.validate(graph).slots, order.ids(graph), unpack(order.keys), list[list[str]]()
+    talks, computes = np.isin(own.kind, COLLECTIVE), np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
+    travels = _is_message(order.keys) & (own.micro_batch < plan.micro_batches)  # others are of updates
+    _check_reach(order, travels)
+    users = {t: [u for u in graph.succs[t].tolist() if computes[u]] for t in ids[own.kind == Kind.AG].tolist()}
+    place = np.empty(len(graph), np.int64)
+    place[ids] = np.arange(len(ids))
+    frees: dict[int, list[int]] = {}  # task -> the stages of the gathers whose last user it is
+    for t, found in users.items():
+        frees.setdefault(max(found, key=place.__getitem__, default=-1), []).append(int(graph.unit[t]))
+    sequence = np.lexsort((np.arange(len(ids)), ~talks, slots))
+    for rank in range(order.ranks):
+        kept = [] if plan.schedule.notes[WHAT][0] == "3" else plan.placement.held(rank).tolist()
+        row, whole, over = [f"{stage}UNSHARD" for stage in kept], Counter[int](), list[int]()
+        for i in sequence[order.rank_of_each[sequence] == rank].tolist():
+            t, stage, joins = int(ids[i]), int(own.unit[i]), bool(order.second[i])
+            if not joins:
+                row += [f"{s}RESHARD" for s in over if not whole[s]]
+                over.clear()
+            if own.kind[i] == Kind.AS:  # which needs what its stage has left
+                row.insert(len(row) - (row[-1:] == [f"{stage}RESHARD"]), f"{stage}REDUCE_GRAD")
+            elif users.get(t):
+                row += [f"{stage}UNSHARD"] * (not whole[stage])
+                whole[stage] += 1
+            elif computes[t] or travels[i]:
+                cell = _theirs(backward.get(int(order.keys[i]), int(order.keys[i])))
+                if computes[t] and "W" not in cell and not whole[stage]:  # which need no weights here
+                    row.insert(len(row) - joins, f"{stage}UNSHARD")
+                    over.append(stage)
+                row.append(_paired(row.pop(), cell) if joins else cell)
+                over += frees.get(t, [])
+                whole.subtract(frees.get(t, []))
+        rows.append([*row, *(f"{s}RESHARD" for s in [*over, *kept])])
+    return "".join(",".join(row) + "\n" for row in rows)
 
 
 def _ours(cell: str) -> str:

@@ -52,7 +52,9 @@ FEATURES: dict[str, dict[str, Any]] = {
     "a plan from a file": {"saved": True},
     "messages earlier (overlap)": {"options": {"overlap": 100}},
 }
-SPLIT = "tasks in parts (split)"  # refused with all that is stale, so not in the table
+SPLIT, SHARDS = "tasks in parts (split)", "shards over replicas"  # refused with all that is stale, so not in the table
+OUTSIDE: dict[str, dict[str, Any]] = {SPLIT: {"split": 2},
+                                      SHARDS: {"replicas": 2, "shard": "3,prefetch=0,keep=none"}}
 PAIRS = list(itertools.combinations(FEATURES, 2))
 
 
@@ -119,7 +121,8 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
     told = dict(settings.get("options", {})) | ({"barrier": False} if "barrier" in settings else {})
     plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
-                   split=settings.get("split", 1), offload=settings.get("offload", "none"), **told)
+                   split=settings.get("split", 1), offload=settings.get("offload", "none"),
+                   shard=settings.get("shard", 0), **told)
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:
@@ -142,8 +145,10 @@ def on_ranks(settings: dict[str, Any]) -> tuple[dict[int, bytes], list[Any]]:
         runs = DistributedExecutor(*plan.with_messages, communicator, logged="every" in settings)
         for parts in batches(communicator.rank // RANKS):
             runs(*parts)
+        runs.settle()
+        runs.whole(everywhere=True)
         runs.close()
-        held = {id(s.live) for s in runs.program.graph.storages if s.live is not None}
+        held = {id(live) for s in runs.program.graph.storages for live in (s.live, s.share_of) if live is not None}
         bits = {i: p.numpy().tobytes() for i, p in enumerate(run.model.parameters()) if id(p.storage) in held}
         return bits, runs.log.entries if "every" in settings else []
 
@@ -190,7 +195,7 @@ def alone(settings: dict[str, Any], log: list[Any]) -> dict[int, bytes]:
 
 def outcome(one: str, other: str) -> str:
     """"equal bits", or why the pair is refused; "" if it makes no sense."""
-    first, second = FEATURES[one], {"split": 2} if other == SPLIT else FEATURES[other]
+    first, second = FEATURES[one], (FEATURES | OUTSIDE)[other]
     if any(name in first and first[name] != value for name, value in second.items()):
         return ""
     if "every" in first and ("barrier" in second or "overlap" in second.get("options", ())):
@@ -230,6 +235,16 @@ def test_tasks_in_parts_combine_with_all_that_is_neither_stale_nor_late(one: str
         if "every" in FEATURES[one] or one == "post-validation" else "equal bits")
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("one", FEATURES)
+def test_shards_combine_with_all_that_is_neither_stale_nor_late(one: str) -> None:
+    name = FEATURES[one].get("scheduler", "zb_h1")
+    assert outcome(one, SHARDS) == (
+        f"shards: {name} updates stages beside the next step; leave --shard out" if "every" in FEATURES[one] else
+        f"shards: {name} updates before it knows whether it should; leave --shard out; or give barrier=true"
+        if one == "post-validation" else "equal bits")
+
+
 def test_nearly_all_pairs_run() -> None:
     found = [what for what in read().values() if what]
     assert "other bits" not in found
@@ -256,8 +271,8 @@ def page() -> str:
         "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
-        "Not in the table: `--split` combines with all of these but 10, 11, 12 and 16, which it refuses. `--shard`",
-        "runs on data-parallel ranks, not in pipelines, and not with `--split`.", "",
+        "Not in the table: `--split`, and `--shard` with two replicas, combine with all of these but 10, 11, 12 and",
+        "16, which they refuse.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from command_line import run_json
@@ -61,13 +62,16 @@ def test_below_the_least_nothing_fits_and_the_least_can_be_had():
     assert least <= min(alone)
 
 
-def test_data_parallel_ranks_share_out_if_nothing_else_fits_and_nobody_has_said_a_level():
+@pytest.mark.parametrize(("policy", "machine"), [
+    ("barrier", ml.Machine(4, collective=lambda sizes: 5.0)),
+    pytest.param("gpipe", ml.Machine(2, collective=lambda sizes: 5.0, replicas=4), marks=pytest.mark.slow)])
+def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said_a_level(policy: str,
+                                                                                          machine: ml.Machine):
     graph, costs = chain(), cost(1e3)
-    machine = ml.Machine(4, collective=lambda sizes: 5.0)
-    least = min(ml.plan(graph, "barrier", costs, machine, recompute=again, offload="all").peak_bytes[0]
+    least = min(max(ml.plan(graph, policy, costs, machine, recompute=again, offload="all").peak_bytes)
                 for again in ("none", "sqrt", "all"))
-    limit = ml.Machine(4, least - 1, collective=machine.collective)
-    found = ml.plan(graph, "barrier", costs, limit, recompute="auto", offload="auto")
+    limit = replace(machine, memory_limit=least - 1)
+    found = ml.plan(graph, policy, costs, limit, recompute="auto", offload="auto")
     assert "shards" in found.schedule.notes
     assert max(found.peak_bytes) < least
     assert ", shard " in found.remarks[-1]

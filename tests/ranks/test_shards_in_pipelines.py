@@ -1,0 +1,267 @@
+"""Shards over the replicas of a pipeline: the bits of one process, the planned bytes, torch's names."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import test_composition
+from command_line import one_line, run, run_json
+from helpers import PATIENCE, ROOT, deadline, need
+from test_pipeline_ranks import MPIEXEC, command
+from test_pipeline_replicas import alone, batches, planned, recorded
+
+import minidl as ml
+from minidl.core.schedule import RankGrid
+from minidl.core.tasks import COLLECTIVE, Kind, unpack
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import runtime
+from minidl.schedulers import pipeline
+from minidl.training import checkpoint
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.trainer import Job, Recorded
+
+SHARDS = ("1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1", "3")
+GRID = RankGrid(2, 2)
+JOBS = [{}, {"optimizer": "adam", "clip": 0.1}, {"network": "mixed", "optimizer": "adam"}]
+NAMES = ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v", "chimera"]
+
+
+def trained(own: list[Any], grid: RankGrid) -> tuple[list[Any], list[list[bytes]]]:
+    """Losses of each replica, and each parameter as every rank that holds it left it, or its share. What is planned is
+    allocated."""
+
+    def work(communicator: Any) -> tuple[list[Any], list[bytes | None]]:
+        model, plan = own[communicator.rank]
+        run = runtime(plan.program(communicator.rank), transport=communicator)
+        losses = [run(*parts) for parts in batches(grid.place(communicator.rank)[0])]
+        run.settle()
+        assert run.peak_bytes == sum(map(len, (run._body[0].bound.arena, *run._body[0].bound.persistent)))
+        run.whole(everywhere=True)
+        run.close()
+        held = {id(live) for s in run.program.graph.storages for live in (s.live, s.share_of) if live is not None}
+        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
+
+    with deadline():
+        found = run_ranks(grid.size, work)
+    losses = [[float(loss) for loss in found[rank][0]] for rank in range(grid.size) if None not in found[rank][0]]
+    return losses, [[bits for bits in copies if bits is not None]
+                    for copies in zip(*(p for _, p in found), strict=True)]
+
+
+@pytest.mark.few(5)
+@pytest.mark.parametrize("shard", SHARDS)
+@pytest.mark.parametrize("job", JOBS, ids=str)
+@pytest.mark.parametrize("name", NAMES[:4])
+def test_shares_leave_the_bits_of_one_process(name: str, job: dict[str, Any], shard: str):
+    losses, parameters = trained(planned(name, GRID, {"shard": shard}, **job), GRID)
+    wanted = alone(2, **job)
+    assert losses == wanted[0]
+    assert parameters == [[bits] * 2 for bits in wanted[1]]
+
+
+def test_three_replicas_share_out():
+    losses, parameters = trained(planned("zb_h1", RankGrid(2, 3), {"shard": "3,prefetch=0,keep=none"}), RankGrid(2, 3))
+    assert (losses, parameters) == (alone(3)[0], [[bits] * 3 for bits in alone(3)[1]])
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("shard", SHARDS[:3])
+@pytest.mark.parametrize("more", [{"tied": True}, {"tied": True, "scheduler": "chimera", "groups": 2}, {"clip": 0.05},
+                                  {"clip": 0.05, "scheduler": "chimera", "groups": 2, "saved": True},
+                                  {"norm": True, "drop": True, "recompute": (0,), "scheduler": "dualpipe_v"}], ids=str)
+def test_with_loss_scaling_and_more(more: dict[str, Any], shard: str):
+    settings = {"replicas": 2, "scaled": True, "shard": shard, **more}
+    assert test_composition.on_ranks(settings)[0] == test_composition.alone(settings, [])
+
+
+# ---------------------------------------------------------------------------------------------------------------- plans
+def plan(name: str, shard: Any = 0, replicas: int = 2, ranks: int = 2, **options: Any) -> Any:
+    machine = ml.Machine(ranks, replicas=replicas, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values()))
+    return ml.plan(recorded(optimizer="adam")[1], name, ml.CostModel.analytic(), machine, shard=shard, **options)
+
+
+def gathers(made: Any, rank: int) -> list[str]:
+    """The all-gathers of a rank, in order."""
+    own = made.schedule
+    return [name for i, lane in enumerate(own.lanes) if lane.rank == rank for name in own.names(i) if "AG" in name]
+
+
+def test_shards_need_less_memory_level_by_level():
+    peaks = [max(plan("interleaved", shard).peak_bytes)
+             for shard in (0, "1", "2,prefetch=0", "3,prefetch=0,keep=none")]
+    assert peaks[0] > peaks[1] >= peaks[2] > peaks[3]
+
+
+def test_where_parameters_are_whole_is_an_argument():
+    """A stage that stays whole is gathered once; others are before each run of their tasks."""
+    stages = {shard: [re.match(r"\d+", name)[0] for name in gathers(plan("interleaved", shard), 0)]  # type: ignore[index]
+              for shard in ("3,prefetch=0,keep=none", "3,prefetch=0,keep=0", "3,prefetch=0,keep=0+2")}
+    none, first, both = stages.values()
+    assert none.count("0") > 1
+    assert none.count("2") > 1
+    assert (first.count("0"), first.count("2")) == (1, none.count("2"))
+    assert sorted(both) == ["0", "2"]
+
+
+def test_the_search_is_no_slower_than_what_is_told():
+    free = plan("interleaved", 3)
+    assert free.period <= min(plan("interleaved", f"3,prefetch={d},keep={keep}").period for d in (0, 1)
+                              for keep in ("none", "0+1+2+3")) * (1 + 1e-8)
+    assert free.remarks == (f"shards: {free.schedule.notes['shards']} is the fastest predicted",)
+
+
+@pytest.mark.parametrize("shard", ["1", "3,prefetch=1,keep=none"])
+@pytest.mark.parametrize("name", ["interleaved", "dualpipe_v"])
+def test_a_saved_order_is_planned_again(name: str, shard: str, tmp_path: Path):
+    made = plan(name, shard)
+    made.schedule.save(tmp_path / "plan.csv")
+    read = ml.schedulers.find(str(tmp_path / "plan.csv"), "pipeline")
+    again = ml.plan(recorded(optimizer="adam")[1], read, ml.CostModel.analytic(),
+                    ml.Machine(2, replicas=2, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values())), chunks=2)
+    assert again.schedule.to_csv() == made.schedule.to_csv()
+    assert (again.peak_bytes, again.period) == (made.peak_bytes, pytest.approx(made.period, rel=1e-12))
+
+
+BASE = ["--model", "mlp", "--model-arg", "layers=4", "--costs", "analytic", "--parallel", "pipeline", "--ranks", "2",
+        "--micro-batches", "4"]
+
+
+@pytest.mark.parametrize(("flags", "why"), [
+    (["--scheduler", "zb_h1"], "several replicas, keeps a share"),
+    (["--scheduler", "pipedream", "--replicas", "2"], "pipedream updates stages beside the next step"),
+    (["--scheduler", "zb_h1", "--replicas", "2", "--clip", "1", "--scheduler-arg", "barrier=false"],
+     "zb_h1 updates before it knows whether it should"),
+    (["--scheduler", "zb_h1", "--replicas", "2", "--scheduler-arg", "part_bytes=20000"], "zb_h1 cuts its sums"),
+    (["--scheduler", "zb_h1", "--replicas", "2", "--shard", "3,keep=7"], "no sum of gradients 7A0")])
+def test_what_cannot_be_shared_out_is_one_line(capsys: Any, flags: list[str], why: str):
+    code, out, err = run(capsys, "plan", *BASE, "--shard", "1", *flags)
+    assert (code, out) == (2, "")
+    assert why in one_line(err)
+
+
+# ---------------------------------------------------------------------------------------------------------------- torch
+def test_torchs_grid_says_when_stages_are_whole_and_summed(capsys: Any, tmp_path: Path):
+    """The runtime's rules: a stage is gathered before it computes, freed once, and summed after its last backward."""
+    file, more = tmp_path / "grid.csv", [*BASE, "--replicas", "2", "--chunks", "2", "--scheduler", "interleaved"]
+    shard = "3,prefetch=0,keep=none"
+    made = run_json(capsys, "plan", *more, "--shard", shard, "--save", str(file), "--format", "torch")[1]
+    for row in csv.reader(io.StringIO(file.read_text())):
+        whole, summed, swaps = set[str](), set[str](), 0
+        for cell in row:
+            stage, what = re.fullmatch(r"(\d+)([A-Z_]+)\d*", cell).groups()  # type: ignore[union-attr]
+            if what == "UNSHARD":
+                assert stage not in whole
+                whole.add(stage)
+                swaps += 1
+            elif what == "RESHARD":
+                whole.remove(stage)
+            elif what == "REDUCE_GRAD":
+                assert stage not in summed
+                summed.add(stage)
+            elif what in ("F", "I", "W", "B"):
+                assert stage in whole or what == "W", "which needs no weights"
+                assert len(whole) < 3
+                assert stage not in summed
+        assert not whole
+        assert len(summed) == 2
+        assert swaps > 2
+    again = run_json(capsys, "plan", *more[:-2], "--scheduler", str(file), "--shard", shard, "--save",
+                     str(tmp_path / "plan.csv"))[1]
+    assert [again[key] for key in ("tasks", "peak_bytes", "period")] == [
+        made[key] for key in ("tasks", "peak_bytes", "period")]
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v"])
+def test_a_grid_that_torch_gets_comes_back(name: str, tmp_path: Path):
+    for shard in ("1", "3,prefetch=1,keep=none"):
+        made = plan(name, shard)
+        (tmp_path / "grid.csv").write_text(text := pipeline.for_torch(made))
+        read = ml.schedulers.find(str(tmp_path / "grid.csv"), "pipeline")
+        again = ml.plan(recorded(optimizer="adam")[1], read, ml.CostModel.analytic(),
+                        ml.Machine(2, replicas=2, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values())),
+                        shard=shard, chunks=made.placement.chunks)
+        talks, mine = (np.isin(unpack(one.schedule.keys).kind, (Kind.F, Kind.O, Kind.W, Kind.B, *COLLECTIVE))
+                       for one in (made, again))
+        assert again.schedule.keep(mine).to_csv() == made.schedule.keep(talks).to_csv()
+        assert pipeline.for_torch(again) == text
+
+
+@pytest.mark.wide
+def test_torchs_runtime_shards_as_the_grid_says(tmp_path: Path):
+    """Two replicas of two ranks, whose stages FSDP shards; its mean over replicas may round otherwise."""
+    need("torch.distributed.fsdp")
+    written = 0
+    for name in ("gpipe", *NAMES[:4], "zb_h1"):
+        for shard in ("1", "3,prefetch=0,keep=none", "3,prefetch=1,keep=none"):
+            made = plan(name, shard)
+            stages = made.placement.stages
+            (tmp_path / f"{stages}-4-{name}-{written}.csv").write_text(pipeline.for_torch(made))
+            written += 1
+    script = ROOT / "tests" / "helpers" / "torch_shards.py"
+    ranks = [subprocess.Popen([sys.executable, script, str(rank), tmp_path], stdout=subprocess.PIPE,
+                              stderr=subprocess.PIPE, text=True) for rank in range(4)]
+    try:
+        found = [rank.communicate(timeout=PATIENCE) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    for out, err in found:
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert len(lines) == written, err[-3000:]
+        assert [name for name, apart in lines if not apart < 1e-6] == []
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+def test_a_checkpoint_is_whole_and_loads_on_any_level_and_number_of_replicas(tmp_path: Path):
+    job = {"model": "mlp", "model_args": {"layers": 3, "hidden": 13}, "batch_size": 24, "micro_batches": 2,
+           "optimizer": "adamw", "scheduler": "one_f_one_b", "parallel": "pipeline"}
+
+    def trained(shard: Any, steps: int, load: Path | None = None, save: Path | None = None, replicas: int = 2
+                ) -> set[str]:
+        every = [Recorded(Job(**job, shard=shard), rank // 2, replicas) for rank in range(2 * replicas)]
+
+        def work(communicator: Any) -> str:
+            mine = every[communicator.rank]
+            if load is not None:
+                checkpoint.load(load, mine.model, mine.optimizer, loader=mine.train_data)
+            trainer = PipelineTrainer(mine, ml.CostModel.analytic(), communicator, ml.Link())
+            for _ in range(steps):
+                trainer.step()
+                trainer.share()
+            trainer.finish()
+            if save is not None and communicator.rank == 0:
+                checkpoint.save(save, mine.model, mine.optimizer, step=steps, loader=mine.train_data)
+            return str(trainer.params_sha256())
+
+        with deadline():
+            return {*run_ranks(2 * replicas, work)}
+
+    (whole,) = trained(0, 4)
+    for saved, loaded in ((1, 3), (3, 0), ("3,prefetch=0,keep=none", "2")):
+        file = tmp_path / f"{saved} {loaded}"
+        trained(saved, 2, save=file)
+        assert trained(loaded, 2, load=file) == {whole}
+    assert trained(3, 1, load=file, replicas=3) == trained(0, 1, load=file, replicas=3)
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize("shard", [pytest.param("1", marks=pytest.mark.slow), "3,prefetch=0,keep=none"])
+def test_processes_share_out_with_the_bits_of_data_parallel_ranks(shard: str):
+    flags = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "32",
+             "--micro-batches", "4", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05", "--steps", "3"]
+    _, wanted, _ = command(2, *flags, "--parallel", "data", "--scheduler", "no_overlap")
+    code, found, errors = command(4, *flags, "--parallel", "pipeline", "--replicas", "2", "--scheduler", "one_f_one_b",
+                                  "--shard", shard)
+    assert code == 0, errors
+    assert [found[key] for key in ("params_sha256", "loss_last", "accuracy")] == [
+        wanted[key] for key in ("params_sha256", "loss_last", "accuracy")]
