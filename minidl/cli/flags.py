@@ -391,10 +391,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--shard": _flag("train:rc compare:rc plan:rc check:rc explain:rc simulate:rc", type=shards_of, default=0,
                          metavar="1|2|3[,prefetch=N][,keep=none|I+J]",
                          help="each rank has a share of the optimizer's states (1, ZeRO 1), of gradients as well (2), "
-                              "of parameters as well (3, FSDP); if left out, a search sets how many layers ahead are "
-                              "whole (prefetch), and which layers stay whole within a step (keep); with --scheduler "
-                              "barrier, buckets or no_overlap, or with --replicas of a pipeline, whose stages are "
-                              "layers then (default 0)"),
+                              "of parameters as well (3, FSDP); if left out, a search sets how many layers (stages) "
+                              "ahead are whole (prefetch), and which stay whole within a step (keep); with --replicas "
+                              "or --scheduler barrier, buckets or no_overlap (default 0)"),
     },
     "schedule": {
         "--split": _flag("train:src compare:src plan:src explain:src simulate:src", NEW_SCHEDULE, type=parts_of,
