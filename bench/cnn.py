@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -25,21 +26,28 @@ CASES = {"lenet": Case("lenet", {}, 64, 0.8), "resnet20": Case("resnet20", {}, 3
 
 
 def sides(case: Case) -> Sides:
-    """One step of SGD with momentum on images at random."""
+    """One step of SGD with momentum on images at random, or on rows of numbers."""
+    from torch_twins import twin
+
+    ml.seed(0)
+    return of_both(models.create(case.model, **case.arguments),
+                   twin(case.model, {**models.arguments(case.model), **case.arguments}), case.batch)
+
+
+def of_both(model: Any, network: Any, batch: int) -> Sides:
+    """The same of a network and its twin in torch, which gets its weights; `model.labels`: those of a sample, if not
+    one."""
     import torch
-    from torch_twins import images, load, twin
+    from torch_twins import images, load
 
     torch.set_num_threads(1)
-    ml.seed(0)
-    model = models.create(case.model, **case.arguments)
     rng = np.random.default_rng(0)
-    x = rng.standard_normal((case.batch, *model.input_shape), np.float32)
-    y = rng.integers(0, model.classes, case.batch)
-    graph = ml.record(sgd_step(model), x, y, name=case.model)
-    network = load(twin(case.model, {**models.arguments(case.model), **case.arguments}), model)
-    network = network.to(memory_format=torch.channels_last)
+    x = rng.standard_normal((batch, *model.input_shape), np.float32)
+    y = rng.integers(0, model.classes, batch * getattr(model, "labels", 1))
+    graph = ml.record(sgd_step(model), x, y)
+    network = load(network, model).to(memory_format=torch.channels_last)
     opt = torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, fused=True)
-    tx, ty = images(x), torch.from_numpy(y)
+    tx, ty = images(x) if x.ndim == 4 else torch.from_numpy(x), torch.from_numpy(y)
 
     def step() -> float:
         opt.zero_grad(set_to_none=True)

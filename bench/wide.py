@@ -2,10 +2,10 @@
 
     python bench/wide.py [--seconds 20] [--only NAME] [--out FILE.json]     two lanes, predicted and measured
     python bench/wide.py --scaling                                          predicted on 1 to 16 cores
-    python bench/wide.py --torch                                            beside torch eager with two threads
+    python bench/wide.py --torch --seconds 14                               beside torch eager with two threads; 10 min
 
-Costs are measured once before, in random legal orders of one lane; for each number of cores with tasks in as many
-parts. The arms run in turn. `--torch` needs two free cores and the extra `parity`.
+Costs are measured once before, in random legal orders of one lane; for more cores also of tasks in 2 to 16 parts. The
+arms run in turn. `--torch` needs two free cores and the extra `parity`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import numpy as np
 ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests" / "helpers")]
 
-from against_torch import Sides
+from against_torch import Case, Sides
 from common import interleave, machine, ratio, save, spread
 
 import minidl as ml
 from minidl import models, nn, optim
+from minidl.schedulers.wide import counts_up_to
 
 #: how to make a network, and the shape of its batch: tokens if there is a vocabulary
 CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
@@ -91,8 +92,10 @@ def scaling(case: str, seconds: float) -> dict[str, Any]:
     ml.seed(0)
     graph, *_ = recorded(make(), shape, vocabulary)
     found: dict[str, dict[str, float]] = {"whole tasks": {"1": 1.0}, "widths chosen": {"1": 1.0}}
+    counts = counts_up_to(max(CORES))
+    cost = ml.measure(graph, parts=counts, seconds=seconds / (len(counts) + 1))
     for count in CORES:
-        cost = replace(ml.measure(graph, parts=count, seconds=seconds / len(CORES)), cores=count)
+        cost = replace(cost, cores=count)
         one = float(ml.plan(graph, "in_order", cost).step)
         for name, split in (("whole tasks", 1), ("widths chosen", "auto")):
             found[name][str(count)] = round(one / ml.plan(graph, "multi_stream", cost, split=split).step, 3)
@@ -104,9 +107,24 @@ def beside_torch() -> dict[str, Callable[[], Sides]]:
     import cnn
     import language
     import recurrent
+    import untuned
 
-    return {f"{name}, batch {case.batch}": partial(bench.sides, case)
-            for bench in (cnn, language, recurrent) for name, case in bench.CASES.items()}
+    def untuned_sides(make: Callable[[Any], Any], batch: int) -> Sides:
+        ml.seed(0)
+        return cnn.of_both(make(untuned.MINIDL), make(untuned.in_torch()), batch)
+
+    images = {**cnn.CASES, "resnet18, 64 px": Case("resnet18", {"image_size": 64}, 16, 1.0),
+              "mobilenet_v3 of width 1": Case("mobilenet_v3_large", {"image_size": 32, "classes": 10}, 32, 1.0),
+              "mlp 1024-2048-2048-10": Case("mlp", {"features": 1024, "hidden": 2048}, 256, 1.0)}
+    wide = {"gpt 4 x 256, 256 tokens": Case("gpt", {"vocabulary": 512, "length": 256, "width": 256, "heads": 8,
+                                                    "dropout": 0.0}, 4, 1.0, preset="small")}
+    cases = [(bench, name, case) for bench, own in (
+        (cnn, images), (language, {**language.CASES, **wide}), (recurrent, recurrent.CASES))
+        for name, case in own.items()]
+    cases += [(cnn, "resnet20", cnn.CASES["resnet20"]._replace(batch=batch)) for batch in (1, 64)]
+    return {**{f"{name}, batch {case.batch}": partial(bench.sides, case) for bench, name, case in cases},
+            **{f"{name}, batch {batch}": partial(untuned_sides, make, batch) for name, make, batch in (
+                ("vgg", untuned.vgg, 32), *(("unet", untuned.unet, batch) for batch in (8, 1, 64)))}}
 
 
 def against_torch(sides: Sides, seconds: float) -> dict[str, Any]:

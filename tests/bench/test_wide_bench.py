@@ -2,6 +2,7 @@
 
 import sys
 
+import numpy as np
 import pytest
 from helpers import ROOT, torch_or_skip
 
@@ -26,3 +27,15 @@ def test_a_network_beside_torch_has_a_ratio():
     entry = wide.against_torch(wide.beside_torch()["lenet, batch 64"](), 0.02)
     assert entry["minidl / torch"]["n"] >= 5
     assert entry["predicted_ms"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["vgg, batch 32", "unet, batch 8", "unet, batch 1",
+                                  "mlp 1024-2048-2048-10, batch 256"])
+def test_both_sides_of_a_network_beside_torch_say_the_same(name: str):
+    torch_or_skip()
+    graph, _, step, outputs = wide.beside_torch()[name]()
+    mine, theirs = outputs()
+    np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-3 * float(np.abs(theirs).max()))
+    assert step() > 0
+    assert len(graph) > 10
