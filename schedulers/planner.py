@@ -32,8 +32,7 @@ from .pipeline.proof import CapError, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
 from .saved import cut_in, kind_of, policy_notes, sums_in, sums_notes
-from .single import most_streams
-from .wide import Parts, in_parts
+from .wide import Parts, in_parts, most_streams
 
 
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,

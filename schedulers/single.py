@@ -27,7 +27,7 @@ from ..pricing.cost import CostModel, Cross
 from ..pricing.simulation import Lanes, around, times
 from .ordered import Ordered
 from .published import published
-from .wide import shared
+from .wide import counts_up_to, most_streams, shared
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
 
@@ -59,22 +59,16 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
     if map is not None and streams not in (None, 2):
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
     counts = [streams] if streams is not None else [2] if map is not None else counts_up_to(most_streams(cost))
-    found = [(published(graph, map, cost) if map is not None else on_streams(graph, cost, n), n) for n in counts]
-    schedule, streams = min(found, key=lambda made: _time(graph, made[0], cost)) if len(found) > 1 else found[0]
+    work, found = float((cost.durations(graph) + cost.launch).sum()), list[tuple[float, int, Schedule]]()
+    for n in reversed(counts):
+        if not found or work / n < min(time for time, *_ in found):  # n streams are at best n times as fast as one
+            schedule = published(graph, map, cost) if map is not None else on_streams(graph, cost, n)
+            found.append((_time(graph, schedule, cost), n, schedule))
+    _, streams, schedule = min(found, key=lambda made: made[:2])
     why = why_one(graph, schedule, cost) if map is None else ""
     chosen = f"{streams} streams are used: with {cost.cores} cores, that is predicted to be fastest"
     return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": map},
                    remarks=(why,) if why else (chosen,) * (len(counts) > 1))
-
-
-def most_streams(cost: CostModel) -> int:
-    """As many as there are cores, if the costs say how many; at least 2."""
-    return max(2, cost.cores or 2)
-
-
-def counts_up_to(most: int) -> list[int]:
-    """2, 4, 8 and so on, and `most`."""
-    return sorted({most, *(2**i for i in range(1, most.bit_length()))})
 
 
 def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:

@@ -2,22 +2,24 @@
 
 `auto` prices several choices by the costs of tasks and of their parts, and takes the fastest plan: a part of half the
 rows may take more than half the time, and weight gradients that run beside each other gain nothing from parts. All
-tasks whole and all in parts are among the choices, so it is never predicted slower than these.
+tasks whole and all in parts are among the choices, and for each number of lanes the widths of `balanced`; so it is
+never predicted slower than these, and not slower than with fewer cores.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ..core.graph import TaskGraph
+from ..core.graph import Floats, Ints, TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import GraphError, Kind, parse_task, repack, unpack
+from ..core.tasks import GraphError, Kind, parse_task, repack, unpack, widths
 from ..passes.draft import Draft
 from ..passes.split import split as in_pieces
 from ..plans.plan import PipelinePlan, Plan
@@ -60,45 +62,112 @@ def _key(graph: TaskGraph, name: str) -> int:
 
 def _fastest(graph: TaskGraph, cost: CostModel, lanes: int, make: Callable[[Parts], Plan]) -> Plan:
     """The fastest plan of all choices."""
-    plans = [make(1)]
-    if isinstance(plans[0], PipelinePlan):
+    whole = best = make(1)
+    if isinstance(whole, PipelinePlan):
         raise Refused("split=auto", "parts of a stage have no measured costs", "give a number of parts")
-    try:
-        # on one lane parts gain nothing but the errors of measured costs
-        plans += [plan for choice in choices(graph, cost, lanes) if len((plan := make(choice)).schedule.lanes) > 1]
-    except Refused:  # nothing can be cut
-        return plans[0]
-    best = min(plans, key=lambda plan: plan.step)
-    own = unpack(best.graph.keys)
-    parted = len(np.unique(repack(best.graph.keys[own.part > 0], part=0)))
-    return best.with_known(remarks=(*best.remarks, f"{parted} of {len(graph)} tasks run in {lanes} parts, by which a "
-                                    f"step is predicted to take {best.step / plans[0].step:.2f} of the time with whole "
-                                    f"tasks" if parted else "all tasks stay whole: parts are not predicted to gain"))
+    for least, choice in choices(graph, cost, lanes):
+        if least < best.step:
+            plan = make(choice)  # on one lane parts gain nothing but the errors of measured costs
+            best = plan if plan.step < best.step and len(plan.schedule.lanes) > 1 else best
+    parts = sorted(widths(best.graph.keys).values())
+    return best.with_known(remarks=(*best.remarks, f"{len(parts)} of {len(graph)} tasks run in "
+                                    f"{' to '.join(map(str, sorted({parts[0], parts[-1]})))} parts, by which a step is "
+                                    f"predicted to take {best.step / whole.step:.2f} of the time with whole tasks"
+                                    if parts else "all tasks stay whole: parts are not predicted to gain"))
 
 
-def choices(graph: TaskGraph, cost: CostModel, parts: int) -> list[dict[int, int]]:
-    """Tasks in so many parts each: all that can be cut; the chain, beside whole weight gradients; and of
-    either those whose parts together take hardly longer. Raises Refused if nothing can be cut, and CostError for costs
-    that lack the parts."""
-    draft = in_pieces(Draft.of(graph, cost), parts)
-    own, time = unpack(draft.graph.keys), cost.durations(draft.graph) + cost.launch
-    keys, of = np.unique(repack(draft.graph.keys, part=0), return_inverse=True)
-    total = np.bincount(of, time)
-    whole = (cost.durations(graph) + cost.launch)[graph.find(keys)]
-    cut = np.bincount(of, own.part > 0) > 0
-    chain, worth = np.isin(unpack(keys).kind, CHAIN), (total <= MOST * whole) & (whole > parts * cost.sync)
-    masks = {mask.tobytes(): mask for mask in (cut, cut & chain, cut & worth, cut & worth & chain) if mask.any()}
-    return [dict.fromkeys(keys[mask].tolist(), parts) for mask in masks.values()]
+def most_streams(cost: CostModel) -> int:
+    """As many as there are cores, if the costs say how many; at least 2."""
+    return max(2, cost.cores or 2)
 
 
+def counts_up_to(most: int) -> list[int]:
+    """Numbers of lanes, or of parts: 2, 3, 4, 6, 8, 12 and so on, and `most`."""
+    return sorted({most, *(n for i in range(most.bit_length()) for n in (2 << i, 3 << i) if n <= most)})
+
+
+# -------------------------------------------------------------------------------------------------------------- choices
+def choices(graph: TaskGraph, cost: CostModel, lanes: int) -> list[tuple[float, dict[int, int]]]:
+    """Widths of tasks to be tried, and the least time of a step with them, the least first. For 2, 3, 4 and so on:
+    all tasks that can be cut in so many parts; all tasks, each in the most parts up to so many; and the result of
+    `balanced` for so many lanes. In the fewest parts, also the chain alone, beside whole weight gradients, and of
+    either those whose parts together take hardly longer. Raises CostError for costs that lack the parts."""
+    times, found, widest = in_widths(graph, cost, lanes), list[Ints](), np.ones(len(graph), np.int64)
+    for count, (longest, total, _) in list(times.items())[1:]:
+        widest = np.where(longest < np.inf, count, widest)
+        found += [np.where(longest < np.inf, count, 1), widest, balanced(graph, times, count, cost.sync)]
+        if len(found) == 3:
+            chain = np.isin(graph.kind, CHAIN)
+            worth = (total <= MOST * times[1][1]) & (times[1][1] > count * cost.sync)
+            found += [np.where(mask, widest, 1) for mask in (chain, worth, worth & chain)]
+    made = list[tuple[float, dict[int, int]]]()
+    for width in {width.tobytes(): width for width in found if width.max() > 1}.values():
+        _, total, least = np.array([times[n][:, t] for t, n in enumerate(width.tolist())]).T
+        bound = max(total.sum() / lanes, least[critical_path(graph, least)].sum())
+        made.append((bound, {key: n for key, n in zip(graph.keys.tolist(), width.tolist(), strict=True) if n > 1}))
+    return sorted(made, key=lambda choice: choice[0])
+
+
+def in_widths(graph: TaskGraph, cost: CostModel, lanes: int) -> dict[int, Floats]:
+    """By number of parts, from 1 on, (3, tasks): the time of each task's longest part, infinite if it cannot be cut in
+    so many, of all its parts, and of the shortest one."""
+    found = {1: np.tile(cost.durations(graph) + cost.launch, (3, 1))}
+    for count in counts_up_to(lanes):
+        with suppress(Refused):  # no task can be cut in so many
+            parted = in_pieces(Draft.of(graph, cost), count).graph
+            time, of = cost.durations(parted) + cost.launch, graph.find(repack(parted.keys, part=0))
+            longest = np.where(np.bincount(of, unpack(parted.keys).part) > 0, 0.0, np.inf)
+            shortest = np.full(len(graph), np.inf)
+            np.maximum.at(longest, of, time)
+            np.minimum.at(shortest, of, time)
+            found[count] = np.stack([longest, np.bincount(of, time), shortest])
+    return found
+
+
+def balanced(graph: TaskGraph, times: Mapping[int, Floats], lanes: int, sync: float) -> Ints:
+    """The width of each task, so that the critical path takes hardly longer than a lane's share of all work: as long as
+    it does, its tasks get more parts, first those that shorten it most for the work that this adds (allotment as in
+    CPA, by measured times: Radulescu and van Gemund, 2001). `times`: of `in_widths`."""
+    width, now = np.ones(len(graph), np.int64), times[1].copy()
+    while True:
+        before, path, better = width.copy(), critical_path(graph, now[0]), list[tuple[float, int, int]]()
+        for t in path:
+            count = min((n for n in times if width[t] < n <= lanes and times[n][0, t] < np.inf), default=0)
+            if count:
+                less, added = now[0, t] - times[count][0, t], times[count][1, t] - now[1, t]
+                better.append((less - sync - added / lanes, t, count))
+        for gain, t, count in sorted(better, reverse=True):
+            if gain <= 0 or now[0, path].sum() <= now[1].sum() / lanes:
+                break
+            width[t], now[:, t] = count, times[count][:, t]
+        if (width == before).all():
+            return width
+
+
+def critical_path(graph: TaskGraph, time: Floats) -> list[int]:
+    """The tasks of the longest way through a step."""
+    way = ways(graph, time)
+    path = [int(np.argmax(way))]
+    while after := graph.succs[path[-1]].tolist():
+        path.append(max(after, key=way.__getitem__))
+    return path
+
+
+def ways(graph: TaskGraph, time: Floats) -> list[float]:
+    """The longest way from each task to the end of a step, its own time included."""
+    way: list[float] = time.tolist()
+    for t in reversed(range(len(graph))):
+        way[t] += max((way[s] for s in graph.succs[t].tolist()), default=0.0)
+    return way
+
+
+# --------------------------------------------------------------------------------------------------------------- orders
 def shared(graph: TaskGraph, cost: CostModel, lanes: list[str]) -> Schedule:
     """Any task on any lane: a lane that is free takes the ready task with the longest way to the end of the step, if
     possible one of the part that this lane took before, whose rows are in its cache. So weight gradients fill the gaps
     of the chain (list scheduling by critical paths: Graham, 1969; Kohler, 1975)."""
-    time = (cost.durations(graph) + cost.launch).tolist()
-    way, missing, part = list(time), np.diff(graph.preds.ptr).tolist(), unpack(graph.keys).part.tolist()
-    for t in reversed(range(len(graph))):
-        way[t] += max((way[s] for s in graph.succs[t].tolist()), default=0.0)
+    time, missing = cost.durations(graph) + cost.launch, np.diff(graph.preds.ptr).tolist()
+    way, part = ways(graph, time), unpack(graph.keys).part.tolist()
     free, orders = [0.0] * len(lanes), [list[int]() for _ in lanes]
     later = [(0.0, t) for t, n in enumerate(missing) if not n]  # a heap: when a task is ready
     ready: list[tuple[float, int]] = []  # a heap: the longest way first

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter, perf_counter_ns
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 
 from ..autograd import tape
 from ..core.graph import Floats, TaskGraph
+from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind
 from ..devices.lanes import Work
@@ -32,13 +34,14 @@ ORDERS = 3  #: whole orders that are replayed, on a device that captures graphs
 DISTURBED = 1.25  #: a repeat that takes so many times as long as the faster ones was disturbed
 
 
-def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0, parts: int = 1,
-            progress: Callable[[float], None] | None = None) -> CostModel:
+def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
+            parts: int | Sequence[int] = 1, progress: Callable[[float], None] | None = None) -> CostModel:
     """A cost model with the mean time of each task in microseconds. It works on copies, so no parameter changes.
 
     Runs for about `seconds`, without the time that it takes to draw orders, but at least RUNS and at most MOST_RUNS
-    times, see `Profile`. `parts`: also the times of tasks in so many parts, for as long again. On a device that
-    captures graphs, each task is timed by itself inside a replayed graph. Calls `progress(share done)` after every run.
+    times, see `Profile`. `parts`: also the times of tasks in so many parts, or in each of several numbers, for as long
+    again each. On a device that captures graphs, each task is timed by itself inside a replayed graph. Calls
+    `progress(share done)` after every run.
     """
     device = device or tape.current().device
     if device.captures:
@@ -50,11 +53,14 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
         profile.run()
         if progress:
             progress(min(1.0, profile.seconds / seconds))
-    if parts == 1:
-        return profile.costs()
-    cut = measure(split(Draft.of(graph), parts).graph, device=device, seconds=seconds, seed=seed, progress=progress)
     cost = profile.costs()
-    return replace(cost, tasks={**cut.tasks, **cost.tasks})
+    tasks = dict(cost.tasks)
+    for count in sorted({1, *([parts] if isinstance(parts, int) else parts)})[1:]:
+        with suppress(Refused):  # no task can be cut in so many
+            parted = split(Draft.of(graph), count).graph
+            cut = measure(parted, device=device, seconds=seconds, seed=seed, progress=progress).tasks
+            tasks |= {f"{name}/{count}": time for name, time in cut.items() if name not in tasks}
+    return replace(cost, tasks=tasks)
 
 
 class Profile:

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,23 @@ _RATES = {"flops_per_us", "bytes_per_us"}
 SECOND = "O/1"  #: the kind that prices the second part of an O that is cut in two
 _KINDS = {*Kind.__members__, SECOND, *_RATES}
 _PAIR = re.compile(r"(0|[1-9][0-9]*)->(0|[1-9][0-9]*)")
+_PART = re.compile(r"(.*/[0-9]+)/([0-9]{1,4})")
 LEAST, MOST = 1e-9, 1e18  #: the least rate, and the largest number: sums and quotients stay finite
+
+
+@lru_cache(1 << 16)
+def _named(name: str) -> tuple[int, int]:
+    """The key of the task that a cost names, and the number of parts of which it is one; 0 for any number."""
+    part = _PART.fullmatch(name)
+    return (parse_task(part[1]), int(part[2])) if part else (parse_task(name), 0)
+
+
+def _number_of_parts(keys: Ints) -> Ints:
+    """Of each task, into how many parts the whole one is cut."""
+    _, of = np.unique(repack(keys, part=0), return_inverse=True)
+    found = np.zeros(len(keys), np.int64)
+    np.maximum.at(found, of, unpack(keys).part)
+    return found[of]
 
 
 class CostError(ValueError):
@@ -70,13 +87,13 @@ class Cross:
 class CostModel:
     """Durations of tasks.
 
-    `tasks`: task name -> duration. `kinds`: name of a kind -> duration of the tasks not named, one number or one per
-    unit; "O/1" is the second part of an O that is cut. Where neither gives a duration, a send takes its bytes over the
-    link's bandwidth, a receive 0, a collective the link's time. `link`: between any two ranks; `links`: exceptions, by
-    pairs such as "0->1"; `far`: to the host's memory or a file, and back, None if it is not known. `launch`: added to
-    every task. `step`: once per step, for inputs and outputs. `source`: given, measured or analytic. `sizes`: of a
-    network in stages, numbers per stage: "layers", "saved_bytes" by a forward for its backward, "message_bytes" to the
-    next stage.
+    `tasks`: task name -> duration; `4O0/1/2` is part 1 of 4O0 where it is cut in two, `4O0/1` in any number. `kinds`:
+    name of a kind -> duration of the tasks not named, one number or one per unit; "O/1" is the second part of an O that
+    is cut. Where neither gives a duration, a send takes its bytes over the link's bandwidth, a receive 0, a collective
+    the link's time. `link`: between any two ranks; `links`: exceptions, by pairs such as "0->1"; `far`: to the host's
+    memory or a file, and back, None if it is not known. `launch`: added to every task. `step`: once per step, for
+    inputs and outputs. `source`: given, measured or analytic. `sizes`: of a network in stages, numbers per stage:
+    "layers", "saved_bytes" by a forward for its backward, "message_bytes" to the next stage.
 
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
     sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
@@ -178,15 +195,16 @@ class CostModel:
         if SECOND in self.kinds and (mine := (graph.kind == Kind.O) & (unpack(graph.keys).part == 1)).any():
             time[mine] = self._of_kind(SECOND, graph.unit[mine])
         if self.tasks:
-            keys = np.array([parse_task(name) for name in self.tasks], np.int64)
-            order = np.argsort(keys)
-            values = np.fromiter(self.tasks.values(), np.float64)[order]
-            keys = keys[order]
-            # every iteration of an unrolled graph costs the same
-            bare = as_recorded(graph.keys)
-            at = np.minimum(np.searchsorted(keys, bare), len(keys) - 1)
-            hit = keys[at] == bare
-            time[hit] = values[at[hit]]
+            keys, counts = np.array([*map(_named, self.tasks)], np.int64).T
+            values = np.fromiter(self.tasks.values(), np.float64)
+            bare = as_recorded(graph.keys)  # every iteration of an unrolled graph costs the same
+            width = _number_of_parts(bare) if counts.any() else np.zeros(len(bare))
+            for count in np.unique(counts).tolist():  # names without a number of parts first
+                mine = np.flatnonzero(counts == count)
+                mine = mine[np.argsort(keys[mine])]
+                at = mine[np.minimum(np.searchsorted(keys[mine], bare), len(mine) - 1)]
+                hit = (keys[at] == bare) & (width == (count or width))
+                time[hit] = values[at[hit]]
         again = np.flatnonzero(np.isnan(time) & (graph.kind == Kind.R))
         time[again] = time[graph.find(repack(graph.keys[again], kind=Kind.F))]
         unknown = np.flatnonzero(np.isnan(time))
@@ -209,7 +227,7 @@ class CostModel:
     def by_link(self, graph: TaskGraph) -> Any:
         """Mask of the sends whose duration only the link gives."""
         sends = [int(k) for k in SENDS if k.name not in self.kinds and self.source != "analytic"]
-        named = [parse_task(name) for name in self.tasks]
+        named = [_named(name)[0] for name in self.tasks]
         return np.isin(graph.kind, sends) & ~np.isin(as_recorded(graph.keys), named)
 
     def save(self, path: str | Path) -> None:
@@ -228,7 +246,7 @@ class CostModel:
         try:
             record = json.loads(read_text(path, "costs"))
             for name in record.get("tasks", {}):
-                parse_task(name)
+                _named(name)
             corun = None if record.get("corun") is None else CoRun(**record["corun"])
             links = {pair: Link(**link) for pair, link in record.get("links", {}).items()}
             return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun,

@@ -41,6 +41,7 @@ from ..runtime.comm import Communicator
 from ..runtime.executors import SequentialExecutor, runtime
 from ..runtime.race import Race
 from ..schedulers.batches import Batches
+from ..schedulers.wide import counts_up_to
 from ..system.loading import place_of, users_code
 from ..system.process import paused
 from . import objectives, weights
@@ -451,7 +452,8 @@ class Recorded:
         return replace(cost, far=measure_far(self.device))
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
-        parts = self.job.streams or max(2, cores()) if self.job.split == "auto" else int(self.job.split)
+        auto = self.job.split == "auto"
+        parts = counts_up_to(self.job.streams or max(2, cores())) if auto else int(self.job.split)
         return measure(self.graph, device=self.device, parts=parts, progress=progress)
 
 

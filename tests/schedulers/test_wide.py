@@ -16,8 +16,7 @@ from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, widths
 from minidl.pricing.cost import CostError
-from minidl.schedulers.single import counts_up_to
-from minidl.schedulers.wide import choices, shared
+from minidl.schedulers.wide import CHAIN, balanced, choices, counts_up_to, critical_path, in_widths, shared
 
 COST = ml.CostModel.analytic(flops_per_us=2e3)
 
@@ -81,8 +80,73 @@ def test_by_default_no_number_of_streams_up_to_the_cores_is_faster(mlp: TaskGrap
     assert any(s in remark for s in said for remark in found.remarks) == (cores > 2 and len(found.schedule.lanes) > 1)
 
 
-def test_numbers_of_streams_double_up_to_the_cores():
-    assert [counts_up_to(n) for n in (2, 3, 4, 6, 16)] == [[2], [2, 3], [2, 4], [2, 4, 6], [2, 4, 8, 16]]
+def test_numbers_of_streams_go_up_to_the_cores():
+    assert [counts_up_to(n) for n in (2, 3, 4, 7, 16)] == [
+        [2], [2, 3], [2, 3, 4], [2, 3, 4, 6, 7], [2, 3, 4, 6, 8, 12, 16]]
+    for most in range(2, 64):  # the plan for fewer cores is a candidate for more
+        assert {*counts_up_to(most)} - {most} <= {*counts_up_to(most + 1)}
+
+
+def part_costs(graph: TaskGraph, seed: int, gains: int = 16) -> ml.CostModel:
+    """Measured costs at random of whole tasks, and of parts that take more than their share, and hardly less if there
+    are more than `gains`."""
+    rng, tasks = np.random.default_rng(seed), dict[str, float]()
+    for name in (t.name for t in graph):
+        whole, lost = float(rng.lognormal(5, 1)), float(rng.uniform(0, 0.2))
+        tasks[name] = whole
+        for n in counts_up_to(16):
+            tasks |= {f"{name}/{p + 1}/{n}": whole * (1 / min(n, gains) + lost * rng.uniform(0, 0.2)) for p in range(n)}
+    return ml.CostModel(tasks, source="measured", sync=0.5)
+
+
+CORES = (1, 2, 3, 4, 6, 8, 12, 16)
+
+
+@pytest.mark.parametrize(("seed", "split"), [(0, "auto"), (1, 1), *(
+    pytest.param(seed, "auto", marks=pytest.mark.slow) for seed in range(1, 6))])
+def test_more_cores_are_never_predicted_slower(mlp: TaskGraph, seed: int, split: Any):
+    cost = part_costs(mlp, seed, gains=2 + seed)
+    steps = [ml.plan(mlp, "multi_stream", replace(cost, cores=n), split=split).step for n in CORES]
+    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
+    if split == "auto":
+        assert steps[-1] < 0.7 * steps[0]
+
+
+def test_widths_between_one_and_all_lanes_are_chosen_where_more_parts_gain_nothing(mlp: TaskGraph):
+    cost = replace(part_costs(mlp, 7, gains=4), cores=16)
+    found = ml.plan(mlp, "multi_stream", cost, split="auto")
+    assert {*widths(found.graph.keys).values()} & {2, 3, 4}
+    assert found.step < 0.9 * ml.plan(mlp, "multi_stream", cost, split=16).step
+    assert found.step < 0.9 * ml.plan(mlp, "multi_stream", cost).step
+    assert " parts, by which a step is predicted" in found.remarks[-1]
+
+
+@pytest.mark.parametrize("lanes", [2, 4, 16])
+def test_balanced_widths_shorten_the_critical_path_to_a_lane_s_share_of_the_work(mlp: TaskGraph, lanes: int):
+    cost = part_costs(mlp, 3)
+    times = in_widths(mlp, cost, lanes)
+    width = balanced(mlp, times, lanes, cost.sync)
+    assert width.max() <= lanes
+    longest, total = (np.array([times[n][i, t] for t, n in enumerate(width.tolist())]) for i in (0, 1))
+    path = critical_path(mlp, longest)
+    assert all(b in mlp.succs[a] for a, b in pairwise(path))
+    assert longest[path].sum() < times[1][0, critical_path(mlp, times[1][0])].sum()
+    wider = [(t, min(n for n in times if n > width[t])) for t in path if width[t] < lanes]
+    gains = [longest[t] - times[n][0, t] - cost.sync - (times[n][1, t] - total[t]) / lanes
+             for t, n in wider if times[n][0, t] < np.inf]
+    assert longest[path].sum() <= total.sum() / lanes or max(gains, default=0) <= 0
+    assert width[mlp.kind == Kind.W].mean() <= width[np.isin(mlp.kind, CHAIN)].mean()
+
+
+def test_a_part_is_priced_by_the_number_of_parts(mlp: TaskGraph):
+    tasks = {t.name: 8.0 for t in mlp} | {f"0F0/{p}/2": 5.0 for p in (1, 2)} | {f"0F0/{p}/4": 3.0 for p in (1, 2, 3, 4)}
+    cost = ml.CostModel(tasks | {"0F0/1": 7.0, "0F0/2": 7.0, "0F0/3": 7.0}, source="measured")
+    for count, each in ((2, 5.0), (4, 3.0), (3, 7.0)):
+        graph = ml.plan(mlp, "in_order", cost, split={"0F0": count}).graph
+        assert [cost.durations(graph)[graph.index(f"0F0/{p + 1}")] for p in range(count)] == [each] * count
+    graph = ml.plan(mlp, "in_order", split={"0F0": 4}).graph
+    with pytest.raises(CostError, match="lack task 0F0/4"):
+        replace(cost, tasks={n: t for n, t in cost.tasks.items() if n[-2:] != "/4"}).durations(graph)
 
 
 @pytest.mark.parametrize(("whole", "part"), [(100.0, 50.0), (100.0, 57.0), (100.0, 80.0), (100.0, 110.0), (1.0, 0.9)])
@@ -113,7 +177,7 @@ def test_auto_cuts_if_parts_are_cheap_and_only_then(mlp: TaskGraph):
 def test_choices_leave_out_tasks_whose_parts_take_too_long(mlp: TaskGraph):
     cost = split_times(mlp, 100.0, 50.0)
     slow = {name: 90.0 for name in cost.tasks if name.startswith("2F0/")}
-    found = choices(mlp, ml.CostModel({**cost.tasks, **slow}, source="measured"), 2)
+    found = [choice for _, choice in choices(mlp, ml.CostModel({**cost.tasks, **slow}, source="measured"), 2)]
     key = mlp.keys[mlp.index("2F0")]
     assert {key in one for one in found} == {True, False}
     kinds = [{Kind(int(mlp.kind[mlp.find(np.array([k]))[0]])) for k in one} for one in found]
@@ -130,8 +194,9 @@ def test_a_plan_in_parts_is_read_again_from_its_file(mlp: TaskGraph, tmp_path: A
 
 
 def test_measured_costs_have_the_parts(mlp: TaskGraph):
-    cost = ml.measure(mlp, seconds=0.01, parts=2)
-    assert {"0F0", "0F0/1", "0F0/2"} <= cost.tasks.keys()
+    cost = replace(ml.measure(mlp, seconds=0.01, parts=2), cores=2)
+    assert {"0F0", "0F0/1/2", "0F0/2/2"} <= cost.tasks.keys()
+    assert {"0F0", "0F0/2/2", "0F0/4/4"} <= ml.measure(mlp, seconds=0.01, parts=[2, 4]).tasks.keys()
     assert ml.plan(mlp, "multi_stream", cost, split="auto").step > 0
 
 
