@@ -191,7 +191,7 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
     sequence = np.lexsort((np.arange(len(ids)), ~talks, slots))
     for rank in range(order.ranks):
         kept = [] if plan.schedule.notes[WHAT][0] == "3" else plan.placement.held(rank).tolist()
-        row, whole, over = [f"{stage}UNSHARD" for stage in kept], Counter[int](), list[int]()
+        row, whole, over = [f"{stage}UNSHARD" for stage in kept], Counter(kept), list[int]()
         for i in sequence[order.rank_of_each[sequence] == rank].tolist():
             t, stage, joins = int(ids[i]), int(own.unit[i]), bool(order.second[i])
             if not joins:
@@ -204,8 +204,9 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
                 whole[stage] += 1
             elif computes[t] or travels[i]:
                 cell = _theirs(backward.get(int(order.keys[i]), int(order.keys[i])))
-                if computes[t] and "W" not in cell and not whole[stage]:  # which need no weights here
-                    row.insert(len(row) - joins, f"{stage}UNSHARD")
+                if computes[t] and not whole[stage]:  # torch's W needs weights as well
+                    at, freed = len(row) - joins, f"{stage}RESHARD"
+                    row[at - 1 : at] = [] if row[at - 1 : at] == [freed] else [*row[at - 1 : at], f"{stage}UNSHARD"]
                     over.append(stage)
                 row.append(_paired(row.pop(), cell) if joins else cell)
                 over += frees.get(t, [])
