@@ -28,6 +28,7 @@ from minidl.core.tasks import Kind
 from minidl.devices.device import cpu
 from minidl.devices.lanes import Threads
 from minidl.passes.boundary import cross_boundary
+from minidl.passes.rewrite import coarsen
 from minidl.plans.memory import lifetimes
 from minidl.runtime.checking import random_schedule
 
@@ -359,6 +360,11 @@ def recorded(case: Case = SMALL) -> TaskGraph:
 def late_schedule(graph, late, schedule):
     """A schedule of a recorded step in which these tasks are late; `schedule(body)` arranges a body."""
     return schedule(cross_boundary(graph, late).body[0])
+
+
+def in_stages(graph, stages=2):
+    """The graph with its units in stages: fewer tasks, which have many launches."""
+    return coarsen(graph, (np.arange(len(graph.unit_names)) * stages // len(graph.unit_names)).tolist())[0]
 
 
 def with_memory(graph):

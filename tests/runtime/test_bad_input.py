@@ -1,0 +1,78 @@
+"""Inputs and schedules that do not fit are refused before anything runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from helpers import Case, planned, recorded
+
+import minidl as ml
+from minidl.core.schedule import Lane, Schedule, ScheduleError
+from minidl.core.tasks import GraphError
+from minidl.plans.memory import MemoryLimitError
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import CheckingExecutor, SequentialExecutor, StreamExecutor
+
+
+def executors_of(graph):
+    schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
+    return SequentialExecutor(graph), StreamExecutor(graph, schedule), CheckingExecutor(graph, schedule)
+
+
+@pytest.mark.parametrize("label", [-1, 3, 2**40])
+def test_labels_out_of_range_are_refused_before_anything_runs(label):
+    case = Case(("linear",), micro_batches=2)
+    model, opt, step = case.make()
+    (values,) = case.batches(1)
+    bad = [v.copy() for v in values]
+    bad[3][2] = label
+    before = case.state(model, opt)
+    for run in executors_of(ml.record(step, *values)):
+        with pytest.raises(ValueError,
+                           match=f"label {label} of sample 2 is out of range: the model has classes 0 to 2"):
+            run(*bad)
+    assert case.state(model, opt) == before
+    with pytest.raises(ValueError, match=f"label {label} of sample 2"):
+        step(*map(ml.array, bad))
+
+
+def test_inputs_that_do_not_fit_are_refused_before_anything_runs():
+    case = Case(("linear",))
+    model, opt, step = case.make()
+    (x, y), = case.batches(1)
+    before = case.state(model, opt)
+    for run in executors_of(ml.record(step, x, y)):
+        for values, message in (((x,), "takes 2 inputs, not 1"), ((x, y, y), "not 3"),
+                                ((x[:2], y), r"input 0 is float32 \(2, 5\)"),
+                                ((x.astype(np.float64), y), "input 0 is float64"),
+                                ((x, y.astype(np.int32)), "input 1 is int32"), ((x, y[:, None]), "input 1"),
+                                ((x.tolist(), y), "input 0 is float64")):
+            with pytest.raises(ml.ShapeError, match=message) as caught:
+                run(*values)
+            assert "\n" not in str(caught.value)
+        assert np.isfinite(float(run(np.asfortranarray(x), y[::-1])[0]))
+        case.make()
+    assert case.state(model, opt) != before
+
+
+def test_a_plan_without_kernels_does_not_run():
+    graph = planned(("0F0", "", "a"), ("0W0", "a", "b"))
+    schedule = Schedule.of(graph, {Lane(0): [0, 1]})
+    for make in (lambda: SequentialExecutor(graph), lambda: StreamExecutor(graph, schedule),
+                 lambda: CheckingExecutor(graph, schedule)):
+        with pytest.raises(GraphError, match=r"has no kernels"):
+            make()
+
+
+def test_a_schedule_that_is_not_valid_is_refused_with_the_culprit():
+    graph = recorded()
+    good = random_schedule(graph, 2, np.random.default_rng(0))
+    with pytest.raises(ScheduleError, match=r"unknown task 99F0"):
+        StreamExecutor(graph, Schedule.from_names({Lane(0): ["99F0"]}))
+    with pytest.raises(ScheduleError, match=r"is missing"):
+        StreamExecutor(graph, Schedule(good.lanes, np.minimum(good.ptr, len(good) - 1), good.keys[:-1]))
+    two = Schedule((Lane(0), Lane(1)), good.ptr, good.keys)
+    with pytest.raises(ScheduleError, match=r"2 ranks; one device can run only one"):
+        StreamExecutor(graph, two)
+    with pytest.raises(MemoryLimitError, match=r"more than the limit of 1,000"):
+        ml.plan(graph, good, machine=ml.Machine(memory_limit=1000))

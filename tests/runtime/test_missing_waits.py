@@ -1,0 +1,126 @@
+"""A missing wait, and memory that is taken over too early, are found, and the tasks are named."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from helpers import SMALL, in_stages, may_share, recorded
+
+import minidl as ml
+from minidl import optim
+from minidl.core.schedule import Lane, Schedule, ScheduleError
+from minidl.plans.memory import plan_memory
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.executors import CheckingExecutor, VersionError
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(4))
+def test_every_removed_wait_is_found_by_the_proof_and_by_versions_alone(seed):
+    graph = recorded()
+    schedule = random_schedule(graph, 3, np.random.default_rng(seed))
+    waits = schedule.waits(graph)
+    plan = plan_memory(graph, schedule)
+    (values,) = SMALL.batches(1)
+    for gone in range(len(waits)):
+        rest = np.delete(waits, gone, axis=0)
+        with pytest.raises(ScheduleError, match=r"race: nothing orders \d+[FOWU]\d+ after \d+[FOWU]\d+"):
+            schedule.validate(graph, rest)
+        with pytest.raises(ScheduleError, match=r"race"):
+            CheckingExecutor(graph, schedule, waits=rest)
+    # versions alone need a draw that shows it: over many draws every wait is missed at least once
+    missed, messages = set(), set()
+    for gone in range(len(waits)):
+        for draw in range(60):
+            run = CheckingExecutor(graph, schedule, waits=np.delete(waits, gone, axis=0), plan=plan,
+                                   prove=False, seed=draw)
+            try:
+                with np.errstate(all="ignore"):
+                    run(*values)
+            except VersionError as error:
+                missed.add(gone)
+                messages.add(str(error))
+                break
+    assert len(missed) >= 0.9 * len(waits), f"{len(missed)} of {len(waits)} missing waits were noticed"
+    assert all(re.search(r"^task \d+[FOWU]\d+ ", m) for m in messages)
+
+
+def test_a_read_before_its_write_names_both_tasks():
+    graph = ml.record(lambda x: (x + 1.0) * 2.0, np.zeros(2, np.float32))
+    schedule = Schedule.from_names({Lane(0): ["0F0"], Lane(0, "sub"): ["1F0"]})
+    errors = []
+    for seed in range(20):
+        try:
+            CheckingExecutor(graph, schedule, waits=np.empty((0, 2)), prove=False, seed=seed)(np.zeros(2, np.float32))
+        except VersionError as error:
+            errors.append(str(error))
+    assert errors
+    assert set(errors) == {"task 1F0 reads 0.shift as the step before left it, but it must read what 0F0 writes"}
+
+
+def test_an_overwrite_before_the_read_names_both_tasks():
+    w = ml.Parameter(np.ones(2, np.float32))
+    opt = optim.SGD([w], 0.1)
+
+    def step(x):
+        (x * w).sum().backward()
+        other = x * w
+        opt.step()
+        return other
+
+    graph = ml.record(step, np.ones(2, np.float32))
+    reader = graph.index("3F0")
+    schedule = Schedule.of(graph, {Lane(0): [t for t in range(len(graph)) if t != reader], Lane(0, "sub"): [reader]})
+    waits = schedule.waits(graph)
+    assert [(graph.name(a), graph.name(b)) for a, b in waits.tolist()] == [("0U0", "3F0")]
+    messages = set()
+    for seed in range(30):
+        try:
+            CheckingExecutor(graph, schedule, waits=waits[:0], prove=False, seed=seed)(np.ones(2, np.float32))
+        except VersionError as error:
+            messages.add(str(error))
+    assert messages == {"task 0U0 overwrites parameter before 3F0 has read it"}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("stages", [False, True])
+def test_memory_that_is_taken_over_too_early_is_noticed(stages):
+    """Also within the task of a whole stage."""
+    graph = in_stages(recorded()) if stages else recorded()
+    schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
+    plan = plan_memory(graph, schedule)
+    (values,) = SMALL.batches(1)
+    CheckingExecutor(graph, schedule, plan=plan)(*values)
+    free = may_share(graph, schedule)
+    size = ml.plans.memory.rounded(np.array([s.bytes for s in graph.storages]))
+    users = graph.storage_users
+    wrong = 0
+    for a in range(len(size)):
+        for b in range(a + 1, len(size)):
+            if plan.offset[a] < 0 or plan.offset[b] < 0 or free[a, b] or not len(users[a]) or not len(users[b]):
+                continue
+            wrong += 1
+            if wrong % 7:
+                continue  # a sample of them
+            offset = np.concatenate([plan.offset[:0], np.cumsum([0, *np.where(plan.offset >= 0, size, 0)])[:-1]])
+            offset = np.where(plan.offset >= 0, offset, -1)
+            offset[b] = offset[a]
+            bad = replace(plan, offset=offset, arena_bytes=int(size.sum()) + int(size.max()))
+            with np.errstate(all="ignore"), pytest.raises(VersionError, match=r"memory"):
+                CheckingExecutor(graph, schedule, plan=bad)(*values)
+    assert wrong > 200
+
+
+def test_an_output_whose_memory_is_taken_over_is_noticed():
+    x = np.ones(64, np.float32)
+    graph = ml.record(lambda x: (x + 1.0, (x * 2.0).exp()), x)
+    schedule = Schedule.of(graph, {Lane(0): range(len(graph))})
+    plan = plan_memory(graph, schedule)
+    first, inner = graph.outputs[0].storage, int(graph.buffer_storage[graph.writes[1][0]])
+    offset = plan.offset.copy()
+    offset[inner] = offset[first]
+    with pytest.raises(VersionError, match=r"has overwritten"):
+        CheckingExecutor(graph, schedule, plan=replace(plan, offset=offset))(x)
