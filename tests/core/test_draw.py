@@ -62,7 +62,10 @@ def drawn(svg: str) -> Iterator[Drawn]:
             assert (other.get("x"), other.get("width")) == (rect.get("x"), rect.get("width"))
         texts = group.findall(SVG + "text")
         for text in texts:
-            assert len(text.text) * 6 <= float(rect.get("width")) + 1, "a label stays inside"
+            x, y, width, height = (float(rect.get(k)) for k in ("x", "y", "width", "height"))
+            assert len(text.text) * 6 <= width + 1, "a label stays inside"
+            assert float(text.get("x")) == pytest.approx(x + width / 2, abs=0.5)
+            assert y < float(text.get("y")) <= y + height
         yield Drawn(group.find(SVG + "title").text, *(float(rect.get(k)) for k in ("x", "y", "width")),
                     round(sum(float(r.get("height")) for r in (rect, *more)), 1), rect.get("fill"),
                     [text.text for text in texts])
@@ -169,6 +172,18 @@ def test_two_timelines_share_a_scale():
     assert ">measured: makespan 15 ms<" in svg
     with pytest.raises(ValueError, match="cannot compare times"):
         timeline_svg(one(1, "us", True), beside=one(1, "", False))
+
+
+@pytest.mark.parametrize("length", [1.0, 7.0, 30.0, 999.0, 12_345.0])
+def test_ticks_are_at_round_times_and_not_too_dense(length: float):
+    """80 to 200 pixels apart, since the next round number is at most 2.5 times as large."""
+    timeline = Timeline.of_tasks([Lane(0)], [parse_task("0F0")], [0], [0.0], [length], unit="us")
+    texts = ET.fromstring(timeline_svg(timeline)).iter(SVG + "text")
+    marks = [text for text in texts if text.get("class") == "soft mid"]
+    times, places = ([float(mark.text or "") for mark in marks], [float(mark.get("x", "")) for mark in marks])
+    assert times == pytest.approx([i * times[1] for i in range(len(times))])
+    assert f"{times[1]:e}"[0] in "125"
+    assert all(79 < gap < 201 for gap in np.diff(places))
 
 
 @pytest.mark.parametrize("tasks", [0, 1, 10_000])

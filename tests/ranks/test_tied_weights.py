@@ -167,6 +167,7 @@ def test_a_copy_costs_two_messages_a_step_and_no_states():
     assert uses_of_weights(first.graph) == {"2RO4>0", "0SF4>2"}
     assert uses_of_weights(middle.graph) == set()
     assert uses_of_weights(last.graph) == {"2SO4>0", "0RF4>2"}
+    assert {t.micro_batch for t in first.graph if t.kind == Kind.U} <= {0, MICRO_BATCHES}, "to no sample"
     weight = found[0][1].recorded.model.blocks[0].linear.weight
     names = [s.name for s in last.graph.storages if s.shape == weight.shape and s.role.persistent]
     assert len(names) == 1, "its own copy, and neither mean nor square"
