@@ -45,10 +45,9 @@ def _choices_of_kernels_are_those_of_a_run() -> Iterator[None]:
     shutil.rmtree(os.environ.pop("MINIDL_CACHE"), ignore_errors=True)
 
 
-@pytest.fixture(autouse=True)
-def _devices_that_are_not_there_go() -> Iterator[None]:
-    """Each has a hundred megabytes; the driver knows the kernels that it loaded, and is kept by them."""
-    yield
+def _let_devices_go() -> None:
+    """Those that are not there have a hundred megabytes each; the driver knows the kernels that it loaded, and is kept
+    by them."""
     device, driver = (sys.modules.get(f"minidl.devices.cuda.{name}") for name in ("device", "driver"))
     if device is None:
         return
@@ -71,9 +70,10 @@ def _a_file_leaves_no_trace() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _a_test_leaves_no_trace(_devices_that_are_not_there_go: None) -> Iterator[None]:
+def _a_test_leaves_no_trace() -> Iterator[None]:
     with no_trace():
         yield
+    _let_devices_go()
 
 
 @pytest.fixture(params=["native", "python"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import xml.etree.ElementTree as ElementTree
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -49,7 +50,7 @@ def test_no_point_is_beaten_and_each_command_makes_its_plan(capsys: Any, tmp_pat
 
 def test_the_curve_as_a_table_a_picture_and_a_page(capsys: Any, tmp_path: Path) -> None:
     svg, html = tmp_path / "curve.svg", tmp_path / "curve.html"
-    flags = ["plan", *NETWORK, "--scheduler", "in_order", "--curve"]
+    flags = ["plan", *SMALL, "--scheduler", "in_order", "--curve"]
     points = run_json(capsys, *flags)[1]["curve"]
     assert len(points) > 2
     code, out, _ = run(capsys, *flags, "--svg", str(svg), "--html", str(html))
@@ -78,8 +79,9 @@ def test_kept_layers_can_be_ranges(capsys: Any) -> None:
 def test_a_point_of_the_page_shows_its_plan_and_its_command(capsys: Any, tmp_path: Path) -> None:
     html = tmp_path / "curve.html"
     flags = ["plan", *NETWORK, "--scheduler", "in_order", "--curve"]
-    points = run_json(capsys, *flags, "--html", str(html))[1]["curve"]
-    with browser() as running, opened(running, html, ready="window.page") as tab:
+    with browser() as running, ExitStack() as tabs:
+        points = run_json(capsys, *flags, "--html", str(html))[1]["curve"]
+        tab = tabs.enter_context(opened(running, html, ready="window.page"))
         dots = tab.locator("#curves circle")
         assert dots.count() == len(points)
         for i in (1, len(points) - 1):

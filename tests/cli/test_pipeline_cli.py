@@ -10,8 +10,6 @@ import pipelines
 import pytest
 from command_line import one_line, run, run_json
 
-from minidl.schedulers.pipeline import joint, refine, v_shape, zb_auto
-
 NETWORK = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "16",
            "--costs", "analytic"]
 LARGE = ["--model", "resnet20", "--batch-size", "8", "--costs", "analytic"]
@@ -19,10 +17,7 @@ LARGE = ["--model", "resnet20", "--batch-size", "8", "--costs", "analytic"]
 
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
-    monkeypatch.setattr(v_shape, "EFFORT", 5_000)
-    monkeypatch.setattr(refine, "EFFORT", 5_000)
-    monkeypatch.setattr(zb_auto, "EFFORT", 1e4)
-    monkeypatch.setattr(joint, "EFFORT", 1e4)
+    pipelines.little_effort(monkeypatch)
 
 
 def flags_at_random(rng):
@@ -113,7 +108,7 @@ def _shape(flags, policy):
 
 
 def test_what_plan_saves_check_accepts(capsys, tmp_path):
-    assert plans_and_checks_agree(capsys, tmp_path, 1, 25) > 2
+    assert plans_and_checks_agree(capsys, tmp_path, 1, 15) > 2
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pipelines
 import pytest
 from helpers import PATIENCE, deadline
 
@@ -31,7 +32,7 @@ def refused(capsys, *flags: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _published_orders_are_planned_once():
-    """On the same numbers, for all commands that price them beside another one."""
+    """On the same numbers, for all commands that price them beside another one, and with little effort."""
     plan, made = pipeline_plans.planned, {}
 
     def planned(arguments, name=None, *more):
@@ -44,6 +45,7 @@ def _published_orders_are_planned_once():
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
+        pipelines.little_effort(patch)
         patch.setattr(pipeline_plans, "planned", planned)
         yield
 

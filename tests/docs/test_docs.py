@@ -42,7 +42,8 @@ INLINE = {(page, line): arguments for page, text in TEXT.items()
           for line in re.findall(r"`((?:python -m )?minidl [^`\n]+)`", text) if (arguments := command(line))}
 #: pages whose commands need files that other tests make: test_your_own.py, test_arena_pages.py
 WITH_FILES = ("docs/your_own.md", "docs/arena.md", "docs/instructors.md")
-RUN = [pytest.param(arguments, id=f"{page}: {line}") for (page, line), arguments in BLOCKS.items()
+RUN = [pytest.param(arguments, id=f"{page}: {line}", marks=[pytest.mark.slow] if "--table" in line else [])
+       for (page, line), arguments in BLOCKS.items()
        if not any(word in line for word in ELSEWHERE) and page not in WITH_FILES]
 
 

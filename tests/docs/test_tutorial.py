@@ -7,6 +7,8 @@ import sys
 import pytest
 from helpers import PATIENCE, ROOT, need
 
+from minidl.cli import main
+
 TUTORIAL = ROOT / "docs" / "tutorial"
 CHAPTERS = sorted(TUTORIAL.glob("chapter*.py"))
 STARTS = sorted((TUTORIAL / "exercises").glob("exercise*"))
@@ -244,7 +246,7 @@ def test_the_command_line_checks_a_plan(number, flags, before, tmp_path):
     start, solved = TUTORIAL / "exercises" / f"exercise{number}.csv", tmp_path / "plan.csv"
     solved.write_text(SOLUTIONS[number])
     for plan, code in ((start, before), (solved, 0)):
-        assert python("-m", "minidl", "check", plan, *flags.split()).returncode == code
+        assert main(["check", str(plan), *flags.split()]) == code
 
 
 @pytest.mark.few(1)

@@ -33,7 +33,7 @@ from minidl.plans.program import Program, check_limit, lower
 from minidl.pricing.cost import CostModel
 from minidl.runtime.checking import random_schedule
 from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline import PipelineError, joint, refine, v_shape, zb_auto
+from minidl.schedulers.pipeline import PipelineError
 
 COST = CostModel.analytic()
 POLICIES = [n for n in sorted(pipelines.POLICIES) if n != "optimal" and not pipelines.policy(n).stale
@@ -43,10 +43,7 @@ MUTATIONS = 20  #: of each plan
 
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
-    monkeypatch.setattr(v_shape, "EFFORT", 5_000)
-    monkeypatch.setattr(refine, "EFFORT", 5_000)
-    monkeypatch.setattr(zb_auto, "EFFORT", 1e4)
-    monkeypatch.setattr(joint, "EFFORT", 1e4)
+    pipelines.little_effort(monkeypatch)
 
 
 @dataclass

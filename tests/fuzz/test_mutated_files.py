@@ -28,7 +28,7 @@ SEED = 20261124
 CASES = int(os.environ.get("MINIDL_MUTATED_FILES", 2500))  #: of each seed of the campaign
 
 
-@pytest.mark.parametrize("cases", [120, pytest.param(350, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [70, pytest.param(350, marks=pytest.mark.slow)])
 def test_mutated_files(tmp_path: Path, cases: int) -> None:
     print(f"seed {SEED}")
     ended = campaign(tmp_path, SEED, cases)

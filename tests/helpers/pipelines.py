@@ -7,10 +7,16 @@ from typing import Any
 
 import minidl as ml
 from minidl.schedulers import find, names, pipeline
-from minidl.schedulers.pipeline import proof
+from minidl.schedulers.pipeline import joint, proof, refine, v_shape, zb_auto
 from minidl.schedulers.pipeline.proof import prove
 
 POLICIES = {name: find(name).staged for name in names("pipeline")}
+
+
+def little_effort(monkeypatch: Any) -> None:
+    """Searches try few candidates from here on."""
+    for module, effort in ((v_shape, 5_000), (refine, 5_000), (zb_auto, 1e4), (joint, 1e4)):
+        monkeypatch.setattr(module, "EFFORT", effort)
 
 
 def policy(name: str | pipeline.Policy) -> pipeline.Policy:

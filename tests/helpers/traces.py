@@ -6,32 +6,24 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def _tables() -> dict[str, dict[str, Any]]:
-    """What users' code adds to: kernels, networks, and modules that were loaded from files. Only loaded parts of the
-    engine are looked at: a test may be about what is loaded."""
-    found = {"modules": {name: module for name, module in list(sys.modules.items()) if name.startswith("/")}}
-    if registry := sys.modules.get("minidl.kernels.registry"):
-        found["kernels"] = {name: kernel for name, kernel in registry.KERNELS.items()
-                            if not kernel.reference.__module__.startswith("minidl.")}
-    if registry := sys.modules.get("minidl.models.registry"):
-        found["models"] = {name: entry for name, entry in registry._MODELS.items()
-                           if not entry.build.__module__.startswith("minidl.")}
-    return found
+#: of what users' code adds to, a test for their entries: modules that are loaded from files, kernels, networks
+_OF_USERS: tuple[Callable[[str, Any], bool], ...] = (
+    lambda name, module: name.startswith("/"),
+    lambda name, kernel: not kernel.reference.__module__.startswith("minidl."),
+    lambda name, entry: not entry.build.__module__.startswith("minidl."))
 
 
-def _table(name: str) -> dict[str, Any]:
-    if name == "modules":
-        return sys.modules
-    registry = sys.modules[f"minidl.{name}.registry"]
-    table: dict[str, Any] = registry.KERNELS if name == "kernels" else registry._MODELS
-    return table
+def _tables() -> tuple[dict[str, Any], ...]:
+    """The tables of these; only loaded parts of the engine are looked at, since a test may be about what is loaded."""
+    kernels, models = (sys.modules.get(f"minidl.{room}.registry") for room in ("kernels", "models"))
+    return sys.modules, kernels.KERNELS if kernels else {}, models._MODELS if models else {}
 
 
 def _environment() -> dict[str, str]:
@@ -54,14 +46,15 @@ def _begin_anew() -> None:
 def no_trace() -> Iterator[None]:
     """Before and after it, seeds begin anew. At the end the environment, the working folder, the import path, handlers
     of signals, and the tables that users' code adds to are as before."""
-    environment, folder, path, tables = _environment(), os.getcwd(), sys.path[:], _tables()
+    environment, folder, path, tables = _environment(), os.getcwd(), sys.path[:], [set(table) for table in _tables()]
     handlers = {number: signal.getsignal(number) for number in SIGNALS}
     hooks = sys.excepthook, sys.unraisablehook, threading.excepthook
     _begin_anew()
     yield
-    for name in _environment().keys() - environment.keys():
-        del os.environ[name]
-    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
+    if (now := _environment()) != environment:
+        for name in now.keys() - environment.keys():
+            del os.environ[name]
+        os.environ.update({name: value for name, value in environment.items() if now.get(name) != value})
     os.chdir(folder)
     sys.path[:] = path
     sys.excepthook, sys.unraisablehook, threading.excepthook = hooks
@@ -69,6 +62,7 @@ def no_trace() -> Iterator[None]:
         if handler is not None and signal.getsignal(number) is not handler:
             signal.signal(number, handler)
     _begin_anew()  # no tape holds a device any more
-    for name, now in _tables().items():
-        for key in now.keys() - tables.get(name, {}).keys():
-            del _table(name)[key]
+    for table, known, of_users in zip(_tables(), tables, _OF_USERS, strict=True):
+        for name in table.keys() - known:
+            if of_users(name, table[name]):
+                del table[name]

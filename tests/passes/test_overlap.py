@@ -56,7 +56,7 @@ def trained(policy: str, shape: tuple[int, ...], **options: Any) -> dict[int, by
         return {i: bits for found in run_ranks(2, work) for i, bits in found.items()}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policy", "shape", "gain"), GAINS)
 def test_a_step_is_shorter_and_has_the_bits_of_one_process(policy: str, shape: int, gain: float) -> None:
     model, graph = recorded(SHAPES[shape])

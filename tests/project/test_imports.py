@@ -96,8 +96,8 @@ def imports(name: str, path: Path) -> list[tuple[str, bool, int]]:
             for alias in node.names:
                 full = f"{base}.{alias.name}"
                 yield (full if full in MODULES else base), now, node.lineno
-        for child in ast.iter_child_nodes(node):
-            if not isinstance(child, ast.expr):  # which imports nothing
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):  # expressions import nothing
+            for child in getattr(node, field, ()):
                 yield from visit(child, now)
 
     return list(visit(ast.parse(path.read_text()), True))

@@ -75,7 +75,8 @@ def synthetic(draw: random.Random) -> Any:
     return pipelines.plan(draw.choice(NUMBERS) if draw.random() < 0.03 else name, **given, **options)
 
 
-@pytest.mark.parametrize("count", [60, pytest.param(2000, marks=pytest.mark.campaign)])
+@pytest.mark.parametrize("count", [30, pytest.param(60, marks=pytest.mark.slow),
+                                   pytest.param(2000, marks=pytest.mark.campaign)])
 @pytest.mark.parametrize("made", [call, synthetic])
 def test_a_plan_or_a_named_error(made: Callable[[random.Random], Any], count: int) -> None:
     """The first seed is `MINIDL_SEED`; running out of memory or of time is no answer, even if an error names it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
 from typing import Any
 
@@ -158,7 +159,8 @@ def test_auto_is_never_predicted_slower_than_whole_tasks_or_all_in_parts(mlp: Ta
     assert auto <= ml.plan(mlp, "in_order", cost).step
 
 
-def test_multi_region_is_not_slower_than_lanes_that_share_the_parts(mlp: TaskGraph):
+def test_multi_region_is_not_slower_than_lanes_that_share_the_parts(mlp: TaskGraph, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(import_module("minidl.schedulers.multi_region"), "EFFORT", 3_000)
     cost = split_times(mlp, 100.0, 50.0)
     found = ml.plan(mlp, "multi_region", cost, split="auto")
     assert widths(found.graph.keys)

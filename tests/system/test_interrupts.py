@@ -115,7 +115,7 @@ def interrupt():
 """)))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("module", ["numpy", "minidl.cli", "numba", "minidl.ops.linear"])
 def test_an_interrupt_during_imports(module):
     stopped(run(f"""
@@ -210,6 +210,7 @@ run()
     assert done.stdout.startswith("usage: minidl")
 
 
+@pytest.mark.wide
 def test_a_finished_run_is_not_interrupted():
     """Its result is printed: the interpreter's own end is nobody's to stop."""
     code = """

@@ -120,7 +120,7 @@ def test_training_follows_the_published_rule(policy: str, ranks: int) -> None:
     assert np.abs(found[0] - other[0].ravel()).max() > 1e-4, "another rule leaves other weights"
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["delayed_update", "acco"])
 def test_bits_are_those_of_one_lane_and_repeat(policy: str, optimizer: str) -> None:
@@ -164,7 +164,7 @@ def test_long_communication_costs_less_than_under_ddp() -> None:
      "acco: a step of 3 micro-batches has no halves; give an even --micro-batches"),
     (["--scheduler", "acco"], "acco: a step of 1 micro-batch has no halves; give an even --micro-batches")])
 def test_what_has_no_halves_is_one_line(capsys: Any, flags: list[str], line: str) -> None:
-    code, _, err = run(capsys, "train", "--parallel", "data", "--ranks", "2", *flags)
+    code, _, err = run(capsys, "train", "--parallel", "data", "--ranks", "2", "--costs", "analytic", *flags)
     assert (code, one_line(err)) == (2, f"minidl: {line}\n")
 
 
@@ -188,15 +188,16 @@ def test_given_times_and_early_updates_are_refused(capsys: Any, policy: str) -> 
         ml.plan(ml.record(step, *batch(0)[:2]), policy, COST, ml.Machine(2))
 
 
-@pytest.mark.parametrize("policy", ["delayed_update", "acco"])
-def test_ranks_learn_the_digits(capsys: Any, policy: str) -> None:
+def test_ranks_learn_the_digits(capsys: Any) -> None:
     flags = ["--model", "mlp", "--parallel", "data", "--ranks", "2", "--micro-batches", "2", "--costs", "analytic"]
-    found = run_json(capsys, "compare", *flags, "--schedulers", f"barrier,{policy},priority", "--epochs", "3",
+    found = run_json(capsys, "compare", *flags, "--schedulers", "barrier,delayed_update,acco,priority", "--epochs", "3",
                      "--lr", "0.2", "--momentum", "0")[1]
     assert found["bit_identical"] is True
-    exact, own, again = found["arms"]
-    assert exact["params_sha256"] == again["params_sha256"] != own["params_sha256"]
-    assert own["accuracy"] > 0.85
+    exact, delayed, acco, again = found["arms"]
+    assert exact["params_sha256"] == again["params_sha256"]
+    assert len({arm["params_sha256"] for arm in (exact, delayed, acco)}) == 3
+    assert delayed["accuracy"] > 0.85
+    assert acco["accuracy"] > 0.85
 
 
 @pytest.mark.parametrize("policy", ["delayed_update", "acco", "layup", "partime", "pd_asgd"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pipelines
 import pytest
 from helpers import need
 from hypothesis import given
@@ -18,6 +19,13 @@ from minidl.schedulers.pipeline import Problem, bounds, price
 TIME = st.sampled_from([0.5, 1.0, 1.5, 3.0])
 POLICIES = [name for name in schedulers.names("pipeline")
             if not schedulers.find(name).staged.stale and name not in ("optimal", "joint", "seq1f1b")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _little_effort():
+    with pytest.MonkeyPatch.context() as patch:
+        pipelines.little_effort(patch)
+        yield
 
 
 @given(st.sampled_from(POLICIES), st.integers(1, 4), st.integers(1, 9), TIME, TIME, TIME,

@@ -66,7 +66,8 @@ def test_a_fused_backward_has_a_time_of_its_own():
     assert pipeline.price(fused).makespan == 3 * 3.5
 
 
-def test_commands_on_given_times_take_them_from_a_file(file, capsys):
+def test_commands_on_given_times_take_them_from_a_file(file, capsys, monkeypatch):
+    pipelines.little_effort(monkeypatch)
     for name, chunks in (("one_f_one_b", 1), ("interleaved", 2), ("joint", 4)):
         cost = pipeline.in_stages(LAYERS, pipelines.place(name, 2, chunks))
         made = pipelines.plan(name, 2, 4, cost, chunks, message_bytes=max(cost.sizes["message_bytes"]))

@@ -14,7 +14,7 @@ from minidl.cli import main
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline import PipelineError, joint, refine, v_shape, zb_auto
+from minidl.schedulers.pipeline import PipelineError, joint
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.trainer import Job, Recorded, Trainer
 
@@ -24,10 +24,8 @@ FORWARD, OUTPUT_GRAD, WEIGHT_GRAD = [[first, *[1.0] * 14, 4.0] for first in (0.5
 
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
+    pipelines.little_effort(monkeypatch)
     monkeypatch.setattr(joint, "EFFORT", 20_000)
-    monkeypatch.setattr(v_shape, "EFFORT", 5_000)
-    monkeypatch.setattr(refine, "EFFORT", 5_000)
-    monkeypatch.setattr(zb_auto, "EFFORT", 1e4)
 
 
 def planned(name, p, m, times=(FORWARD, OUTPUT_GRAD, WEIGHT_GRAD), c=0.0, **options):

@@ -126,7 +126,7 @@ def together(ranks, slices, replicas=1, clip=0.5, model="gpt", **options):
         return run_ranks(ranks * replicas, work), trainers[0]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("ranks", "slices", "model"), [(2, 4, "gpt"), (4, 2, "rnn"), (4, 2, "gpt"), (3, 1, "gpt"),
                                                         (3, 4, "rnn")])
 def test_ranks_leave_the_bits_of_one_process(ranks, slices, model):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pipelines
 import pytest
+from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -105,7 +106,7 @@ def test_v_half_on_settings_where_the_search_alone_was_slower(numbers, longest):
 
 
 @given(st.sampled_from(["zb_v", "v_half", "v_min"]), st.integers(1, 9), st.integers(1, 20), st.data())
-@settings(max_examples=40)
+@settings(max_examples=drawn(40))
 def test_published_orders_are_valid_on_any_times(name, ranks, micro_batches, data):
     """Uneven stages and slow links too; a cap that an order would exceed leaves none. ZB-V's heuristic, which follows
     the times, stays within its own cap if stages are even."""
