@@ -22,6 +22,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 from common import RESULTS, machine, save
 from stale import trained as on_ranks
 
+from minidl import nn
 from minidl.cli import show
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.loopback import run_ranks
@@ -35,8 +36,7 @@ ON_4 = {"parallel": "data", "ranks": 4}
 CHAIN = {"model_args": {"layers": 8, "hidden": 64}, "batch_size": 16, "lr": 0.02, "momentum": 0.9,
          "simulated": True}
 NARROW = CHAIN | {"model_args": {"layers": 8, "hidden": 16}}
-RESIDUAL = {"model": "resnet20", "model_args": {"preset": "tiny"}, "batch_size": 32, "lr": 0.05, "momentum": 0.9,
-            "simulated": True}
+RESIDUAL = CHAIN | {"model": f"{Path(__file__).resolve()}:residual", "model_args": {}}
 #: a pipeline on four ranks, with updates of single micro-batches of 8
 PIPELINE = {"model_args": {"layers": 5, "hidden": 64}, "batch_size": 128, "micro_batches": 16, "update_every": 1,
             "lr": 0.02, "momentum": 0.9, "parallel": "pipeline", "ranks": 4}
@@ -87,11 +87,11 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
         "8 layers of 16, DeepPCR backward": (NARROW | {"backward": "deeppcr"}, 12, "-"),
         **{f"8 layers of 16, DeepPCR both ways, {k} Newton iteration{'s' * (k > 1)}": (
             NARROW | {"backward": "deeppcr", "newton": k}, 12, "-") for k in (1, 2, 3)},
-        "9 residual blocks, exact": (RESIDUAL, 4, "-"),
-        **{f"9 residual blocks, Highway-BP, {k} sweeps": (RESIDUAL | {"backward": "highway", "sweeps": k}, 4, "-")
-           for k in (0, 1, 2, 4)}},
+        "8 residual blocks, exact": (RESIDUAL, 12, "-"),
+        **{f"8 residual blocks, Highway-BP, {k} sweep{'s' * (k != 1)}": (
+            RESIDUAL | {"backward": "highway", "sweeps": k}, 12, "-") for k in (0, 1, 2, 4)}},
     "adl": {
-        **{f"{name}, updates of {16 // m} micro-batches": (
+        **{f"{name}, updates of {16 // m} micro-batch{'es' * (m < 16)}": (
             PIPELINE | told | {"update_every": 16 // m, "scheduler_args": args(m)}, 6, "-")
            for m in (16, 8, 4) for name, told, args in (
                ("newest weights", ALONE, lambda m: {}),
@@ -116,6 +116,25 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
             ("LayUp, rank 0 four times slower", "layup", 256, 4, {"message": 0.2, "slow": ((0, 4.0),)}, ON_4, 125,
              "97.2 %"))},
 }
+
+
+class Residual(nn.Module):
+    """Residual blocks of two linear layers of 64, on the digits."""
+
+    def __init__(self, blocks: int = 8) -> None:
+        self.input_shape, self.classes = (8, 8, 1), 10
+        self.stem, self.head = nn.Linear(64, 64), nn.Linear(64, 10)
+        self.first, self.last = (nn.ModuleList([nn.Linear(64, 64) for _ in range(blocks)]) for _ in range(2))
+
+    def forward(self, x: Any) -> Any:
+        x = self.stem(x.flatten(1))
+        for first, last in zip(self.first, self.last, strict=True):
+            x = x + last(nn.relu(first(x)))
+        return self.head(x)
+
+
+def residual() -> Residual:
+    return Residual()
 
 
 def trained(seed: int, told: dict[str, Any], epochs: int) -> dict[str, Any]:

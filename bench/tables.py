@@ -368,9 +368,11 @@ backward pass. *PARTIME*: 6,000 ticks of 32 samples; with one stage it is plain 
 misses its target in a ring as well, by 2.2 points: the set-ups differ, not the methods.
 *pipedream*: 9 layers of 64, an update after each of 16 micro-batches, six epochs.
 *layerpipe2*: 5 layers of 64, an update after each of 16 micro-batches, six epochs, momentum .9.
-*Jacobi*, *Gauss-Seidel*, *DeepPCR*: batches of 16, twelve epochs; *Highway-BP*: a small ResNet-20, batches of 32, four
-epochs. Their times are simulated steps on 64 lanes, by analytic costs. *ADL*, *rates by delay*: as *layerpipe2*.
-*PETRA*: six reversible blocks of 64, the same, at a rate of 0.005.
+*Jacobi*, *Gauss-Seidel*, *DeepPCR*, *Highway-BP*: batches of 16, twelve epochs, and simulated steps on 64 lanes, by
+analytic costs. For sweeps no accuracy was published but Highway-BP's, so compare with the exact pass: a chain
+needs nearly all of its sweeps, a residual network none or one. One Newton iteration is not enough either.
+*ADL*, *rates by delay*: as *layerpipe2*, which ADL equals in bits with updates of one micro-batch; rates grow back to
+0.02 within 20 or 60 of 67 steps, and are then as unstable. *PETRA*: six reversible blocks of 64, at a rate of 0.005.
 *barrier*, *acco*, *delayed_update*: 4 layers of 64 on data-parallel ranks, two micro-batches each, 12 epochs; *sgd, lr
 0.02* has a momentum of .9.
 *SGD*, *PD-ASGD*: 504 updates of batches of 16.
