@@ -121,14 +121,14 @@ def _numba(function: Dispatcher, arguments: tuple[Any, ...]) -> list[Call]:
     words, floats = [0, 0], list[int]()
     address, kinds = _compiled(function, arguments)
     found = "".join(_slots(a, words, floats) for a in arguments)
-    room = next((n for n in code.NUMBA_CALLS if n >= len(words)), 0)
+    room = next((n for n in code.WORDS if n >= len(words)), 0)
     if found != kinds or not room or len(floats) > code.FLOATS:
         raise Unknown
     floats += [0] * (code.FLOATS - len(floats))
-    block = _block([address, *floats, *words, *[0] * (room - len(words) + 2)])
-    first = 1 + code.FLOATS
+    block = _block([code.WORDS.index(room), address, *floats, *words, *[0] * (room - len(words) + 2)])
+    first = 2 + code.FLOATS
     block[first : first + 2] = block.ctypes.data + 8 * np.arange(first + room, first + room + 2, dtype=np.uint64)
-    return [Call(code.NUMBA_CALLS[room], block.ctypes.data, (block, arguments, function))]
+    return [Call(code.numba_call.address, block.ctypes.data, (block, arguments, function))]
 
 
 # ----------------------------------------------------------------------------------------------- inner loops of NumPy

@@ -361,9 +361,10 @@ def numpy_call(block):
 
 
 FLOATS = 8  #: registers for floating-point arguments; more arguments of that kind are not supported
+WORDS = (16, 32, 64, 128, 256)  #: how many other arguments a block may have room for
 
 
-def _numba_loops(words):
+def _numba_loop(words):
     """A call of a function that numba has compiled. Block: its address, FLOATS floating-point arguments, `words`
     others.
 
@@ -385,33 +386,19 @@ def _numba_loops(words):
     return make
 
 
-_numba_16, _numba_32, _numba_64, _numba_128, _numba_256 = map(_numba_loops, (16, 32, 64, 128, 256))
+_few, _some, _many, _more, _most = map(_numba_loop, WORDS)
 
 
 @cfunc(STATUS, cache=True)
-def numba_call_16(block):
-    return OK if _numba_16(block) == 0 else FAILED
-
-
-@cfunc(STATUS, cache=True)
-def numba_call_32(block):
-    return OK if _numba_32(block) == 0 else FAILED
-
-
-@cfunc(STATUS, cache=True)
-def numba_call_64(block):
-    return OK if _numba_64(block) == 0 else FAILED
-
-
-@cfunc(STATUS, cache=True)
-def numba_call_128(block):
-    return OK if _numba_128(block) == 0 else FAILED
-
-
-@cfunc(STATUS, cache=True)
-def numba_call_256(block):
-    return OK if _numba_256(block) == 0 else FAILED
-
-
-NUMBA_CALLS = {16: numba_call_16.address, 32: numba_call_32.address, 64: numba_call_64.address,
-               128: numba_call_128.address, 256: numba_call_256.address}
+def numba_call(block):
+    """Block: the place in WORDS of its room, then as above."""
+    room, block = peek(block), block + 8
+    if room == 0:
+        status = _few(block)
+    elif room == 1:
+        status = _some(block)
+    elif room == 2:
+        status = _many(block)
+    else:
+        status = _more(block) if room == 3 else _most(block)
+    return OK if status == 0 else FAILED
