@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 from .. import schedulers
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
-from ..core.schedule import ScheduleError
-from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan
 from ..pricing.cost import CostModel
 from ..schedulers import pipeline as pipelines
@@ -186,9 +184,10 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
     return text + "\n\n* the best of the synchronous ones" + (f"\nleft out:{notes}" if notes else "")
 
 
-def check(arguments: Any) -> int:
-    """Returns 0 for a valid pipeline plan, and prices it if a network's costs are given; 1 for a plan that is not
-    valid, with the culprit marked in its grid. Raises ScheduleError for a file that is not a plan."""
+def given(arguments: Any) -> tuple[TaskGraph | pipelines.Pipeline, schedulers.Scheduler, CostModel | None, Machine,
+                                   dict[str, Any]]:
+    """The order of a file as `minidl.plan` takes it: the step, the order, costs, the machine and options. Raises
+    ScheduleError for a file that is not a plan."""
     if not arguments.ranks:
         raise UsageError("the number of ranks is missing; give --ranks P, --micro-batches M and, if a rank has "
                          "several stages, --chunks V")
@@ -199,7 +198,8 @@ def check(arguments: Any) -> int:
             like = planned(arguments, cost=None if "--costs" in arguments.given else CostModel.analytic(), capped=False)
         chunks = like.placement.chunks if like is not None else None if policy.arranges else chunks
     graph: TaskGraph | pipelines.Pipeline
-    (graph, cost), options = _given(arguments), {"chunks": chunks, "like": like}
+    graph, cost = _given(arguments)
+    options = {"chunks": chunks, "like": like, "shard": arguments.shard or 0}
     if arguments.model:
         recorded = _recorded(arguments, arguments.scheduler if "--scheduler" in arguments.given else arguments.plan)
         pipelines.cut_in(order, recorded.graph)  # rejects the plan of another network
@@ -207,28 +207,4 @@ def check(arguments: Any) -> int:
         cost = (replace(costs(arguments, recorded), link=link(arguments)) if "--costs" in arguments.given
                 else CostModel.analytic())
         options["stage_of_unit"] = _cut(arguments, recorded, order)
-    try:
-        given = schedulers.Scheduler(arguments.plan, "pipeline", order)
-        proved = schedulers.plan(graph, given, cost, _machine(arguments), shard=arguments.shard or 0, **options)
-        assert isinstance(proved, PipelinePlan)
-    except (ScheduleError, MemoryLimitError) as error:
-        why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
-        show.emit(arguments, {"valid": False, "error": why.message, "tasks": list(why.tasks)},
-                  f"not valid: {why.message}\n{why.grid}".rstrip())
-        return 1
-    record: dict[str, Any] = {"valid": True, "tasks": len(proved.schedule), "waits": proved.waits,
-                              "peak_bytes": max(proved.peak_bytes, default=None),
-                              "peak_activations": list(proved.peaks)}
-    if arguments.model and "--costs" in arguments.given:
-        record["predicted_step_ms"] = round(proved.predicted_step_ms, 4)
-    show.emit(arguments, record,
-              lambda: f"{proved.schedule.grid(show.width())}\n\nvalid on {proved.ranks} ranks: {_said(record)}")
-    return 0
-
-
-def _said(record: dict[str, Any]) -> str:
-    words = [f"{record['tasks']} tasks", f"{record['waits']} waits",
-             f"{max(record['peak_activations']):g} activations at the peak"]
-    words += [f"{record['peak_bytes']:,} bytes at the peak"] if record["peak_bytes"] else []
-    return ", ".join(words + ([f"{record['predicted_step_ms']:.3f} ms a step predicted"]
-                              if "predicted_step_ms" in record else []))
+    return graph, schedulers.Scheduler(arguments.plan, "pipeline", order), cost, _machine(arguments), options

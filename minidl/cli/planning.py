@@ -12,7 +12,7 @@ from .. import schedulers
 from ..core.draw import timeline_svg
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
-from ..core.schedule import ScheduleError
+from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import parse_task, repack, task_name
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
@@ -74,34 +74,42 @@ def _figures(arguments: Any, plan: Plan) -> tuple[dict[str, Any], Callable[[Any]
 
 
 def check(arguments: Any) -> int:
-    """Returns 0 for a valid plan, and prices it if costs are given; 1 for a plan that is not valid, with the culprit
-    marked in its grid. Raises ScheduleError for a file that is not a plan."""
-    if arguments.subject in "cp":
-        return pipeline.check(arguments)
-    schedule = read_file(arguments.plan)
-    if arguments.subject == "r":
-        like = data_parallel.planned(arguments)
-        graph, cost, schedule = like.graph, like.cost, replace(schedule, notes={})  # of the tasks of this graph
-    else:
-        recorded = recorded_step(job(arguments, arguments.plan))
-        graph, cost = (recorded.graph,
-                       costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic())
+    """Returns 0 for a valid plan, and prices it if a network's costs are given; 1 for a plan that is not valid, with
+    the culprit marked in its grid. Raises ScheduleError for a file that is not a plan."""
+    graph, order, cost, machine, options = (pipeline.given(arguments) if arguments.subject in "cp"
+                                            else _given(arguments))
     try:
-        made = schedulers.plan(graph, schedule, cost, Machine(arguments.ranks or 1, arguments.memory_limit))
+        made = schedulers.plan(graph, order, cost, machine, **options)
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
         record = {"valid": False, "error": why.message, "tasks": list(why.tasks)}
         show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip())
         return 1
     record = {"valid": True, "tasks": len(made.schedule), "waits": made.waits,
-              "peak_bytes": made.as_json()["peak_bytes"]}
-    if "--costs" in arguments.given:
+              "peak_bytes": max(made.peak_bytes, default=None)}
+    words, where = [f"{record['tasks']} tasks", f"{record['waits']} waits"], ""
+    if isinstance(made, PipelinePlan):
+        record["peak_activations"], where = list(made.peaks), f" on {made.ranks} ranks"
+        words.append(f"{max(made.peaks):g} activations at the peak")
+    if record["peak_bytes"]:
+        words.append(f"{record['peak_bytes']:,} bytes at the peak")
+    if arguments.model and "--costs" in arguments.given:
         record["predicted_step_ms"] = round(made.predicted_step_ms, 4)
-    price_text = f", {made.predicted_step_ms:.3f} ms a step predicted" if "--costs" in arguments.given else ""
-    show.emit(arguments, record, lambda: f"{made.schedule.grid(show.width())}\n\nvalid: {record['tasks']} tasks, "
-                                         f"{record['waits']} waits, {record['peak_bytes']:,} bytes at the peak"
-                                         f"{price_text}")
+        words.append(f"{made.predicted_step_ms:.3f} ms a step predicted")
+    show.emit(arguments, record,
+              lambda: f"{made.schedule.grid(show.width())}\n\nvalid{where}: {', '.join(words)}")
     return 0
+
+
+def _given(arguments: Any) -> tuple[TaskGraph, Schedule, CostModel, Machine, dict[str, Any]]:
+    """The order of a file for one rank, or for ranks that are all alike, as `minidl.plan` takes it."""
+    order, machine = read_file(arguments.plan), Machine(arguments.ranks or 1, arguments.memory_limit)
+    if arguments.subject == "r":
+        like = data_parallel.planned(arguments)
+        return like.graph, replace(order, notes={}), like.cost, machine, {}  # of the tasks of this graph
+    recorded = recorded_step(job(arguments, arguments.plan))
+    cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
+    return recorded.graph, order, cost, machine, {}
 
 
 def explain(arguments: Any) -> int:
