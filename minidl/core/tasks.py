@@ -260,8 +260,8 @@ class Launch:
 
     def moved(self, storage: Mapping[int, int]) -> Launch:
         """The same launch on other storages."""
-        return replace(self, reads=moved_views(self.reads, storage), writes=moved_views(self.writes, storage),
-                       work=moved_views(self.work, storage))
+        return Launch(self.kernel, moved_views(self.reads, storage), moved_views(self.writes, storage),
+                      moved_views(self.work, storage), self.constants, self.cuts)
 
 
 def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
