@@ -1,4 +1,4 @@
-// The global norm, casts, loss scaling and post-validation; the references are in gradients.py.
+// The global norm, casts and loss scaling; the references are in gradients.py.
 #include "update.cuh"
 
 // g -> g / scale, which may be of another type. `flag` was 0 and becomes 1 where something is not finite.
@@ -23,31 +23,10 @@ template <typename G, typename L> __global__ void unscale(Tensors tensors, const
     if (block_max(bad) && threadIdx.x == 0) *flag = 1;
 }
 
-// The second array of a tensor, times the factor, in place of the first where `skip` is set.
-template <typename T> __global__ void amend(Tensors tensors) {
-    if (!skipped(tensors)) return;
-    Share share = share_of(tensors);
-    T* current = array<T>(tensors, 0, share);
-    const T* x = array<T>(tensors, 1, share);
-    Sum<T> times = factor<T>(tensors);
-    for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
-        int count = share.count(i);
-        Sum<T> xs[4] = {};
-        load(x + i, count, xs);
-#pragma unroll
-        for (int k = 0; k < 4; k++) xs[k] = xs[k] * times;
-        store(current + i, count, xs);
-    }
-}
-
-// One thread. `flag` becomes 1 where another flag is set, or a factor is not 1.
+// One thread. `flag` becomes 1 where another flag is set.
 __global__ void note_flag(const int* x, int* flag) {
     if (*x) *flag = 1;
 }
-template <typename T> __global__ void note_factor(const T* x, int* flag) {
-    if (value(*x) != Sum<T>(1)) *flag = 1;
-}
-__global__ void invert(int* flag) { *flag = !*flag; }
 
 // x -> x in another type.
 template <typename T, typename U> __global__ void cast_many(Tensors tensors) {

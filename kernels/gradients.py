@@ -1,4 +1,4 @@
-"""Gradients before their update: the global norm, 16-bit copies, loss scaling, post-validation. Values that vary from
+"""Gradients before their update: the global norm, 16-bit copies, loss scaling. Values that vary from
 step to step (clip factor, loss scale) are read from arrays."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .cuda import Call, Copy, Grid, Struct, Zeros, c_type, pointer
+from .cuda import Call, Grid, Struct, Zeros, c_type, pointer
 from .optimizer import over_tensors
 from .registry import Thunk, flat, kernel, loop, ufunc
 
@@ -205,61 +205,23 @@ def _(scale: Any, good: Any, flag: Any, scale_after: Any, good_after: Any, *, gr
                  (scale, good, flag, scale_after, good_after, float(growth), float(backoff), int(interval)))]
 
 
-# ----------------------------------------------------------------------------------------------------- post-validation
 @kernel("any_set", flops=lambda reads, writes: float(len(reads)))
-def any_set(xp: Any, *values: Any, inverse: bool = False) -> Any:
-    """Flags (1,) int32 and clip factors (1,) of a float type -> a flag (1,) int32: 1 where a flag is not 0 or a factor
-    is not 1 (NaN is not), else 0; with `inverse` the other way round."""
-    found = xp.zeros(1, bool)
-    for value in values:
-        found = found | (value != value.dtype.type(value.dtype.kind == "f"))
-    return (found != inverse).astype("int32")
+def any_set(xp: Any, *flags: Any) -> Any:
+    """Flags (1,) int32 -> a flag (1,) int32: 1 if one of them is not 0, else 0."""
+    return (sum(flag != 0 for flag in flags) > 0).astype("int32")
 
 
 @any_set.cpu
-def _(*arrays: Any, inverse: bool = False) -> Any:
-    *values, flag = arrays
-    return [partial(_any_set, values, flag, inverse)]
+def _(*arrays: Any) -> Any:
+    *flags, found = arrays
+    return [partial(_any_set, flags, found)]
 
 
-def _any_set(values: Any, flag: Any, inverse: bool) -> None:
-    flag[0] = any(value[0] != (value.dtype.kind == "f") for value in values) != inverse
+def _any_set(flags: Any, found: Any) -> None:
+    found[0] = any(flag[0] for flag in flags)
 
 
 @any_set.cuda()
-def _(*arrays: Any, inverse: bool = False) -> Any:
-    *values, flag = arrays
-    return [Zeros(flag), *(Grid("gradients.cu", f"note_factor<{c_type(value)}>" if value.dtype.kind == "f"
-                                else "note_flag", (1,), (1,), (value, flag)) for value in values),
-            *([Grid("gradients.cu", "invert", (1,), (1,), (flag,))] if inverse else [])]
-
-
-@kernel("amend", flops=lambda reads, writes: float(writes[0].size))
-def amend(xp: Any, current: Any, value: Any, flag: Any, factor: Any = None) -> Any:
-    """`current`, or where the flag (1,) int32 is set `value`, times a factor (1,) of the same type where one is
-    given."""
-    return xp.where(flag != 0, value if factor is None else value * factor.reshape(()), current)
-
-
-@amend.cpu
-def _(current: Any, value: Any, flag: Any, *rest: Any) -> Any:
-    *factor, after = rest
-    amended = (partial(np.multiply, value, factor[0].reshape(()), out=after) if factor
-               else partial(np.copyto, after, value))
-    return [*([] if current.ctypes.data == after.ctypes.data else [partial(np.copyto, after, current)]),
-            partial(_amend, flag, amended)]
-
-
-def _amend(flag: Any, amended: Thunk) -> None:
-    if flag[0]:
-        amended()
-
-
-@amend.cuda()
-def _(current: Any, value: Any, flag: Any, *rest: Any) -> Any:
-    *factor, after = rest
-    if not after.size:
-        return []
-    moved = [] if pointer(current) == pointer(after) else [Copy(current, after)]
-    return [*moved, *over_tensors("gradients.cu", f"amend<{c_type(after)}>", [(after, value)],
-                                  factor=factor[0] if factor else None, skip=flag)]
+def _(*arrays: Any) -> Any:
+    *flags, found = arrays
+    return [Zeros(found), *(Grid("gradients.cu", "note_flag", (1,), (1,), (flag, found)) for flag in flags)]

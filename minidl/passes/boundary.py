@@ -7,8 +7,8 @@ is 4W0 one step late. The step that runs beside late tasks must not overwrite wh
 graph do not ensure this, the buffer becomes a double buffer. Nothing is stale: by the edges of the graph, U(t) still
 comes before F(t+1). The pass runs nothing; of a schedule it uses only which tasks are late.
 
-Some plans have a body as their graph, with late tasks in the order that they need: those that validate a step in the
-next one, and stale pipelines, which never drain (`minidl.passes.steady`).
+Stale pipelines, which never drain, have a body as their graph, with late tasks in the order that they need
+(`minidl.passes.steady`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from numpy.typing import NDArray
 
 from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
 from ..core.schedule import Schedule
-from ..core.tasks import COMMUNICATION, RECEIVES, SENDS, GraphError, Kind, repack, task_name, unpack
+from ..core.tasks import SENDS, GraphError, Kind, repack, task_name, unpack
 
 Mask = NDArray[np.bool_]
-VERDICT = "verdict"  #: the storage whose flag says, late in a step, that its head must run again
 
 
 class BoundaryError(GraphError):
@@ -226,30 +225,3 @@ def outliving(body: TaskGraph) -> TaskGraph:
     role = np.where(kept[body.buffer_storage], Role.STATE.number, body.buffer_role)
     return replace(body, buffer_role=role.astype(body.buffer_role.dtype), storages=tuple(
         replace(spec, role=Role.STATE) if kept[i] else spec for i, spec in enumerate(body.storages)))
-
-
-def head(graph: TaskGraph, schedule: Schedule) -> Mask:
-    """For a body with a verdict, with its messages: the tasks that run again after a bad verdict. These are all tasks
-    up to the last late one on each lane that computes, and the messages that they send. A receive belongs to the head
-    if its send does, no matter when its buffer is read.
-
-    Raises ScheduleError for a lane of messages in which others stand among them.
-    """
-    found = np.zeros(len(graph), bool)
-    ids = schedule.ids(graph)
-    talks = np.isin(graph.kind, COMMUNICATION)
-    lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]] for i in range(len(schedule.lanes))]
-    for lane in lanes:
-        late = np.flatnonzero(graph.late[lane] & ~talks[lane])
-        found[lane[: late[-1] + 1 if late.size else 0]] = True
-    found &= ~talks
-    for kinds in (SENDS, RECEIVES):
-        mine = np.flatnonzero(np.isin(graph.kind, kinds))
-        found[mine] = [found[graph.preds[t]].any() for t in mine.tolist()]
-    for lane in lanes:
-        stray = np.flatnonzero(np.diff(found[lane].astype(int)) > 0)
-        if stray.size:
-            first, second = (int(graph.keys[lane[stray[0] + i]]) for i in (0, 1))
-            raise schedule.error(f"{task_name(second)} belongs to the head of the step, which may run twice, and "
-                                 f"comes after {task_name(first)}, which does not", [first, second])
-    return found

@@ -41,10 +41,10 @@ class Draft:
     `placement.stages`.
 
     `cost` gives links. `schedule`: None until a policy has ordered the step. `stale`: the pipeline never drains;
-    `versions` are those that the entries of its schedule read. `validates`: by the policy's source, updates do not wait
-    for other stages. `reverses`: the backward pass computes inputs of reversible blocks from their outputs. `sums`: how
-    ranks that are all alike sum gradients, None if they do not. `name`: of the plan, for messages. `planned`: makes a
-    plan of name, graph, schedule, cost and number of ranks, so that a pass can ask for its time and its bytes.
+    `versions` are those that the entries of its schedule read. `reverses`: the backward pass computes inputs of
+    reversible blocks from their outputs. `sums`: how ranks that are all alike sum gradients, None if they do not.
+    `name`: of the plan, for messages. `planned`: makes a plan of name, graph, schedule, cost and number of ranks, so
+    that a pass can ask for its time and its bytes.
     """
 
     name: str
@@ -55,7 +55,6 @@ class Draft:
     time: Floats
     stage: Ints
     stale: bool = False
-    validates: bool = False
     reverses: bool = False
     schedule: Schedule | None = None
     versions: Versions | None = None

@@ -22,7 +22,6 @@ from .loss_scale import loss_scale_by_stage
 from .norms import norms_by_stage
 from .offload import offload
 from .overlap import more_overlap
-from .post_validation import post_validation
 from .recompute import recompute
 from .replicas import replicas, sums_asked_for
 from .reverse import reverse
@@ -65,8 +64,7 @@ AFTER_THE_ORDER: tuple[Pass, ...] = (
     replicas,  # after versions: what is summed is not a version
     shard,  # when sums have their place
     side_by_side,  # of a step that is not cut, which has all its tasks now: parts get lanes
-    more_overlap,  # when all that talks has its place, before tasks of the next step join
-    post_validation,  # last: the verdict is of gradients that replicas have summed
+    more_overlap,  # last: when all that talks has its place
 )
 OF_A_PLAN: tuple[Pass, ...] = (offload,)  #: when the bytes of a plan are known, which say what must leave
 #: of stages in order, if they shall be cut: before all passes over an order, and after them

@@ -20,7 +20,7 @@ from ..core.graph import Ints, Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMPUTE, COPIES, SENDS, Kind, repack, unpack
-from .boundary import VERDICT, loop
+from .boundary import loop
 from .draft import Copies, Draft, Edit
 from .updates_last import ended_by_updates
 
@@ -55,13 +55,11 @@ class Item:
 
 
 def offload(draft: Draft, moves: Moves) -> Draft:
-    """The draft with copies out and back. Raises Refused for a step that is validated in the next one, for layers whose
-    tasks are on several ranks, and if nothing can be offloaded."""
+    """The draft with copies out and back. Raises Refused for layers whose tasks are on several ranks, and if nothing
+    can be offloaded."""
     graph, order = draft.graph, draft.order
     if draft.placement.parts is not None:
         raise Refused(WHAT, f"{draft.name} has the tasks of a layer on several ranks", "leave --offload out")
-    if any(spec.name == VERDICT for spec in graph.storages):
-        raise Refused(WHAT, f"{draft.name} runs tasks again if a step turns out to be bad", "give barrier=true")
     if moves.what != "activations":
         order = ended_by_updates(order) or order
     late = unpack(order.keys).late == 1

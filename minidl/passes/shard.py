@@ -72,10 +72,10 @@ class Shards:
         return f"{self.level}{prefetch}{keep or ''}" if self.level > 2 else f"{self.level}{prefetch}"
 
 
-def shard(draft: Draft, shard: Shards | int | str = 0, barrier: bool | None = None) -> Draft:
-    """The draft in which each rank has a share. `barrier`: as of `post_validation`. Raises Refused for a step on one
-    rank, for stages without replicas or on older weights, for updates of the next step or that are validated in it, and
-    if something else than an update, clipping or loss scaling uses a gradient that ranks have summed."""
+def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
+    """The draft in which each rank has a share. Raises Refused for a step on one rank, for stages without replicas or
+    on older weights, for updates of the next step, and if something else than an update, clipping or loss scaling uses
+    a gradient that ranks have summed."""
     how = Shards.of(shard)
     if not how.level:
         return draft
@@ -83,10 +83,8 @@ def shard(draft: Draft, shard: Shards | int | str = 0, barrier: bool | None = No
     if ranks == 1 or (draft.sums is None and not draft.staged):
         raise Refused(WHAT, "each of several data-parallel ranks, or of several replicas, keeps a share",
                       "give --parallel data and at least 2 ranks, or a pipeline --replicas, or leave --shard out")
-    if draft.stale or barrier is False:
-        raise Refused(WHAT, f"{draft.name} updates " + ("stages beside the next step" if draft.stale else
-                      "before it knows whether it should"), "leave --shard out" + "; or give barrier=true"
-                      * (not draft.stale))
+    if draft.stale:
+        raise Refused(WHAT, f"{draft.name} updates stages beside the next step", "leave --shard out")
     if not draft.staged and widths(graph.keys):
         raise Refused(WHAT, "parts of an update change other elements than a rank's share",
                       "leave --split or --shard out")
@@ -255,4 +253,4 @@ def _on_lanes(draft: Draft, made: Draft, how: Shards) -> Draft:
     schedule = replace(order, ptr=np.cumsum([0, *map(len, keys)]), keys=every, slots=None,
                        joined=None if order.joined is None else np.isin(every, order.keys[order.second]),
                        notes={**order.notes, WHAT: str(how)})
-    return replace(made, graph=made.graph.compact(), schedule=schedule, validates=False)
+    return replace(made, graph=made.graph.compact(), schedule=schedule)

@@ -32,7 +32,7 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
     as in `4O0/1` and `4O0/2`. A task that cannot be cut stays whole. A stage's task for a micro-batch is cut like any
     other one, after a policy has ordered it; its update stays whole, since other ranks may read it.
 
-    Raises Refused for stages that read older weights, validate updates late or are in parts, and if nothing can be cut.
+    Raises Refused for stages that read older weights, and if nothing can be cut.
     """
     graph = draft.graph
     wanted = np.array([parts if isinstance(parts, int) else parts.get(key, 1) for key in graph.keys.tolist()])
@@ -41,9 +41,8 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
         wanted[graph.kind == Kind.U] = 1
     if (wanted <= 1).all():
         return draft
-    if draft.stale or draft.placement.parts is not None or (draft.staged and graph.late.any()):
-        raise Refused("split", "stages that read older weights, validate updates late, or are in parts, are not cut",
-                      "leave split out")
+    if draft.stale:
+        raise Refused("split", "stages that read older weights are not cut", "leave split out")
     found = {t: cut for t in np.flatnonzero(wanted > 1).tolist() if graph.launches
              and (cut := cut_in_parts(graph.launches[t], int(wanted[t]))) is not None}
     if not found:

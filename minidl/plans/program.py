@@ -21,7 +21,7 @@ from ..core.columns import Columns, column
 from ..core.graph import Ints, Launch, Role, Rows, TaskGraph, View
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
-from ..passes.boundary import VERDICT, Loop, head, loop
+from ..passes.boundary import Loop, loop
 from ..passes.messages import check_collectives, check_rendezvous
 from ..passes.rewrite import unroll
 from ..passes.send_receive import meetings
@@ -86,10 +86,6 @@ class Program:
     reads (None: all). `runs_on`: whether communication may go on after a step's call has returned; its buffers then
     outlive the step, and late tasks wait for it. `boundary_waits`: pairs of keys (late task, communication task of the
     step before).
-
-    `verdict`: the storage of a flag that a body's late tasks leave, and `head` the keys of the tasks up to there, with
-    the messages that they send, on all ranks. If the flag is set, it is set on all ranks. Then the head's tasks that
-    are not late run once more, on what the late tasks have left, before anything else does.
     """
 
     rank: int
@@ -102,8 +98,6 @@ class Program:
     takes: tuple[int, ...] | None = None
     runs_on: bool = False
     boundary_waits: tuple[tuple[int, int], ...] = ()
-    verdict: int | None = None
-    head: tuple[int, ...] = ()
 
     def with_live(self, live: Mapping[int, Any], samples: int = 0) -> Program:
         """The program on the data of other objects (`TaskGraph.with_live`): for a rank that shares its plan with others
@@ -151,7 +145,6 @@ class Program:
                 "takes": self.takes and list(self.takes),
                 "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
                 "boundary_waits": [[task_name(late), task_name(transfer)] for late, transfer in self.boundary_waits],
-                "head": [task_name(key) for key in self.head],
                 **{name: found[0].as_json() for name, found in parts.items()}}
 
     def save(self, path: str | Path) -> None:
@@ -177,7 +170,7 @@ class Division(Columns):
     no other.
 
     `tasks`: of each rank, in order of emission. `sent`, `received`: the two tasks of each message; its number is its
-    place here. `head`: mask of the tasks that run again where a verdict says so.
+    place here.
     """
 
     graph: TaskGraph
@@ -186,7 +179,6 @@ class Division(Columns):
     tasks: Rows
     sent: Ints
     received: Ints
-    head: NDArray[np.bool_]
 
     @column
     def messages(self) -> tuple[Ints, Ints]:
@@ -206,12 +198,10 @@ class Division(Columns):
 
     def program(self, rank: int) -> Program:
         """The program of rank `rank` of the job. Raises ScheduleError if one of its parts is wrong."""
-        graph, schedule, takes, above = self.graph, self.schedule, None, self.graph.keys[:0]
+        graph, schedule, takes = self.graph, self.schedule, None
         replica, place = self.grid.place(rank)
         if self.grid.ranks > 1:
-            first = replica * self.grid.ranks
-            above = _renumbered(graph.keys[self.tasks[place]][self.head[self.tasks[place]]], first)
-            graph, schedule, takes = _part_of_rank(self, place, first)
+            graph, schedule, takes = _part_of_rank(self, place, replica * self.grid.ranks)
         steps = loop(graph, schedule)
         body = tuple(Part(g, schedule.validate(g)) for g in steps.body)
         prologue: tuple[Part, ...] = body
@@ -222,10 +212,8 @@ class Division(Columns):
         waits = _boundary_waits(body[0], steps)
         if waits:  # communication may still run when the next step begins
             schedule.repeated(2).validate(_two_steps(graph, steps))
-        verdict = (next((s for s, spec in enumerate(graph.storages) if spec.name == VERDICT), None)
-                   if self.head.any() else None)
         return Program(rank, self.grid.size, self.grid.group(rank), steps, prologue, body, epilogue, takes,
-                       waits is not None, waits or (), verdict, tuple(above.tolist()))
+                       waits is not None, waits or ())
 
 
 def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1) -> Division:
@@ -240,15 +228,12 @@ def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1) -> Division:
         check_collectives(graph, schedule, grid)
     none = np.empty(0, np.int64)
     if own == 1:
-        return Division(graph, schedule, grid, Rows(np.array([0, len(graph)]), np.arange(len(graph))), none, none,
-                        np.zeros(len(graph), bool))
+        return Division(graph, schedule, grid, Rows(np.array([0, len(graph)]), np.arange(len(graph))), none, none)
     schedule = schedule.validate(graph)
     check_rendezvous(graph, schedule)
     rank = schedule.rank_of_tasks(graph)
     _check_apart(graph, schedule, rank)
-    judged = any(spec.name == VERDICT for spec in graph.storages)
-    return Division(graph, schedule, grid, Rows.from_pairs(rank, np.arange(len(graph)), own), *meetings(graph),
-                    head(graph, schedule) if judged else np.zeros(len(graph), bool))
+    return Division(graph, schedule, grid, Rows.from_pairs(rank, np.arange(len(graph)), own), *meetings(graph))
 
 
 def lower(graph: TaskGraph, schedule: Schedule, *, ranks: int = 1, rank: int = 0) -> Program:

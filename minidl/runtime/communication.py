@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -121,17 +121,6 @@ class Communication:
             self._stream.start([self.hand.use, self.flight.run], self._fail)
         self._started = True
 
-    def go_on(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
-        """Hands over what follows on the lanes of messages, which `lanes` run beside."""
-        self._lanes = self.flight.lanes = lanes
-        self.flight.append(entries)
-
-    def forget(self, events: Sequence[Arrival]) -> None:
-        """Waits for the transfers in flight, also those whose results are not read, and resets these events."""
-        self.join()
-        for event in events:
-            event.arrived()
-
     def _fail(self, stop: Stop) -> None:
         """Ends the other lanes."""
         if self.failure is None:
@@ -204,7 +193,6 @@ class Meetings:
         # task -> (key of a transfer, the call that waits for it)
         self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)
         self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> the records of its events
-        self._events: dict[int, list[Arrival]] = defaultdict(list)  # task -> these events
         arrived: dict[int, list[Callable[[], bool]]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
         own = {t: lane for lane, tasks in enumerate(apart) for t in tasks}
@@ -223,7 +211,6 @@ class Meetings:
                 sent = t if graph.kind[t] in SENDS else sent
         for waiter, source in pairs:
             event = common.event()
-            self._events[source].append(event)
             self._records[source].append(event.record)
             if waiter in own:
                 self._records[source].append(common.flight.wake)
@@ -251,14 +238,6 @@ class Meetings:
                    for i, t in enumerate(order)}
         self.entries = [[entries[t] for t in lane] for lane in apart]
         self._submitted = {t: entries[t] for t in self._inline}
-
-    def entries_of(self, tasks: Container[int]) -> list[list[Entry]]:
-        """The lanes of communication with the entries of these tasks alone."""
-        return [[entry for entry in lane if entry.task in tasks] for lane in self.entries]
-
-    def events_of(self, tasks: Iterable[int]) -> list[Arrival]:
-        """The events that these tasks record."""
-        return [event for t in tasks for event in self._events.get(t, ())]
 
     def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int],
                arrived: list[Callable[[], bool]]) -> Entry:

@@ -3,8 +3,8 @@
 A call is one step. If tasks cross the iteration boundary, the first call runs the prologue and the next ones the body,
 and the late tasks of a step are left for the next call. Code that reads a parameter in between (`Tensor.numpy`, an
 eager op, another executor, a checkpoint) settles first: it runs the epilogue, so that it reads what synchronous
-training leaves. Loop-back ranks share a process and cannot tell whose parameters are read, and ranks that validate a
-step in the next one communicate when they settle: settle them yourself, all of them.
+training leaves. Loop-back ranks share a process and cannot tell whose parameters are read, and ranks of a pipeline that
+never drains communicate when they settle: settle them yourself, all of them.
 
 The device runs lanes (`device.lanes`, `device.captured`), the transport moves data between ranks. Lanes of
 communication run in a thread of their own (`minidl.runtime.comm.flight`) and may still run when a call returns.
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import getpid
 from threading import get_ident
 from types import FrameType
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -39,7 +39,7 @@ from ..plans.program import Part, Program, lower
 from ..system import process
 from .bound import Bound, with_far
 from .comm import Communicator, RankError
-from .comm.flight import CREDIT, Entry, TransferError
+from .comm.flight import CREDIT, TransferError
 from .communication import Communication, Meetings
 from .version_log import VersionLog
 
@@ -71,9 +71,6 @@ class Runtime:
         self.debug = process.debug_level()
         if captured and not self.device.captures:
             raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
-        if program.verdict is not None and self.device.captures:
-            raise DeviceError(f"the plan validates a step in the next one, which {self.device.name} does not yet; "
-                              f"plan it with barrier=True")
         if self.debug:
             print(program, file=sys.stderr)
         self._storages = [self._lasting(s) for s in with_far(program.graph.storages, self.device, program.rank)]
@@ -94,8 +91,7 @@ class Runtime:
         self._begun = False  #: whether a step follows another one, without a settlement between them
         # a settlement in which ranks talk is one of all ranks together
         talks = any(np.isin(part.graph.kind, COMMUNICATION).any() for part in program.epilogue)
-        self._settles_alone = (program.verdict is None and not talks
-                               and (transport is None or transport.own_process))
+        self._settles_alone = not talks and (transport is None or transport.own_process)
         self._last: _Ready | None = None
         self._timeline: Timeline | None = None
         self._error: Exception | None = None
@@ -233,7 +229,7 @@ class Runtime:
             self.log.begin(fills=not self._begun)
         self._owed, self._begun = False, True  # a step that fails cannot be settled
         tapes.unsettled.discard(self)
-        self._run(part, own)
+        self._run(part)
         for copy in self._snapshots:
             copy()
         self._last, self._timeline = part, None
@@ -281,31 +277,11 @@ class Runtime:
         self._run(self._epilogue[self._parity - 1])
         self._finish()
 
-    def _start(self, phase: _Phase) -> None:
-        if self._communication is not None:
-            self._communication.start(phase.entries, phase.lanes)
-        phase.lanes.run()
-
-    def _go_on(self, part: _Ready, inputs: tuple[Any, ...]) -> None:
-        """Continues after a verdict: runs the head of the step again if it is bad, then the rest."""
-        assert self._communication is not None
-        again, rest = part.after
-        if not self.device.read(part.verdict)[0]:
-            self._communication.go_on(rest.entries, rest.lanes)
-            rest.lanes.run()
-            return
-        # as all ranks have the same verdict, all receive what the others have sent
-        self._communication.forget(part.repeated)
-        part.bound.load(inputs, settles=False)  # its place may have been used for something else since
-        self._start(again)
-        self._communication.join()  # a late task may have waited in the place of those that read what comes again
-        self._start(rest)
-
-    def _run(self, part: _Ready, inputs: tuple[Any, ...] = ()) -> None:
+    def _run(self, part: _Ready) -> None:
         try:
-            self._start(part.first)
-            if part.verdict is not None:
-                self._go_on(part, inputs)
+            if part.meetings is not None:
+                part.meetings.common.start(part.meetings.entries, part.lanes)
+            part.lanes.run()
             if self._communication is not None and not self.program.runs_on:
                 self._communication.end_step()
                 self._raise_failure(self._last)
@@ -377,17 +353,9 @@ class Runtime:
                 self.device.synchronize()  # copies may still use the memory that is freed next
         finally:
             for part in {id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values():
-                for phase in (part.first, *part.after):
-                    phase.lanes.close()
+                part.lanes.close()
             if self._communication is not None:
                 self._communication.close()
-
-
-class _Phase(NamedTuple):
-    """Tasks that run without a decision between them: lanes that compute, and entries of lanes of messages."""
-
-    lanes: Any
-    entries: Sequence[Sequence[Entry]]
 
 
 class _Ready:
@@ -418,37 +386,14 @@ class _Ready:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
         if captured:
             runtime.device.zero(arena)  # tasks run once before capture: zeros are valid labels, old bytes may not be
-        make = runtime.device.captured if captured else runtime.device.lanes
-
-        def phase(tasks: Container[int] = range(len(graph))) -> _Phase:
-            own = replace(work, tasks=[[t for t in lane if t in tasks] for lane in work.tasks])
-            return _Phase(make(own, runtime.trace), self.meetings.entries_of(tasks) if self.meetings else [])
-
-        program = runtime.program
-        self.verdict: Any = None
-        self.after: tuple[_Phase, ...] = ()
-        if program.verdict is None or not graph.late.any() or graph.late.all():
-            self.first = phase()
-            return
-        spec = graph.storages[program.verdict]
-        self.verdict = self.bound.array(View(program.verdict, spec.shape, (1,), 0, spec.dtype))
-        head = {*graph.find(np.array(program.head)).tolist()}
-        self.first, again = phase(head), {t for t in head if not graph.late[t]}
-        self.repeated = self.meetings.events_of(again) if self.meetings else []  # events
-        self.after = (phase(again), phase({*range(len(graph))} - head))
-
-    @property
-    def lanes(self) -> Any:
-        """The lanes of the first phase; most parts have no other phase."""
-        return self.first.lanes
+        self.lanes = (runtime.device.captured if captured else runtime.device.lanes)(work, runtime.trace)
 
     def timeline(self) -> Timeline:
         """When each task was issued, started and ended, in microseconds from the first stamp."""
         graph, schedule, ids = self.part.graph, self.part.schedule, self.part.ids
         times = np.empty((len(graph), 3))
-        for number, *stamps in zip(self._compute, *(phase.lanes.stamps() for phase in (self.first, *self.after[1:])),
-                                   strict=True):
-            times[self.part.lane_tasks(number)] = np.concatenate(stamps)
+        for number, stamps in zip(self._compute, self.lanes.stamps(), strict=True):
+            times[self.part.lane_tasks(number)] = stamps
         if self.meetings is not None:
             for task, stamps in self.meetings.times.items():
                 times[task] = stamps

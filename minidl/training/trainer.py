@@ -430,12 +430,9 @@ class Recorded:
                                remarks=self.approximate)
         chosen = schedulers.find(job.scheduler, job.parallel)
         told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
-        args = dict(job.scheduler_args)
-        if self.device.captures and (job.clip is not None or self.optimizer.scaler):
-            args = chosen.known(barrier=True) | args  # ranks with a GPU validate no step in the next one yet
         with paused:
             made = schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
-                                   shard=job.shard, offload=job.offload, **{**args, **told})
+                                   shard=job.shard, offload=job.offload, **{**job.scheduler_args, **told})
         return made.with_known(remarks=(*made.remarks, *self.approximate))
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:

@@ -24,8 +24,8 @@ from ...pricing.cost import CostModel
 
 
 def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_unit: Ints | None = None,
-        *, name: str = "plan", machine: Machine | None = None, stale: bool = False, validates: bool = False,
-        reverses: bool = False, dropped: Collection[int] = ()) -> Draft:
+        *, name: str = "plan", machine: Machine | None = None, stale: bool = False, reverses: bool = False,
+        dropped: Collection[int] = ()) -> Draft:
     """The step in stages, balanced by `cost` or given by `stage_of_unit`, before a policy orders it.
 
     `placement`: or the number of stages, each on its own rank. `dropped`: units that are computed again. The
@@ -43,7 +43,7 @@ def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_
     home = placement if placement.parts is None else replace(placement, table=placement.parts[Kind.U, 0][None],
                                                              parts=None)
     draft = Draft(name, graph, machine or Machine(placement.ranks), cost, home, cost.durations(graph) + cost.launch,
-                  stage_of[graph.unit], stale, validates, reverses, planned=Plan)
+                  stage_of[graph.unit], stale, reverses, planned=Plan)
     return replace(through(BEFORE_THE_ORDER, draft, {"dropped": dropped}), placement=placement)
 
 

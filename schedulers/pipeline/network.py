@@ -63,7 +63,7 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
 
     def in_stages(placement: Placement) -> Draft:
         return cut(graph, cost, placement, stage, name=name, machine=machine, stale=chosen.stale,
-                   validates=chosen.validates, reverses=chosen.reverses, dropped=dropped)
+                   reverses=chosen.reverses, dropped=dropped)
 
     draft = in_stages(placement)
     each = options.get("mini_batches", 1)  # policies with mini-batches order several of them
@@ -82,10 +82,8 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
     notes, remarks = {**notes_of(graph, stage, told), **draft.order.notes}, searched(draft, shard)
     draft = through(cut_up, draft, {"parts": parts})
     notes |= {DROPPED: " ".join(map(str, dropped))} if dropped else {}
-    validated = not chosen.stale and bool(draft.graph.late.any())
-    if validated or draft.versions is not None or chosen.sliced or draft.placement.directions > 1:
-        notes |= policy_notes(name, options | told | {"chunks": placement.chunks}
-                              | ({"barrier": False} if validated else {}))
+    if draft.versions is not None or chosen.sliced or draft.placement.directions > 1:
+        notes |= policy_notes(name, options | told | {"chunks": placement.chunks})
     schedule = replace(draft.order, notes=notes)
     return PipelinePlan(name, draft.graph, schedule, draft.priced, machine.size, machine.memory_limit,
                         options | told | with_choices(tried, made.notes), remarks, placement=draft.placement,
@@ -143,7 +141,7 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
     sums over replicas. `shard`: what replicas share out. `like`: as of `read_plan`. Raises ScheduleError or
     PipelineError."""
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
-    if like is not None and (like.stale or like.graph.late.any()):  # its graph has what the order says nothing of
+    if like is not None and like.stale:  # its graph has what the order says nothing of
         return replace(read_plan(schedule, machine, micro_batches, chunks, like.graph, like), cost=like.cost)
     told, wide = cut_in(schedule, graph), isinstance(parts, Mapping) and max(parts.values(), default=1) > 1
     stage, given = stage_of_unit if told is None else told, _whole(schedule) if wide else schedule

@@ -26,9 +26,8 @@ class Policy:
     micro_batches, chunks)` returns what is wrong, or None. `stale`: its pipeline never drains, and it gives the version
     that each entry reads; `parted`: F, O and W of a stage may be on several ranks. `sliced`: it orders `slices` of
     micro-batches. A policy that `arranges` layers also chooses cut and policy: it returns what it tried, the fastest
-    first. `placements(problem)`: several placements by name, of which simulation chooses one. `validates`: in its
-    source, updates do not wait for other stages, but are validated in the next step (`minidl.passes.post_validation`).
-    `reverses`: it is for reversible networks, whose backward pass keeps no activations (`minidl.passes.reverse`).
+    first. `placements(problem)`: several placements by name, of which simulation chooses one. `reverses`: it is for
+    reversible networks, whose backward pass keeps no activations (`minidl.passes.reverse`).
     """
 
     order: Callable[..., Schedule | Ordered]
@@ -41,7 +40,6 @@ class Policy:
     sliced: bool = False
     arranges: Callable[[Problem], list[Arrangement]] | None = None
     placements: Callable[..., Mapping[str, Placement]] | None = None
-    validates: bool = False
     reverses: bool = False
 
     @property

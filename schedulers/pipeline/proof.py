@@ -92,7 +92,7 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
     asked, chunks = chunks, chunks or chunks_in(schedule, ranks)
     slices = like.slices if like is not None else 1 if graph is None else slices_in(graph)
     check_numbers(ranks * chunks, micro_batches, machine.activation_cap)
-    if like is not None and (like.placement.parts is not None or (like.graph.late.any() and not like.stale)):
+    if like is not None and like.placement.parts is not None:
         schedule.ids(like.graph)
         return replace(like, schedule=schedule, versions=_versions_of(schedule, like))
     micro_batches = micro_batches if like is None else like.micro_batches

@@ -145,12 +145,11 @@ def test_the_cut_of_another_network_is_refused(tmp_path, capsys):
     ["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2"],
     ["--scheduler", "layerpipe2", "--chunks", "2", "--scheduler-arg", "history=average"],
     ["--scheduler", "pipedream", "--replicas", "2"], ["--scheduler", "paci"], ["--scheduler", "layerpipe"],
-    ["--scheduler", "chimera"], ["--scheduler", "zb_h1", "--scheduler-arg", "barrier=false", "--clip", "0.5"]],
-    ids=lambda flags: flags[1])
+    ["--scheduler", "chimera"]], ids=lambda flags: flags[1])
 def test_a_saved_plan_names_the_policy_that_says_more_than_its_order(tmp_path, capsys, flags):
     """Which weights a task reads is not in the order; the file has the policy and its options, and runs as they do."""
     path = str(tmp_path / "plan.csv")
-    both = flags[-2:] if flags[-2] in ("--replicas", "--clip") else []
+    both = flags[-2:] if flags[-2] == "--replicas" else []
     network = [*NETWORK, *PIPELINE[:-1], "8", "--costs", "analytic", "--json"]
     record(capsys, "plan", *network, *flags, "--save", path)
     assert record(capsys, "check", path, *network, *both)["valid"]

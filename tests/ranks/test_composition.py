@@ -48,13 +48,12 @@ FEATURES: dict[str, dict[str, Any]] = {
     "two directions (chimera)": {"scheduler": "chimera", "groups": 2},
     "interleaved stages": {"scheduler": "interleaved"},
     "pairs as one action (dualpipe_v)": {"scheduler": "dualpipe_v"},
-    "post-validation": {"clip": 0.05, "barrier": False},
     "a plan from a file": {"saved": True},
     "messages earlier (overlap)": {"options": {"overlap": 100}},
     "tasks in parts (split)": {"split": 2},
     "shards over replicas": {"replicas": 2, "shard": "3,prefetch=0,keep=none"},
 }
-NEVER_LATE = [*FEATURES][-2:]  #: refused with all that is stale or validated late
+NEVER_STALE = [*FEATURES][-2:]  #: refused with all that is stale
 PAIRS = list(itertools.combinations(FEATURES, 2))
 
 
@@ -119,10 +118,9 @@ class Run:
 
 def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
-    told = dict(settings.get("options", {})) | ({"barrier": False} if "barrier" in settings else {})
     plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
                    split=settings.get("split", 1), offload=settings.get("offload", "none"),
-                   shard=settings.get("shard", 0), **told)
+                   shard=settings.get("shard", 0), **settings.get("options", {}))
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:
@@ -198,8 +196,8 @@ def outcome(one: str, other: str) -> str:
     first, second = FEATURES[one], FEATURES[other]
     if any(name in first and first[name] != value for name, value in second.items()):
         return ""
-    if "every" in first and ("barrier" in second or "overlap" in second.get("options", ())):
-        return ""  # no update waits for other stages; or the order says which weights are read
+    if "every" in first and "overlap" in second.get("options", ()):
+        return ""  # the order says which weights are read
     settings = first | second
     try:
         found, log = on_ranks(settings)
@@ -230,14 +228,14 @@ def test_a_pair_is_as_the_page_says(one: str, other: str) -> None:
 def test_nearly_all_pairs_run() -> None:
     found = {pair: what for pair, what in read().items() if what}
     assert "other bits" not in found.values()
-    others = [what for (_, other), what in found.items() if other not in NEVER_LATE]
+    others = [what for (_, other), what in found.items() if other not in NEVER_STALE]
     assert others.count("equal bits") >= 0.95 * len(others)
 
 
-@pytest.mark.parametrize("other", NEVER_LATE)
-def test_parts_and_shards_combine_with_all_that_is_neither_stale_nor_late(other: str) -> None:
+@pytest.mark.parametrize("other", NEVER_STALE)
+def test_parts_and_shards_combine_with_all_that_is_not_stale(other: str) -> None:
     assert {one for (one, with_), what in read().items() if with_ == other and what not in ("", "equal bits")} == {
-        one for one in FEATURES if "every" in FEATURES[one] or one == "post-validation"}
+        one for one in FEATURES if "every" in FEATURES[one]}
 
 
 def page() -> str:

@@ -494,7 +494,7 @@ def test_replicas_of_a_bidirectional_pipeline_clip_what_all_have_summed(schedule
 def test_a_saved_plan_of_replicas_that_clip_shared_weights_is_checked(tmp_path, capsys):
     path = tmp_path / "plan.csv"
     flags = ["--model", f"{__file__}:tied", "--ranks", "2", "--replicas", "2", "--micro-batches", "4", "--clip", "1",
-             "--scheduler", "zb_h1", "--scheduler-arg", "barrier=True", "--costs", "analytic"]
+             "--scheduler", "zb_h1", "--costs", "analytic"]
     planned, checked = (run_json(capsys, *verb, *flags)[1] for verb in (("plan", "--save", str(path)),
                                                                          ("check", str(path))))
     assert checked["valid"]

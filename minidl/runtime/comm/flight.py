@@ -113,11 +113,6 @@ class Flight:
         self._heads, self._taken, self._told = ([0] * len(lanes) for _ in range(3))
         self._patience.reset()
 
-    def append(self, lanes: Sequence[Sequence[Entry]]) -> None:
-        """Puts more entries behind each lane's."""
-        for lane, more in zip(self._lanes, lanes, strict=True):
-            lane += more
-
     def look(self) -> bool:
         """Starts every transfer that can start and polls those in flight, unless another lane does so now. Returns
         whether anything has changed."""

@@ -388,35 +388,12 @@ def test_scale_update(scale, good, flag, run):
     assert [a.tobytes() for a in reads[:2]] == [a.tobytes() for a in writes]
 
 
-# ----------------------------------------------------------------------------------------------------- post-validation
 @pytest.mark.parametrize("run", [on_cpu, run_kernel])
-@pytest.mark.parametrize(("values", "wanted"), [
-    ([np.int32(0)], 0), ([np.int32(1)], 1), ([np.float32(1)], 0), ([np.float64(0.5)], 1), ([np.float32(np.nan)], 1),
-    ([np.int32(0), np.float32(1), np.float64(1)], 0), ([np.int32(0), np.float32(1), np.int32(7)], 1)])
+@pytest.mark.parametrize(("values", "wanted"), [([0], 0), ([1], 1), ([0, 0, 0], 0), ([0, 0, 7], 1)])
 def test_any_set(values, wanted, run):
-    reads = [np.array([value]) for value in values]
-    for inverse in (False, True):
-        flag = np.array([7], "int32")
-        run("any_set", reads, [flag], inverse=inverse)
-        assert flag[0] == reference("any_set", reads, inverse=inverse)[0][0] == (wanted != inverse)
-
-
-@pytest.mark.parametrize("run", [on_cpu, run_kernel])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("size", [0, 1, 5, 2049])
-def test_amend(size, dtype, run):
-    current, value = numbers(size, 1, dtype=dtype), numbers(size, 2, dtype=dtype)
-    for flag in (0, 1):
-        for factor in ([], [np.array([0.3], dtype)], [np.array([np.nan], dtype)]):
-            reads = [current, value, np.array([flag], "int32"), *factor]
-            wanted = (value * factor[0] if factor else value) if flag else current
-            after = np.full_like(current, 7)
-            run("amend", reads, [after])
-            np.testing.assert_array_equal(after, wanted)
-            np.testing.assert_array_equal(reference("amend", reads)[0], wanted)
-            scaled = value.copy()  # in place, as a gradient is scaled
-            run("amend", [scaled, scaled, *reads[2:]], [scaled])
-            np.testing.assert_array_equal(scaled, value * factor[0] if factor and flag else value)
+    reads, flag = [np.array([value], "int32") for value in values], np.array([7], "int32")
+    run("any_set", reads, [flag])
+    assert flag[0] == reference("any_set", reads)[0][0] == wanted
 
 
 # -------------------------------------------------------------------------------------------------------------- dropout
