@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -41,13 +41,15 @@ class Placement:
 
     With one direction every micro-batch has direction 0. With two, the first half of the micro-batches goes down
     (direction 0) and the second half up; each rank then holds two copies of weights. If a stage's tasks are on
-    different ranks, `parts[kind, part, stage]` is the rank of each instead.
+    different ranks, `parts[kind, part, stage]` is the rank of each instead. `halves`: stage whose output gradients are
+    two tasks, the upper layers' and then the lower layers' -> the share of the time that the first should take.
     """
 
     name: str
     ranks: int
     table: Ints
     parts: Ints | None = None
+    halves: Mapping[int, float] | None = None
 
     @property
     def stages(self) -> int:

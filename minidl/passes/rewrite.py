@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
-from ..core.tasks import COPIES, GraphError, Kind, repack, task_name
+from ..core.tasks import COPIES, GraphError, Kind, repack, task_name, unpack
 from ..pricing.simulation import own_buffers
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
@@ -72,8 +72,9 @@ def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, 
     return coarsened(graph, stage_of[graph.unit])
 
 
-def coarsened(graph: TaskGraph, stage: Ints) -> tuple[TaskGraph, Ints]:
-    """As `coarsen`, for a stage of each task."""
+def coarsened(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = None) -> tuple[TaskGraph, Ints]:
+    """As `coarsen`, for a stage of each task. `lower`: mask of the tasks that go to a second part of their stage's O,
+    if they go to an O."""
     kind = graph.kind.astype(np.int64)
     kind[kind == Kind.R] = Kind.O
     kind[kind == Kind.Q] = Kind.W  # or O, if that needs it
@@ -87,7 +88,9 @@ def coarsened(graph: TaskGraph, stage: Ints) -> tuple[TaskGraph, Ints]:
                     needed.append(q)
     micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, _updates_of(graph))
     names = tuple(_stage_name(graph, np.unique(graph.unit[stage == s])) for s in range(int(stage.max(initial=-1)) + 1))
-    return merge(replace(graph, unit_names=names), repack(graph.keys, unit=stage, kind=kind, micro_batch=micro_batch))
+    part = unpack(graph.keys).part if lower is None else np.where(lower & (kind == Kind.O), 1, unpack(graph.keys).part)
+    return merge(replace(graph, unit_names=names),
+                 repack(graph.keys, unit=stage, kind=kind, micro_batch=micro_batch, part=part))
 
 
 def _updates_of(graph: TaskGraph) -> Ints:

@@ -15,7 +15,7 @@ from functools import cached_property
 import numpy as np
 
 from ...core.graph import GraphBuilder, Ints, Role, TaskGraph
-from ...core.placement import PipelineError, Versions
+from ...core.placement import Versions
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, unpack
 from ...pricing.cost import CostModel, Link
@@ -31,9 +31,10 @@ def layerpipe(problem: Problem, method: str | None = None) -> Ordered:
     the loads. Reconstructed.
 
     A layer is a stage of the problem. The two parts of a cut O are `4O0` and `4O0/1`. The graph holds a ring of weight
-    versions per layer, so its edges prove that a version exists when it is read and lasts until its last read. The
-    kernels of a recorded network cannot be cut, so there an O stays whole (`intra`), and ranks that read the weights of
-    others have copies (`minidl.passes.followers`). Raises PipelineError for a method that cuts one.
+    versions per layer, so its edges prove that a version exists when it is read and lasts until its last read. A stage
+    of a recorded network has several layers, so its O is cut between two of them, and its second half needs the first
+    (`intra`, the default there, cuts none); ranks that read the weights of others have copies
+    (`minidl.passes.followers`).
     """
     method = method or ("intra" if problem.recorded else "inter")
     found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
@@ -45,14 +46,11 @@ def layerpipe(problem: Problem, method: str | None = None) -> Ordered:
     if not problem.recorded:
         return Ordered(schedule, {"method": found.method}, replace(problem.placement, parts=ticks.homes()), versions,
                        ticks.steady(), ticks.graph(problem.micro_batches), ticks.cost())
-    halves = [part for i, part in enumerate(found.parts) if ticks.part(i)]
-    if halves:
-        raise PipelineError(f"method {method} cuts {halves[0].layer}O0 in two, but a task of a recorded network cannot "
-                            f"be cut; use --scheduler-arg method=intra")
-    homes = np.zeros((Kind.U + 1, 1, problem.stages), np.int64)
-    homes[: Kind.B] = ticks.homes()[:, :1]
+    homes = np.zeros((Kind.U + 1, 2, problem.stages), np.int64)
+    homes[: Kind.B] = ticks.homes()
     homes[Kind.U] = homes[Kind.W]
-    return Ordered(schedule, placement=replace(problem.placement, parts=homes), versions=versions)
+    halves = {part.layer: 1 - part.share for i, part in enumerate(found.parts) if ticks.part(i)}
+    return Ordered(schedule, placement=replace(problem.placement, parts=homes, halves=halves), versions=versions)
 
 
 def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = None) -> Ordered:
@@ -108,7 +106,8 @@ def _staged(problem: Problem) -> Ticks:
 @dataclass(frozen=True)
 class Ticks:
     """The ticks of parts on processors. `at[i]` is the tick in which part i runs batch 0. `inner`: W of a layer also
-    reads the result of its own O, as for a layer that represents several."""
+    reads the result of its own O, as for a layer that represents several, and so does the second part of an O that of
+    the first."""
 
     layers: int
     parts: Sequence[Piece]
@@ -130,7 +129,8 @@ class Ticks:
         if kind == Kind.F:
             return below
         above = self.of[(self.layers - 1, Kind.F) if layer == self.layers - 1 else (layer + 1, Kind.O)]
-        own = self.of[layer, Kind.O] if kind == Kind.W and self.inner else []
+        own = self.of[layer, Kind.O] if self.inner else []
+        own = own if kind == Kind.W else own[: self.part(i)]
         return [*above, *(below if kind == Kind.W else self.of[layer, Kind.F]), *own]
 
     @cached_property

@@ -53,6 +53,8 @@ POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream",
             "adl": ("adl", {"mini_batches": 4}), "adl, whole": ("adl", {}),
             "pipedream, predicted": ("pipedream", {"history": "predicted"}),
             "layerpipe2, predicted": ("layerpipe2", {"history": "predicted"})}
+IN_HALVES = "layerpipe, in halves"
+CUT = {IN_HALVES: ("layerpipe", {"method": "inter"})}
 
 
 class Mixed(nn.Module):
@@ -142,13 +144,13 @@ def recorded(every, optimizer="sgd", network=lambda: models.mlp(12, *[16] * 7, 5
 
 
 def update_every(name):
-    policy, told = POLICIES[name]
+    policy, told = (POLICIES | CUT)[name]
     return pipelines.policy(policy).update_every(MICRO_BATCHES, told.get("mini_batches", 1))
 
 
 def run(name, ranks, **options):
     """Of a stale run on ranks: losses, each parameter as its rank left it, the log of all ranks, and the plan."""
-    policy, told = POLICIES[name]
+    policy, told = (POLICIES | CUT)[name]
     every = update_every(name)
     own = []
     for _ in range(ranks):
@@ -196,7 +198,9 @@ CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, ranks, {"optimizer": "adamw, scaled"}) for name, ranks in [
              *((name, 2) for name in POLICIES), ("pipedream, averaged", 3), ("pipedream_2bw", 4), ("layerpipe", 4)]]
          + [(name, 3, {"network": Tied, "optimizer": "adamw, clipped"}) for name in POLICIES]
-         + [("layerpipe", ranks, {"network": heavy, "optimizer": "adamw, clipped"}) for ranks in (2, 3, 4)])
+         + [("layerpipe", ranks, {"network": heavy, "optimizer": "adamw, clipped"}) for ranks in (2, 3, 4)]
+         + [(IN_HALVES, 2, {"network": heavy}), (IN_HALVES, 3, {"network": Drawn(4), "optimizer": "adamw, clipped"}),
+            (IN_HALVES, 3, {"network": Drawn(7), "optimizer": "adamw, scaled"})])
 
 
 @pytest.mark.few(1)
@@ -204,8 +208,19 @@ CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
                          ids=lambda x: "-".join(f"{v if isinstance(v, str) else v.__name__}" for v in x.values())
                                        if isinstance(x, dict) else str(x))
 def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
-    losses, parameters, log, _ = run(name, ranks, **options)
+    losses, parameters, log, plan = run(name, ranks, **options)
     assert (losses, parameters) == replayed(name, ranks, log, **options)
+    assert bool(plan.placement.halves) == (name == IN_HALVES)
+
+
+def test_an_output_gradient_in_two_halves_evens_the_ranks():
+    """The upper layers' gradients on one rank, the lower ones' on the next, which then has as much to do."""
+    graph = recorded(1, network=heavy)[1]
+    whole, halves = (ml.plan(graph, "layerpipe", COST, ml.Machine(2), method=m) for m in ("intra", "inter"))
+    assert halves.step < whole.step
+    first, second = (halves.schedule.names(i) for i in (0, 1))
+    assert "1O0" in first
+    assert "1O0/1" in second
 
 
 @pytest.mark.few(1)
@@ -689,8 +704,8 @@ def test_a_step_with_other_updates_is_refused():
             pipelines.policy("paci").update_every(8, wrong)
     with pytest.raises(PipelineError, match="are on different ranks and both need .*, which outlives a step"):
         ml.plan(recorded(1, network=Mixed)[1], "layerpipe", COST, ml.Machine(3))
-    with pytest.raises(PipelineError, match="method inter cuts .O0 in two, but a task of a recorded network cannot be"):
-        ml.plan(recorded(1, network=heavy)[1], "layerpipe", COST, ml.Machine(2), method="inter")
+    with pytest.raises(PipelineError, match="the output gradient of stage 1 cannot be cut between two layers"):
+        ml.plan(recorded(1, network=heavy)[1], "layerpipe", COST, ml.Machine(3), method="inter")
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
