@@ -106,8 +106,8 @@ def _staged(problem: Problem) -> Ticks:
 @dataclass(frozen=True)
 class Ticks:
     """The ticks of parts on processors. `at[i]` is the tick in which part i runs batch 0. `inner`: W of a layer also
-    reads the result of its own O, as for a layer that represents several, and so does the second part of an O that of
-    the first."""
+    reads the result of its own O, as for a layer that represents several, and the second part of an O reads the
+    first's."""
 
     layers: int
     parts: Sequence[Piece]
