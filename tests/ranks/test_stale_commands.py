@@ -1,0 +1,166 @@
+"""The command line trains on older weights, over MPI as well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from command_line import run_json
+from launcher import MPIEXEC
+from stale_runs import POLICIES
+from test_pipeline_ranks import command
+
+FLAGS = ["--model", "mlp", "--model-arg", "layers=4", "--lr", "0.01", "--parallel", "pipeline", "--micro-batches", "8"]
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_replicas_train_on_stale_weights(capsys):
+    """Over MPI, and as threads of one process, with the same bits."""
+    flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--replicas", "2",
+             "--costs", "analytic", "--steps", "4"]
+    code, found, errors = command(4, *flags)
+    assert code == 0, errors
+    assert found["staleness"]["most_of_stages"] == [1, 1]
+    assert run_json(capsys, "train", *flags, "--ranks", "2")[1]["params_sha256"] == found["params_sha256"]
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize(("name", "replicas"), [*((name, 1) for name in POLICIES), ("pipedream", 2), ("layerpipe", 2)])
+def test_a_saved_plan_of_a_network_is_checked_and_priced(name, replicas, tmp_path, capsys):
+    """Also an edited one, whose culprit is a version that is not there."""
+    from minidl.cli import main
+
+    policy, told = POLICIES[name]
+    flags = ["--model", "mlp", "--model-arg", "layers=4", "--ranks", "3", "--micro-batches", "8", "--scheduler", policy,
+             *(f for k, v in told.items() for f in ("--scheduler-arg", f"{k}={v}"))]
+    flags += ["--replicas", str(replicas)] if replicas > 1 else []
+    path = tmp_path / "plan.csv"
+    costs = ["--costs", "analytic", "--json"]
+    assert main(["plan", *flags, *costs, "--save", str(path)]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert main(["check", str(path), *flags, *costs]) == 0
+    checked = json.loads(capsys.readouterr().out)
+    for key in ("tasks", "waits", "peak_bytes", "predicted_step_ms"):
+        assert checked[key] == planned[key], key
+    assert main(["check", str(path), *flags]) == 0
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join(line for line in lines if "0F3" not in line) + "0,main,0F3\n")
+    assert main(["check", str(path), *flags]) == 1
+    assert "0F3" in capsys.readouterr().out
+
+
+def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
+    from minidl.cli import main
+
+    flags = ["--model", "mlp", "--model-arg", "layers=4", "--ranks", "2", "--micro-batches", "4", "--costs",
+             "analytic", "--json"]
+    assert main(["plan", *flags, "--scheduler", "pipedream"]) == 0
+    stale = json.loads(capsys.readouterr().out)["tasks"]
+    assert main(["plan", *flags, "--scheduler", "one_f_one_b"]) == 0
+    assert stale == json.loads(capsys.readouterr().out)["tasks"] + 2 * 3, "an update for each micro-batch"
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
+    code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--log-versions",
+                                  str(tmp_path / "log.jsonl"))
+    assert code == 0, errors
+    assert found["staleness"] == {"mean": 0.4972, "most": 1, "most_of_stages": [1, 0], "drift": 0}
+    assert found["steps"] == 68, "and a run settles once in an epoch: 541 of 544 micro-batches are late on rank 0"
+    assert found["accuracy"] > 0.8
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert {"step": 1, "task": "0F1", "version": 0} in lines
+    assert {"step": 2, "task": "1F7", "version": 15} in lines
+    assert max(line["step"] for line in lines) == found["steps"]
+
+
+OWN = """
+import numpy as np
+from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.flush import one_f_one_b
+from minidl.schedulers.pipeline.layerpipe import layerpipe
+from minidl.schedulers.ordered import Ordered
+from minidl.core.tasks import unpack
+
+
+def weights_of_one_update_ago(problem):
+    \"\"\"Weights of one more update ago than need be.\"\"\"
+    schedule = one_f_one_b(problem)
+    read = np.maximum(0, unpack(schedule.keys).micro_batch // 2 - problem.stages)
+    return Ordered(schedule, versions=pipeline.Versions(read, 2))
+
+
+older = pipeline.Policy(weights_of_one_update_ago, "contiguous", stale=True)
+newest = pipeline.Policy(one_f_one_b, "contiguous")
+"""
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
+    file, log = tmp_path / "own.py", tmp_path / "log.jsonl"
+    file.write_text(OWN)
+    flags = [*FLAGS, "--scheduler", f"{file}:older", "--log-versions", str(log), "--steps", "2"]
+    code, found, errors = command(2, *flags, "--update-every", "2")
+    assert code == 0, errors
+    assert found["staleness"] == {"mean": 1.625, "most": 2, "most_of_stages": [2, 2], "drift": 0}
+    assert '{"step": 2, "task": "0F7", "version": 5}' in log.read_text().splitlines()
+    for wrong, says in ((flags, "with other updates; record it so (a scheduler of your own needs --update-every 2)"),
+                        ([*FLAGS, "--scheduler", f"{file}:newest", "--log-versions", str(log), "--steps", "2"],
+                         "own.py:newest trains on the newest weights"),
+                        ([*FLAGS, "--scheduler", "paci", "--update-every", "2"],
+                         "--update-every has no effect here; it goes with a scheduler of your own")):
+        code, _, errors = command(2, *wrong)
+        assert code == 2
+        assert len(errors.splitlines()) == 1
+        assert says in errors
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize(("scheduler", "told", "stale"), [
+    ("paci", ["mini_batches=4"], {"mean": 0.2472, "most": 1, "most_of_stages": [1, 0], "drift": 1}),
+    ("layerpipe2", ["history=average"], {"mean": 0.9917, "most": 2, "most_of_stages": [2, 0], "drift": 0})])
+def test_training_without_old_weights_learns(scheduler, told, stale):
+    code, found, errors = command(2, *FLAGS, "--scheduler", scheduler, "--epochs", "3",
+                                  *(f for option in told for f in ("--scheduler-arg", option)))
+    assert code == 0, errors
+    assert found["staleness"] == stale
+    assert found["accuracy"] > 0.8
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_weights_follow_to_other_ranks_over_mpi(tmp_path):
+    log = tmp_path / "log.jsonl"
+    code, found, errors = command(2, *FLAGS, "--model-arg", "layers=3", "--costs", "analytic", "--scheduler",
+                                  "layerpipe", "--epochs", "2", "--log-versions", str(log))
+    assert code == 0, errors
+    assert found["accuracy"] > 0.8
+    assert any("U7/1" in line for line in log.read_text().splitlines())
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+def test_a_stale_run_goes_on_where_it_was(tmp_path):
+    """A run settles at the end of an epoch, whether it saves or not."""
+    flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--optimizer", "adam"]
+    wanted = command(2, *flags, "--epochs", "2")[1]["params_sha256"]
+    assert command(2, *flags, "--epochs", "1", "--checkpoint", str(tmp_path / "run"))[0] == 0
+    assert command(2, *flags, "--epochs", "2", "--checkpoint", str(tmp_path / "run"),
+                   "--resume")[1]["params_sha256"] == wanted
+
+
+@pytest.mark.mpi
+@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=3"],
+     "pipedream_2bw updates after each mini-batch, so the number of mini-batches"),
+    (["--scheduler", "gpipe", "--log-versions", "x.jsonl"],
+     "--log-versions has no effect here; it goes with a scheduler that trains on older weights")])
+def test_what_cannot_be_stale_is_one_line(flags, line):
+    code, record, errors = command(2, *FLAGS, "--steps", "2", *flags)
+    assert (code, record, len(errors.splitlines())) == (2, None, 1)
+    assert line in errors
