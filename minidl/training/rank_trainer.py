@@ -113,8 +113,9 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
     hand, flight, took = handover(device), Flight(communicator), []
     for size, row in zip(sizes, (4 * SLOTS, 1, 1), strict=True):
         nbytes, transfers = 4 * max(size // 4, group.size), []
-        for slot in range(min(row, SLOTS)):
-            array = device.array(device.allocate(nbytes), View(0, (nbytes // 4,), (1,), 0, "float32"))
+        memory = [device.allocate(nbytes) for _ in range(min(row, SLOTS))]  # held while it is used
+        for slot, own in enumerate(memory):
+            array = device.array(own, View(0, (nbytes // 4,), (1,), 0, "float32"))
             device.write(array, np.zeros(nbytes // 4, np.float32))
             transfers.append(group.bind(Kind.A, hand.place(group, [array], ()), slot))
         entries = [Entry(i, transfers[i % SLOTS], i % SLOTS, nbytes) for i in range(row)]
