@@ -29,7 +29,7 @@ from common import interleave, machine, ratio, save, spread
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.schedulers.wide import counts_up_to
+from minidl.pricing.cost import counts_up_to
 
 #: how to make a network, and the shape of its batch: tokens if there is a vocabulary
 CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {

@@ -18,7 +18,7 @@ from ..passes.every import AFTER_THE_ORDER, BEFORE_THE_ORDER, through
 from ..passes.shard import Shards, costs, searched
 from ..passes.shares import WHAT
 from ..plans.plan import PipelinePlan, Plan
-from ..pricing.cost import CostModel
+from ..pricing.cost import CostModel, most_streams
 from ..system.loading import line_of
 from . import away
 from .data_parallel import Policy as OnAllRanks
@@ -32,7 +32,7 @@ from .pipeline.proof import CapError, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
 from .saved import cut_in, kind_of, policy_notes, sums_in, sums_notes
-from .wide import Parts, in_parts, most_streams
+from .wide import Parts, in_parts
 
 
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,

@@ -23,11 +23,11 @@ from ..core.graph import Floats, Ints, TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind, widths
-from ..pricing.cost import CostModel, Cross
+from ..pricing.cost import CostModel, Cross, counts_up_to, most_streams
 from ..pricing.simulation import Lanes, around, times
 from .ordered import Ordered
 from .published import published
-from .wide import counts_up_to, most_streams, shared
+from .wide import shared
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
 
@@ -58,16 +58,18 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
     """
     if map is not None and streams not in (None, 2):
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
-    counts = [streams] if streams is not None else [2] if map is not None else counts_up_to(most_streams(cost))
+    if map is not None:
+        return Ordered(published(graph, map, cost), {"streams": 2, "map": map})
+    counts = [streams] if streams is not None else counts_up_to(most_streams(cost))
     work, found = float((cost.durations(graph) + cost.launch).sum()), list[tuple[float, int, Schedule]]()
     for n in reversed(counts):
         if not found or work / n < min(time for time, *_ in found):  # n streams are at best n times as fast as one
-            schedule = published(graph, map, cost) if map is not None else on_streams(graph, cost, n)
+            schedule = on_streams(graph, cost, n)
             found.append((_time(graph, schedule, cost), n, schedule))
     _, streams, schedule = min(found, key=lambda made: made[:2])
-    why = why_one(graph, schedule, cost) if map is None else ""
+    why = why_one(graph, schedule, cost)
     chosen = f"{streams} streams are used: with {cost.cores} cores, that is predicted to be fastest"
-    return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": map},
+    return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": None},
                    remarks=(why,) if why else (chosen,) * (len(counts) > 1))
 
 

@@ -23,7 +23,7 @@ from ..core.tasks import GraphError, Kind, parse_task, repack, unpack, widths
 from ..passes.draft import Draft
 from ..passes.split import split as in_pieces
 from ..plans.plan import PipelinePlan, Plan
-from ..pricing.cost import CostModel
+from ..pricing.cost import CostModel, counts_up_to
 
 Parts = int | Mapping[int, int]  #: of every task that can be cut, or of some by their keys
 
@@ -74,16 +74,6 @@ def _fastest(graph: TaskGraph, cost: CostModel, lanes: int, make: Callable[[Part
                                     f"{' to '.join(map(str, sorted({parts[0], parts[-1]})))} parts, by which a step is "
                                     f"predicted to take {best.step / whole.step:.2f} of the time with whole tasks"
                                     if parts else "all tasks stay whole: parts are not predicted to gain"))
-
-
-def most_streams(cost: CostModel) -> int:
-    """As many as there are cores, if the costs say how many; at least 2."""
-    return max(2, cost.cores or 2)
-
-
-def counts_up_to(most: int) -> list[int]:
-    """Numbers of lanes, or of parts: 2, 3, 4, 6, 8, 12 and so on, and `most`."""
-    return sorted({most, *(n for i in range(most.bit_length()) for n in (2 << i, 3 << i) if n <= most)})
 
 
 # -------------------------------------------------------------------------------------------------------------- choices

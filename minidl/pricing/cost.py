@@ -258,3 +258,13 @@ class CostModel:
             raise CostError(f"{path} is not a cost model: it lacks {error}") from None
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise CostError(f"{path} is not a cost model: {' '.join(str(error).split())[:200]}") from None
+
+
+def most_streams(cost: CostModel) -> int:
+    """As many as there are cores, if the costs say how many; at least 2."""
+    return max(2, cost.cores or 2)
+
+
+def counts_up_to(most: int) -> list[int]:
+    """Numbers of lanes, or of parts: 2, 3, 4, 6, 8, 12 and so on, and `most`."""
+    return sorted({most, *(n for i in range(most.bit_length()) for n in (2 << i, 3 << i) if n <= most)})

@@ -36,12 +36,11 @@ from ..passes.sweeps import swept
 from ..plans.plan import Plan
 from ..plans.program import Program
 from ..pricing.corun import CoRun
-from ..pricing.cost import CostModel
+from ..pricing.cost import CostModel, counts_up_to
 from ..runtime.comm import Communicator
 from ..runtime.executors import SequentialExecutor, runtime
 from ..runtime.race import Race
 from ..schedulers.batches import Batches
-from ..schedulers.wide import counts_up_to
 from ..system.loading import place_of, users_code
 from ..system.process import paused
 from . import objectives, weights

@@ -112,7 +112,7 @@ def test_the_verdict(stale: tuple[int, ...], sums: tuple[int, ...], equal: bool 
     ([*PIPELINE, "--ranks", "1"], "a pipeline needs at least 2 ranks; give --ranks P"),
     ([*DATA, "--ranks", "65"], "at most 64 ranks run as threads of one process, not 65"),
     ([*PIPELINE, "--device", "cuda"], "on the CPU"),
-    ([*PIPELINE, "--schedulers", "gpipe,nope"], "unknown scheduler 'nope' for a pipeline; similar names: gpipe"),
+    ([*PIPELINE, "--schedulers", "gpipe,nope"], "unknown scheduler 'nope' for a pipeline; similar names: petra, gpipe"),
     ([*DATA, "--schedulers", "fifo,gpipe"], "scheduler gpipe is for a pipeline, not for data-parallel ranks"),
     ([*PIPELINE, "--schedulers", "gpipe"], "give at least two different ones"),
     ([*PIPELINE, "--schedulers", "gpipe,chimera", "--ranks", "3"], "chimera: needs even numbers"),

@@ -16,8 +16,8 @@ from minidl import models, optim
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, widths
-from minidl.pricing.cost import CostError
-from minidl.schedulers.wide import CHAIN, balanced, choices, counts_up_to, critical_path, in_widths, shared
+from minidl.pricing.cost import CostError, counts_up_to
+from minidl.schedulers.wide import CHAIN, balanced, choices, critical_path, in_widths, shared
 
 COST = ml.CostModel.analytic(flops_per_us=2e3)
 
