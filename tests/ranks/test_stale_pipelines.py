@@ -33,6 +33,7 @@ from stale_runs import (
 )
 
 import minidl as ml
+from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, as_recorded, pack, unpack
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
@@ -57,7 +58,7 @@ CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, 3, {"network": Tied, "optimizer": "adamw, clipped"}) for name in POLICIES]
          + [("layerpipe", ranks, {"network": heavy, "optimizer": "adamw, clipped"}) for ranks in (2, 3, 4)]
          + [(IN_HALVES, 2, {"network": heavy}), (IN_HALVES, 3, {"network": Drawn(4), "optimizer": "adamw, clipped"}),
-            (IN_HALVES, 3, {"network": Drawn(7), "optimizer": "adamw, scaled"})])
+            (IN_HALVES, 3, {"network": Drawn(7), "optimizer": "adamw, clipped"})])
 
 
 @pytest.mark.few(1)
@@ -68,6 +69,12 @@ def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
     losses, parameters, log, plan = run(name, ranks, **options)
     assert (losses, parameters) == replayed(name, ranks, log, **options)
     assert bool(plan.placement.halves) == (name == IN_HALVES)
+
+
+def test_halves_of_two_ranks_share_no_loss_scale():
+    graph = recorded(1, "adamw, scaled", heavy)[1]
+    with pytest.raises(Refused, match="1O0 and 1U7 are on different ranks and both need loss scale"):
+        ml.plan(graph, "layerpipe", COST, ml.Machine(2), method="inter")
 
 
 def test_an_output_gradient_in_two_halves_evens_the_ranks():
