@@ -209,7 +209,7 @@ class Arm:
 
     def shares(self) -> dict[str, list[float]]:
         """Shares of each rank's time in a group of traced steps: compute, and the rest; for the last step also wait and
-        transfer. If tasks wait, the share of computation is that of the steps before, which are not traced."""
+        transfer. If tasks wait, the share of computation is from the untraced steps before."""
         self.comm.gather(None)
         took = computed = last = 0.0
         for _ in range(STEPS):

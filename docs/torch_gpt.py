@@ -182,7 +182,7 @@ def on_ranks(place: str, *options: str) -> str:
 
 
 def costs() -> CostModel:
-    """Of the layers (the mean of both ranks), the link and an action, which includes the sender's part of a message."""
+    """Of the layers (the mean of both ranks), of the link, and of an action of torch's runtime, which sends nothing."""
     with tempfile.TemporaryDirectory() as place:
         empty, full, action = map(float, on_ranks(place).split())
         of_ranks = [CostModel.load(Path(place) / f"costs{rank}.json") for rank in range(RANKS)]

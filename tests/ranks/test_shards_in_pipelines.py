@@ -36,8 +36,8 @@ NAMES = ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v", "chimera"]
 
 
 def trained(own: list[Any], grid: RankGrid) -> tuple[list[Any], list[list[bytes]]]:
-    """Losses of each replica, and each parameter as every rank that holds it left it, or its share. What is planned is
-    allocated."""
+    """Losses of each replica, and each parameter, or its share, as every rank that holds it left it. Planned and
+    allocated bytes must be equal."""
 
     def work(communicator: Any) -> tuple[list[Any], list[bytes | None]]:
         model, plan = own[communicator.rank]
