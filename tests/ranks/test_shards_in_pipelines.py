@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +12,10 @@ import numpy as np
 import pytest
 import test_composition
 from command_line import one_line, run, run_json
-from helpers import PATIENCE, ROOT, deadline, need
+from helpers import deadline, need
 from test_pipeline_ranks import MPIEXEC, command
 from test_pipeline_replicas import alone, batches, planned, recorded
+from torch_launcher import on_torch_ranks
 
 import minidl as ml
 from minidl.core.schedule import RankGrid
@@ -203,17 +201,7 @@ def test_torchs_runtime_shards_as_the_grid_says(tmp_path: Path):
             stages = made.placement.stages
             (tmp_path / f"{stages}-4-{name}-{written}.csv").write_text(pipeline.for_torch(made))
             written += 1
-    script = ROOT / "tests" / "helpers" / "torch_shards.py"
-    ranks = [subprocess.Popen([sys.executable, script, str(rank), tmp_path], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) for rank in range(4)]
-    try:
-        found = [rank.communicate(timeout=PATIENCE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for out, err in found:
-        lines = [json.loads(line) for line in out.splitlines()]
-        assert len(lines) == written, err[-3000:]
+    for lines in on_torch_ranks("torch_shards.py", 4, tmp_path, written):
         assert [name for name, apart in lines if not apart < 1e-6] == []
 
 

@@ -3,15 +3,13 @@ come back as they were; what its runtime cannot hold is refused."""
 
 import csv
 import io
-import json
-import subprocess
-import sys
 
 import numpy as np
 import pipelines
 import pytest
-from helpers import PATIENCE, ROOT, need
+from helpers import need
 from test_torch_grids import as_csv, torch_order
+from torch_launcher import on_torch_ranks
 
 from minidl.cli import main
 from minidl.core.placement import Refused
@@ -57,17 +55,7 @@ def test_gradients_of_torchs_runtime_have_the_bits_of_one_process(tmp_path, p):
             file = tmp_path / f"{plan.placement.stages}-{m}-{name}-{what}.csv"
             file.write_text(pipeline.for_torch(plan))
             written += 1
-    script = ROOT / "tests" / "helpers" / "torch_ranks.py"
-    ranks = [subprocess.Popen([sys.executable, script, str(rank), str(p), tmp_path], stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, text=True) for rank in range(p)]
-    try:
-        found = [rank.communicate(timeout=PATIENCE) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    for out, err in found:
-        lines = [json.loads(line) for line in out.splitlines()]
-        assert len(lines) == written, err[-3000:]
+    for lines in on_torch_ranks("torch_ranks.py", p, tmp_path, written, str(p)):
         assert [name for name, equal in lines if not equal] == []
 
 
