@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from errno import EEXIST
 from functools import partial
 from mmap import PAGESIZE, mmap
-from tempfile import TemporaryFile, gettempdir
+from tempfile import gettempdir, mkstemp
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -85,10 +86,10 @@ def _failed(error: OSError, nbytes: int, way: str, where: str) -> OSError:
 
 
 def _opened(path: str | None) -> int:
-    """A new file without a name."""
-    if path is None:
-        with TemporaryFile() as file:
-            return os.dup(file.fileno())
-    number = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
-    os.unlink(path)
+    """A new file without a name. It never has this one, so processes may open it at the same time."""
+    if path and os.path.lexists(path):
+        raise FileExistsError(EEXIST, os.strerror(EEXIST))
+    folder, name = os.path.split(path) if path else (None, "")
+    number, found = mkstemp(prefix=f"{name}.", dir=os.curdir if folder == "" else folder)
+    os.unlink(found)
     return number

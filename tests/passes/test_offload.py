@@ -319,6 +319,21 @@ def test_what_cannot_be_offloaded_is_refused():
         ml.plan(chain(4), "in_order", offload="everything")
 
 
+def test_two_processes_may_open_files_of_one_name_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each rank opens the file that was asked for once, to see that it can, and may not meet another rank's."""
+    unlink, path = os.unlink, str(tmp_path / "far")
+
+    def later(found: str) -> None:
+        monkeypatch.setattr(os, "unlink", unlink)
+        mapped(0, path)
+        unlink(found)
+
+    monkeypatch.setattr(os, "unlink", later)
+    mapped(0, path)
+    assert os.unlink is unlink
+    assert not os.listdir(tmp_path)
+
+
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     taken = tmp_path / "taken"
     taken.write_text("mine")
