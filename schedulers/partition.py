@@ -291,7 +291,6 @@ def delays(group: Sequence[int]) -> list[int]:
     `group[l]`: the stage of layer l, ascending from 0. Layers of one stage share a delay; the last stage has none.
     Raises PartitionError if a stage is missing or stages descend.
     """
-    if not group or group[0] != 0 or any(after - before not in (0, 1)
-                                         for before, after in pairwise(group)):
+    if not group or group[0] != 0 or any(after - before not in (0, 1) for before, after in pairwise(group)):
         raise PartitionError(f"the stages of the layers are {list(group)}; they must ascend from 0 in steps of 1")
     return [2 * (group[-1] - stage) for stage in group]

@@ -72,8 +72,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             chosen = find(policy, "pipeline" if given else None) if isinstance(policy, str) else policy
             order, plain = away.apart(chosen)
             free = replace(machine, memory_limit=limit if order is None else None)
-            made = _plan(graph, plain, cost, free, options, {"dropped": dropped, "parts": parts},
-                         Shards.of(level))
+            made = _plan(graph, plain, cost, free, options, {"dropped": dropped, "parts": parts}, Shards.of(level))
             return made if order is None else away.moved(made, cost, limit, away.moves_in(order), order)
 
         def cut(parts: Parts) -> Plan:

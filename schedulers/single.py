@@ -48,14 +48,11 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
     """F and O on `main`, W and U on `streams - 1` sub streams in the order in which they become ready, which `cost`
     says; a weight gradient that an output gradient needs (the sums of a batch norm) stays on `main` (Oh, Lee, Kim, Seo,
     EuroSys 2022, section 4). If tasks are in parts, or output gradients go in sweeps, any task may run on any stream,
-    as long as that is faster.
-    Everything on one stream where the simulator shows that this is best; costs from flops and bytes, which charge
-    nothing for streams, always show them. `streams`: by default 2, or as many more as are predicted to gain, up to the
-    cores that the costs were measured on. `map`: the authors' own placement for densenet121 or mobilenet_v3, whatever
-    it costs.
-
-    Raises ValueError for fewer than 2 streams, and for a map that does not fit the graph.
-    """
+    as long as that is faster. Everything on one stream where the simulator shows that this is best; costs from flops
+    and bytes, which charge nothing for streams, always show them. `streams`: by default 2, or as many more as are
+    predicted to gain, up to the cores that the costs were measured on. `map`: the authors' own placement for
+    densenet121 or mobilenet_v3, whatever it costs. Raises ValueError for fewer than 2 streams, and for a map that does
+    not fit the graph."""
     if map is not None and streams not in (None, 2):
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
     if map is not None:
@@ -94,8 +91,7 @@ def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     needed = np.zeros(len(graph), bool)
     needed[producer[feeds_chain]] = True
     side &= ~(needed & (graph.kind == Kind.W))
-    return in_ready_order(graph, cost.durations(graph), side.astype(np.int64), ["main"],
-                          _names(streams)[1:])
+    return in_ready_order(graph, cost.durations(graph), side.astype(np.int64), ["main"], _names(streams)[1:])
 
 
 def _names(streams: int) -> list[str]:

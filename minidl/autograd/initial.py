@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split", "tensors", "text", "time steps",
-            "gossip")
+PURPOSES = ("weights", "order", "augment", "dropout", "synthetic", "split", "tensors", "text", "time steps", "gossip")
 
 
 def generator_of(seed: int, purpose: str, *index: int) -> np.random.Generator:

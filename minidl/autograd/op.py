@@ -129,10 +129,8 @@ def check_float(op: Op, dtype: str) -> None:
 
 
 def statistics_dtype(op: Op, x: Tensor, *parameters: Tensor) -> str:
-    """The one type of the statistics and parameters of a norm over x: x's type, or float32 if x has 16 bits.
-
-    Raises ShapeError if the parameters have another type.
-    """
+    """The one type of the statistics and parameters of a norm over x: x's type, or float32 if x has 16 bits. Raises
+    ShapeError if the parameters have another type."""
     if x.dtype in HALVES and all(t.dtype == "float32" for t in parameters):
         same_dtype(op, x)
         return "float32"

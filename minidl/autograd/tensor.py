@@ -48,8 +48,7 @@ class Node:
     __slots__ = ("inputs", "micro_batch", "number", "op", "out", "unit", "walked")
     latest = 0
 
-    def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor,
-                 micro_batch: int | None) -> None:
+    def __init__(self, op: Op, unit: int, inputs: Sequence[Tensor], out: Tensor, micro_batch: int | None) -> None:
         Node.latest += 1
         self.walked = False
         self.op, self.unit, self.inputs, self.out, self.number, self.micro_batch = (op, unit, inputs, out,
@@ -130,8 +129,7 @@ class Tensor:
         return self.shape[0]
 
     def __repr__(self) -> str:
-        value = ("recorded" if self.storage.recorded
-                 else np.array2string(self.numpy(), threshold=20, prefix="Tensor("))
+        value = ("recorded" if self.storage.recorded else np.array2string(self.numpy(), threshold=20, prefix="Tensor("))
         return f"Tensor({value}, shape={self.shape}, dtype={self.dtype})"
 
     # --------------------------------------------------------------------------------------------------------- values
@@ -148,10 +146,8 @@ class Tensor:
         return device.fetch(array)
 
     def assign(self, value: Any) -> None:
-        """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory.
-
-        Raises ShapeError for another shape, and for a type that cannot be cast to the tensor's.
-        """
+        """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory. Raises
+        ShapeError for another shape, and for a type that cannot be cast to the tensor's."""
         if not isinstance(value, Initial):
             value = numeric(value)
         if value.shape not in (self.shape, ()) or not np.can_cast(value.dtype, np.dtype(self.dtype), "same_kind"):
@@ -219,11 +215,9 @@ class Tensor:
     def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:
         """Computes the gradients of this scalar toward every parameter on which it depends, and adds them to those that
         no update has used yet. `gradient`: a scalar tensor of the same type that multiplies all of them.
-        `retain_graph`: whether another backward may go through the same forward pass.
-
-        Raises ShapeError if this is not a scalar, and RuntimeError if it depends on no parameter, or where an
-        earlier backward has gone through a part of the forward pass without `retain_graph`.
-        """
+        `retain_graph`: whether another backward may go through the same forward pass. Raises ShapeError if this is not
+        a scalar, and RuntimeError if it depends on no parameter, or where an earlier backward has gone through a part
+        of the forward pass without `retain_graph`."""
         if self.size != 1:
             raise ShapeError(f"backward starts from a scalar, not from shape {self.shape}")
         if not self.requires_grad:
@@ -309,9 +303,7 @@ def numeric(value: Any) -> Any:
 
 def array(value: Any, dtype: str | None = None, name: str = "tensor") -> Tensor:
     """A tensor with a copy of `value`; Python floats become float32. While recording it is a constant of the graph.
-
-    Raises ShapeError if `value` is not numbers, and for Python floats that are too large for float32.
-    """
+    Raises ShapeError if `value` is not numbers, and for Python floats that are too large for float32."""
     array = numeric(value)
     if dtype is not None:
         array = array.astype(dtype, copy=False)

@@ -126,8 +126,7 @@ def _recorded(arguments: Any, replica: int, replicas: int, recordings: list[Reco
         return recordings[0] if arguments.dry_run and not arguments.resume else recordings[0].copy(replica)
 
 
-def _train(read: Callable[[], Any], communicator: Any, held: ExitStack,
-           recordings: list[Recorded] | None) -> int:
+def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordings: list[Recorded] | None) -> int:
     first = communicator.rank == 0
 
     def prepare() -> tuple[Any, dict[str, Any]]:

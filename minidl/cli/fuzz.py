@@ -24,8 +24,7 @@ The exit code is 0 if everything is equal, and 1 if something differs or nothing
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description, parser.formatter_class = ABOUT, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("step", nargs="?", metavar="FILE.py:FUNCTION",
-                        help="your own training (default: random steps)")
+    parser.add_argument("step", nargs="?", metavar="FILE.py:FUNCTION", help="your own training (default: random steps)")
 
 
 def run(arguments: Any) -> int:

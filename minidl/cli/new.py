@@ -28,8 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def new(arguments: Any) -> int:
     """Writes the files of a template. Raises UsageError if one of them is there already."""
     folder = Path(arguments.folder)
-    files = {folder / path.name.removesuffix(".txt"): path
-             for path in sorted((TEMPLATES / arguments.kind).iterdir())}
+    files = {folder / path.name.removesuffix(".txt"): path for path in sorted((TEMPLATES / arguments.kind).iterdir())}
     for path in files:
         if path.exists():
             raise UsageError(f"{path} is there already; give another folder")

@@ -96,8 +96,7 @@ def check(arguments: Any) -> int:
     if arguments.model and "--costs" in arguments.given:
         record["predicted_step_ms"] = round(made.predicted_step_ms, 4)
         words.append(f"{made.predicted_step_ms:.3f} ms a step predicted")
-    show.emit(arguments, record,
-              lambda: f"{made.schedule.grid(show.width())}\n\nvalid{where}: {', '.join(words)}")
+    show.emit(arguments, record, lambda: f"{made.schedule.grid(show.width())}\n\nvalid{where}: {', '.join(words)}")
     return 0
 
 

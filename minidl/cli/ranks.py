@@ -45,8 +45,7 @@ def _end(error: BaseException, communicator: MPI) -> NoReturn:
         code, why = 128 + number, interrupts.line(number)
         rank = rank if interrupts.came_to is None else interrupts.came_to
     if communicator.fail(error):
-        show.note(f"minidl: {why}" if isinstance(error, RankError)
-                  and error.own else f"minidl: rank {rank}: {why}")
+        show.note(f"minidl: {why}" if isinstance(error, RankError) and error.own else f"minidl: rank {rank}: {why}")
     abort(code)
 
 

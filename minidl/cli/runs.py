@@ -120,8 +120,7 @@ def rate_of(arguments: Any, recorded: Recorded) -> Rate | None:
     steps, lr = steps_of(arguments, recorded), recorded.job.lr
     if arguments.warmup >= steps:
         raise UsageError(f"--warmup {arguments.warmup} is not shorter than the run, which has {steps} steps")
-    rate: Rate = (optim.cosine(lr, steps - arguments.warmup) if arguments.lr_schedule == "cosine"
-                        else lambda step: lr)
+    rate: Rate = (optim.cosine(lr, steps - arguments.warmup) if arguments.lr_schedule == "cosine" else lambda step: lr)
     return optim.warmup(rate, arguments.warmup, 1 / (arguments.warmup + 1)) if arguments.warmup else rate
 
 

@@ -200,8 +200,7 @@ def _comparison(records: list[dict[str, Any]], verdict: str, trainers: list[Trai
     head = ("scheduler", "step ms", "p10", "p90", "speed-up", "predicted ms", "peak bytes", "last loss", metric,
             "parameters")
     shown = {t.job.scheduler: t.run if communicator is None else t.plan for t in trainers}
-    grids = "\n".join(f"{name}\n{of.schedule.grid(show.width())}" for name, of in shown.items()
-                      if len(of.graph) <= 40)
+    grids = "\n".join(f"{name}\n{of.schedule.grid(show.width())}" for name, of in shown.items() if len(of.graph) <= 40)
     where = "" if communicator is None else f" on {communicator.size} rank{'s' * (communicator.size > 1)}"
     return (f"{first['model']} ({first['parameters']:,} parameters) on {first['data']}, {first['steps']} "
             f"steps each{where}, interleaved\n" + (f"\n{grids}\n\n" if grids else "")

@@ -214,10 +214,9 @@ LISTED = 40  #: the most tasks of a graph in a notebook
 
 @dataclass(frozen=True, slots=True)
 class StorageSpec:
-    """One piece of memory: shape, dtype, bytes, role. `live`: the object that holds its data, if they outlive a
-    step. `filled`: the object with whose data it is filled before a loop's first step (`minidl.passes.boundary`), or
-    the number.
-    `share_of`: the object whose data it has a rank's share of (`minidl.passes.shard`)."""
+    """One piece of memory: shape, dtype, bytes, role. `live`: the object that holds its data, if they outlive a step.
+    `filled`: the object with whose data it is filled before a loop's first step (`minidl.passes.boundary`), or the
+    number. `share_of`: the object whose data it has a rank's share of (`minidl.passes.shard`)."""
 
     name: str
     shape: tuple[int, ...]
@@ -585,11 +584,8 @@ class TaskGraph(Columns):
 
     def with_copies(self, copy: Ints, group: Ints) -> tuple[TaskGraph, list[dict[int, int]]]:
         """The graph in which the tasks of group g use copy `copy[b, g]` of buffer b; copy 0 is the buffer itself.
-        `group`: the group of each task.
-
-        Returns the graph and, for each group, a map from a storage to its copy. All buffers of a storage must have the
-        same copies.
-        """
+        `group`: the group of each task. Returns the graph and, for each group, a map from a storage to its copy. All
+        buffers of a storage must have the same copies."""
         copies, buffers = int(copy.max(initial=0)) + 1, len(self.buffer_bytes)
         further = np.unique(np.arange(buffers)[:, None] * copies + copy)
         further = further[further % copies > 0]  # the further copies, each as one number of buffer and copy

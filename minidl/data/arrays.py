@@ -18,22 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..system.loading import function_of, line_of
-from .dataset import (
-    MOST,
-    Array,
-    DataError,
-    Dataset,
-    Images,
-    LabelError,
-    Note,
-    Rows,
-    Scaling,
-    Standardize,
-    check_labels,
-    check_scaled,
-    pieces,
-    statistics,
-)
+from .dataset import (MOST, Array, DataError, Dataset, Images, LabelError, Note, Rows, Scaling, Standardize,
+                      check_labels, check_scaled, pieces, statistics)
 from .loader import fifth
 from .streams import HEAD, MOST_BATCHES, MOST_BYTES, stream
 

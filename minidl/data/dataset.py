@@ -215,8 +215,7 @@ def check_labels(y: Array, classes: int, where: object) -> None:
 
 
 def check_vocabulary(tokens: int, known: int | None, where: object) -> int:
-    """The size of the network's vocabulary, `known`, or the data's if None. Raises LabelError if it is
-    too small."""
+    """The size of the network's vocabulary, `known`, or the data's if None. Raises LabelError if it is too small."""
     if known is not None and tokens > known:
         raise LabelError(f"{where}: has a vocabulary of {tokens} tokens, and the network one of {known}")
     return known or tokens

@@ -26,10 +26,8 @@ RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": b
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:
-    """The graph with these rules applied, in their fixed order, for a device.
-
-    Raises ValueError for an unknown rule, and for a graph without kernels.
-    """
+    """The graph with these rules applied, in their fixed order, for a device. Raises ValueError for an unknown rule,
+    and for a graph without kernels."""
     if len(graph) and not graph.launches:
         raise ValueError(f"graph {graph.name_of_graph!r} has no kernels to fuse")
     draft = Draft(graph, device)

@@ -136,8 +136,7 @@ class Draft:
         """A launch with the scratch memory that it needs, and the buffers of that memory."""
         work = self.device.work(KERNELS[kernel])
         views, buffers = [], []
-        for shape, dtype in (work(reads, writes, **constants)
-                             if work else ()):
+        for shape, dtype in (work(reads, writes, **constants) if work else ()):
             view, buffer = self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
             views.append(view)
             buffers.append(buffer)

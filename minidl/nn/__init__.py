@@ -3,20 +3,8 @@
 from typing import TYPE_CHECKING
 
 from ..autograd.tensor import Parameter
-from ..ops import (
-    attention,
-    concat,
-    cross_entropy,
-    dropout,
-    embedding,
-    gelu,
-    layer_norm,
-    log_softmax,
-    mse,
-    relu,
-    softmax,
-    split,
-)
+from ..ops import (attention, concat, cross_entropy, dropout, embedding, gelu, layer_norm, log_softmax, mse, relu,
+                   softmax, split)
 from . import activations, functional, init, losses, module, recurrent, sequence, spiking, vision
 from .activations import *  # noqa: F403
 from .hints import missing

@@ -12,8 +12,7 @@ def missing(module: str, known: Sequence[str], instead: Mapping[str, str]) -> Ca
 
     def raise_for(name: str) -> NoReturn:
         near = [] if name.startswith("_") else get_close_matches(name, known, 3, 0.6)
-        hint = (f"; use {instead[name]}" if name in instead
-                else f"; similar names: {', '.join(near)}" if near else "")
+        hint = (f"; use {instead[name]}" if name in instead else f"; similar names: {', '.join(near)}" if near else "")
         raise AttributeError(f"module {module!r} has no attribute {name!r}{hint}")
 
     return raise_for

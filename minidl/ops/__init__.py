@@ -2,67 +2,20 @@
 
 from __future__ import annotations
 
-from .activation import (
-                         celu,
-                         elu,
-                         glu,
-                         hardsigmoid,
-                         hardswish,
-                         leaky_relu,
-                         logsigmoid,
-                         mish,
-                         prelu,
-                         relu6,
-                         selu,
-                         silu,
-                         softsign,
-                         spike,
-)
+from .activation import (celu, elu, glu, hardsigmoid, hardswish, leaky_relu, logsigmoid, mish, prelu, relu6, selu, silu,
+                         softsign, spike)
 from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
 from .attention import attention
 from .batch_norm import batch_norm
 from .cast import astype
 from .conv import conv2d
 from .conv_transpose import conv1d, conv_transpose1d, conv_transpose2d
-from .create import (
-                         arange,
-                         eye,
-                         full,
-                         full_like,
-                         linspace,
-                         ones,
-                         ones_like,
-                         rand,
-                         rand_like,
-                         randint,
-                         randn,
-                         randn_like,
-                         randperm,
-                         zeros,
-                         zeros_like,
-)
+from .create import (arange, eye, full, full_like, linspace, ones, ones_like, rand, rand_like, randint, randn,
+                     randn_like, randperm, zeros, zeros_like)
 from .dropout import dropout
 from .einsum import einsum
-from .elementwise import (
-                         absolute,
-                         add,
-                         cos,
-                         div,
-                         exp,
-                         gelu,
-                         log,
-                         maximum,
-                         minimum,
-                         mul,
-                         neg,
-                         power,
-                         relu,
-                         sigmoid,
-                         sin,
-                         sqrt,
-                         sub,
-                         tanh,
-)
+from .elementwise import (absolute, add, cos, div, exp, gelu, log, maximum, minimum, mul, neg, power, relu, sigmoid,
+                          sin, sqrt, sub, tanh)
 from .embedding import embedding
 from .extremes import amax, amin, argmax, argmin
 from .group_norm import group_norm

@@ -12,11 +12,8 @@ from .shape import reshape, transpose
 
 def einsum(equation: str, *operands: Tensor) -> Tensor:
     """The sum of products that the equation names: `einsum("nhqd,nhkd->nhqk", q, k)`. Operands are joined from left to
-    right. Without `->`, the names that come once are the result's, sorted.
-
-    Raises ValueError for an equation that it cannot read (no `...`, no name twice in an operand), ShapeError where
-    lengths do not fit.
-    """
+    right. Without `->`, the names that come once are the result's, sorted. Raises ValueError for an equation that it
+    cannot read (no `...`, no name twice in an operand), ShapeError where lengths do not fit."""
     left, arrow, result = equation.replace(" ", "").partition("->")
     names = left.split(",")
     if not arrow:

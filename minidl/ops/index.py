@@ -137,10 +137,8 @@ def _chosen(mask: Any) -> list[Any]:
 
 def index(x: Tensor, item: Any) -> Tensor:
     """x[item]: whole numbers, slices with positive steps, `...` and None make views. Index arrays (int64) and masks of
-    neighbouring axes choose elements as in NumPy and torch.
-
-    Raises ShapeError or IndexError if they do not fit, and RuntimeError for a mask that has no values yet.
-    """
+    neighbouring axes choose elements as in NumPy and torch. Raises ShapeError or IndexError if they do not fit, and
+    RuntimeError for a mask that has no values yet."""
     items = _parts(item, x.shape)
     if not any(_is_array(n) for n in items):
         return _with_axes(x, items)
@@ -185,6 +183,5 @@ def gather(x: Tensor, axis: int, index: Any) -> Tensor:
     t = _whole(index, x.shape[axis])
     if t.ndim != x.ndim or any(a != axis and n != m for a, (n, m) in enumerate(zip(t.shape, x.shape, strict=False))):
         raise ShapeError(f"gather: index {t.shape} does not fit shape {x.shape} along axis {axis}")
-    places = [array(np.arange(n).reshape([-1 if b == a else 1 for b in range(x.ndim)]))
-              for a, n in enumerate(x.shape)]
+    places = [array(np.arange(n).reshape([-1 if b == a else 1 for b in range(x.ndim)])) for a, n in enumerate(x.shape)]
     return Take()(x, *(t if a == axis else p for a, p in enumerate(places)))

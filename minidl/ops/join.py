@@ -147,10 +147,8 @@ class Slice(Op):
 @with_dim
 def concat(tensors: Sequence[Tensor], axis: int = 0, room: int = 0) -> Tensor:
     """The tensors one after the other along `axis`; their other lengths are equal. `room`: the length of the memory
-    along that axis, if larger; then `concat([result, more], axis)` copies only `more`, as long as there is room.
-
-    Raises ShapeError if they do not fit, and ValueError for no tensors.
-    """
+    along that axis, if larger; then `concat([result, more], axis)` copies only `more`, as long as there is room. Raises
+    ShapeError if they do not fit, and ValueError for no tensors."""
     if not tensors:
         raise ValueError("concat: there is nothing to join")
     return Concat(axis, room)(*tensors)

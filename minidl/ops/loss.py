@@ -135,10 +135,9 @@ def label_weights(weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:
 
 
 def cross_entropy(x: Tensor, labels: Tensor, smoothing: float = 0.0, ignore_index: int | None = None) -> Tensor:
-    """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is
-    1 - smoothing at the label plus smoothing / c everywhere. Samples whose label is `ignore_index` do not count; if
-    none counts, the loss is not a number. Raises ValueError unless 0 <= smoothing <= 1, and for a label out of
-    range."""
+    """The mean over samples of -sum(target log softmax(x)) for logits (n, c) and labels (n,) int64. The target is 1 -
+    smoothing at the label plus smoothing / c everywhere. Samples whose label is `ignore_index` do not count; if none
+    counts, the loss is not a number. Raises ValueError unless 0 <= smoothing <= 1, and for a label out of range."""
     if isinstance(smoothing, Tensor):
         raise TypeError("the third argument of this cross_entropy is the label smoothing, a number; class weights are "
                         "an argument of nn.functional.cross_entropy and nn.CrossEntropyLoss")

@@ -89,10 +89,8 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """x with further elements: `pad` has (before, after) of the last axis, then of the one before it, and so on, as in
-    torch. `mode`: constant (`value`), reflect, replicate or circular. A number below 0 cuts.
-
-    Raises ShapeError if they do not fit; and for two axes of an image, whose last axis are its channels here.
-    """
+    torch. `mode`: constant (`value`), reflect, replicate or circular. A number below 0 cuts. Raises ShapeError if they
+    do not fit; and for two axes of an image, whose last axis are its channels here."""
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ShapeError(f"pad: {len(pad)} numbers do not fit shape {x.shape}; two for each axis are needed")
     if x.ndim == 4 and len(pad) == 4:

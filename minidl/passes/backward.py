@@ -41,7 +41,6 @@ def backwards_apart(draft: Draft, parts: int = 1) -> Draft:
 
 
 def fused_backwards(draft: Draft) -> Draft:
-    """The tasks of the order. Raises GraphError if another task needs one of the two and the other needs that
-    task."""
+    """The tasks of the order. Raises GraphError if another task needs one of the two and the other needs that task."""
     which = fused_in(draft.order, draft.placement.stages, draft.micro_batches)
     return draft if isinstance(which, bool) else draft.merged(*fused(draft.graph, which))

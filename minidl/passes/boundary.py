@@ -105,10 +105,8 @@ def kept(graph: TaskGraph, then: Ints, now: Ints) -> Kept:
 
 
 def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
-    """The loop of a recorded step whose tasks `late` (ids of W and U) run one step late.
-
-    Raises BoundaryError for a task that cannot be late because a task of its step that is not late needs it.
-    """
+    """The loop of a recorded step whose tasks `late` (ids of W and U) run one step late. Raises BoundaryError for a
+    task that cannot be late because a task of its step that is not late needs it."""
     crosses = np.zeros(len(graph), bool)
     crosses[list(late)] = True
     if not crosses.any():

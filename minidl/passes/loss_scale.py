@@ -26,8 +26,7 @@ def makers(graph: TaskGraph) -> Ints:
 
 
 def loss_scale_by_stage(draft: Draft) -> Draft:
-    """Each stage divides its own gradients by the loss scale. Raises Refused if several optimizers share one
-    scale."""
+    """Each stage divides its own gradients by the loss scale. Raises Refused if several optimizers share one scale."""
     graph = draft.graph
     scaling = [t for t in np.flatnonzero(graph.kind == Kind.U).tolist() if graph.launches
                and any(launch.kernel == "unscale" for launch in graph.launches[t])]

@@ -133,8 +133,7 @@ def _sums_of_uses(graph: TaskGraph, update: int) -> Any:
         storage = graph.storages[int(graph.buffer_storage[buffer])]
         return storage.shape, storage.dtype
 
-    own = {spec(b) for b in graph.writes[update].tolist()
-           if graph.storages and graph.buffer(b).role == Role.PARAMETER}
+    own = {spec(b) for b in graph.writes[update].tolist() if graph.storages and graph.buffer(b).role == Role.PARAMETER}
     return np.array([graph.buffer(b).role == Role.GRADIENT and bool(own) and spec(b) in own
                      for b in graph.reads[update].tolist()], bool)
 
@@ -164,9 +163,7 @@ def fused(graph: TaskGraph, which: np.ndarray | None = None) -> tuple[TaskGraph,
 
 def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
     """(the graph with one task for all tasks of the same key, the new id of each task). `keys`: one for each task.
-
-    Raises GraphError if merged tasks would wait for each other in a circle.
-    """
+    Raises GraphError if merged tasks would wait for each other in a circle."""
     distinct, first, group = np.unique(keys, return_index=True, return_inverse=True)
     count = len(distinct)
     edges = np.unique(np.stack([group[graph.preds.ids], group[graph.preds.row_of_each()]], axis=1), axis=0)

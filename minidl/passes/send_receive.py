@@ -31,9 +31,8 @@ def talks(schedule: Schedule) -> bool:
 
 @dataclass(frozen=True)
 class Messages:
-    """One message for everything that a task sends to a rank: message i goes from task `sender[i]` (of
-    parts: the last) to rank `to[i]`. Buffer `copied[j]` travels in message `message[j]` and becomes buffer `copy[j]` on
-    that rank."""
+    """One message for everything that a task sends to a rank: message i goes from task `sender[i]` (of parts: the last)
+    to rank `to[i]`. Buffer `copied[j]` travels in message `message[j]` and becomes buffer `copy[j]` on that rank."""
 
     sender: Ints
     to: Ints
@@ -226,8 +225,7 @@ def meetings(graph: TaskGraph) -> tuple[Ints, Ints]:
     return found[:, 0], found[:, 1]
 
 
-def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place: Ints,
-                messages: Messages) -> Schedule:
+def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place: Ints, messages: Messages) -> Schedule:
     """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which their senders run. `send`,
     `receive`: the keys of each message's two tasks; `place` of each task in the schedule."""
     early = unpack(receive).late > unpack(send).late  # received before everything that is sent in the same step

@@ -16,8 +16,7 @@ def side_by_side(draft: Draft) -> Draft:
     """The second parts of each rank's tasks on a lane `sub1`, the third ones on `sub2`, and so on. A legal order of one
     lane stays legal, since each lane keeps it. An order with several lanes of a rank that compute, or with sums on such
     a lane, stays as it is, and so does a step on one device: there the policy places all tasks. Stages in parts (of
-    `layerpipe`) are no tasks in parts, and stay as well.
-    """
+    `layerpipe`) are no tasks in parts, and stay as well."""
     order = draft.schedule
     if order is None or (draft.placement.parts is not None if draft.staged else draft.sums is None):
         return draft

@@ -66,9 +66,8 @@ def weight_versions(draft: Draft) -> Draft:
     versions that are read: tasks then read W_t - d G, where G is the moving average of updates since the loop began
     (the kernel `past`). It takes the place of one version: the update first turns it into what it needs of the past.
     Predicted weights are the same with an age below 0 and decay 0: W_t + d (W_t - W_(t-1)), read by forwards whose
-    backward comes after d more updates.
-    Raises Refused for a version that does not exist in time, or no longer, or for different ages under an
-    average.
+    backward comes after d more updates. Raises Refused for a version that does not exist in time, or no longer, or for
+    different ages under an average.
     """
     if draft.versions is None:
         return draft

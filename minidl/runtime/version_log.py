@@ -139,8 +139,7 @@ def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     found: dict[int, list[int]] = {}
     for (step, unit, stage), forwards in sorted(read.items()):
         before = sorted(made[step, stage])  # the version that each update of the step changes
-        found.setdefault(unit, []).extend(before[i * len(before) // len(forwards)] - version
-                                         for i, version in forwards)
+        found.setdefault(unit, []).extend(before[i * len(before) // len(forwards)] - version for i, version in forwards)
     return {unit: np.array(late) for unit, late in found.items()}
 
 

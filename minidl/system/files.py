@@ -39,9 +39,7 @@ class FileError(OSError):
 # -------------------------------------------------------------------------------------------------------------- reading
 def read(path: str | Path, kind: str) -> bytes:
     """The bytes of a regular file of at most `LARGEST[kind]`. It rejects a pipe or a device instead of waiting for it.
-
-    Raises FileError.
-    """
+    Raises FileError."""
     try:
         with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
             status = os.fstat(file.fileno())
@@ -54,16 +52,13 @@ def read(path: str | Path, kind: str) -> bytes:
     except OSError as error:
         raise FileError(error.errno, error.strerror, str(path)) from None
     if size > LARGEST[kind]:
-        raise FileError(errno.EFBIG,
-                        f"larger than {LARGEST[kind] >> 10:,} KiB, the limit for a {kind} file", str(path))
+        raise FileError(errno.EFBIG, f"larger than {LARGEST[kind] >> 10:,} KiB, the limit for a {kind} file", str(path))
     return b"".join(parts)
 
 
 def read_text(path: str | Path, kind: str) -> str:
-    """As `read`, but as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n.
-
-    Raises FileError, and ValueError for bytes that are not UTF-8.
-    """
+    """As `read`, but as text: UTF-8, with or without a byte-order mark; every end of line becomes \\n. Raises
+    FileError, and ValueError for bytes that are not UTF-8."""
     content = read(path, kind)
     try:
         text = content.decode("utf-8-sig")
@@ -75,10 +70,7 @@ def read_text(path: str | Path, kind: str) -> str:
 # -------------------------------------------------------------------------------------------------------------- writing
 def write_atomic(path: str | Path, content: str | bytes) -> None:
     """Writes `content` to `path`, and follows links. The file appears whole or not at all, and keeps its mode and
-    owner; on any error the old file stays. A pipe or a device is written to in place.
-
-    Raises FileError.
-    """
+    owner; on any error the old file stays. A pipe or a device is written to in place. Raises FileError."""
     data = content.encode() if isinstance(content, str) else content
     try:
         status = _status(path)
@@ -94,10 +86,8 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
 
 class Growing:
     """A file that grows by whole records: of one that cannot be written, nothing is left. A regular file is locked, so
-    that no other process writes between the records; `anew` empties it first.
-
-    Raises FileError, also where another process holds the lock.
-    """
+    that no other process writes between the records; `anew` empties it first. Raises FileError, also where another
+    process holds the lock."""
 
     def __init__(self, path: str | Path, *, anew: bool) -> None:
         self._path = str(path)
@@ -242,10 +232,8 @@ def _sweep(folder: Path, begins: str) -> None:
 # ---------------------------------------------------------------------------------------------------------------- locks
 @contextmanager
 def claimed(path: Path) -> Iterator[None]:
-    """Holds the lock file `path` inside. The system frees the lock when the process ends, however it ends.
-
-    Raises FileError if another process holds it.
-    """
+    """Holds the lock file `path` inside. The system frees the lock when the process ends, however it ends. Raises
+    FileError if another process holds it."""
     while True:
         try:
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)

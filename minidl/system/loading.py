@@ -17,8 +17,7 @@ _LOADING = threading.RLock()  #: a thread that asks for a file while another run
 
 _HERE = Path(__file__).parents[1].absolute()
 #: folders of code that no user writes; in a clone, three rooms of the package are beside it
-_OTHERS = (_HERE, *(_HERE.parent / room for room in ("kernels", "models", "schedulers")),
-           Path(os.__file__).parent)
+_OTHERS = (_HERE, *(_HERE.parent / room for room in ("kernels", "models", "schedulers")), Path(os.__file__).parent)
 
 
 def function_of(name: str) -> Callable[..., Any]:

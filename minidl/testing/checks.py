@@ -62,8 +62,7 @@ def _differences(f: Callable[..., Tensor], values: Sequence[Any], which: int, we
     return found
 
 
-def gradients(f: Callable[..., Tensor], values: Sequence[Any], weights: Any, *, leaf: bool,
-              strided: bool) -> list[Any]:
+def gradients(f: Callable[..., Tensor], values: Sequence[Any], weights: Any, *, leaf: bool, strided: bool) -> list[Any]:
     """The gradients of sum(weights * f(values)) by the tape. `leaf`: toward parameters, so that weight gradient tasks
     make them; else the operands depend on data too, so that output gradient tasks do. `strided`: operands and the
     incoming gradient are transposed views. Raises CheckError for one that is missing or has another shape."""

@@ -31,9 +31,7 @@ def together(communicator: Communicator, part: Callable[[], Any], expected: type
 
 def agree(communicator: Communicator, prepare: Callable[[], tuple[Any, Mapping[str, Any]]]) -> Any:
     """Runs `prepare` on every rank, and returns its first result if its second, the settings, is equal on all ranks.
-
-    Raises Disagreement on every rank with the first difference, or with the error of the first rank that failed.
-    """
+    Raises Disagreement on every rank with the first difference, or with the error of the first rank that failed."""
     made: Any = None
 
     def part() -> dict[str, Any]:

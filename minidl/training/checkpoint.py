@@ -104,11 +104,9 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
 def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
          loader: Loader | None = None) -> Checkpoint:
     """Loads a checkpoint into model, optimizer, loader and the dropout counter, in place. Without an optimizer it loads
-    only the model, from a run with any seed.
-
-    Raises CheckpointError, before anything changes, for a file that is missing, damaged or foreign, that is of another
-    model, optimizer or order of data, or that was made with another seed than this run's (`minidl.seed`).
-    """
+    only the model, from a run with any seed. Raises CheckpointError, before anything changes, for a file that is
+    missing, damaged or foreign, that is of another model, optimizer or order of data, or that was made with another
+    seed than this run's (`minidl.seed`)."""
     file = file_of(path)
     mine = _tensors(model, optimizer)
     with _opened(file) as (about, header, content):

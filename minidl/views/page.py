@@ -52,8 +52,7 @@ class Curve:
 @dataclass(frozen=True)
 class Shown:
     """A plan as the page shows it: `graph` and `schedule` are what the simulator times, `timeline` is its prediction,
-    and `measured` a run. `graphs`: the ranks' graphs, which have the names of buffers. `remarks`: the
-    plan's."""
+    and `measured` a run. `graphs`: the ranks' graphs, which have the names of buffers. `remarks`: the plan's."""
 
     title: str
     graph: TaskGraph

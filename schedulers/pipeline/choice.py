@@ -24,10 +24,8 @@ Order = Callable[[Problem], Schedule | Ordered]
 
 
 def best_order(problem: Problem, orders: Mapping[str, Order], what: str) -> Ordered:
-    """The order with the smallest makespan, and notes: `choices[what]` has its name and the makespans of all.
-
-    Raises PipelineError if no order accepts the problem and keeps its cap.
-    """
+    """The order with the smallest makespan, and notes: `choices[what]` has its name and the makespans of all. Raises
+    PipelineError if no order accepts the problem and keeps its cap."""
     return _best({name: (problem, order) for name, order in orders.items()}, what)[1]
 
 

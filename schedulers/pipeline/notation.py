@@ -106,10 +106,7 @@ def _rank_of_reader(schedule: Schedule) -> Ints:
 
 def to_torch(schedule: Schedule) -> str:
     """Torch's grid of a schedule: tasks rank by rank, at their slots with bubbles in between after `validate`, else in
-    plain order.
-
-    Raises ScheduleError for more than one lane per rank, or for a task that the notation cannot name.
-    """
+    plain order. Raises ScheduleError for more than one lane per rank, or for a task that the notation cannot name."""
     ranks = [lane.rank for lane in schedule.lanes]
     if len(set(ranks)) < len(ranks):
         raise ScheduleError("the grid notation has one lane per rank; use the schedule without its communication")

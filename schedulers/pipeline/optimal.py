@@ -138,16 +138,12 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
         begun, value, bound = hint, float(known), float(floor)
     kinds = np.argsort(begun.transpose(1, 0, 2).reshape(p, 3 * m), axis=1, kind="stable") // m
     proved = status == cp_model.OPTIMAL
-    return Optimum(order_of(kinds), objective, value * unit, bound * unit, proved,
-                   "OPTIMAL" if proved else "FEASIBLE")
+    return Optimum(order_of(kinds), objective, value * unit, bound * unit, proved, "OPTIMAL" if proved else "FEASIBLE")
 
 
 def in_ticks(problem: Problem) -> tuple[Ints, float]:
     """(the forward, output-gradient and weight-gradient times and the latency per stage in whole ticks, the length of a
-    tick).
-
-    Raises PipelineError if the times need such a fine tick that a schedule would have 2**40 ticks.
-    """
+    tick). Raises PipelineError if the times need such a fine tick that a schedule would have 2**40 ticks."""
     from fractions import Fraction  # it also imports `decimal`: only for this policy
 
     latency = np.full(problem.ranks, problem.latency)

@@ -101,10 +101,8 @@ class Problem:
 
 def costs(placement: Placement, forward: float | Sequence[float], output_grad: float | Sequence[float],
           weight_grad: float | Sequence[float], latency: float = 0.0, bandwidth: float | None = None) -> CostModel:
-    """Costs per stage. A number is the time of a rank, shared by its chunks; a sequence has one time per stage.
-
-    Raises PipelineError for a sequence of another length than there are stages, CostError for bad numbers.
-    """
+    """Costs per stage. A number is the time of a rank, shared by its chunks; a sequence has one time per stage. Raises
+    PipelineError for a sequence of another length than there are stages, CostError for bad numbers."""
     def per_stage(what: str, value: float | Sequence[float]) -> float | list[float]:
         if np.ndim(value) == 0:
             return float(value) * placement.share  # type: ignore[arg-type]

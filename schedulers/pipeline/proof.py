@@ -36,17 +36,14 @@ class CapError(ScheduleError):
 
 
 def prove(plan: PipelinePlan) -> PipelinePlan:
-    """The proved plan, with its slots and peaks; it is free of deadlock with buffered and with rendezvous sends.
-
-    Raises ScheduleError that names the culprit, and MemoryLimitError for a plan above the limit of bytes.
-    """
+    """The proved plan, with its slots and peaks; it is free of deadlock with buffered and with rendezvous sends. Raises
+    ScheduleError that names the culprit, and MemoryLimitError for a plan above the limit of bytes."""
     schedule, graph, placement = plan.schedule, plan.graph, plan.placement
     schedule.ids(graph)  # a task that the graph lacks has no rank
     _at_home(schedule, placement, plan.micro_batches)
     _one_lane(schedule)
     plan = replace(plan, schedule=schedule.validate(graph))
-    check_messages(graph, schedule,
-                   None if placement.parts is None else graph.role_is(Role.PARAMETER))
+    check_messages(graph, schedule, None if placement.parts is None else graph.role_is(Role.PARAMETER))
     if talks(schedule):
         check_rendezvous(graph, schedule)
     if plan.versions is not None and placement.parts is None:  # with parts, the graph itself says which version is read

@@ -52,11 +52,8 @@ def v_min(problem: Problem) -> Schedule:
 
 def v_schedule(problem: Problem, peak: float, published: Published) -> Schedule:
     """The fastest schedule found on the V with at most `peak` live activations per rank (or the problem's cap), in
-    units of a full stage. Neither makespan nor largest span is longer than in `published(problem, cap in chunks)`
-    if that gives an order.
-
-    Raises PipelineError for a cap below 1, which is both chunks of one micro-batch.
-    """
+    units of a full stage. Neither makespan nor largest span is longer than in `published(problem, cap in chunks)` if
+    that gives an order. Raises PipelineError for a cap below 1, which is both chunks of one micro-batch."""
     cap = int(2 * (peak if problem.cap is None else problem.cap))
     if cap < 2:
         raise PipelineError(f"an activation cap of {problem.cap:g} is too small; the smallest feasible one is 1")

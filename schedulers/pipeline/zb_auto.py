@@ -62,8 +62,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     for _ in range(ROUNDS):
         best = min(found, key=found.__getitem__)
         near = [c for c in neighbours(best, int(cap)) if c not in found]
-        if not near or len(near) > limit(problem) or (
-                found[best][0] <= bounds[0] and found[best][1] <= bounds[1]):
+        if not near or len(near) > limit(problem) or (found[best][0] <= bounds[0] and found[best][1] <= bounds[1]):
             break
         found.update(zip(near, _spans(problem, cap, kept, near), strict=True))
         if min(found, key=found.__getitem__) == best:

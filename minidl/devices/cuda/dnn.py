@@ -48,10 +48,7 @@ class Key(Protocol):
 
 def described(cudnn: Any, key: Key, **options: Any) -> Any:
     """A graph of the operation, from which plans can be built. `options` go to cuDNN's graph: a handle, or the
-    properties of a device that is not present.
-
-    Raises RuntimeError if cuDNN has no engine that satisfies the key.
-    """
+    properties of a device that is not present. Raises RuntimeError if cuDNN has no engine that satisfies the key."""
     kind = {"float32": cudnn.data_type.FLOAT, "float16": cudnn.data_type.HALF,
             "bfloat16": cudnn.data_type.BFLOAT16}[key.dtype]
     graph = cudnn.pygraph(io_data_type=kind, intermediate_data_type=cudnn.data_type.FLOAT,

@@ -1,6 +1,5 @@
 """Stamps of a native lane: it reads the core's tick counter if the system's clock also uses it (at a quarter of the
-clock's cost), else the clock.
-"""
+clock's cost), else the clock."""
 
 from __future__ import annotations
 

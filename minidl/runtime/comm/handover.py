@@ -31,8 +31,7 @@ class Direct:
         """The calls after a message (by its key) that other communication may wait for."""
         return []
 
-    def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int],
-              sums: bool = True) -> Host:
+    def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
         """The memory in which these arrays are summed over the ranks of a communicator, or from or to which they
         travel, once the tasks `after` are ready."""
         return Host(communicator, arrays, sums)
@@ -55,8 +54,7 @@ class ByEvents(Direct):
     def moved(self, message: int, link: Communicator, sends: bool) -> list[Thunk]:
         return self.ready(message, link.stream or self._streams[0 if sends else 1])
 
-    def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int],
-              sums: bool = True) -> Host:
+    def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
         events = [self._ready[task] for task in after]
         if communicator.on_device:
             return OnDevice(communicator, arrays, self.device, communicator.stream or self._streams[0], events, sums)
