@@ -86,6 +86,19 @@ class Op:
         """A new gradient of t's shape."""
         return new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
 
+    def out_by(self, kernel: str, reads: Sequence[Tensor], shape: Sequence[int], dtype: str, /,
+               **constants: Any) -> Tensor:
+        """A new activation that one kernel call makes."""
+        y = self.out(shape, dtype)
+        self.call(kernel, reads, [y], **constants)
+        return y
+
+    def grad_by(self, kernel: str, reads: Sequence[Tensor], t: Tensor, /, **constants: Any) -> Tensor:
+        """A new gradient of t's shape that one kernel call makes."""
+        dt = self.grad(t)
+        self.call(kernel, reads, [dt], **constants)
+        return dt
+
     def dense(self, t: Tensor) -> Tensor:
         """t itself if it is contiguous, else a contiguous copy, made within this task."""
         if t.contiguous:
@@ -98,6 +111,20 @@ class Op:
     def error(self, message: str) -> ShapeError:
         where = "/".join(tapes.current().place.labels)
         return ShapeError(f"{self.name}{f' in {where}' if where else ''}: {message}")
+
+
+class Layer(Op):
+    """An op whose inputs after the first one are weights: `weights_grad` makes the gradients toward those, which are
+    wanted, together."""
+
+    def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        raise NotImplementedError
+
+    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        found = self.weights_grad(dy, weights) if (weights := [i for i in wanted if i]) else {}
+        return found | ({0: self.input_grad(0, dy)} if 0 in wanted else {})
+
+    weight_grad = output_grad
 
 
 def layout_hint(x: Tensor, channels: int) -> str:

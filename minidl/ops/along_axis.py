@@ -32,9 +32,7 @@ class CumSum(Op):
         return y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("cumsum", [self.dense(dy)], [dx], axis=self.axis, reverse=True)
-        return dx
+        return self.grad_by("cumsum", [self.dense(dy)], self.x, axis=self.axis, reverse=True)
 
 
 class ArgSort(Op):
@@ -47,9 +45,7 @@ class ArgSort(Op):
 
     def forward(self, x: Tensor) -> Tensor:
         same_dtype(self, x)
-        y = self.out(x.shape, "int64")
-        self.call("argsort", [self.dense(x)], [y], axis=self.axis)
-        return y
+        return self.out_by("argsort", [self.dense(x)], x.shape, "int64", axis=self.axis)
 
 
 @with_dim

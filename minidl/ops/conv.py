@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ..autograd.op import Op, layout_hint, same_dtype
+from ..autograd.op import Layer, layout_hint, same_dtype
 from ..autograd.tensor import Tensor
 from ..kernels.conv import Geometry, Pair
 
@@ -28,7 +28,7 @@ def single(value: Any, name: str, least: int = 1) -> int:
     return int(one)
 
 
-class Conv2d(Op):
+class Conv2d(Layer):
     """x (n, h, w, c), weight (o, kh, kw, c / groups), bias (o,) -> (n, oh, ow, o)."""
 
     name = "conv2d"
@@ -56,25 +56,18 @@ class Conv2d(Op):
             raise self.error(f"the window {w.shape[1:3]}, dilation {self.geometry.dilation}, is larger than the image "
                              f"{x.shape[1:3]} with padding {self.geometry.padding}")
         self.x, self.w, self.bias = self.dense(x), self.dense(w), [self.dense(b) for b in bias]
-        y = self.out([x.shape[0], *size, w.shape[0]], dtype)
-        self.call("conv2d", [self.x, self.w, *self.bias], [y], geometry=self.geometry)
-        return y
+        return self.out_by("conv2d", [self.x, self.w, *self.bias], [x.shape[0], *size, w.shape[0]], dtype,
+                           geometry=self.geometry)
 
-    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
-        if 0 in wanted:
-            found[0] = self.grad(self.x)
-            self.call("conv2d_input_grad", [self.dense(dy), self.w], [found[0]], size=self.x.shape[1:3],
-                      geometry=self.geometry)
-        return found
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return self.grad_by("conv2d_input_grad", [self.dense(dy), self.w], self.x, size=self.x.shape[1:3],
+                            geometry=self.geometry)
 
-    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 in wanted:  # an image that depends only on parameters
-            return self.output_grad(dy, wanted)
-        dw, db = self.grad(self.w), [self.grad(b) for b in self.bias] if 2 in wanted else []
-        self.call("conv2d_weight_grad", [self.x, self.dense(dy)], [dw, *db], taps=self.w.shape[1:3], bias=bool(db),
+    def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        grads = [self.grad(t) for t in (self.w, *(self.bias if 2 in wanted else ()))]
+        self.call("conv2d_weight_grad", [self.x, self.dense(dy)], grads, taps=self.w.shape[1:3], bias=len(grads) > 1,
                   geometry=self.geometry)
-        return {1: dw, **({2: db[0]} if db else {})}
+        return dict(enumerate(grads, 1))
 
 
 def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | Sequence[int] = 1,

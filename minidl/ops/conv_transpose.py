@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..autograd.arguments import OneCount, OneSize
-from ..autograd.op import Op, layout_hint, same_dtype
+from ..autograd.op import Layer, layout_hint, same_dtype
 from ..autograd.tensor import Tensor
 from ..kernels.conv import Geometry
 from .conv import conv2d, pair, single
 from .shape import reshape
 
 
-class ConvTranspose2d(Op):
+class ConvTranspose2d(Layer):
     """x (n, h, w, c), weight (c, kh, kw, o / groups), bias (o,) -> (n, oh, ow, o). It is the gradient of a convolution
     from y to x toward y, so its own gradient toward x is that convolution."""
 
@@ -48,21 +48,14 @@ class ConvTranspose2d(Op):
             self.call("add", [y, b], [y])
         return y
 
-    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
-        if 0 in wanted:
-            found[0] = self.grad(self.x)
-            self.call("conv2d", [self.dense(dy), self.w], [found[0]], geometry=self.geometry)
-        return found
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return self.grad_by("conv2d", [self.dense(dy), self.w], self.x, geometry=self.geometry)
 
-    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 in wanted:  # an image that depends only on parameters
-            return self.output_grad(dy, wanted)
+    def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         found, dy = {}, self.dense(dy)
         if 1 in wanted:
-            found[1] = self.grad(self.w)
-            self.call("conv2d_weight_grad", [dy, self.x], [found[1]], taps=self.w.shape[1:3], bias=False,
-                      geometry=self.geometry)
+            found[1] = self.grad_by("conv2d_weight_grad", [dy, self.x], self.w, taps=self.w.shape[1:3], bias=False,
+                                    geometry=self.geometry)
         if 2 in wanted:
             total = self.grad(self.bias[0])
             whole = Tensor(total.storage, [1, 1, 1, total.size])

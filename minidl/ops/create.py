@@ -79,9 +79,7 @@ class _Draw(Op):
 
     def forward(self) -> Tensor:
         counter, key = next_draw()
-        y = self.out(self.law["shape"], self.law["dtype"])
-        self.call("draw", [counter], [y], **self.law, **key)
-        return y
+        return self.out_by("draw", [counter], self.law["shape"], self.law["dtype"], **self.law, **key)
 
 
 def randn(*shape: Any, dtype: str = "float32") -> Tensor:

@@ -23,14 +23,10 @@ class Dropout(Op):
         self.x = self.dense(x)
         self.counter, key = next_draw()
         self.constants = {"rate": self.rate, **key}
-        y = self.out(x.shape, dtype)
-        self.call("dropout", [self.x, self.counter], [y], **self.constants)
-        return y
+        return self.out_by("dropout", [self.x, self.counter], x.shape, dtype, **self.constants)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("dropout", [self.dense(dy), self.counter], [dx], **self.constants)
-        return dx
+        return self.grad_by("dropout", [self.dense(dy), self.counter], self.x, **self.constants)
 
 
 def next_draw() -> tuple[Tensor, dict[str, int]]:

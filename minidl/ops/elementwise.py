@@ -29,54 +29,44 @@ class _Binary(Op):
         self.call(self.name, [a, b], [self.y])
         return self.y
 
-    def full(self, i: int, dy: Tensor) -> Tensor:
-        """The gradient toward input i in the output's shape."""
+    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]] | None:
+        """The kernel that makes the gradient toward input i in the output's shape, and what it reads; None: it is
+        dy."""
         raise NotImplementedError
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return sum_to(self.full(i, dy), (self.a, self.b)[i])
-
-    def temporary(self, dy: Tensor) -> Tensor:
-        return new(f"grad {self.name}", dy.shape, dy.dtype, Role.GRADIENT)
+        if (made := self.full(i, dy)) is not None:
+            dy = new(f"grad {self.name}", dy.shape, dy.dtype, Role.GRADIENT)
+            self.call(*made, [dy])
+        return sum_to(dy, (self.a, self.b)[i])
 
 
 class Add(_Binary):
     name = "add"
 
-    def full(self, i: int, dy: Tensor) -> Tensor:
-        return dy
+    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]] | None:
+        return None
 
 
 class Sub(_Binary):
     name = "sub"
 
-    def full(self, i: int, dy: Tensor) -> Tensor:
-        if i == 0:
-            return dy
-        out = self.temporary(dy)
-        self.call("neg", [dy], [out])
-        return out
+    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]] | None:
+        return ("neg", [dy]) if i else None
 
 
 class Mul(_Binary):
     name = "mul"
 
-    def full(self, i: int, dy: Tensor) -> Tensor:
-        out = self.temporary(dy)
-        self.call("mul", [dy, (self.b, self.a)[i]], [out])
-        return out
+    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]]:
+        return "mul", [dy, (self.b, self.a)[i]]
 
 
 class Div(_Binary):
     name = "div"
 
-    def full(self, i: int, dy: Tensor) -> Tensor:
-        out = self.temporary(dy)
-        if i == 0:
-            self.call("div", [dy, self.b], [out])
-        else:
-            self.call("div_grad", [self.y, self.b, dy], [out])
-        return out
+    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]]:
+        return ("div_grad", [self.y, self.b, dy]) if i else ("div", [dy, self.b])
 
 
 class Pick(_Binary):
@@ -85,11 +75,9 @@ class Pick(_Binary):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def full(self, i: int, dy: Tensor) -> Tensor:
-        mine, other = (self.a, self.b) if i == 0 else (self.b, self.a)
-        out = self.temporary(dy)
-        self.call(f"{self.name}_grad", [mine, other, dy], [out])
-        return out
+    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]]:
+        mine, other = (self.b, self.a) if i else (self.a, self.b)
+        return f"{self.name}_grad", [mine, other, dy]
 
 
 class Unary(Op):
@@ -107,56 +95,44 @@ class Unary(Op):
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call(f"{self.name}_grad", [self.x if self.saved == "x" else self.y, self.dense(dy)], [dx],
-                  **self.constants)
-        return dx
+        return self.grad_by(f"{self.name}_grad", [self.x if self.saved == "x" else self.y, self.dense(dy)], self.x,
+                            **self.constants)
 
 
 class LinearUnary(Unary):
     """A linear function: its own kernel makes its gradient."""
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call(self.name, [dy], [dx], **self.constants)
-        return dx
+        return self.grad_by(self.name, [dy], self.x, **self.constants)
 
 
 class Power(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         if self.constants["exponent"]:
             return super().input_grad(i, dy)
-        dx = self.grad(self.x)  # 0, also at 0, where 0 x^-1 is NaN
-        self.call("fill", [self.x], [dx], value=0.0)
-        return dx
+        return self.grad_by("fill", [self.x], self.x, value=0.0)  # also at 0, where 0 x^-1 is NaN
 
 
 class Exp(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("mul", [dy, self.y], [dx])
-        return dx
+        return self.grad_by("mul", [dy, self.y], self.x)
 
 
 class Log(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("div", [dy, self.x], [dx])
-        return dx
+        return self.grad_by("div", [dy, self.x], self.x)
 
 
 class Sin(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("cos", [self.x], [dx])
+        dx = self.grad_by("cos", [self.x], self.x)
         self.call("mul", [dy, dx], [dx])
         return dx
 
 
 class Cos(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("sin", [self.x], [dx])
+        dx = self.grad_by("sin", [self.x], self.x)
         self.call("mul", [dy, dx], [dx])
         self.call("neg", [dx], [dx])
         return dx

@@ -25,9 +25,7 @@ class Embedding(Op):
         if self.padding is not None and not 0 <= self.padding < table.shape[0]:
             raise self.error(f"the padding index {self.padding} is out of range for {table.shape[0]} rows")
         self.table, self.index = self.dense(table), index
-        y = self.out([*index.shape, table.shape[1]], dtype)
-        self.call("embedding", [self.table, index], [y])
-        return y
+        return self.out_by("embedding", [self.table, index], [*index.shape, table.shape[1]], dtype)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         grad = self.grad(self.table)

@@ -31,9 +31,7 @@ class Max(Op):
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("max_grad", [self.x, self.y, dy], [dx], axes=self.axes)
-        return dx
+        return self.grad_by("max_grad", [self.x, self.y, dy], self.x, axes=self.axes)
 
 
 @with_dim
@@ -61,9 +59,8 @@ class ArgMax(Op):
         same_dtype(self, x)
         if not x.shape[self.axis]:
             raise self.error(f"shape {x.shape} has no elements along axis {self.axis}, so no maximum")
-        y = self.out([1 if a == self.axis else n for a, n in enumerate(x.shape)], "int64")
-        self.call("argmax", [self.dense(x)], [y], axis=self.axis)
-        return y
+        return self.out_by("argmax", [self.dense(x)], [1 if a == self.axis else n for a, n in enumerate(x.shape)],
+                           "int64", axis=self.axis)
 
 
 @with_dim

@@ -134,9 +134,7 @@ class Slice(Op):
                       dy.offset, parts=dy.parts)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("unslice", [self._full(dy)], [dx], shape=self.x.shape, region=tuple(self.region))
-        return dx
+        return self.grad_by("unslice", [self._full(dy)], self.x, shape=self.x.shape, region=tuple(self.region))
 
     def add_grad(self, i: int, dy: Tensor, total: Tensor) -> bool:
         window = self._of(total)

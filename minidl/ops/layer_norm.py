@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..autograd.op import Op, statistics_dtype
+from ..autograd.op import Layer, statistics_dtype
 from ..autograd.tensor import Tensor
 
 
-class LayerNorm(Op):
+class LayerNorm(Layer):
     """Normalises over the last axes. The output gradient and the weight gradient each need only what the forward pass
     has saved. Weight, bias and saved statistics are float32 where x has 16 bits."""
 
@@ -42,17 +42,13 @@ class LayerNorm(Op):
         t = self.dense(t)
         return Tensor(t.storage, [t.size], offset=t.offset, parts=t.parts)
 
-    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        found = self.weight_grad(dy, rest) if (rest := [i for i in wanted if i]) else {}
-        if 0 in wanted:
-            found[0] = self.grad(self.x)
-            reads = [self.rows, *self.kept_sums[self.first :], self._rows(dy), *map(self._row, self.affine[:1])]
-            self.call(f"{self.name}_input_grad", reads, [self._rows(found[0])])
-        return found
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        dx = self.grad(self.x)
+        reads = [self.rows, *self.kept_sums[self.first :], self._rows(dy), *map(self._row, self.affine[:1])]
+        self.call(f"{self.name}_input_grad", reads, [self._rows(dx)])
+        return dx
 
-    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 in wanted:  # an input that depends only on parameters
-            return self.output_grad(dy, wanted)
+    def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         grads = [self.grad(t) for t in self.affine]
         self.call("layer_norm_weight_grad", [self.rows, *self.kept_sums, self._rows(dy)], [self._row(g) for g in grads],
                   bias=len(grads) > 1)

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..autograd.op import Op, same_dtype
+from ..autograd.op import Layer, Op, same_dtype
 from ..autograd.tensor import Tensor, new
 from ..core.graph import Role
 from .reduce import sum_to
 from .shape import reshape
 
 
-class Linear(Op):
+class Linear(Layer):
     """x (n, i), w (o, i), b (o,) -> (n, o)."""
 
     name = "linear"
@@ -27,25 +27,15 @@ class Linear(Op):
         if any(b.shape != w.shape[:1] for b in bias):
             raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
         self.x, self.w, self.bias = self.dense(x), w, bias
-        y = self.out([x.shape[0], w.shape[0]], dtype)
-        self.call("linear", [self.x, w, *bias], [y])
-        return y
+        return self.out_by("linear", [self.x, w, *bias], [x.shape[0], w.shape[0]], dtype)
 
-    def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if 0 not in wanted:  # a weight that is itself computed from other tensors
-            return self.weight_grad(dy, wanted)
-        dx = self.grad(self.x)
-        self.call("matmul", [self.dense(dy), self.w], [dx])
-        rest = [i for i in wanted if i]
-        return {0: dx, **(self.weight_grad(dy, rest) if rest else {})}
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return self.grad_by("matmul", [self.dense(dy), self.w], self.x)
 
-    def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
-        if list(wanted) == [0]:
-            return self.output_grad(dy, wanted)
-        dw, db = self.grad(self.w), [self.grad(b) for b in self.bias] if 2 in wanted else []
-        self.call("linear_weight_grad", [self.x, self.dense(dy)], [dw, *db], bias=bool(db))
-        result = {1: dw, **({2: db[0]} if db else {})}
-        return result if 0 not in wanted else {**result, **self.output_grad(dy, [0])}
+    def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
+        grads = [self.grad(t) for t in (self.w, *(self.bias if 2 in wanted else ()))]
+        self.call("linear_weight_grad", [self.x, self.dense(dy)], grads, bias=len(grads) > 1)
+        return dict(enumerate(grads, 1))
 
 
 class MatMul(Op):
@@ -63,9 +53,7 @@ class MatMul(Op):
         except ValueError:
             raise self.error(f"leading axes of {a.shape} and {b.shape} do not broadcast") from None
         self.a, self.b = a, b
-        y = self.out([*lead, a.shape[-2], b.shape[-1]], dtype)
-        self.call("matmul", [a, b], [y])
-        return y
+        return self.out_by("matmul", [a, b], [*lead, a.shape[-2], b.shape[-1]], dtype)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         t = (self.a, self.b)[i]

@@ -27,9 +27,7 @@ class Softmax(Op):
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call(f"{self.name}_grad", [self.y, dy], [dx])
-        return dx
+        return self.grad_by(f"{self.name}_grad", [self.y, dy], self.x)
 
 
 class LogSoftmax(Softmax):
@@ -62,9 +60,7 @@ class CrossEntropy(Op):
         return loss
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("cross_entropy_grad", [self.p, self.labels, dy], [dx], **self.constants)
-        return dx
+        return self.grad_by("cross_entropy_grad", [self.p, self.labels, dy], self.x, **self.constants)
 
 
 class LabelWeights(Op):
@@ -80,9 +76,7 @@ class LabelWeights(Op):
         dtype = same_dtype(self, weight)
         if not labels.storage.recorded:  # a recorded step checks its labels when it runs
             check_range("label", labels.numpy(), weight.shape[0], self.ignore)
-        y = self.out([*labels.shape, *weight.shape], dtype)
-        self.call("label_weights", [weight, labels], [y], ignore=self.ignore)
-        return y
+        return self.out_by("label_weights", [weight, labels], [*labels.shape, *weight.shape], dtype, ignore=self.ignore)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         raise NotImplementedError("class weights have no gradient; detach() them")
@@ -99,14 +93,10 @@ class MSE(Op):
         if x.shape != target.shape or not x.size:
             raise self.error(f"shapes {x.shape} and {target.shape} do not fit")
         self.pair = [self.dense(x), self.dense(target)]
-        loss = self.out([], dtype)
-        self.call("mse", self.pair, [loss])
-        return loss
+        return self.out_by("mse", self.pair, [], dtype)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.pair[i])
-        self.call("mse_grad", [*(self.pair if i == 0 else self.pair[::-1]), dy], [dx])
-        return dx
+        return self.grad_by("mse_grad", [*(self.pair if i == 0 else self.pair[::-1]), dy], self.pair[i])
 
 
 @with_dim

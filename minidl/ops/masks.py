@@ -41,9 +41,7 @@ class _Mask(Op):
             shape = np.broadcast_shapes(*(t.shape for t in tensors))
         except ValueError:
             raise self.error(f"shapes {', '.join(str(t.shape) for t in tensors)} do not broadcast") from None
-        y = self.out(shape, "bool")
-        self.call(self.name, tensors, [y])
-        return y
+        return self.out_by(self.name, tensors, shape, "bool")
 
 
 class _Logic(_Mask):

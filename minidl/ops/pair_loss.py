@@ -27,26 +27,20 @@ class _PairLoss(Op):
         if x.shape != target.shape:
             raise self.error(f"prediction {x.shape} and target {target.shape} must have one shape")
         self.pair = [self.dense(x), self.dense(target)]
-        y = self.out(x.shape, dtype)
-        self.call(self.name, self.pair, [y], **self.constants)
-        return y
+        return self.out_by(self.name, self.pair, x.shape, dtype, **self.constants)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         if i:
             raise NotImplementedError(f"{self.name} has no gradient toward its target; detach() the target")
-        dx = self.grad(self.pair[0])
-        self.call(f"{self.name}_grad", [*self.pair, self.dense(dy)], [dx], **self.constants)
-        return dx
+        return self.grad_by(f"{self.name}_grad", [*self.pair, self.dense(dy)], self.pair[0], **self.constants)
 
 
 class _Distance(_PairLoss):
     """A loss of x - target: the gradients toward the two are each other's negative."""
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.pair[i])
-        self.call(f"{self.name}_grad", [*(self.pair if i == 0 else self.pair[::-1]), self.dense(dy)], [dx],
-                  **self.constants)
-        return dx
+        return self.grad_by(f"{self.name}_grad", [*(self.pair if i == 0 else self.pair[::-1]), self.dense(dy)],
+                            self.pair[i], **self.constants)
 
 
 class KLDiv(_PairLoss):

@@ -43,9 +43,8 @@ class _Pool(Op):
         return []
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call(f"{self.name}_grad", [*self.kept, self.dense(dy)], [dx], size=self.x.shape[1:3], **self.geometry)
-        return dx
+        return self.grad_by(f"{self.name}_grad", [*self.kept, self.dense(dy)], self.x, size=self.x.shape[1:3],
+                            **self.geometry)
 
 
 class MaxPool2d(_Pool):

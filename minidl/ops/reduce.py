@@ -40,14 +40,11 @@ class Sum(Op):
         if self.average and not count:
             raise self.error(f"shape {x.shape} has no elements to average")
         self.factor = 1.0 / count if self.average else 1.0
-        y = self.out([1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype)
-        self.call("sum", [x], [y], axes=self.axes, factor=self.factor)
-        return y
+        return self.out_by("sum", [x], [1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype,
+                           axes=self.axes, factor=self.factor)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        self.call("spread", [dy, self.x], [dx], factor=self.factor)
-        return dx
+        return self.grad_by("spread", [dy, self.x], self.x, factor=self.factor)
 
 
 def finish(y: Tensor, axes: tuple[int, ...], keepdims: bool) -> Tensor:
