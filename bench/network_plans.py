@@ -25,7 +25,8 @@ from minidl import schedulers
 from minidl.pricing.collectives import Collective
 from minidl.pricing.cost import Link
 from minidl.schedulers import pipeline
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 SMALL = {"preset": "small", "layers": 12}
 NETWORKS: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -27,8 +27,10 @@ from minidl.cli import show
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.training.gossip_trainer import GossipTrainer
+from minidl.training.job import Job
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 TICKS = 6000  #: steps of a run on a stream
 LANES = 64  #: on which the step of a sweep is simulated

@@ -28,8 +28,10 @@ from minidl.cli import show
 from minidl.core.tasks import Kind, unpack
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer, TrainingError
 
 MICRO_BATCHES, BATCH = 16, 128
 #: the policies that run, with their options

@@ -20,7 +20,7 @@ from .flags import UsageError, job
 from .inputs import collective, costs, recorded_step, scheduler_of
 
 if TYPE_CHECKING:
-    from ..training.trainer import Recorded
+    from ..training.recorded import Recorded
 
 SHOWN = 4  #: how many iterations are drawn
 

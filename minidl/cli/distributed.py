@@ -22,7 +22,8 @@ from ..training.agreement import Disagreement, agree
 from ..training.gossip_trainer import GossipTrainer
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
 from ..training.rank_trainer import RankTrainer, device_of, identity, measure_link, transport
-from ..training.trainer import Recorded, Trainer, interleaved
+from ..training.recorded import Recorded
+from ..training.trainer import Trainer, interleaved
 from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import FLAGS, UsageError, asynchronous, job, path

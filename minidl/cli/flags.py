@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..schedulers.registry import Scheduler
-    from ..training.trainer import Job
+    from ..training.job import Job
 
 
 class UsageError(ValueError):
@@ -32,7 +32,7 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 class Names:
-    """Names that a room knows, such as `training.trainer:OPTIMIZERS`. The room is imported when they are first used.
+    """Names that a room knows, such as `training.job:OPTIMIZERS`. The room is imported when they are first used.
     As text: the names, or the result of `text`."""
 
     def __init__(self, where: str, text: Callable[[Any], str] = ", ".join) -> None:
@@ -53,8 +53,8 @@ class Names:
 
 
 BACKWARD = Names("passes.sweeps:BACKWARD")
-OPTIMIZERS, DTYPES = Names("training.trainer:OPTIMIZERS"), Names("training.trainer:DTYPES")
-MOMENTUM = Names("training.trainer:MOMENTUM", " or ".join)
+OPTIMIZERS, DTYPES = Names("training.job:OPTIMIZERS"), Names("training.job:DTYPES")
+MOMENTUM = Names("training.job:MOMENTUM", " or ".join)
 RULES, STORED = Names("fusion:RULES"), Names("data.catalogue:STORED")
 
 
@@ -652,7 +652,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
     from .. import models
     from ..training.checkpoint import file_of
-    from ..training.trainer import Job
+    from ..training.job import Job
 
     if not arguments.model:
         given_times = ("; or --ranks P for a pipeline on given times"

@@ -14,7 +14,8 @@ from .flags import UsageError, kind_of
 
 if TYPE_CHECKING:
     from ..runtime.version_log import VersionRead
-    from ..training.trainer import Job, Recorded
+    from ..training.job import Job
+    from ..training.recorded import Recorded
 
 
 def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Scheduler:
@@ -48,7 +49,7 @@ def _may_copy(arguments: Any) -> bool:
 
 def recorded_step(job: Job, part: int = 0, parts: int = 1) -> Recorded:
     """The step of a job, recorded. Only commands with a network import networks."""
-    from ..training.trainer import Recorded
+    from ..training.recorded import Recorded
 
     return Recorded(job, part, parts)
 

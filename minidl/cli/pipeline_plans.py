@@ -18,7 +18,7 @@ from .flags import UsageError, job
 from .inputs import collective, costs, link, recorded_step, scheduler_of
 
 if TYPE_CHECKING:
-    from ..training.trainer import Recorded
+    from ..training.recorded import Recorded
 
 SHOWN = 4000  #: the most tasks of a readable grid
 

@@ -22,9 +22,11 @@ from ..runtime.version_log import VersionRead, as_lines
 from ..system import interrupts
 from ..system.files import FileError, write_atomic
 from ..training import checkpoint, loop
+from ..training.job import Job
 from ..training.keeper import Keeper
 from ..training.metrics import Metrics
-from ..training.trainer import Job, Recorded, Trainer
+from ..training.recorded import Recorded
+from ..training.trainer import Trainer
 from ..views.diagnosis import Diagnosis, Surroundings, of_run
 from ..views.page import Shown
 from . import show

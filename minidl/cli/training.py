@@ -14,7 +14,8 @@ from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
 from ..system import process
 from ..training import checkpoint
-from ..training.trainer import Recorded, Trainer, interleaved
+from ..training.recorded import Recorded
+from ..training.trainer import Trainer, interleaved
 from ..views.diagnosis import of_speedup
 from ..views.page import Shown
 from . import distributed, runs, show

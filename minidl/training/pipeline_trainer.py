@@ -26,7 +26,8 @@ from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.flight import Patience
 from ..runtime.version_log import VersionRead, drift, staleness
-from .trainer import Recorded, Trainer, TrainingError, sha256_of, shared
+from .recorded import Recorded
+from .trainer import Trainer, TrainingError, sha256_of, shared
 
 SIZES = (8, 2**18)  #: bytes of the messages that measure a link
 REPEATS = 20

@@ -27,7 +27,8 @@ from ..runtime.comm import SLOTS, Communicator
 from ..runtime.comm.flight import Entry, Flight
 from ..runtime.comm.handover import handover
 from .agreement import agree
-from .trainer import Recorded, Trainer, TrainingError, sha256_of, shared
+from .recorded import Recorded
+from .trainer import Trainer, TrainingError, sha256_of, shared
 
 TRIAL_STEPS = 6  #: steps for each k when measurement confirms k
 #: transports for gradients of a CUDA device; MPI reads the CPU's directly

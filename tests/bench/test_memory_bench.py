@@ -15,7 +15,8 @@ import minidl as ml
 from minidl.core.tasks import Kind
 from minidl.passes.recompute import runs_again
 from minidl.runtime.executors import runtime
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 
 @pytest.mark.parametrize(("name", "arguments", "blocks"), [("gpt", {"preset": "tiny", "layers": 3}, 3),

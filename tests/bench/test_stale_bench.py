@@ -5,7 +5,7 @@ import sys
 import pytest
 from helpers import ROOT, deadline
 
-from minidl.training.trainer import Job
+from minidl.training.job import Job
 
 sys.path.insert(0, str(ROOT / "bench"))
 

@@ -15,7 +15,7 @@ from minidl import checkpoint, models
 from minidl.cli import main
 from minidl.runtime.executors import TaskError
 from minidl.schedulers import registry
-from minidl.training.trainer import OPTIMIZERS
+from minidl.training.job import OPTIMIZERS
 
 
 # ------------------------------------------------------------------------------------------------------ what it does
@@ -33,12 +33,14 @@ def test_train_reports_every_promised_key(capsys):
 def test_params_sha256_is_of_every_parameter_in_state_dict_order(capsys):
     import hashlib
 
-    from minidl.training import trainer as training
+    from minidl.training.job import Job
+    from minidl.training.recorded import Recorded
+    from minidl.training.trainer import params_sha256
 
-    recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16))
+    recorded = Recorded(Job(model_args={"preset": "tiny"}, batch_size=16))
     expected = hashlib.sha256(b"".join(np.ascontiguousarray(v).astype("<f4").tobytes()
                                        for v in recorded.model.state_dict().values()))
-    assert training.params_sha256(recorded.model) == expected.hexdigest()
+    assert params_sha256(recorded.model) == expected.hexdigest()
 
 
 def test_same_seed_same_parameters_and_another_seed_others(capsys):
@@ -398,8 +400,10 @@ def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimiz
 
 def test_a_learning_rate_given_with_resume_wins_and_one_not_given_goes_on(capsys, tmp_path):
     from minidl.training import trainer as training
+    from minidl.training.job import Job
+    from minidl.training.recorded import Recorded
 
-    recorded = training.Recorded(training.Job(model_args={"preset": "tiny"}, batch_size=16, lr=0.01))
+    recorded = Recorded(Job(model_args={"preset": "tiny"}, batch_size=16, lr=0.01))
     trainer = training.Trainer(recorded, training.CostModel.analytic())
     for step in range(9):
         trainer.recorded.optimizer.lr = 0.01 if step < 4 else 0.5

@@ -12,7 +12,8 @@ import pytest
 from minidl.cli import main
 from minidl.core.machine import Machine
 from minidl.pricing.cost import CostModel, Cross, Link
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 from minidl.views.diagnosis import Surroundings, lanes, of_run, of_speedup
 
 CALM = Surroundings(others=0.1, cores=4, median=99.0, p10=1.0, p90=1.1)

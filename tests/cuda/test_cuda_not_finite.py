@@ -18,8 +18,10 @@ from minidl.devices.cuda import device as devices
 from minidl.passes.boundary import must_stay, with_late
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor, TaskError
+from minidl.training.job import Job
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded, Trainer, TrainingError, interleaved
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer, TrainingError, interleaved
 
 HUGE = 3e38
 

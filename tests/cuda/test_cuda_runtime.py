@@ -32,7 +32,9 @@ from minidl.measuring.pairs import measure_pairs
 from minidl.passes.boundary import must_stay
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
-from minidl.training.trainer import Job, Recorded, Trainer, TrainingError
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer, TrainingError
 
 
 @pytest.fixture

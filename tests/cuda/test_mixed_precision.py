@@ -21,7 +21,9 @@ from minidl.fusion import fused
 from minidl.passes.boundary import must_stay, with_late
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor, executor
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 HALVES = {"bfloat16": 2.0**-8, "float16": 2.0**-11}  #: with the largest relative error of rounding
 

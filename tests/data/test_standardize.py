@@ -15,7 +15,8 @@ from safetensors.numpy import load_file
 from minidl import data, models
 from minidl.data.loader import fifth
 from minidl.training import weights
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 RUN = ("--model", "mlp", "--model-arg", "hidden=8", "--costs", "analytic", "--batch-size", "16")
 OWN = "import numpy as np\n\n\ndef arrays():\n    found = np.load('v.npz')\n    return found['x'], found['y']\n"

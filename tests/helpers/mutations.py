@@ -37,7 +37,7 @@ from minidl.cli import main
 from minidl.data import formats
 from minidl.pricing.corun import CoRun
 from minidl.system import files
-from minidl.training import trainer
+from minidl.training import job, recorded
 
 Rng = np.random.Generator
 Bytes = Callable[[Rng, bytes], bytes]
@@ -259,7 +259,7 @@ def every_format(folder: Path) -> dict[str, Format]:
     add("pipeline of a network", "plan.csv", cuts, ["check", "plan.csv", *network], text)
     costs = written(["plan", *analytic, "--scheduler", "multi_region"], "--save-costs", "costs.json")
     add("costs", "costs.json", costs, ["plan", *SMALL, "--scheduler", "multi_region", "--costs", "costs.json"], text)
-    graph = trainer.Recorded(trainer.Job(model_args={"preset": "tiny"}, batch_size=16)).graph
+    graph = recorded.Recorded(job.Job(model_args={"preset": "tiny"}, batch_size=16)).graph
     given = ml.CostModel({t.name: 1.5 for t in graph}, {"F": [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0], "U": 3.0},
                          ml.Link(0.5, 100.0), corun=CoRun(
                              {"0W0": "w", "1F0": "f"}, {"w": {"f": 1.5}, "f": {"w": 1.2}}),

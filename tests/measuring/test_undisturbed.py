@@ -18,8 +18,10 @@ from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.training import bystanders, loop, rank_trainer
 from minidl.training import trainer as training
+from minidl.training.job import Job
 from minidl.training.rank_trainer import TRIAL_STEPS, RankTrainer
-from minidl.training.trainer import Job, Recorded, Trainer, interleaved
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer, interleaved
 
 TIMES = np.array([5.0, 200.0, 20_000.0])  #: of three tasks, in microseconds
 

@@ -18,9 +18,11 @@ from minidl.core.graph import View
 from minidl.devices.device import strides_of
 from minidl.pricing.cost import Link
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded, Trainer, params_sha256
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer, params_sha256
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {"data": "pydoc", "optimizer": "adamw", "lr": 0.001, "batch_size": 4},

@@ -14,7 +14,9 @@ from minidl import models, nn, ops
 from minidl.core.tasks import Kind
 from minidl.plans.program import lower
 from minidl.pricing.cost import CostModel
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 
 @pytest.mark.parametrize("surrogate", nn.spiking.SURROGATES)

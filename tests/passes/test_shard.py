@@ -18,8 +18,9 @@ from minidl.plans.memory import MemoryLimitError, lifetimes
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import runtime
 from minidl.training import checkpoint
+from minidl.training.job import Job
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded
+from minidl.training.recorded import Recorded
 
 SMALL = {"model": "mlp", "model_args": {"layers": 3, "hidden": 13}, "batch_size": 24}
 CONV = {"model": "resnet20", "model_args": {"width": 2}, "batch_size": 4, "optimizer": "sgd"}

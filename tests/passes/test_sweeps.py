@@ -21,7 +21,9 @@ from minidl.passes.draft import Draft
 from minidl.passes.highway import highway
 from minidl.passes.jacobi import jacobi
 from minidl.schedulers.wide import shared
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 X, Y = np.random.default_rng(0).standard_normal((4, 12)), np.array([1, 0, 3, 2])
 

@@ -23,8 +23,10 @@ from minidl.nn.module import state
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers.pipeline import PipelineError
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 STEPS = 3
 NETWORK = {"model": "mlp", "model_args": {"hidden": 32, "layers": 6}, "batch_size": 32, "lr": 0.05}

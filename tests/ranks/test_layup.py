@@ -20,7 +20,9 @@ from minidl.runtime.replica import Replica, replay
 from minidl.runtime.version_log import VersionRead, as_lines, from_lines
 from minidl.schedulers.layup import batches_of, moments
 from minidl.training.gossip_trainer import GossipTrainer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 COST, LINK, STEPS = ml.CostModel.analytic(), (1.0, 1e-4), 3
 

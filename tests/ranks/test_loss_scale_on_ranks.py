@@ -16,7 +16,8 @@ from minidl import models, nn, ops, optim
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.pipeline import PipelineError
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 SCHEDULERS = [("gpipe", 2), ("zb_h1", 3), ("one_f_one_b", 4), ("interleaved", 2), ("zb_v", 2)]
 

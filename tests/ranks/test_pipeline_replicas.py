@@ -29,9 +29,11 @@ from minidl.runtime.executors import DistributedExecutor, TaskError
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.flush import gpipe
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded, TrainingError
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import TrainingError
 
 MICRO_BATCHES, SHARE, STEPS, WIDTH = 4, 4, 3, 16
 COST = CostModel.analytic()

@@ -20,8 +20,10 @@ from minidl.models.registry import model
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.runtime import Runtime
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 STEPS, WIDTH = 3, 64  # all blocks about alike, so that each is a stage
 

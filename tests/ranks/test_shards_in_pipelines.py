@@ -24,8 +24,9 @@ from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import runtime
 from minidl.schedulers import pipeline
 from minidl.training import checkpoint
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.trainer import Job, Recorded
+from minidl.training.recorded import Recorded
 
 SHARDS = ("1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1", "3")
 GRID = RankGrid(2, 2)

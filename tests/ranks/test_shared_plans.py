@@ -16,10 +16,11 @@ from minidl.core.machine import Machine
 from minidl.plans import program
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.training import trainer
+from minidl.training import recorded as recording
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded
+from minidl.training.recorded import Recorded
 
 JOB = Job(model="mlp", model_args={"hidden": 8}, batch_size=8, micro_batches=4, scheduler="one_f_one_b",
           parallel="pipeline")
@@ -35,7 +36,7 @@ def test_ranks_of_a_process_record_and_plan_once_and_each_lowers_its_own(monkeyp
 
         return call
 
-    monkeypatch.setattr(trainer, "record", counted("record", trainer.record))
+    monkeypatch.setattr(recording, "record", counted("record", recording.record))
     monkeypatch.setattr(schedulers, "plan", counted("plan", schedulers.plan))
     monkeypatch.setattr(program.Division, "program", counted("lowered", program.Division.program))
     assert main(["train", "--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "8", "--micro-batches", "4",
@@ -86,7 +87,7 @@ def test_each_program_of_a_plan_is_lowered_once():
                                                               ("pipeline", "one_f_one_b", 2)])
 def test_a_dry_run_records_and_plans_once_and_draws_nothing(monkeypatch, capsys, parallel, scheduler, ranks):
     counts = {"record": 0}
-    recorded, allocate, got = trainer.record, Storage.allocate, list[Storage]()
+    recorded, allocate, got = recording.record, Storage.allocate, list[Storage]()
 
     def counted(*args, **kwargs):
         counts["record"] += 1
@@ -96,7 +97,7 @@ def test_a_dry_run_records_and_plans_once_and_draws_nothing(monkeypatch, capsys,
         got.append(storage)
         allocate(storage, device)
 
-    monkeypatch.setattr(trainer, "record", counted)
+    monkeypatch.setattr(recording, "record", counted)
     monkeypatch.setattr(Storage, "allocate", remembered)
     assert main(["train", "--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "24", "--micro-batches", "4",
                  "--scheduler", scheduler, "--parallel", parallel, "--ranks", str(ranks), "--costs", "analytic",

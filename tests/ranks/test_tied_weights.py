@@ -26,9 +26,11 @@ from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
 from minidl.training import checkpoint
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded, Trainer, params_sha256
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer, params_sha256
 
 STEPS, MICRO_BATCHES = 3, 4
 

@@ -15,7 +15,8 @@ from minidl.plans.memory import MemoryLimitError, plan_memory
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import Runtime, SequentialExecutor, StreamExecutor, runtime
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 GPT = {"model": "gpt", "model_args": {"preset": "tiny", "layers": 4}, "batch_size": 8}
 RESNET = {"model": "resnet20", "batch_size": 4}

@@ -16,7 +16,8 @@ from minidl.core.tasks import Kind
 from minidl.plans.memory import MemoryLimitError
 from minidl.schedulers import kept
 from minidl.schedulers.kept import NOTHING, OUTPUT, WHOLE, Chain
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 
 @st.composite

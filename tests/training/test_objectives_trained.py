@@ -21,9 +21,11 @@ from minidl.pricing.cost import Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
-from minidl.training.trainer import Job, Recorded, Trainer, params_sha256
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer, params_sha256
 
 WORDS = ("one", "two", "three", "four", "five", "six", "seven")
 COST = ml.CostModel.analytic()

@@ -22,8 +22,10 @@ from minidl.data import tokens
 from minidl.pricing.cost import CostModel
 from minidl.system.files import Growing
 from minidl.training import loop, sampling, trainer
+from minidl.training.job import OPTIMIZERS, Job
+from minidl.training.recorded import Recorded
 from minidl.training.sampling import Writer
-from minidl.training.trainer import OPTIMIZERS, Job, Recorded, Trainer, TrainingError
+from minidl.training.trainer import Trainer, TrainingError
 
 #: 1,438 samples, so epochs end with steps 12, 23, 34, 45
 SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "128", "--costs", "analytic"]

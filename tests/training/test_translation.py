@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import data
 from minidl.autograd.tape import no_grad
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 from minidl.training.sampling import Writer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.trainer import Trainer
 from minidl.training.translation import bleu, decoded
 
 END, BETWEEN = 1, 2

@@ -15,7 +15,9 @@ from safetensors.numpy import load_file, save_file
 import minidl as ml
 from minidl import models
 from minidl.training import weights
-from minidl.training.trainer import Job, Recorded, params_sha256
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import params_sha256
 from minidl.training.weights import WeightsError
 
 VISION = ["resnet18", "resnet50", "densenet121", "mobilenet_v3_large"]

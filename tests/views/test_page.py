@@ -20,7 +20,9 @@ from minidl.plans.plan import Plan
 from minidl.pricing.cost import CostModel
 from minidl.pricing.explain import explain
 from minidl.schedulers import pipeline
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 from minidl.views.page import Shown, page
 
 SCHEDULERS = ("in_order", "multi_stream")

@@ -368,7 +368,8 @@ def test_a_memory_limit_bounds_k():
 @pytest.mark.slow
 def test_resnet50_reaches_the_ceiling_over_a_barrier():
     """What any order can gain over a barrier, by communication over computation, with times by arithmetic."""
-    from minidl.training.trainer import Job, Recorded
+    from minidl.training.job import Job
+    from minidl.training.recorded import Recorded
 
     step = Recorded(Job(model="resnet50", data="synthetic", batch_size=1))
     flops = CostModel(tasks={step.graph.name(t): float(step.graph.flops[t]) for t in range(len(step.graph))})

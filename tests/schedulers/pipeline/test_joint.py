@@ -15,8 +15,10 @@ from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, joint
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 #: per layer: an embedding whose weight gradient is large, 14 equal blocks, a loss of four blocks' arithmetic
 FORWARD, OUTPUT_GRAD, WEIGHT_GRAD = [[first, *[1.0] * 14, 4.0] for first in (0.5, 0.1, 2.0)]

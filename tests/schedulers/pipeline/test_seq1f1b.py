@@ -26,8 +26,10 @@ from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.slices import sliced_graph
+from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 numbers = st.integers(1, 6)
 

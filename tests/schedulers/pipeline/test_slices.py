@@ -14,7 +14,9 @@ from minidl.core.tasks import Kind
 from minidl.runtime.checking import CheckingExecutor, random_schedule
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.slices import slices_in
-from minidl.training.trainer import Job, Recorded, Trainer
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 
 COST = ml.CostModel.analytic()
 TOKENS = np.random.default_rng(0).integers(0, 256, (3, 17))

@@ -17,7 +17,8 @@ from minidl.data.feed import fed
 from minidl.passes.draft import Draft
 from minidl.passes.ticks import in_ticks
 from minidl.schedulers.partime import stage_of
-from minidl.training.trainer import Job, Recorded
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 SIZES, BATCH = (6, 8, 8, 8, 5), 4
 COST = ml.CostModel.analytic()
