@@ -1,35 +1,9 @@
 // The global norm, casts and loss scaling; the references are in gradients.py.
 #include "update.cuh"
 
-// g -> g / scale, which may be of another type. `flag` was 0 and becomes 1 where something is not finite.
-template <typename G, typename L> __global__ void unscale(Tensors tensors, const float* __restrict__ scale, int* flag) {
-    Share share = share_of(tensors);
-    const G* g = array<G>(tensors, 0, share);
-    L* out = array<L>(tensors, 1, share);
-    float inverse = 1 / scale[0];
-    int bad = 0;
-    for (long long i = share.first; i < share.end; i += 4 * blockDim.x) {
-        int count = share.count(i);
-        Sum<G> gs[4] = {};
-        Sum<L> outs[4];
-        load(g + i, count, gs);
-#pragma unroll
-        for (int k = 0; k < 4; k++) {
-            outs[k] = Sum<L>(gs[k] * Sum<G>(inverse));
-            if (!isfinite(value(as<L>(outs[k])))) bad = 1;
-        }
-        store(out + i, count, outs);
-    }
-    if (block_max(bad) && threadIdx.x == 0) *flag = 1;
-}
-
-// One thread. `flag` becomes 1 where another flag is set.
-__global__ void note_flag(const int* x, int* flag) {
-    if (*x) *flag = 1;
-}
-
-// x -> x in another type.
-template <typename T, typename U> __global__ void cast_many(Tensors tensors) {
+// Each element x of an array becomes change(x) in another one, which may be of another type.
+template <typename T, typename U, typename Change>
+__device__ __forceinline__ void change_all(const Tensors& tensors, Change change) {
     Share share = share_of(tensors);
     const T* x = array<T>(tensors, 0, share);
     U* y = array<U>(tensors, 1, share);
@@ -39,9 +13,31 @@ template <typename T, typename U> __global__ void cast_many(Tensors tensors) {
         Sum<U> ys[4];
         load(x + i, count, xs);
 #pragma unroll
-        for (int k = 0; k < 4; k++) ys[k] = Sum<U>(xs[k]);
+        for (int k = 0; k < 4; k++) ys[k] = change(xs[k]);
         store(y + i, count, ys);
     }
+}
+
+// g -> g / scale. `flag` was 0 and becomes 1 where something is not finite.
+template <typename G, typename L> __global__ void unscale(Tensors tensors, const float* __restrict__ scale, int* flag) {
+    float inverse = 1 / scale[0];
+    int bad = 0;
+    change_all<G, L>(tensors, [&](Sum<G> g) {
+        Sum<L> out = Sum<L>(g * Sum<G>(inverse));
+        if (!isfinite(value(as<L>(out)))) bad = 1;
+        return out;
+    });
+    if (block_max(bad) && threadIdx.x == 0) *flag = 1;
+}
+
+// x -> x in another type.
+template <typename T, typename U> __global__ void cast_many(Tensors tensors) {
+    change_all<T, U>(tensors, [](Sum<T> x) { return Sum<U>(x); });
+}
+
+// One thread. `flag` becomes 1 where another flag is set.
+__global__ void note_flag(const int* x, int* flag) {
+    if (*x) *flag = 1;
 }
 
 // One thread. `good` counts the steps since the scale changed or a gradient was not finite.
