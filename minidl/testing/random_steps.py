@@ -19,6 +19,8 @@ from ..autograd.tensor import Parameter, array
 from .fuzz import Training, nothing
 
 Shape = tuple[int, ...]
+#: an expression, its shape, whether it depends on a parameter; and the `with` that it is in, if there is one
+Made = tuple[str, Shape, bool] | tuple[str, Shape, bool, str]
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {"SGD": optim.SGD, "Adam": optim.Adam, "AdamW": optim.AdamW}
 CALLS = 3  #: how often a step is called
 
@@ -151,11 +153,11 @@ class _Writer:
         self.made.constants[name] = self.random.uniform(-1, 1, shape)
         return name
 
-    def value(self, expression: str, shape: Shape, trained: bool) -> _Value:
+    def value(self, expression: str, shape: Shape, trained: bool, within: str = "") -> _Value:
         """A new value; adds the line that computes it."""
         self.count += 1
         found = _Value(f"v{self.count}", shape, trained)
-        self.lines.append(f"    {found.name} = {expression}")
+        self.lines.append(f"    {within}{found.name} = {expression}")
         self.values.append(found)
         return found
 
@@ -279,79 +281,68 @@ class _Writer:
         shaped = [v for v in self.values if v.shape]
         v = self.among([shaped[-1], shaped[-1], shaped[-2 % len(shaped)], self.among(shaped)])
         self.kind = self.kind if self.chance(0.3) else self.among(OPS)
-        if not getattr(self, f"_{self.kind}")(v):
-            self._linear(v)
+        self.value(*(getattr(self, f"_{self.kind}")(v) or self._linear(v)))
 
-    def _linear(self, v: _Value) -> bool:
+    def _linear(self, v: _Value) -> Made:
         if len(v.shape) < 2:
-            self.value(f"{v.name} * {self.parameter(v.shape)}", v.shape, True)
-            return True
+            return f"{v.name} * {self.parameter(v.shape)}", v.shape, True
         width = self.width()
         bias = f", {self.parameter((width,))}" if self.chance(0.7) else ""
-        self.value(f"linear({v.name}, {self.parameter((width, v.shape[-1]))}{bias})", (*v.shape[:-1], width), True)
-        return True
+        return f"linear({v.name}, {self.parameter((width, v.shape[-1]))}{bias})", (*v.shape[:-1], width), True
 
-    def _matmul(self, v: _Value) -> bool:
+    def _matmul(self, v: _Value) -> Made | None:
         if len(v.shape) != 2:
-            return False
+            return None
         if self.chance(0.5):
-            self.value(f"matmul({v.name}, transpose({v.name})) * 0.2", (v.shape[0], v.shape[0]), v.trained)
+            return f"matmul({v.name}, transpose({v.name})) * 0.2", (v.shape[0], v.shape[0]), v.trained
         else:
             width = self.width()
-            self.value(f"matmul({v.name}, {self.parameter((v.shape[1], width))})", (v.shape[0], width), True)
-        return True
+            return f"matmul({v.name}, {self.parameter((v.shape[1], width))})", (v.shape[0], width), True
 
-    def _unary(self, v: _Value) -> bool:
+    def _unary(self, v: _Value) -> Made | None:
         name = self.among(["relu", "tanh", "sigmoid", "gelu", "softmax", "log_softmax", "relu6",
                            "hardswish", "absolute", "neg"])
-        self.value(f"{name}({v.name})", v.shape, v.trained)
-        return True
+        return f"{name}({v.name})", v.shape, v.trained
 
-    def _numbers(self, v: _Value) -> bool:
+    def _numbers(self, v: _Value) -> Made | None:
         form = self.among(["{0} * 0.7", "{0} + 0.1", "{0} / 1.3", "power({0}, 2.0)", "exp(tanh({0}))",
                            "sqrt({0} * {0} + 0.5)", "log({0} * {0} + 0.5)"])
-        self.value(form.format(v.name), v.shape, v.trained)
-        return True
+        return form.format(v.name), v.shape, v.trained
 
-    def _binary(self, v: _Value) -> bool:
+    def _binary(self, v: _Value) -> Made | None:
         others = [w for w in self.values if w.shape in (v.shape, v.shape[1:], (1, *v.shape[1:]), (*v.shape[:-1], 1))]
         w = self.among(others)
         form = self.among(["{0} + {1}", "{0} + {1}", "{0} + {1}", "{0} - {1}", "{0} * {1}", "maximum({0}, {1})",
                            "minimum({1}, {0})", "{0} / ({1} * {1} + 0.5)"])
-        self.value(form.format(v.name, w.name), v.shape, v.trained or w.trained)
-        return True
+        return form.format(v.name, w.name), v.shape, v.trained or w.trained
 
-    def _scaled(self, v: _Value) -> bool:
+    def _scaled(self, v: _Value) -> Made | None:
         shape = self.among([v.shape, v.shape[-1:], (1,)])
         form = self.among(["{0} * {1}", "{0} + {1}", "{0} + {1}", "maximum({0}, {1})", "{1} - {0}", "{0} * tanh({1})"])
-        self.value(form.format(v.name, self.parameter(shape)), v.shape, True)
-        return True
+        return form.format(v.name, self.parameter(shape)), v.shape, True
 
-    def _shared(self, v: _Value) -> bool:
+    def _shared(self, v: _Value) -> Made | None:
         """A sum: all its parts share the sum's gradient, and a window of one part adds a second gradient to it."""
         w = self.among([w for w in self.values if w.shape == v.shape])
         window = f"total({v.name}[{self.number(0, v.shape[0] - 1)}:], 0, True)"
         parts = self.some([window, window, w.name, self.parameter(v.shape), self.parameter(v.shape)], 2)
         place = self.number(0, len(parts))
-        self.value(f"({' + '.join([*parts[:place], v.name, *parts[place:]])}) * 0.3", v.shape,
-                   v.trained or w.trained or any(part in self.made.parameters for part in parts))
-        return True
+        return (f"({' + '.join([*parts[:place], v.name, *parts[place:]])}) * 0.3", v.shape,
+                v.trained or w.trained or any(part in self.made.parameters for part in parts))
 
-    def _constant(self, v: _Value) -> bool:
+    def _constant(self, v: _Value) -> Made | None:
         name = self.constant(v.shape)
-        self.value(f"{v.name} * {name}" if self.chance(0.7) else f"{v.name} + array({name}.numpy())",
-                   v.shape, v.trained)
-        return True
+        return f"{v.name} * {name}" if self.chance(0.7) else f"{v.name} + array({name}.numpy())", v.shape, v.trained
 
-    def _reduce(self, v: _Value) -> bool:
+    def _reduce(self, v: _Value) -> Made | None:
         axis, keep = self.number(0, len(v.shape) - 1), self.chance(0.5)
         name = self.among(["total", "mean", "amax"])
         shape = tuple(1 if a == axis else n for a, n in enumerate(v.shape) if keep or a != axis)
         if shape:
-            self.value(f"{name}({v.name}, {axis}, {keep})", shape, v.trained)
-        return bool(shape)
+            return f"{name}({v.name}, {axis}, {keep})", shape, v.trained
+        return None
 
-    def _view(self, v: _Value) -> bool:
+    def _view(self, v: _Value) -> Made | None:
         axis = self.number(0, len(v.shape) - 1)
         size = v.shape[axis]
         begin = self.number(0, size - 1)
@@ -360,100 +351,85 @@ class _Writer:
         before = f"{index}, " if index else ""
         way = self.among(["transpose", "reshape", "cut", "pick", "broadcast"])
         if way == "transpose":
-            self.value(f"transpose({v.name})", v.shape[::-1], v.trained)
+            return f"transpose({v.name})", v.shape[::-1], v.trained
         elif way == "cut":
             step = self.number(1, 2)
             shape = (*v.shape[:axis], len(range(begin, end, step)), *v.shape[axis + 1 :])
-            self.value(f"{v.name}[{before}{begin}:{end}:{step}]", shape, v.trained)
+            return f"{v.name}[{before}{begin}:{end}:{step}]", shape, v.trained
         elif way == "pick" and len(v.shape) > 1:
-            self.value(f"{v.name}[{before}{begin}]", (*v.shape[:axis], *v.shape[axis + 1 :]), v.trained)
+            return f"{v.name}[{before}{begin}]", (*v.shape[:axis], *v.shape[axis + 1 :]), v.trained
         elif way == "broadcast" and len(v.shape) < 3:
-            self.value(f"broadcast_to({v.name}, {(2, *v.shape)})", (2, *v.shape), v.trained)
+            return f"broadcast_to({v.name}, {(2, *v.shape)})", (2, *v.shape), v.trained
         else:
             shape = self.among([(int(np.prod(v.shape)),), (1, *v.shape), (*v.shape[1:], v.shape[0])])
-            self.value(f"reshape({v.name}, {shape})", shape, v.trained)
-        return True
+            return f"reshape({v.name}, {shape})", shape, v.trained
 
-    def _join(self, v: _Value) -> bool:
+    def _join(self, v: _Value) -> Made | None:
         axis = self.number(0, len(v.shape) - 1)
         rest = [w for w in self.values if len(w.shape) == len(v.shape)
                 and all(a == axis or n == m for a, (n, m) in enumerate(zip(w.shape, v.shape, strict=True)))]
         parts = [v, *(self.among(rest) for _ in range(self.number(1, 2)))]
         length = sum(w.shape[axis] for w in parts)
         room = f", {length + 3}" if self.chance(0.3) else ""
-        self.value(f"concat([{', '.join(w.name for w in parts)}], {axis}{room})",
-                   (*v.shape[:axis], length, *v.shape[axis + 1 :]), any(w.trained for w in parts))
-        return True
+        return (f"concat([{', '.join(w.name for w in parts)}], {axis}{room})",
+                (*v.shape[:axis], length, *v.shape[axis + 1 :]), any(w.trained for w in parts))
 
-    def _norm(self, v: _Value) -> bool:
+    def _norm(self, v: _Value) -> Made | None:
         w, b = ((self.constant(v.shape[-1:]) for _ in "wb") if self.chance(0.4)
                 else (self.parameter(v.shape[-1:], i == 0) for i in (0, 1)))
         if self.chance(0.4):
-            self.value(f"layer_norm({v.name}, {w}, {b})", v.shape, v.trained or w[0] == "p")
-            return True
+            return f"layer_norm({v.name}, {w}, {b})", v.shape, v.trained or w[0] == "p"
         training = self.chance(0.7)
         if training and np.prod(v.shape[:-1]) < 2:
-            return False
+            return None
         known = [n for n, c in self.made.norms.items() if c == v.shape[-1]]
         name = str(self.among(known)) if known and self.chance(0.8) else f"n{len(self.made.norms)}"
         self.made.norms[name] = v.shape[-1]
-        self.value(f"batch_norm({v.name}, {w}, {b}, {name}, training={training})", v.shape, v.trained or w[0] == "p")
-        return True
+        return f"batch_norm({v.name}, {w}, {b}, {name}, training={training})", v.shape, v.trained or w[0] == "p"
 
-    def _dropout(self, v: _Value) -> bool:
-        self.value(f"dropout({v.name}, {self.among([0.2, 0.5])})", v.shape, v.trained)
-        return True
+    def _dropout(self, v: _Value) -> Made | None:
+        return f"dropout({v.name}, {self.among([0.2, 0.5])})", v.shape, v.trained
 
-    def _image(self, v: _Value) -> bool:
+    def _image(self, v: _Value) -> Made | None:
         """A convolution or a pool over the values as images of 2 x 2 pixels."""
         size = int(np.prod(v.shape))
         if size % 4:
-            return False
+            return None
         channels = self.among([c for c in (1, 2, 3) if size % (4 * c) == 0])
         image = f"reshape({v.name}, {(size // 4 // channels, 2, 2, channels)})"
         way, n = self.among(["conv", "depthwise", "max", "average"]), size // 4 // channels
         if way in ("max", "average"):
-            self.value(f"{'max' if way == 'max' else 'avg'}_pool2d({image}, 2)", (n, 1, 1, channels), v.trained)
-            return True
+            return f"{'max' if way == 'max' else 'avg'}_pool2d({image}, 2)", (n, 1, 1, channels), v.trained
         outputs, groups = (channels, channels) if way == "depthwise" else (self.number(1, 3), 1)
         k = self.number(1, 2)
         bias = f", {self.parameter((outputs,))}" if self.chance(0.5) else ", None"
-        self.value(f"conv2d({image}, {self.parameter((outputs, k, k, channels // groups))}{bias}, groups={groups})",
-                   (n, 3 - k, 3 - k, outputs), True)
-        return True
+        return (f"conv2d({image}, {self.parameter((outputs, k, k, channels // groups))}{bias}, groups={groups})",
+                (n, 3 - k, 3 - k, outputs), True)
 
-    def _attention(self, v: _Value) -> bool:
+    def _attention(self, v: _Value) -> Made | None:
         if len(v.shape) != 2 or v.shape[1] % 2:
-            return False
+            return None
         heads = f"reshape({v.name}, {(1, 1, v.shape[0] * v.shape[1] // 2, 2)})"
-        self.value(f"attention({heads}, {heads}, {heads}, causal={self.chance(0.5)})",
-                   (1, 1, v.shape[0] * v.shape[1] // 2, 2), v.trained)
-        return True
+        return (f"attention({heads}, {heads}, {heads}, causal={self.chance(0.5)})",
+                (1, 1, v.shape[0] * v.shape[1] // 2, 2), v.trained)
 
-    def _embedding(self, v: _Value) -> bool:
+    def _embedding(self, v: _Value) -> Made | None:
         width = self.width()
-        self.value(f"embedding({self.parameter((self.made.classes, width))}, y)", (self.made.samples, width), True)
-        return True
+        return f"embedding({self.parameter((self.made.classes, width))}, y)", (self.made.samples, width), True
 
-    def _recurrent(self, v: _Value) -> bool:
+    def _recurrent(self, v: _Value) -> Made | None:
         if len(v.shape) != 3:
-            return False
+            return None
         h = self.constant(v.shape[1:])
-        self.value(f"rnn({v.name}, {h}, {self.parameter((v.shape[2], v.shape[2]))})[0]", v.shape, True)
-        return True
+        return f"rnn({v.name}, {h}, {self.parameter((v.shape[2], v.shape[2]))})[0]", v.shape, True
 
-    def _apart(self, v: _Value) -> bool:
+    def _apart(self, v: _Value) -> Made:
         if self.chance(0.5):
-            self.value(f"detach({v.name})", v.shape, False)
-            return True
-        self.lines.append("    with no_grad():")
-        found = self.value(f"tanh({v.name})", v.shape, False)
-        self.lines[-1] = "    " + self.lines[-1]
-        return found.shape == v.shape
+            return f"detach({v.name})", v.shape, False
+        return f"tanh({v.name})", v.shape, False, "with no_grad(): "
 
-    def _cast(self, v: _Value) -> bool:
-        self.value(f"cast({v.name})", v.shape, v.trained)
-        return True
+    def _cast(self, v: _Value) -> Made | None:
+        return f"cast({v.name})", v.shape, v.trained
 
 
 OPS = ("linear", "linear", "linear", "matmul", "unary", "unary", "numbers", "binary", "binary", "scaled", "scaled",
