@@ -18,11 +18,10 @@ from .elementwise import (absolute, add, cos, div, exp, gelu, log, maximum, mini
                           sin, sqrt, sub, tanh)
 from .embedding import embedding
 from .extremes import amax, amin, argmax, argmin
-from .group_norm import group_norm
 from .index import gather, index
 from .join import chunk, concat, cut, split, stack
 from .join import concat as cat
-from .layer_norm import layer_norm, rms_norm
+from .layer_norm import group_norm, layer_norm, rms_norm
 from .linear import linear, matmul
 from .loss import cross_entropy, label_weights, log_softmax, mse, softmax
 from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
