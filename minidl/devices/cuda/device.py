@@ -414,17 +414,10 @@ def _open(ordinal: int) -> Cuda:
 
     driver = Driver(ordinal)
 
-    def products() -> Any:
-        from .products import Products
+    def library(room: str, name: str) -> Callable[[], Any]:
+        return lambda: getattr(importlib.import_module(f".{room}", __package__), name)(driver)
 
-        return Products(driver)
-
-    def dnn() -> Any:
-        from .dnn import Dnn
-
-        return Dnn(driver)
-
-    return Cuda(driver, products, dnn, f"cuda:{ordinal}")
+    return Cuda(driver, library("products", "Products"), library("dnn", "Dnn"), f"cuda:{ordinal}")
 
 
 def owner(memory: Any) -> Cuda:

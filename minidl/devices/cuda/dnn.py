@@ -130,19 +130,16 @@ class Dnn:
             for place, name in plans(self.cudnn, graph):
                 yield f"{place} {name}", partial(self._bound, graph, place, copy, self.tuner.stream)
 
-        place, _, name = self.tuner.choose(key, candidates).partition(" ")
-        if not self._is(graph, int(place), name):
-            self.tuner.forget(key)
-            place, _, name = self.tuner.choose(key, candidates).partition(" ")
-        return graph, int(place)
+        def usable(choice: str) -> bool:
+            """Builds a plan that another process has chosen. Returns whether that is possible here."""
+            place, _, name = choice.partition(" ")
+            try:
+                graph.build_plan_at_index(int(place))
+            except (RuntimeError, self.cudnn.cudnnGraphNotSupportedError):
+                return False
+            return bool(graph.get_plan_name_at_index(int(place)) == name)
 
-    def _is(self, graph: Any, place: int, name: str) -> bool:
-        """Builds a plan that another process has chosen. Returns whether that is possible here."""
-        try:
-            graph.build_plan_at_index(place)
-        except (RuntimeError, self.cudnn.cudnnGraphNotSupportedError):
-            return False
-        return bool(graph.get_plan_name_at_index(place) == name)
+        return graph, int(self.tuner.choose(key, candidates, usable).partition(" ")[0])
 
     def _workspace(self, stream: Any, nbytes: int) -> Any:
         """The workspace of the stream, large enough for all its plans. A call keeps the one to which it was bound."""

@@ -12,7 +12,7 @@ out^T = b^T a^T, and nothing is copied.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -115,12 +115,11 @@ class Products:
         rounds = tf32 and name == "float32"
         operation = lt.matmul_desc_create(self.rounded if rounds else int(arithmetic), int(scale))
         attributes = lt.MatmulDescAttribute
-        self._describe(operation, attributes.TRANSA, int(first.transposed))
-        self._describe(operation, attributes.TRANSB, int(second.transposed))
         epilogue = EPILOGUES[product.bias is not None, product.act]
-        self._describe(operation, attributes.EPILOGUE, int(lt.Epilogue[epilogue]))
-        if product.bias is not None:
-            self._describe(operation, attributes.BIAS_POINTER, cuda.pointer(product.bias))
+        self._set("matmul_desc", operation, {
+            attributes.TRANSA: int(first.transposed), attributes.TRANSB: int(second.transposed),
+            attributes.EPILOGUE: int(lt.Epilogue[epilogue]),
+            **({} if product.bias is None else {attributes.BIAS_POINTER: cuda.pointer(product.bias)})})
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
         arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
         alignments = tuple(cuda.alignment(a, 256) for a in arrays)
@@ -146,18 +145,18 @@ class Products:
             self.lt.matrix_layout_destroy(one)
         self.lt.matmul_desc_destroy(operation)
 
-    def _describe(self, operation: int, attribute: Any, value: int) -> None:
-        cell = np.array([value], self.lt.get_matmul_desc_attribute_dtype(attribute))
-        self.lt.matmul_desc_set_attribute(operation, int(attribute), cell.ctypes.data, cell.nbytes)
+    def _set(self, kind: str, thing: int, values: Mapping[Any, int]) -> None:
+        """Sets attributes of a descriptor, a layout or a preference."""
+        for attribute, value in values.items():
+            cell = np.array([value], getattr(self.lt, f"get_{kind}_attribute_dtype")(attribute))
+            getattr(self.lt, f"{kind}_set_attribute")(thing, int(attribute), cell.ctypes.data, cell.nbytes)
 
     def _layout(self, memory: int, side: Side, count: int) -> int:
         layout = self.lt.matrix_layout_create(memory, side.rows, side.columns, side.leading)
         if count > 1:
             attributes = self.lt.MatrixLayoutAttribute
-            for attribute, value in ((attributes.BATCH_COUNT, count),
-                                     (attributes.STRIDED_BATCH_OFFSET, side.batch_step)):
-                cell = np.array([value], self.lt.get_matrix_layout_attribute_dtype(attribute))
-                self.lt.matrix_layout_set_attribute(layout, int(attribute), cell.ctypes.data, cell.nbytes)
+            self._set("matrix_layout", layout, {attributes.BATCH_COUNT: count,
+                                                attributes.STRIDED_BATCH_OFFSET: side.batch_step})
         return int(layout)
 
     def _choose(self, product: cuda.Product, problem: Problem, tf32: bool) -> Any:
@@ -172,11 +171,8 @@ class Products:
             for algorithm in self._named(like):
                 yield algorithm.tobytes().hex(), partial(self._bound, copy, like, algorithm, self.tuner.stream)
 
-        algorithm = self._algorithm(self.tuner.choose(problem.key, candidates))
-        if not self._fits(problem, algorithm):
-            self.tuner.forget(problem.key)
-            algorithm = self._algorithm(self.tuner.choose(problem.key, candidates))
-        return algorithm
+        return self._algorithm(self.tuner.choose(problem.key, candidates,
+                                                 lambda words: self._fits(problem, self._algorithm(words))))
 
     def _algorithm(self, words: str) -> Any:
         return np.frombuffer(bytearray.fromhex(words), self.lt.matmul_heuristic_result_dtype["algo"])
@@ -197,14 +193,12 @@ class Products:
         lt, (first, second, out) = self.lt, problem.layouts
         preference = lt.matmul_preference_create()
         attributes = lt.MatmulPreferenceAttribute
-        wanted = [(attributes.MAX_WORKSPACE_BYTES, WORKSPACE),
-                  (attributes.MIN_ALIGNMENT_A_BYTES, problem.alignments[0]),
-                  (attributes.MIN_ALIGNMENT_B_BYTES, problem.alignments[1]),
-                  (attributes.MIN_ALIGNMENT_C_BYTES, problem.alignments[2]),
-                  (attributes.MIN_ALIGNMENT_D_BYTES, problem.alignments[2])]
-        for attribute, value in wanted:
-            cell = np.array([value], lt.get_matmul_preference_attribute_dtype(attribute))
-            lt.matmul_preference_set_attribute(preference, int(attribute), cell.ctypes.data, cell.nbytes)
+        self._set("matmul_preference", preference, {
+            attributes.MAX_WORKSPACE_BYTES: WORKSPACE,
+            attributes.MIN_ALIGNMENT_A_BYTES: problem.alignments[0],
+            attributes.MIN_ALIGNMENT_B_BYTES: problem.alignments[1],
+            attributes.MIN_ALIGNMENT_C_BYTES: problem.alignments[2],
+            attributes.MIN_ALIGNMENT_D_BYTES: problem.alignments[2]})
         found, count = np.zeros(CANDIDATES, lt.matmul_heuristic_result_dtype), np.zeros(1, np.int32)
         try:
             lt.matmul_algo_get_heuristic(self.handle, problem.operation, first, second, out, out, preference,

@@ -65,9 +65,17 @@ class Tuner:
             self._stream = self.driver.stream(0)
         return self._stream
 
-    def choose(self, key: Any, candidates: Callable[[], Iterable[Candidate]]) -> str:
+    def choose(self, key: Any, candidates: Callable[[], Iterable[Candidate]],
+               usable: Callable[[str], bool] = lambda choice: True) -> str:
         """The name of the chosen candidate. `candidates` returns all in the library's order, and is called only where
-        the choice is not known. Raises RuntimeError if there is none, or none can run."""
+        no `usable` choice is known. Raises RuntimeError if there is none, or none can run."""
+        choice = self._choice(key, candidates)
+        if not usable(choice):
+            self.forget(key)
+            choice = self._choice(key, candidates)
+        return choice
+
+    def _choice(self, key: Any, candidates: Callable[[], Iterable[Candidate]]) -> str:
         entry = json.dumps([*self.about, repr(key)])
         if entry not in self._chosen and os.environ.get("MINIDL_TUNE") == "first":
             self._chosen[entry] = next(self._running(entry, candidates))[0]
