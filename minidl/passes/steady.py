@@ -78,12 +78,18 @@ def _later(name: str, graph: TaskGraph, schedule: Schedule, versions: Versions) 
         moved = [t for t in lanes[i][at:] if t >= 0]
         if late[moved].any() or at == 0:
             raise Refused(name, f"it works on micro-batches of more than two steps at a time on rank "
-                          f"{schedule.lanes[i].rank}", "take more micro-batches")
+                          f"{schedule.lanes[i].rank}", _cure(graph, "take more micro-batches"))
         late[moved] = 1
         keys[i][at:] = repack(np.array(keys[i][at:]), late=1).tolist()
         lanes[i], read[i], keys[i] = ([*column[at:], *column[:at]] for column in (lanes[i], read[i], keys[i]))
     return (replace(schedule, keys=np.concatenate([np.array(k, np.int64) for k in keys])),
             replace(versions, read=np.concatenate([np.array(r, np.int64) for r in read])))
+
+
+def _cure(graph: TaskGraph, otherwise: str) -> str:
+    """The advice of a refusal. With a loss scale, backward passes follow each other over all stages (`together.py`)."""
+    scaled = any(launch.kernel == "scale_update" for launches in graph.launches for launch in launches)
+    return "leave the loss scale out, for which backward passes wait on all stages" if scaled else otherwise
 
 
 def _joined(draft: Draft, schedule: Schedule, versions: Versions) -> Schedule:
@@ -173,7 +179,7 @@ def _check_values(name: str, graph: TaskGraph, body: TaskGraph, exempt: Mask) ->
     for view in body.outputs:
         if view.storage in made:
             raise Refused(name, f"{body.name(made[view.storage])} makes what the step returns, one step late",
-                          "return results of forwards only, or take fewer ranks")
+                          _cure(body, "return results of forwards only, or take fewer ranks"))
     alone = [(t, step) for step in range(STEPS) for t in range(len(graph))]
     of = graph.find(as_recorded(body.keys)).tolist()
     runs = [(t, step - int(body.late[i])) for step in range(STEPS + 1) for i, t in enumerate(of)]

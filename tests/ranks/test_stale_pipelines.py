@@ -77,6 +77,13 @@ def test_halves_of_two_ranks_share_no_loss_scale():
         ml.plan(graph, "layerpipe", COST, ml.Machine(2), method="inter")
 
 
+def test_a_loss_scale_that_cannot_be_waited_for_is_named():
+    plain, scaled = (recorded(1, optimizer, Drawn(4))[1] for optimizer in ("adamw", "adamw, scaled"))
+    ml.plan(plain, "layerpipe", COST, ml.Machine(3), method="inter")
+    with pytest.raises(Refused, match="leave the loss scale out, for which backward passes wait on all stages"):
+        ml.plan(scaled, "layerpipe", COST, ml.Machine(3), method="inter")
+
+
 def test_an_output_gradient_in_two_halves_evens_the_ranks():
     """The upper layers' gradients on one rank, the lower ones' on the next, which then has as much to do."""
     graph = recorded(1, network=heavy)[1]
