@@ -223,7 +223,7 @@ def _trials(step: Step, places: Places, prompt: Order | None, crossing: bool) ->
     for name, less in given_back(step, places):
         if (order := step.order(less)) not in orders.values():
             orders[f"multi_region, {name}"] = order
-    for name, schedule in zip(OTHERS, (on_streams(graph, step.cost), in_order(graph)), strict=True):
+    for name, schedule in zip(OTHERS, (on_streams(graph, step.cost)[1], in_order(graph)), strict=True):
         ids = schedule.ids(graph).tolist()
         orders[name] = Order({lane.name: ids[schedule.ptr[i] : schedule.ptr[i + 1]]
                               for i, lane in enumerate(schedule.lanes)})

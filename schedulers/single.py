@@ -61,23 +61,23 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
     work, found = float((cost.durations(graph) + cost.launch).sum()), list[tuple[float, int, Schedule]]()
     for n in reversed(counts):
         if not found or work / n < min(time for time, *_ in found):  # n streams are at best n times as fast as one
-            schedule = on_streams(graph, cost, n)
-            found.append((_time(graph, schedule, cost), n, schedule))
-    _, streams, schedule = min(found, key=lambda made: made[:2])
-    why = why_one(graph, schedule, cost)
+            time, schedule = on_streams(graph, cost, n)
+            found.append((time, n, schedule))
+    time, streams, schedule = min(found, key=lambda made: made[:2])
+    why = why_one(graph, schedule, cost, time)
     chosen = f"{streams} streams are used: with {cost.cores} cores, that is predicted to be fastest"
     return Ordered(in_order(graph) if why else schedule, {"streams": streams, "map": None},
                    remarks=(why,) if why else (chosen,) * (len(counts) > 1))
 
 
-def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
-    """The order of `beside`; or, if tasks are in parts or gradients go in sweeps and it is faster, one in which all
-    tasks share all streams."""
-    apart = beside(graph, cost, streams)
+def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> tuple[float, Schedule]:
+    """The time of a step, and its schedule: by `beside`; or, if tasks are in parts or gradients go in sweeps and it is
+    faster, one in which all tasks share all streams."""
+    orders = [beside(graph, cost, streams)]
     again = ~np.isin(graph.unit[graph.kind == Kind.O], graph.unit[graph.kind == Kind.F])  # gradients without a forward
-    if not widths(graph.keys) and not again.any():
-        return apart
-    return min(apart, shared(graph, cost, _names(streams)), key=lambda made: _time(graph, made, cost))
+    if widths(graph.keys) or again.any():
+        orders.append(shared(graph, cost, _names(streams)))
+    return min(((_time(graph, order, cost), order) for order in orders), key=lambda made: made[0])
 
 
 def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
@@ -155,11 +155,12 @@ _WITHOUT = (
 )
 
 
-def why_one(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> str:
+def why_one(graph: TaskGraph, schedule: Schedule, cost: CostModel, several: float | None = None) -> str:
     """Why one stream is better than the streams of this schedule, in one line with the largest of the reasons; empty if
-    they are worth it, or if only one of them has tasks. `graph` and `schedule`: the input of the simulator."""
-    streams = len(Lanes.of(graph, schedule).busy)
-    one, several = float((cost.durations(graph) + cost.launch).sum()), _time(graph, schedule, cost)
+    they are worth it, or if only one of them has tasks. `graph` and `schedule`: the input of the simulator; `several`:
+    the time that it gives, if that is known."""
+    streams, one = len(Lanes.of(graph, schedule).busy), float((cost.durations(graph) + cost.launch).sum())
+    several = _time(graph, schedule, cost) if several is None else several
     awakening = cost.sync + cost.doze + cost.wake
     least = max(MARGIN * one, awakening) if cost.source == "measured" else -1e-9 * one  # equal up to rounding
     if streams < 2 or several <= one - least:

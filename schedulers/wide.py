@@ -3,14 +3,13 @@
 `auto` prices several choices by the costs of tasks and of their parts, and takes the fastest plan: a part of half the
 rows may take more than half the time, and weight gradients that run beside each other gain nothing from parts. All
 tasks whole and all in parts are among the choices, and for each number of lanes the widths of `balanced`; so it is
-never predicted slower than these, and not slower than with fewer cores.
+never predicted slower than these, and, up to 16 cores, not slower than with fewer cores.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,8 @@ from ..core.graph import Floats, Ints, TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import GraphError, Kind, parse_task, repack, unpack, widths
-from ..passes.draft import Draft
-from ..passes.split import split as in_pieces
+from ..core.tasks import GraphError, Kind, parse_task, unpack, widths
+from ..passes.split import to_be_priced
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel, counts_up_to
 
@@ -103,14 +101,13 @@ def in_widths(graph: TaskGraph, cost: CostModel, lanes: int) -> dict[int, Floats
     so many, of all its parts, and of the shortest one."""
     found = {1: np.tile(cost.durations(graph) + cost.launch, (3, 1))}
     for count in counts_up_to(lanes):
-        with suppress(Refused):  # no task can be cut in so many
-            parted = in_pieces(Draft.of(graph, cost), count).graph
-            time, of = cost.durations(parted) + cost.launch, graph.find(repack(parted.keys, part=0))
-            longest = np.where(np.bincount(of, unpack(parted.keys).part) > 0, 0.0, np.inf)
-            shortest = np.full(len(graph), np.inf)
-            np.maximum.at(longest, of, time)
-            np.minimum.at(shortest, of, time)
-            found[count] = np.stack([longest, np.bincount(of, time), shortest])
+        parts, of = to_be_priced(graph, count)
+        time = cost.durations(parts) + cost.launch
+        longest, shortest = np.full((2, len(graph)), np.inf)
+        longest[of] = 0.0
+        np.maximum.at(longest, of, time)
+        np.minimum.at(shortest, of, time)
+        found[count] = np.stack([longest, np.bincount(of, time, len(graph)), shortest])
     return found
 
 

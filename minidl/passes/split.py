@@ -13,18 +13,20 @@ parts is mostly equal to the whole, bit by bit. Tasks whose width is chosen when
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import combinations, islice, product
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from itertools import islice, product
 
 import numpy as np
 
-from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
+from ..core.graph import Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import COMPUTE, Kind, repack, unpack
 from .draft import Draft, Edit
 
 TILE = 16  #: elements along a cut axis: BLAS computes tiles of so many rows
 TRIES = 64  #: how many ways are tried to cut a task with several launches
+Axes = list[list[str]]  #: a label for each axis of each view
 
 
 def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
@@ -36,15 +38,13 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
     """
     graph = draft.graph
     wanted = np.array([parts if isinstance(parts, int) else parts.get(key, 1) for key in graph.keys.tolist()])
-    wanted[~np.isin(graph.kind, COMPUTE)] = 1
     if draft.staged:
         wanted[graph.kind == Kind.U] = 1
-    if (wanted <= 1).all():
+    if (wanted[np.isin(graph.kind, COMPUTE)] <= 1).all():
         return draft
     if draft.stale:
         raise Refused("split", "stages that read older weights are not cut", "leave split out")
-    found = {t: cut for t in np.flatnonzero(wanted > 1).tolist() if graph.launches
-             and (cut := cut_in_parts(graph.launches[t], int(wanted[t]))) is not None}
+    found = _cut(graph, wanted)
     if not found:
         raise Refused("split", "no task of this step can be cut in so many parts on this device",
                       "give fewer parts, or leave split out")
@@ -57,6 +57,22 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
     return e.draft
 
 
+def to_be_priced(graph: TaskGraph, count: int) -> tuple[TaskGraph, Ints]:
+    """The parts of the tasks that can be cut in so many, only to be priced: without edges; and the task of each."""
+    found = _cut(graph, np.full(len(graph), count))
+    parts, of = [part for own in found.values() for part in own], np.repeat([*found], count).astype(np.int64)
+    none, share = Rows.of([[]] * len(of)), np.array([part.share for part in parts])
+    keys, nbytes = repack(graph.keys[of], part=np.arange(len(of)) % count + 1), [part.bytes for part in parts]
+    return replace(graph, keys=keys, flops=graph.flops[of] * share, bytes=np.array(nbytes, np.int64), reads=none,
+                   writes=none, launches=()), of
+
+
+def _cut(graph: TaskGraph, wanted: Ints) -> dict[int, tuple[Part, ...]]:
+    """The parts of the tasks that are wanted in several, and can be cut in so many."""
+    return {t: cut for t in np.flatnonzero(np.isin(graph.kind, COMPUTE) & (wanted > 1)).tolist() if graph.launches
+            and (cut := cut_in_parts(graph.launches[t], int(wanted[t])))}
+
+
 # ------------------------------------------------------------------------------------------------------------- launches
 @dataclass(frozen=True)
 class Part:
@@ -67,29 +83,34 @@ class Part:
     share: float
     scratch: tuple[StorageSpec, ...]
 
-    def views(self, storage: int, written: bool) -> list[View]:
+    @property
+    def bytes(self) -> int:
+        """That it reads and writes."""
+        return sum(_bytes(launch.reads) + _bytes(launch.writes) for launch in self.launches)
+
+    def views(self, storage: int, written: bool) -> tuple[View, ...]:
         """The views on a storage that it writes, or that it reads."""
-        return [v for launch in self.launches for v in (launch.writes if written else launch.reads)
-                if v.storage == storage]
+        return tuple(dict.fromkeys(v for launch in self.launches for v in (launch.writes if written else launch.reads)
+                                   if v.storage == storage))
 
 
-def cut_in_parts(launches: Sequence[Launch], count: int) -> list[Part] | None:
-    """The parts of a task, which may run in any order; None if it cannot be cut in so many. A launch that cannot
+@lru_cache(1 << 14)  # plans for several widths cut the same tasks
+def cut_in_parts(launches: tuple[Launch, ...], count: int) -> tuple[Part, ...]:
+    """The parts of a task, which may run in any order; none if it cannot be cut in so many. A launch that cannot
     be cut belongs to the first part, if no other part needs its results."""
-    for chosen in islice(product(*([*_labels(launch, count), ""] for launch in launches)), TRIES):
+    axes = [axes_of(launch) for launch in launches]
+    labels = [[*_labels(launch, *own, count), ""] for launch, own in zip(launches, axes, strict=True)]
+    for chosen in islice(product(*labels), TRIES):
         if any(chosen):
-            parts = [_part(launches, chosen, count, p) for p in range(count)]
-            if not any(_clash(a, b) for a, b in combinations(parts, 2)):
+            parts = tuple(_part(launches, axes, chosen, count, p) for p in range(count))
+            if not clash(parts):
                 return parts
-    return None
+    return ()
 
 
-def _labels(launch: Launch, count: int) -> list[str]:
+def _labels(launch: Launch, reads: Axes, writes: Axes, count: int) -> list[str]:
     """The labels along which a launch can be cut in so many parts: the outermost axis first, and those that all its
     results have before others."""
-    if launch.cuts is None:
-        return []
-    reads, writes = axes_of(launch)
     found = []
     for label in dict.fromkeys(label for axes in writes for label in axes if label):
         n = max(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True))
@@ -101,9 +122,10 @@ def _labels(launch: Launch, count: int) -> list[str]:
     return [label for missing, label in sorted(found, key=lambda f: f[0]) if missing == found[0][0] or not missing]
 
 
-def axes_of(launch: Launch) -> tuple[list[list[str]], list[list[str]]]:
+def axes_of(launch: Launch) -> tuple[Axes, Axes]:
     """The label of each axis of what a launch reads and writes; empty if it may not be cut."""
-    assert launch.cuts is not None
+    if launch.cuts is None:
+        return [], []
     reads, writes = (side.split(",") for side in launch.cuts.axes.split("->"))
     return ([_labelled(axes, v) for axes, v in zip(reads, launch.reads, strict=False)],
             [_labelled(axes, v) for axes, v in zip(writes, launch.writes, strict=False)])
@@ -132,7 +154,8 @@ def bounds(n: int, count: int) -> list[int]:
     return [*(int(n / tile * p / count + 0.5) * tile for p in range(count)), n]
 
 
-def _part(launches: Sequence[Launch], chosen: Sequence[str], count: int, p: int) -> Part:
+def _part(launches: Sequence[Launch], axes_of_each: Sequence[tuple[Axes, Axes]], chosen: Sequence[str], count: int,
+          p: int) -> Part:
     """Part p of a task whose launches are cut along these labels; one without a label belongs to part 0."""
     own, scratch, share = list[Launch](), list[StorageSpec](), 0.0
 
@@ -146,12 +169,11 @@ def _part(launches: Sequence[Launch], chosen: Sequence[str], count: int, p: int)
         scratch.append(StorageSpec("work", view.shape, view.dtype, nbytes, Role.WORKSPACE))
         return view
 
-    for launch, label in zip(launches, chosen, strict=True):
+    for launch, (reads, writes), label in zip(launches, axes_of_each, chosen, strict=True):
         if not label:
             own += [replace(launch, work=tuple(new(v.shape, v.dtype) for v in launch.work))] * (p == 0)
             continue
         assert launch.cuts is not None
-        reads, writes = axes_of(launch)
         n = next(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True) if label in axes)
         begin, end = bounds(n, count)[p : p + 2]
         share, first, last, constants = share or (end - begin) / n, begin, end, dict(launch.constants)
@@ -175,19 +197,34 @@ def _part(launches: Sequence[Launch], chosen: Sequence[str], count: int, p: int)
     return Part(tuple(own), share, tuple(scratch))
 
 
-def _clash(a: Part, b: Part) -> bool:
-    """Whether one of two parts writes what the other one touches."""
-    return any(overlap(v, w) for one, other in ((a, b), (b, a)) for launch in one.launches for v in launch.writes
-               for of in other.launches for w in of.views)
+def clash(parts: Sequence[Part]) -> bool:
+    """Whether one part writes what another one touches."""
+    touch, write = dict[View, set[int]](), dict[View, set[int]]()
+    for p, part in enumerate(parts):
+        for launch in part.launches:
+            for v in launch.views:
+                touch.setdefault(v, set()).add(p)
+            for v in launch.writes:
+                write.setdefault(v, set()).add(p)
+    written, near = {v.storage for v in write if v.storage >= 0}, list[tuple[View, int]]()
+    for v in sorted((v for v in touch if v.storage in written), key=lambda v: (v.storage, v.offset)):
+        near = [(w, last) for w, last in [*near, (v, _last(v))] if w.storage == v.storage and last >= v.offset]
+        if any(own and len(own | touch[other]) > 1 and overlap(v, w) for w, _ in near
+               for own, other in ((write.get(v), w), (write.get(w), v))):
+            return True
+    return False
+
+
+def _last(v: View) -> int:
+    """The place of the last element."""
+    return v.offset + sum((n - 1) * s for n, s in zip(v.shape, v.strides, strict=True))
 
 
 def overlap(a: View, b: View) -> bool:
     """Whether two views may have an element in common; True if that is not clear."""
     if a.storage != b.storage or a.storage < 0 or not a.size or not b.size:
         return False
-    (first, last), (begin, end) = (
-        (v.offset, v.offset + sum((n - 1) * s for n, s in zip(v.shape, v.strides, strict=True))) for v in (a, b))
-    if last < begin or end < first:
+    if _last(a) < b.offset or _last(b) < a.offset:
         return False
     if a.strides != b.strides:
         return True
@@ -206,11 +243,19 @@ def overlap(a: View, b: View) -> bool:
 @dataclass(frozen=True)
 class Pieces:
     """A buffer that parts write. `views[i]`: what piece i holds; `buffers[i]`: its buffer. `rest`: whether there is a
-    task that writes it otherwise, so that the buffer itself stays for its other elements."""
+    task that writes it otherwise, so that the buffer itself stays for its other elements. `met`: by view, the pieces
+    with elements of it."""
 
     views: tuple[tuple[View, ...], ...]
     buffers: list[int]
     rest: bool
+    met: dict[View, list[int]] = field(default_factory=dict)
+
+    def near(self, view: View) -> list[int]:
+        """The pieces that may have elements of a view."""
+        if view not in self.met:
+            self.met[view] = [i for i, held in enumerate(self.views) if any(overlap(view, w) for w in held)]
+        return self.met[view]
 
 
 def _pieces(graph: TaskGraph, found: Mapping[int, Sequence[Part]]) -> dict[int, Pieces]:
@@ -220,12 +265,12 @@ def _pieces(graph: TaskGraph, found: Mapping[int, Sequence[Part]]) -> dict[int, 
     for t, parts in found.items():
         own = graph.writes[t].tolist()
         for b in own:
-            views = [tuple(mine) for part in parts if (mine := part.views(place[b], written=True))]
+            views = [mine for part in parts if (mine := part.views(place[b], written=True))]
             if len(views) > max(1, len(cut.get(b, ()))) and sum(place[o] == place[b] for o in own) == 1:
                 cut[b] = views
     writers = graph.writes.transposed(len(place))
     return {b: Pieces(tuple(views), [], any(
-        t not in found or any(tuple(mine) not in views for part in found[t] if (mine := part.views(place[b], True)))
+        t not in found or any(mine not in views for part in found[t] if (mine := part.views(place[b], True)))
         for t in writers[b].tolist())) for b, views in cut.items()}
 
 
@@ -263,10 +308,10 @@ def _touched(e: Edit, part: Part, parts: Sequence[Part], buffers: set[int], piec
                 yield b
         elif views:
             own = pieces[b]
-            mine = [i for i, held in enumerate(own.views) if held == tuple(views)] if written else []
-            near = mine or [i for i, held in enumerate(own.views) if any(overlap(v, w) for v in views for w in held)]
+            mine = views in own.views
+            near = [own.views.index(views)] if mine else sorted({i for v in views for i in own.near(v)})
             yield from (_buffers(e, b, own)[i] for i in near)
-            if own.rest and not mine:
+            if own.rest and not (mine and written):
                 yield b
 
 
@@ -281,7 +326,7 @@ def _replace(e: Edit, t: int, parts: Sequence[Part], pieces: Mapping[int, Pieces
         mine = {"reads": {*_touched(e, part, parts, reads, pieces, False)},
                 "writes": {*_touched(e, part, parts, writes, pieces, True), *(b for _, b in places.values())},
                 "launches": launches, "time": time * part.share, "flops": flops * part.share,
-                "nbytes": sum(_bytes(launch.reads) + _bytes(launch.writes) for launch in launches)}
+                "nbytes": part.bytes}
         if p:
             e.then(t, e.task(t, own.unit, Kind(own.kind), own.micro_batch, part=p + 1, late=own.late, stage=e.stage[t],
                              **mine))

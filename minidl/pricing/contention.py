@@ -134,7 +134,7 @@ def _contend(iterations, sync, spin, doze, wake, cores, ptr, tasks, rank, lane_o
                 soon = due[lane]
             else:
                 mine, much = factor[kind[lane]], 1.0
-                for j in range(first, last):
+                for j in range(first, last if len(factor) > 1 else first):
                     if j != i and running[by_rank[j]] >= 0:
                         much += mine[kind[by_rank[j]]] - 1.0
                 if busy > cores * much:

@@ -266,5 +266,7 @@ def most_streams(cost: CostModel) -> int:
 
 
 def counts_up_to(most: int) -> list[int]:
-    """Numbers of lanes, or of parts: 2, 3, 4, 6, 8, 12 and so on, and `most`."""
-    return sorted({most, *(n for i in range(most.bit_length()) for n in (2 << i, 3 << i) if n <= most)})
+    """Numbers of lanes, or of parts: all from 2 to 16, then 24, 32, 48 and so on, and `most`. So whatever is a
+    candidate for fewer lanes is one for more, at least up to 16."""
+    return sorted({most, *range(2, min(most, 16) + 1), *(n for i in range(3, most.bit_length())
+                                                         for n in (2 << i, 3 << i) if n <= most)})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from minidl.core.tasks import Kind, parse_task, task_name, unpack, widths
 from minidl.kernels import KERNELS
 from minidl.passes.draft import Draft
 from minidl.passes.recompute import recomputed
-from minidl.passes.split import bounds, overlap, split
+from minidl.passes.split import Part, bounds, clash, overlap, split
 from minidl.runtime.checking import random_schedule
 
 
@@ -281,6 +282,22 @@ def test_views_overlap_if_they_share_elements():
                     for _ in range(2))
         held = [{int(memory[v.offset + int(np.dot(at, v.strides))]) for at in np.ndindex(v.shape)} for v in (one, two)]
         assert overlap(one, two) or not held[0] & held[1]  # it may say yes if it does not know, never no
+
+
+def test_parts_clash_if_one_writes_what_another_one_touches():
+    rng, found = np.random.default_rng(0), [0, 0]
+
+    def views(most: int) -> tuple[View, ...]:
+        rows = View(int(rng.integers(2)), (8, 6), (6, 1), 0, "float32")
+        return tuple(rows.part(0, a := int(rng.integers(7)), a + 2).part(1, b := int(rng.integers(4)), b + 3)
+                     for _ in range(rng.integers(most)))
+
+    for _ in range(300):
+        parts = [Part((Launch("relu", views(3), views(2)),), 0.5, ()) for _ in range(3)]
+        pairs = [(v, w) for a, b in permutations(parts, 2) for v in a.launches[0].writes for w in b.launches[0].views]
+        assert clash(parts) == any(overlap(v, w) for v, w in pairs)
+        found[clash(parts)] += 1
+    assert min(found) > 30
 
 
 def test_numpy_negates_strided_columns():

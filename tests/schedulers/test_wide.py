@@ -82,10 +82,11 @@ def test_by_default_no_number_of_streams_up_to_the_cores_is_faster(mlp: TaskGrap
 
 
 def test_numbers_of_streams_go_up_to_the_cores():
-    assert [counts_up_to(n) for n in (2, 3, 4, 7, 16)] == [
-        [2], [2, 3], [2, 3, 4], [2, 3, 4, 6, 7], [2, 3, 4, 6, 8, 12, 16]]
+    assert [counts_up_to(n) for n in (2, 3, 7, 20, 50)] == [
+        [2], [2, 3], [2, 3, 4, 5, 6, 7], [*range(2, 17), 20], [*range(2, 17), 24, 32, 48, 50]]
     for most in range(2, 64):  # the plan for fewer cores is a candidate for more
         assert {*counts_up_to(most)} - {most} <= {*counts_up_to(most + 1)}
+    assert all(counts_up_to(most) == [*range(2, most + 1)] for most in range(2, 17))
 
 
 def part_costs(graph: TaskGraph, seed: int, gains: int = 16) -> ml.CostModel:
@@ -100,14 +101,20 @@ def part_costs(graph: TaskGraph, seed: int, gains: int = 16) -> ml.CostModel:
     return ml.CostModel(tasks, source="measured", sync=0.5)
 
 
-@pytest.mark.parametrize(("seed", "split", "most"), [(0, "auto", 6), (1, 1, 16), *(
-    pytest.param(seed, "auto", 16, marks=pytest.mark.slow) for seed in range(3))])
-def test_more_cores_are_never_predicted_slower(mlp: TaskGraph, seed: int, split: Any, most: int):
-    cost = part_costs(mlp, seed, gains=2 + seed)
-    steps = [ml.plan(mlp, "multi_stream", replace(cost, cores=n), split=split).step for n in (1, *counts_up_to(most))]
-    assert all(more <= fewer * (1 + 1e-9) for fewer, more in pairwise(steps))
-    if split == "auto":
-        assert steps[-1] < 0.7 * steps[0]
+@pytest.mark.parametrize(("seed", "most"), [(0, 5), *(pytest.param(seed, 16, marks=pytest.mark.slow)
+                                                      for seed in range(4))])
+def test_more_cores_are_never_predicted_slower_nor_is_auto_than_one_stream_or_full_width(
+        mlp: TaskGraph, seed: int, most: int):
+    cost, before = part_costs(mlp, seed, gains=2 + seed), {"auto": np.inf, 1: np.inf}
+    for cores in range(1, most + 1):
+        now = {split: ml.plan(mlp, "multi_stream", replace(cost, cores=cores), split=split).step for split in before}
+        assert all(now[split] <= before[split] * (1 + 1e-9) for split in now)
+        assert now["auto"] <= now[1] <= ml.plan(mlp, "in_order", cost).step * (1 + 1e-9)
+        if cores > 1:
+            full = ml.plan(mlp, "multi_stream", replace(cost, cores=cores), split=cores, streams=cores).step
+            assert now["auto"] <= full * (1 + 1e-9)
+        before = now
+    assert before["auto"] < 0.7 * ml.plan(mlp, "in_order", cost).step
 
 
 def test_widths_between_one_and_all_lanes_are_chosen_where_more_parts_gain_nothing(mlp: TaskGraph):
