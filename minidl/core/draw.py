@@ -146,10 +146,15 @@ def curve_svg(points: Sequence[tuple[float, float, str]], x: str, y: str) -> str
         out.append(f'<circle cx="{at(a, 0):.1f}" cy="{at(b, 1):.1f}" r="4" fill="{PALETTE["F"][0]}">'
                    f"<title>{escape(_clean(text))}</title></circle>")
     whole, high = left + width + 50, top + height + 30
-    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole:.0f}" height="{high:.0f}" '
-                      f'viewBox="0 0 {whole:.0f} {high:.0f}" role="img">', f"<title>{y} against {x}</title>",
+    return _picture(whole, high, f"{y} against {x}", out)
+
+
+def _picture(width: float, height: float, title: str, out: Iterable[str]) -> str:
+    """The whole SVG of these elements."""
+    return "\n".join([f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" '
+                      f'viewBox="0 0 {width:.0f} {height:.0f}" role="img">', f"<title>{title}</title>",
                       f"<style>{_STYLE}</style>",
-                      f'<rect class="card" width="{whole:.0f}" height="{high:.0f}" rx="6"/>', *out, "</svg>"]) + "\n"
+                      f'<rect class="card" width="{width:.0f}" height="{height:.0f}" rx="6"/>', *out, "</svg>"]) + "\n"
 
 
 def _of_timeline(t: Timeline, versions: Mapping[int, int] | None) -> Iterator[_Slice]:
@@ -229,11 +234,7 @@ def _svg(panels: list[_Panel], unit: str, versions: bool, width: float, span: fl
         out.append(_text(at + 17, top + 6, name, "soft"))
         at += 30 + len(name) * _CHARACTER
     top += 22
-    head = (f'<svg xmlns="http://www.w3.org/2000/svg" width="{whole:.0f}" height="{top:.0f}" '
-            f'viewBox="0 0 {whole:.0f} {top:.0f}" role="img">')
-    titles = "; ".join(panel.title for panel in panels)
-    return "\n".join([head, f"<title>{escape(_clean(titles))}</title>", f"<style>{_STYLE}</style>",
-                      f'<rect class="card" width="{whole:.0f}" height="{top:.0f}" rx="6"/>', *out, "</svg>"]) + "\n"
+    return _picture(whole, top, escape(_clean("; ".join(panel.title for panel in panels))), out)
 
 
 def _axis(left: float, top: float, bottom: float, width: float, span: float, scale: float, unit: str) -> list[str]:

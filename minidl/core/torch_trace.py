@@ -9,7 +9,6 @@ before. A unit is a name, and a micro-batch the number of the name's call; all k
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from ..system.files import read
 from .schedule import Lane
 from .tasks import Kind, pack
 from .timeline import Timeline
-from .trace import _unpacked
+from .trace import content
 
 CALLS, DEVICE = ("cpu_op", "cuda_runtime", "cuda_driver"), ("kernel", "gpu_memcpy", "gpu_memset")
 MOST = 1 << 20  #: of one name's calls, and of names
@@ -33,15 +31,10 @@ def load_torch(paths: Sequence[str | Path]) -> Timeline:
     spans: list[dict[str, Any]] = []
     edges: list[tuple[int, int, float]] = []
     for number, path in enumerate(paths):
-        raw = read(path, "trace")
-        try:
-            trace = json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw)
+        with content(path, "a trace of minidl or of PyTorch's profiler") as trace:
             rank = int((trace.get("distributedInfo") or {}).get("rank", number)) if len(paths) > 1 else 0
             base = float(trace.get("baseTimeNanoseconds", 0)) / 1e3
             _add(trace["traceEvents"], rank, base, spans, edges)
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
-            why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise ValueError(f"{path} is not a trace of minidl or of PyTorch's profiler: {why}") from None
     if not spans:
         raise ValueError(f"{paths[0]} has no calls and no kernels; give a trace of minidl or of PyTorch's profiler")
     _meet(spans, edges)

@@ -17,6 +17,7 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -174,13 +175,20 @@ def _slices(timeline: Timeline, thread: list[int], host: dict[int, int]) -> Iter
 def load(path: str | Path) -> Timeline:
     """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file, OSError for one that
     cannot be read."""
+    with content(path, "a trace that minidl wrote") as trace:
+        return _timeline(trace)
+
+
+@contextmanager
+def content(path: str | Path, what: str) -> Iterator[Any]:
+    """The content of a trace, also packed by gzip. An error inside becomes a ValueError: the file is not `what`."""
     raw = read(path, "trace")
     try:
-        return _timeline(json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw))
+        yield json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError,
             zlib.error) as error:
         why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{path} is not a trace that minidl wrote: {why}") from None
+        raise ValueError(f"{path} is not {what}: {why}") from None
 
 
 def _unpacked(raw: bytes) -> bytes:

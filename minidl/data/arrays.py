@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..system.loading import function_of, line_of
+from ..system.loading import function_of
 from .dataset import (MOST, Array, DataError, Dataset, Images, LabelError, Note, Rows, Scaling, Standardize,
                       check_labels, check_scaled, pieces, statistics)
 from .loader import fifth
-from .streams import HEAD, MOST_BATCHES, MOST_BYTES, stream
+from .streams import HEAD, MOST_BATCHES, MOST_BYTES, owners_code, stream
 
 LARGEST = 4 << 30  #: the most bytes of arrays
 LARGE = 16.0  #: numbers above it are large for a network, and the run says how to standardise them
@@ -304,13 +304,8 @@ def _checked(name: str, made: Dataset, dtype: str) -> Rows:
 
 
 def _called(name: str, function: Callable[..., Any], told: dict[str, Any]) -> Any:
-    try:
+    with owners_code(name):
         return function(**told)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:
-        place = f" ({found})" if (found := line_of(error)) else ""
-        raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}") from error
 
 
 def _arrays(name: str, made: Any) -> tuple[tuple[Array, Array], bool]:

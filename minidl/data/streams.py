@@ -8,6 +8,7 @@ the function anew, only for a run that goes on or a rank that is far behind the 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from threading import Lock
 
@@ -26,6 +27,18 @@ RECENT = 64  #: how many batches are kept
 Batch = tuple[Array, Array]
 
 
+@contextmanager
+def owners_code(name: str) -> Iterator[None]:
+    """Turns an error that arises in the user's function of this name into a DataError with its place."""
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:
+        place = f" ({found})" if (found := line_of(error)) else ""
+        raise DataError(f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}") from error
+
+
 class _Rows:
     """The samples of a stream by their number; `begin` starts it again."""
 
@@ -38,17 +51,11 @@ class _Rows:
 
     def _next(self) -> Batch:
         """The next batch; after the last one, the first. Raises DataError."""
-        try:
+        with owners_code(self._name):
             for _ in range(2):
                 for batch in self._batches:
                     return batch
                 self._batches = self._begin()
-        except (DataError, MemoryError):
-            raise
-        except Exception as error:
-            place = f" ({found})" if (found := line_of(error)) else ""
-            raise DataError(f"{self._name}: {type(error).__name__}: {' '.join(str(error).split())[:300]}{place}"
-                            ) from error
         raise DataError(f"{self._name}: gave batches at first, and then none")
 
     def __call__(self, indices: NDArray[np.int64]) -> Batch:

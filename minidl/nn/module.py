@@ -219,18 +219,31 @@ def _tensor(value: Any) -> Any:
     return array(value) if isinstance(value, np.ndarray) else value
 
 
-class Sequential(Module):
-    """Modules one after the other."""
+class ModuleList(Module):
+    """A list of modules, whose parameters belong to the network. The network calls them itself."""
 
-    def __init__(self, *layers: Module) -> None:
-        for i, layer in enumerate(layers):
-            setattr(self, str(i), layer)
+    def __init__(self, modules: Iterable[Module] = ()) -> None:
+        for module in modules:
+            self.append(module)
+
+    def append(self, module: Module) -> None:
+        setattr(self, str(len(self)), module)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.children())
 
     def __iter__(self) -> Iterator[Module]:
         return self.children()
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self.children())
+    def __getitem__(self, index: int) -> Module:
+        return list(self)[index]
+
+
+class Sequential(ModuleList):
+    """Modules one after the other."""
+
+    def __init__(self, *layers: Module) -> None:
+        super().__init__(layers)
 
     def __getitem__(self, index: int | slice) -> Module:
         """One layer, or for a slice a `Sequential` of the same layers."""
@@ -260,26 +273,6 @@ def put(t: Tensor, value: Any) -> None:
     """Copies an array to a tensor; its axes are in the published order."""
     axes = t.axes if isinstance(t, Parameter) else None
     t.assign(np.transpose(value, np.argsort(axes)) if axes else value)
-
-
-class ModuleList(Module):
-    """A list of modules, whose parameters belong to the network. The network calls them itself."""
-
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        for module in modules:
-            self.append(module)
-
-    def append(self, module: Module) -> None:
-        setattr(self, str(len(self)), module)
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self.children())
-
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
-
-    def __getitem__(self, index: int) -> Module:
-        return list(self)[index]
 
 
 class ModuleDict(Module):

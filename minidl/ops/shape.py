@@ -56,34 +56,17 @@ class Transpose(Op):
         return Tensor(dy.storage, [dy.shape[a] for a in back], [dy.strides[a] for a in back], dy.offset, parts=dy.parts)
 
 
-class Unsqueeze(Op):
-    """New axes of length 1 at these places of the result, a view."""
+class Ones(Op):
+    """New axes of length 1 at these places of the result (`unsqueeze`), or without these axes (`squeeze`); a view."""
 
-    name = "unsqueeze"
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self.places = places
+    def __init__(self, name: str, places: Sequence[int]) -> None:
+        self.name, self.places = name, places
 
     def forward(self, x: Tensor) -> Tensor:
-        return _with_ones(x, self.places)
+        return (_with_ones if self.name == "unsqueeze" else _without)(x, self.places)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return _without(dy, self.places)
-
-
-class Squeeze(Op):
-    """Without these axes, which have length 1; a view."""
-
-    name = "squeeze"
-
-    def __init__(self, places: Sequence[int]) -> None:
-        self.places = places
-
-    def forward(self, x: Tensor) -> Tensor:
-        return _without(x, self.places)
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return _with_ones(dy, self.places)
+        return (_without if self.name == "unsqueeze" else _with_ones)(dy, self.places)
 
 
 def _with_ones(x: Tensor, places: Sequence[int]) -> Tensor:
@@ -140,7 +123,7 @@ def swap_axes(x: Tensor, first: int, second: int) -> Tensor:
 @with_dim
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """x with a new axis of length 1 before this one; a view."""
-    return Unsqueeze([axis_of(x, axis, "unsqueeze", 1)])(x)
+    return Ones("unsqueeze", [axis_of(x, axis, "unsqueeze", 1)])(x)
 
 
 @with_dim
@@ -148,4 +131,4 @@ def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
     """x without this axis if its length is 1, or without all such axes; a view."""
     places = ([a for a, n in enumerate(x.shape) if n == 1] if axis is None
               else [a for a in [axis_of(x, axis, "squeeze")] if x.shape[a] == 1])
-    return Squeeze(places)(x) if places else x
+    return Ones("squeeze", places)(x) if places else x
