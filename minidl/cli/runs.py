@@ -44,9 +44,7 @@ WAITING, LEAST = 0.2, 1.0  #: the share of a step, and the milliseconds, above w
 
 
 def steps_of(arguments: Any, recorded: Recorded) -> int:
-    if arguments.steps:
-        return int(arguments.steps)
-    return recorded.train_data.steps(arguments.epochs or 1)
+    return int(arguments.steps) if arguments.steps else recorded.train_data.steps(arguments.epochs or 1)
 
 
 def intended(arguments: Any, recorded: Recorded) -> dict[str, Any]:

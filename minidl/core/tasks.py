@@ -266,4 +266,5 @@ class Launch:
 
 def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
     """The same views on the storages that replace theirs."""
-    return tuple(View(storages.get(v.storage, v.storage), v.shape, v.strides, v.offset, v.dtype) for v in views)
+    return tuple([v if (to := storages.get(v.storage, v.storage)) == v.storage
+                  else View(to, v.shape, v.strides, v.offset, v.dtype) for v in views])

@@ -106,9 +106,7 @@ def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:
     """x divided by its norm along `dim`, or by `eps` if that is larger; `p`: 1, 2 (Euclidean) or inf."""
     axis = axis_of(x, dim, "normalize")
-    if p == 2:
-        return x / _norm(x, axis, eps)
-    return x / ops.clamp(ops.norm(x, p, axis, keepdims=True), min=eps)
+    return x / _norm(x, axis, eps) if p == 2 else x / ops.clamp(ops.norm(x, p, axis, keepdims=True), min=eps)
 
 
 def cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:

@@ -106,9 +106,7 @@ class Plan:
         if self.limit is not None:
             for program in self.distinct_programs:
                 check_limit(program, self.limit)
-        if self.division.grid.ranks > 1:
-            return self
-        return self.with_known(schedule=self.program().schedule)
+        return self if self.division.grid.ranks > 1 else self.with_known(schedule=self.program().schedule)
 
     def with_known(self, **known: Any) -> Self:
         """The plan with some of its fields or properties, which are known from elsewhere; nothing that has been derived

@@ -160,9 +160,7 @@ class Communication:
         self._let_through()
         self.join()
         first = self.failure
-        if first is None or isinstance(first, Abandoned):
-            return error
-        return first
+        return error if first is None or isinstance(first, Abandoned) else first
 
     def close(self) -> None:
         """Ends the thread. Communication has ended, or was stopped: MPI may then still hold transfers, so the

@@ -49,9 +49,7 @@ def repeated(problem: Problem, block: Ints, cap: int) -> Schedule | None:
     _move(slot, grid, peak, early=False)
     _compact(slot, _filled(slot)[0])
     grid, peak = _filled(slot)
-    if peak > cap:
-        return None
-    return _schedule(grid[grid >= 0].reshape(p, 6 * m), m)
+    return None if peak > cap else _schedule(grid[grid >= 0].reshape(p, 6 * m), m)
 
 
 def _filled(slot: Ints) -> tuple[Ints, int]:
