@@ -49,10 +49,8 @@ class Draft:
         self.kept = {self._buffer[v.storage] for v in graph.outputs if v.storage in self._buffer}
         self._readers: dict[int, list[int]] = {}
         self._writers: dict[int, list[int]] = {}
-        for i, entry in enumerate(self.alive()):
-            for table, buffers in ((self._readers, entry.reads), (self._writers, entry.writes)):
-                for buffer in buffers:
-                    table.setdefault(buffer, []).append(i)
+        for i in range(len(graph)):
+            self._found(i)
 
     def alive(self) -> Iterator[DraftTask]:
         return (e for e in self.entries if e is not None)
@@ -135,13 +133,10 @@ class Draft:
                **constants: Any) -> tuple[Launch, list[int]]:
         """A launch with the scratch memory that it needs, and the buffers of that memory."""
         work = self.device.work(KERNELS[kernel])
-        views, buffers = [], []
-        for shape, dtype in (work(reads, writes, **constants) if work else ()):
-            view, buffer = self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
-            views.append(view)
-            buffers.append(buffer)
-        return Launch(kernel, tuple(reads), tuple(writes), tuple(views), tuple(constants.items()),
-                      self.device.cuts(KERNELS[kernel], reads, constants)), buffers
+        made = [self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
+                for shape, dtype in (work(reads, writes, **constants) if work else ())]
+        return Launch(kernel, tuple(reads), tuple(writes), tuple(view for view, _ in made), tuple(constants.items()),
+                      self.device.cuts(KERNELS[kernel], reads, constants)), [buffer for _, buffer in made]
 
     def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> tuple[View, int]:
         """An array in a new storage, and its buffer."""

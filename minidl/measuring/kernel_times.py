@@ -150,11 +150,18 @@ def timing(device: Any, kernel: str, rate: float, rows: int | None = None) -> Ti
 ROWS, WIDTH = 2048, 512  #: of an example; images have 14 x 14 pixels in ROWS / 64 samples
 
 
-def _floats(*shapes: Callable[[int], tuple[int, ...]], positive: int | None = None, **constants: Any
+#: the shapes of arrays for so many rows
+SHAPES: dict[str, Callable[[int], tuple[int, ...]]] = {
+    "all": lambda rows: (rows, WIDTH), "row": lambda rows: (WIDTH,), "square": lambda rows: (WIDTH, WIDTH),
+    "images": lambda rows: (max(1, rows // 64), 14, 14, 64), "taps": lambda rows: (64, 3, 3, 64),
+    "heads": lambda rows: (max(1, rows // 512), 4, min(rows, 128), 64)}
+
+
+def _floats(*shapes: str, positive: int | None = None, **constants: Any
             ) -> Callable[[np.random.Generator, int], Drawn]:
     """An example with normal float32 arrays of these shapes; the one of number `positive` is positive."""
     def draw(rng: np.random.Generator, rows: int) -> Drawn:
-        reads = [rng.standard_normal(shape(rows), np.float32) for shape in shapes]
+        reads = [rng.standard_normal(SHAPES[shape](rows), np.float32) for shape in shapes]
         return [np.abs(a) if i == positive else a for i, a in enumerate(reads)], constants
     return draw
 
@@ -172,49 +179,25 @@ def _tracked(rng: np.random.Generator, rows: int) -> Drawn:
                                                                                                   "momentum": 0.1}
 
 
-def _all(rows: int) -> tuple[int, ...]:
-    return rows, WIDTH
-
-
-def _row(rows: int) -> tuple[int, ...]:
-    return (WIDTH,)
-
-
-def _square(rows: int) -> tuple[int, ...]:
-    return WIDTH, WIDTH
-
-
-def _images(rows: int) -> tuple[int, ...]:
-    return max(1, rows // 64), 14, 14, 64
-
-
-def _taps(rows: int) -> tuple[int, ...]:
-    return 64, 3, 3, 64
-
-
-def _heads(rows: int) -> tuple[int, ...]:
-    return max(1, rows // 512), 4, min(rows, 128), 64
-
-
 SAME = Geometry((1, 1), (1, 1), (1, 1), 1)
 #: kernel -> the arrays that it reads, and its constants, for so many rows
 EXAMPLES: dict[str, Callable[[np.random.Generator, int], Drawn]] = {
-    **{name: _floats(_all, _all) for name in ("add", "mul", "relu_grad", "gelu_grad")},
-    **{name: _floats(_all) for name in ("copy", "exp", "relu", "tanh", "gelu", "softmax")},
-    "sum": _floats(_all, axes=(1,), factor=1.0),
-    "softmax_grad": _floats(_all, _all),
-    "matmul": _floats(_all, _square),
-    "linear": _floats(_all, _square, _row),
-    "linear_weight_grad": _floats(_all, _all, bias=True),
-    "layer_norm": _floats(_all, _row, _row, eps=1e-5),
-    "rms_norm": _floats(_all, _row, eps=1e-5),
+    **{name: _floats("all", "all") for name in ("add", "mul", "relu_grad", "gelu_grad")},
+    **{name: _floats("all") for name in ("copy", "exp", "relu", "tanh", "gelu", "softmax")},
+    "sum": _floats("all", axes=(1,), factor=1.0),
+    "softmax_grad": _floats("all", "all"),
+    "matmul": _floats("all", "square"),
+    "linear": _floats("all", "square", "row"),
+    "linear_weight_grad": _floats("all", "all", bias=True),
+    "layer_norm": _floats("all", "row", "row", eps=1e-5),
+    "rms_norm": _floats("all", "row", eps=1e-5),
     "batch_norm": _tracked,
-    "batch_norm_weight_grad": _floats(_all, _row, _row, _all, positive=2),
+    "batch_norm_weight_grad": _floats("all", "row", "row", "all", positive=2),
     "cross_entropy": _labels(False),
     "cross_entropy_grad": _labels(True),
-    "conv2d": _floats(_images, _taps, geometry=SAME),
-    "conv2d_input_grad": _floats(_images, _taps, size=(14, 14), geometry=SAME),
-    "conv2d_weight_grad": _floats(_images, _images, taps=(3, 3), bias=False, geometry=SAME),
-    "max_pool2d": _floats(_images, window=(2, 2), stride=(2, 2), padding=(0, 0)),
-    "attention": _floats(_heads, _heads, _heads, scale=0.125, causal=True),
+    "conv2d": _floats("images", "taps", geometry=SAME),
+    "conv2d_input_grad": _floats("images", "taps", size=(14, 14), geometry=SAME),
+    "conv2d_weight_grad": _floats("images", "images", taps=(3, 3), bias=False, geometry=SAME),
+    "max_pool2d": _floats("images", window=(2, 2), stride=(2, 2), padding=(0, 0)),
+    "attention": _floats("heads", "heads", "heads", scale=0.125, causal=True),
 }
