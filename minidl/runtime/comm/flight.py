@@ -16,7 +16,6 @@ from . import SLOTS, Communicator, RankError, Transfer, Wait
 CREDIT = 4 * 2**20  #: the most bytes in flight; a single transfer may exceed it
 NAP, PROMPT_NAP = 2e-4, 2e-5  #: the longest nap of a thread that waits, and of one whose core has nothing else to do
 SLACK = 29  #: the request of Linux's prctl that sets how late naps of a thread may end, 50 us by default
-BURST = 8  #: polls between two naps; MPI moves some 16 KiB at each
 CHECK_SECONDS = 0.02  #: how often a waiting rank checks whether the others still run
 
 
@@ -158,7 +157,7 @@ class Flight:
         RankError or Abandoned."""
         while not (self.step_over if step else self.over):
             if self._flight:
-                if not any(self.look() for _ in range(BURST)):
+                if not self.look():
                     self._wait()
             elif not self.look() and not self._flight:
                 self._woken.wait()
@@ -169,7 +168,7 @@ class Flight:
             return
         self._patience.reset()
         while not (arrived() or (self.lanes and self.lanes.given_up)):
-            if not any(self.look() for _ in range(BURST)):
+            if not self.look():
                 self._patience.wait(peers, name)
         self._patience.reset()
 
@@ -217,7 +216,7 @@ class Flight:
 
     def _progress(self) -> None:
         self._go_on()
-        if not any(self._advance() for _ in range(BURST)):
+        if not self._advance():
             self._wait()
 
     def _wait(self) -> None:

@@ -25,6 +25,7 @@ from ...system import process
 from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
+BURST = 8  #: tests of a request at each poll: MPI moves some 16 KiB at each
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
 #: kills its parent process and prints a line, unless the parent closes the pipe in time; arguments: seconds, line
 TIMER = """
@@ -135,7 +136,7 @@ class MPI(Communicator):
         return made
 
     def _done(self, request: Any) -> Iterator[None]:
-        while not request.Test():
+        while not any(request.Test() for _ in range(BURST)):
             yield
 
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
