@@ -134,7 +134,8 @@ def jitted(function: Callable[..., Any]) -> Any:
         one, double = _inlined.pop()
         overload(one, strict=False)(lambda *types, one=one, double=double: double if types[0] == float64 else one)
     free = {"reassoc"} if function in _regrouped else False
-    return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free)(function)
+    # no wrapper for callers in C, which takes a tenth of the time to compile: lanes call the loop itself
+    return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free, no_cfunc_wrapper=True)(function)
 
 
 _regrouped: set[Callable[..., Any]] = set()

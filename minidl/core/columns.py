@@ -4,15 +4,16 @@ The arrays of graphs, schedules and programs are read-only, however they were ma
 so it must not change afterwards.
 
 A loop is written once and runs in two ways: a short one as Python over lists, a long one compiled by numba over arrays.
-So small graphs never pay for compilation, and graphs of ten million tasks never pay for Python. Proof and simulator
-share `run_lanes`: earliest starts in lane order, where tasks do not slow each other down, so that lanes can be timed
-one by one. The proof counts in unit time, the simulator in the tasks' own times.
+So small graphs never pay for compilation, and graphs of ten million tasks never pay for Python, nor do searches through
+thousands of plans. Proof and simulator share `run_lanes`: earliest starts in lane order, where tasks do not slow each
+other down, so that lanes can be timed one by one. The proof counts in unit time, the simulator in the tasks' own times.
 
 This module knows arrays alone.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache, cached_property, wraps
@@ -61,7 +62,9 @@ class Columns:
 Floats = NDArray[np.float64]
 
 LONG = 50_000  #: from this many steps on a loop is worth compiling
+RUNS = 20  #: or once its runs have so many times `LONG` steps together, half a second of Python
 writes = True  #: whether compiled loops are kept in files; a process that may only read them sets it to False
+_steps: Counter[Callable[..., Any]] = Counter()  #: of each loop in this process
 
 
 @cache
@@ -72,7 +75,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         from numba.core import caching
 
         caching._CacheLocator.ensure_cache_path = caching.Cache.save_overload = lambda *_: None
-    compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True)(function)
+    compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function)
     return compiled
 
 
@@ -104,9 +107,13 @@ def run_loop(function: Callable[..., Any], steps: int, *arguments: Any) -> tuple
     the call, by the names of its parameters).
 
     `function` may use nothing but loops, numbers, indexing, and `heapq` on lists that it makes itself. Below `LONG`
-    steps it gets lists in place of arrays; `prepared` arrays are passed on as they are.
+    steps it gets lists in place of arrays, unless this process runs it often; `prepared` arrays are passed on as they
+    are.
     """
     names = function.__code__.co_varnames[: len(arguments)]
+    if not any(isinstance(a, list) for a in arguments):  # these are prepared for a short run
+        _steps[function] += steps
+        steps = max(steps, _steps[function] // RUNS)
     if is_long(steps):
         arguments = tuple(map(_plain, arguments))
         return _compiled(function)(*arguments), SimpleNamespace(**dict(zip(names, arguments, strict=True)))

@@ -134,3 +134,20 @@ def test_long_loops_take_read_only_columns(monkeypatch: pytest.MonkeyPatch) -> N
     before = len(compiled.signatures)
     replace(graph, reads=Rows(graph.reads.ptr.copy(), graph.reads.ids.copy())).preds  # noqa: B018
     assert len(compiled.signatures) == before
+
+
+def test_a_loop_that_runs_often_is_compiled_and_prepared_lists_stay_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    def loop(column: Any) -> None:
+        given.append(type(column))
+
+    given: list[type] = []
+    monkeypatch.setattr(columns, "LONG", 10)
+    monkeypatch.setattr(columns, "_compiled", lambda function: function)
+    for _ in range(columns.RUNS):
+        columns.run_loop(loop, 9, np.zeros(1))
+        columns.run_loop(loop, 9, [0.0])
+    assert set(given) == {list}
+    for _ in range(columns.RUNS):
+        columns.run_loop(loop, 9, np.zeros(1))
+    columns.run_loop(loop, 9, [0.0])
+    assert given[-2:] == [np.ndarray, list]

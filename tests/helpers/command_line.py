@@ -26,3 +26,10 @@ def run_json(capsys: Any, *argv: str) -> tuple[int, Any]:
 def one_line(err: str) -> str:
     assert re.fullmatch(r"minidl: .+\n", err), err
     return err
+
+
+def refusal(capsys: Any, *argv: str) -> str:
+    """The one line of a command that ends with exit code 2."""
+    code, _, err = run(capsys, *argv)
+    assert code == 2, err
+    return one_line(err)

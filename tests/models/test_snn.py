@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import one_line, run, run_json
+from command_line import refusal, run_json
 from helpers import random_array
 
 import minidl as ml
@@ -120,12 +120,6 @@ def test_the_prediction_is_the_sum_over_time_steps() -> None:
     assert network.loss(loss, out).numpy() == pytest.approx(0.95 * 2 + 0.05 * 4)
 
 
-def refused(capsys: Any, *argv: str) -> str:
-    code, _, err = run(capsys, *argv)
-    assert code == 2
-    return one_line(err)
-
-
 FLAGS = ("train", "--model", "snn", "--model-arg", "preset=tiny", "--batch-size", "24", "--steps", "3", "--costs",
          "analytic", "--model-arg", "chosen=2")
 
@@ -141,11 +135,11 @@ def test_ranks_choose_the_same_time_steps_and_have_equal_bits(capsys: Any) -> No
 
 
 def test_what_a_spiking_network_cannot_do_is_one_line(capsys: Any) -> None:
-    assert "do not know time steps" in refused(capsys, *FLAGS, "--parallel", "pipeline", "--ranks", "2",
+    assert "do not know time steps" in refusal(capsys, *FLAGS, "--parallel", "pipeline", "--ranks", "2",
                                                "--micro-batches", "2")
-    assert "chosen is 4" in refused(capsys, *FLAGS[:-1], "chosen=4")
-    assert "with backward=sltt" in refused(capsys, *FLAGS, "--model-arg", "backward=bptt")
-    assert "sltt or bptt" in refused(capsys, *FLAGS, "--model-arg", "backward=all")
+    assert "chosen is 4" in refusal(capsys, *FLAGS[:-1], "chosen=4")
+    assert "with backward=sltt" in refusal(capsys, *FLAGS, "--model-arg", "backward=bptt")
+    assert "sltt or bptt" in refusal(capsys, *FLAGS, "--model-arg", "backward=all")
     with pytest.raises(ValueError, match="tau must be at least 1"):
         nn.LIF(0.5)
     with pytest.raises(ValueError, match="known surrogates: triangle, rectangle"):

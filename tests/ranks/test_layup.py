@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import one_line, run, run_json
+from command_line import refusal, run_json
 from launcher import MPIEXEC
 from test_pipeline_ranks import command
 
@@ -198,11 +199,7 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
     assert found["params_sha256"] == record["params_sha256"]
     assert again.read_text() == log.read_text()
 
-    def refused(*flags: str) -> str:
-        code, _, err = run(capsys, *FLAGS, "--ranks", "2", *flags)
-        assert code == 2
-        return one_line(err)
-
+    refused = partial(refusal, capsys, *FLAGS, "--ranks", "2")
     assert "ends no batch in a step of 4" in refused("--slow", "0=8")
     assert "ranks are 0 to 1" in refused("--slow", "7=2")
     assert "step 1 has other tasks or messages" in refused("--slow", "0=2", "--replay", str(log))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import one_line, run, run_json
+from command_line import refusal, run_json
 from helpers import deadline
 
 import minidl as ml
@@ -216,10 +217,6 @@ def test_what_it_cannot_serve_is_refused_in_one_line(capsys: Any) -> None:
              "--micro-batches", "8", "--steps", "2", "--costs", "analytic", "--scheduler", "petra")
     assert run_json(capsys, *flags, "--ranks", "2")[0] == 0
 
-    def refused(*more: str) -> str:
-        code, _, err = run(capsys, *flags, *more)
-        assert code == 2
-        return one_line(err)
-
+    refused = partial(refusal, capsys, *flags)
     assert "reversible blocks" in refused("--ranks", "2", "--model", "mlp", "--model-arg", "preset=tiny")
     assert "stages are too many" in refused("--ranks", "7")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import one_line, run, run_json
+from command_line import refusal, run_json
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -189,11 +190,7 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any) -> None:
     assert code == 0
     assert "data must change slowly" in record["remarks"][0]
 
-    def refused(*flags: str) -> str:
-        code, _, err = run(capsys, *FLAGS, *flags)
-        assert code == 2
-        return one_line(err)
-
+    refused = partial(refusal, capsys, *FLAGS)
     assert "blocks to cut between" in refused("--scheduler-arg", "stages=9")
     assert "at least 1 stage" in refused("--scheduler-arg", "stages=0")
     assert "take --micro-batches 1" in refused("--micro-batches", "2")

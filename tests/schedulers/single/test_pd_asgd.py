@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import one_line, run, run_json
+from command_line import refusal, run_json
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -229,11 +230,7 @@ def test_the_command_line_trains_logs_and_replays(capsys: Any, tmp_path: Any) ->
     again = run_json(capsys, *gpt, "--model-arg", "dropout=0", "--replay", log_of_gpt)[1]
     assert again["params_sha256"] == record["params_sha256"]
 
-    def refused(*flags: str) -> str:
-        code, _, err = run(capsys, *FLAGS, *flags)
-        assert code == 2
-        return one_line(err)
-
+    refused = partial(refusal, capsys, *FLAGS)
     assert "has 3 steps, and this is step 4" in refused("--replay", log, "--steps", "4")
     assert "no order gives the versions" in refused("--replay", log, "--micro-batches", "2")
     assert "at least one forward and one backward thread" in refused("--scheduler-arg", "backward=0")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import one_line, run, run_json
+from command_line import refusal, run_json
 from helpers import PATIENCE
 from test_pd_asgd import FLAGS, recorded, replayed, stream
 
@@ -124,11 +125,7 @@ def test_the_command_line_races_and_repeats(capsys: Any, tmp_path: Any) -> None:
     for clock in ((), real):
         assert run_json(capsys, *FLAGS, *clock, "--replay", log)[1]["params_sha256"] == record["params_sha256"]
 
-    def refused(*flags: str) -> str:
-        code, _, err = run(capsys, *FLAGS, *flags)
-        assert code == 2
-        return one_line(err)
-
+    refused = partial(refusal, capsys, *FLAGS)
     assert "is simulated or real, not 'sun'" in refused("--scheduler-arg", "clock=sun")
     assert "share a value" in refused(*real, "--optimizer", "adam")
     assert "in real time records no timeline" in refused(*real, "--trace", str(tmp_path / "trace.json"))
