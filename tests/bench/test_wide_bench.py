@@ -13,7 +13,9 @@ import wide
 from minidl import models
 
 
-def test_chosen_widths_are_never_predicted_slower_than_whole_tasks_or_one_core(monkeypatch):
+@pytest.mark.parametrize("cores", [(2, 4), pytest.param(wide.CORES, marks=pytest.mark.slow)])
+def test_chosen_widths_are_never_predicted_slower_than_whole_tasks_or_one_core(monkeypatch, cores):
+    monkeypatch.setattr(wide, "CORES", cores)
     monkeypatch.setattr(wide, "CASES", {"small": (lambda: models.mlp(16, 32, 32, 10), (32, 16), 0)})
     gains = wide.scaling("small", 0.04)["speedup"]
     assert [*gains["whole tasks"]] == ["1", *map(str, wide.CORES)]

@@ -60,13 +60,13 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
 
 @pytest.mark.few(5)
 @pytest.mark.parametrize(("ranks", "job"), [
-    (2, {}), (3, {}), (2, {"optimizer": "sgd"}), (2, {"optimizer": "rmsprop", "clip": 0.5}),
+    (3, {}), (2, {"optimizer": "rmsprop", "clip": 0.5}),
     (2, {"scheduler": "buckets"}), (2, {"scheduler": "no_overlap", "recompute": "all", "clip": 0.5}),
     (3, {"micro_batches": 2, "clip": 0.5}),
     *(pytest.param(*case, marks=pytest.mark.slow) for case in (
-        (2, {"dtype": "float64"}), (2, GPT), (2, CONV), (4, {**GPT, "model_args": {"preset": "tiny", "dropout": 0.1},
-                                                              "scheduler": "buckets", "micro_batches": 3,
-                                                              "recompute": "all", "clip": 0.5})))], ids=str)
+        (2, {}), (2, {"optimizer": "sgd"}), (2, {"dtype": "float64"}), (2, GPT), (2, CONV),
+        (4, {**GPT, "model_args": {"preset": "tiny", "dropout": 0.1}, "scheduler": "buckets", "micro_batches": 3,
+             "recompute": "all", "clip": 0.5})))], ids=str)
 def test_bits_and_states_are_those_of_ranks_that_update_everything(ranks: int, job: dict[str, Any]):
     plain = trained(ranks, 2, {**SMALL, **job})
     for shard in (1, "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1"):

@@ -56,7 +56,7 @@ def trained(own: list[Any], grid: RankGrid) -> tuple[list[Any], list[list[bytes]
                     for copies in zip(*(p for _, p in found), strict=True)]
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("shard", SHARDS)
 @pytest.mark.parametrize("job", JOBS, ids=str)
 @pytest.mark.parametrize("name", NAMES[:4])
@@ -176,6 +176,7 @@ def test_torchs_grid_says_when_stages_are_whole_and_summed(capsys: Any, tmp_path
         made[key] for key in ("tasks", "peak_bytes", "period")]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v"])
 def test_a_grid_that_torch_gets_comes_back(name: str, tmp_path: Path):
     for shard in ("1", "3,prefetch=1,keep=none"):
