@@ -5,7 +5,7 @@
 
 from importlib import import_module
 
-# not `from __future__` nor from `typing`: each import delays the handler of interrupts, that of `typing` by three ms
+# not from `typing`, which takes three milliseconds, and no `__future__`: each import delays the handler of interrupts
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

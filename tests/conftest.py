@@ -16,7 +16,6 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
@@ -109,13 +108,6 @@ def pytest_runtest_protocol(item: Any) -> Iterator[Any]:
         return (yield)
 
 
-# ------------------------------------------------------------------------------------------------------------- workers
-def _reads_backwards(config: Any) -> bool:
-    """Of two workers, one reads the files from the last to the first, so that each rewrites the assertions of half of
-    them, and the other finds these done."""
-    return os.environ.get("PYTEST_XDIST_WORKER") == "gw1" and len(config.args) == 1 and "::" not in config.args[0]
-
-
 # ----------------------------------------------------------------------------------------------------------- parameters
 def _axes(item: Any) -> dict[tuple[str, ...], tuple[int, ...]]:
     """The value of each `parametrize` and of each fixture with parameters; equal values are one object."""
@@ -131,9 +123,6 @@ def _axes(item: Any) -> dict[tuple[str, ...], tuple[int, ...]]:
 def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
     """Of a test with several parameters, the default run has every value of each of them at least once (a diagonal of
     the product), or `few(n)` of these. The other combinations are marked `wide`."""
-    if _reads_backwards(config):
-        files = [[*of_one] for _, of_one in groupby(items, key=lambda item: item.path)]
-        items[:] = chain.from_iterable(reversed(files))
     if any("[" in argument for argument in config.args):
         return  # somebody asks for exactly these
     tests: dict[str, list[tuple[Any, dict[tuple[str, ...], tuple[int, ...]]]]] = {}
@@ -173,10 +162,8 @@ def pytest_runtest_makereport(item: Any) -> Iterator[Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: Any) -> Iterator[Any]:
+def pytest_make_collect_report() -> Iterator[Any]:
     report = yield
-    if isinstance(collector, pytest.Dir) and _reads_backwards(collector.config):
-        report.result.reverse()
     _fail_where_nothing_may_lack(report)  # a whole file, which no mark excuses
     return report
 
