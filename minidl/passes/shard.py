@@ -18,7 +18,7 @@ of one stage is one use of whole parameters. Copies of parameters that another r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
@@ -31,9 +31,11 @@ from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, Kind, repack, unpack, widths
 from ..pricing.cost import CostModel
 from .draft import Draft
+from .placed import ACTION, gathers_placed, sums_placed, with_sums_placed
 from .shares import WHAT, Gather, Sum, Work
 from .updates_last import ended_by_updates
 
+PLACED = "where stages are whole"  #: the note of an order that says it
 DISTANCES = (0, 1, 2, 4)  #: that the search tries
 
 
@@ -42,11 +44,13 @@ class Shards:
     """The arrays that ranks share out. `level`: 0 nothing, 1 states, 2 gradients as well, 3 parameters as well.
     `prefetch`: how many groups of whole gradients or parameters there may be besides the one that is used: the next
     ones, or one that is used again soon. `keep`: the layers, or stages, whose parameters stay whole from their first
-    use to their last one. None: a search chooses, by time within the limit."""
+    use to their last one. None: a search chooses, by time within the limit. `placed`: where stages are whole and summed
+    in place of these two, as `minidl.passes.placed` has it."""
 
     level: int = 0
     prefetch: int | None = None
     keep: tuple[int, ...] | None = None
+    placed: tuple[str, ...] | None = None
 
     @classmethod
     def of(cls, told: Shards | int | str) -> Shards:
@@ -55,18 +59,27 @@ class Shards:
             return told
         level, *more = str(told).split(",")
         known = dict(word.partition("=")[::2] for word in more)
-        keep = known.get("keep", "")
+        keep, placed = known.get("keep", ""), known.get("placed", "").split("+")
         words = [level, known.get("prefetch", "0"), *(keep.split("+") if keep not in ("", "none") else ())]
         if (not all(word.isdecimal() and len(word) < 8 for word in words) or int(level) > 3 or
-            known.keys() - {"prefetch", "keep"} or len(known) < len(more) or ("keep" in known and level != "3") or
-            ("prefetch" in known and int(level) < 2)):
+            known.keys() - {"prefetch", "keep", "placed"} or len(known) < len(more) or
+            (level != "3" and {"keep", "placed"} & known.keys()) or ("prefetch" in known and int(level) < 2) or
+            ("placed" in known and (len(more) > 1 or not all(map(ACTION.fullmatch, placed))))):
             raise PlanError(f"shard is {str(told)[:40]!r}; it must be 1 (states), 2 (gradients as well) or 3 "
                             f"(parameters as well), 2 or 3 with ,prefetch=N, 3 with ,keep=none or layers as in "
-                            f",keep=0+4")
+                            f",keep=0+4, or with places as in ,placed=0UNSHARD+0RESHARD@0F1")
         return cls(int(level), int(known["prefetch"]) if "prefetch" in known else None,
-                   tuple(map(int, words[2:])) if "keep" in known else None)
+                   tuple(map(int, words[2:])) if "keep" in known else None,
+                   tuple(placed) if "placed" in known else None)
+
+    def where(self, notes: Mapping[str, str]) -> Shards:
+        """These, with the places of an order that has some, unless something else is told."""
+        free = self.level in (0, 3) and {self.prefetch, self.keep, self.placed} == {None}
+        return Shards.of(f"3,placed={notes[PLACED]}") if free and PLACED in notes else self
 
     def __str__(self) -> str:
+        if self.placed is not None:
+            return f"{self.level},placed={'+'.join(self.placed)}"
         prefetch = f",prefetch={self.prefetch}" if self.level > 1 and self.prefetch is not None else ""
         keep = self.keep is not None and (",keep=" + ("+".join(map(str, self.keep)) or "none"))
         return f"{self.level}{prefetch}{keep or ''}" if self.level > 2 else f"{self.level}{prefetch}"
@@ -90,10 +103,14 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
                       "leave --split or --shard out")
     sums = np.flatnonzero(np.isin(graph.kind, COLLECTIVE))
     if (graph.kind[sums] != Kind.A).any() or (unpack(graph.keys[sums]).part > 0).any():
-        raise _other(draft, "cuts its sums")
+        raise _other(draft, "cuts its sums" + " at any element, and a rank's share begins at others" * draft.staged)
     given = draft.order if np.isin(unpack(draft.order.keys).kind, (Kind.AS, Kind.AG)).any() else None
     draft = draft if given is None else replace(draft, schedule=with_sums(given, graph))
     draft = _in_order(draft) if draft.staged else _by_compute(draft if given is not None else _updates_last(draft))
+    if how.placed is not None:
+        if not draft.staged:
+            raise Refused(WHAT, "places are of a pipeline's stages", "give prefetch and keep")
+        draft, how = with_sums_placed(draft, how.placed), replace(how, prefetch=0, keep=())
     how = replace(how, prefetch=how.prefetch if how.level > 1 else 0, keep=how.keep if how.level > 2 else ())
     layers = sorted(draft.graph.unit[draft.graph.kind == Kind.A].tolist())
     if strange := {*(how.keep or ())} - {*layers}:
@@ -195,9 +212,13 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
     sums, begin = [work.sum(t) for t in np.flatnonzero(draft.graph.kind == Kind.A).tolist()], _begins(draft)
     work.unscale()
     for rank in np.unique(draft.rank[[s.task for s in sums]]).tolist():
-        own = [s for s in sums if draft.rank[s.task] == rank]
+        own, placed = [s for s in sums if draft.rank[s.task] == rank], how.placed
         gathers = [Gather(s, s.gradients, s.norms, s.final) for s in own if s.norms]
-        gathers += [Gather(s, s.parameters, run) for s, run in _runs(draft, own, how)] * (how.level > 2)
+        if placed is not None:
+            for each in gathers_placed(draft, own, _uses(draft, own), placed):
+                work.gather(*each)
+        elif how.level > 2:
+            gathers += [Gather(s, s.parameters, run) for s, run in _runs(draft, own, how)]
         gathers.sort(key=lambda gather: gather.users[0])
         for k, gather in enumerate(gathers):
             needed = gathers[k + 1].users[0] if k + 1 < len(gathers) else len(draft.graph)
@@ -209,8 +230,10 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
         for j, one in enumerate(own):
             work.scatter(one)
             work.bring_back(one)
-            for then in own[j + 1 + how.prefetch :][: how.level > 1]:
+            for then in own[j + 1 + how.prefetch :][: how.level > 1 and placed is None]:
                 work.wait(one, then)
+        for t, at in sums_placed(draft, own, placed or ()).items():
+            work.follow(at, t, rank)
     return _on_lanes(draft, work.done(), how)
 
 
@@ -226,13 +249,7 @@ def _runs(draft: Draft, sums: Sequence[Sum], how: Shards) -> list[tuple[Sum, lis
     """The tasks that use the parameters of each sum of a rank, in runs without a use of others between them. A run goes
     on where as few runs of others are between as may be whole besides; all uses of kept ones are one run."""
     graph, found, kept = draft.graph, list[tuple[Sum, list[int]]](), dict[int, tuple[int, list[int]]]()
-    readers, rank = graph.reads.transposed(len(graph.buffer_bytes)), draft.rank
-    uses = sorted({(t, i) for i, s in enumerate(sums) for b in s.parameters for t in readers[b].tolist()
-                   if t not in s.updates and rank[t] == rank[s.task]})
-    for t, i in uses:
-        if t > min(sums[i].updates):
-            raise Refused(WHAT, f"{graph.name(t)} reads updated parameters of its own rank", "leave --shard out")
-    for k, (i, run) in enumerate(groupby(uses, key=lambda use: use[1])):
+    for k, (i, run) in enumerate(groupby(_uses(draft, sums), key=lambda use: use[1])):
         at, users = kept.get(i, (-1, []))
         if at < 0 or (k - at > 1 + (how.prefetch or 0) and int(graph.unit[sums[i].task]) not in (how.keep or ())):
             users = []
@@ -240,6 +257,18 @@ def _runs(draft: Draft, sums: Sequence[Sum], how: Shards) -> list[tuple[Sum, lis
         users += [t for t, _ in run]
         kept[i] = k, users
     return found
+
+
+def _uses(draft: Draft, sums: Sequence[Sum]) -> list[tuple[int, int]]:
+    """The tasks that use the parameters of each sum of a rank, each with the number of the sum."""
+    graph, rank = draft.graph, draft.rank
+    readers = graph.reads.transposed(len(graph.buffer_bytes))
+    uses = sorted({(t, i) for i, s in enumerate(sums) for b in s.parameters for t in readers[b].tolist()
+                   if t not in s.updates and rank[t] == rank[s.task]})
+    for t, i in uses:
+        if t > min(sums[i].updates):
+            raise Refused(WHAT, f"{graph.name(t)} reads updated parameters of its own rank", "leave --shard out")
+    return uses
 
 
 def _on_lanes(draft: Draft, made: Draft, how: Shards) -> Draft:

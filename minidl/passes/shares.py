@@ -155,8 +155,9 @@ class Work:
                                     (("summed", len(s.gradient)),)),)
         e.time[t] /= 2
 
-    def gather(self, gather: Gather, before: int) -> None:
-        """The users of a gather read what it brings together, once task `before` has let go (-1: none)."""
+    def gather(self, gather: Gather, before: int, end: int = -1) -> None:
+        """The users of a gather read what it brings together, once task `before` has let go (-1: none). It is whole
+        until task `end`."""
         e, s = self.e, gather.sum
         copies = e.copies(gather.buffers, "whole", role=Role.WORKSPACE, live=None)
         lets_go = self.decides.get(before, before)
@@ -164,13 +165,19 @@ class Work:
                                copies.buffers.values(), e.time[s.task] / 2)
         for user in gather.users:
             e.use(self.decides.get(user, user), copies)
+        if end >= 0:
+            e.reads[end] |= {*copies.buffers.values()}
         if before >= 0:
-            rank = int(self.rank[s.task])
-            self.tokens[rank] = (e.buffer(self.tokens[rank], e.storage_of[self.tokens[rank]], "token")
-                                 if rank in self.tokens else
-                                 e.place(StorageSpec("token", (1,), "uint8", 1, Role.WORKSPACE))[1])
-            e.writes[lets_go].add(self.tokens[rank])
-            e.reads[new].add(self.tokens[rank])
+            self.follow(lets_go, new, int(self.rank[s.task]))
+
+    def follow(self, task: int, then: int, rank: int) -> None:
+        """A task of this rank runs after another one."""
+        e = self.e
+        self.tokens[rank] = (e.buffer(self.tokens[rank], e.storage_of[self.tokens[rank]], "token")
+                             if rank in self.tokens else
+                             e.place(StorageSpec("token", (1,), "uint8", 1, Role.WORKSPACE))[1])
+        e.writes[task].add(self.tokens[rank])
+        e.reads[then].add(self.tokens[rank])
 
     def bring_back(self, s: Sum) -> None:
         """The updated shares of parameters come to all ranks. On level 3 only those come that other stages' ranks read.

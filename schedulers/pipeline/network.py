@@ -147,7 +147,8 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
     stage, given = stage_of_unit if told is None else told, _whole(schedule) if wide else schedule
     sums = machine.replicas == 1 or bool(np.isin(unpack(schedule.keys).kind, (Kind.U, *COLLECTIVE)).any())
     known = machine if sums else replace(machine, replicas=1)  # of a grid of torch's
-    level = Shards.of(shard).level
+    shard = Shards.of(shard).where(schedule.notes if machine.replicas > 1 else {})
+    level = shard.level
 
     def read(placement: Placement | int) -> tuple[Draft, PipelinePlan]:
         draft = cut(graph, cost, placement, stage, machine=machine, dropped=dropped)

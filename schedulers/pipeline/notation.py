@@ -5,8 +5,8 @@ An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be m
 `SEND_F`, `RECV_F`, `SEND_B`, `RECV_B`, each with the stage that does it; the message goes to the next stage, or to the
 one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. `1UNSHARD`, `1RESHARD` and
 `1REDUCE_GRAD` say when FSDP gathers, frees and sums stage 1's weights among its replicas: the all-gathers, their last
-users and the reduce-scatters of a plan whose replicas share out. They are written, and left out when they are read: the
-plan's level says where they stand. The format has no lanes: all tasks of a rank are on its `main` lane.
+users and the reduce-scatters of a plan whose replicas share out. If they are read, a note of the order has their
+places, which such a plan keeps (`minidl.passes.placed`). The format has no lanes: all tasks of a rank are on its `main` lane.
 """
 
 from __future__ import annotations
@@ -21,11 +21,12 @@ from itertools import islice
 
 import numpy as np
 
-from ...core.graph import Ints
+from ...core.graph import Ints, TaskGraph
 from ...core.placement import Refused
 from ...core.schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
 from ...core.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
 from ...passes.boundary import Mask
+from ...passes.shard import PLACED
 from ...passes.shares import WHAT
 from ...plans.plan import PipelinePlan
 
@@ -52,13 +53,20 @@ def read_file(path: str) -> Schedule:
 
 def from_torch(text: str, where: str = "the plan") -> Schedule:
     """Reads torch's grid. Raises ScheduleError that names row and cell."""
+    placed = list[str]()  # the actions of FSDP, each with the task before it
+
     def names(row: int, cells: Iterator[str]) -> Iterator[str]:
+        before = ""
         for column, cell in enumerate(cells, 1):
-            if cell and not _SHARDING.fullmatch(cell):
+            if _SHARDING.fullmatch(cell):
+                placed.append(cell + before)
+            elif cell:
                 try:
-                    yield _ours(cell)
+                    name = _ours(cell)
                 except GraphError as error:
                     raise ScheduleError(f"{where}, row {row}, cell {column}: {error}") from None
+                before = before if ">" in name else f"@{name.strip('()').rpartition(';')[2]}"
+                yield name
 
     rows = [*islice(cells_by_line(text, where), MOST_LANES + 1)]
     if len(rows) > MOST_LANES:
@@ -67,7 +75,7 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
     if not len(schedule):
         raise ScheduleError(f"{where} is empty; expected one row of tasks per rank")
     keys = schedule.keys
-    message = _is_message(keys)
+    message, schedule = _is_message(keys), replace(schedule, notes={PLACED: "+".join(placed)} if placed else {})
     if not message.any():
         return schedule
     rank = _rank_of_reader(schedule)
@@ -175,8 +183,9 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
     stages are whole for the whole step. `backward`: tasks that are full backwards there. Raises ScheduleError as
     `to_torch`."""
     graph, order = plan.with_messages
-    slots, ids, own, rows = order.validate(graph).slots, order.ids(graph), unpack(order.keys), list[list[str]]()
+    ids, own, rows = order.ids(graph), unpack(order.keys), list[list[str]]()
     talks, computes = np.isin(own.kind, COLLECTIVE), np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
+    slot = _slots(graph, order, talks)
     travels = _is_message(order.keys) & (own.micro_batch < plan.micro_batches)  # others are of updates
     _check_reach(order, travels)
     users = {t: [u for u in graph.succs[t].tolist() if computes[u]] for t in ids[own.kind == Kind.AG].tolist()}
@@ -185,17 +194,19 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
     frees: dict[int, list[int]] = {}  # task -> the stages of the gathers whose last user it is
     for t, found in users.items():
         frees.setdefault(max(found, key=place.__getitem__, default=-1), []).append(int(graph.unit[t]))
-    sequence = np.lexsort((np.arange(len(ids)), ~talks, slots))
+    first = np.select([own.kind == Kind.AS, talks, _is_message(order.keys)], [1, 2, 3])  # at one slot, after tasks
+    sequence = np.lexsort((np.arange(len(ids)), first, slot))
     for rank in range(order.ranks):
         kept = [] if plan.schedule.notes[WHAT][0] == "3" else plan.placement.held(rank).tolist()
+        frees.setdefault(int(ids[computes[ids] & (order.rank_of_each == rank)][-1]), []).extend(kept)
         row, whole, over = [f"{stage}UNSHARD" for stage in kept], Counter(kept), list[int]()
         for i in sequence[order.rank_of_each[sequence] == rank].tolist():
             t, stage, joins = int(ids[i]), int(own.unit[i]), bool(order.second[i])
-            if not joins:
+            if not joins and own.kind[i] != Kind.AS:  # which needs what its stage has left
                 row += [f"{s}RESHARD" for s in over if not whole[s]]
                 over.clear()
-            if own.kind[i] == Kind.AS:  # which needs what its stage has left
-                row.insert(len(row) - (row[-1:] == [f"{stage}RESHARD"]), f"{stage}REDUCE_GRAD")
+            if own.kind[i] == Kind.AS:
+                row.append(f"{stage}REDUCE_GRAD")
             elif users.get(t):
                 row += [f"{stage}UNSHARD"] * (not whole[stage])
                 whole[stage] += 1
@@ -203,13 +214,28 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
                 cell = _theirs(backward.get(int(order.keys[i]), int(order.keys[i])))
                 if computes[t] and not whole[stage]:  # torch's W needs weights as well
                     at, freed = len(row) - joins, f"{stage}RESHARD"
+                    while at and re.search("SEND|RECV", row[at - 1]):
+                        at -= 1
                     row[at - 1 : at] = [] if row[at - 1 : at] == [freed] else [*row[at - 1 : at], f"{stage}UNSHARD"]
                     over.append(stage)
                 row.append(_paired(row.pop(), cell) if joins else cell)
                 over += frees.get(t, [])
                 whole.subtract(frees.get(t, []))
-        rows.append([*row, *(f"{s}RESHARD" for s in [*over, *kept])])
+        rows.append([*row, *(f"{s}RESHARD" for s in over)])
     return "".join(",".join(row) + "\n" for row in rows)
+
+
+def _slots(graph: TaskGraph, order: Schedule, talks: Mask) -> Ints:
+    """The slot of each entry of an order: of a collective the last one of the tasks of its rank that it waits for."""
+    ids, rank = order.ids(graph), order.rank_of_tasks(graph)
+    computed = graph.take(np.sort(ids[~talks]))
+    slots, at = np.zeros(len(ids), np.int64), np.full(len(graph), -1)
+    slots[~talks] = order.keep(~talks).validate(computed).slots
+    at[ids[~talks]] = slots[~talks]
+    for i in np.flatnonzero(talks).tolist():
+        before = graph.preds[int(ids[i])]
+        slots[i] = at[before[rank[before] == rank[ids[i]]]].max(initial=-1)
+    return slots
 
 
 def _ours(cell: str) -> str:

@@ -77,10 +77,15 @@ class Network(nn.Module):
         return x
 
 
-def batches(replica: int) -> list[list[np.ndarray]]:
+def batches(replica: int, micro_batches: int = MICRO_BATCHES) -> list[list[np.ndarray]]:
     random = np.random.default_rng(5 + replica)
-    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, WIDTH)).astype("f"),
+    return [[part for _ in range(micro_batches) for part in (random.standard_normal((SHARE, WIDTH)).astype("f"),
                                                              random.integers(0, WIDTH, SHARE))] for _ in range(STEPS)]
+
+
+OPTIMIZERS: dict[str, Any] = {"sgd": functools.partial(optim.SGD, lr=0.05, momentum=0.9),
+                              "adam": functools.partial(optim.Adam, lr=0.01),
+                              "adamw": functools.partial(optim.AdamW, lr=0.01, weight_decay=0.1)}
 
 
 class Run:
@@ -88,60 +93,65 @@ class Run:
 
     def __init__(self, settings: dict[str, Any], replica: int = 0) -> None:
         ml.seed(1)
-        self.settings, self.replica = settings, replica
-        self.model = Network(*(bool(settings.get(name)) for name in ("tied", "norm", "drop")))
+        self.settings, self.replica, self.count = settings, replica, settings.get("micro_batches", MICRO_BATCHES)
+        self.model = settings.get("network", Network)(*(bool(settings.get(name)) for name in ("tied", "norm", "drop")))
         self.scaler = optim.GradScaler(8.0, growth_interval=2) if settings.get("scaled") else None
-        self.optimizer = optim.SGD(self.model.parameters(), 0.05, momentum=0.9, max_norm=settings.get("clip"),
-                                   scaler=self.scaler)
+        self.optimizer = OPTIMIZERS[settings.get("optimizer", "sgd")](
+            self.model.parameters(), max_norm=settings.get("clip"), scaler=self.scaler)
 
     def backward(self, i: int, parts: tuple[Any, ...]) -> None:
-        half = {"group": 2 * i // MICRO_BATCHES} if self.settings.get("groups") else {}
-        with ml.micro_batch(i, (self.replica * MICRO_BATCHES + i) * SHARE, **half):
+        half = {"group": 2 * i // self.count} if self.settings.get("groups") else {}
+        with ml.micro_batch(i, (self.replica * self.count + i) * SHARE, **half):
             loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
             with ml.dither(self.settings.get("dither", 0)):
-                (loss * (1 / self.settings.get("every", MICRO_BATCHES))).backward(self.scaler and self.scaler.scale)
+                (loss * (1 / self.settings.get("every", self.count))).backward(self.scaler and self.scaler.scale)
             if self.settings.get("every"):
                 self.optimizer.step()
 
     def step(self, *parts: Any) -> None:
-        for i in range(MICRO_BATCHES):
+        for i in range(self.count):
             self.backward(i, parts)
         if not self.settings.get("every"):
             self.optimizer.step()
 
     def recorded(self) -> Any:
-        return ml.record(self.step, *batches(0)[0])
+        return ml.record(self.step, *batches(0, self.count)[0])
 
     def bits(self) -> dict[int, bytes]:
         return {i: p.numpy().tobytes() for i, p in enumerate(self.model.parameters())}
 
 
 def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
-    name, machine = settings.get("scheduler", "zb_h1"), ml.Machine(RANKS, replicas=settings.get("replicas", 1))
+    name = settings.get("scheduler", "zb_h1")
+    machine = ml.Machine(settings.get("ranks", RANKS), replicas=settings.get("replicas", 1))
     plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
                    split=settings.get("split", 1), offload=settings.get("offload", "none"),
                    shard=settings.get("shard", 0), **settings.get("options", {}))
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/plan.csv"
-        plan.schedule.save(file)
+        file, again = f"{folder}/plan.csv", {}
+        if settings["saved"] == "torch":
+            Path(file).write_text(pipeline.for_torch(plan))
+            again = {"recompute": settings.get("recompute", "none")}
+        else:
+            plan.schedule.save(file)
         read = schedulers.find(file, "pipeline")
-        return ml.plan(graph, read, COST, machine, **read.known(chunks=plan.placement.chunks))
+        return ml.plan(graph, read, COST, machine, **again, **read.known(chunks=plan.placement.chunks))
 
 
 def on_ranks(settings: dict[str, Any]) -> tuple[dict[int, bytes], list[Any]]:
     """The parameters that ranks leave, which are equal on all replicas, and the version log of the first replica."""
-    replicas = settings.get("replicas", 1)
+    replicas, ranks = settings.get("replicas", 1), settings.get("ranks", RANKS)
     own = []
-    for rank in range(RANKS * replicas):
-        run = Run(settings, rank // RANKS)
+    for rank in range(ranks * replicas):
+        run = Run(settings, rank // ranks)
         own.append((run, planned(run.recorded(), settings)))
 
     def work(communicator: Any) -> Any:
         run, plan = own[communicator.rank]
         runs = DistributedExecutor(*plan.with_messages, communicator, logged="every" in settings)
-        for parts in batches(communicator.rank // RANKS):
+        for parts in batches(communicator.rank // ranks, run.count):
             runs(*parts)
         runs.settle()
         runs.whole(everywhere=True)
@@ -151,11 +161,11 @@ def on_ranks(settings: dict[str, Any]) -> tuple[dict[int, bytes], list[Any]]:
         return bits, runs.log.entries if "every" in settings else []
 
     with deadline():
-        found = run_ranks(RANKS * replicas, work)
-    every = [functools.reduce(dict.__or__, (bits for bits, _ in reversed(found[r * RANKS : (r + 1) * RANKS])))
+        found = run_ranks(ranks * replicas, work)
+    every = [functools.reduce(dict.__or__, (bits for bits, _ in reversed(found[r * ranks : (r + 1) * ranks])))
              for r in range(replicas)]
     assert all(bits == every[0] for bits in every)
-    return every[0], [entry for _, log in found[:RANKS] for entry in log]
+    return every[0], [entry for _, log in found[:ranks] for entry in log]
 
 
 def alone(settings: dict[str, Any], log: list[Any]) -> dict[int, bytes]:
@@ -182,8 +192,8 @@ def alone(settings: dict[str, Any], log: list[Any]) -> dict[int, bytes]:
                 counter.data[...] = began  # all replicas are in the same step
                 for p in run.model.parameters():
                     p.grad = None
-                for i in range(MICRO_BATCHES):
-                    run.backward(i, tuple(batches(run.replica)[step]))
+                for i in range(run.count):
+                    run.backward(i, tuple(batches(run.replica, run.count)[step]))
                 shares.append([p.grad.numpy().copy() for p in run.model.parameters()])
             for p, *grads in zip(run.model.parameters(), *shares, strict=True):
                 p.grad.assign(functools.reduce(np.add, grads) * np.float32(1 / replicas))

@@ -137,7 +137,8 @@ BASE = ["--model", "mlp", "--model-arg", "layers=4", "--costs", "analytic", "--p
 @pytest.mark.parametrize(("flags", "why"), [
     (["--scheduler", "zb_h1"], "several replicas, keeps a share"),
     (["--scheduler", "pipedream", "--replicas", "2"], "pipedream updates stages beside the next step"),
-    (["--scheduler", "zb_h1", "--replicas", "2", "--scheduler-arg", "part_bytes=20000"], "zb_h1 cuts its sums"),
+    (["--scheduler", "zb_h1", "--replicas", "2", "--scheduler-arg", "part_bytes=20000"],
+     "zb_h1 cuts its sums at any element, and a rank's share begins at others"),
     (["--scheduler", "zb_h1", "--replicas", "2", "--shard", "3,keep=7"], "no sum of gradients 7A0")])
 def test_what_cannot_be_shared_out_is_one_line(capsys: Any, flags: list[str], why: str):
     code, out, err = run(capsys, "plan", *BASE, "--shard", "1", *flags)
