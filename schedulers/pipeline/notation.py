@@ -6,7 +6,8 @@ An empty cell is a bubble. A pair is `(2F3;5B1)OVERLAP_F_B`; its suffix may be m
 one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r has stage 3. `1UNSHARD`, `1RESHARD` and
 `1REDUCE_GRAD` say when FSDP gathers, frees and sums stage 1's weights among its replicas: the all-gathers, their last
 users and the reduce-scatters of a plan whose replicas share out. If they are read, a note of the order has their
-places, which such a plan keeps (`minidl.passes.placed`). The format has no lanes: all tasks of a rank are on its `main` lane.
+places, which such a plan keeps (`minidl.passes.placed`). The format has no lanes: all tasks of a rank are on its
+`main` lane.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
     if not len(schedule):
         raise ScheduleError(f"{where} is empty; expected one row of tasks per rank")
     keys = schedule.keys
-    message, schedule = _is_message(keys), replace(schedule, notes={PLACED: "+".join(placed)} if placed else {})
+    message = _is_message(keys)
+    if any("UNSHARD" in action for action in placed):  # without one, sums follow from the order
+        schedule = replace(schedule, notes={PLACED: "+".join(placed)})
     if not message.any():
         return schedule
     rank = _rank_of_reader(schedule)
