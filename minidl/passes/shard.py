@@ -73,7 +73,7 @@ class Shards:
                    tuple(placed) if "placed" in known else None)
 
     def where(self, notes: Mapping[str, str]) -> Shards:
-        """These, with the places of an order that has some, unless something else is told."""
+        """These, with the places of an order that has some, unless an argument sets something else."""
         free = self.level in (0, 3) and {self.prefetch, self.keep, self.placed} == {None}
         return Shards.of(f"3,placed={notes[PLACED]}") if free and PLACED in notes else self
 
