@@ -31,7 +31,7 @@ from minidl.measuring.torch_stages import measure_stages, network_of
 from minidl.pricing.cost import CostModel, Link
 from minidl.schedulers import pipeline
 
-RANKS, MICRO_BATCHES, WIDTH, BLOCKS, LENGTH, TOKENS = 2, 8, 64, 6, 32, 128
+RANKS, MICRO_BATCHES, WIDTH, BLOCKS, LENGTH, TOKENS = 2, 8, 192, 6, 64, 128
 ORDERS = {"one_f_one_b": {}, "interleaved": {"chunks": 2}, "zb_h1": {}, "zb_auto": {}, "joint": {"chunks": 4}}
 CAP = 6  #: the most live activations of a rank, in units of its whole part of the model
 
@@ -206,7 +206,7 @@ def measured(made: dict[str, Any], steps: int) -> dict[str, float]:
 
 def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, help="measured steps of each order (default 40)")
+    parser.add_argument("--steps", type=int, help="measured steps of each order (default 20)")
     parser.add_argument("--svg", type=Path)
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
@@ -225,7 +225,7 @@ def main(given: Sequence[str] | None = None) -> None:
     predicted = {name: pipeline.price(plan, replace(plan.cost, launch=cost.launch)).makespan / 1e3
                  for name, plan in made.items()}
     best = min(predicted, key=lambda name: predicted[name])
-    times = measured(made, arguments.steps or 40)
+    times = measured(made, arguments.steps or 20)
     base = "one_f_one_b"  # torch's own Schedule1F1B, task for task
     print(f"{RANKS} ranks, {MICRO_BATCHES} micro-batches, {os.cpu_count()} cores; gradients equal one process")
     way = cost.link.time(network()[1].numel() * WIDTH * 4)
