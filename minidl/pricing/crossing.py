@@ -1,6 +1,8 @@
 """The cost of moving data between the caches of cores. A task that reads a value that another core has written fetches
 the bytes from that core's cache; a task that overwrites a value that another core has touched takes the bytes from it
-first. If several tasks of a lane read the same value, only the first one pays."""
+first. If several tasks of a lane read the same value, only the first one pays. A value that was touched long
+before is in no core's cache: the bytes that the tasks between have touched have taken its place. That is so on one lane
+as well, so the measured time of a task has this already."""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import numpy as np
 from ..core.graph import Floats, Ints, Rows, TaskGraph
 from .cost import Cross
 
-CACHE = 1 << 20  #: bytes of a core's own cache: bytes beyond them are far from both
+CACHE = 1 << 20  #: bytes of a core's own cache, of which the last ones are in it that tasks have touched
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,6 @@ class Crossing:
     def of(cls, graph: TaskGraph, cross: Cross) -> Crossing:
         """The pairs of a graph whose tasks are in the order in which they were recorded."""
         n = max(len(graph), 1)
-        size = np.minimum(graph.buffer_bytes, CACHE)
         written = np.sort(_accesses(graph.writes, n))
         read = _accesses(graph.reads, n)
         wrote = _before(written, read, n)
@@ -42,9 +43,13 @@ class Crossing:
         touched = np.unique(np.concatenate([read, written]))
         after = _after(written, touched, n)
         touched, after = touched[after >= 0], after[after >= 0]
-        payer, other = np.concatenate([read, after]), np.concatenate([wrote, touched])
+        both = np.concatenate([read, after])
+        payer, other, buffer = both % n, np.concatenate([wrote, touched]) % n, both // n
+        end = np.cumsum(graph.bytes, dtype=np.float64)
+        between = end[payer] - graph.bytes[payer] - end[other] + np.where(payer <= other, end[-1:], 0.0)
+        near = np.minimum(graph.buffer_bytes[buffer], np.maximum(CACHE - between, 0.0))
         per_byte = np.repeat([cross.read, cross.write], [len(read), len(touched)])
-        return cls(payer % n, other % n, payer // n, size[payer // n] * per_byte, len(read))
+        return cls(payer, other, buffer, near * per_byte, len(read))
 
     def added(self, lane: Ints, rank: Ints, place: Ints) -> Floats:
         """The time that each task takes longer, where tasks have these lanes, ranks, and places in their lanes."""
@@ -52,6 +57,7 @@ class Crossing:
         reads, writes = np.split(near, [np.searchsorted(near, self.reads)])
         order = reads[np.lexsort((place[self.payer[reads]], lane[self.payer[reads]], self.other[reads],
                                   self.buffer[reads]))]
+        writes = writes[np.argsort(-self.time[writes], kind="stable")]
         paid = np.concatenate([order[_first(lane[self.payer[order]], self.other[order], self.buffer[order])],
                                writes[np.unique(self.payer[writes] + len(lane) * self.buffer[writes],
                                                 return_index=True)[1]]])

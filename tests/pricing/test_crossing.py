@@ -26,7 +26,8 @@ COST = ml.CostModel(kinds=dict.fromkeys("FOWU", 10.0), cross=Cross(0.25, 0.125))
 
 def by_definition(graph, schedule):
     """The bytes that each task reads as the first on its lane, and that a task on another lane of its rank wrote; and
-    the bytes that it writes where a task on another lane has touched them since they were written before."""
+    the bytes that it writes where a task on another lane has touched them since they were written before. Without those
+    that are in no cache since the tasks between have touched so much."""
     lane, place = {}, {}
     ids = schedule.ids(graph)
     for number in range(len(schedule.lanes)):
@@ -42,18 +43,23 @@ def by_definition(graph, schedule):
         """The tasks before this one, the nearest first; those of the step before follow, and itself last."""
         return [*reversed(range(task)), *reversed(range(task, len(graph)))]
 
+    def near(task, t, b):
+        """The bytes of a buffer that task t touched and that are still in a cache."""
+        between = before(task)[: before(task).index(t)]
+        return max(0, min(int(graph.buffer_bytes[b]), CACHE - int(graph.bytes[between].sum())))
+
     reads = [(task, next(t for t in before(task) if b in written[t]), b) for task in tasks for b in read[task]
              if any(b in w for w in written)]
     found = np.zeros((2, len(graph)))
     for task, writer, b in reads:
         earlier = any(place[t] < place[task] for t, w, c in reads if (w, c) == (writer, b) and lane[t] == lane[task])
         if apart(task, writer) and not earlier:
-            found[0, task] += min(int(graph.buffer_bytes[b]), CACHE)
+            found[0, task] += near(task, writer, b)
     for task in tasks:
         for b in written[task]:
             last = next(i for i, t in enumerate(before(task)) if b in written[t])
-            if any(apart(task, t) and b in read[t] | written[t] for t in before(task)[: last + 1]):
-                found[1, task] += min(int(graph.buffer_bytes[b]), CACHE)
+            found[1, task] += max((near(task, t, b) for t in before(task)[: last + 1]
+                                   if apart(task, t) and b in read[t] | written[t]), default=0)
     return found
 
 
@@ -61,6 +67,8 @@ def by_definition(graph, schedule):
 @given(scheduled_graphs(ranks=2))
 def test_a_task_pays_for_what_another_lane_has_touched(scenario):
     graph, schedule = scenario
+    graph = replace(graph, bytes=np.random.default_rng(len(graph)).integers(0, CACHE // 3, len(graph)),
+                    buffer_bytes=graph.buffer_bytes * 40_000)
     at = times(graph, schedule, COST)
     np.testing.assert_allclose(at.end - at.start, 10.0 + [0.25, 0.125] @ by_definition(graph, schedule))
     lanes = Lanes.of(graph, schedule)
