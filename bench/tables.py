@@ -29,6 +29,8 @@ from spectrum import said as spectrum_said
 from stale import accuracies
 from tradeoff import rows as tradeoff_rows
 
+SHARDS = {"whole": "plain buckets", "gradients": "gradients in shards", "parameters": "parameters in shards",
+          "searched": "shards as the search finds", "torch": "torch's fully_shard"}
 RUN_AS = {"one device": "one device", "data": "two data-parallel ranks", "pipeline": "a pipeline on two ranks",
           "all": "all"}
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
@@ -172,6 +174,17 @@ def memory(record: dict[str, Any]) -> Iterator[Row]:
                    times(e["against"][f"{arm} / none"]), "45 %, <= 1.35x" if (name, arm) == ("gpt", "sqrt") else "")
         yield (f"{name}: checkpointed blocks, minidl / torch", times(e["against"]["blocks / torch checkpoint"]),
                "<= 1.0x")
+
+
+def memory_shards(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        peaks, steps = e["peak_bytes"], e["step_ms"]
+        for arm in ("whole", "gradients", "parameters", "searched", "torch"):
+            peak = peaks[arm].get("allocated", peaks[arm].get("tracked"))
+            error = f"; {e['prediction_error'][arm]['median']:+.0%} predicted" if arm in e["prediction_error"] else ""
+            yield (f"{name} on {e['ranks']} ranks, {SHARDS[arm]}: peak, step",
+                   f"{peak / 1e6:.0f} MB, {steps[arm]['median']:.0f} ms{error}", "5 %" if error else "-")
+        yield f"{name}: parameters in shards, minidl / torch", times(e["against"]["parameters / torch"]), "<= 1.0x"
 
 
 def data_parallel(record: dict[str, Any]) -> Iterator[Row]:
@@ -337,7 +350,8 @@ than 3 % of the machine.""", {"predicted_steps": predicted_steps}),
     Section("Memory for time", """\
 Steps that compute activations again, beside the plain step and beside torch's checkpointing of the same blocks, one
 thread each. The record is of a machine that others kept busy: only ratios of neighbouring steps mean something, and
-predictions of times do not.""", {"memory": memory}),
+predictions of times do not. Ranks that share out ran on free cores, beside torch's `fully_shard` over gloo.""",
+            {"memory": memory, "memory_shards": memory_shards}),
     Section("Data-parallel ranks", """\
 Tasks wait instead of computing, as if an accelerator computed; the link is a shaped loopback. The second picture is
 simulated: it shows for which networks and links reverse first-k gains over priority.""",
