@@ -120,6 +120,7 @@ def gradients(graph: TaskGraph) -> dict[int, Ints]:
     made[graph.writes.ids[~np.isin(maker, (Kind.U, *COPIES))]] = True
     gradient = made & ~graph.persistent
     gradient[graph.writes.ids[np.isin(maker, (Kind.O, Kind.W, Kind.B))]] = True  # late tasks may make it outlive a step
+    gradient &= ~graph.role_is(Role.FAR)  # for which copies only wait
     parameter = graph.role_is(Role.PARAMETER)
     found = {u: graph.reads[u][gradient[graph.reads[u]] | _sums_of_uses(graph, u)]
              for u in updates if parameter[graph.writes[u]].any()}

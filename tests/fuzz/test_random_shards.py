@@ -19,6 +19,7 @@ from test_composition import SHARE, WIDTH, alone, on_ranks
 
 from minidl import nn, ops, schedulers
 from minidl.core.placement import PipelineError, Refused
+from minidl.runtime.comm.places import Share
 
 FIRST = int(os.environ.get("MINIDL_FUZZ_SEED", "1000"))
 CASES = int(os.environ.get("MINIDL_FUZZ_CASES", "300")) // 3
@@ -96,6 +97,19 @@ def hold(seeds: Sequence[int]) -> None:
 
 def test_random_shards() -> None:
     hold([39, 57])
+
+
+def test_a_wrong_share_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares that are sums and no means; `Share` divides by the number of replicas."""
+    made = Share.__init__
+
+    def of_sums(share: Share, *arguments: Any) -> None:
+        made(share, *arguments)
+        share.factor = 1.0
+
+    monkeypatch.setattr(Share, "__init__", of_sums)
+    with pytest.raises(AssertionError, match="seed 39 has other bits"):
+        hold([39])
 
 
 @pytest.mark.campaign

@@ -94,6 +94,12 @@ def gathers(made: Any, rank: int) -> list[str]:
     return [name for i, lane in enumerate(own.lanes) if lane.rank == rank for name in own.names(i) if "AG" in name]
 
 
+def test_states_of_a_rank_with_several_stages_are_offloaded_beside_shards():
+    """Tasks that wait for copies of a state were taken for its gradient's makers."""
+    made = plan("interleaved", "3,prefetch=1,keep=none", offload="states")
+    assert {Kind.D, Kind.AS, Kind.AG} <= {*map(Kind, made.graph.kind.tolist())}
+
+
 def test_shards_need_less_memory_level_by_level():
     peaks = [max(plan("interleaved", shard).peak_bytes)
              for shard in (0, "1", "2,prefetch=0", "3,prefetch=0,keep=none")]
