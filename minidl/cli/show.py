@@ -9,15 +9,15 @@ from contextlib import contextmanager
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..system import interrupts
+from ..system import interrupts, process
 
 if TYPE_CHECKING:
     from ..views.page import Shown
 
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
-    """Prints the record with --json, else the text; nothing after an interrupt. The tasks in a text that a function
-    makes are in their colours on a terminal."""
+    """Prints the record with --json, else the text, as the last act of a command: nothing after an interrupt, and no
+    interrupt after it. The tasks in a text that a function makes are in their colours on a terminal."""
     interrupts.check()
     if arguments.json:
         print(json.dumps(record, allow_nan=False))
@@ -27,6 +27,8 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) 
         from ..core.draw import ansi
 
         print(ansi(text()))
+    if process.size() == 1:  # else the end waits for the other ranks
+        interrupts.ignore()
 
 
 def check_outputs(arguments: Any) -> None:

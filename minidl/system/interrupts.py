@@ -61,9 +61,11 @@ def holding() -> Iterator[None]:
 
 
 def ignore() -> None:
-    """Ignores signals from now on: the work is done, and the process is about to end."""
+    """Ignores the signals that have its handler from now on: the result is out, and the process is about to end.
+    Python sets handlers in the main thread alone, so it does nothing in others."""
     for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        if signal.getsignal(number) is _handle and threading.current_thread() is threading.main_thread():
+            signal.signal(number, signal.SIG_IGN)
 
 
 def check() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,24 @@ def interrupt():
     threading.Timer(0.1, me).start()
     minutes(10**15)
 """)))
+
+
+def test_an_interrupt_after_the_result_is_out_changes_nothing():
+    """What the command has made is freed after it, which takes milliseconds."""
+    done = run("""
+import os, signal
+from minidl.cli import show
+
+out = show.emit
+def interrupted(*arguments):
+    out(*arguments)
+    os.kill(os.getpid(), signal.SIGINT)
+show.emit = interrupted
+from minidl.__main__ import run
+run()
+""", "simulate", "--ranks", "2", "--micro-batches", "4", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)
 
 
 @pytest.mark.few(1)
