@@ -15,6 +15,7 @@ from . import SLOTS, Communicator, RankError, Transfer, Wait
 
 CREDIT = 4 * 2**20  #: the most bytes in flight; a single transfer may exceed it
 NAP, PROMPT_NAP = 2e-4, 2e-5  #: the longest nap of a thread that waits, and of one whose core has nothing else to do
+LOOKS = 8  #: between two naps of a lane that waits: it has nothing else to do, and messages are short
 SLACK = 29  #: the request of Linux's prctl that sets how late naps of a thread may end, 50 us by default
 CHECK_SECONDS = 0.02  #: how often a waiting rank checks whether the others still run
 
@@ -168,7 +169,7 @@ class Flight:
             return
         self._patience.reset()
         while not (arrived() or (self.lanes and self.lanes.given_up)):
-            if not self.look():
+            if not any(self.look() for _ in range(LOOKS)):
                 self._patience.wait(peers, name)
         self._patience.reset()
 

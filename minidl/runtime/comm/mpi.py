@@ -25,7 +25,7 @@ from ...system import process
 from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
-BURST = 8  #: tests of a request at each poll: MPI moves some 16 KiB at each
+BURST = 8  #: tests of a sum at each poll: MPI moves some 16 KiB at each
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
 #: kills its parent process and prints a line, unless the parent closes the pipe in time; arguments: seconds, line
 TIMER = """
@@ -135,8 +135,8 @@ class MPI(Communicator):
         made._groups, made.on_device = {}, True
         return made
 
-    def _done(self, request: Any) -> Iterator[None]:
-        while not any(request.Test() for _ in range(BURST)):
+    def _done(self, request: Any, tests: int = BURST) -> Iterator[None]:
+        while not any(request.Test() for _ in range(tests)):
             yield
 
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
@@ -165,7 +165,7 @@ class MPI(Communicator):
 
         def run() -> Iterator[None]:
             request.Start()
-            return self._done(request)
+            return self._done(request, 1)  # lanes poll between their tasks, so a poll must be short
 
         return run
 
