@@ -444,7 +444,8 @@ class Finder:
 if {where!r} == "a step":
     from minidl.training import rank_trainer
     step = rank_trainer.RankTrainer.step
-    rank_trainer.RankTrainer.step = lambda self: (here(), step(self))[1]
+    # not in the first one, which sets up MPI's communicators
+    rank_trainer.RankTrainer.step = lambda self: (here() if self.seconds else None, step(self))[1]
 sys.meta_path.insert(0, Finder())
 run()
 """
