@@ -12,7 +12,7 @@ from collections.abc import Callable
 from errno import EEXIST
 from functools import partial
 from mmap import PAGESIZE, mmap
-from tempfile import gettempdir, mkstemp
+from tempfile import TemporaryFile, gettempdir
 from typing import Any, NamedTuple
 from weakref import finalize
 
@@ -86,10 +86,9 @@ def _failed(error: OSError, nbytes: int, way: str, where: str) -> OSError:
 
 
 def _opened(path: str | None) -> int:
-    """A new file without a name. It never has this one, so processes may open it at the same time."""
+    """A new file without a name, so processes may ask for one path at the same time."""
     if path and os.path.lexists(path):
         raise FileExistsError(EEXIST, os.strerror(EEXIST))
     folder, name = os.path.split(path) if path else (None, "")
-    number, found = mkstemp(prefix=f"{name}.", dir=os.curdir if folder == "" else folder)
-    os.unlink(found)
-    return number
+    with TemporaryFile(buffering=0, prefix=f"{name}.", dir=os.curdir if folder == "" else folder) as file:
+        return os.dup(file.fileno())

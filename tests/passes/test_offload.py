@@ -23,6 +23,7 @@ from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.schedule import Schedule, ScheduleError
 from minidl.core.tasks import Kind, parse_task, task_name
+from minidl.devices import far
 from minidl.devices.device import cpu
 from minidl.devices.far import Mapped, mapped
 from minidl.measuring.far import measure_far
@@ -240,9 +241,9 @@ def test_states_stay_far_and_train_on_without_offloading():
         run(*batch)
     run.close()
     ml.SequentialExecutor(graph)(*batches()[2])
-    far = [s.live for s in plan.graph.storages if s.role == "far"]
-    assert far
-    assert all(isinstance(live.data, Mapped) for live in far)
+    away_now = [s.live for s in plan.graph.storages if s.role == "far"]
+    assert away_now
+    assert all(isinstance(live.data, Mapped) for live in away_now)
     assert {name: a.tobytes() for name, a in model.state_dict().items()} == trained()[1]
 
 
@@ -319,18 +320,19 @@ def test_what_cannot_be_offloaded_is_refused():
         ml.plan(chain(4), "in_order", offload="everything")
 
 
-def test_two_processes_may_open_files_of_one_name_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_ranks_may_open_files_of_one_name_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each rank opens the file that was asked for once, to see that it can, and may not meet another rank's."""
-    unlink, path = os.unlink, str(tmp_path / "far")
+    fill, met = os.posix_fallocate, list[str]()
 
-    def later(found: str) -> None:
-        monkeypatch.setattr(os, "unlink", unlink)
-        mapped(0, path)
-        unlink(found)
+    def meanwhile(*asked: int) -> None:
+        monkeypatch.setattr(os, "posix_fallocate", fill)
+        met.extend([*os.listdir(tmp_path), "looked"])
+        mapped(0, str(tmp_path / "far"))
+        fill(*asked)
 
-    monkeypatch.setattr(os, "unlink", later)
-    mapped(0, path)
-    assert os.unlink is unlink
+    monkeypatch.setattr(os, "posix_fallocate", meanwhile)
+    mapped(0, str(tmp_path / "far"))
+    assert met == ["looked"]
     assert not os.listdir(tmp_path)
 
 
@@ -362,36 +364,44 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: 
     run.close()
 
 
-def cut_short(name: str) -> None:
-    """Takes all bytes from the open far file of this name."""
-    for number in map(int, os.listdir("/proc/self/fd")):
-        with suppress(OSError):
-            if os.readlink(f"/proc/self/fd/{number}").startswith(name):
+@pytest.fixture
+def far_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A path, and a call that takes all bytes from the open far files that messages call so."""
+    files, opened = list[tuple[str, int]](), far.mapped
+
+    def remembered(*asked: Any) -> Any:
+        found = opened(*asked)
+        files.append((found.file.name, found.file.number))
+        return found
+
+    def cut_short(name: str) -> None:
+        for number in {number for called, number in files if called == name}:
+            with suppress(OSError):  # it is closed already
                 os.truncate(f"/proc/self/fd/{number}", 0)
 
-
-@pytest.fixture
-def far_file(tmp_path: Path) -> Any:
     cpu().set_far_file(str(tmp_path / "far"))
-    yield str(tmp_path / "far")
+    monkeypatch.setattr(far, "mapped", remembered)
+    yield str(tmp_path / "far"), cut_short
     cpu().set_far_file(None)
 
 
 @pytest.mark.parametrize("what", ["activations", "states"])
-def test_a_far_file_that_becomes_shorter_in_a_run_is_an_error_that_names_task_and_file(what: str, far_file: str,
+def test_a_far_file_that_becomes_shorter_in_a_run_is_an_error_that_names_task_and_file(what: str, far_file: Any,
                                                                                       lanes: None):
+    path, cut_short = far_file
     ml.seed(0)
     plan = ml.plan(recorded(Net()), "in_order", offload=what)
     run = ml.StreamExecutor(plan.graph, plan.schedule)
     run(*batches()[0])
-    cut_short(far_file)
+    cut_short(path)
     with pytest.raises(TaskError, match=rf"^task \d+[DH]0(/1)? \(.*\) on lane 0/(out|in) failed: OSError: cannot copy "
-                                        rf"[\d,]+ bytes (out to|back from) {far_file}: the file has become shorter$"):
+                                        rf"[\d,]+ bytes (out to|back from) {path}: the file has become shorter$"):
         run(*batches()[1])
     run.close()
 
 
-def test_if_a_ranks_copy_fails_the_others_end(far_file: str):
+def test_if_a_ranks_copy_fails_the_others_end(far_file: Any):
+    path, cut_short = far_file
     plans, errors = [], dict[int, Exception]()
     for _ in range(2):
         ml.seed(0)
@@ -403,14 +413,14 @@ def test_if_a_ranks_copy_fails_the_others_end(far_file: str):
             run = DistributedExecutor(plan.graph, plan.schedule, communicator)
             run(*batches()[0])
             if communicator.rank == 1:
-                cut_short(f"{far_file}.1")
+                cut_short(f"{path}.1")
             run(*batches()[1])
             run.settle()
         except Exception as error:
             errors[communicator.rank] = error
             raise
 
-    with pytest.raises(TaskError, match=rf"task \d+D0 \(.*\) on rank 1 failed: OSError: cannot copy .* {far_file}.1: "):
+    with pytest.raises(TaskError, match=rf"task \d+D0 \(.*\) on rank 1 failed: OSError: cannot copy .* {path}.1: "):
         run_ranks(2, work)
     assert isinstance(errors[0], RankError)
 
