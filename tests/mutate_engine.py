@@ -1,20 +1,22 @@
-"""Do the tests notice a fault in the engine? Random mutations, each tested by the files of tests that execute its line.
+"""Do the tests notice a fault in the engine? Random mutations, each tested by the tests that execute its line.
 
-    python tests/mutate_engine.py --coverage lines.json                   once: which file of tests executes which line
+    python tests/mutate_engine.py --coverage lines.json                   once: which test executes which line
     python tests/mutate_engine.py --coverage lines.json --count 200 --seed 1 [--whole] [--minutes 25] [--save FILE]
 
 A mutation changes one operator, comparison, constant or condition, or drops one statement that is a call (a wait, an
-edge, a message). A copy of the tree that has it runs the default run's tests that execute the line until the first
-failure: the mutated room's own files first, then the quick ones, as long as they take at most --seconds together. So
+edge, a message). A copy of the tree that has it (lines.tree beside lines.json, kept for numba's cache) runs the default
+run's tests until the first failure: those that execute the line, then the others of their files, which may share what
+one of them made; the mutated room's own first, then the quick ones, as long as they take at most --seconds together. So
 the figures of the default run are lower bounds. Control: a test that fails runs once more in the same copy without the
 mutation; if it fails there too, it counts as passed. With --whole, a mutation that the default run does not notice
-also runs the tests that only CI runs, in the same files. With --save, an interrupted run goes on where it stopped.
+also runs the tests that only CI runs, in the files of those tests. With --save, an interrupted run goes on where it
+stopped.
 
 A mutation that no test notices may change nothing that a test could see (an equivalent mutant). Needs the package
-`coverage`. A mutation is its seed and its number: `--only NUMBER` repeats one.
+`coverage`. A mutation is its seed and its number: `--only NUMBER ...` runs these.
 
 Coverage sees no compiled code: lines of kernels that numba compiles, and lines that only an import executes, are taken
-as executed by every file that executes another line of the same module.
+as executed by every test that executes another line of the same module.
 """
 
 from __future__ import annotations
@@ -46,8 +48,8 @@ DEFAULT, WHOLE = "not wide and not slow and not campaign and not sanitizer", "(w
 SWAPPED = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.FloorDiv: "*", ast.Div: "*", ast.Lt: "<=", ast.LtE: "<",
            ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.Is: "is not", ast.IsNot: "is",
            ast.In: "not in", ast.NotIn: "in", ast.And: "or", ast.Or: "and"}
-PATIENCE = 5  #: times the expected seconds of a mutated run, after which it has hung, which its user would notice
-COLLECTION = 60.0  #: seconds that a run may take besides its tests
+PATIENCE = 5  #: times the seconds of a mutated run's longest test, after which it has hung, which its user would notice
+SILENCE = 40.0  #: seconds without a result that a run may take besides: it collects tests and compiles kernels
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ def all_mutations() -> list[Mutation]:
 
 # ------------------------------------------------------------------------------------------------------------- coverage
 def measure(out: Path) -> None:
-    """Which files of the default run's tests execute each line of the engine, as {file: {line: [file of tests]}}; and
-    for each file of tests its seconds. Prints the share of lines that are executed, by module."""
+    """The default run's tests, their seconds, and which of them execute each line of the engine, as {file: {line:
+    [number of the test]}}. Prints the share of lines that are executed, by module."""
     with tempfile.TemporaryDirectory() as folder:
         settings = Path(folder) / "coveragerc"
         rooms = ",".join(str(ROOT / room) for room in ("minidl", "kernels", "schedulers", "models"))
@@ -141,7 +143,7 @@ def measure(out: Path) -> None:
             "import coverage, os\n"
             f"found = coverage.Coverage(config_file={str(settings)!r}, check_preimported=True)\n"
             "def pytest_configure(config): found.start()\n"
-            "def pytest_runtest_logstart(nodeid, location): found.switch_context(nodeid.partition('::')[0])\n"
+            "def pytest_runtest_logstart(nodeid, location): found.switch_context(nodeid)\n"
             "def pytest_unconfigure(config): found.stop(); found.save()\n"
             "def pytest_runtest_logreport(report):\n"
             "    if 'PYTEST_XDIST_WORKER' in os.environ:\n"
@@ -155,40 +157,50 @@ def measure(out: Path) -> None:
         joined.combine()
         joined.report(sort="cover")
         data = joined.get_data()
-        lines = {str(Path(file).relative_to(ROOT)): {line: [name for name in names if name]
-                                                     for line, names in data.contexts_by_lineno(file).items()}
-                 for file in data.measured_files()}
         seconds: dict[str, float] = defaultdict(float)
         for line in (Path(folder) / "seconds").read_text().splitlines():
             taken, _, name = line.partition(" ")
-            seconds[name.partition("::")[0]] += float(taken)
+            seconds[name] += float(taken)
+        number = {name: i for i, name in enumerate(seconds)}
+        lines = {str(Path(file).relative_to(ROOT)): {line: [number[name] for name in names if name in number]
+                                                     for line, names in data.contexts_by_lineno(file).items()}
+                 for file in data.measured_files()}
     out.write_text(json.dumps({"lines": lines, "seconds": seconds}))
 
 
-def files_for(mutation: Mutation, known: dict[str, Any]) -> list[str]:
-    """The files of tests that execute the line, in the order in which they shall run."""
-    found = known["lines"].get(mutation.path, {})
-    names = found.get(str(mutation.line)) or [name for each in found.values() for name in each]
+def tests_for(mutation: Mutation, known: dict[str, Any]) -> list[str]:
+    """The tests that execute the line, then the others of their files, in the order in which they shall run."""
+    names, found = [*known["seconds"]], known["lines"].get(mutation.path, {})
+    executing = {names[i] for i in found.get(str(mutation.line)) or {i for each in found.values() for i in each}}
+    files = {name.partition("::")[0] for name in executing}
     rooms = {*Path(mutation.path).parts, Path(mutation.path).stem}
-    return sorted(set(names), key=lambda name: (Path(name).parts[1] not in rooms, known["seconds"].get(name, 1.0)))
+    return sorted((name for name in names if name.partition("::")[0] in files), key=lambda name: (
+        name not in executing, Path(name).parts[1] not in rooms, known["seconds"][name]))
 
 
 # -------------------------------------------------------------------------------------------------------------- one run
-def first_failure(tree: Path, arguments: list[str], seconds: float, cache: Path) -> str:
-    """The id of the first test that fails in this tree, LATE, or nothing."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider", "--tb=no", *arguments]
+def first_failure(tree: Path, arguments: list[str], patience: float, cache: Path) -> str:
+    """The id of the first test that fails in this tree, LATE if none ended for `patience` seconds, or nothing."""
+    command = [sys.executable, "-m", "pytest", "-v", "-x", "-n", "0", "-p", "no:cacheprovider", "--tb=no", *arguments]
     # also of what the tests start; numba's cache knows a file by its time, but not the files that it calls
-    environment = {**os.environ, "PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
-    with subprocess.Popen(command, cwd=tree, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                          env=environment, start_new_session=True) as run:
-        try:
-            said, _ = run.communicate(timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(run.pid, signal.SIGKILL)
-            return LATE
+    environment = {**os.environ, "PYTHONPATH": str(tree), "NUMBA_CACHE_DIR": str(cache)}
+    with (tempfile.TemporaryFile("w+") as output,
+          subprocess.Popen(command, cwd=tree, stdout=output, stderr=subprocess.STDOUT, env=environment,
+                           start_new_session=True) as run):
+        size, since = 0, time.monotonic()
+        while run.poll() is None:
+            time.sleep(0.1)
+            if (now := os.fstat(output.fileno()).st_size) > size:
+                size, since = now, time.monotonic()
+            elif time.monotonic() > since + patience:
+                os.killpg(run.pid, signal.SIGKILL)
+                return LATE
+        output.seek(0)
+        said = output.read()
     if run.returncode in (0, 5):
         return ""
-    failed = [line.split(" ")[1] for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    failed = [line.split(" ", 1)[1].partition(" - ")[0] for line in said.splitlines()
+              if line.startswith(("FAILED ", "ERROR "))]
     return failed[0] if failed else said.strip()[-200:] or f"exit {run.returncode}"
 
 
@@ -204,73 +216,72 @@ def warm(tree: Path, mutation: Mutation) -> Path:
 def mutated(tree: Path, mutation: Mutation, known: dict[str, Any], whole: bool, most: float) -> dict[str, object]:
     path, begin = tree / mutation.path, time.monotonic()
     text, times = path.read_text(), path.stat()
-    files, taken = files_for(mutation, known), 0.0
+    tests, taken = tests_for(mutation, known), 0.0
     chosen: list[str] = []
-    for name in files:
-        taken += known["seconds"].get(name, 1.0)
+    for name in tests:
+        taken += known["seconds"][name]
         if taken <= most or not chosen:
             chosen.append(name)
+    patience = SILENCE + PATIENCE * max(known["seconds"][name] for name in chosen)
+    files = sorted({name.partition("::")[0] for name in chosen})
 
-    def run(arguments: list[str], seconds: float) -> str:
+    def run(arguments: list[str]) -> str:
         """The first test that fails with the mutation, and not without it."""
         passed: list[str] = []
         while True:
             path.write_text(text[: mutation.start] + mutation.after + text[mutation.end :])
             try:
                 found = first_failure(tree, [*arguments, *(f"--deselect={name}" for name in passed)],
-                                      COLLECTION + PATIENCE * seconds, warm(tree, mutation))
+                                      patience, warm(tree, mutation))
             finally:
                 path.write_text(text)
                 os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-            one = found if "::" in found else found if found in chosen else ""
-            if not one or not first_failure(tree, [one, "-m", ""], COLLECTION + PATIENCE * seconds, tree / ".numba"):
+            if "::" not in found or not first_failure(tree, [found, "-m", ""], patience, tree / ".numba"):
                 return found
-            passed.append(one)
+            passed.append(found)
 
-    default = run([*chosen, "-m", DEFAULT], min(taken, most))
-    ci = run([*chosen, "-m", WHOLE], most) if whole and not default else ""
-    return {"mutation": str(mutation), "files": len(chosen), "of": len(files), "default": default,
+    default = run([*chosen, "-m", DEFAULT])
+    ci = run([*files, "-m", WHOLE]) if whole and not default else ""
+    return {"mutation": str(mutation), "tests": len(chosen), "of": len(tests), "default": default,
             "ci": "" if ci == LATE else ci, "seconds": round(time.monotonic() - begin, 1)}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--coverage", type=Path, required=True,
-                        help="file of lines and the files of tests that execute them")
+                        help="file of lines and the tests that execute them")
     parser.add_argument("--count", type=int, default=0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", type=int)
+    parser.add_argument("--only", type=int, nargs="+", default=[])
     parser.add_argument("--whole", action="store_true", help="also the tests that only CI runs")
     parser.add_argument("--seconds", type=float, default=40.0, help="of tests for each mutation")
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--save", type=Path, help="a line of JSON for each mutation; these are not repeated")
     told = parser.parse_args()
-    if not told.count and told.only is None:
+    if not told.count and not told.only:
         measure(told.coverage)
         return 0
     known = json.loads(told.coverage.read_text())
-    executed = [m for m in all_mutations() if files_for(m, known)]
-    chosen = random.Random(told.seed).sample(executed, max(told.count, (told.only or 0) + 1))
+    executed = [m for m in all_mutations() if any(known["lines"].get(m.path, {}).values())]
+    chosen = random.Random(told.seed).sample(executed, max([told.count, *(n + 1 for n in told.only)]))
     done = [json.loads(line) for line in told.save.read_text().splitlines()] if told.save and told.save.exists() else []
-    print(f"seed {told.seed}: {len(chosen)} of {len(executed)} mutations in lines that a test executes", flush=True)
+    print(f"seed {told.seed}: {len(chosen)} of {len(executed)} mutations of modules that a test executes", flush=True)
     end = time.monotonic() + 60 * told.minutes
-    with tempfile.TemporaryDirectory() as folder:
-        tree = Path(folder) / "tree"
-        shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", "__pycache__"))
-        for number, mutation in enumerate(chosen):
-            if any(d["number"] == number and d["seed"] == told.seed for d in done) or told.only not in (None, number):
-                continue
-            if time.monotonic() > end:
-                break
-            found = {"seed": told.seed, "number": number,
-                     **mutated(tree, mutation, known, told.whole, told.seconds)}
-            done.append(found)
-            by = found["default"] or (f"CI alone: {found['ci']}" if found["ci"] else "nobody")
-            print(f"{number}: {mutation}\n    {found['files']} of {found['of']} files, {found['seconds']} s: {by}",
-                  flush=True)
-            if told.save:
-                with told.save.open("a") as file:
-                    file.write(json.dumps(found) + "\n")
+    tree = told.coverage.resolve().with_suffix(".tree")
+    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", "__pycache__"), dirs_exist_ok=True)
+    for number, mutation in enumerate(chosen):
+        if any(d["number"] == number and d["seed"] == told.seed for d in done) or number not in (told.only or [number]):
+            continue
+        if time.monotonic() > end:
+            break
+        found = {"seed": told.seed, "number": number, **mutated(tree, mutation, known, told.whole, told.seconds)}
+        done.append(found)
+        by = found["default"] or (f"CI alone: {found['ci']}" if found["ci"] else "nobody")
+        print(f"{number}: {mutation}\n    {found['tests']} of {found['of']} tests, {found['seconds']} s: {by}",
+              flush=True)
+        if told.save:
+            with told.save.open("a") as file:
+                file.write(json.dumps(found) + "\n")
     count = Counter("default" if d["default"] else "ci" if d["ci"] else "unseen" for d in done)
     print(f"{len(done)} mutations: the default run notices {count['default']}, "
           + (f"CI alone {count['ci']}, " if told.whole else "") + f"nobody {count['unseen']}")

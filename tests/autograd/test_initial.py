@@ -6,6 +6,7 @@ from copy import deepcopy
 
 import numpy as np
 import pytest
+from helpers import NETWORKS
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -34,7 +35,7 @@ def values(model):
     return {name: p.numpy().copy() for name, p in model.named_parameters()}
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_the_values_of_a_network_do_not_depend_on_when_they_are_drawn(name):
     def made():
         random.seed(5)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from helpers import NETWORKS
 
 from minidl import models
+from minidl.models.registry import _MODELS
 
 
 def test_mlp_by_name() -> None:
@@ -13,13 +15,18 @@ def test_mlp_by_name() -> None:
     assert (network.input_shape, network.classes) == ((5, 5, 1), 7)
 
 
+def test_the_tests_know_every_network_of_the_package() -> None:
+    own = [name for name in models.names() if _MODELS[name].build.__module__.startswith("minidl.")]
+    assert tuple(own) == NETWORKS
+
+
 def test_arguments_win_over_a_preset() -> None:
     tiny = models.create("mlp", preset="tiny")
     assert next(p.shape for p in models.create("mlp", preset="tiny", hidden=3).parameters()) == (3, 64)
     assert sum(p.size for p in tiny.parameters()) < 2000
 
 
-@pytest.mark.parametrize("name", models.names())
+@pytest.mark.parametrize("name", NETWORKS)
 def test_every_model_says_what_it_takes(name: str) -> None:
     assert "tiny" in models.presets(name)
     network = models.create(name, preset="tiny")
