@@ -255,6 +255,7 @@ def test_files_round_trip_and_old_ones_stay_when_a_new_one_cannot_be_written(tmp
     ("rank,lane,task\n0,main,0F0,1\n", "line 2: expected 3 cells, found 4"),
     ("rank,lane,task\n0,main,0F0\n\nx,main,1F0\n", "line 4: rank 'x'"),
     ("rank,lane,task\n-1,main,0F0\n", "line 2: rank '-1'"),
+    ("rank,lane,task\n65536,main,0F0\n", r"line 2: rank 65536 is too large \(at most 65535\)"),
     ("rank,lane,task\n0,,0F0\n", "line 2: rank '0' and lane ''"),
     ("rank,lane,task\n0,main,frank\n", "line 2: 'frank' is not a task name"),
     ("rank,lane,task\n0,main,\n", "line 2: '' is not a task name"),

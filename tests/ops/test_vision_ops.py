@@ -22,6 +22,7 @@ from minidl import nn, ops
 from minidl.core.tasks import Kind
 from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
+from minidl.kernels.depthwise import depthwise_work
 from minidl.testing.checks import gradcheck
 
 # (input, weight, stride, padding, dilation, groups); input channels last, weight (o, kh, kw, c / groups)
@@ -463,6 +464,7 @@ def test_a_gate_is_flat_on_both_sides(name):
     wanted = {"relu6": np.clip(x, 0, 6), "hardsigmoid": gate, "hardswish": x * gate}[name]
     np.testing.assert_allclose(getattr(ops, name)(ml.array(x)).numpy(), wanted, rtol=1e-15)
     agree(name, [x])
+    agree(f"{name}_grad", [wanted if name == "relu6" else x, np.ones_like(x)])
 
 
 @pytest.mark.parametrize("name", ["relu6", "hardsigmoid", "hardswish"])
@@ -485,6 +487,12 @@ def test_activation(name: str) -> None:
     agree(f"{name}_grad", [y if name == "relu6" else x, dy])
     assert np.isnan(KERNELS[name].reference(np, np.array([np.nan]))).all()
     agree(name, [np.array([np.nan, 1.0])])
+
+
+def test_rows_that_no_window_reaches_have_room() -> None:
+    """Two windows of 2 at rows 0 and 5 of an image of 8 with a row of zeros around it: kernels copy all 8."""
+    (rows, _), _ = depthwise_work((1, 8, 8, 2), (2, 2, 2, 1), (1, 2, 2, 2), ((5, 5), (1, 1), (1, 1)), "float32")[0]
+    assert rows >= 1 + 8
 
 
 # ----------------------------------------------------------------------------------------------- layers

@@ -104,6 +104,7 @@ def test_a_checkpoint_is_whole_and_loads_on_any_number_of_ranks_and_level(tmp_pa
     (["--scheduler", "dear"], "dear cuts its sums"), (["--scheduler", "barrier", "--ranks", "1"], "at least 2 ranks"),
     (["--scheduler", "barrier", "--shard", "3,keep=99"], "no sum of gradients 99A0"),
     (["--scheduler", "barrier", "--shard", "4"], "shard is '4'; it must be 1 (states)"),
+    (["--scheduler", "barrier", "--shard", "2,prefetch=10000000"], "2 or 3 with ,prefetch=N"),
     (["--scheduler", "barrier", "--shard", "1,prefetch=2"], "2 or 3 with ,prefetch=N")])
 def test_a_step_that_cannot_be_sharded_is_one_line(capsys: Any, flags: list[str], why: str):
     base = ["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic", "--parallel", "data",

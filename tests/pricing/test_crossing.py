@@ -169,7 +169,11 @@ def test_lanes_that_the_system_does_not_hold_are_measured_where_they_run(monkeyp
     def refuses(*_):
         raise PermissionError
 
-    assert 1 <= len(measure_lanes.lane_cores()) <= 2
+    asked: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_setaffinity", lambda thread, _: asked.append(thread))
+        assert 1 <= len(measure_lanes.lane_cores()) <= 2
+    assert asked == [0], "of the thread that asks"
     monkeypatch.setattr(os, "sched_setaffinity", refuses)
     assert measure_lanes.lane_cores() == ()
     found = measure_lanes.measure_lanes(devices.CPU())

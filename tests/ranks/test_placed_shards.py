@@ -72,6 +72,8 @@ def test_a_stage_is_whole_for_as_long_as_a_grid_says(tmp_path: Path) -> None:
     assert task in made.graph.succs[first]
     assert task in made.graph.preds[second]
     assert len(gathers(read(text, tmp_path, chunks=2), 0)) == len(gathers(made, 0)) - 1
+    early = read(TEXT.replace("0F0,", "0F0,0RESHARD,0UNSHARD,"), tmp_path)
+    assert len(gathers(early, 0)) == 3, "also after the first task of all"
 
 
 @pytest.mark.few(3)

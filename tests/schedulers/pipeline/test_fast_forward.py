@@ -43,6 +43,8 @@ def test_the_released_rule_takes_142_where_the_one_defined_here_takes_126():
     assert len(broken(ours.schedule, 16, 32)) == 32
 
 
-def test_the_released_rule_needs_more_micro_batches_than_ranks():
+@pytest.mark.parametrize("name", ["fast_forward_push", "fast_forward_push_released"])
+def test_it_needs_one_micro_batch_more_than_ranks(name):
     with pytest.raises(pipeline.PipelineError, match="more than p"):
-        pipelines.plan("fast_forward_push_released", 4, 4)
+        pipelines.plan(name, 4, 4)
+    assert len(pipelines.plan(name, 4, 5).schedule) == 3 * 4 * 5
