@@ -268,7 +268,9 @@ def main() -> int:
     print(f"seed {told.seed}: {len(chosen)} of {len(executed)} mutations of modules that a test executes", flush=True)
     end = time.monotonic() + 60 * told.minutes
     tree = told.coverage.resolve().with_suffix(".tree")
-    shutil.copytree(ROOT, tree, symlinks=True, ignore=shutil.ignore_patterns(".git", "__pycache__"), dirs_exist_ok=True)
+    shutil.copytree(ROOT, tree, symlinks=True, dirs_exist_ok=True, ignore=lambda folder, names: {
+        name for name in names
+        if name in (".git", "__pycache__") or (tree / Path(folder).relative_to(ROOT) / name).is_symlink()})
     for number, mutation in enumerate(chosen):
         if any(d["number"] == number and d["seed"] == told.seed for d in done) or number not in (told.only or [number]):
             continue
