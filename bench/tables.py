@@ -404,7 +404,8 @@ predicted time of the run, and how many updates late its gradients are, counted 
 for sweeps, 16 lanes; the record has the `plan` command of each point. Learning rates are not tuned: one device and
 pipelines have one, data-parallel ranks another, AdamW and PARTIME their own. So stale pipelines lose more here than
 they must; a run that diverges is not in the picture. PD-ASGD and LayUp were replayed from their logs, with equal bits.
-Made by `python bench/tradeoff.py`.""", {"tradeoff": tradeoff}),
+DeepPCR and PETRA are missing on the GPT, which is no chain of narrow layers and has no reversible blocks. Made by
+`python bench/tradeoff.py`, later points by `python bench/tradeoff.py --add`.""", {"tradeoff": tradeoff}),
     Section("Batch size and ranks", """\
 Steps to an error of 5 % on the embedded digits, one hidden layer of 32, the fastest of drawn learning rates and
 momenta, mean of three seeds; sparse networks are pruned before training (Lee et al., 2003.11316). Times are these steps
@@ -423,7 +424,11 @@ left out the time between launches.""", {"ladder": ladder, "gpu_proof": gpu_proo
 
 
 def _earlier(record: dict[str, Any]) -> str:
-    """The settings of a record that were measured before the others, and where; for the ladder, the number of runs."""
+    """The settings of a record that were measured before or after the others, and where; for the ladder, the number of
+    runs."""
+    if "added" in record:
+        return "".join(f"; {'; '.join(more['points'])}: commit {more['commit']}, {more['date']}"
+                       for more in record["added"])
     if record["name"] == "ladder":
         runs = [run for networks in record["networks"].values() for entry in networks.values()
                 for run in entry.values() if "sources" in run]

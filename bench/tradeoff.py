@@ -1,12 +1,13 @@
 """Accuracy against predicted time of every method that changes which values a backward pass reads.
 
-    python bench/tradeoff.py [--only NETWORK] [--out FILE.json]
+    python bench/tradeoff.py [--only NETWORK] [--add] [--out FILE.json]
 
 Each point is two commands: one trains, one predicts the step of the same plan on assumed costs and links. Predicted
 times do not depend on a machine, and accuracies follow from bits, so a busy machine gives the same record. Staleness is
 counted in the version log of the run, in updates between reading weights and changing them; a policy whose weights are
 new but whose gradients are late has that delay. Where the command line can replay a log, the point is replayed, and its
-parameters must have equal bits. `bench/plots.py tradeoff` draws the record.
+parameters must have equal bits. `--add` keeps the points of the record whose commands are still these, and says which
+ones it measured. `bench/plots.py tradeoff` draws the record.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import machine, save
+from common import RESULTS, machine, save
 
 from minidl.cli import main as minidl
 from minidl.cli import show
@@ -105,11 +106,14 @@ def sweeps(batch: int, name: str, counts: tuple[int, ...]) -> list[Point]:
 
 
 MLP, SNN = "--model mlp --model-arg layers=5 --model-arg hidden=64", "--model snn"
+REVERSIBLE = "--model revnet --model-arg blocks=6 --model-arg hidden=64 --lr 0.005"
 DIGITS = 12 * 1437  #: samples of twelve epochs
 NETWORKS = {
     "digits": Network("--data digits --lr 0.02", DIGITS, "accuracy", 3, (
         Point("in_order", MLP, 16), *(Point(p.name, f"{MLP} {p.flags}", p.batch, p.plans) for p in (
             *sweeps(16, "jacobi", (1, 2, 4)), Point("deeppcr", "--backward deeppcr", 16, LANES),
+            *(Point(f"deeppcr, {k} Newton iteration{'s' * (k > 1)}", f"--backward deeppcr --newton {k}", 16, LANES)
+              for k in (1, 2)),
             *(Point(f"dither {s}", f"--dither {s}", 16) for s in (1, 4)))),
         *(Point(name, f"{SNN} {told}", 16) for name, told in (
             ("spiking, BPTT", "--model-arg backward=bptt"), ("spiking, SLTT", ""),
@@ -119,7 +123,10 @@ NETWORKS = {
           for feed in ("ring", "hold=16", "batches")),
         Point("PD-ASGD", f"{MLP} --scheduler pd_asgd --micro-batches 8", 128, late=None),
         *(Point(p.name, f"{MLP} {p.flags}", p.batch, p.plans, p.late)
-          for p in (*pipelines(16, 8), *on_ranks(16, 0.04))))),
+          for p in (*pipelines(16, 8), *on_ranks(16, 0.04))),
+        Point("reversible blocks, in_order", REVERSIBLE, 16),
+        Point("reversible blocks, PETRA", f"{REVERSIBLE} --parallel pipeline --ranks 4 --micro-batches 8 "
+              "--scheduler petra", 128, RANKS, None))),
     "gpt": Network("--model gpt --model-arg preset=tiny --model-arg layers=4 --model-arg dropout=0 --data pydoc "
                    "--lr 0.1", 3200, "bits_per_byte", 1, (
         Point("in_order", "", 8), *sweeps(8, "highway", (0, 1, 2)), *sweeps(8, "jacobi", (4, 8)),
@@ -166,7 +173,7 @@ def measured(network: Network, point: Point) -> dict[str, Any]:
             try:
                 run = command(f"{train} --seed {seed}{kept}")
             except RuntimeError as error:
-                if "the loss is nan" not in str(error):
+                if not re.search("the loss( on test data)? is nan", str(error)):
                     raise
                 found.append(None)
                 continue
@@ -206,20 +213,27 @@ def rows(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", choices=NETWORKS, help="one network")
+    parser.add_argument("--add", action="store_true", help="measure only what the record lacks")
     parser.add_argument("--out", metavar="FILE.json", help="file for the record")
     arguments = parser.parse_args()
-    networks, about, found = NETWORKS, machine(), dict[str, Any]()
+    networks, about, found, added = NETWORKS, machine(), dict[str, Any](), list[str]()
+    before = json.loads((RESULTS / "tradeoff.json").read_text()) if arguments.add else {"networks": {}}
     if arguments.only:
         networks = {arguments.only: NETWORKS[arguments.only]}
     with show.progress("training", sum(len(n.points) for n in networks.values())) as done:
         for name, network in networks.items():
-            points: dict[str, Any] = {}
+            points, kept = dict[str, Any](), before["networks"].get(name, {"points": {}})["points"]
             found[name] = {"metric": network.metric, "samples": network.samples, "seeds": network.seeds,
                            "points": points}
             for point in network.points:
-                points[point.name] = measured(network, point)
+                points[point.name] = kept.get(point.name, {})
+                if points[point.name].get("train") != f"minidl {point.train(network)}":
+                    points[point.name] = measured(network, point)
+                    added.append(f"{name}, {point.name}")
                 done(sum(len(n["points"]) for n in found.values()))
     record = {"machine": about, "networks": found}
+    if arguments.add:
+        record = {**before, "networks": before["networks"] | found, "added": [*before.get("added", []), {"points": added, **about}]}
     print(show.table(("network", "method", "learned", "predicted time", "updates late"),
                      [row[:-1] for row in rows(record)]))
     save("tradeoff", record, arguments.out)
