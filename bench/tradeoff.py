@@ -233,7 +233,8 @@ def main() -> None:
                 done(sum(len(n["points"]) for n in found.values()))
     record = {"machine": about, "networks": found}
     if arguments.add:
-        record = {**before, "networks": before["networks"] | found, "added": [*before.get("added", []), {"points": added, **about}]}
+        record = {**before, "networks": before["networks"] | found,
+                  "added": [*before.get("added", []), {"points": added, **about}]}
     print(show.table(("network", "method", "learned", "predicted time", "updates late"),
                      [row[:-1] for row in rows(record)]))
     save("tradeoff", record, arguments.out)
