@@ -49,7 +49,7 @@ from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import names
-from minidl.training.rank_trainer import measure_link, neighbours
+from minidl.training.rank_trainer import among_ranks, measure_link, neighbours
 from minidl.training.trainer import params_sha256
 
 STEPS = 4  #: timed steps of a group, after one to warm up
@@ -139,7 +139,8 @@ def work(name: str, computation: str, rounds: int) -> None:
     x, y = batch(name, comm.rank)
     _, graph = recorded(name, comm.rank)
     comm.gather(None)
-    cost = waiting(graph)[1] if computation == "waits" else comm.gather(ml.measure(graph, seconds=2.0))[0]
+    cost = (waiting(graph)[1] if computation == "waits" else
+            among_ranks(comm.gather(ml.measure(graph, seconds=2.0))[0], comm))
     link = measure_link(comm)
     arms: dict[str, DistributedExecutor] = {}
     plans: dict[str, Any] = {}

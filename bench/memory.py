@@ -122,12 +122,12 @@ def of_shards(seconds: float) -> dict[str, Any] | None:
     """The entry of ranks that share out, on rank 0."""
     from minidl.measuring.measure import measure
     from minidl.runtime.comm.mpi import MPI
-    from minidl.training.rank_trainer import measure_link
+    from minidl.training.rank_trainer import among_ranks, measure_link
 
     comm = MPI()
     bench, case, where, block, _ = CASES["gpt"]
     case = case._replace(batch=case.batch // comm.size)
-    cost = comm.gather(measure(bench.sides(case).graph, seconds=seconds / 10))[0]
+    cost = among_ranks(comm.gather(measure(bench.sides(case).graph, seconds=seconds / 10))[0], comm)
     link = measure_link(comm)
     machine = ml.Machine(comm.size, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
     plans, runs, arms = {}, {}, dict[str, Any]()

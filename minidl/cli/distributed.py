@@ -21,7 +21,7 @@ from ..system import process
 from ..training.agreement import Disagreement, agree
 from ..training.gossip_trainer import GossipTrainer
 from ..training.pipeline_trainer import PipelineTrainer, measure_messages
-from ..training.rank_trainer import RankTrainer, device_of, identity, measure_link, transport
+from ..training.rank_trainer import RankTrainer, device_of, hold_to_cores, identity, measure_link, transport
 from ..training.recorded import Recorded
 from ..training.trainer import Trainer, interleaved
 from . import data_parallel_plans as data_parallel
@@ -153,6 +153,8 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
 
     arguments, recorded, saved, log = agree(communicator, prepare)
     show.notes(recorded.remarks if first else ())
+    if communicator.own_process and arguments.device == "cpu":
+        hold_to_cores(communicator)
     summing = transport(arguments.transport, communicator, recorded.device)
     trainer = _trainer(arguments, recorded, summing, *_measured(arguments, recorded, summing), log)
     if arguments.log_versions and not trainer.plan.stale:

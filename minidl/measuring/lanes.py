@@ -33,7 +33,7 @@ def measure_lanes(device: Any) -> dict[str, Any]:
 def cores() -> int:
     """How many cores this process may use; two threads of one core count once."""
     own = os.sched_getaffinity(0)
-    return len({min(own & _threads(core)) for core in own})
+    return len({min(own & siblings(core)) for core in own})
 
 
 @cache
@@ -60,11 +60,11 @@ def lane_cores() -> tuple[int, ...]:
 def two_cores(cores: frozenset[int]) -> tuple[int, ...]:
     """Two of these cores, if there are two; if there is a choice, not two threads of one core."""
     first, *others = sorted(cores)
-    siblings = _threads(first)
-    return (first, *sorted(others, key=lambda core: (core in siblings, core))[:1])
+    same = siblings(first)
+    return (first, *sorted(others, key=lambda core: (core in same, core))[:1])
 
 
-def _threads(core: int) -> set[int]:
+def siblings(core: int) -> set[int]:
     """The threads of a core, of which one is given."""
     found = {core}
     with suppress(OSError, ValueError):  # the machine does not say

@@ -19,6 +19,7 @@ from ..core.graph import View
 from ..core.machine import Machine
 from ..core.tasks import Kind
 from ..devices import device as devices
+from ..measuring.lanes import siblings
 from ..measuring.measure import transfer_time
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import Plan
@@ -135,6 +136,18 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
     return float(each), float(rate)
 
 
+def hold_to_cores(communicator: Communicator) -> None:
+    """Holds this process to its part of its machine's cores, if the ranks there may all use the same ones, at least one
+    each: where they are free to move, the threads that sum push other ranks off their cores. What a launcher has dealt
+    out stays. All ranks call it together, before they start threads."""
+    place = gethostname(), sorted(os.sched_getaffinity(0), key=lambda core: (min(siblings(core)), core))
+    places = communicator.gather(place)
+    here = [rank for rank, (host, _) in enumerate(places) if host == place[0]]
+    if all(places[rank] == place for rank in here) and 1 < len(here) <= len(place[1]):
+        with suppress(OSError):  # the system may refuse
+            os.sched_setaffinity(0, np.array_split(place[1], len(here))[here.index(communicator.rank)].tolist())
+
+
 def cores_of_each(communicator: Communicator) -> int:
     """How many cores each rank has to itself, at least 1: the least of any machine's cores over its ranks. A rank with
     one core computes and moves gradients on it, see `share_of_core`. All ranks call it together."""
@@ -175,6 +188,15 @@ def share_of_core(communicator: Communicator, repeats: int = 7, size: int = 2**2
     return float(np.clip(communicator.gather(2 * both / (computed + summed) - 1)[0], 0.0, 1.0))
 
 
+def among_ranks(cost: CostModel, communicator: Communicator) -> CostModel:
+    """The costs of one process's lanes, for ranks that share out the cores of their machines and sum gradients. All
+    ranks call it together."""
+    if cost.cores is None or communicator.size == 1:
+        return cost
+    cores = cores_of_each(communicator)
+    return replace(cost, cores=cores, summing=share_of_core(communicator.host) if cores == 1 else 1.0)
+
+
 def neighbours(k: int, largest: int) -> list[int]:
     """The values of k that are measured besides the simulator's: 0, half of it, and one and a half times as many."""
     return sorted({0, k // 2, min(largest, k + max(1, k // 2))} - {k})
@@ -194,10 +216,7 @@ class RankTrainer(Trainer):
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: tuple[float, float], *,
                  k: int | None = None, buckets: int | None = None, trace: bool = False) -> None:
         self.recorded, self.job, self.communicator, self.trace = recorded, recorded.job, communicator, trace
-        self._base = cost
-        if cost.cores is not None and communicator.size > 1:
-            cores = cores_of_each(communicator)
-            self._base = replace(cost, cores=cores, summing=share_of_core(communicator.host) if cores == 1 else 1.0)
+        self._base = among_ranks(cost, communicator)
         self._machine = Machine(communicator.size, recorded.job.memory_limit,
                                 collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
         plans, self._of = shared(communicator, lambda: (self._plans(k, buckets), recorded))

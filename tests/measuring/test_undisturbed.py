@@ -188,6 +188,41 @@ def test_ranks_share_the_cores_of_their_machine(monkeypatch, hosts, cores, wante
     assert rank_trainer.cores_of_each(Ranks()) == wanted
 
 
+@pytest.mark.parametrize(("hosts", "cores", "wanted"), [
+    ("aa", [{0, 1}, {0, 1}], [0]), ("aaa", [{1, 2, 3, 4}] * 3, [1, 3]), ("ab", [{0, 1}, {0, 1}], None),
+    ("aa", [{0}, {1}], None), ("aaa", [{0, 1}] * 3, None)])
+def test_ranks_deal_out_the_cores_of_their_machine(monkeypatch, hosts, cores, wanted):
+    """Unless a launcher has, or there are too few; 1 and 3 are two threads of one core."""
+    class Ranks:
+        rank = 0
+
+        def gather(self, value):
+            assert value == (hosts[0], places[0][1])
+            return places
+
+    held = []
+    monkeypatch.setattr(rank_trainer, "siblings", lambda core: {core, 4 - core} if core in (1, 3) else {core})
+    monkeypatch.setattr(rank_trainer, "gethostname", lambda: hosts[0])
+    monkeypatch.setattr(rank_trainer.os, "sched_getaffinity", lambda process: cores[0])
+    monkeypatch.setattr(rank_trainer.os, "sched_setaffinity", lambda process, own: held.append(own))
+    order = (0, 1, 3, 2, 4)
+    places = [(host, sorted(own, key=order.index)) for host, own in zip(hosts, cores, strict=True)]
+    rank_trainer.hold_to_cores(Ranks())
+    assert held == ([] if wanted is None else [wanted])
+
+
+def test_costs_of_a_process_become_those_of_ranks(monkeypatch):
+    monkeypatch.setattr(rank_trainer, "cores_of_each", lambda communicator: 1)
+    monkeypatch.setattr(rank_trainer, "share_of_core", lambda communicator: 0.5)
+    cost = ml.CostModel(cores=2)
+
+    def found(cost):
+        return run_ranks(2, lambda c: rank_trainer.among_ranks(cost, c))[0]
+
+    assert (found(cost).cores, found(cost).summing) == (1, 0.5)
+    assert found(ml.CostModel()) == ml.CostModel(), "the cores are not known"
+
+
 def test_ranks_that_share_cores_are_predicted_to_compute_and_sum_in_turn():
     """Each on one core: no less than the time of all tasks and transfers; each on two, they overlap."""
     job = Job(model="mlp", parallel="data", scheduler="priority")
