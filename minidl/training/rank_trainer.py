@@ -138,8 +138,8 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
 
 def hold_to_cores(communicator: Communicator) -> None:
     """Holds this process to its part of its machine's cores, if the ranks there may all use the same ones, at least one
-    each: where they are free to move, the threads that sum push other ranks off their cores. What a launcher has dealt
-    out stays. All ranks call it together, before they start threads."""
+    each: where they are free to move, the threads that sum push other ranks off their cores. A launcher's own binding
+    stays. All ranks call it together, before they start threads."""
     place = gethostname(), sorted(os.sched_getaffinity(0), key=lambda core: (min(siblings(core)), core))
     places = communicator.gather(place)
     here = [rank for rank, (host, _) in enumerate(places) if host == place[0]]
