@@ -14,6 +14,7 @@ import numpy as np
 from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
+from .boundary import Mask
 from .draft import Draft, Edit
 
 
@@ -23,6 +24,11 @@ def makers(graph: TaskGraph) -> Ints:
     made = graph.kind[writer] != Kind.U
     found[graph.writes.ids[made]] = writer[made]
     return found
+
+
+def scales(graph: TaskGraph) -> Mask:
+    """Mask of the tasks that update the loss scale."""
+    return np.array([any(launch.kernel == "scale_update" for launch in launches) for launches in graph.launches], bool)
 
 
 def loss_scale_by_stage(draft: Draft) -> Draft:

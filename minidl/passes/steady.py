@@ -21,6 +21,7 @@ from ..core.schedule import Schedule
 from ..core.tasks import Kind, as_recorded, repack, unpack
 from .boundary import Mask
 from .draft import Draft
+from .loss_scale import scales
 from .rewrite import sums
 from .versions import updates, wanted
 
@@ -88,8 +89,8 @@ def _later(name: str, graph: TaskGraph, schedule: Schedule, versions: Versions) 
 
 def _cure(graph: TaskGraph, otherwise: str) -> str:
     """The advice of a refusal. With a loss scale, backward passes follow each other over all stages (`together.py`)."""
-    scaled = any(launch.kernel == "scale_update" for launches in graph.launches for launch in launches)
-    return "leave the loss scale out, for which backward passes wait on all stages" if scaled else otherwise
+    wait = "leave the loss scale out, for which backward passes wait on all stages"
+    return wait if scales(graph).any() else otherwise
 
 
 def _joined(draft: Draft, schedule: Schedule, versions: Versions) -> Schedule:

@@ -25,6 +25,7 @@ from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, unpack
 from .boundary import Mask
 from .draft import Draft
+from .loss_scale import scales
 from .rewrite import sums
 from .versions import newest
 
@@ -37,8 +38,8 @@ def updates_together(draft: Draft) -> Draft:
         return draft
     schedule, own, count = draft.order, unpack(draft.order.keys), draft.micro_batches
     of_step, forward = count // versions.every, own.kind == Kind.F
-    scaled = any(launch.kernel == "scale_update" for t in np.flatnonzero(waits) for launch in graph.launches[t])
-    until = 1 if scaled else of_step  # mini-batches until a backward needs the new scale, or overwrites the gradients
+    # mini-batches until a backward needs the new scale, or overwrites the gradients
+    until = 1 if scales(graph)[waits].any() else of_step
 
     def on_all_stages(found: np.ndarray) -> np.ndarray:
         """The least of a micro-batch's forwards."""
