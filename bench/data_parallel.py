@@ -44,12 +44,13 @@ import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.core.tasks import Kind
 from minidl.kernels import kernel
+from minidl.measuring.links import among_ranks, measure_link
 from minidl.passes.synchronise import gradients
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import names
-from minidl.training.rank_trainer import among_ranks, measure_link, neighbours
+from minidl.training.rank_trainer import neighbours
 from minidl.training.trainer import params_sha256
 
 STEPS = 4  #: timed steps of a group, after one to warm up

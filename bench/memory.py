@@ -120,9 +120,9 @@ def measured(name: str, seconds: float) -> dict[str, Any]:
 
 def of_shards(seconds: float) -> dict[str, Any] | None:
     """The entry of ranks that share out, on rank 0."""
+    from minidl.measuring.links import among_ranks, measure_link
     from minidl.measuring.measure import measure
     from minidl.runtime.comm.mpi import MPI
-    from minidl.training.rank_trainer import among_ranks, measure_link
 
     comm = MPI()
     bench, case, where, block, _ = CASES["gpt"]

@@ -56,13 +56,13 @@ from minidl import models, ops, optim, schedulers
 from minidl.core.schedule import RankGrid
 from minidl.core.tasks import Kind
 from minidl.core.timeline import Timeline, What
+from minidl.measuring.links import measure_messages
 from minidl.measuring.measure import Profile
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.training import objectives
-from minidl.training.pipeline_trainer import measure_messages
 
 STEPS = 3
 #: and the options of schedulers that need them; the last ones train on older weights

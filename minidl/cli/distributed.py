@@ -11,6 +11,7 @@ from typing import Any
 
 from ..core.schedule import RankGrid
 from ..core.timeline import Timeline
+from ..measuring.links import hold_to_cores, measure_link, measure_messages
 from ..measuring.measure import of_ranks
 from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
@@ -20,9 +21,10 @@ from ..runtime.version_log import VersionRead
 from ..system import process
 from ..training.agreement import Disagreement, agree
 from ..training.gossip_trainer import GossipTrainer
-from ..training.pipeline_trainer import PipelineTrainer, measure_messages
-from ..training.rank_trainer import RankTrainer, device_of, hold_to_cores, identity, measure_link, transport
+from ..training.pipeline_trainer import PipelineTrainer
+from ..training.rank_trainer import RankTrainer
 from ..training.recorded import Recorded
+from ..training.same import device_of, identity, transport
 from ..training.trainer import Trainer, interleaved
 from . import data_parallel_plans as data_parallel
 from . import show

@@ -548,7 +548,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--servers": _flag("plan:rc check:r explain:rc simulate:rc",
                            ("--collective parameter_server", lambda a: a.collective == "parameter_server"),
                            type=whole(0), default=0, metavar="N", help="machines of a parameter_server"),
-        "--transport": _flag("train:rc", CUDA, choices=Names("training.rank_trainer:TRANSPORTS"), metavar="NAME",
+        "--transport": _flag("train:rc", CUDA, choices=Names("training.same:TRANSPORTS"), metavar="NAME",
                              default="staged",
                              help="how gradients on CUDA travel, %(choices)s: MPI through pinned host memory "
                                   "(staged, the default), an MPI that was built for CUDA, or NCCL"),

@@ -1,12 +1,9 @@
-"""A training run whose stages are on several ranks: the plan, the cost of messages, the run, and the whole model at its
-end."""
+"""A training run whose stages are on several ranks: the plan, the run, and the whole model at its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from socket import gethostname
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -18,54 +15,14 @@ from ..core.machine import Machine
 from ..core.schedule import RankGrid
 from ..core.tasks import Kind, unpack
 from ..devices.device import strides_of
-from ..measuring.measure import transfer_time
 from ..optim.rates import Rate
 from ..passes.messages import check_same_order
 from ..passes.versions import updates
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
-from ..runtime.comm.flight import Patience
 from ..runtime.version_log import VersionRead, drift, staleness
 from .recorded import Recorded
 from .trainer import Trainer, TrainingError, sha256_of, shared
-
-SIZES = (8, 2**18)  #: bytes of the messages that measure a link
-REPEATS = 20
-
-
-def measure_messages(communicator: Communicator, grid: RankGrid) -> Link:
-    """The slowest link between two consecutive ranks of a replica, in microseconds and bytes per microsecond; the same
-    on every rank. On one machine the ranks' own cores move the messages, between tasks."""
-    size = grid.ranks
-    found = [_between(communicator, first + a, first + (a + 1) % size)
-             for first in range(0, grid.size, size) for a in range(size if size > 2 else size - 1)]
-    return max(found, key=lambda link: float(link.time(SIZES[1])))
-
-
-def _between(communicator: Communicator, first: int, second: int) -> Link:
-    """The link of these two ranks, which the first one measures."""
-    took = []
-    for size in SIZES:
-        out, into = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-        communicator.gather(None)
-        if communicator.rank in (first, second):
-            peer = first + second - communicator.rank
-            moves = communicator._send(out, peer, 0), communicator._receive(into, peer, 0)
-            in_turn = moves if communicator.rank == first else moves[::-1]
-            took.append(transfer_time([_turn(communicator, in_turn, peer) for _ in range(REPEATS)]) / 2)
-    found = communicator.gather((took, gethostname()))
-    (latency, longer), host = found[first]
-    return Link(latency, (SIZES[1] - SIZES[0]) / max(longer - latency, 1e-3), core=host == found[second][1])
-
-
-def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None]]], peer: int) -> float:
-    """Microseconds of a message to the other rank and a message back."""
-    begin = perf_counter()
-    patience = Patience(communicator, lane=True)
-    for move in moves:
-        for _ in move():
-            patience.wait((peer,), "the link's measurement")
-    return (perf_counter() - begin) * 1e6
 
 
 def delays(plan: Any, parameters: Sequence[Parameter]) -> list[int]:

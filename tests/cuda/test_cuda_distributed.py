@@ -23,6 +23,7 @@ from minidl.core.graph import View
 from minidl.core.tasks import Kind
 from minidl.devices.cuda import device as cuda_device
 from minidl.devices.cuda.device import Cuda
+from minidl.measuring import links as link_costs
 from minidl.runtime.comm import Communicator, OnDevice, RankError, Staged, nccl
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.handover import ByEvents, handover
@@ -30,7 +31,7 @@ from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.comm.nccl import NCCL, NCCLError
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import names
-from minidl.training import rank_trainer
+from minidl.training import same
 from minidl.training.agreement import Disagreement
 
 SHARE, STEPS = 4, 5  # captured from the third step on
@@ -458,7 +459,7 @@ def test_a_transport_that_cannot_be_had_is_one_line_everywhere(gpus, stub):
 
     def work(communicator):
         with pytest.raises(Disagreement) as found:
-            rank_trainer.transport("nccl", communicator, devices[communicator.rank])
+            same.transport("nccl", communicator, devices[communicator.rank])
         seen.append(str(found.value))
 
     run_ranks(2, work)
@@ -496,14 +497,14 @@ def test_nccls_methods_take_what_they_are_told_to_take():
 def test_ranks_take_the_gpus_of_their_machine_in_turn(monkeypatch):
     monkeypatch.setattr(cuda_device, "gpus", lambda: 2)
     ranks = [SimpleNamespace(local_rank=r) for r in range(5)]
-    assert [rank_trainer.device_of("cuda", r) for r in ranks] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
-    assert {rank_trainer.device_of("cuda:1", r) for r in ranks} == {"cuda:1"}
-    assert {rank_trainer.device_of("cpu", r) for r in ranks} == {"cpu"}
+    assert [same.device_of("cuda", r) for r in ranks] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
+    assert {same.device_of("cuda:1", r) for r in ranks} == {"cuda:1"}
+    assert {same.device_of("cpu", r) for r in ranks} == {"cpu"}
     assert isinstance(Communicator.local_rank, int)
 
 
 def test_a_link_is_measured_from_device_to_device(gpus):
     devices = gpus(2, 9)
-    links = run_ranks(2, lambda c: rank_trainer.measure_link(c, devices[c.rank], sizes=(4, 256, 4096), repeats=2))
+    links = run_ranks(2, lambda c: link_costs.measure_link(c, devices[c.rank], sizes=(4, 256, 4096), repeats=2))
     assert links[0] == links[1]
     assert min(links[0]) >= 0

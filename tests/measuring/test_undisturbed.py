@@ -11,12 +11,12 @@ import pytest
 
 import minidl as ml
 from minidl.core.tasks import Kind
-from minidl.measuring import measure
+from minidl.measuring import links, measure
 from minidl.measuring.measure import DISTURBED, MOST_RUNS, RUNS, Profile, undisturbed
 from minidl.pricing.cost import CostError
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.training import bystanders, loop, rank_trainer
+from minidl.training import bystanders, loop
 from minidl.training import trainer as training
 from minidl.training.job import Job
 from minidl.training.rank_trainer import TRIAL_STEPS, RankTrainer
@@ -185,7 +185,7 @@ def test_ranks_share_the_cores_of_their_machine(monkeypatch, hosts, cores, wante
         def gather(self, value):
             return [(host, sorted(own)) for host, own in zip(hosts, cores, strict=True)]
 
-    assert rank_trainer.cores_of_each(Ranks()) == wanted
+    assert links.cores_of_each(Ranks()) == wanted
 
 
 @pytest.mark.parametrize(("hosts", "cores", "wanted"), [
@@ -201,23 +201,23 @@ def test_ranks_deal_out_the_cores_of_their_machine(monkeypatch, hosts, cores, wa
             return places
 
     held = []
-    monkeypatch.setattr(rank_trainer, "siblings", lambda core: {core, 4 - core} if core in (1, 3) else {core})
-    monkeypatch.setattr(rank_trainer, "gethostname", lambda: hosts[0])
-    monkeypatch.setattr(rank_trainer.os, "sched_getaffinity", lambda process: cores[0])
-    monkeypatch.setattr(rank_trainer.os, "sched_setaffinity", lambda process, own: held.append(own))
+    monkeypatch.setattr(links, "siblings", lambda core: {core, 4 - core} if core in (1, 3) else {core})
+    monkeypatch.setattr(links, "gethostname", lambda: hosts[0])
+    monkeypatch.setattr(links.os, "sched_getaffinity", lambda process: cores[0])
+    monkeypatch.setattr(links.os, "sched_setaffinity", lambda process, own: held.append(own))
     order = (0, 1, 3, 2, 4)
     places = [(host, sorted(own, key=order.index)) for host, own in zip(hosts, cores, strict=True)]
-    rank_trainer.hold_to_cores(Ranks())
+    links.hold_to_cores(Ranks())
     assert held == ([] if wanted is None else [wanted])
 
 
 def test_costs_of_a_process_become_those_of_ranks(monkeypatch):
-    monkeypatch.setattr(rank_trainer, "cores_of_each", lambda communicator: 1)
-    monkeypatch.setattr(rank_trainer, "share_of_core", lambda communicator: 0.5)
+    monkeypatch.setattr(links, "cores_of_each", lambda communicator: 1)
+    monkeypatch.setattr(links, "share_of_core", lambda communicator: 0.5)
     cost = ml.CostModel(cores=2)
 
     def found(cost):
-        return run_ranks(2, lambda c: rank_trainer.among_ranks(cost, c))[0]
+        return run_ranks(2, lambda c: links.among_ranks(cost, c))[0]
 
     assert (found(cost).cores, found(cost).summing) == (1, 0.5)
     assert found(ml.CostModel()) == ml.CostModel(), "the cores are not known"
@@ -245,7 +245,7 @@ def test_summing_takes_no_more_than_a_core():
 
 
 def test_the_share_of_a_core_that_sums_gradients_is_one_number_for_all_ranks():
-    found = run_ranks(2, lambda c: rank_trainer.share_of_core(c, repeats=2, size=2**12, width=64))
+    found = run_ranks(2, lambda c: links.share_of_core(c, repeats=2, size=2**12, width=64))
     assert found[0] == found[1]
     assert 0 <= found[0] <= 1
 
@@ -254,7 +254,7 @@ def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
     """A start of 1 us a sum, and an end of 16 us however many there are."""
     clocks = threading.local()
 
-    class Counting(rank_trainer.Flight):
+    class Counting(links.Flight):
         def submit(self, entry):
             super().submit(entry)
             clocks.now = getattr(clocks, "now", 0.0) + 1e-6
@@ -263,9 +263,9 @@ def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
             super().drain()
             clocks.now += 16e-6
 
-    monkeypatch.setattr(rank_trainer, "Flight", Counting)
-    monkeypatch.setattr(rank_trainer, "perf_counter", lambda: getattr(clocks, "now", 0.0))
-    for each, rate in run_ranks(2, lambda c: rank_trainer.measure_link(c, sizes=(4, 64, 256), repeats=3)):
+    monkeypatch.setattr(links, "Flight", Counting)
+    monkeypatch.setattr(links, "perf_counter", lambda: getattr(clocks, "now", 0.0))
+    for each, rate in run_ranks(2, lambda c: links.measure_link(c, sizes=(4, 64, 256), repeats=3)):
         assert each == pytest.approx(2.0)
         assert rate == pytest.approx(0.0)
 

@@ -182,7 +182,7 @@ def test_no_modules_import_each_other_in_a_circle():
 
 #: where our own is imported within a function: what is heavy stays away until it is used, and a command starts at once
 # the last five but the kernels: methods that lead to files, or to what is built on them
-LATE = ("__main__", "cli", "devices.device", "devices.cuda.device", "training.rank_trainer",
+LATE = ("__main__", "cli", "devices.device", "devices.cuda.device", "training.same",
         "core.schedule", "core.timeline", "pricing.cost", "plans.program", "runtime.comm", "kernels.conv")
 
 

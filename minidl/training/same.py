@@ -1,0 +1,84 @@
+"""What ranks must have in common before they train: settings and the transport, and which device each rank takes."""
+
+from __future__ import annotations
+
+from hashlib import sha256
+from typing import Any
+
+import numpy as np
+
+from .. import nn
+from ..runtime.comm import Communicator
+from .agreement import agree
+from .recorded import Recorded
+from .trainer import sha256_of
+
+#: transports for gradients of a CUDA device; MPI reads the CPU's directly
+TRANSPORTS = ("staged", "cuda-aware", "nccl")
+
+
+def identity(recorded: Recorded) -> dict[str, Any]:
+    """The settings that must be equal on all ranks; the simplest first, since the first difference is reported."""
+    import platform
+
+    from .. import __version__
+
+    job, data = recorded.job, recorded.train_data
+    return {"the version of minidl": __version__, "the version of Python": platform.python_version(),
+            "the version of NumPy": np.__version__, "the model": job.model,
+            "the model's arguments": dict(job.model_args), "the objective": recorded.objective.name,
+            "the type": job.dtype, "the seed": job.seed,
+            "the data set": data.name, "the number of samples": data.dataset.samples,
+            "the number of classes": data.classes,
+            "the tokenizer's hash": sha256(data.dataset.tokenizer.encode()).hexdigest()[:16],
+            "the batch size": job.batch_size, "the share of a batch": recorded.share,
+            "the number of micro-batches": job.micro_batches,
+            "the number of slices": job.slices,
+            "the number of micro-batches of an update": job.update_every,
+            "the optimizer": job.optimizer, "the learning rate": job.lr,
+            "the momentum": job.momentum, "the weight decay": job.weight_decay, "the norm to clip at": job.clip,
+            "the dither": job.dither, "the backward pass": [job.backward, job.sweeps, job.block],
+            "the scheduler": job.scheduler,
+            "the scheduler's arguments": dict(job.scheduler_args),
+            "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
+            "determinism": job.deterministic, "the fusion": job.fusion, "the recomputing": job.recompute,
+            "the sharding": job.shard, "the parts of tasks": job.split, "the offloading": job.offload,
+            "the parameters' hash": initial_sha256(recorded.model)}
+
+
+def initial_sha256(model: nn.Module) -> str:
+    """The SHA-256 of every parameter before training: of its values, or of the rule for those that nobody has asked
+    for."""
+    every = [p for _, p in model.named_parameters()]
+    rules = [repr(p.storage.initial and p.storage.initial[1]) for p in every]
+    return sha256((sha256_of(p for p in every if p.storage.initial is None) + "".join(rules)).encode()).hexdigest()
+
+
+def device_of(name: str, communicator: Communicator) -> str:
+    """The device of this rank. With `cuda`, the ranks of a machine use its GPUs in turn, and share them if there are
+    fewer GPUs than ranks. Raises DeviceError without a GPU."""
+    if name != "cuda":
+        return name
+    from ..devices.cuda.device import gpus
+
+    return f"cuda:{communicator.local_rank % gpus()}"
+
+
+def transport(name: str, communicator: Communicator, device: Any) -> Communicator:
+    """The transport for gradients of a device, by its name in TRANSPORTS. Raises Disagreement if it is not
+    available."""
+    if name == "staged":
+        return communicator
+
+    def make() -> tuple[Communicator, dict[str, Any]]:
+        if name == "nccl":
+            from ..runtime.comm.nccl import NCCL
+
+            return NCCL(communicator, device), {}
+        from ..runtime.comm.mpi import MPI
+
+        assert isinstance(communicator, MPI)
+        return communicator.for_devices(), {}
+
+    made: Communicator = agree(communicator, make)
+    return made
