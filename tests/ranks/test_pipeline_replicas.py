@@ -128,15 +128,18 @@ def planned(name, grid, options=None, machine=None, **job):
     return found
 
 
-def trained(own, grid):
-    """Losses of each replica, and each parameter as every rank that holds it left it."""
+def trained(own, grid, start=lambda plan, communicator: DistributedExecutor(*plan.with_messages, communicator),
+            end=lambda run: None):
+    """Losses of each replica, and each parameter, or its share, as every rank that holds it left it. `end`: is called
+    with a rank's run before it closes."""
 
     def work(communicator):
         model, plan = own[communicator.rank]
-        run = DistributedExecutor(*plan.with_messages, communicator)
+        run = start(plan, communicator)
         losses = [run(*parts) for parts in batches(grid.place(communicator.rank)[0])]
+        end(run)
         run.close()
-        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
+        held = {id(live) for s in run.program.graph.storages for live in (s.live, s.share_of) if live is not None}
         return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
 
     with deadline():

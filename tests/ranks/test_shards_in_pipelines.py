@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import test_composition
+import test_pipeline_replicas
 from command_line import one_line, run, run_json
 from helpers import deadline, need
 from test_pipeline_ranks import MPIEXEC, command
-from test_pipeline_replicas import alone, batches, planned, recorded
+from test_pipeline_replicas import alone, planned, recorded
 from torch_launcher import on_torch_ranks
 
 import minidl as ml
@@ -35,25 +36,14 @@ NAMES = ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v", "chimera"]
 
 
 def trained(own: list[Any], grid: RankGrid) -> tuple[list[Any], list[list[bytes]]]:
-    """Losses of each replica, and each parameter, or its share, as every rank that holds it left it. Planned and
-    allocated bytes must be equal."""
+    """Losses and parameters, as `test_pipeline_replicas.trained`. Planned and allocated bytes must be equal."""
 
-    def work(communicator: Any) -> tuple[list[Any], list[bytes | None]]:
-        model, plan = own[communicator.rank]
-        run = runtime(plan.program(communicator.rank), transport=communicator)
-        losses = [run(*parts) for parts in batches(grid.place(communicator.rank)[0])]
+    def end(run: Any) -> None:
         run.settle()
         assert run.peak_bytes == sum(map(len, (run._body[0].bound.arena, *run._body[0].bound.persistent)))
         run.whole(everywhere=True)
-        run.close()
-        held = {id(live) for s in run.program.graph.storages for live in (s.live, s.share_of) if live is not None}
-        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
 
-    with deadline():
-        found = run_ranks(grid.size, work)
-    losses = [[float(loss) for loss in found[rank][0]] for rank in range(grid.size) if None not in found[rank][0]]
-    return losses, [[bits for bits in copies if bits is not None]
-                    for copies in zip(*(p for _, p in found), strict=True)]
+    return test_pipeline_replicas.trained(own, grid, lambda plan, c: runtime(plan.program(c.rank), transport=c), end)
 
 
 @pytest.mark.few(3)
