@@ -16,8 +16,8 @@ import numpy as np
 
 from ..core.columns import run_loop
 from ..core.graph import ROLES, Ints, Role, Rows, TaskGraph
-from ..core.schedule import Lane, Schedule, ScheduleError
-from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, unpack
+from ..core.schedule import Lane, Schedule
+from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
 from .boundary import outliving
 from .rewrite import sums
 
@@ -237,18 +237,6 @@ def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place
         then = here[np.argsort(~early[made][here], kind="stable")]
         lanes |= {Lane(a, f"send->{b}"): send[here], Lane(b, f"recv<-{a}"): receive[then]}
     return schedule.with_lanes(lanes)
-
-
-def swap(schedule: Schedule, a: str, b: str) -> Schedule:
-    """The schedule with tasks `a` and `b` exchanged, for example two receives. Validate it before use. Raises
-    ScheduleError for a task that it does not have."""
-    keys = schedule.keys.copy()
-    at = [np.flatnonzero(keys == parse_task(name)) for name in (a, b)]
-    for name, found in zip((a, b), at, strict=True):
-        if not found.size:
-            raise ScheduleError(f"cannot swap {name}: the schedule has no such task")
-    keys[at[0]], keys[at[1]] = keys[at[1]][0], keys[at[0]][0]
-    return replace(schedule, keys=keys, slots=None)
 
 
 def count_waits(graph: TaskGraph, schedule: Schedule) -> int:

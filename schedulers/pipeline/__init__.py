@@ -5,7 +5,7 @@
 
 from ...core.placement import PipelineError, Placement, Versions
 from ...passes.backward import fused_in
-from ...passes.send_receive import add_communication, swap
+from ...passes.send_receive import add_communication
 from ...plans.plan import PipelinePlan
 from ..saved import POLICY, cut_in
 from .bounds import bounds
@@ -24,4 +24,4 @@ __all__ = ["OF_ORDERS", "POLICY", "Pipeline", "PipelineError", "PipelinePlan", "
            "Problem", "Versions", "add_communication", "balanced", "bounds",
            "chunks_in", "costs", "cut", "cut_in", "for_torch",
            "from_torch", "fused_in", "grid", "in_stages", "options_of", "price", "prove", "read_file",
-           "read_schedule", "stage_graph", "swap", "to_torch"]
+           "read_schedule", "stage_graph", "to_torch"]

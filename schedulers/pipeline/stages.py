@@ -15,7 +15,7 @@ NAMED = 100_000  #: up to this many buffers, each has a name for messages
 
 
 def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = False, directions: int = 1,
-                message_bytes: int = 0, stage_names: tuple[str, ...] = ()) -> TaskGraph:
+                message_bytes: int = 0) -> TaskGraph:
     """Tasks in sequential order: micro-batch after micro-batch, forward up, backward down.
 
     `fused`: whether the backward of (stage, micro-batch) is one task B; a bool, or bools (stages, micro_batches).
@@ -61,7 +61,7 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
     return TaskGraph(
         keys=pack(unit, kind, micro), flops=np.zeros(n), bytes=np.zeros(n, np.int64), reads=reads, writes=writes,
         buffer_bytes=size, buffer_role=role, buffer_storage=np.arange(buffers, dtype=np.int32), buffer_names=names,
-        unit_names=stage_names, name_of_graph=f"{s} stages, {m} micro-batches")
+        name_of_graph=f"{s} stages, {m} micro-batches")
 
 
 def _rows(columns: list[tuple[np.ndarray, Ints]]) -> Rows:

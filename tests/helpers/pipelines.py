@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import minidl as ml
+from minidl.core.tasks import parse_task
 from minidl.schedulers import find, names, pipeline
 from minidl.schedulers.pipeline import joint, proof, refine, v_shape, zb_auto
 from minidl.schedulers.pipeline.proof import prove
@@ -17,6 +18,13 @@ def little_effort(monkeypatch: Any) -> None:
     """Searches try few candidates from here on."""
     for module, effort in ((v_shape, 5_000), (refine, 5_000), (zb_auto, 1e4), (joint, 1e4)):
         monkeypatch.setattr(module, "EFFORT", effort)
+
+
+def swapped(schedule: ml.Schedule, a: str, b: str) -> ml.Schedule:
+    """The schedule with two tasks exchanged. It is not validated."""
+    keys, at = schedule.keys.copy(), [schedule.keys.tolist().index(parse_task(name)) for name in (a, b)]
+    keys[at] = keys[at[::-1]]
+    return replace(schedule, keys=keys, slots=None)
 
 
 def policy(name: str | pipeline.Policy) -> pipeline.Policy:

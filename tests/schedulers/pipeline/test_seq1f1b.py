@@ -76,7 +76,7 @@ def test_an_order_that_takes_slices_the_other_way_is_refused():
     text = plan.schedule.to_csv()
     assert pipelines.read_plan(pipeline.read_schedule(text), 2, 2, like=plan).peaks == plan.peaks
     for a, b in (("1B1", "1B0"), ("0F0", "0F1")):
-        wrong = pipeline.swap(plan.schedule, a, b)
+        wrong = pipelines.swapped(plan.schedule, a, b)
         with pytest.raises(ScheduleError, match=f"{b} comes before {a}|deadlock"):
             pipelines.read_plan(wrong, 2, 2, like=plan)
 
