@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .graph import Floats, Ints
 from .schedule import Lane
@@ -75,7 +76,7 @@ class Timeline:
         at = tasks.tasks[first]
         producer, arrivals = producer[at], arrivals[at]
         known = producer >= 0
-        rank = np.array([x.rank for x in tasks.lanes] or [0])[tasks.lane]
+        rank = tasks.rank_of_each
         sent = np.where(known & (rank[producer] != rank[at]), end[producer], arrivals) if len(at) else arrivals
         sent = np.clip(sent, free, np.maximum(free, start[at]))
         arrivals = np.clip(arrivals, sent, np.maximum(sent, start[at]))
@@ -145,13 +146,9 @@ class Timeline:
         tasks = self.what == What.TASK
         busy = np.zeros(len(self.lanes), bool)
         busy[self.lane[tasks & ((self.end > self.start) | ~np.isin(unpack(self.key).kind, MESSAGES))]] = True
-        kept, number = busy[self.lane], np.cumsum(busy) - 1
-        both = kept[self.edges].all(axis=1)
-        return replace(
-            self, lanes=tuple(lane for lane, has in zip(self.lanes, busy.tolist(), strict=True) if has),
-            lane=number[self.lane[kept]].astype(self.lane.dtype), edges=(np.cumsum(kept) - 1)[self.edges[both]],
-            arrived=None if self.arrived is None else self.arrived[both],
-            **{name: getattr(self, name)[kept] for name in ("what", "key", "issued", "start", "end", "bytes")})
+        found = self._keep(busy[self.lane])
+        return replace(found, lane=(np.cumsum(busy) - 1)[found.lane].astype(self.lane.dtype),
+                       lanes=tuple(lane for lane, has in zip(self.lanes, busy.tolist(), strict=True) if has))
 
     def __len__(self) -> int:
         return len(self.key)
@@ -197,13 +194,15 @@ class Timeline:
 
     def of_rank(self, rank: int) -> Timeline:
         """The records of one rank, and the edges within it."""
-        keep = np.array([x.rank == rank for x in self.lanes] or [False])[self.lane]
-        place = np.cumsum(keep) - 1
+        return self._keep(self.rank_of_each == rank)
+
+    def _keep(self, keep: NDArray[np.bool_]) -> Timeline:
+        """The records of the mask, and the edges between them."""
         inside = keep[self.edges].all(axis=1)
-        columns = {name: getattr(self, name)[keep]
-                   for name in ("what", "key", "lane", "issued", "start", "end", "bytes")}
-        return replace(self, edges=place[self.edges[inside]], **columns,
-                       arrived=None if self.arrived is None else self.arrived[inside])
+        return replace(self, edges=(np.cumsum(keep) - 1)[self.edges[inside]],
+                       arrived=None if self.arrived is None else self.arrived[inside],
+                       **{name: getattr(self, name)[keep]
+                          for name in ("what", "key", "lane", "issued", "start", "end", "bytes")})
 
     def in_unit(self, unit: str) -> Timeline:
         """The same times in another unit. Raises ValueError if the length of either unit is not known."""
