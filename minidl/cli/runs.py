@@ -74,14 +74,14 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
     """Restores the state of the checkpoint; a given learning rate overrides the saved one. Raises CheckpointError,
     before anything changes, for a checkpoint that does not fit."""
     steps = steps_of(arguments, recorded)
-    if (done := checkpoint.peek(arguments.checkpoint).step) >= steps:
-        raise UsageError(f"{arguments.checkpoint} already has {done} steps, and --steps {steps} counts from the start "
-                         f"of the run; give more steps")
-    there = checkpoint.peek(arguments.checkpoint).about.get("tokenizer", "")
-    if there != recorded.train_data.dataset.tokenizer:
+    saved = checkpoint.peek(arguments.checkpoint)
+    if saved.step >= steps:
+        raise UsageError(f"{arguments.checkpoint} already has {saved.step} steps, and --steps {steps} counts from the "
+                         f"start of the run; give more steps")
+    if saved.about.get("tokenizer", "") != recorded.train_data.dataset.tokenizer:
         raise UsageError(f"{arguments.checkpoint} was made with another tokenizer, whose tokens mean other text; give "
                          f"the --tokenizer and the training text that it was made with")
-    before = _job_of(checkpoint.peek(arguments.checkpoint), arguments.checkpoint)
+    before = _job_of(saved, arguments.checkpoint)
     for name in REPEATED:
         flag = f"--{name.replace('_', '-')}"
         if flag not in arguments.given and before.get(name) not in (None, getattr(arguments, name)):
@@ -253,7 +253,7 @@ def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
 
 def surroundings(trainer: Trainer) -> Surroundings:
     """The surroundings of a run."""
-    step, communicator = trainer.step_ms(), getattr(trainer, "communicator", None)
+    step, communicator = trainer.step_ms(), trainer.communicator
     threads = 1 if communicator is None or communicator.own_process else communicator.size
     return Surroundings(trainer.others, len(os.sched_getaffinity(0)), step["median"], step["p10"], step["p90"], threads)
 
