@@ -36,6 +36,13 @@ def read_only(value: T) -> T:
     return value
 
 
+def offsets(sizes: Any) -> Any:
+    """Where each of these sizes begins if they follow each other, and where the last one ends, int64."""
+    found = np.zeros(len(sizes) + 1, np.int64)
+    np.cumsum(sizes, out=found[1:])
+    return found
+
+
 def column(function: Callable[[Any], T]) -> cached_property[T]:
     """A property that is computed once and whose arrays are read-only."""
     return cached_property(wraps(function)(lambda self: read_only(function(self))))

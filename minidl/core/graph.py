@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, column, run_loop
+from .columns import Columns, column, offsets, run_loop
 from .tasks import Cuts as Cuts
 from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Launch as Launch
@@ -62,16 +62,13 @@ class Rows(Columns):
     @classmethod
     def of(cls, rows: Iterable[Sequence[int]]) -> Rows:
         rows = list(rows)
-        ptr = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(r) for r in rows], out=ptr[1:])
+        ptr = offsets([len(r) for r in rows])
         return cls(ptr, np.fromiter((i for r in rows for i in r), np.int32, int(ptr[-1])))
 
     @classmethod
     def from_pairs(cls, rows: Ints, ids: Ints, count: int) -> Rows:
         """From (row, id) pairs, in the order of the pairs within a row."""
-        ptr = np.zeros(count + 1, np.int64)
-        np.cumsum(np.bincount(rows, minlength=count), out=ptr[1:])
-        return cls(ptr, ids[np.argsort(rows, kind="stable")].astype(np.int32))
+        return cls(offsets(np.bincount(rows, minlength=count)), ids[np.argsort(rows, kind="stable")].astype(np.int32))
 
     def __len__(self) -> int:
         return len(self.ptr) - 1
@@ -90,14 +87,13 @@ class Rows(Columns):
     def take(self, rows: Ints) -> Rows:
         """Row i of the result is row `rows[i]`; a row may be taken several times."""
         size = np.diff(self.ptr)[rows]
-        ptr = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum(size, out=ptr[1:])
+        ptr = offsets(size)
         at = np.arange(ptr[-1], dtype=np.int64) + np.repeat(self.ptr[:-1][rows] - ptr[:-1], size)
         return Rows(ptr, self.ids[at])
 
     def where(self, mask: NDArray[np.bool_]) -> Rows:
         """The rows at which `mask` is true; the others are empty."""
-        return Rows(np.append(0, np.cumsum(np.where(mask, np.diff(self.ptr), 0))), self.ids[mask[self.row_of_each()]])
+        return Rows(offsets(np.where(mask, np.diff(self.ptr), 0)), self.ids[mask[self.row_of_each()]])
 
     def sorted(self) -> Rows:
         """The same rows, ids ascending in each."""

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, prepared, run_lanes
+from .columns import Columns, offsets, prepared, run_lanes
 from .graph import Ints, Rows, TaskGraph
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
@@ -88,7 +88,7 @@ class Schedule(Columns):
         """From task ids (of `graph`) in order, per lane."""
         orders = [np.fromiter(ids, np.int64) for ids in lanes.values()]
         ids = np.concatenate(orders) if orders else np.empty(0, np.int64)
-        return cls(tuple(lanes), _pointers(orders), graph.keys[ids])
+        return cls(tuple(lanes), offsets([*map(len, orders)]), graph.keys[ids])
 
     @classmethod
     def from_names(cls, lanes: Mapping[Lane, Iterable[str]]) -> Schedule:
@@ -192,7 +192,7 @@ class Schedule(Columns):
         count = np.add.reduceat(np.append(keep, False), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
         used = np.flatnonzero(count)
         joined = None if self.joined is None else (self.second & np.append(False, keep[:-1]))[keep]
-        return Schedule(tuple(self.lanes[i] for i in used), np.append(0, np.cumsum(count[used])),
+        return Schedule(tuple(self.lanes[i] for i in used), offsets(count[used]),
                         self.keys[keep], joined)
 
     def with_lanes(self, lanes: Mapping[Lane, Ints]) -> Schedule:
@@ -206,7 +206,7 @@ class Schedule(Columns):
             own += [np.zeros(len(k), bool) for k in lanes.values()]
             joined = np.concatenate([own[i] for i in order])
         keys = [keys[i] for i in order]
-        return Schedule(tuple(every[i] for i in order), _pointers(keys), np.concatenate(keys), joined)
+        return Schedule(tuple(every[i] for i in order), offsets([*map(len, keys)]), np.concatenate(keys), joined)
 
     def followed_by(self, more: Mapping[Lane, Ints]) -> Schedule:
         """The schedule with more entries at the end of lanes, or on lanes of their own. `more` has all
@@ -215,7 +215,7 @@ class Schedule(Columns):
         none = np.empty(0, np.int64), np.empty(0, bool)
         keys = [np.concatenate([own.get(lane, none)[0], keys]) for lane, keys in more.items()]
         second = [np.concatenate([own.get(lane, none)[1], np.zeros(len(keys), bool)]) for lane, keys in more.items()]
-        return Schedule(tuple(more), _pointers(keys), np.concatenate(keys),
+        return Schedule(tuple(more), offsets([*map(len, keys)]), np.concatenate(keys),
                         None if self.joined is None else np.concatenate(second))
 
     def actions(self) -> tuple[Ints, Ints]:
@@ -540,7 +540,7 @@ class _Actions:
         joined = np.concatenate([np.frombuffer(joined, bool) for _, joined in self.lanes.values()]
                                 or [np.empty(0, bool)])
         keys = np.concatenate(orders or [np.empty(0, np.int64)])
-        return Schedule(tuple(self.lanes), _pointers(orders), keys, joined if joined.any() else None)
+        return Schedule(tuple(self.lanes), offsets([*map(len, orders)]), keys, joined if joined.any() else None)
 
 
 def _lane(rank: str, name: str) -> Lane:
@@ -621,12 +621,6 @@ def parse_action(name: str) -> list[int]:
     name = name.strip()
     parts = name[1:-1].split(";") if name.startswith("(") and name.endswith(")") else [name]
     return [parse_task(part) for part in parts]
-
-
-def _pointers(orders: Sequence[Ints]) -> Ints:
-    ptr = np.zeros(len(orders) + 1, np.int64)
-    np.cumsum([len(o) for o in orders], out=ptr[1:])
-    return ptr
 
 
 def _shared(graph: TaskGraph, source: int, target: int) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.columns import offsets
 from ...core.graph import Floats
 from ...core.machine import shorten
 from ...core.placement import PipelineError, Placement
@@ -128,8 +129,7 @@ class RankOrder:
 
 def schedule_of(orders: Sequence[RankOrder]) -> Schedule:
     """The schedule with one `main` lane per rank."""
-    ptr = np.zeros(len(orders) + 1, np.int64)
-    np.cumsum([len(o.kind) for o in orders], out=ptr[1:])
+    ptr = offsets([len(o.kind) for o in orders])
     keys = np.empty(ptr[-1], np.int64)
     joined = np.zeros(ptr[-1], bool) if any(o.joined is not None for o in orders) else None
     for rank, order in enumerate(orders):
