@@ -1,4 +1,4 @@
-"""What ranks must have in common before they train: settings and the transport, and which device each rank takes."""
+"""The settings and the transport that all ranks must agree on before they train, and the device of each rank."""
 
 from __future__ import annotations
 
