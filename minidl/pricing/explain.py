@@ -9,6 +9,7 @@ import numpy as np
 
 from ..core.graph import Floats, Ints, Rows, TaskGraph
 from ..core.schedule import Schedule
+from ..core.tasks import repack, widths
 from .cost import CostModel
 from .simulation import Clock, Lanes
 
@@ -28,11 +29,12 @@ class Explanation:
     if it ends later, the step ends later.
 
     `needs` and `needed_by`: the tasks at the other ends of its edges; `lane_before` and `lane_after`: its
-    neighbours on the lane.
+    neighbours on the lane. `parts`: in how many parts the task runs of which this one is a part; 1 if it is whole.
     """
 
     task: str
     label: str
+    parts: int
     lane: str
     may_start: float
     start: float
@@ -51,7 +53,8 @@ class Explanation:
     def __str__(self) -> str:
         u = f" {self.unit}" if self.unit else ""
         late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""
-        lines = [f"{self.label} on lane {self.lane}",
+        one_of = f", one of {self.parts} parts" if self.parts > 1 else ""
+        lines = [f"{self.label} on lane {self.lane}{one_of}",
                  f"  may start   {self.may_start:,.1f}{u}   (its dependencies have ended)",
                  f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
                  f"  must end    {self.must_end:,.1f}{u}   (if it ends later, the step gets longer)",
@@ -70,9 +73,10 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
     entry = int(np.flatnonzero(ids == t)[0])
     lane = int(schedule.lane_of_each()[entry])
     first, last = entry == schedule.ptr[lane], entry + 1 == schedule.ptr[lane + 1]
+    parts = widths(graph.keys).get(int(repack(graph.keys[t], part=0, late=0)), 1)
     return Explanation(
-        graph.name(t), graph[t].label, str(schedule.lanes[lane]), float(ready[t]), float(start[t]), float(end[t]),
-        float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
+        graph.name(t), graph[t].label, parts, str(schedule.lanes[lane]), float(ready[t]), float(start[t]),
+        float(end[t]), float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
         tuple(graph.name(s) for s in graph.succs[t]), None if first else graph.name(ids[entry - 1]),
         None if last else graph.name(ids[entry + 1]), cost.unit)
 

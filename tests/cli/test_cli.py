@@ -94,6 +94,14 @@ def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does
     assert "appears twice" in checked["error"]
 
 
+def test_explain_says_of_how_many_parts_a_task_is_one(capsys):
+    for flags, name, parts in (((), "1W0", 1), (("--split", "2"), "1W0/2", 2)):
+        asked = "explain", name, *SMALL, "--costs", "analytic", *flags
+        code, explained = run_json(capsys, *asked)
+        assert (code, explained["parts"]) == (0, parts)
+        assert (", one of 2 parts\n" in run(capsys, *asked)[1]) == (parts == 2)
+
+
 def test_explain_and_simulate_agree_on_the_step(capsys):
     code, explained = run_json(capsys, "explain", "1W0", *SMALL, "--scheduler", "multi_stream")
     assert code == 0
