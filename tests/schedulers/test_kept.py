@@ -106,8 +106,9 @@ def test_sqrt_of_a_gpt_needs_less_than_half_and_costs_less_than_a_third(gpt: Tas
     assert longer <= 1.35 * time
 
 
-def test_auto_is_never_worse_than_sqrt_and_keeps_its_limit():
-    gpt = small_gpt(6)
+@pytest.mark.parametrize("layers", [6, pytest.param(12, marks=pytest.mark.wide)])
+def test_auto_is_never_worse_than_sqrt_and_keeps_its_limit(layers: int):
+    gpt = small_gpt(layers)
     whole = figures(ml.plan(gpt, "in_order"))
     peak, _, time = figures(ml.plan(gpt, "in_order", recompute="sqrt"))
     for limit in (peak, (peak + whole[0]) // 2):
