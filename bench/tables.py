@@ -104,7 +104,7 @@ def wide(record: dict[str, Any]) -> Iterator[Row]:
         off = e["predicted_ms"]["widths chosen"] / e["step_ms"]["widths chosen"]["median"] - 1
         yield (f"{name}, tasks of {e['task_us']:.0f} us: one lane / two lanes", times(e[f"in_order / {arm}"]),
                ">= 1.6x" if e["task_us"] > 200 else ">= 1.0x")
-        yield f"{name}, widths chosen: printed / taken step, less 1", f"{off:+.1%}", "15 %, median 8 %"
+        yield f"{name}, widths chosen: predicted / measured step, less 1", f"{off:+.1%}", "15 %, median 8 %"
 
 
 def wide_torch(record: dict[str, Any]) -> Iterator[Row]:

@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parents[2]
 IMPORTABLE = os.pathsep.join(
     str(ROOT / folder)
     for folder in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["pythonpath"])
-#: the package's networks: the registry's list also has those of the files of tests that were imported before
+#: the networks of the package; `models.names()` also has those that files of tests register when they are imported
 NETWORKS = ("bert", "bert_base", "bert_large", "densenet121", "densenet169", "gpt", "gpt2_medium", "gpt3_medium",
             "lenet", "mlp", "mlp_large", "ffnn", "mobilenet_v3_large", "resnet20", "resnet18", "resnet50", "resnet101",
             "resnet152", "revnet", "rnn", "snn")
