@@ -15,7 +15,7 @@ from . import SLOTS, Communicator, RankError, Transfer, Wait
 
 CREDIT = 4 * 2**20  #: the most bytes in flight; a single transfer may exceed it
 NAP, PROMPT_NAP = 2e-4, 2e-5  #: the longest nap of a thread that waits, and of one whose core has nothing else to do
-LOOKS = 8  #: between two naps of a lane that waits: it has nothing else to do, and messages are short
+LOOKS = 8  #: between two naps of a lane that waits on a core of its own: messages are short; others share their core
 SLACK = 29  #: the request of Linux's prctl that sets how late naps of a thread may end, 50 us by default
 CHECK_SECONDS = 0.02  #: how often a waiting rank checks whether the others still run
 
@@ -36,13 +36,13 @@ class Patience:
     """Waits without burning a core: it polls at first, then naps ever longer. From time to time it checks for failures,
     and whether the awaited transfer can still come. Call `reset` when something has arrived, and before the next
     wait. `lane`: this thread computes when it does not wait; where each rank has a core to itself, its naps stay
-    short, since the core has nothing else to do, and other ranks wait for what it does next."""
+    short, with more `looks` between two, since its core has nothing else to do, and others wait for what it does."""
 
     def __init__(self, communicator: Communicator, lane: bool = False) -> None:
         self._communicator = communicator
-        self._longest = NAP
+        self._longest, self.looks = NAP, 1
         if lane and communicator.own_core:
-            self._longest = PROMPT_NAP
+            self._longest, self.looks = PROMPT_NAP, LOOKS
             if sys.platform == "linux":
                 ctypes.CDLL(None).prctl(SLACK, 1, 0, 0, 0)
         self._told = False
@@ -169,7 +169,7 @@ class Flight:
             return
         self._patience.reset()
         while not (arrived() or (self.lanes and self.lanes.given_up)):
-            if not any(self.look() for _ in range(LOOKS)):
+            if not any(self.look() for _ in range(self._patience.looks)):
                 self._patience.wait(peers, name)
         self._patience.reset()
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from minidl.runtime.comm import flight
-from minidl.runtime.comm.flight import NAP, PROMPT_NAP, Patience
+from minidl.runtime.comm.flight import LOOKS, NAP, PROMPT_NAP, Flight, Patience
 
 
 @pytest.mark.parametrize(("lane", "own_core", "longest"), [
@@ -25,6 +25,17 @@ def test_a_lane_with_a_core_of_its_own_naps_briefly(monkeypatch, lane, own_core,
     patience.reset()
     patience.wait()
     assert naps[-1] == naps[0] < longest
+
+
+@pytest.mark.parametrize(("own_core", "looks"), [(True, LOOKS), (False, 1)])
+def test_a_lane_that_shares_its_core_looks_once_between_naps(monkeypatch, own_core, looks):
+    """More looks would take the core from the ranks for which it waits."""
+    seen = []
+    flight_ = Flight(SimpleNamespace(own_core=own_core, check=lambda: None, publish=lambda wait: None), lane=True)
+    monkeypatch.setattr(flight_, "look", lambda: seen.append("look"))
+    monkeypatch.setattr(flight.time, "sleep", lambda seconds: seen.append("nap"))
+    flight_.until(lambda: seen.count("nap") == 3, (1,), "a message")
+    assert seen == [*["look"] * looks, "nap"] * 3
 
 
 def test_naps_of_a_lane_still_end():
