@@ -11,10 +11,11 @@ from .cuda import c_type, dense, elements
 from .registry import flat, kernel, like, loop, ufunc
 
 
-def _elementwise(name: str, flops: float, reference: Callable[..., Any], body: Callable[..., Any]) -> None:
-    """A kernel from a reference and a loop over flat arrays; on CUDA of the same name."""
-    definition = kernel(name, flops=lambda reads, writes: flops * writes[0].size)(reference)
-    definition.cpu(lambda *arrays: [loop(body, *map(flat, arrays))])
+def _elementwise(name: str, flops: float, reference: Callable[..., Any], body: Callable[..., Any],
+                 before: Callable[..., list[Any]] = lambda *arrays: []) -> None:
+    """A kernel from a reference and a loop over flat arrays, and the calls before it; on CUDA of the same name."""
+    definition = kernel(name, axes="=,=->=", flops=lambda reads, writes: flops * writes[0].size)(reference)
+    definition.cpu(lambda *arrays: [*before(*arrays), loop(body, *map(flat, arrays))])
     definition.cuda()(lambda *arrays: [*dense("activation.cu", f"{name}<{c_type(arrays[-1])}>", *arrays)])
 
 
@@ -83,52 +84,26 @@ _elementwise("hardswish_grad", 5, lambda xp, x, dy: xp.where(
     xp.where(x < 0, x.dtype.type(0), dy)), _hardswish_grad)
 
 
-def _each(reads: Any, writes: Any) -> float:
-    return 6.0 * writes[0].size
-
-
 def _sigmoid(xp: Any, x: Any) -> Any:
     half = x.dtype.type(0.5)
     return xp.tanh(x * half) * half + half
 
 
-def _sigmoid_calls(x: Any, y: Any) -> list[Any]:
-    half = like(x, 0.5)  # NumPy's tanh is vectorised, a loop's is not
+def _sigmoid_calls(x: Any, *arrays: Any) -> list[Any]:
+    y, half = arrays[-1], like(x, 0.5)  # NumPy's tanh is vectorised, a loop's is not
     return [ufunc(np.multiply, x, half, y), ufunc(np.tanh, y, y), ufunc(np.multiply, y, half, y),
             ufunc(np.add, y, half, y)]
 
 
-@kernel("silu", flops=_each)
-def silu(xp: Any, x: Any) -> Any:
-    """x sigmoid(x)."""
-    return x * _sigmoid(xp, x)
+def _silu(x, y):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        y[i] *= x[i]
 
 
-@silu.cpu
-def _(x: Any, y: Any) -> Any:
-    return [*_sigmoid_calls(x, y), ufunc(np.multiply, y, x, y)]
-
-
-@silu.cuda()
-def _(x: Any, y: Any) -> Any:
-    return dense("activation.cu", f"silu<{c_type(y)}>", x, y)
-
-
-@kernel("silu_grad", flops=_each)
-def silu_grad(xp: Any, x: Any, dy: Any) -> Any:
+def _silu_grad_reference(xp: Any, x: Any, dy: Any) -> Any:
     """dx = dy s (1 + x (1 - s)), with s = sigmoid(x)."""
     s = _sigmoid(xp, x)
     return dy * (s * (1 + x * (1 - s)))
-
-
-@silu_grad.cpu
-def _(x: Any, dy: Any, dx: Any) -> Any:
-    return [*_sigmoid_calls(x, dx), loop(_silu_grad, flat(x), flat(dy), flat(dx))]
-
-
-@silu_grad.cuda()
-def _(x: Any, dy: Any, dx: Any) -> Any:
-    return dense("activation.cu", f"silu_grad<{c_type(dx)}>", x, dy, dx)
 
 
 def _silu_grad(x, dy, dx):  # type: ignore[no-untyped-def]
@@ -138,7 +113,11 @@ def _silu_grad(x, dy, dx):  # type: ignore[no-untyped-def]
         dx[i] = dy[i] * (s * (one + x[i] * (one - s)))
 
 
-@kernel("leaky_relu", flops=lambda reads, writes: float(writes[0].size))
+_elementwise("silu", 6, lambda xp, x: x * _sigmoid(xp, x), _silu, _sigmoid_calls)
+_elementwise("silu_grad", 6, _silu_grad_reference, _silu_grad, _sigmoid_calls)
+
+
+@kernel("leaky_relu", axes="=->=", flops=lambda reads, writes: float(writes[0].size))
 def leaky_relu(xp: Any, x: Any, *, slope: float) -> Any:
     """x where it is above 0, `slope` times x elsewhere."""
     return xp.where(x > 0, x, x * x.dtype.type(slope))
@@ -154,7 +133,7 @@ def _(x: Any, y: Any, *, slope: float) -> Any:
     return elements("activation.cu", f"leaky_relu<{c_type(y)}>", [x], y, slope)
 
 
-@kernel("leaky_relu_grad", flops=lambda reads, writes: float(writes[0].size))
+@kernel("leaky_relu_grad", axes="=,=->=", flops=lambda reads, writes: float(writes[0].size))
 def leaky_relu_grad(xp: Any, x: Any, dy: Any, *, slope: float) -> Any:
     """dx = dy where x > 0, `slope` times dy elsewhere."""
     return xp.where(x > 0, dy, dy * dy.dtype.type(slope))
@@ -175,7 +154,7 @@ def _leaky_relu_grad(x, dy, dx, slope):  # type: ignore[no-untyped-def]
         dx[i] = dy[i] if x[i] > 0 else slope * dy[i]
 
 
-@kernel("spike", flops=lambda reads, writes: float(writes[0].size))
+@kernel("spike", axes="=->=", flops=lambda reads, writes: float(writes[0].size))
 def spike(xp: Any, x: Any, *, rectangle: bool) -> Any:
     """1 where x is at least 1, else 0."""
     t = x.dtype.type
@@ -198,7 +177,7 @@ def _spike(x, y):  # type: ignore[no-untyped-def]
         y[i] = one if x[i] >= one else zero if x[i] < one else x[i]
 
 
-@kernel("spike_grad", flops=lambda reads, writes: 3.0 * writes[0].size)
+@kernel("spike_grad", axes="=,=->=", flops=lambda reads, writes: 3.0 * writes[0].size)
 def spike_grad(xp: Any, x: Any, dy: Any, *, rectangle: bool) -> Any:
     """dx = dy max(0, 1 - abs(x - 1)), a triangle in the place of the derivative; or dy where abs(x - 1) <= 1/2."""
     t = x.dtype.type

@@ -13,7 +13,7 @@ def _reads(reads: Any, writes: Any) -> float:
     return float(reads[0].size)
 
 
-@kernel("cumsum", flops=_reads)
+@kernel("cumsum", axes=lambda reads, *, axis, **_: "n*->n*" if axis else "", flops=_reads)
 def cumsum(xp: Any, x: Any, *, axis: int, reverse: bool) -> Any:
     """The sums of the elements up to each place along an axis, or with `reverse` of those from it on."""
     return xp.flip(xp.cumsum(xp.flip(x, axis), axis, dtype=x.dtype), axis) if reverse else xp.cumsum(
@@ -45,7 +45,7 @@ def _cumsum(x, y, n, inner, reverse):  # type: ignore[no-untyped-def]
                 y[place] = total
 
 
-@kernel("argsort", flops=_reads)
+@kernel("argsort", axes=lambda reads, *, axis: "n*->n*" if axis else "", flops=_reads)
 def argsort(xp: Any, x: Any, *, axis: int) -> Any:
     """The places of the elements along an axis in rising order; equal ones keep their order, NaN comes last."""
     return xp.argsort(x, axis=axis, kind="stable")

@@ -102,7 +102,8 @@ def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample,  # ty
                 y[n, j + 2] = x[n, j + 2] * factor if c2 >= threshold else zero
 
 
-@kernel("draw", flops=lambda reads, writes: 20.0 * writes[0].size)
+@kernel("draw", axes=lambda reads, *, shape, **_: "C->s*" if shape else "",
+        flops=lambda reads, writes: 20.0 * writes[0].size)
 def draw(xp: Any, counter: Any, *, shape: tuple[int, ...], dtype: str, normal: bool, low: int, span: int, seed: int,
          draw: int, sample: int) -> Any:
     """Random numbers of this shape: standard normal ones (Box and Muller 1958), or uniform in low + [0, span), rounded
@@ -130,7 +131,7 @@ def draw(xp: Any, counter: Any, *, shape: tuple[int, ...], dtype: str, normal: b
 @draw.cpu
 def _(counter: Any, y: Any, *, shape: tuple[int, ...], dtype: str, normal: bool, low: int, span: int, seed: int,
       draw: int, sample: int) -> Any:
-    rows = shape[0] if shape else 1
+    rows = y.shape[0] if y.ndim else 1
     return [loop(_draw, counter, y.reshape(rows, y.size // max(rows, 1)), normal, dtype == "int64",
                  24 if dtype == "float32" else 53, float(low), float(span), np.uint64(seed & 0xFFFFFFFF),
                  np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample))]

@@ -134,7 +134,7 @@ def _(start: Any, end: Any, y: Any, *, weight: float) -> Any:
     return [ufunc(np.subtract, start, end, y), ufunc(np.multiply, y, like(y, 1 - weight), y), ufunc(np.add, y, end, y)]
 
 
-@kernel("past", flops=_one_each)
+@kernel("past", axes="=,=,C->=", flops=_one_each)
 def past(xp: Any, weights: Any, average: Any, steps: Any, *, age: int, decay: float, done: bool) -> Any:
     """Weights of `age` updates ago, of a moving average of the updates, corrected by 1 - decay^t after t of them:
     w - min(t, age) m / (1 - decay^t), m = decay m + (1 - decay) (change of w). `average` (as w) is this result of the

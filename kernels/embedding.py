@@ -36,7 +36,7 @@ def _embedding(table, index, y):  # type: ignore[no-untyped-def]
             y[n, j] = table[row, j]
 
 
-@kernel("embedding_grad", axes="*,*d->Rd", flops=lambda reads, writes: float(reads[1].size))
+@kernel("embedding_grad", axes="*,*c->Rc", flops=lambda reads, writes: float(reads[1].size))
 def embedding_grad(xp: Any, index: Any, dy: Any, *, rows: int) -> Any:
     """d table (rows, d): row r is the sum of dy where index is r, added in the order of the positions.
 

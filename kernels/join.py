@@ -11,7 +11,7 @@ from .cuda import LaunchError, Struct, c_type, each, steps
 from .registry import flat, kernel, ufunc
 
 
-@kernel("unslice")
+@kernel("unslice", axes=lambda reads, *, shape, region: "n*->n*" if region[:1] == ((0, *shape[:1], 1),) else "")
 def unslice(xp: Any, dy: Any, *, shape: tuple[int, ...], region: tuple[tuple[int, int, int], ...]) -> Any:
     """Zeros of `shape`, with dy at `region`: (start, stop, step) for each axis."""
     dx = xp.zeros(shape, dy.dtype)

@@ -16,7 +16,7 @@ def _rows_flops(reads: Any, writes: Any) -> float:
     return 8.0 * reads[0].size
 
 
-@kernel("layer_norm", axes="nD,D,D->nD,n,n", flops=_rows_flops)
+@kernel("layer_norm", axes="mD,D,D->mD,m,m", flops=_rows_flops)
 def layer_norm(xp: Any, x: Any, w: Any = None, b: Any = None, *, eps: float) -> Any:
     """x (n, d), w (d,), b (d,) -> (y (n, d), mean (n,), 1/sqrt(variance + eps) (n,))."""
     mean = x.mean(axis=1, dtype=sum_type(x))
@@ -64,7 +64,7 @@ def _layer_norm(x, w, b, y, mean, scale, eps):  # type: ignore[no-untyped-def]
             y[i, j] = (x[i, j] - m) * s * w[j] + b[j]
 
 
-@kernel("layer_norm_input_grad", axes="nD,n,n,nD,D->nD", flops=_rows_flops)
+@kernel("layer_norm_input_grad", axes="mD,m,m,mD,D->mD", flops=_rows_flops)
 def layer_norm_input_grad(xp: Any, x: Any, mean: Any, scale: Any, dy: Any, w: Any = None) -> Any:
     """dx = scale (g - mean(g) - n mean(g n)), with g = dy w and n = (x - mean) scale."""
     n = (x - mean[:, None]) * scale[:, None]
@@ -103,7 +103,7 @@ def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untype
             dx[i, j] = s * (dy[i, j] * w[j] - a - (x[i, j] - m) * b)
 
 
-@kernel("layer_norm_weight_grad", axes="nd,n,n,nd->d,d", flops=lambda reads, writes: 4.0 * reads[0].size)
+@kernel("layer_norm_weight_grad", axes="mc,m,m,mc->c,c", flops=lambda reads, writes: 4.0 * reads[0].size)
 def layer_norm_weight_grad(xp: Any, x: Any, mean: Any, scale: Any, dy: Any, *, bias: bool) -> Any:
     """dw (d,) = the sum over rows of dy (x - mean) scale; with `bias` also db (d,) = the sum over rows of dy."""
     dw = (dy * ((x - mean[:, None]) * scale[:, None])).sum(axis=0)

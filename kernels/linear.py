@@ -125,7 +125,7 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
     return [Product(a, b, out, bias, accumulate, act)]
 
 
-@kernel("matmul", axes="...mk,...kn->...mn", flops=_gemm_flops)
+@kernel("matmul", axes="...mk,...ko->...mo", flops=_gemm_flops)
 def matmul(xp: Any, a: Any, b: Any) -> Any:
     """(..., m, k) @ (..., k, n) -> (..., m, n)."""
     return xp.matmul(a, b)
@@ -142,7 +142,7 @@ def _(a: Any, b: Any, y: Any, *work: Any) -> Any:
     return [*copies, *product(a, b, y)]
 
 
-@kernel("linear", axes="ni,oi,o->no", flops=_gemm_flops)
+@kernel("linear", axes="mi,oi,o->mo", flops=_gemm_flops)
 def linear(xp: Any, x: Any, w: Any, b: Any = None, *, act: str = "") -> Any:
     """x (n, i), w (o, i), b (o,) -> y (n, o) = x w^T + b, or relu of it."""
     y = xp.matmul(x, w.T)
@@ -174,7 +174,7 @@ def _add_row(y, b):  # type: ignore[no-untyped-def]
             y[i, j] += b[j]
 
 
-@kernel("linear_weight_grad", axes="ni,no->oi,o", flops=lambda reads, writes: 2.0 * writes[0].size * reads[0].shape[0])
+@kernel("linear_weight_grad", axes="mi,mo->oi,o", flops=lambda reads, writes: 2.0 * writes[0].size * reads[0].shape[0])
 def linear_weight_grad(xp: Any, x: Any, dy: Any, *, bias: bool) -> Any:
     """dw (o, i) = dy^T x; with `bias` also db (o,) = the sum of dy's rows."""
     dw = xp.matmul(dy.T, x)

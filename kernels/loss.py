@@ -181,9 +181,12 @@ def _finish_rows(x, labels, loss, p, smoothing, ignore):  # type: ignore[no-unty
     loss[()] = sum_of_losses / max(counted, 1)
 
 
-@kernel("cross_entropy_grad", flops=lambda reads, writes: 2.0 * writes[0].size)
-def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
-    """dx = (p - target) * dy / n for the n rows whose label is not `ignore`; 0 for the others."""
+@kernel("cross_entropy_grad", axes="rK,L,->rK", flops=lambda reads, writes: 2.0 * writes[0].size,
+        window=lambda begin, end, reads, **constants: (begin, end, {**constants, "first": begin}))
+def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any, *, smoothing: float, ignore: int = NO_LABEL,
+                       first: int = 0) -> Any:
+    """dx = (p - target) * dy / n for the n rows whose label is not `ignore`; 0 for the others. p has the rows from
+    `first` on, labels all of them."""
     t, counted = p.dtype.type, labels != ignore
     onehot = xp.arange(p.shape[1])[None, :] == labels[:, None]
     factor = xp.where(counted, dy / xp.maximum(counted.sum(), 1).astype(p.dtype), t(0))
@@ -191,9 +194,9 @@ def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any, *, smoothing: floa
 
 
 @cross_entropy_grad.cpu
-def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
+def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float, ignore: int = NO_LABEL, first: int = 0) -> Any:
     t = p.dtype.type
-    return [loop(_cross_entropy_grad, p, labels, dy, dx, t(1 - smoothing), t(smoothing / p.shape[1]), ignore)]
+    return [loop(_cross_entropy_grad, p, labels, dy, dx, t(1 - smoothing), t(smoothing / p.shape[1]), ignore, first)]
 
 
 @cross_entropy_grad.cuda()
@@ -202,22 +205,23 @@ def _(p: Any, labels: Any, dy: Any, dx: Any, *, smoothing: float, ignore: int = 
                     ignore, ignore != NO_LABEL, dy, smoothing, dx, *p.shape)
 
 
-def _cross_entropy_grad(p, labels, dy, dx, hit, rest, ignore):  # type: ignore[no-untyped-def]
+def _cross_entropy_grad(p, labels, dy, dx, hit, rest, ignore, first):  # type: ignore[no-untyped-def]
     counted = 0
-    for i in range(p.shape[0]):
-        counted += labels[i] != ignore
+    for label in labels:
+        counted += label != ignore
     factor = dy[()] / p.dtype.type(max(counted, 1))
     for i in range(p.shape[0]):
-        if labels[i] == ignore:
+        label = labels[first + i]
+        if label == ignore:
             for j in range(p.shape[1]):
                 dx[i, j] = 0
             continue
         for j in range(p.shape[1]):
             dx[i, j] = (p[i, j] - rest) * factor
-        dx[i, labels[i]] = (p[i, labels[i]] - hit - rest) * factor
+        dx[i, label] = (p[i, label] - hit - rest) * factor
 
 
-@kernel("label_weights")
+@kernel("label_weights", axes="C,m->mC")
 def label_weights(xp: Any, weight: Any, labels: Any, *, ignore: int = NO_LABEL) -> Any:
     """A weight of each class (c,), labels (n,) int64 -> (n, c): a row has the weight of its label there, and 0
     elsewhere; it is 0 where the label is `ignore`."""
@@ -272,20 +276,21 @@ def _mse(x, target, loss):  # type: ignore[no-untyped-def]
     loss[()] = total / x.size
 
 
-@kernel("mse_grad", flops=lambda reads, writes: 2.0 * writes[0].size)
-def mse_grad(xp: Any, x: Any, target: Any, dy: Any) -> Any:
-    """dx = (x - target) * 2 dy / size; with x and target exchanged, the gradient toward the target."""
-    return (x - target) * (dy * x.dtype.type(2 / x.size))
+@kernel("mse_grad", axes="=,=,->=", flops=lambda reads, writes: 2.0 * writes[0].size)
+def mse_grad(xp: Any, x: Any, target: Any, dy: Any, *, factor: float) -> Any:
+    """dx = (x - target) * factor * dy, with factor 2 / size for a mean over so many elements; with x and target
+    exchanged, the gradient toward the target."""
+    return (x - target) * (dy * x.dtype.type(factor))
 
 
 @mse_grad.cpu
-def _(x: Any, target: Any, dy: Any, dx: Any) -> Any:
-    return [loop(_mse_grad, flat(x), flat(target), dy, flat(dx), x.dtype.type(2 / x.size))]
+def _(x: Any, target: Any, dy: Any, dx: Any, *, factor: float) -> Any:
+    return [loop(_mse_grad, flat(x), flat(target), dy, flat(dx), x.dtype.type(factor))]
 
 
 @mse_grad.cuda()
-def _(x: Any, target: Any, dy: Any, dx: Any) -> Any:
-    return each("loss.cu", f"mse_grad<{c_type(x)}>", x.size, x, target, dy, 2 / x.size, dx, x.size)
+def _(x: Any, target: Any, dy: Any, dx: Any, *, factor: float) -> Any:
+    return each("loss.cu", f"mse_grad<{c_type(x)}>", x.size, x, target, dy, factor, dx, x.size)
 
 
 def _mse_grad(x, target, dy, dx, factor):  # type: ignore[no-untyped-def]

@@ -22,7 +22,7 @@ def _one_each(reads: Any, writes: Any) -> float:
 
 def _mask_kernel(name: str, function: Any, template: bool) -> None:
     """Defines a kernel from a NumPy ufunc; inputs of one type broadcast to the mask's shape."""
-    definition = kernel(name, flops=_one_each)(lambda xp, *inputs: getattr(xp, name)(*inputs))
+    definition = kernel(name, axes="...,...->...", flops=_one_each)(lambda xp, *inputs: getattr(xp, name)(*inputs))
     definition.cpu(lambda *arrays: [ufunc(function, *arrays)])
     definition.cuda()(lambda *arrays: elements("masks.cu", f"{name}<{c_type(arrays[0])}>" if template else name,
                                                arrays[:-1], arrays[-1]))
@@ -34,7 +34,7 @@ for _name, _function in LOGIC.items():
     _mask_kernel(_name, _function, False)
 
 
-@kernel("where", flops=_one_each)
+@kernel("where", axes="...,...,...->...", flops=_one_each)
 def where(xp: Any, mask: Any, a: Any, b: Any) -> Any:
     """a where the mask is true, b elsewhere."""
     return xp.where(mask, a, b)
@@ -50,7 +50,7 @@ def _(mask: Any, a: Any, b: Any, y: Any) -> Any:
     return elements("masks.cu", f"where<{c_type(y)}>", [mask, a, b], y)
 
 
-@kernel("where_grad", flops=_one_each)
+@kernel("where_grad", axes="...,...->...", flops=_one_each)
 def where_grad(xp: Any, mask: Any, dy: Any, *, chosen: bool) -> Any:
     """dy where the mask is `chosen`, 0 elsewhere: the gradient toward a or toward b."""
     zero = dy.dtype.type(0)

@@ -12,7 +12,7 @@ from .norm import lines_of, matrix_of, norm_grid, normalise, per_element, rows_o
 from .registry import kernel, loop
 
 
-@kernel("batch_norm_eval", flops=per_element(3))
+@kernel("batch_norm_eval", axes="*c,c,c,c,c->*c,c", flops=per_element(3))
 def batch_norm_eval(xp: Any, x: Any, w: Any, b: Any, mean: Any, var: Any, *, eps: float) -> Any:
     """Batch norm with given statistics -> y, 1 / std (c,)."""
     rstd = 1 / xp.sqrt(var + var.dtype.type(eps))
@@ -40,7 +40,7 @@ def _inverse_std(var, rstd, eps):  # type: ignore[no-untyped-def]
         rstd[j] = var.dtype.type(1) / np.sqrt(var[j] + eps)
 
 
-@kernel("batch_norm_eval_input_grad", flops=per_element(2))
+@kernel("batch_norm_eval_input_grad", axes="*c,c,c->*c", flops=per_element(2))
 def batch_norm_eval_input_grad(xp: Any, dy: Any, w: Any, rstd: Any) -> Any:
     """dx = w rstd dy."""
     return (dy * (w * rstd)).astype(dy.dtype)
@@ -67,7 +67,7 @@ def _scaled(dy, w, rstd, dx):  # type: ignore[no-untyped-def]
             dx[i, j] = dy[i, j] * (w[j] * rstd[j])
 
 
-@kernel("batch_norm_move", flops=per_element(6))
+@kernel("batch_norm_move", axes="c,c,c,c,*->c,c,*", flops=per_element(6))
 def batch_norm_move(xp: Any, mean: Any, var: Any, running_mean: Any, running_var: Any, tracked: Any, *,
                     momentum: float) -> Any:
     """Running mean, variance, count of batches after a batch with this mean and unbiased variance, as batch_norm leaves

@@ -14,7 +14,7 @@ from .registry import flat, kernel, like, loop, ufunc
 
 def _define(name: str, flops: float, reference: Callable[..., Any], cpu: Callable[..., list[Any]]) -> None:
     """A kernel of arrays of one shape; its CUDA form has its name."""
-    definition = kernel(name, flops=lambda reads, writes: flops * writes[0].size)(reference)
+    definition = kernel(name, axes="=,=,=->=", flops=lambda reads, writes: flops * writes[0].size)(reference)
     definition.cpu(cpu)
     definition.cuda()(lambda *arrays, **constants: elements("pair_loss.cu", f"{name}<{c_type(arrays[-1])}>",
                                                             arrays[:-1], arrays[-1], *constants.values()))

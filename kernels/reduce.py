@@ -120,7 +120,7 @@ def _(dy: Any, x: Any, dx: Any, *, factor: float = 1.0) -> Any:
     return elements("elementwise.cu", f"scale<{c_type(dx)}>", [dy], dx, factor)
 
 
-@kernel("max", flops=_reads)
+@kernel("max", axes="...->...", flops=_reads)
 def max_(xp: Any, x: Any, *, axes: tuple[int, ...]) -> Any:
     """The maximum over `axes`, which are kept with length 1."""
     return xp.max(x, axis=axes, keepdims=True)
@@ -136,7 +136,7 @@ def _(x: Any, y: Any, *parts: Any, axes: tuple[int, ...]) -> Any:
     return _reduce(("max_", "max_parts", "max_of_parts"), axes, x, (), (), y, parts)
 
 
-@kernel("max_grad", flops=_reads,
+@kernel("max_grad", axes=lambda reads, *, axes: "n*,n*,n*->n*" if min(axes, default=0) else "", flops=_reads,
         work=lambda reads, writes, axes: [(writes[0].shape, "bool"), (reads[1].shape, reads[1].dtype)])
 def max_grad(xp: Any, x: Any, y: Any, dy: Any, *, axes: tuple[int, ...]) -> Any:
     """dy, shared evenly among the elements that equal the maximum."""
@@ -157,7 +157,7 @@ def _(x: Any, y: Any, dy: Any, dx: Any, share: Any, *parts: Any, axes: tuple[int
     return [*shares, *elements("reduce.cu", f"max_grad<{c_type(dx)}>", [x, y, share], dx)]
 
 
-@kernel("argmax", flops=_reads)
+@kernel("argmax", axes=lambda reads, *, axis: "n*->n*" if axis else "", flops=_reads)
 def argmax(xp: Any, x: Any, *, axis: int) -> Any:
     """Where along `axis`, which is kept with length 1, the maximum is: the first of equal ones; NaN counts as the
     largest."""

@@ -98,13 +98,13 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
     `flops(reads, writes)` its number of operations. Reads and writes have shape and size.
 
     `axes`: along which axes a launch may be cut into parts that write disjoint elements, one label for each axis of
-    each array, as in `ni,oi,o->no`; or a function `(reads, **constants)` to that. Arrays that a launch lacks at the end
+    each array, as in `mi,oi,o->mo`; or a function `(reads, **constants)` to that. Arrays that a launch lacks at the end
     are left out. A small letter may be cut: each part reads its own elements, or all of an array without this letter or
     with length 1 there. A result without it is the first part's. `s`: samples, which the constant `sample` counts. `r`:
     rows that a window joins; `window(begin, end, reads, **constants)` returns where the rows begin and end that a part
     of the results reads, and its constants. A capital is never cut, `*` stands for any axes that are never cut, `...`
     for any that broadcast and may be cut, and `=` for a dense array, of which the first axis longer than 1 may be cut.
-    By default a launch stays whole.
+    By default a launch stays whole. `minidl.core.tasks.AXES` has the letters that have names.
     """
 
     def define(reference: Callable[..., Any]) -> Kernel:

@@ -16,7 +16,7 @@ def _flops(reads: Any, writes: Any) -> float:
     return 4.0 * reads[0].size
 
 
-@kernel("rms_norm", axes="nD,D->nD,n,n", flops=_flops)
+@kernel("rms_norm", axes="mD,D->mD,m,m", flops=_flops)
 def rms_norm(xp: Any, x: Any, w: Any = None, *, eps: float) -> Any:
     """x (n, d), w (d,) -> (y (n, d), zeros (n,) in the place of a mean, 1/sqrt(mean(x^2) + eps) (n,))."""
     wide = x.astype(sum_type(x))
@@ -61,7 +61,7 @@ def _rms_norm(x, w, y, mean, scale, eps):  # type: ignore[no-untyped-def]
             y[i, j] = x[i, j] * s * w[j]
 
 
-@kernel("rms_norm_input_grad", axes="nD,n,nD,D->nD", flops=lambda reads, writes: 6.0 * reads[0].size)
+@kernel("rms_norm_input_grad", axes="mD,m,mD,D->mD", flops=lambda reads, writes: 6.0 * reads[0].size)
 def rms_norm_input_grad(xp: Any, x: Any, scale: Any, dy: Any, w: Any = None) -> Any:
     """dx = scale (g - n mean(g n)), with g = dy w and n = x scale."""
     n = x * scale[:, None]

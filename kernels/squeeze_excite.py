@@ -115,7 +115,8 @@ def _input_grad_work(reads: Any, writes: Any) -> list[Any]:
             *input_grad_work(dpre, w2, dhidden, PLAIN), *input_grad_work(dhidden, w1, dpre, PLAIN)]
 
 
-@kernel("squeeze_excite", flops=lambda reads, writes: _flops(reads[0], reads[1], 2), work=_work)
+@kernel("squeeze_excite", axes="n*,*,*,*,*->n*,n*,n*,n*", work=_work,
+        flops=lambda reads, writes: _flops(reads[0], reads[1], 2))
 def squeeze_excite(xp: Any, x: Any, w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
     """-> y, and the mean (n, 1, 1, c), hidden (n, 1, 1, s) and pre (n, 1, 1, c) above."""
     mean = KERNELS["sum"].reference(xp, x, axes=(1, 2), factor=_share(x))
@@ -144,8 +145,8 @@ def _(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, *rest: Any) -> Any:
     return _launches("squeeze_excite", x, w1, [x, w1, b1, w2, b2], parts, writes)
 
 
-@kernel("squeeze_excite_input_grad", flops=lambda reads, writes: _flops(reads[1], reads[2], 4),
-        work=_input_grad_work)
+@kernel("squeeze_excite_input_grad", axes="n*,n*,*,*,n*,n*->n*,n*,n*", work=_input_grad_work,
+        flops=lambda reads, writes: _flops(reads[1], reads[2], 4))
 def squeeze_excite_input_grad(xp: Any, dy: Any, x: Any, w1: Any, w2: Any, hidden: Any, pre: Any) -> Any:
     """-> dx, dpre (n, 1, 1, c), dhidden (n, 1, 1, s)."""
     dpre = KERNELS["hardsigmoid_grad"].reference(xp, pre, (dy * x).sum(axis=(1, 2), keepdims=True))

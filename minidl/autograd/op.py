@@ -16,6 +16,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+
 from ..core.graph import Role
 from ..core.tasks import Kind
 from ..devices.device import DeviceError
@@ -107,6 +109,13 @@ class Op:
                    Role.GRADIENT if t.storage.role == Role.GRADIENT else Role.ACTIVATION)
         self.call("copy", [t], [copy])
         return copy
+
+    def broadcast(self, *tensors: Tensor) -> tuple[int, ...]:
+        """The shape to which all of them broadcast."""
+        try:
+            return np.broadcast_shapes(*(t.shape for t in tensors))
+        except ValueError:
+            raise self.error(f"shapes {' and '.join(str(t.shape) for t in tensors)} do not broadcast") from None
 
     def error(self, message: str) -> ShapeError:
         where = "/".join(tapes.current().place.labels)

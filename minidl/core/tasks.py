@@ -46,6 +46,8 @@ COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group ta
 SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
 COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
 COPIES = (Kind.D, Kind.H)  #: out of the memory that counts, and back (`minidl.passes.offload`)
+#: the names of axes along which kernels are cut, by their labels; others are called by their number
+AXES = {"n": "samples", "s": "samples", "m": "rows", "r": "rows", "h": "heads", "o": "outputs", "c": "channels"}
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.R)  #: tasks that compute, which can be cut into parts
 
 
@@ -230,11 +232,13 @@ class View:
 @dataclass(frozen=True, slots=True)
 class Cuts:
     """How a launch may be cut: a label for each axis of each view, see `minidl.kernels.registry.kernel`;
-    `work(reads, writes, **constants)`: the shapes and types of a part's scratch arrays; and the kernel's `window`."""
+    `work(reads, writes, **constants)`: the shapes and types of a part's scratch arrays; and the kernel's `window`.
+    `along`: of a part, the axis along which it has been cut, in words."""
 
     axes: str
     work: Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
     window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None
+    along: str = ""
 
 
 @dataclass(frozen=True, slots=True)

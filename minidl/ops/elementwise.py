@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
-import numpy as np
-
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor, new
 from ..core.graph import Role
@@ -20,12 +18,8 @@ class _Binary(Op):
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         dtype = same_dtype(self, a, b)
-        try:
-            shape = np.broadcast_shapes(a.shape, b.shape)
-        except ValueError:
-            raise self.error(f"shapes {a.shape} and {b.shape} do not broadcast") from None
         self.a, self.b = a, b
-        self.y = self.out(shape, dtype)
+        self.y = self.out(self.broadcast(a, b), dtype)
         self.call(self.name, [a, b], [self.y])
         return self.y
 

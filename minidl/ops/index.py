@@ -23,10 +23,7 @@ class Take(Op):
 
     def forward(self, x: Tensor, *index: Tensor) -> Tensor:
         self.lengths, rest = x.shape[: len(index)], x.shape[len(index) :]
-        try:
-            shape = np.broadcast_shapes(*(t.shape for t in index))
-        except ValueError:
-            raise self.error(f"indices {', '.join(str(t.shape) for t in index)} do not broadcast") from None
+        shape = self.broadcast(*index)
         for t, length in zip(index, self.lengths, strict=True):
             if t.dtype != "int64":
                 raise self.error(f"an index is int64, not {t.dtype}")

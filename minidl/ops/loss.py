@@ -96,7 +96,8 @@ class MSE(Op):
         return self.out_by("mse", self.pair, [], dtype)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by("mse_grad", [*(self.pair if i == 0 else self.pair[::-1]), dy], self.pair[i])
+        x, target = self.pair[:: 1 - 2 * i]
+        return self.grad_by("mse_grad", [x, target, dy], x, factor=2 / x.size)
 
 
 @with_dim

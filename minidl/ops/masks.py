@@ -37,18 +37,13 @@ class _Mask(Op):
         types = {t.dtype for t in tensors}
         if len(types) > 1:
             raise self.error(f"types differ: {', '.join(t.dtype for t in tensors)}; convert one with astype")
-        try:
-            shape = np.broadcast_shapes(*(t.shape for t in tensors))
-        except ValueError:
-            raise self.error(f"shapes {', '.join(str(t.shape) for t in tensors)} do not broadcast") from None
-        return self.out_by(self.name, tensors, shape, "bool")
+        return self.out_by(self.name, tensors, self.broadcast(*tensors), "bool")
 
 
 class _Logic(_Mask):
     def forward(self, *tensors: Tensor) -> Tensor:
-        for t in tensors:
-            if t.dtype != "bool":
-                raise self.error(f"needs masks (bool), not {t.dtype}; x != 0 makes one")
+        if other := [t.dtype for t in tensors if t.dtype != "bool"]:
+            raise self.error(f"needs masks (bool), not {other[0]}; x != 0 makes one")
         return super().forward(*tensors)
 
 
@@ -62,11 +57,7 @@ class Where(Op):
         dtype = same_dtype(self, a, b)
         if mask.dtype != "bool":
             raise self.error(f"the mask is {mask.dtype}, not bool; x != 0 makes a mask")
-        try:
-            shape = np.broadcast_shapes(mask.shape, a.shape, b.shape)
-        except ValueError:
-            raise self.error(f"shapes {mask.shape}, {a.shape} and {b.shape} do not broadcast") from None
-        self.mask, self.operands, y = mask, (a, b), self.out(shape, dtype)
+        self.mask, self.operands, y = mask, (a, b), self.out(self.broadcast(mask, a, b), dtype)
         self.call("where", [mask, a, b], [y])
         return y
 

@@ -122,6 +122,6 @@ def _by_rows(launch: Launch, flow: Flow) -> bool:
     if launch.cuts is None:
         return False
     reads, writes = axes_of(launch)
-    rows = {axes[0] for axes in writes}
-    rows |= {axes[0] for axes, v in zip(reads, launch.reads, strict=True) if v.storage in flow.place}
+    rows = {"".join(axes[:1]) for axes in writes}
+    rows |= {"".join(axes[:1]) for axes, v in zip(reads, launch.reads, strict=True) if v.storage in flow.place}
     return len(rows) == 1 and "" not in rows

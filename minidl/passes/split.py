@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.graph import Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from ..core.placement import Refused
-from ..core.tasks import COMPUTE, Kind, repack, unpack
+from ..core.tasks import AXES, COMPUTE, Kind, repack, unpack
 from .draft import Draft, Edit
 
 TILE = 16  #: elements along a cut axis: BLAS computes tiles of so many rows
@@ -174,8 +174,8 @@ def _part(launches: Sequence[Launch], axes_of_each: Sequence[tuple[Axes, Axes]],
             own += [replace(launch, work=tuple(new(v.shape, v.dtype) for v in launch.work))] * (p == 0)
             continue
         assert launch.cuts is not None
-        n = next(_length(v, axes, label) for v, axes in zip(launch.writes, writes, strict=True) if label in axes)
-        begin, end = bounds(n, count)[p : p + 2]
+        v, axis = next((v, axes.index(label)) for v, axes in zip(launch.writes, writes, strict=True) if label in axes)
+        begin, end = bounds(n := v.shape[axis], count)[p : p + 2]
         share, first, last, constants = share or (end - begin) / n, begin, end, dict(launch.constants)
         if label == "r":
             assert launch.cuts.window is not None
@@ -192,7 +192,8 @@ def _part(launches: Sequence[Launch], axes_of_each: Sequence[tuple[Axes, Axes]],
         one = replace(launch, reads=tuple(elsewhere.get(v, v) for v in cut(launch.reads, reads, first, last)),
                       writes=tuple(elsewhere.get(v, v) for v in cut(launch.writes, writes, begin, end)),
                       constants=tuple(constants.items()))
-        one = replace(one, work=tuple(new(*spec) for spec in launch.cuts.work(one.reads, one.writes, **constants)))
+        one = replace(one, work=tuple(new(*spec) for spec in launch.cuts.work(one.reads, one.writes, **constants)),
+                      cuts=replace(launch.cuts, along=AXES.get(label, f"axis {axis}")))
         own.append(one.shifted(begin) if label == "s" else one)
     return Part(tuple(own), share, tuple(scratch))
 

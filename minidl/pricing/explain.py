@@ -29,12 +29,14 @@ class Explanation:
     if it ends later, the step ends later.
 
     `needs` and `needed_by`: the tasks at the other ends of its edges; `lane_before` and `lane_after`: its
-    neighbours on the lane. `parts`: in how many parts the task runs of which this one is a part; 1 if it is whole.
+    neighbours on the lane. `parts`: in how many parts the task runs of which this one is a part; 1 if it is whole;
+    `along`: the axes along which its launches are cut, such as samples, heads or outputs.
     """
 
     task: str
     label: str
     parts: int
+    along: tuple[str, ...]
     lane: str
     may_start: float
     start: float
@@ -53,7 +55,7 @@ class Explanation:
     def __str__(self) -> str:
         u = f" {self.unit}" if self.unit else ""
         late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""
-        one_of = f", one of {self.parts} parts" if self.parts > 1 else ""
+        one_of = f", one of {self.parts} parts along {' and '.join(self.along)}" if self.parts > 1 else ""
         lines = [f"{self.label} on lane {self.lane}{one_of}",
                  f"  may start   {self.may_start:,.1f}{u}   (its dependencies have ended)",
                  f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
@@ -74,8 +76,9 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
     lane = int(schedule.lane_of_each()[entry])
     first, last = entry == schedule.ptr[lane], entry + 1 == schedule.ptr[lane + 1]
     parts = widths(graph.keys).get(int(repack(graph.keys[t], part=0, late=0)), 1)
+    along = dict.fromkeys(x.cuts.along for x in graph[t].launches if x.cuts and x.cuts.along)
     return Explanation(
-        graph.name(t), graph[t].label, parts, str(schedule.lanes[lane]), float(ready[t]), float(start[t]),
+        graph.name(t), graph[t].label, parts, tuple(along), str(schedule.lanes[lane]), float(ready[t]), float(start[t]),
         float(end[t]), float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
         tuple(graph.name(s) for s in graph.succs[t]), None if first else graph.name(ids[entry - 1]),
         None if last else graph.name(ids[entry + 1]), cost.unit)

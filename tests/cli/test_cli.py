@@ -99,7 +99,8 @@ def test_explain_says_of_how_many_parts_a_task_is_one(capsys):
         asked = "explain", name, *SMALL, "--costs", "analytic", *flags
         code, explained = run_json(capsys, *asked)
         assert (code, explained["parts"]) == (0, parts)
-        assert (", one of 2 parts\n" in run(capsys, *asked)[1]) == (parts == 2)
+        assert explained["along"] == ["outputs"] * (parts - 1)
+        assert (", one of 2 parts along outputs\n" in run(capsys, *asked)[1]) == (parts == 2)
 
 
 def test_explain_and_simulate_agree_on_the_step(capsys):
