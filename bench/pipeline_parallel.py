@@ -69,8 +69,10 @@ STEPS = 3
 POLICIES: dict[str, dict[str, Any]] = {
     "gpipe": {}, "one_f_one_b": {}, "zb_h1": {}, "zb_auto": {}, "fast_forward": {}, "interleaved": {}, "modulo": {},
     "modulo_greedy": {}, "layerpipe": {}, "pipedream": {}, "pipedream_2bw": {"mini_batches": 2}, "layerpipe2": {}}
-BASE = "one_f_one_b"
+#: a network with a few heavy layers is there for LayerPipe
+OF_UNEVEN = ("gpipe", "zb_h1", "pipedream", "layerpipe", "layerpipe2")
 WIDTH, LAYERS = 512, 13  #: of the MLP
+NARROW = 64  #: of the layers that take the times of VGG's: its messages are short beside its computation
 CLASSES = 10
 SHARE = {"mlp": 128, "vgg16": 128, "resnet20": 4, "gpt": 2, "bert": 2, "rnn": 8, "ffnn": 64}  #: of a micro-batch
 PRESETS = {"gpt": "small", "bert": "small", "rnn": "small"}
@@ -97,7 +99,16 @@ class Setting(NamedTuple):
     @property
     def waits_ms(self) -> float:
         """Of a step, over all ranks."""
-        return WAITED_MS * (1 if self.ranks <= 4 else 2 * self.ranks)
+        return WAITED_MS * (1 if self.ranks <= 4 and self.network != "vgg16" else 2 * self.ranks)
+
+    @property
+    def width(self) -> int:
+        """Of an MLP."""
+        return NARROW if self.network == "vgg16" else WIDTH
+
+    @property
+    def policies(self) -> dict[str, dict[str, Any]]:
+        return {s: POLICIES[s] for s in OF_UNEVEN} if self.network == "vgg16" else POLICIES
 
 
 #: networks of 64 stages of about the same time; the ranks' links are fast beside a stage
@@ -110,14 +121,14 @@ UNEVEN = [Setting("vgg16", "waits", ranks, 24, layers=len(VGG)) for ranks in (4,
 def network(s: Setting) -> Any:
     ml.seed(0)
     if s.network in ("mlp", "vgg16"):  # whose waits alone are VGG's
-        return models.mlp(*[WIDTH] * (s.layers or LAYERS), CLASSES)
+        return models.mlp(*[s.width] * (s.layers or LAYERS), CLASSES)
     return models.create(s.network, preset=PRESETS.get(s.network), **({"layers": s.layers} if s.layers else {}))
 
 
 def batch(s: Setting) -> list[Any]:
     """x and y of each micro-batch, alternately; the same on every rank."""
     random, model = np.random.default_rng(0), network(s)
-    shape = (s.samples, *((WIDTH,) if s.network in ("mlp", "vgg16") else model.input_shape))
+    shape = (s.samples, *((s.width,) if s.network in ("mlp", "vgg16") else model.input_shape))
     found: list[Any] = []
     for _ in range(s.micro_batches):
         if model.input_dtype == "int64":
@@ -239,7 +250,7 @@ def work(setting: Setting, rounds: int, rate: str | None) -> None:
         os.sched_setaffinity(0, {cores[comm.rank % len(cores)]})
     link = replace(measure_messages(comm, RankGrid(comm.size)), core=rate is None and not waits)
     every = {s: schedulers.find(s).staged.update_every(setting.micro_batches, options.get("mini_batches", 1))
-             for s, options in POLICIES.items()}
+             for s, options in setting.policies.items()}
     graphs: dict[int, Any] = {}  # by the number of micro-batches between updates
     costs: dict[int, CostModel] = {}
     for a in sorted(set(every.values()), reverse=True):
@@ -249,7 +260,7 @@ def work(setting: Setting, rounds: int, rate: str | None) -> None:
         costs[a] = replace(cost, link=link)
     arms: dict[str, Arm] = {}
     left_out = {}
-    for s in POLICIES:
+    for s in setting.policies:
         try:
             arms[s] = Arm(setting, s, graphs[every[s]], costs[every[s]], comm)
         except pipeline.PipelineError as error:  # on every rank, before anything runs
