@@ -1,8 +1,10 @@
 """Which activations a step keeps; all others are computed again (`minidl.passes.recompute`).
 
-A network is a chain of blocks, cut wherever one activation crosses. A block keeps all of its activations, or its
-output, or none. `all`: each keeps its output; `sqrt`: about sqrt(L) of L blocks do (Chen et al., 2016). `optimal`: the
-least time within a limit, by dynamic programming (rotor: Beaumont et al., 2019; here a forward runs at most twice).
+A network is a chain of blocks, cut wherever one activation crosses. A block keeps all of its activations, or all but
+the cheap ones, or its output, or none. `all`: each keeps its output; `sqrt`: about sqrt(L) of L blocks do (Chen et al.,
+2016). `optimal`: the least time within a limit, by dynamic programming (rotor: Beaumont et al., 2019; here a forward
+runs at most twice). Cheap are the units that compute their activations from kept ones in less time per byte than their
+block does, such as activation functions and norms (selective recomputation: Korthikanti et al., 2022).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from ..core.machine import PlanError
 from ..core.placement import Refused
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, unpack
+from ..passes.boundary import Mask
 from ..passes.recompute import runs_again
 from ..plans.memory import MemoryLimitError, rounded
 from ..plans.plan import Plan
@@ -27,27 +30,32 @@ from ..pricing.cost import CostModel
 from .saved import DROPPED, numbers
 
 SLOTS = 1024  #: into which the bytes of a limit are divided; sizes are rounded up
-WHOLE, OUTPUT, NOTHING = range(3)  #: the activations that a block keeps
+WHOLE, MOST, OUTPUT, NOTHING = range(4)  #: the activations that a block keeps
 
 
 @dataclass(frozen=True)
 class Chain:
-    """Blocks in the order of their forwards. Each has its `units`, and the one that makes its output; in bytes,
-    `whole`: its activations that the backward pass reads, `output`: its output, `backward`: the other memory of its
-    backward; and the time to compute all of its activations `again`, or all but its output (`partly`)."""
+    """Blocks in the order of their forwards. Each has its `units`, those that are `cheap`, and the one that makes its
+    output; in bytes, `whole`: its activations that the backward pass reads, `most`: these without cheap ones, `output`:
+    its output, `backward`: the other memory of its backward; and the time to compute all of its activations `again`, or
+    all but its output (`partly`), or cheap ones (`little`)."""
 
     units: Sequence[Sequence[int]]
+    cheap: Sequence[Sequence[int]]
     maker: Sequence[int]
     whole: Ints
+    most: Ints
     output: Ints
     backward: Ints
     again: Floats
     partly: Floats
+    little: Floats
 
     def dropped(self, choice: Sequence[int]) -> tuple[int, ...]:
         """The units whose activations are not kept."""
-        return tuple(sorted(u for b, how in enumerate(choice) if how != WHOLE for u in self.units[b]
-                            if how == NOTHING or u != self.maker[b]))
+        return tuple(sorted(u for b, how in enumerate(choice) if how != WHOLE
+                            for u in (self.cheap if how == MOST else self.units)[b]
+                            if how in (MOST, NOTHING) or u != self.maker[b]))
 
 
 def chain(graph: TaskGraph, cost: CostModel) -> Chain:
@@ -77,16 +85,35 @@ def chain(graph: TaskGraph, cost: CostModel) -> Chain:
     outputs = [*crossing.values(), -1]
     time = np.bincount(graph.unit, (cost.durations(graph) + cost.launch) * (graph.kind == Kind.F))
 
-    def takes(b: int, without: int) -> float:
-        own = free & (block[born] == b) & (np.arange(len(size)) != without)
-        needed = forward[(block[forward] == b) & (forward <= born[own].max(initial=-1))]
-        return float(time[graph.unit[needed]].sum())
+    def takes(without: Sequence[int]) -> Any:
+        most, own = np.full(n, -1), np.setdiff1d(np.flatnonzero(free), without)
+        np.maximum.at(most, block[born[own]], born[own])
+        needed = forward[forward <= most[block[forward]]]
+        return np.bincount(block[needed], time[graph.unit[needed]], n)
 
-    return Chain([np.unique(graph.unit[forward[block[forward] == b]]).tolist() for b in range(n)],
-                 [int(graph.unit[born[s]]) if s >= 0 else -1 for s in outputs],
-                 np.bincount(block[born[free]], size[free], n).astype(np.int64),
-                 np.array([size[s] if s >= 0 and free[s] else 0 for s in outputs], np.int64), needs,
-                 np.array([takes(b, -1) for b in range(n)]), np.array([takes(b, s) for b, s in enumerate(outputs)]))
+    units = [np.unique(graph.unit[forward[block[forward] == b]]).tolist() for b in range(n)]
+    makers = [int(graph.unit[born[s]]) if s >= 0 else -1 for s in outputs]
+    whole = np.bincount(block[born[free]], size[free], n).astype(np.int64)
+    output = np.array([size[s] if s >= 0 and free[s] else 0 for s in outputs], np.int64)
+    partly = takes(outputs)
+    own, rate = np.bincount(graph.unit[born[free]], size[free], len(home)).astype(np.int64), np.zeros(len(home))
+    rate[graph.unit[forward]] = (partly / np.maximum(whole - output, 1))[block[forward]]
+    rate[makers[:-1]] = 0.0
+    some = _cheap(graph, forward, np.where(saved, graph.unit[born % count], -1), own * rate > time)
+    cheap = [[u for u in of if u in some] for of in units]
+    return Chain(units, cheap, makers, whole, whole - [own[of].sum() for of in cheap], output, needs,
+                 takes([]), partly, np.array([time[of].sum() for of in cheap]))
+
+
+def _cheap(graph: TaskGraph, forward: Ints, maker: Ints, quick: Mask) -> set[int]:
+    """The quick units that can compute their activations again from others that the backward pass reads anyway, and
+    that are no cheap unit's. `maker`: the unit that makes each of these storages, -1 for other storages."""
+    found, active = set[int](), graph.role_is(Role.ACTIVATION)
+    for t in forward[quick[graph.unit[forward]]].tolist():
+        made = maker[graph.buffer_storage[[b for b in graph.reads[t].tolist() if active[b]]]]
+        if not {-1, *found}.intersection(made.tolist()):
+            found.add(int(graph.unit[t]))
+    return found & {*graph.unit[[*runs_again(graph, found)]].tolist()}
 
 
 def spaced(of: Chain, parts: int) -> list[int]:
@@ -114,6 +141,7 @@ def optimal(of: Chain, limit: int) -> list[int] | None:
 
     for i in range(n):
         step(i, i + 1, WHOLE, of.whole[i], of.whole[i] + of.backward[i], 0.0)
+        step(i, i + 1, MOST, of.most[i], of.whole[i] + of.backward[i], float(of.little[i]))
         run = most = 0
         for j in range(i, n):
             run += of.whole[j]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENGINE = [path for room in ("minidl", "schedulers") for path in (ROOT / room).rglob("*.py")]
-LINES = 45_350
+LINES = 45_380
 LONGEST = 678  #: of one file (the table of flags)
 #: lower these when files shrink
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import product
+from dataclasses import replace
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind
 from minidl.plans.memory import MemoryLimitError
 from minidl.schedulers import kept
-from minidl.schedulers.kept import NOTHING, OUTPUT, WHOLE, Chain
+from minidl.schedulers.kept import MOST, NOTHING, OUTPUT, WHOLE, Chain
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
 
@@ -27,28 +28,27 @@ def chains(draw: st.DrawFn) -> Chain:
     def some(low: int, high: int) -> np.ndarray:
         return np.array(draw(st.lists(st.integers(low, high), min_size=n, max_size=n)), np.int64)
 
-    output, more, again, less = some(0, 5), some(0, 9), some(0, 9), some(0, 3)
-    return Chain([[b] for b in range(n)], range(n), output + more, output, some(0, 9), again + 0.0,
-                 np.maximum(again - less, 0) + 0.0)
+    output, more, cheap, again, less = some(0, 5), some(0, 9), some(0, 9), some(0, 9), some(0, 3)
+    cheap = np.minimum(cheap, more)
+    return Chain([[b] for b in range(n)], [[b] for b in range(n)], range(n), output + more, output + more - cheap,
+                 output, some(0, 9), again + 0.0, np.maximum(again - less, 0) + 0.0, some(0, 2) + 0.0)
 
 
 def played(of: Chain, choice: tuple[int, ...]) -> tuple[float, int] | None:
     """(time, most bytes) of a choice, moment by moment; None for one that computes a block again without its input
     being kept at the begin of a run."""
     n = len(of.whole)
-    after = [WHOLE if b == n - 1 else choice[b + 1] for b in range(n)]
-    if any(c == NOTHING and (b == n - 1 or a == WHOLE) for b, (c, a) in enumerate(zip(choice, after, strict=True))):
+    if any(a == NOTHING and b in (WHOLE, MOST) for a, b in pairwise([*choice, WHOLE])):
         return None
-    bytes_of = {WHOLE: of.whole, OUTPUT: of.output, NOTHING: np.zeros(n, np.int64)}
+    bytes_of = {WHOLE: of.whole, MOST: of.most, OUTPUT: of.output, NOTHING: np.zeros(n, np.int64)}
     held = sum(int(bytes_of[how][b]) for b, how in enumerate(choice))
     time, b, moments = 0.0, n - 1, []
     while b >= 0:  # runs, from the last one
         first = b
-        while choice[b] != WHOLE and first and choice[first - 1] == NOTHING:
+        while choice[b] not in (WHOLE, MOST) and first and choice[first - 1] == NOTHING:
             first -= 1
         held -= int(bytes_of[choice[b]][b])
-        if choice[b] != WHOLE:
-            time += of.partly[b] + of.again[first:b].sum()
+        time += {WHOLE: 0.0, MOST: of.little[b]}.get(choice[b], of.partly[b] + of.again[first:b].sum())
         moments += [held + of.whole[first : c + 1].sum() + of.backward[c] for c in range(b, first - 1, -1)]
         b = first - 1
     return time, int(max(moments))
@@ -56,7 +56,7 @@ def played(of: Chain, choice: tuple[int, ...]) -> tuple[float, int] | None:
 
 @given(chains(), st.integers(0, 100))
 def test_the_optimum_equals_brute_force(of: Chain, limit: int):
-    fit = [found[0] for choice in product((WHOLE, OUTPUT, NOTHING), repeat=len(of.whole))
+    fit = [found[0] for choice in product((WHOLE, MOST, OUTPUT, NOTHING), repeat=len(of.whole))
            if (found := played(of, choice)) is not None and found[1] <= limit]
     best = kept.optimal(of, limit)
     assert (best is None) == (not fit)
@@ -79,8 +79,7 @@ def test_the_optimum_is_never_worse_than_any_number_of_parts(of: Chain, parts: i
 
 @given(chains(), st.integers(1, 10**9))
 def test_a_rounded_limit_is_still_a_limit(of: Chain, limit: int):
-    large = Chain(of.units, of.maker, *(column * 10_007 for column in (of.whole, of.output, of.backward)), of.again,
-                  of.partly)
+    large = replace(of, **{each: getattr(of, each) * 10_007 for each in ("whole", "most", "output", "backward")})
     best = kept.optimal(large, limit)
     assert best is None or played(large, tuple(best))[1] <= limit  # type: ignore[index]
 
@@ -117,6 +116,20 @@ def test_auto_is_never_worse_than_sqrt_and_keeps_its_limit(layers: int):
         assert whole[2] <= found.step <= time
         assert f"to fit {limit:,} bytes" in found.remarks[-1]
     assert figures(ml.plan(gpt, "in_order", machine=ml.Machine(memory_limit=whole[0]), recompute="auto")) == whole
+
+
+def test_cheap_activations_of_a_gpt_are_computed_again_first(gpt: TaskGraph):
+    """Norms and GELU among them, products not."""
+    of = kept.chain(gpt, ml.CostModel.analytic())
+    names = {gpt.unit_names[u].split("/")[-1] for own in of.cheap for u in own}
+    assert names >= {"layer_norm", "gelu_tanh"}
+    assert not names & {"linear", "add", "embedding"}
+    plain = ml.plan(gpt, "in_order")
+    limit = int(plain.peak_bytes[0] - (of.whole - of.most).sum() // 2)
+    found = ml.plan(gpt, "in_order", machine=ml.Machine(memory_limit=limit), recompute="auto")
+    again = {t.unit for t in found.graph if t.kind == Kind.R}
+    assert again <= {u for own in of.cheap for u in own}
+    assert found.peak_bytes[0] <= limit
 
 
 def test_the_least_that_can_be_had_is_said_and_can_be_had():
