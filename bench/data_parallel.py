@@ -48,7 +48,7 @@ from minidl.measuring.links import among_ranks, measure_link
 from minidl.passes.synchronise import gradients
 from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.mpi import MPI
-from minidl.runtime.executors import DistributedExecutor
+from minidl.runtime.executors import Runtime, runtime
 from minidl.schedulers import names
 from minidl.training.rank_trainer import neighbours
 from minidl.training.trainer import params_sha256
@@ -142,8 +142,8 @@ def work(name: str, computation: str, rounds: int) -> None:
     comm.gather(None)
     cost = (waiting(graph)[1] if computation == "waits" else
             among_ranks(comm.gather(ml.measure(graph, seconds=2.0))[0], comm))
-    link = measure_link(comm)
-    arms: dict[str, DistributedExecutor] = {}
+    link = measure_link(comm, lane=cost.cores == 1)
+    arms: dict[str, Runtime] = {}
     plans: dict[str, Any] = {}
     digests = {}
     any_order = MPI(deterministic=False)
@@ -153,7 +153,7 @@ def work(name: str, computation: str, rounds: int) -> None:
         machine = ml.Machine(comm.size, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
         made = plans[arm] = ml.plan(waiting(graph)[0] if computation == "waits" else graph, scheduler, cost, machine,
                                     **schedulers.find(scheduler).known(bucket_bytes=bucket_bytes(model), k=k))
-        arms[arm] = DistributedExecutor(made.graph, made.schedule, any_order if arm == AS_MPI_LIKES else comm)
+        arms[arm] = runtime(made.program(comm.rank), transport=any_order if arm == AS_MPI_LIKES else comm)
         for _ in range(2):
             arms[arm](x, y)
         arms[arm].settle()

@@ -128,7 +128,7 @@ def of_shards(seconds: float) -> dict[str, Any] | None:
     bench, case, where, block, _ = CASES["gpt"]
     case = case._replace(batch=case.batch // comm.size)
     cost = among_ranks(comm.gather(measure(bench.sides(case).graph, seconds=seconds / 10))[0], comm)
-    link = measure_link(comm)
+    link = measure_link(comm, lane=cost.cores == 1)
     machine = ml.Machine(comm.size, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
     plans, runs, arms = {}, {}, dict[str, Any]()
     for arm, shard in {"whole": "0", "gradients": "2", "parameters": "3,prefetch=1,keep=none", "searched": "3"}.items():

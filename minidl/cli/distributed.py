@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.schedule import RankGrid
 from ..core.timeline import Timeline
-from ..measuring.links import hold_to_cores, measure_link, measure_messages
+from ..measuring.links import cores_of_each, hold_to_cores, measure_link, measure_messages
 from ..measuring.measure import of_ranks
 from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
@@ -239,12 +239,14 @@ def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostMod
     cost, grid = of_ranks(communicator.gather(costs(arguments, recorded))), _grid(arguments, communicator.size)
     analytic, device = arguments.costs == "analytic", recorded.device
     if arguments.parallel == "data":
-        return cost, {"link": Collective(grid.size, LINK).line if analytic else measure_link(communicator, device)}
+        return cost, {"link": Collective(grid.size, LINK).line if analytic else measure_link(
+            communicator, device, lane=cost.cores is not None and cores_of_each(communicator) == 1)}
     link, sums = LINK, Collective(grid.replicas, LINK).line
     if not analytic:
         link = measure_messages(communicator.host, grid)
         if grid.replicas > 1:
-            sums = measure_link(communicator, device, communicator.group(grid.group(communicator.rank)))
+            sums = measure_link(communicator, device, communicator.group(grid.group(communicator.rank)),
+                                lane=not device.captures)
     return cost, {"link": link, "sums": sums}
 
 

@@ -1,5 +1,4 @@
-"""The cost of links between ranks: of a message, of a sum over ranks, and of the core that both share with tasks. All
-ranks measure together."""
+"""The cost of links between ranks: of a message, and of a sum over ranks. All ranks measure together."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from socket import gethostname
-from threading import Thread
 from time import perf_counter
 from typing import Any
 
@@ -18,7 +16,7 @@ from ..core.graph import View
 from ..core.schedule import RankGrid
 from ..core.tasks import Kind
 from ..devices.device import cpu
-from ..pricing.cost import CostModel, Link
+from ..pricing.cost import CostModel, Cross, Link
 from ..runtime.comm import SLOTS, Communicator
 from ..runtime.comm.flight import Entry, Flight, Patience
 from ..runtime.comm.handover import handover
@@ -27,6 +25,7 @@ from .measure import transfer_time
 
 SIZES = (8, 2**18)  #: bytes of the messages that measure a link
 REPEATS = 20
+TASK = 2**21  #: bytes that a task reads and writes: more than a core's own cache holds
 
 
 def measure_messages(communicator: Communicator, grid: RankGrid) -> Link:
@@ -65,15 +64,20 @@ def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None
 
 
 def measure_link(communicator: Communicator, device: Any = None, group: Communicator | None = None,
-                 sizes: tuple[int, int, int] = (4, 2**18, 2**22), repeats: int = 15) -> tuple[float, float]:
+                 sizes: tuple[int, int, int] = (4, 2**18, 2**22), repeats: int = 15,
+                 lane: bool = False) -> tuple[float, float]:
     """Microseconds of an all-reduce of gradients on a device (default: the CPU): (per all-reduce, per byte). All ranks
     return rank 0's figures. `group`: the ranks that sum with this one (default: all); others sum at the same time.
+    `lane`: whether the lane that computes also sums, see `Program.polls`. A sum then follows a task, and finds little
+    of what it needs in the core's cache.
 
     A row of the smallest size gives the first figure, as small sums of a step come in rows; the difference of the other
-    two sizes gives the second, so that bursts of a link do not count.
+    two sizes gives the second, so that bursts of a link do not count, from their lower quartiles, since other work on
+    the machine takes memory bandwidth for a while.
     """
     device, group = device or cpu(), group or communicator
-    hand, flight, took = handover(device), Flight(communicator), []
+    hand, flight, took = handover(device), Flight(communicator, lane=lane), []
+    task = np.ones((2, lane * TASK // 4), np.float32)
     for size, row in zip(sizes, (4 * SLOTS, 1, 1), strict=True):
         nbytes, transfers = 4 * max(size // 4, group.size), []
         memory = [device.allocate(nbytes) for _ in range(min(row, SLOTS))]  # held while it is used
@@ -85,13 +89,17 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
         times = []
         for _ in range(repeats):
             communicator.gather(None)
-            begin = perf_counter()
-            for entry in entries:
-                flight.submit(entry)
-            flight.drain()
-            device.synchronize()
-            times.append((perf_counter() - begin) * 1e6 / row)
-        took.append(transfer_time(times))
+            spent = 0.0
+            for i in range(row):
+                np.copyto(*task)
+                begin = perf_counter()
+                flight.submit(entries[i])
+                if i == row - 1:
+                    flight.drain()
+                    device.synchronize()
+                spent += perf_counter() - begin
+            times.append(spent * 1e6 / row)
+        took.append(transfer_time(times) if row > 1 else float(np.quantile(times, 0.25)))
     slope = max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))
     each, rate = communicator.gather((took[0], slope))[0]
     return float(each), float(rate)
@@ -111,48 +119,19 @@ def hold_to_cores(communicator: Communicator) -> None:
 
 def cores_of_each(communicator: Communicator) -> int:
     """How many cores each rank has to itself, at least 1: the least of any machine's cores over its ranks. A rank with
-    one core computes and moves gradients on it, see `share_of_core`. All ranks call it together."""
+    one core computes and moves gradients on it. All ranks call it together."""
     places = communicator.gather((gethostname(), sorted(os.sched_getaffinity(0))))
     hosts = [host for host, _ in places]
     return max(1, min(len({core for there, cores in places if there == host for core in cores}) // hosts.count(host)
                       for host in hosts))
 
 
-def share_of_core(communicator: Communicator, repeats: int = 7, size: int = 2**21, width: int = 448) -> float:
-    """The share of its core that a rank needs to sum gradients, from 0 to 1: a transfer naps between its parts, and the
-    core computes meanwhile. It follows from the time of both at once, a sum of `size` bytes and a product of `width`,
-    over the time of one after the other. All ranks measure at the same time; all return rank 0's."""
-    hand, flight = handover(cpu()), Flight(communicator)
-    factor, product = np.ones((2, width, width), np.float32)
-    transfer = communicator.bind(Kind.A, hand.place(communicator, [np.zeros(size // 4, np.float32)], ()), 0)
-
-    def compute() -> None:
-        np.matmul(factor, factor, out=product)
-
-    def communicate() -> None:
-        flight.submit(Entry(0, transfer, 0, size))
-        flight.drain()
-
-    times = []
-    for _ in range(repeats):
-        for together, call in ((None, compute), (None, communicate), (compute, communicate)):
-            thread = Thread(target=together) if together else None
-            communicator.gather(None)
-            begin = perf_counter()
-            if thread:
-                thread.start()
-            call()
-            if thread:
-                thread.join()
-            times.append(perf_counter() - begin)
-    computed, summed, both = np.reshape(times, (-1, 3)).min(axis=0)  # other work on the machine only adds time
-    return float(np.clip(communicator.gather(2 * both / (computed + summed) - 1)[0], 0.0, 1.0))
-
-
 def among_ranks(cost: CostModel, communicator: Communicator) -> CostModel:
-    """The costs of one process's lanes, for ranks that share out the cores of their machines and sum gradients. All
-    ranks call it together."""
+    """The costs of one process's lanes, for ranks that share out the cores of their machines and sum gradients. Where
+    each has one core, its lane also sums, so nothing is handed over. All ranks call it together."""
     if cost.cores is None or communicator.size == 1:
         return cost
     cores = cores_of_each(communicator)
-    return replace(cost, cores=cores, summing=share_of_core(communicator.host) if cores == 1 else 1.0)
+    if cores == 1:
+        cost = replace(cost, sync=0.0, doze=0.0, wake=0.0, cross=Cross())
+    return replace(cost, cores=cores)

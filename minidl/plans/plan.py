@@ -77,7 +77,7 @@ class Plan:
         found = self._programs.get(rank)
         if found is None:
             found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
-                     else self.division.program(rank))
+                     else replace(self.division.program(rank), polls=self.cost.cores == 1))
             self._programs[rank] = found
         return found
 

@@ -85,7 +85,8 @@ class Program:
     `group`: the ranks that sum gradients with this one, itself among them. `takes`: which of a step's inputs this rank
     reads (None: all). `runs_on`: whether communication may go on after a step's call has returned; its buffers then
     outlive the step, and late tasks wait for it. `boundary_waits`: pairs of keys (late task, communication task of the
-    step before).
+    step before). `polls`: whether the lane that computes also moves the sums, between its tasks, instead of a thread:
+    so do ranks of one core each, where a thread would push the lane off.
     """
 
     rank: int
@@ -98,6 +99,7 @@ class Program:
     takes: tuple[int, ...] | None = None
     runs_on: bool = False
     boundary_waits: tuple[tuple[int, int], ...] = ()
+    polls: bool = False
 
     def with_live(self, live: Mapping[int, Any], samples: int = 0) -> Program:
         """The program on the data of other objects (`TaskGraph.with_live`): for a rank that shares its plan with others

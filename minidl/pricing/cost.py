@@ -98,8 +98,7 @@ class CostModel:
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
     sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
     added for bytes that another lane has touched. `corun`: how much tasks on two streams slow each other down. `cores`:
-    how many lanes run at the same time; None: all. `summing`: the share of a core that a collective takes while it
-    runs, at most 1.
+    how many lanes run at the same time, one that sums gradients among them; None: all.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -113,7 +112,6 @@ class CostModel:
     step: float = 0.0
     cross: Cross = Cross()
     cores: int | None = None
-    summing: float = 1.0
     source: str = "given"
     unit: str = "us"
     device: str = ""
@@ -128,15 +126,12 @@ class CostModel:
                 raise CostError(f"{name} is {shorten(texts)}; it must be a text")
         named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "spin": self.spin,
                                  "doze": self.doze, "wake": self.wake, "step": self.step,
-                                 "summing": self.summing,
                                  "reading from another lane": self.cross.read,
                                  "writing after another lane": self.cross.write}
         for name, value in named.items():
             _check(f"the cost of {name}", value, 0)
         if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
             raise CostError(f"cores is {shorten(self.cores)}; it must be a whole number >= 1")
-        if self.summing > 1:
-            raise CostError(f"summing takes {shorten(self.summing)} of a core; it must be at most 1")
         kinds: Mapping[str, Any] = self.kinds
         for name, value in kinds.items():
             if name not in _KINDS:

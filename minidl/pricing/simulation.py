@@ -26,7 +26,7 @@ import numpy as np
 from ..core.columns import prepared, run_lanes, run_loop
 from ..core.graph import Floats, Ints, Role, Rows, TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES
+from ..core.tasks import COMMUNICATION, RECEIVES
 from ..core.timeline import Timeline
 from .circuits import cycle_time
 from .contention import contend
@@ -212,8 +212,7 @@ class Clock:
     `duration`: of each task, launch included. `preds`: edges within an iteration; `carried`: edges between iterations.
     `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `spin`,
     `doze`, `wake`, `cores`: as in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a
-    task of group a takes beside one of group b. `share`: of a core, that each task takes; None: a whole one.
-    `crossing`: data that take longer, since another lane has touched them.
+    task of group a takes beside one of group b. `crossing`: data that take longer, since another lane has touched them.
     """
 
     duration: Floats
@@ -228,7 +227,6 @@ class Clock:
     cores: float = np.inf
     group: Ints | None = None
     factor: Floats = field(default_factory=lambda: np.ones((1, 1)))
-    share: Floats | None = None
     crossing: Crossing | None = None
 
     @classmethod
@@ -239,9 +237,8 @@ class Clock:
         far = network.far(graph.preds.ids, graph.preds.row_of_each)
         far_carried = network.far(carried.source, lambda: carried.target)
         group, factor = cost.corun.table(graph) if cost.corun else (None, np.ones((1, 1)))
-        share = np.where(np.isin(graph.kind, [*COLLECTIVE]), cost.summing, 1.0) if cost.summing < 1 else None
         return cls(network.durations() + cost.launch, graph.preds, carried, far, far_carried, cost.sync, cost.spin,
-                   cost.doze, cost.wake, cost.cores or np.inf, group, factor, share,
+                   cost.doze, cost.wake, cost.cores or np.inf, group, factor,
                    Crossing.of(graph, cost.cross) if cost.cross.read or cost.cross.write else None)
 
     @classmethod
@@ -387,7 +384,7 @@ class Clock:
 
     @cached_property
     def _crowded(self) -> tuple[Any, ...]:
-        """The arguments of `contend`: all edges by target, durations, groups, shares."""
+        """The arguments of `contend`: all edges by target, durations, groups."""
         n, within, across = len(self.duration), len(self.preds.ids), self.carried
         target = np.concatenate([self.preds.row_of_each(), across.target])
         order = np.argsort(target, kind="stable")
@@ -395,9 +392,8 @@ class Clock:
         far = np.concatenate([np.broadcast_to(self.far, within), np.broadcast_to(self.far_carried, len(across))])
         distance = np.concatenate([np.zeros(within, np.int64), across.distance])
         group = np.zeros(n, np.int64) if self.group is None else self.group
-        share = np.ones(n) if self.share is None else self.share
         return prepared(n, np.searchsorted(target[order], np.arange(n + 1)), source[order], far[order], distance[order],
-                        self.duration, share, group, self.factor)
+                        self.duration, group, self.factor)
 
     def _of_actions(self, first: Ints, last: Ints) -> Clock:
         """The clock in which edges lead from the ends of actions to their beginnings. `first`, `last`: of

@@ -1,4 +1,5 @@
-"""A rank's communication: a thread that runs the lanes of transfers, and the events between these and the other lanes.
+"""A rank's communication: what runs the lanes of transfers, a thread or the lanes that compute, and the events between
+these and the other lanes.
 
 A transfer that awaits a task starts when the task has run; a task that awaits a transfer waits before it begins. On the
 CPU a call that has returned is done; on CUDA the events of `minidl.runtime.comm.handover` are needed as well.
@@ -52,8 +53,9 @@ class Communication:
         self.trace = trace
         self.group = self.transport.group(program.group) if program.collectives else self.transport  #: that sums
         self.others = tuple(r for r in program.group if r != transport.rank)
+        self.messages = bool(messages)
         #: whether the other lanes poll the transfers between their tasks, instead of a thread
-        self.polled = bool(messages)
+        self.polled = self.messages or program.polls
         self.flight = Flight(self.transport, credit, self.polled)
         self.hand = handover(device)
         self.hand.use()
@@ -318,10 +320,11 @@ class Meetings:
         return found
 
     def after(self, task: int, stream: Any) -> list[Thunk]:
-        look = [self.common.flight.look] if self.common.polled and self.entries else []
-        if task in self._talks or not self._records.get(task):
-            return look
-        return [*self.common.hand.ready(self._keys[task], stream), *self._records[task], *look]
+        records = [] if task in self._talks else self._records.get(task, [])
+        found = [*self.common.hand.ready(self._keys[task], stream), *records] if records else []
+        if self.entries and (self.common.messages or (self.common.polled and records)):
+            found.append(self.common.flight.look)  # a sum needs few looks: only the last ones of a step are awaited
+        return found
 
     def _arrivals(self, stream: Any) -> list[Thunk]:
         places = {id(p): p for p in (self.common.places[self._keys[t]] for t in self._inline)}

@@ -113,8 +113,7 @@ def _ranks(plan: Plan) -> Iterable[tuple[str, str]]:
     least, link = FITS * plan.step, plan.cost.link
     summing = plan.notes.get("communication", 0.0)
     if plan.ranks > 1 and plan.cost.cores == 1 and summing >= least:
-        yield (f"each rank has one core, which also sums gradients: {summing / 1000:.3f} ms a step, which need "
-               f"{plan.cost.summing:.0%} of the core",
+        yield (f"each rank has one core, which also sums gradients: {summing / 1000:.3f} ms a step",
                "Give each rank a second core, or sum larger parts (--scheduler buckets).")
     if isinstance(plan, PipelinePlan) and not plan.synthetic and link.core:
         messages = int(np.isin(unpack(plan.priced.schedule.keys).kind, RECEIVES).sum()) // plan.placement.ranks

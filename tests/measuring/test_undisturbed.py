@@ -13,7 +13,7 @@ import minidl as ml
 from minidl.core.tasks import Kind
 from minidl.measuring import links, measure
 from minidl.measuring.measure import DISTURBED, MOST_RUNS, RUNS, Profile, undisturbed
-from minidl.pricing.cost import CostError
+from minidl.pricing.cost import Cross
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.training import bystanders, loop
@@ -213,14 +213,39 @@ def test_ranks_deal_out_the_cores_of_their_machine(monkeypatch, hosts, cores, wa
 
 def test_costs_of_a_process_become_those_of_ranks(monkeypatch):
     monkeypatch.setattr(links, "cores_of_each", lambda communicator: 1)
-    monkeypatch.setattr(links, "share_of_core", lambda communicator: 0.5)
-    cost = ml.CostModel(cores=2)
+    cost = ml.CostModel(cores=2, sync=1.0, doze=2.0, wake=3.0, cross=Cross(1.0, 1.0))
 
     def found(cost):
         return run_ranks(2, lambda c: links.among_ranks(cost, c))[0]
 
-    assert (found(cost).cores, found(cost).summing) == (1, 0.5)
+    assert found(cost) == ml.CostModel(cores=1), "the lane that computes also sums: nothing is handed over"
+    monkeypatch.setattr(links, "cores_of_each", lambda communicator: 2)
+    assert found(cost) == cost
     assert found(ml.CostModel()) == ml.CostModel(), "the cores are not known"
+
+
+@pytest.mark.parametrize(("scheduler", "told"), [
+    ("barrier", {}), ("priority", {}), ("buckets", {"shard": "3"})])
+def test_the_lane_of_a_rank_with_one_core_sums_without_a_thread(monkeypatch, scheduler, told):
+    job = Job(model="mlp", parallel="data", scheduler=scheduler, **told)
+
+    def part(communicator):
+        trainer = RankTrainer(Recorded(job, communicator.rank, 2), replace(ml.CostModel.analytic(), cores=2),
+                              communicator, (50.0, 1e-3))
+        for _ in range(3):
+            trainer.step()
+        threads = [thread.name for thread in threading.enumerate() if f"{communicator.rank}/comm" in thread.name]
+        trainer.finish()
+        return threads, trainer.params_sha256(), trainer.losses
+
+    found = []
+    for cores in (1, 2):
+        monkeypatch.setattr(links, "cores_of_each", lambda communicator, cores=cores: cores)
+        found.append(run_ranks(2, part))
+    (alone, *sums), (beside, *others) = zip(*found[0], strict=True), zip(*found[1], strict=True)
+    assert alone == ([], [])
+    assert all(beside)
+    assert sums == others
 
 
 def test_ranks_that_share_cores_are_predicted_to_compute_and_sum_in_turn():
@@ -234,20 +259,6 @@ def test_ranks_that_share_cores_are_predicted_to_compute_and_sum_in_turn():
     whole = two.notes["compute"] + two.notes["communication"]
     assert one.step == pytest.approx(whole, rel=1e-6)
     assert two.step < 0.95 * whole
-    half = recorded.plan(replace(cost, cores=1, summing=0.5), machine)
-    assert two.step < half.step < whole
-    assert recorded.plan(replace(cost, cores=1, summing=0.0), machine).step == pytest.approx(two.step)
-
-
-def test_summing_takes_no_more_than_a_core():
-    with pytest.raises(CostError, match="summing takes 1.5 of a core; it must be at most 1"):
-        ml.CostModel(summing=1.5)
-
-
-def test_the_share_of_a_core_that_sums_gradients_is_one_number_for_all_ranks():
-    found = run_ranks(2, lambda c: links.share_of_core(c, repeats=2, size=2**12, width=64))
-    assert found[0] == found[1]
-    assert 0 <= found[0] <= 1
 
 
 def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):

@@ -125,7 +125,7 @@ class Flight:
             self._turn.release()
 
     def _look(self) -> bool:
-        moved = False
+        moved = self._advance()
         for i, lane in enumerate(self._lanes):
             while self._told[i] < self._heads[i] and lane[self._told[i]].task not in self._flight:
                 for call in lane[self._told[i]].done:
@@ -141,7 +141,7 @@ class Flight:
                 self._start(entry)
                 self._heads[i], self._taken[i] = self._heads[i] + 1, 0
                 moved = True
-        return (bool(self._flight) and self._advance()) or moved
+        return moved
 
     @property
     def over(self) -> bool:
@@ -209,7 +209,7 @@ class Flight:
             call()
         self._flight[entry.task] = (entry.transfer(), entry)
         self._patience.reset()
-        self._advance()
+        self._poll(entry.task)
 
     def _go_on(self) -> None:
         if self._abandoned:
@@ -227,16 +227,19 @@ class Flight:
 
     def _advance(self) -> bool:
         """Polls every transfer once. Returns whether one has ended."""
-        ended = False
-        for transfer, entry in list(self._flight.values()):
-            try:
-                next(transfer)
-            except StopIteration:
-                del self._flight[entry.task]
-                self._patience.reset()
-                ended = True
-            except RankError:
-                raise
-            except Exception as error:
-                raise TransferError(error, entry.task) from error
-        return ended
+        ended = [self._poll(task) for task in list(self._flight)]
+        return any(ended)
+
+    def _poll(self, task: int) -> bool:
+        """Polls a transfer in flight once. Returns whether it has ended."""
+        try:
+            next(self._flight[task][0])
+        except StopIteration:
+            del self._flight[task]
+            self._patience.reset()
+            return True
+        except RankError:
+            raise
+        except Exception as error:
+            raise TransferError(error, task) from error
+        return False
