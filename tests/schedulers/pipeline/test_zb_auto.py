@@ -91,10 +91,10 @@ COSTS = st.one_of(st.integers(1, 9), st.floats(0.1, 9))
 @given(data=st.data(), p=st.integers(1, 5), m=st.integers(1, 9), latency=st.sampled_from([0, 0.5, 2]))
 def test_every_order_is_valid_within_the_cap_and_not_below_the_bound(data, p, m, latency):
     times = [data.draw(st.lists(COSTS, min_size=p, max_size=p)) for _ in range(3)]
-    cap = data.draw(st.integers(1, m))
-    found, problem = priced(p, m, *times, latency=latency, cap=cap)
+    cap, kept = data.draw(st.integers(1, m)), data.draw(st.sampled_from([1.0, 0.5, 0.25]))
+    found, problem = priced(p, m, *times, latency=latency, cap=cap, kept=kept)
     assert max(found.peak_activations) <= cap
-    span, makespan = lower_bounds(problem, cap)
+    span, makespan = lower_bounds(problem, cap, kept)
     assert found.max_span >= span * (1 - 1e-9)
     assert found.makespan >= makespan * (1 - 1e-9)
     serial = sum(m * (f + o + w) + 2 * latency * m for f, o, w in zip(*times, strict=True))

@@ -249,6 +249,15 @@ def test_no_memory_plan_takes_less_than_what_is_alive_at_once(data: Any) -> None
         assert step.live_bytes(order) <= lower(graph, step.schedule_of(order)).peak_bytes
 
 
+@pytest.mark.parametrize("layers", [1, 3, 6])
+def test_a_memory_plan_of_one_stream_takes_little_more_than_what_is_alive_at_once(layers: int) -> None:
+    graph = network(layers, nbytes=256)
+    step = Step.of(graph, random_costs(0, layers))
+    order = step.order({})
+    peak = lower(graph, step.schedule_of(order)).peak_bytes
+    assert 0.9 * peak < step.live_bytes(order) <= peak
+
+
 @pytest.mark.wide
 def test_overlap_is_given_back_step_by_step() -> None:
     """Down to one stream, which takes least; what fits where the recorded order just fits is faster than that."""
