@@ -84,6 +84,13 @@ def test_a_cap_of_2p_whole_activations_rules_the_published_rate_out(p, m, f, o, 
     assert max(found.peak_activations) <= 2 * p
 
 
+@pytest.mark.parametrize(("w", "span"), [(1, 18), (2, 24), (4, 36)])
+def test_a_bound_counts_weight_gradients_that_hold_half_an_activation(w, span):
+    """Two ranks have no idle time: a rank keeps four open under a cap of three activations."""
+    found, problem = priced(2, 6, 1, 1, w, cap=3, kept=0.5)
+    assert (found.max_span, found.makespan) == lower_bounds(problem, 3, 0.5) == (span, span + 1)
+
+
 COSTS = st.one_of(st.integers(1, 9), st.floats(0.1, 9))
 
 
