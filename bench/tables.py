@@ -369,7 +369,8 @@ simulated: it shows for which networks and links reverse first-k gains over prio
     Section("Pipelines on ranks", """\
 In the first record tasks compute (`kernels`), and each rank has a core; the calls of native lanes count in the measured
 peaks. Stale policies are measured amid their steps, without draining. In the second, tasks wait instead (`waits`), so
-that more ranks than cores can be measured.""",
+that more ranks than cores can be measured; `vgg16` is layers of 64 that wait as long as those of VGG-16. Eight ranks
+share two cores: the MLP is of when they looked for messages eight times between two naps, the others since then.""",
             {"pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and

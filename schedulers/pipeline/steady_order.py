@@ -36,12 +36,14 @@ def steady_order(chosen: Policy, problem: Problem, options: Mapping[str, Any]) -
     schedule, versions = made.schedule, made.versions
     if versions is None:
         raise PipelineError(f"{name} never drains, so it must give the weight versions that its tasks read (`Ordered`)")
+    if (idle := np.flatnonzero(np.diff(schedule.ptr) == 0)).size:
+        raise PipelineError(f"{name} leaves rank {schedule.lanes[idle[0]].rank} without a task; take fewer ranks")
     keys, read = [], []
     for i, lane in enumerate(schedule.lanes):
         own = unpack(schedule.order(i))
         step = own.micro_batch // count
         since = versions.read[schedule.ptr[i] : schedule.ptr[i + 1]] - step * (count // versions.every)
-        first, begin, end = (int(np.argmax(step >= k)) for k in (1, STEPS - 2, STEPS - 1))
+        first, begin, end = (int(np.argmax(np.append(step >= k, True))) for k in (1, STEPS - 2, STEPS - 1))
         late = STEPS - 2 - step[begin:end]
         if ((late < 0) | (late > 1)).any() or end - begin != np.count_nonzero(step == 1):
             raise PipelineError(f"{name} works on micro-batches of more than two steps of {count} at a time on rank "

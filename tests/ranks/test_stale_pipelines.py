@@ -33,6 +33,7 @@ from stale_runs import (
 )
 
 import minidl as ml
+from minidl import models, nn, optim
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, as_recorded, pack, unpack
 from minidl.runtime.comm.loopback import run_ranks
@@ -92,6 +93,25 @@ def test_an_output_gradient_in_two_halves_evens_the_ranks():
     first, second = (halves.schedule.names(i) for i in (0, 1))
     assert "1O0" in first
     assert "1O0/1" in second
+
+
+def test_a_rank_for_which_nothing_is_left_is_named():
+    """Eight equal layers on seven ranks: one rank has two of them, so six ranks that have as much have them all."""
+    model = models.mlp(*[8] * 8, 10)
+    opt = optim.SGD(model.parameters(), 0.1)
+
+    def step(x, y):
+        for i in range(8):
+            with ml.micro_batch(i, 2 * i):
+                loss = nn.cross_entropy(model(x[2 * i : 2 * i + 2]), y[2 * i : 2 * i + 2])
+                loss.backward()
+                opt.step()
+        return loss
+
+    graph = ml.record(step, np.zeros((16, 8), np.float32), np.zeros(16, np.int64))
+    even = ml.CostModel(kinds={"F": 1.0, "O": 1.0, "W": 1.0, "U": 0.0})
+    with pytest.raises(pipeline.PipelineError, match="^layerpipe leaves rank 6 without a task; take fewer ranks$"):
+        ml.plan(graph, "layerpipe", even, ml.Machine(7))
 
 
 @pytest.mark.few(1)
