@@ -415,8 +415,9 @@ predicted time of the run, and how many updates late its gradients are, counted 
 for sweeps, 16 lanes; the record has the `plan` command of each point. Learning rates are not tuned: one device and
 pipelines have one, data-parallel ranks another, AdamW and PARTIME their own. So stale pipelines lose more here than
 they must; a run that diverges is not in the picture. PD-ASGD and LayUp were replayed from their logs, with equal bits.
-Two Newton iterations are exact for these layers, so DeepPCR's bits stay; one diverges. DeepPCR and PETRA are missing
-on the GPT, which is no chain of narrow layers and has no reversible blocks. Made by
+Two Newton iterations are exact for these layers, so DeepPCR's bits stay; one diverges. Missing on the GPT are DeepPCR,
+since it is no chain of narrow layers; PETRA, since its blocks are not reversible; PARTIME, since its first and last
+stage share the embedding ("take a network whose stages share nothing"); the spiking network is one of its own. Made by
 `python bench/tradeoff.py`, later points by `python bench/tradeoff.py --add`.""", {"tradeoff": tradeoff}),
     Section("Batch size and ranks", """\
 Steps to an error of 5 % on the embedded digits, one hidden layer of 32, the fastest of drawn learning rates and

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from typing import Any
 
 import pytest
 from helpers import ROOT
@@ -44,6 +45,49 @@ def test_a_predicted_time_is_that_of_the_record():
     for point in network.points[:2]:
         step = tradeoff.command(point.plan(network))["predicted_step_ms"]
         assert step == pytest.approx(RECORD["networks"]["digits"]["points"][point.name]["step_ms"], rel=1e-6)
+
+
+def small(*points: tuple[str, str]) -> tradeoff.Network:
+    """Two steps of these methods, (name, flags)."""
+    return tradeoff.Network("--data digits --model mlp --lr 0.1", 128, "accuracy", 1,
+                            tuple(tradeoff.Point(name, flags, 64) for name, flags in points))
+
+
+def test_a_run_that_diverges_has_no_accuracy():
+    """Its loss may still be a number in its last step, and be none on test data."""
+    with pytest.raises(RuntimeError, match="the loss on test data is nan"):
+        tradeoff.command("train --data digits --model mlp --lr 1e20 --batch-size 64 --costs analytic --steps 1")
+    network = small(("far", "--lr 1e20"))
+    found = tradeoff.measured(network, network.points[0])
+    assert found["accuracy"] == [None]
+    record = {"networks": {"it": {"metric": "accuracy", "points": {"far": found}}}}
+    assert [seen for _, _, seen, *_ in tradeoff.rows(record)] == ["diverges"]
+
+
+def test_add_measures_only_points_whose_commands_are_new(monkeypatch, tmp_path):
+    """It keeps other points and networks, and says which points are of which commit."""
+    ran: list[str] = []
+    file = tmp_path / "tradeoff.json"
+    monkeypatch.setattr(tradeoff, "RESULTS", tmp_path)
+    monkeypatch.setattr(tradeoff, "measured", lambda network, point: ran.append(point.name) or {
+        "train": f"minidl {point.train(network)}", "accuracy": [0.5], "ms": float(len(ran)), "late": 0.0})
+
+    def record(*flags: str, **networks: tradeoff.Network) -> dict[str, Any]:
+        monkeypatch.setattr(tradeoff, "NETWORKS", networks)
+        monkeypatch.setattr(sys, "argv", ["tradeoff.py", "--out", str(file), *flags])
+        tradeoff.main()
+        return json.loads(file.read_text())
+
+    one, other = small(("a", ""), ("b", "--dither 1")), small(("c", ""))
+    first = record(one=one, other=other)
+    assert ran == ["a", "b", "c"]
+    assert "added" not in first
+    later = record("--add", "--only", "one", one=small(("a", ""), ("b", "--dither 2")), other=other)
+    assert ran == ["a", "b", "c", "b"]
+    assert later["networks"]["other"] == first["networks"]["other"]
+    assert later["networks"]["one"]["points"]["a"] == first["networks"]["one"]["points"]["a"]
+    assert [more["points"] for more in later["added"]] == [["one, b"]]
+    assert later["machine"] == first["machine"]
 
 
 def test_a_command_that_fails_says_why():
