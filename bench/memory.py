@@ -8,8 +8,9 @@ kept; sqrt; auto within sqrt's peak; `blocks`, which keeps the output of each bl
 each block; `offload`, which copies activations to a file and back. Peaks are planned and allocated; steps are predicted
 from costs of the plain step, measured in turn with the arms.
 
-Ranks: plain buckets, gradients in shards, and parameters too, a block ahead as torch's or as the search finds, on half
-of the batch each; torch's `fully_shard` of each block over gloo, whose peak torch's own tracker counts.
+Ranks: plain buckets, gradients in shards, and parameters too, a block ahead as torch's, also `within` its peak with
+cheap activations computed again, or as the search finds, on half of the batch each; torch's `fully_shard` of each block
+over gloo, whose peak torch's own tracker counts.
 """
 
 from __future__ import annotations
@@ -130,13 +131,18 @@ def of_shards(seconds: float) -> dict[str, Any] | None:
     cost = among_ranks(comm.gather(measure(bench.sides(case).graph, seconds=seconds / 10))[0], comm)
     link = measure_link(comm, lane=cost.cores == 1)
     machine = ml.Machine(comm.size, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
+    step, torch_peak = fully_sharded(case, comm, where, block)
+    block_ahead: dict[str, Any] = {"shard": "3,prefetch=1,keep=none"}
+    within = {"machine": replace(machine, memory_limit=comm.gather(torch_peak)[0]), "recompute": "auto"}
+    told: dict[str, dict[str, Any]] = {"whole": {}, "gradients": {"shard": 2}, "parameters": block_ahead,
+                                       "within": block_ahead | within, "searched": {"shard": 3}}
     plans, runs, arms = {}, {}, dict[str, Any]()
-    for arm, shard in {"whole": "0", "gradients": "2", "parameters": "3,prefetch=1,keep=none", "searched": "3"}.items():
+    for arm, options in told.items():
         sides = bench.sides(case)
-        plans[arm] = ml.plan(sides.graph, "buckets", cost, machine, shard=shard, bucket_bytes=BLOCK_BYTES)
+        plans[arm] = ml.plan(sides.graph, "buckets", cost, bucket_bytes=BLOCK_BYTES, **{"machine": machine} | options)
         runs[arm] = runtime(plans[arm].program(comm.rank), transport=comm)
         arms[arm] = partial(runs[arm], *sides.inputs)
-    arms["torch"], torch_peak = fully_sharded(case, comm, where, block)
+    arms["torch"] = step
     samples: dict[str, list[float]] = {arm: [] for arm in arms}
     rounds = max(5, int(comm.gather(seconds)[0]))
     for _ in range(rounds):
@@ -158,13 +164,14 @@ def of_shards(seconds: float) -> dict[str, Any] | None:
             "step_ms": {arm: spread(s) for arm, s in slowest.items()},
             "prediction_error": {arm: spread([plan.period / 1e6 / t - 1 for t in slowest[arm]], 1.0)
                                  for arm, plan in plans.items()},
-            "against": {f"{a} / {b}": ratio(slowest, a, b) for a, b in (("parameters", "whole"),
-                                                                         ("parameters", "torch"))}
+            "against": {f"{a} / {b}": ratio(slowest, a, b) for a, b in (
+                ("parameters", "whole"), ("parameters", "torch"), ("within", "torch"), ("within", "parameters"))}
             } if not comm.rank else None
 
 
 def fully_sharded(case: Case, comm: Any, where: str, block: str) -> tuple[Any, int]:
-    """Torch's step of a network whose blocks are sharded over gloo, and the most bytes that its tracker has seen."""
+    """Torch's step of a network whose blocks are sharded over gloo, and the most bytes that its tracker has seen: of
+    parameters, gradients, activations and the optimizer's states."""
     from importlib import import_module
 
     import torch
@@ -176,7 +183,11 @@ def fully_sharded(case: Case, comm: Any, where: str, block: str) -> tuple[Any, i
     distributed.init_process_group("gloo", init_method=f"file://{place}", rank=comm.rank, world_size=comm.size)
     mesh = distributed.init_device_mesh("cpu", (comm.size,))
     twins, found = import_module(where), list[Any]()
-    plain = twins.load
+    plain, adamw = twins.load, torch.optim.AdamW
+
+    def optimizer(*arguments: Any, **more: Any) -> Any:
+        found.append(adamw(*arguments, **more))
+        return found[-1]
 
     def load(twin: Any, model: Any) -> Any:
         network = plain(twin, model)
@@ -186,10 +197,10 @@ def fully_sharded(case: Case, comm: Any, where: str, block: str) -> tuple[Any, i
         found.append(fully_shard(network, mesh=mesh))
         return network
 
-    with mock.patch.object(twins, "load", load):
+    with mock.patch.object(twins, "load", load), mock.patch.object(torch.optim, "AdamW", optimizer):
         step = language.sides(case).step
-    tracker = FSDPMemTracker(found[0])
     step()
+    tracker = FSDPMemTracker(*found)
     with tracker:
         step()
     peak = tracker.get_tracker_snapshot("peak")[torch.device("cpu")]
