@@ -80,13 +80,14 @@ class Placement:
 
     def home(self, keys: Any, micro_batches: int) -> Any:
         """The rank(s) of task(s), which must be in range. For an update in both directions, the part is the
-        direction. A sum over replicas is where its stage is updated."""
+        direction; gathers of the two take turns. A sum over replicas is where its stage is updated."""
         own = unpack(keys)
         if self.parts is not None:
             sums = np.isin(own.kind, COLLECTIVE)
             return self.parts[np.where(sums, Kind.U, own.kind), np.where(sums, 0, own.part), own.unit]
-        update = (own.kind == Kind.U) & (self.directions > 1)
-        return np.where(update, self.table[np.minimum(own.part, self.directions - 1), own.unit],
+        gather, most = own.kind == Kind.AG, self.directions - 1
+        direction = np.where(gather, own.part % self.directions, np.minimum(own.part, most))
+        return np.where((gather | (own.kind == Kind.U)) & (most > 0), self.table[direction, own.unit],
                         self.rank(own.unit, own.micro_batch, micro_batches))
 
     def held(self, rank: int, direction: int = 0) -> Ints:

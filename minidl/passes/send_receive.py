@@ -65,7 +65,7 @@ def received(graph: TaskGraph, rank: Ints) -> tuple[TaskGraph, Messages]:
         source = graph.buffer_storage[copied].astype(np.int64)
         pairs, of_pair = np.unique(carrier * len(graph.storages) + source, return_inverse=True)
         storage = len(graph.storages) + of_pair
-        specs = [replace(spec, name=f"{spec.name}, received", role=_role(spec.role), live=None)
+        specs = [replace(spec, name=f"{spec.name}, received", role=_role(spec.role), live=None, share_of=None)
                  for spec in (graph.storages[s] for s in (pairs % len(graph.storages)).tolist())]
         moves: list[dict[int, int]] = [{}]
         move = np.zeros(len(graph), np.int64)

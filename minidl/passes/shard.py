@@ -13,7 +13,8 @@ Few arrays are whole at one time: a gather reads a token, a buffer that no launc
 one writes, and a weight gradient waits until an earlier one has been scattered. So the memory plan uses a place again.
 
 In a pipeline a stage's parameters are one array of this kind, and its order says when a rank uses which: a run of tasks
-of one stage is one use of whole parameters. Copies of parameters that another rank updates stay whole.
+of one stage is one use of whole parameters. On level 3 a rank also has only a share of the copies of parameters that
+another rank updates, as tied weights and a second direction need: from each share of the home to one of the copy.
 """
 
 from __future__ import annotations
@@ -210,15 +211,17 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
     assert how.prefetch is not None
     work = Work(draft, how.level, draft.machine.replicas if draft.staged else draft.machine.ranks)
     sums, begin = [work.sum(t) for t in np.flatnonzero(draft.graph.kind == Kind.A).tolist()], _begins(draft)
+    held = [*sums, *(copy for s in sums for copy in work.copies(s))] if how.level > 2 else sums
     work.unscale()
     for rank in np.unique(draft.rank[[s.task for s in sums]]).tolist():
-        own, placed = [s for s in sums if draft.rank[s.task] == rank], how.placed
+        own, here = ([s for s in some if draft.rank[s.task] == rank] for some in (sums, held))
+        placed = how.placed
         gathers = [Gather(s, s.gradients, s.norms, s.final) for s in own if s.norms]
         if placed is not None:
-            for each in gathers_placed(draft, own, _uses(draft, own), placed):
+            for each in gathers_placed(draft, here, _uses(draft, here), placed):
                 work.gather(*each)
         elif how.level > 2:
-            gathers += [Gather(s, s.parameters, run) for s, run in _runs(draft, own, how)]
+            gathers += [Gather(s, s.parameters, run) for s, run in _runs(draft, here, how)]
         gathers.sort(key=lambda gather: gather.users[0])
         for k, gather in enumerate(gathers):
             needed = gathers[k + 1].users[0] if k + 1 < len(gathers) else len(draft.graph)
@@ -229,7 +232,8 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
             work.gather(gather, over[-1 - room] if len(over) > room and how.level > 1 else -1)
         for j, one in enumerate(own):
             work.scatter(one)
-            work.bring_back(one)
+            if how.level < 3:
+                work.bring_back(one)
             for then in own[j + 1 + how.prefetch :][: how.level > 1 and placed is None]:
                 work.wait(one, then)
         for t, at in sums_placed(draft, own, placed or ()).items():

@@ -14,7 +14,7 @@ import numpy as np
 from ..core.graph import Launch, Role, StorageSpec, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, pack, repack, unpack
-from .draft import Copies, Draft
+from .draft import Draft
 from .rewrite import gradients
 
 WHAT = "shards"  #: for messages, and the note of an order that says what is shared out
@@ -23,12 +23,14 @@ WHAT = "shards"  #: for messages, and the note of an order that says what is sha
 @dataclass
 class Sum:
     """A sum over ranks: its task, its updates, the tasks that need whole gradients; gradients and parameters, as
-    buffers and as views of all elements; and the task after which gradients are final."""
+    buffers and as views of all elements; the task after which gradients are final; and its time. Of parameters that a
+    rank has copies of, no gradients; their update, which is the task too, receives what their home has updated."""
 
     task: int
     updates: list[int]
     gradients: list[int]
     final: int
+    time: float
     norms: list[int] = field(default_factory=list)
     parameters: list[int] = field(default_factory=list)
     gradient: list[View] = field(default_factory=list)
@@ -58,7 +60,7 @@ class Work:
         self.shares = dict[int, tuple[int, int]]()  # storage -> a storage for this rank's share, and a buffer on it
         self.unscales = dict[int, list[Sum]]()
         self.decides = dict[int, int]()  # task that divides by the loss scale -> the one that goes on, after the flags
-        self.parts = Counter[int]()  # all-gathers of each unit
+        self.parts = Counter[tuple[int, int]]()  # all-gathers of each stage and unit
         self.tokens = dict[int, int]()  # rank -> a buffer
 
     # --------------------------------------------------------------------------------------------------- what there is
@@ -66,7 +68,7 @@ class Work:
         """The sum that task t makes; its updates change shares from now on."""
         e = self.e
         own = {b: self.update_of[b] for b in self.draft.graph.writes[t].tolist()}
-        found = Sum(t, [*dict.fromkeys(own.values())], [*own], t)
+        found = Sum(t, [*dict.fromkeys(own.values())], [*own], t, e.time[t])
         for b, u in own.items():
             for r in sorted({*self.readers[b].tolist(), *self.writers[b].tolist()} - {*range(t + 1), u}):
                 kernels = {one.kernel for one in e.launches[r] if e.storage_of[b] in {v.storage for v in one.views}}
@@ -130,6 +132,23 @@ class Work:
                                      for v in views) for views in (launch.reads, launch.writes, launch.work))
         return replace(launch, reads=reads, writes=writes, work=work)
 
+    def copies(self, s: Sum) -> list[Sum]:
+        """The copies of a sum's parameters on other ranks, by the tasks that receive them: from now on shares."""
+        e, found, link = self.e, dict[int, Sum](), self.draft.machine.collective
+        for b, r in ((b, r) for b, readers in self.far(s).items() for r in readers):
+            own = [one for one in e.launches[r] if e.storage_of[b] in {view.storage for view in one.reads}]
+            mine = {view.storage for one in own for view in one.views}
+            for view in (view for one in own for view in one.writes):
+                self.share(view)
+            copied = found.setdefault(r, Sum(r, [r], [], r, 0.0)).parameters
+            copied += sorted(c for c in e.writes[r] if e.storage_of[c] in mine)
+            e.launches[r] = tuple(self.on_shares(one) if one in own else one for one in e.launches[r])
+            e.reads[r], e.writes[r] = self.of(e.reads[r], mine), self.of(e.writes[r], mine)
+        for r, copy in found.items():
+            size = sum(e.buffer_bytes[c] for c in copy.parameters)
+            copy.time = np.nan if link is None else link({int(self.draft.graph.unit[r]): size})
+        return [*found.values()]
+
     def far(self, s: Sum) -> dict[int, list[int]]:
         """The sum's parameters that tasks of other ranks read, after the update, and these tasks."""
         home = self.rank[s.task]
@@ -162,7 +181,7 @@ class Work:
         copies = e.copies(gather.buffers, "whole", role=Role.WORKSPACE, live=None)
         lets_go = self.decides.get(before, before)
         new = self._all_gather(s, lets_go if before > gather.after else gather.after, copies.storages, gather.buffers,
-                               copies.buffers.values(), e.time[s.task] / 2)
+                               copies.buffers.values(), s.time / 2)
         for user in gather.users:
             e.use(self.decides.get(user, user), copies)
         if end >= 0:
@@ -180,20 +199,13 @@ class Work:
         e.reads[then].add(self.tokens[rank])
 
     def bring_back(self, s: Sum) -> None:
-        """The updated shares of parameters come to all ranks. On level 3 only those come that other stages' ranks read.
-        They go there from a task that launches nothing: messages carry results of updates."""
+        """The updated shares of parameters come to all ranks. Those that other stages' ranks read go there from a task
+        that launches nothing: messages carry results of updates."""
         e, far, update = self.e, self.far(s), max(s.updates)
-        if self.level == 3 and not far:
-            return
-        buffers = [*far] if self.level == 3 else s.parameters
-        copies = e.copies(buffers, "whole", role=Role.WORKSPACE, live=None) if self.level == 3 else Copies(
-            {b: b for b in buffers}, {e.storage_of[b]: e.storage_of[b] for b in buffers})
-        new = self._all_gather(s, update, copies.storages, buffers, copies.buffers.values(), e.time[s.task])
+        at = {e.storage_of[b]: e.storage_of[b] for b in s.parameters}
+        new = self._all_gather(s, update, at, s.parameters, s.parameters, e.time[s.task])
         if far:
-            whole = [copies.buffers[b] for b in far]
-            self._further(new, update, reads=whole, writes=whole)
-            for reader in {r for readers in far.values() for r in readers}:
-                e.use(reader, copies)
+            self._further(new, update, reads=far, writes=far)
 
     def _all_gather(self, s: Sum, after: int, whole: Mapping[int, int], buffers: Collection[int],
                     writes: Iterable[int], time: float) -> int:
@@ -202,13 +214,14 @@ class Work:
         shares, views = [e.whole(self.shares[at][0]) for at in whole], [e.whole(to) for to in whole.values()]
         return self._gathering(s.task, after, reads=self.of(buffers), writes=writes, time=time,
                                nbytes=sum(e.buffer_bytes[b] for b in buffers),
-                               launches=[Launch("all_gather", tuple(shares), tuple(views))] if s.gradient else ())
+                               launches=[Launch("all_gather", tuple(shares), tuple(views))] if shares else ())
 
     def _gathering(self, like: int, after: int, **more: Any) -> int:
-        """The number of a further all-gather of the unit of task `like`."""
-        unit = unpack(self.e.keys[like]).unit
-        self.parts[unit] += 1
-        return self.e.task(after, unit, Kind.AG, part=self.parts[unit] - 1, stage=self.e.stage[like], **more)
+        """The number of a further all-gather of the unit of task `like`, in its direction."""
+        unit, place, stage = unpack(self.e.keys[like]).unit, self.draft.placement, self.e.stage[like]
+        part = self.parts[stage, unit] * place.directions + stage // place.stages
+        self.parts[stage, unit] += 1
+        return self.e.task(after, unit, Kind.AG, part=part, stage=stage, **more)
 
     def _further(self, after: int, like: int, **more: Any) -> int:
         """The number of a further update of the unit of task `like`, after the last micro-batch: its messages have

@@ -24,6 +24,7 @@ from minidl import nn, ops, optim, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.core import schedule
 from minidl.core.placement import Refused
+from minidl.devices.far import Mapped
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.runtime.version_log import Replay
@@ -154,6 +155,9 @@ def on_ranks(settings: dict[str, Any]) -> tuple[dict[int, bytes], list[Any]]:
         for parts in batches(communicator.rank // ranks, run.count):
             runs(*parts)
         runs.settle()
+        parts = [part.bound for part in (*runs._body, *runs._prologue, *runs._epilogue)]
+        memory = {id(m): m for bound in parts for m in (bound.arena, *bound.persistent) if not isinstance(m, Mapped)}
+        assert sum(map(len, memory.values())) == runs.peak_bytes
         runs.whole(everywhere=True)
         runs.close()
         held = {id(live) for s in runs.program.graph.storages for live in (s.live, s.share_of) if live is not None}

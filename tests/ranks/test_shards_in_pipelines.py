@@ -72,6 +72,21 @@ def test_with_loss_scaling_and_more(more: dict[str, Any], shard: str):
     assert test_composition.on_ranks(settings)[0] == test_composition.alone(settings, [])
 
 
+@pytest.mark.parametrize("more", [{"tied": True}, {"scheduler": "chimera", "groups": 2}], ids=str)
+def test_copies_of_parameters_are_shares_too(more: dict[str, Any]):
+    """On level 3 no rank has a whole parameter from step to step, and the home sends shares."""
+    settings, sent = {"replicas": 2, **more}, []
+    for shard in ("2,prefetch=0", "3,prefetch=0,keep=none"):
+        run = test_composition.Run(settings, 0)
+        made = test_composition.planned(run.recorded(), {**settings, "shard": shard})
+        own = [made.program(rank).graph for rank in range(4)]
+        assert any(s.role == ml.Role.PARAMETER for s in own[0].storages)
+        assert shard[0] == "2" or all(s.share_of is not None for graph in own for s in graph.storages
+                                      if s.role == ml.Role.PARAMETER)
+        sent.append(sum(t.bytes for graph in own for t in graph if t.kind == Kind.SF))
+    assert sent[1] < sent[0]
+
+
 # ---------------------------------------------------------------------------------------------------------------- plans
 def plan(name: str, shard: Any = 0, replicas: int = 2, ranks: int = 2, **options: Any) -> Any:
     machine = ml.Machine(ranks, replicas=replicas, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values()))
