@@ -113,6 +113,15 @@ def wide_torch(record: dict[str, Any]) -> Iterator[Row]:
         yield f"{name}: minidl / torch, two threads each", times(e["minidl / torch"]), "<= 1.0x"
 
 
+def cores(record: dict[str, Any]) -> Iterator[Row]:
+    for name, e in record["networks"].items():
+        for arms, target in (("one lane / one thread", 0.85 if "gpt" not in name else 1.0),
+                             ("two lanes / two threads", 1.0)):
+            yield f"{name}: minidl, {arms} of torch", times(e[arms]), f"<= {target:g}x"
+    for name, e in record["busy cores"].items():
+        yield f"{name}, busy cores: two lanes / one lane", times(e["two lanes / one lane"]), "<= 1.3x"
+
+
 def wide_scaling(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
         for arm, gains in e["speedup"].items():
@@ -353,8 +362,8 @@ fill the machine.""", {"single_device": single_device, "prediction": prediction}
     Section("One device, 2 to 16 cores", """\
 Two cores are measured, with `--split auto`, which leaves tasks whole where parts would not gain. More cores are
 predicted from the costs of tasks, whole and in as many parts as cores, which were measured on two. A prediction shares
-no memory bandwidth between lanes, so its gains are upper bounds.""", {"wide": wide, "wide_torch": wide_torch,
-                                                           "wide_scaling": wide_scaling}),
+no memory bandwidth between lanes, so its gains are upper bounds.""", {
+    "wide": wide, "wide_torch": wide_torch, "cores": cores, "wide_scaling": wide_scaling}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
 the command as a user types it. Costs are those of free cores: a run marked with * ran while other processes used more
