@@ -43,7 +43,7 @@ def split(draft: Draft, parts: int | Mapping[int, int] = 1) -> Draft:
     if (wanted[np.isin(graph.kind, COMPUTE)] <= 1).all():
         return draft
     if draft.stale:
-        raise Refused("split", "stages that read older weights are not cut", "leave split out")
+        raise Refused("split", "older weights are proved by one lane's order; parts have several", "leave split out")
     found = _cut(graph, wanted)
     if not found:
         raise Refused("split", "no task of this step can be cut in so many parts on this device",
