@@ -362,7 +362,8 @@ fill the machine.""", {"single_device": single_device, "prediction": prediction}
     Section("One device, 2 to 16 cores", """\
 Two cores are measured, with `--split auto`, which leaves tasks whole where parts would not gain. More cores are
 predicted from the costs of tasks, whole and in as many parts as cores, which were measured on two. A prediction shares
-no memory bandwidth between lanes, so its gains are upper bounds.""", {
+no memory bandwidth between lanes, so its gains are upper bounds. Attention over thousands of tokens stands beside torch
+with as many threads as lanes. On busy cores another process computes on each core without end.""", {
     "wide": wide, "wide_torch": wide_torch, "cores": cores, "wide_scaling": wide_scaling}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
