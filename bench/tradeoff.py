@@ -6,8 +6,9 @@ Each point is two commands: one trains, one predicts the step of the same plan o
 times do not depend on a machine, and accuracies follow from bits, so a busy machine gives the same record. Staleness is
 counted in the version log of the run, in updates between reading weights and changing them; a policy whose weights are
 new but whose gradients are late has that delay. Where the command line can replay a log, the point is replayed, and its
-parameters must have equal bits. `--add` keeps the points of the record whose commands are still these, and says which
-ones it measured. `bench/plots.py tradeoff` draws the record.
+parameters must have equal bits. On the digits each method has the same few tries for its learning rate, on a fifth of
+the training part; the best one trains on the whole part. `--add` keeps the points of the record whose commands are
+still these, and says which ones it measured. `bench/plots.py tradeoff` draws the record.
 """
 
 from __future__ import annotations
@@ -31,13 +32,23 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
 from common import RESULTS, machine, save
 
+from minidl import data
 from minidl.cli import main as minidl
 from minidl.cli import show
 from minidl.core.tasks import Kind, unpack
+from minidl.data.loader import fifth
 from minidl.runtime.version_log import VersionRead, from_lines
 
 LANES = "--scheduler multi_stream --streams 16"  #: as many as a sweep can use
 RANKS = "--latency 1 --bandwidth 10GB"
+HELD_OUT = f"{Path(__file__).resolve()}:held_out"
+
+
+def held_out(split: str) -> tuple[Any, Any]:
+    """The training part of the digits, of which a fifth is the test part. `--data` reads it."""
+    whole = data.digits(1).dataset
+    x, y = whole.rows(fifth(whole.samples, split))
+    return x, y
 
 
 @dataclass(frozen=True)
@@ -54,9 +65,17 @@ class Point:
     def steps(self, network: Network) -> int:
         return network.samples // self.batch
 
-    def train(self, network: Network) -> str:
-        return f"train {network.flags} {self.flags} --batch-size {self.batch} --costs analytic " \
-               f"--steps {self.steps(network)}"
+    def train(self, network: Network, rate: float | None = None) -> str:
+        """With another rate than that of the flags, or with theirs."""
+        flags = f"{network.flags} {self.flags}"
+        if rate is not None:
+            flags = re.sub(r" --lr \S+", "", flags) + f" --lr {rate:g}"
+        return f"train {flags} --batch-size {self.batch} --costs analytic --steps {self.steps(network)}"
+
+    def rates(self, network: Network) -> list[float]:
+        """Those to try."""
+        own = float(re.findall(r" --lr (\S+)", f"{network.flags} {self.flags}")[-1])
+        return [float(f"{factor * own:.2g}") for factor in network.tries]
 
     def plan(self, network: Network) -> str:
         flags = re.sub(r" --(data|lr|feed) \S+", "", f" {network.flags} {self.flags}")
@@ -65,13 +84,15 @@ class Point:
 
 @dataclass(frozen=True)
 class Network:
-    """`metric` is of the test data; each point trains on `samples`, with so many `seeds`."""
+    """`metric` is of the test data; each point trains on `samples`, with so many `seeds`. `tries`: by which a point's
+    rate is multiplied, of which the best on held-out data trains it; none: the rate is not tuned."""
 
     flags: str
     samples: int
     metric: str
     seeds: int
     points: tuple[Point, ...]
+    tries: tuple[float, ...] = ()
 
 
 def pipelines(batch: int, together: int) -> list[Point]:
@@ -126,7 +147,7 @@ NETWORKS = {
           for p in (*pipelines(16, 8), *on_ranks(16, 0.04))),
         Point("reversible blocks, in_order", REVERSIBLE, 16),
         Point("reversible blocks, PETRA", f"{REVERSIBLE} --parallel pipeline --ranks 4 --micro-batches 8 "
-              "--scheduler petra", 128, RANKS, None))),
+              "--scheduler petra", 128, RANKS, None)), (1 / 9, 1 / 3, 1, 3, 9)),
     "gpt": Network("--model gpt --model-arg preset=tiny --model-arg layers=4 --model-arg dropout=0 --data pydoc "
                    "--lr 0.1", 3200, "bits_per_byte", 1, (
         Point("in_order", "", 8), *sweeps(8, "highway", (0, 1, 2)), *sweeps(8, "jacobi", (4, 8)),
@@ -162,19 +183,38 @@ def lateness(log: list[VersionRead]) -> float:
                           for place, batch, version in read]))
 
 
+def ran(told: str) -> dict[str, Any] | None:
+    """The JSON object of a run; None if it has diverged. Raises RuntimeError if it fails otherwise."""
+    try:
+        return command(told)
+    except RuntimeError as error:
+        if not re.search("the loss( on test data)? is nan", str(error)):
+            raise
+        return None
+
+
+def tried(network: Network, point: Point) -> dict[float, float | None]:
+    """The mean of what runs of all seeds with each rate learned on held-out data; None if one of them has diverged."""
+    found = {}
+    for rate in point.rates(network):
+        train = re.sub(r"--data \S+", f"--data {HELD_OUT}", point.train(network, rate))
+        runs = [ran(f"{train} --seed {seed}") for seed in range(network.seeds)]
+        found[rate] = None if None in runs else float(np.mean([run["test"][network.metric] for run in runs if run]))
+    return found
+
+
 def measured(network: Network, point: Point) -> dict[str, Any]:
-    """The record of a point: its commands, what its runs of all seeds learned, predicted milliseconds and lateness."""
-    train, plan = point.train(network), point.plan(network)
+    """The record of a point: its commands, what its runs of all seeds learned, predicted milliseconds and lateness, and
+    what its rates learned on held-out data."""
+    tries = tried(network, point)
+    rate = max(tries, key=lambda rate: tries[rate] or 0.0) if tries else None
+    train, plan = point.train(network, rate), point.plan(network)
     found, late, same = list[float | None](), point.late, None
     for seed in range(network.seeds):
         with tempfile.TemporaryDirectory() as folder:
             log = Path(folder) / "log"
             kept = f" --log-versions {log}" if point.late is None else ""
-            try:
-                run = command(f"{train} --seed {seed}{kept}")
-            except RuntimeError as error:
-                if not re.search("the loss( on test data)? is nan", str(error)):
-                    raise
+            if (run := ran(f"{train} --seed {seed}{kept}")) is None:
                 found.append(None)
                 continue
             found.append(run["test"][network.metric])
@@ -188,7 +228,12 @@ def measured(network: Network, point: Point) -> dict[str, Any]:
     step = command(plan)["predicted_step_ms"]
     return {"train": f"minidl {train}", "plan": f"minidl {plan}".strip(), network.metric: found, "step_ms": step,
             "ms": round(step * point.steps(network), 3), "late": None if late is None else round(late, 2),
-            "replayed": same}
+            "replayed": same, **({"tries": {f"{rate:g}": seen for rate, seen in tries.items()}} if tries else {})}
+
+
+def known(network: Network, point: Point) -> list[str]:
+    """The commands that train a point, one for each rate to try."""
+    return [f"minidl {point.train(network, rate)}" for rate in point.rates(network) or [None]]
 
 
 def diverges(values: list[float | None], metric: str) -> bool:
@@ -227,7 +272,7 @@ def main() -> None:
                            "points": points}
             for point in network.points:
                 points[point.name] = kept.get(point.name, {})
-                if points[point.name].get("train") != f"minidl {point.train(network)}":
+                if points[point.name].get("train") not in known(network, point):
                     points[point.name] = measured(network, point)
                     added.append(f"{name}, {point.name}")
                 done(sum(len(n["points"]) for n in found.values()))

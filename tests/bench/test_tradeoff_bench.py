@@ -4,6 +4,7 @@ import json
 import sys
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import ROOT
 
@@ -11,6 +12,7 @@ sys.path.insert(0, str(ROOT / "bench"))
 
 import tradeoff
 
+from minidl import data
 from minidl.core.tasks import parse_task
 from minidl.runtime.version_log import VersionRead
 
@@ -36,7 +38,8 @@ def test_the_record_has_every_point_and_replays_were_equal():
     for name, network in tradeoff.NETWORKS.items():
         for point in network.points:
             found = RECORD["networks"][name]["points"][point.name]
-            assert found["train"] == f"minidl {point.train(network)}"
+            assert found["train"] in tradeoff.known(network, point)
+            assert [*found.get("tries", {})] == [f"{rate:g}" for rate in point.rates(network)]
             assert (found["replayed"] is True) == any(each in point.flags for each in tradeoff.REPLAYED)
 
 
@@ -47,10 +50,31 @@ def test_a_predicted_time_is_that_of_the_record():
         assert step == pytest.approx(RECORD["networks"]["digits"]["points"][point.name]["step_ms"], rel=1e-6)
 
 
-def small(*points: tuple[str, str]) -> tradeoff.Network:
+def small(*points: tuple[str, str], tries: tuple[float, ...] = ()) -> tradeoff.Network:
     """Two steps of these methods, (name, flags)."""
     return tradeoff.Network("--data digits --model mlp --lr 0.1", 128, "accuracy", 1,
-                            tuple(tradeoff.Point(name, flags, 64) for name, flags in points))
+                            tuple(tradeoff.Point(name, flags, 64) for name, flags in points), tries)
+
+
+def test_the_rate_that_learns_most_on_held_out_data_trains():
+    network = small(("exact", "--scheduler in_order"), tries=(1e-6, 1, 1e20))
+    found = tradeoff.measured(network, network.points[0])
+    tries = found["tries"]
+    assert tries == {"1e-07": tries["1e-07"], "0.1": tries["0.1"], "1e+19": None}, "one that diverges"
+    assert tries["0.1"] > tries["1e-07"]
+    assert found["train"] == tradeoff.known(network, network.points[0])[1]
+    assert "--lr 0.1 " in found["train"]
+    assert "held_out" not in found["train"]
+    assert found["accuracy"] == [tradeoff.command(found["train"].removeprefix("minidl "))["test"]["accuracy"]]
+
+
+def test_held_out_samples_are_of_the_training_part():
+    train, held, test = tradeoff.held_out("train")[0], tradeoff.held_out("test")[0], data.digits(split="test").dataset
+    rows = {part: {x.tobytes() for x in xs} for part, xs in (("train", train), ("held", held), (
+        "test", test.rows(np.arange(test.samples))[0]))}
+    assert (len(train), len(held)) == (1151, 287)
+    assert not rows["held"] & rows["train"]
+    assert not rows["held"] & rows["test"]
 
 
 def test_a_run_that_diverges_has_no_accuracy():
@@ -70,7 +94,7 @@ def test_add_measures_only_points_whose_commands_are_new(monkeypatch, tmp_path):
     file = tmp_path / "tradeoff.json"
     monkeypatch.setattr(tradeoff, "RESULTS", tmp_path)
     monkeypatch.setattr(tradeoff, "measured", lambda network, point: ran.append(point.name) or {
-        "train": f"minidl {point.train(network)}", "accuracy": [0.5], "ms": float(len(ran)), "late": 0.0})
+        "train": tradeoff.known(network, point)[-1], "accuracy": [0.5], "ms": float(len(ran)), "late": 0.0})
 
     def record(*flags: str, **networks: tradeoff.Network) -> dict[str, Any]:
         monkeypatch.setattr(tradeoff, "NETWORKS", networks)
@@ -78,12 +102,12 @@ def test_add_measures_only_points_whose_commands_are_new(monkeypatch, tmp_path):
         tradeoff.main()
         return json.loads(file.read_text())
 
-    one, other = small(("a", ""), ("b", "--dither 1")), small(("c", ""))
+    one, other = small(("a", ""), ("b", "--dither 1"), tries=(1, 2)), small(("c", ""))
     first = record(one=one, other=other)
     assert ran == ["a", "b", "c"]
     assert "added" not in first
-    later = record("--add", "--only", "one", one=small(("a", ""), ("b", "--dither 2")), other=other)
-    assert ran == ["a", "b", "c", "b"]
+    later = record("--add", "--only", "one", one=small(("a", ""), ("b", "--dither 2"), tries=(1, 2)), other=other)
+    assert ran == ["a", "b", "c", "b"], "the rate of a is one of those to try"
     assert later["networks"]["other"] == first["networks"]["other"]
     assert later["networks"]["one"]["points"]["a"] == first["networks"]["one"]["points"]["a"]
     assert [more["points"] for more in later["added"]] == [["one, b"]]
