@@ -14,8 +14,9 @@ from minidl import data, nn, optim
 from minidl.core.tasks import task_name
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.runtime.version_log import Replay, as_lines, staleness
+from minidl.runtime.version_log import as_lines, staleness
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A delay by hand. The smallest network is one number w with the loss w*w/2, so its gradient is w. Take the gradient at

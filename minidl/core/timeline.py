@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .columns import offsets
 from .graph import Floats, Ints
 from .schedule import Lane
 from .tasks import RECEIVES, SENDS, task_name, unpack
@@ -102,7 +103,7 @@ class Timeline:
         """
         begin = [(t.meta["begin_s"] - a) * 1e6 for t, a in zip(own, ahead, strict=True)]
         shift = np.repeat(np.array(begin) - min(begin), [len(t) for t in own])
-        lanes, records = (np.cumsum([0, *(len(x) for x in each)]) for each in ([t.lanes for t in own], own))
+        lanes, records = (offsets([*map(len, each)]) for each in ([t.lanes for t in own], own))
         what, key = (np.concatenate([getattr(t, name) for t in own]) for name in ("what", "key"))
         issued, start, end = (np.concatenate([getattr(t, name) for t in own]) + shift
                               for name in ("issued", "start", "end"))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import offsets
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, unpack
 from .boundary import Mask
@@ -36,7 +37,7 @@ def backwards_apart(draft: Draft, parts: int = 1) -> Draft:
     second = np.append(False, (keys[1:] == keys[:-1]))
     keys = np.where(unpack(keys).kind == Kind.B, repack(keys, kind=np.where(second, Kind.W, Kind.O)), keys)
     known = draft.graph.find(keys) >= 0
-    ptr = np.append(0, np.cumsum(known))[np.append(0, np.cumsum(1 + joint))[order.ptr]]
+    ptr = offsets(known)[offsets(1 + joint)[order.ptr]]
     return replace(draft, schedule=Schedule(order.lanes, ptr, keys[known], notes=order.notes))
 
 

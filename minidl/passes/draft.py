@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import offsets
 from ..core.graph import Floats, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
@@ -276,7 +277,7 @@ class Edit:
         tasks = np.array([t for lane in lanes for t in lane], np.int64)
         second = np.zeros(len(keys), bool)
         second[ids] = schedule.second
-        found = Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), keys[tasks],
+        found = Schedule(schedule.lanes, offsets([*map(len, lanes)]), keys[tasks],
                          None if schedule.joined is None else second[tasks])
         found = found.with_lanes({lane: keys[own] for lane, own in self.lanes.items()}) if self.lanes else found
         return replace(found, notes=schedule.notes)

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import offsets
 from ..core.graph import Ints, Role, Rows, TaskGraph, derive_edges
 from ..core.placement import Refused, Versions
 from ..core.schedule import Schedule
@@ -122,7 +123,7 @@ def _joined(draft: Draft, schedule: Schedule, versions: Versions) -> Schedule:
         late, at = min(((when, i) for i, when, version in first if version >= makes - when * count), default=(-1, -1))
         tasks.insert(*((at, (t, late)) if at >= 0 else (len(tasks), (t, 1))))  # it may be read two steps later
     ids, when = np.array([entry for tasks in lanes for entry in tasks], np.int64).reshape(-1, 2).T
-    return Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), repack(graph.keys[ids], late=when))
+    return Schedule(schedule.lanes, offsets([*map(len, lanes)]), repack(graph.keys[ids], late=when))
 
 
 def _order(name: str, graph: TaskGraph, schedule: Schedule) -> tuple[Ints, Ints]:

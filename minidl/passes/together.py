@@ -19,6 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from ..core.columns import offsets
 from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Schedule
@@ -69,7 +70,7 @@ def updates_together(draft: Draft) -> Draft:
                           "take more micro-batches, or do not clip")
         entries.insert(at, (int(repack(graph.keys[t], late=late)), number, -of_step, -1, -of_step))
     keys, read = (np.array([entry[i] for entries in lanes for entry in entries], np.int64) for i in (0, 1))
-    ordered = Schedule(schedule.lanes, np.cumsum([0, *map(len, lanes)]), keys)
+    ordered = Schedule(schedule.lanes, offsets([*map(len, lanes)]), keys)
     if versions.history != "exact":  # then forwards must read what is there
         read = newest(ordered, unpack(keys).kind == Kind.U, of_step)
     if versions.history == "average":

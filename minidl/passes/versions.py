@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import offsets
 from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph
 from ..core.placement import DECAYS, Refused, Versions
 from ..core.schedule import Schedule
@@ -32,7 +33,7 @@ def newest(schedule: Schedule, ends: Mask, of_step: int) -> Ints:
     own, (action, _) = unpack(schedule.keys), schedule.actions()  # the results of a pair are visible at its end
     order = np.lexsort((np.arange(len(schedule)), own.unit))  # stage by stage, in lane order: a stage has one lane
     unit = own.unit[order]
-    done = np.concatenate([[0], np.cumsum(ends[order])])[:-1]
+    done = offsets(ends[order])[:-1]
     fresh = np.append(True, (np.diff(unit) != 0) | (np.diff(action[order]) != 0))
     begin = np.maximum.accumulate(np.where(fresh, np.arange(len(schedule)), 0))
     left = np.bincount(own.unit[ends & (own.late > 0)], minlength=int(unit.max(initial=0)) + 1)  # of the step before

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Columns, run_loop
+from ..core.columns import Columns, offsets, run_loop
 from ..core.graph import Ints, Role, Rows, TaskGraph
 from ..core.schedule import Schedule
 
@@ -109,7 +109,7 @@ def lifetimes(graph: TaskGraph, schedule: Schedule) -> Lifetimes:
     begin, ended = np.empty(len(graph), np.int64), np.empty_like(clocks.clock)  # clocks that count launches, not tasks
     of_lane = [np.flatnonzero(clocks.column == lane) for lane in range(lanes)]
     of_lane = [tasks[np.argsort(clocks.place[tasks])] for tasks in of_lane]
-    counts = [np.append(0, np.cumsum(graph.launch_counts[tasks])) for tasks in of_lane]
+    counts = [offsets(graph.launch_counts[tasks]) for tasks in of_lane]
     for lane, (tasks, launches) in enumerate(zip(of_lane, counts, strict=True)):
         begin[tasks], ended[:, lane] = launches[:-1], launches[clocks.clock[:, lane]]
     storage, task = users.row_of_each(), users.ids

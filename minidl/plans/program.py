@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.columns import Columns, column
+from ..core.columns import Columns, column, offsets
 from ..core.graph import Ints, Launch, Role, Rows, TaskGraph, View
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
@@ -320,7 +320,7 @@ def _part_of_rank(division: Division, rank: int, first: int) -> tuple[TaskGraph,
     joined = (None if schedule.joined is None else np.concatenate(
         [schedule.second[schedule.ptr[i] : schedule.ptr[i + 1]] for i in lanes] or [np.empty(0, bool)]))
     names = [re.sub(r"(?<=->|<-)\d+$", lambda peer: str(int(peer[0]) + first), schedule.lanes[i].name) for i in lanes]
-    here = Schedule(tuple(Lane(0, name) for name in names), np.cumsum([0, *map(len, orders)]),
+    here = Schedule(tuple(Lane(0, name) for name in names), offsets([*map(len, orders)]),
                     np.concatenate([*orders, np.empty(0, np.int64)]), joined)
     return part, here, takes
 

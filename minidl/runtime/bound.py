@@ -15,6 +15,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
+from ..core.columns import offsets
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import GraphError
 from ..devices import device as devices
@@ -72,7 +73,7 @@ class Bound:
             self.arena = arena if arena is not None else self.device.allocate(max(plan.arena_bytes, 1))
         else:
             own = [0 if i in self._live else int(rounded(np.array([s.bytes]))[0]) for i, s in enumerate(graph.storages)]
-            self._own = np.cumsum([0, *own])
+            self._own = offsets(own)
             self.arena = self.device.allocate(max(int(self._own[-1]), 1))
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
         self._private, self._moves = private, tapes.moves

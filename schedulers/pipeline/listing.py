@@ -12,7 +12,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ...core.columns import run_loop
+from ...core.columns import offsets, run_loop
 from ...core.graph import Floats, Ints, Rows, TaskGraph
 from ...core.placement import PipelineError
 from ...core.schedule import Lane, Schedule
@@ -65,7 +65,7 @@ def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints
         extra = Rows(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
     else:
         missing += np.bincount(extra.ids, minlength=n)
-    base = np.concatenate([[0], np.cumsum(np.bincount(rank, minlength=ranks))]).astype(np.int64)
+    base = offsets(np.bincount(rank, minlength=ranks))
     eps = 1e-9 * float(duration.max(initial=0))
     done, after = run_loop(
         _list, n, succs.ptr, succs.ids.astype(np.int64), extra.ptr, extra.ids.astype(np.int64), missing,

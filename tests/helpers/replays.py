@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from minidl.runtime.version_log import Replay, VersionRead
+from minidl.runtime.version_log import VersionRead
+from minidl.testing.replay import Replay
 
 
 def replay_together(replicas: Sequence[Replay], inputs: Sequence[tuple[Any, ...]],

@@ -13,11 +13,11 @@ from minidl import models, nn, ops, optim
 from minidl.core.tasks import unpack
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
 from minidl.schedulers.ordered import Ordered
 from minidl.schedulers.pipeline import add_communication
 from minidl.schedulers.pipeline.flush import one_f_one_b
+from minidl.testing.replay import Replay
 
 MICRO_BATCHES, SHARE, STEPS = 8, 4, 3
 COST = ml.CostModel.analytic()

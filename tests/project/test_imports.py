@@ -36,7 +36,7 @@ ROOMS: dict[str, set[str]] = {
     "models": {"autograd", "nn", "ops", "system"},
     "optim": {"autograd", "core", "devices", "nn"},
     "data": {"autograd", "system"},
-    "runtime": {"autograd", "core", "devices", "kernels", "passes", "plans", "system"},
+    "runtime": {"autograd", "core", "devices", "kernels", "plans", "system"},
     "measuring": {"autograd", "core", "devices", "kernels", "passes", "plans", "pricing", "runtime"},
     "testing": {"autograd", "core", "devices", "kernels", "ops", "optim", "passes", "runtime", "schedulers"},
     "training": {"autograd", "core", "data", "devices", "fusion", "measuring", "models", "nn", "ops", "optim", "passes",

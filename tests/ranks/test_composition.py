@@ -27,8 +27,8 @@ from minidl.core.placement import Refused
 from minidl.devices.far import Mapped
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "composition.md"
 RANKS, MICRO_BATCHES, SHARE, STEPS, WIDTH = 2, 4, 4, 3, 12

@@ -19,8 +19,9 @@ from minidl.passes.draft import Draft
 from minidl.passes.reverse import reverse
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.runtime.version_log import Replay, VersionRead, as_lines, drift, from_lines, staleness
+from minidl.runtime.version_log import VersionRead, as_lines, drift, from_lines, staleness
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 
 BLOCKS, HIDDEN, SHARE, RATE, MOMENTUM, INPUTS, CLASSES = 4, 6, 3, 0.05, 0.9, 5, 4
 COST = ml.CostModel.analytic()

@@ -38,8 +38,8 @@ from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, as_recorded, pack, unpack
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
-from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 
 CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw") for name in POLICIES]

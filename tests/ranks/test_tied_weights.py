@@ -23,8 +23,8 @@ from minidl.models.registry import model
 from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
-from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 from minidl.training import checkpoint
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer

@@ -19,8 +19,8 @@ from minidl.cli.distributed import RECORDING
 from minidl.devices.cuda import device as devices
 from minidl.pricing.cost import Link
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.version_log import Replay
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.columns import offsets
 from ...system import process
 from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
@@ -176,7 +177,7 @@ class MPI(Communicator):
         sizes = np.empty(self.size, np.int64)
         for _ in self._done(self._sharing.Iallgather(np.array([mine.size], np.int64), sizes)):
             yield None
-        starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        starts = offsets(sizes).tolist()
         whole = np.empty(starts[-1], np.uint8)
         for _ in self._done(self._sharing.Iallgatherv(mine, [whole, (sizes.tolist(), starts[:-1])])):
             yield None

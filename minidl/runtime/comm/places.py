@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.columns import offsets
 from ...kernels import Thunk
 
 
@@ -28,7 +29,7 @@ class Host:
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], sums: bool = True) -> None:
         flat = [a.reshape(-1) for a in arrays]
-        ends = np.cumsum([0, *(a.size for a in flat)]).tolist()
+        ends = offsets([a.size for a in flat]).tolist()
         count, ranks = ends[-1], communicator.size
         self.bounds = [count * r // ranks for r in range(ranks + 1)]
         self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
@@ -129,7 +130,7 @@ class Staged(Host):
     def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any],
                  after: Sequence[Any], sums: bool = True) -> None:
         driver, (down, up) = device.driver, streams
-        ends = np.cumsum([0, *(a.size for a in arrays)]).tolist()
+        ends = offsets([a.size for a in arrays]).tolist()
         dtype = arrays[0].dtype
         pinned = driver.pinned(max(ends[-1] * dtype.itemsize, 1))[: ends[-1] * dtype.itemsize].view(dtype)
         super().__init__(communicator, [pinned], sums)

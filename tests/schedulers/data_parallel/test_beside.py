@@ -16,7 +16,7 @@ from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.runtime.version_log import Replay
+from minidl.testing.replay import Replay
 
 SIZES, HALF, STEPS, RATE, MOMENTUM = (6, 8, 7, 5), 3, 6, 0.1, 0.9
 COST = ml.CostModel.analytic()
