@@ -59,13 +59,16 @@ class Op:
         tape = tapes.current()
         inputs = [t if isinstance(t, Tensor) else array(t) for t in values]
         unit = tape.new_unit(self.name)
-        dtypes = input_dtypes(self.precision, [t.dtype for t in inputs], tape.autocast)
+        given = [t.dtype for t in inputs]
+        dtypes = input_dtypes(self.precision, given, tape.autocast)
         with tape.task(unit, Kind.F):
-            operands = [t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
-                        for t, dtype in zip(inputs, dtypes, strict=True)]
+            operands = inputs if dtypes == given else [
+                t if t.dtype == dtype else tape.rounded[t] if t in tape.rounded else cast(t, dtype)
+                for t, dtype in zip(inputs, dtypes, strict=True)]
             out = self.forward(*operands)
-        tape.rounded |= {t: low for t, low in zip(inputs, operands, strict=True)
-                         if isinstance(t, Parameter) and low is not t}
+        if operands is not inputs:
+            tape.rounded |= {t: low for t, low in zip(inputs, operands, strict=True)
+                             if isinstance(t, Parameter) and low is not t}
         tracked = tape.gradients and any(t.requires_grad for t in inputs) and out.dtype in (*FLOATS, *HALVES)
         if any(out is t for t in inputs):
             out = out.detach()

@@ -358,7 +358,7 @@ class Recorder(Tape):
         self._builder = GraphBuilder()
         self.number = _Once(self._add_storage)  #: storage -> its number in the graph
         self._buffer = _Once(self._add_buffer)  # part of a storage -> its number
-        self._view = _Once(lambda tensor: tensor.view_of(self.number[tensor.storage]))
+        self._access = _Once(self._add_tensor)  # tensor -> its view, its buffers, its bytes
         self._times: Counter[tuple[int, Kind, int]] = Counter()  # (unit, kind, micro-batch) -> tasks so far
         # (unit, micro-batch, how often before) -> the unit of such a repeated task
         self._again: dict[tuple[int, int, int], int] = {}
@@ -425,6 +425,9 @@ class Recorder(Tape):
         storage = self.number[part.storage]
         return self._builder.buffer(part.name, part.bytes, self._builder._storages[storage].role, storage)
 
+    def _add_tensor(self, t: Tensor) -> tuple[View, list[int], int]:
+        return t.view_of(self.number[t.storage]), [self._buffer[part] for part in t.parts], t.bytes
+
     def _unit(self, unit: int, kind: Kind) -> int:
         """The unit of the next task: the layer's unit the first time, then a new unit of the same name. So a second
         backward pass over a layer, or a second optimizer's update of it, has tasks of its own."""
@@ -443,43 +446,34 @@ class Recorder(Tape):
         unit = self._unit(unit, kind)
         reads: list[int] = []
         launches, flops, nbytes = [], 0.0, 0
-        view, buffer_of = self._view, self._buffer
+        access, device = self._access, self.device
         made: set[int] = set()  # written by an earlier launch of this task, so reading them is no dependency
         for call in calls:
             work = [self.storage(f"work{unit}", tuple(shape), str(np.dtype(dtype)), Role.WORKSPACE)
                     for shape, dtype in self._work(call)]
-            launches.append(Launch(call.kernel, tuple([view[t] for t in call.reads]),
-                                   tuple([view[t] for t in call.writes]),
+            read, written = [access[t] for t in call.reads], [access[t] for t in call.writes]
+            kernel = KERNELS[call.kernel]
+            launches.append(Launch(call.kernel, tuple([view for view, *_ in read]),
+                                   tuple([view for view, *_ in written]),
                                    tuple([_whole(self.number[s], s) for s in work]), tuple(call.constants.items()),
-                                   self.device.cuts(KERNELS[call.kernel], call.reads, call.constants)))
-            for t in call.reads:
-                nbytes += t.bytes
-                for part in t.parts:
-                    buffer = buffer_of[part]
-                    if buffer not in made:
-                        reads.append(buffer)
-            for t in call.writes:
-                nbytes += t.bytes
-                for part in t.parts:
-                    made.add(buffer_of[part])
-            made.update([buffer_of[s] for s in work])
-            flops += _flops(call)
+                                   device.cuts(kernel, call.reads, call.constants)))
+            for _, buffers, size in read:
+                nbytes += size
+                reads += [b for b in buffers if b not in made]
+            for _, buffers, size in written:
+                nbytes += size
+                made.update(buffers)
+            made.update([self._buffer[s] for s in work])
+            if kernel.flops:
+                flops += float(kernel.flops(call.reads, call.writes))
         self._builder.task(unit, kind, self.place.micro_batch, reads=reads, writes=made, launches=tuple(launches),
                            flops=flops, nbytes=nbytes)
 
     def build(self, inputs: Sequence[Tensor], outputs: Sequence[Tensor], name: str) -> TaskGraph:
         def views(tensors: Sequence[Tensor]) -> tuple[View, ...]:
-            for tensor in tensors:
-                for part in tensor.parts:
-                    self._buffer[part]
-            return tuple(self._view[t] for t in tensors)
+            return tuple([self._access[t][0] for t in tensors])
 
         return self._builder.build(views(inputs), views(outputs), name)
-
-
-def _flops(call: Call) -> float:
-    flops = KERNELS[call.kernel].flops
-    return float(flops(call.reads, call.writes)) if flops else 0.0
 
 
 def _whole(number: int, storage: Storage) -> View:

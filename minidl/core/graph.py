@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,11 @@ class Rows(Columns):
 
     def __getitem__(self, i: int) -> Ints:
         return self.ids[self.ptr[i] : self.ptr[i + 1]]
+
+    def lists(self) -> list[list[int]]:
+        """The rows as lists."""
+        ids = self.ids.tolist()
+        return [ids[begin:end] for begin, end in pairwise(self.ptr.tolist())]
 
     def row_of_each(self) -> Ints:
         """For every id, its row."""
@@ -503,18 +508,19 @@ class TaskGraph(Columns):
         has their launches in order, and reads what they read but do not make."""
         reads: list[list[int]] = []
         writes: list[list[int]] = []
-        for i in range(len(parts)):
+        together, own_reads, own_writes = parts.lists(), self.reads.lists(), self.writes.lists()
+        for tasks in together:
             made: set[int] = set()
             read: set[int] = set()
-            for t in parts[i].tolist():
-                read.update(b for b in self.reads[t].tolist() if b not in made)
-                made.update(self.writes[t].tolist())
+            for t in tasks:
+                read.update([b for b in own_reads[t] if b not in made])
+                made.update(own_writes[t])
             reads.append(sorted(read))
             writes.append(sorted(made))
         group, count = np.empty(len(self), np.int64), len(parts)
         group[parts.ids] = parts.row_of_each()
-        launches = [tuple(launch for t in parts[i].tolist() for launch in self.launches[t])
-                    for i in range(count)] if self.launches else []
+        launches = [tuple([launch for t in tasks for launch in self.launches[t]])
+                    for tasks in together] if self.launches else []
         return replace(
             self, keys=keys, flops=np.bincount(group, self.flops, count).astype(np.float64),
             bytes=np.bincount(group, self.bytes, count).astype(np.int64), reads=Rows.of(reads), writes=Rows.of(writes),
@@ -554,8 +560,9 @@ class TaskGraph(Columns):
     def remap(self, reads: Ints, writes: Ints, moves: Sequence[Mapping[int, int]], move: Ints) -> TaskGraph:
         """The same tasks on other buffers: `reads` and `writes` replace the buffer ids, and the map `moves[move[t]]`
         replaces the storages in the launches of task t."""
-        launches = tuple(tuple(launch.moved(moves[m]) for launch in own) if moves[m] else own
-                         for own, m in zip(self.launches, move.tolist(), strict=True)) if self.launches else ()
+        known: list[dict[int, View]] = [{} for _ in moves]
+        launches = tuple([tuple([launch.moved(moves[m], known[m]) for launch in own]) if moves[m] else own
+                          for own, m in zip(self.launches, move.tolist(), strict=True)]) if self.launches else ()
         return replace(self, reads=Rows(self.reads.ptr, reads.astype(np.int32)).sorted(),
                        writes=Rows(self.writes.ptr, writes.astype(np.int32)).sorted(), launches=launches)
 

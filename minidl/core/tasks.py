@@ -262,13 +262,22 @@ class Launch:
         return replace(self, constants=tuple((name, value + samples if name == "sample" else value)
                                              for name, value in self.constants))
 
-    def moved(self, storage: Mapping[int, int]) -> Launch:
-        """The same launch on other storages."""
-        return Launch(self.kernel, moved_views(self.reads, storage), moved_views(self.writes, storage),
-                      moved_views(self.work, storage), self.constants, self.cuts)
+    def moved(self, storage: Mapping[int, int], known: dict[int, View] | None = None) -> Launch:
+        """The same launch on other storages. `known`: see `moved_views`."""
+        known = {} if known is None else known
+        return Launch(self.kernel, moved_views(self.reads, storage, known), moved_views(self.writes, storage, known),
+                      moved_views(self.work, storage, known), self.constants, self.cuts)
 
 
-def moved_views(views: Iterable[View], storages: Mapping[int, int]) -> tuple[View, ...]:
-    """The same views on the storages that replace theirs."""
-    return tuple([v if (to := storages.get(v.storage, v.storage)) == v.storage
-                  else View(to, v.shape, v.strides, v.offset, v.dtype) for v in views])
+def moved_views(views: Iterable[View], storages: Mapping[int, int], known: dict[int, View] | None = None
+                ) -> tuple[View, ...]:
+    """The same views on the storages that replace theirs. `known`: of each view, by its id, what replaces it, if
+    launches share views; it grows."""
+    known, found = {} if known is None else known, []
+    for v in views:
+        view = known.get(id(v))
+        if view is None:
+            to = storages.get(v.storage, v.storage)
+            view = known[id(v)] = v if to == v.storage else View(to, v.shape, v.strides, v.offset, v.dtype)
+        found.append(view)
+    return tuple(found)

@@ -135,7 +135,7 @@ class CPU:
     def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
         """How a launch of this kernel may be cut; None if it must stay whole."""
         axes = kernel.axes(reads, **constants) if callable(kernel.axes) else kernel.axes
-        return Cuts(axes, Scratch(kernel.name), kernel.window) if axes else None
+        return _cuts(kernel.name, axes, kernel.window) if axes else None
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch; `array(view)` gives the arrays. All streams of the CPU are alike."""
@@ -245,6 +245,12 @@ def of(memory: Any) -> Any:
 
 
 @lru_cache(4096)
+@cache
+def _cuts(kernel: str, axes: str, window: Any) -> Cuts:
+    return Cuts(axes, Scratch(kernel), window)
+
+
+@lru_cache(1 << 12)
 def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides in elements."""
     strides, step = [], 1

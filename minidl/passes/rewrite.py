@@ -79,13 +79,14 @@ def coarsened(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = N
     kind[kind == Kind.R] = Kind.O
     kind[kind == Kind.Q] = Kind.W  # or O, if that needs it
     backward = (kind == Kind.O) | (kind == Kind.W)
-    for t in np.flatnonzero(kind == Kind.O)[::-1].tolist():  # what an output gradient needs in its own stage
-        needed = [t]
-        while needed:
-            for q in graph.preds[needed.pop()].tolist():
-                if kind[q] == Kind.W and stage[q] == stage[t] and graph.micro_batch[q] == graph.micro_batch[t]:
-                    kind[q] = Kind.O
-                    needed.append(q)
+    needed, needs = graph.preds.ids, graph.preds.row_of_each()
+    inside = ((kind[needed] == Kind.W) & (stage[needed] == stage[needs])
+              & (graph.micro_batch[needed] == graph.micro_batch[needs]))
+    needed_by_o = kind == Kind.O  # and all that those need in their own stage: from the last task to the first
+    for q, t in zip(needed[inside][::-1].tolist(), needs[inside][::-1].tolist(), strict=True):
+        if needed_by_o[t]:
+            needed_by_o[q] = True
+    kind[needed_by_o] = Kind.O
     micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, _updates_of(graph))
     names = tuple(_stage_name(graph, np.unique(graph.unit[stage == s])) for s in range(int(stage.max(initial=-1)) + 1))
     part = unpack(graph.keys).part if lower is None else np.where(lower & (kind == Kind.O), 1, unpack(graph.keys).part)
