@@ -74,8 +74,7 @@ def cut_in(schedule: Schedule, graph: TaskGraph) -> Ints | None:
         raise ScheduleError(f"the plan's {CUT!r} has {len(found)} of them, but the network has {len(units)}; "
                             + (f"give --scheduler {under[:40]}" if under else "is it the plan of another network?"))
     every = np.arange(int(graph.unit.max(initial=-1)) + 1)  # others, such as an optimizer's, go with the one before
-    of_each: Ints = found[np.maximum(np.searchsorted(units, every, "right") - 1, 0)]
-    return of_each
+    return found[np.maximum(np.searchsorted(units, every, "right") - 1, 0)]
 
 
 def part_bytes_in(schedule: Schedule) -> int | None:

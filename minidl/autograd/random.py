@@ -41,8 +41,7 @@ _thread = _Thread()
 
 
 def _state() -> State:
-    state: State = current().random or _thread.state
-    return state
+    return current().random or _thread.state
 
 
 def seed(value: int) -> None:

@@ -66,7 +66,7 @@ class Storage:
         """Gives the storage memory, filled with these values; without them, not filled."""
         memory = device.allocate(max(self.bytes, 1))
         if values is not None and self.bytes:
-            device.write(device.array(memory, _whole(0, self)), np.asarray(values))
+            device.write(device.array(memory, devices.whole(self)), np.asarray(values))
         # last: other threads, or a second try after an error, must not find memory without its values
         self.data, self.initial = memory, None
 
@@ -330,7 +330,7 @@ class Tape:
             memory |= {-1 - i: s.data for i, s in enumerate(work)}
             launch = Launch(call.kernel, tuple(t.view_of(numbers[id(t.storage)]) for t in call.reads),
                             tuple(t.view_of(numbers[id(t.storage)]) for t in call.writes),
-                            tuple(_whole(-1 - i, s) for i, s in enumerate(work)), tuple(call.constants.items()))
+                            tuple(devices.whole(s, -1 - i) for i, s in enumerate(work)), tuple(call.constants.items()))
             with np.errstate(all="ignore"):
                 for thunk in self.device.bind(launch, lambda v, memory=memory: self.device.array(memory[v.storage], v)):
                     thunk()
@@ -453,10 +453,10 @@ class Recorder(Tape):
                     for shape, dtype in self._work(call)]
             read, written = [access[t] for t in call.reads], [access[t] for t in call.writes]
             kernel = KERNELS[call.kernel]
-            launches.append(Launch(call.kernel, tuple([view for view, *_ in read]),
-                                   tuple([view for view, *_ in written]),
-                                   tuple([_whole(self.number[s], s) for s in work]), tuple(call.constants.items()),
-                                   device.cuts(kernel, call.reads, call.constants)))
+            launches.append(Launch(
+                call.kernel, tuple([view for view, *_ in read]), tuple([view for view, *_ in written]),
+                tuple([devices.whole(s, self.number[s]) for s in work]), tuple(call.constants.items()),
+                device.cuts(kernel, call.reads, call.constants)))
             for _, buffers, size in read:
                 nbytes += size
                 reads += [b for b in buffers if b not in made]
@@ -474,10 +474,6 @@ class Recorder(Tape):
             return tuple([self._access[t][0] for t in tensors])
 
         return self._builder.build(views(inputs), views(outputs), name)
-
-
-def _whole(number: int, storage: Storage) -> View:
-    return View(number, storage.shape, devices.strides_of(storage.shape), 0, storage.dtype)
 
 
 # --------------------------------------------------------------------------------------------------- unsettled steps

@@ -18,7 +18,7 @@ import numpy as np
 from ..core.graph import Role, TaskGraph, View
 from ..core.tasks import Kind
 from ..devices import device as devices
-from ..devices.device import strides_of
+from ..devices.device import strides_of, whole
 from ..system.process import paused
 from . import random
 from . import tape as tapes
@@ -277,8 +277,7 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
     storage = Storage(name, value.shape, str(value.dtype), role)
     storage.allocate(device)
     if value.size:
-        device.write(device.array(storage.data, View(0, value.shape, strides_of(value.shape), 0, str(value.dtype))),
-                     value)
+        device.write(device.array(storage.data, whole(storage)), value)
     return storage
 
 

@@ -28,10 +28,11 @@ from ..training.same import device_of, identity, transport
 from ..training.trainer import Trainer, interleaved
 from . import data_parallel_plans as data_parallel
 from . import show
-from .flags import FLAGS, UsageError, asynchronous, job, path
+from .flags import FLAGS, UsageError, asynchronous, job
 from .inputs import costs, scheduler_of, version_log
 from .ranks import job as on_ranks
 from .runs import SUMS, claimed, deliver, finished, intended, resumed, steps_of, trained
+from .values import path
 
 MOST = 64  #: the most ranks that run as threads of one process
 #: flags that may differ between ranks: a machine's files, devices and cores, and what only rank 0 prints or writes
@@ -102,8 +103,7 @@ def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
             trainer.finish()
         return [(t, t.run.timeline_of_all() if first.html else None) for t in trainers]
 
-    found: list[tuple[Trainer, Timeline | None]] = run_ranks(grid.size, part)[0]
-    return found
+    return run_ranks(grid.size, part)[0]
 
 
 def _part(read: Callable[[], Any], communicator: Any, recordings: list[Recorded] | None = None) -> int:

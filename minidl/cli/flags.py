@@ -1,20 +1,33 @@
-"""All flags: how their values are read, and where each has an effect. minidl rejects a flag without an effect.
-
-The room that knows the names for a flag is imported only for a command that uses them:
-`minidl --help` loads no part of the engine.
-"""
+"""All flags, and where each has an effect. minidl rejects a flag without an effect."""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import difflib
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from .values import (
+    BACKWARD,
+    DTYPES,
+    MOMENTUM,
+    OPTIMIZERS,
+    RULES,
+    STORED,
+    Names,
+    every,
+    number,
+    numbers,
+    pair,
+    parts_of,
+    path,
+    real,
+    rules,
+    shards_of,
+    size,
+    slow_rank,
+    whole,
+)
 
 if TYPE_CHECKING:
     from ..schedulers.registry import Scheduler
@@ -25,156 +38,6 @@ class UsageError(ValueError):
     """Arguments are wrong. The message is one line."""
 
 
-def nearest(word: str, known: Sequence[str]) -> str:
-    """`similar names: a, b`; without any, or if there are few, all known names."""
-    near = difflib.get_close_matches(word, known, 3, 0.4) if len(known) > 4 else []
-    return f"similar names: {', '.join(near)}" if near else f"known: {', '.join(known)}"
-
-
-class Names:
-    """Names that a room knows, such as `training.job:OPTIMIZERS`. The room is imported when they are first used.
-    As text: the names, or the result of `text`."""
-
-    def __init__(self, where: str, text: Callable[[Any], str] = ", ".join) -> None:
-        self.where, self.text = where, text
-
-    def known(self) -> Any:
-        module, _, name = self.where.partition(":")
-        return getattr(import_module(f"minidl.{module}"), name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.known())
-
-    def __contains__(self, name: object) -> bool:
-        return name in self.known()
-
-    def __str__(self) -> str:
-        return self.text(self.known())
-
-
-BACKWARD = Names("passes.sweeps:BACKWARD")
-OPTIMIZERS, DTYPES = Names("training.job:OPTIMIZERS"), Names("training.job:DTYPES")
-MOMENTUM = Names("training.job:MOMENTUM", " or ".join)
-RULES, STORED = Names("fusion:RULES"), Names("data.catalogue:STORED")
-
-
-def size(text: str) -> int:
-    """`2GiB`, `300MB`, `4096` in bytes."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", text.strip())
-    if not match:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not a size; write 4096, 300MB or 2GiB")
-    base = 1024 if match[3] else 1000
-    value = float(match[1]) * base ** " KMGT".index(match[2] or " ")
-    if not 1 <= value < 1 << 62:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be at least 1 byte, and fewer than 4 EiB")
-    return int(value)
-
-
-def pair(text: str) -> tuple[str, Any]:
-    """`key=value`; the value is read as a Python literal if it is one, or true or false as in TOML, else as text."""
-    key, sign, value = text.partition("=")
-    if not sign or not key.strip().isidentifier():
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value")
-    try:
-        return key.strip(), ast.literal_eval({"true": "True", "false": "False"}.get(value, value))
-    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-        return key.strip(), value
-
-
-def parts_of(text: str) -> int | str:
-    """The number of parts of each task; `none`: 1; or `auto`."""
-    return text if text == "auto" else 1 if text == "none" else whole(2, 1023)(text)
-
-
-def shards_of(text: str) -> int | str:
-    """The arrays that ranks share out: a level, or a level with its arguments."""
-    from ..core.machine import PlanError
-    from ..passes.shard import Shards
-
-    try:
-        told = str(Shards.of(text))
-    except PlanError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-    return int(told) if told.isdecimal() else told
-
-
-def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
-    """An integer from `least` to `most`."""
-
-    def read(text: str) -> int:
-        if not re.fullmatch(r"-?\d+", text, re.ASCII) or int(text[:20]) < least:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a whole number of at least {least}")
-        if len(text) > 20 or int(text) > most:
-            raise argparse.ArgumentTypeError(f"{text[:40]} is too large; it must be at most {most}")
-        return int(text)
-
-    return read
-
-
-def number(least: float) -> Callable[[str], float]:
-    """A finite number of at least `least`."""
-
-    def read(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a finite number of at least {least:g}")
-        return value
-
-    return read
-
-
-def real(text: str) -> float:
-    """A number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a number") from None
-
-
-def path(text: str) -> str:
-    """The name of a file or a folder."""
-    if not text:
-        raise argparse.ArgumentTypeError("the name is empty")
-    return text
-
-
-def every(text: str) -> dict[str, float]:
-    """`500` steps, or `10min`."""
-    if text.endswith("min"):
-        return {"seconds": 60 * number(1e-6)(text.removesuffix("min"))}
-    return {"steps": whole(1)(text)}
-
-
-def slow_rank(text: str) -> tuple[int, float]:
-    """`RANK=FACTOR`: how many times slower a rank is."""
-    rank, sign, factor = text.partition("=")
-    if not sign:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} is not of the form RANK=FACTOR, as in 0=4")
-    return whole(0)(rank), number(0)(factor)
-
-
-def numbers(text: str) -> float | list[float]:
-    """`1.5`, or `1,2,2` for one number per stage or layer."""
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a number or numbers with commas") from None
-    return values if len(values) > 1 else values[0]
-
-
-def rules(text: str) -> tuple[str, ...]:
-    """`all`, `none`, or names of fusion rules with commas."""
-    names = tuple(RULES) if text == "all" else () if text == "none" else tuple(text.split(","))
-    for name in names:
-        if name not in RULES:
-            raise argparse.ArgumentTypeError(f"{name!r} is not a fusion rule; {nearest(name, ['all', 'none', *RULES])}")
-    return names
-
-
-# ------------------------------------------------------------------------------------------------------------- flags
 #: the subject of a command, by letters: it follows from the verb, --model, --parallel and the flags of pipelines
 SUBJECTS = {
     "s": "a network's step on one device",

@@ -11,7 +11,8 @@ from ..devices.device import DeviceError
 from ..kernels import KERNELS
 from ..measuring.kernel_times import EXAMPLES, Timing, rate, timing
 from . import show
-from .flags import UsageError, nearest
+from .flags import UsageError
+from .values import nearest
 
 
 def families() -> dict[str, list[str]]:

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NoReturn
 
-from .flags import FLAGS, UsageError, add_flags, check_flags, kind_of, nearest, subject_of
+from .flags import FLAGS, UsageError, add_flags, check_flags, kind_of, subject_of
+from .values import nearest
 
 
 class _Parser(argparse.ArgumentParser):

@@ -1,4 +1,4 @@
-"""Columns that nobody can change, and the loops that run over them.
+"""Columns that nobody can change, compressed rows of them, and the loops that run over them.
 
 The arrays of graphs, schedules and programs are read-only, however they were made: a proof holds for what was proved,
 so it must not change afterwards.
@@ -14,9 +14,10 @@ This module knows arrays alone.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
 from functools import cache, cached_property, wraps
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+Ints = NDArray[np.integer[Any]]
 
 
 def read_only(value: T) -> T:
@@ -65,6 +67,63 @@ class Columns:
         Columns.__post_init__(self)
 
 
+# ----------------------------------------------------------------------------------------------------------------- rows
+@dataclass(frozen=True)
+class Rows(Columns):
+    """Compressed rows: row i is `ids[ptr[i]:ptr[i + 1]]`."""
+
+    ptr: Ints
+    ids: Ints
+
+    @classmethod
+    def of(cls, rows: Iterable[Sequence[int]]) -> Rows:
+        rows = list(rows)
+        ptr = offsets([len(r) for r in rows])
+        return cls(ptr, np.fromiter((i for r in rows for i in r), np.int32, int(ptr[-1])))
+
+    @classmethod
+    def from_pairs(cls, rows: Ints, ids: Ints, count: int) -> Rows:
+        """From (row, id) pairs, in the order of the pairs within a row."""
+        return cls(offsets(np.bincount(rows, minlength=count)), ids[np.argsort(rows, kind="stable")].astype(np.int32))
+
+    def __len__(self) -> int:
+        return len(self.ptr) - 1
+
+    def __getitem__(self, i: int) -> Ints:
+        return self.ids[self.ptr[i] : self.ptr[i + 1]]
+
+    def lists(self) -> list[list[int]]:
+        """The rows as lists."""
+        ids = self.ids.tolist()
+        return [ids[begin:end] for begin, end in pairwise(self.ptr.tolist())]
+
+    def row_of_each(self) -> Ints:
+        """For every id, its row."""
+        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.ptr))
+
+    def followed_by(self, other: Rows) -> Rows:
+        """These rows, followed by the other's."""
+        return Rows(np.append(self.ptr, self.ptr[-1] + other.ptr[1:]), np.append(self.ids, other.ids).astype(np.int32))
+
+    def take(self, rows: Ints) -> Rows:
+        """Row i of the result is row `rows[i]`; a row may be taken several times."""
+        size = np.diff(self.ptr)[rows]
+        ptr = offsets(size)
+        at = np.arange(ptr[-1], dtype=np.int64) + np.repeat(self.ptr[:-1][rows] - ptr[:-1], size)
+        return Rows(ptr, self.ids[at])
+
+    def where(self, mask: NDArray[np.bool_]) -> Rows:
+        """The rows at which `mask` is true; the others are empty."""
+        return Rows(offsets(np.where(mask, np.diff(self.ptr), 0)), self.ids[mask[self.row_of_each()]])
+
+    def sorted(self) -> Rows:
+        """The same rows, ids ascending in each."""
+        return Rows(self.ptr, self.ids[np.lexsort((self.ids, self.row_of_each()))])
+
+    def transposed(self, count: int) -> Rows:
+        return Rows.from_pairs(self.ids, self.row_of_each(), count)
+
+
 # ---------------------------------------------------------------------------------------------------------------- loops
 Floats = NDArray[np.float64]
 
@@ -82,8 +141,7 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         from numba.core import caching
 
         caching._CacheLocator.ensure_cache_path = caching.Cache.save_overload = lambda *_: None
-    compiled: Callable[..., Any] = numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function)
-    return compiled
+    return numba.njit(cache=True, nogil=True, no_cfunc_wrapper=True)(function)
 
 
 def is_long(steps: int) -> bool:

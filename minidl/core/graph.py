@@ -11,20 +11,21 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from itertools import islice, pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, column, offsets, run_loop
+from .columns import Columns, column, run_loop
+from .columns import Ints as Ints
+from .columns import Rows as Rows
 from .tasks import Cuts as Cuts
 from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Launch as Launch
 from .tasks import View as View
 from .tasks import moved_views as moved_views
 
-Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
 
@@ -52,62 +53,6 @@ class Role(StrEnum):
 
 
 # --------------------------------------------------------------------------------------------------------------- views
-@dataclass(frozen=True)
-class Rows(Columns):
-    """Compressed rows: row i is `ids[ptr[i]:ptr[i + 1]]`."""
-
-    ptr: Ints
-    ids: Ints
-
-    @classmethod
-    def of(cls, rows: Iterable[Sequence[int]]) -> Rows:
-        rows = list(rows)
-        ptr = offsets([len(r) for r in rows])
-        return cls(ptr, np.fromiter((i for r in rows for i in r), np.int32, int(ptr[-1])))
-
-    @classmethod
-    def from_pairs(cls, rows: Ints, ids: Ints, count: int) -> Rows:
-        """From (row, id) pairs, in the order of the pairs within a row."""
-        return cls(offsets(np.bincount(rows, minlength=count)), ids[np.argsort(rows, kind="stable")].astype(np.int32))
-
-    def __len__(self) -> int:
-        return len(self.ptr) - 1
-
-    def __getitem__(self, i: int) -> Ints:
-        return self.ids[self.ptr[i] : self.ptr[i + 1]]
-
-    def lists(self) -> list[list[int]]:
-        """The rows as lists."""
-        ids = self.ids.tolist()
-        return [ids[begin:end] for begin, end in pairwise(self.ptr.tolist())]
-
-    def row_of_each(self) -> Ints:
-        """For every id, its row."""
-        return np.repeat(np.arange(len(self), dtype=np.int32), np.diff(self.ptr))
-
-    def followed_by(self, other: Rows) -> Rows:
-        """These rows, followed by the other's."""
-        return Rows(np.append(self.ptr, self.ptr[-1] + other.ptr[1:]), np.append(self.ids, other.ids).astype(np.int32))
-
-    def take(self, rows: Ints) -> Rows:
-        """Row i of the result is row `rows[i]`; a row may be taken several times."""
-        size = np.diff(self.ptr)[rows]
-        ptr = offsets(size)
-        at = np.arange(ptr[-1], dtype=np.int64) + np.repeat(self.ptr[:-1][rows] - ptr[:-1], size)
-        return Rows(ptr, self.ids[at])
-
-    def where(self, mask: NDArray[np.bool_]) -> Rows:
-        """The rows at which `mask` is true; the others are empty."""
-        return Rows(offsets(np.where(mask, np.diff(self.ptr), 0)), self.ids[mask[self.row_of_each()]])
-
-    def sorted(self) -> Rows:
-        """The same rows, ids ascending in each."""
-        return Rows(self.ptr, self.ids[np.lexsort((self.ids, self.row_of_each()))])
-
-    def transposed(self, count: int) -> Rows:
-        return Rows.from_pairs(self.ids, self.row_of_each(), count)
-
-
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A view on one buffer of a graph: the unit of dependencies. Several buffers may share a storage (a slab)."""
@@ -343,28 +288,23 @@ class TaskGraph(Columns):
 
     @column
     def unit(self) -> Ints:
-        unit: Ints = unpack(self.keys).unit.astype(np.int32)
-        return unit
+        return unpack(self.keys).unit.astype(np.int32)
 
     @column
     def kind(self) -> Ints:
-        kind: Ints = unpack(self.keys).kind.astype(np.int8)
-        return kind
+        return unpack(self.keys).kind.astype(np.int8)
 
     @column
     def micro_batch(self) -> Ints:
-        micro_batch: Ints = unpack(self.keys).micro_batch.astype(np.int32)
-        return micro_batch
+        return unpack(self.keys).micro_batch.astype(np.int32)
 
     @column
     def late(self) -> NDArray[np.bool_]:
-        late: NDArray[np.bool_] = unpack(self.keys).late.astype(bool)
-        return late
+        return unpack(self.keys).late.astype(bool)
 
     @column
     def iteration(self) -> Ints:
-        iteration: Ints = unpack(self.keys).iteration.astype(np.int32)
-        return iteration
+        return unpack(self.keys).iteration.astype(np.int32)
 
     @column
     def persistent(self) -> NDArray[np.bool_]:
@@ -548,8 +488,7 @@ class TaskGraph(Columns):
         like = np.asarray(like, np.int64)
 
         def longer(column: Ints, new: Any) -> Ints:
-            grown: Ints = np.concatenate([column, np.asarray(new, column.dtype)])
-            return grown
+            return np.concatenate([column, np.asarray(new, column.dtype)])
 
         return replace(
             self, storages=self.storages + tuple(storages), buffer_storage=longer(self.buffer_storage, storage),
@@ -606,8 +545,7 @@ class TaskGraph(Columns):
             for moved in [np.flatnonzero(copy[:, g])]]
 
         def ids(rows: Rows) -> Ints:
-            renamed: Ints = number[rows.ids.astype(np.int64) * copies + copy[rows.ids, group[rows.row_of_each()]]]
-            return renamed
+            return number[rows.ids.astype(np.int64) * copies + copy[rows.ids, group[rows.row_of_each()]]]
 
         names = [f"{self.buffer_names[b]}'{c}" for b, c in zip(like, which, strict=True)] if self.buffer_names else ()
         graph = self.with_buffers(like, len(self.storages) + storage, names, storages=specs)

@@ -86,9 +86,14 @@ class Schedule(Columns):
     @classmethod
     def of(cls, graph: TaskGraph, lanes: Mapping[Lane, Iterable[int]]) -> Schedule:
         """From task ids (of `graph`) in order, per lane."""
-        orders = [np.fromiter(ids, np.int64) for ids in lanes.values()]
-        ids = np.concatenate(orders) if orders else np.empty(0, np.int64)
-        return cls(tuple(lanes), offsets([*map(len, orders)]), graph.keys[ids])
+        return cls.of_keys(lanes, [graph.keys[np.fromiter(ids, np.int64)] for ids in lanes.values()])
+
+    @classmethod
+    def of_keys(cls, lanes: Iterable[Lane], keys: Sequence[Ints], joined: Any = None,
+                notes: Mapping[str, str] | None = None) -> Schedule:
+        """From the keys of each lane, in order."""
+        return cls(tuple(lanes), offsets([*map(len, keys)]), np.concatenate([*keys, np.empty(0, np.int64)]), joined,
+                   notes=notes or {})
 
     @classmethod
     def from_names(cls, lanes: Mapping[Lane, Iterable[str]]) -> Schedule:
@@ -132,8 +137,7 @@ class Schedule(Columns):
     @property
     def rank_of_each(self) -> Ints:
         """For every entry the rank of its lane."""
-        ranks: Ints = self.rank_of_lane[self.lane_of_each()]
-        return ranks
+        return self.rank_of_lane[self.lane_of_each()]
 
     @property
     def turns(self) -> tuple[Ints, Ints]:
@@ -197,16 +201,8 @@ class Schedule(Columns):
 
     def with_lanes(self, lanes: Mapping[Lane, Ints]) -> Schedule:
         """The schedule with more lanes, each after the other lanes of its rank. `lanes`: the keys of each, in order."""
-        every = [*self.lanes, *lanes]
-        keys = [*(self.order(i) for i in range(len(self.lanes))), *lanes.values()]
-        order = sorted(range(len(every)), key=lambda i: every[i].rank)  # stable: a rank's own lanes stay first
-        joined = None
-        if self.joined is not None:
-            own = np.split(self.second, self.ptr[1:-1])
-            own += [np.zeros(len(k), bool) for k in lanes.values()]
-            joined = np.concatenate([own[i] for i in order])
-        keys = [keys[i] for i in order]
-        return Schedule(tuple(every[i] for i in order), offsets([*map(len, keys)]), np.concatenate(keys), joined)
+        every = sorted([*self.lanes, *lanes], key=lambda lane: lane.rank)  # stable: a rank's own lanes stay first
+        return self.followed_by({lane: lanes.get(lane, np.empty(0, np.int64)) for lane in every})
 
     def followed_by(self, more: Mapping[Lane, Ints]) -> Schedule:
         """The schedule with more entries at the end of lanes, or on lanes of their own. `more` has all
@@ -215,8 +211,7 @@ class Schedule(Columns):
         none = np.empty(0, np.int64), np.empty(0, bool)
         keys = [np.concatenate([own.get(lane, none)[0], keys]) for lane, keys in more.items()]
         second = [np.concatenate([own.get(lane, none)[1], np.zeros(len(keys), bool)]) for lane, keys in more.items()]
-        return Schedule(tuple(more), offsets([*map(len, keys)]), np.concatenate(keys),
-                        None if self.joined is None else np.concatenate(second))
+        return Schedule.of_keys(more, keys, None if self.joined is None else np.concatenate(second))
 
     def actions(self) -> tuple[Ints, Ints]:
         """(the action of every entry, where each lane begins among the actions). A pair is one action, and so is every
@@ -409,14 +404,13 @@ class Schedule(Columns):
 
         Late tasks (`4W0@1`) run in the iteration after their own; the last iteration's run after it.
         """
-        keys, ptr = [], [0]
+        keys = []
         for lane in range(len(self.lanes)):
             late = unpack(self.order(lane)).late
-            for t in range(iterations + 1):
-                runs = late == 1 if t == iterations else late <= t
-                keys.append(repack(self.order(lane)[runs], late=0, iteration=t - late[runs]))
-            ptr.append(sum(map(len, keys)))
-        return Schedule(self.lanes, np.array(ptr, np.int64), np.concatenate([*keys, np.empty(0, np.int64)]))
+            runs = [(t, late == 1 if t == iterations else late <= t) for t in range(iterations + 1)]
+            keys.append(np.concatenate([repack(self.order(lane)[now], late=0, iteration=t - late[now])
+                                        for t, now in runs]))
+        return Schedule.of_keys(self.lanes, keys)
 
     # ------------------------------------------------------------------------------------------------ text and files
     def grid(self, width: int = 110, mark: Iterable[int] = (), near: bool = False) -> str:
@@ -539,8 +533,7 @@ class _Actions:
         orders = [np.frombuffer(keys, np.int64) for keys, _ in self.lanes.values()]
         joined = np.concatenate([np.frombuffer(joined, bool) for _, joined in self.lanes.values()]
                                 or [np.empty(0, bool)])
-        keys = np.concatenate(orders or [np.empty(0, np.int64)])
-        return Schedule(tuple(self.lanes), offsets([*map(len, orders)]), keys, joined if joined.any() else None)
+        return Schedule.of_keys(self.lanes, orders, joined if joined.any() else None)
 
 
 def _lane(rank: str, name: str) -> Lane:

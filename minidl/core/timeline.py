@@ -251,8 +251,7 @@ class Timeline:
     @property
     def rank_of_each(self) -> Ints:
         """The rank of each record."""
-        ranks: Ints = np.array([lane.rank for lane in self.lanes], np.int64)[self.lane]
-        return ranks
+        return np.array([lane.rank for lane in self.lanes], np.int64)[self.lane]
 
     @cached_property
     def durations(self) -> Floats:
@@ -290,5 +289,4 @@ class Timeline:
         """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file."""
         from .trace import load
 
-        loaded: Timeline = load(path)
-        return loaded
+        return load(path)

@@ -258,3 +258,8 @@ def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
         strides.append(step)
         step *= n
     return tuple(reversed(strides))
+
+
+def whole(storage: Any, number: int = 0) -> View:
+    """All elements of a storage, which has this number in its graph."""
+    return View(number, storage.shape, strides_of(storage.shape), 0, storage.dtype)

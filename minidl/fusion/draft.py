@@ -11,7 +11,7 @@ import numpy as np
 
 from ..core.graph import Launch, Role, Rows, StorageSpec, TaskGraph, View
 from ..core.tasks import repack
-from ..devices.device import strides_of
+from ..devices.device import whole
 from ..kernels import KERNELS
 
 
@@ -142,9 +142,8 @@ class Draft:
         """An array in a new storage, and its buffer."""
         spec = StorageSpec(name, tuple(shape), dtype, prod(shape) * np.dtype(dtype).itemsize, role)
         buffer = len(self.graph.buffer_bytes) + len(self.made)
-        view = View(len(self.graph.storages) + len(self.made), spec.shape, strides_of(spec.shape), 0, dtype)
         self.made.append(spec)
-        return view, buffer
+        return whole(spec, len(self.graph.storages) + len(self.made) - 1), buffer
 
     def buffers(self, *views: View) -> list[int]:
         """The buffers of the views that are whole storages."""

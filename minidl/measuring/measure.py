@@ -19,7 +19,6 @@ from ..core.graph import Floats, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind
-from ..devices.lanes import Work
 from ..passes.draft import Draft
 from ..passes.split import split
 from ..plans.memory import plan_memory
@@ -149,9 +148,8 @@ def undisturbed(samples: Sequence[Floats], disturbed: float = DISTURBED) -> Floa
         counts = runs <= disturbed * np.quantile(runs, 0.25, axis=0)
         means.append(np.where(counts, runs, 0.0).sum(axis=0) / counts.sum(axis=0))
     total = np.sum(means, axis=1)
-    found: Floats = np.mean([mean for mean, sum_ in zip(means, total, strict=True)
-                             if sum_ <= disturbed * total.min()], axis=0)
-    return found
+    return np.mean([mean for mean, sum_ in zip(means, total, strict=True)
+                    if sum_ <= disturbed * total.min()], axis=0)
 
 
 def of_ranks(every: Sequence[CostModel]) -> CostModel:
@@ -219,8 +217,7 @@ def _touched(graph: TaskGraph, task: int) -> int:
 def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
     """Microseconds that a step takes besides its tasks, to copy inputs and outputs and to run a lane. If the host runs
     ahead of the device, only the device's time between two steps."""
-    lanes = None if bound.device.captures else bound.device.lanes(Work(["probe"], [0], [[]], [], bound.thunks, str))
-
+    lanes = None if bound.device.captures else bound.device.lanes(probe([[]], [], bound.thunks))
     feeds = bound.feed.nodes() if lanes is None else []
 
     def around() -> None:

@@ -97,9 +97,8 @@ class _Pairs:
 
     def __call__(self, a: str, b: str) -> tuple[float, float]:
         if self.stream is None:
-            found: tuple[float, float] = (self.device.together(
-                lambda one, other: (self.program(a, one), self.program(b, other)), (self.alone[a], self.alone[b])))
-            return found
+            return self.device.together(
+                lambda one, other: (self.program(a, one), self.program(b, other)), (self.alone[a], self.alone[b]))
         for name in (a, b):
             if name not in self.by_itself:
                 self.by_itself[name] = _microseconds(self.program(name), max(1, round(PIECE / self.alone[name])))

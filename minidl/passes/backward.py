@@ -11,7 +11,7 @@ from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, unpack
 from .boundary import Mask
 from .draft import Draft
-from .rewrite import fused
+from .rewrite import fuse
 
 
 def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | Mask:
@@ -44,4 +44,4 @@ def backwards_apart(draft: Draft, parts: int = 1) -> Draft:
 def fused_backwards(draft: Draft) -> Draft:
     """The tasks of the order. Raises GraphError if another task needs one of the two and the other needs that task."""
     which = fused_in(draft.order, draft.placement.stages, draft.micro_batches)
-    return draft if isinstance(which, bool) else draft.merged(*fused(draft.graph, which))
+    return draft if isinstance(which, bool) else draft.merged(*fuse(draft.graph, which))

@@ -8,6 +8,8 @@ memory for it.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 import numpy as np
 
@@ -64,9 +66,8 @@ def counted_by_each(draft: Draft) -> Draft:
     if not mine:
         return draft
     for s in sorted({s for _, s in home}):
-        found = [mine[t, at] for (t, needs), at in home.items() if needs == s and (t, at) in mine]
-        own = Copies({b: to for copies in found for b, to in copies.buffers.items()},
-                     {storage: to for copies in found for storage, to in copies.storages.items()})
+        own = reduce(or_, (mine[t, at] for (t, needs), at in home.items() if needs == s and (t, at) in mine),
+                     Copies({}, {}))
         for t in counting:
             if (t, s) in mine:
                 new = e.task(t - 1 if s < stage[t] else t, e.unit(graph.unit_names[graph.unit[t]]), Kind.U,

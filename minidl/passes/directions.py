@@ -20,8 +20,7 @@ from .draft import Draft
 
 def computes(graph: TaskGraph) -> Mask:
     """Mask of the tasks of the forward and the backward pass."""
-    found: Mask = np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B, Kind.Q))
-    return found
+    return np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B, Kind.Q))
 
 
 def two_directions(draft: Draft) -> Draft:

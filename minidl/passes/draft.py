@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import offsets
 from ..core.graph import Floats, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
@@ -84,9 +83,8 @@ class Draft:
     @property
     def rank(self) -> Ints:
         """The rank of each task."""
-        found: Ints = (self.placement.table.ravel()[self.stage] if self.placement.parts is None
-                       else self.placement.home(self.graph.keys, 1))
-        return found
+        return (self.placement.table.ravel()[self.stage] if self.placement.parts is None
+                else self.placement.home(self.graph.keys, 1))
 
     @property
     def micro_batches(self) -> int:
@@ -163,9 +161,12 @@ class Edit:
 
     def buffer(self, like: int, storage: int, name: str, role: Role | None = None) -> int:
         """The number of a new buffer: as another one, on this storage."""
+        return self._buffer(storage, self.buffer_bytes[like], self.role[like] if role is None else role.number, name)
+
+    def _buffer(self, storage: int, nbytes: int, role: int, name: str) -> int:
         self.storage_of.append(storage)
-        self.buffer_bytes.append(self.buffer_bytes[like])
-        self.role.append(self.role[like] if role is None else role.number)
+        self.buffer_bytes.append(nbytes)
+        self.role.append(role)
         if self.names:
             self.names.append(name)
         return len(self.storage_of) - 1
@@ -173,12 +174,7 @@ class Edit:
     def place(self, spec: StorageSpec) -> tuple[int, int]:
         """A new storage, and a buffer on it."""
         at = self.storage(spec)
-        self.storage_of.append(at)
-        self.buffer_bytes.append(spec.bytes)
-        self.role.append(spec.role.number)
-        if self.names:
-            self.names.append(spec.name)
-        return at, len(self.storage_of) - 1
+        return at, self._buffer(at, spec.bytes, spec.role.number, spec.name)
 
     def copies(self, buffers: Iterable[int], whose: str, **spec: Any) -> Copies:
         """Copies of buffers and of their storages. `spec`: fields that differ from the storages' own, such as `role`;
@@ -274,11 +270,10 @@ class Edit:
         """The schedule with the new tasks."""
         ids, keys = schedule.ids(self.old.graph), np.array(self.keys, np.int64)
         lanes = [_flat(ids[a:b].tolist(), self.entries) for a, b in pairwise(schedule.ptr.tolist())]
-        tasks = np.array([t for lane in lanes for t in lane], np.int64)
         second = np.zeros(len(keys), bool)
         second[ids] = schedule.second
-        found = Schedule(schedule.lanes, offsets([*map(len, lanes)]), keys[tasks],
-                         None if schedule.joined is None else second[tasks])
+        found = Schedule.of_keys(schedule.lanes, [keys[lane] for lane in lanes], None if schedule.joined is None
+                                 else np.concatenate([second[lane] for lane in lanes]))
         found = found.with_lanes({lane: keys[own] for lane, own in self.lanes.items()}) if self.lanes else found
         return replace(found, notes=schedule.notes)
 

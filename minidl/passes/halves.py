@@ -8,13 +8,11 @@ half, so sums and updates of one half have the other half's time. When a loop be
 
 from __future__ import annotations
 
-from itertools import chain
-
 from ..core.graph import Launch, Role
 from ..core.placement import Refused
 from ..core.tasks import Kind
 from .delayed import BYTES_PER_US, last_updates
-from .draft import Copies, Draft
+from .draft import Draft
 from .rewrite import gradients
 from .versions import updates
 
@@ -47,10 +45,8 @@ def in_halves(draft: Draft) -> Draft:
                          for s in sorted({e.storage_of[b] for b in added})])
     changed = {b for u in last for b in graph.writes[u].tolist()} - own - spent
     held = {b for b in changed if graph.persistent[b]}
-    each = (guess, half, e.copies(held, "predicted", role=Role.WORKSPACE, live=None),
-                  e.copies(changed - held, "predicted"))
-    to = Copies(*(dict(chain.from_iterable(getattr(c, name).items() for c in each))
-                  for name in ("buffers", "storages")))
+    to = (guess | half | e.copies(held, "predicted", role=Role.WORKSPACE, live=None)
+          | e.copies(changed - held, "predicted"))
     fresh = {e.storage_of[b]: b for b in own | held}  # storages that no prediction has copied yet
     ahead = {i: e.unit(f"{e.unit_names[i]}, predicted") for i in dict.fromkeys(graph.unit[last].tolist())}
     for u in last:

@@ -91,8 +91,7 @@ def _in_time(graph: TaskGraph, order: Schedule, plain: Schedule, late: Ints) -> 
     """The tasks in an order that both lanes and edges keep. In the graph of a step, late ones are last."""
     slots = order.validate(loop(graph, order).body[0]).slots
     assert slots is not None
-    found: Ints = plain.ids(graph)[np.lexsort((slots, late & (plain is not order)))]
-    return found
+    return plain.ids(graph)[np.lexsort((slots, late & (plain is not order)))]
 
 
 def _items(draft: Draft, moves: Moves, late: set[int]) -> Iterator[Item]:

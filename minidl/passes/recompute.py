@@ -45,11 +45,6 @@ def runs_again(graph: TaskGraph, dropped: Collection[int], stage: Ints | None = 
     return again
 
 
-def recomputed(graph: TaskGraph, dropped: Collection[int]) -> TaskGraph:
-    """As `recompute`, for a graph alone."""
-    return recompute(Draft.of(graph), dropped).graph
-
-
 def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     """The activations of these units are computed again, each just before its first reader. Raises Refused for a
     pipeline that never drains."""

@@ -7,7 +7,6 @@ Passes work on columns; they know no schedule and run nothing.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,23 +57,15 @@ def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
     return graph.with_copies(which, graph.iteration)[0]
 
 
-def coarsen(graph: TaskGraph, stage_of_unit: Sequence[int]) -> tuple[TaskGraph, Ints]:
+def coarsen(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = None) -> tuple[TaskGraph, Ints]:
     """(the graph whose units are stages, the coarse task of each task of `graph`).
 
-    `stage_of_unit[u]` is the stage of unit u. A stage's O holds every backward task of a micro-batch that one of its
-    output gradients needs, the sums of a batch norm included, and every R; its W holds the other backward tasks, its U
-    all updates (where a step updates after several micro-batches, one U for each). A stage of one layer that passes no
-    gradient on has no O. Raises GraphError if stages would wait for each other in a circle.
+    `stage`: of each task. `lower`: mask of the tasks that go to a second part of their stage's O, if they go to an O. A
+    stage's O holds every backward task of a micro-batch that one of its output gradients needs, the sums of a batch
+    norm included, and every R; its W holds the other backward tasks, its U all updates (where a step updates after
+    several micro-batches, one U for each). A stage of one layer that passes no gradient on has no O. Raises GraphError
+    if stages would wait for each other in a circle.
     """
-    stage_of = np.asarray(stage_of_unit, np.int64)
-    if len(graph) and len(stage_of) <= graph.unit.max():
-        raise GraphError(f"stages are given for {len(stage_of)} units, but the graph has {graph.unit.max() + 1}")
-    return coarsened(graph, stage_of[graph.unit])
-
-
-def coarsened(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = None) -> tuple[TaskGraph, Ints]:
-    """As `coarsen`, for a stage of each task. `lower`: mask of the tasks that go to a second part of their stage's O,
-    if they go to an O."""
     kind = graph.kind.astype(np.int64)
     kind[kind == Kind.R] = Kind.O
     kind[kind == Kind.Q] = Kind.W  # or O, if that needs it
@@ -104,8 +95,7 @@ def _updates_of(graph: TaskGraph) -> Ints:
     changes = graph.changed_by(graph.role_is(Role.PARAMETER))
     several = len(np.unique(graph.micro_batch[update & changes])) > 1
     found = np.maximum.accumulate(np.where(update & ~further, graph.micro_batch, 0)) if several else 0
-    numbered: Ints = np.where(further & several, graph.micro_batch, found + count * among)
-    return numbered
+    return np.where(further & several, graph.micro_batch, found + count * among)
 
 
 def sums(graph: TaskGraph) -> NDArray[np.bool_]:
@@ -145,17 +135,10 @@ def _stage_name(graph: TaskGraph, units: Ints) -> str:
     return " .. ".join(dict.fromkeys([names[0], names[-1]])) if names else ""
 
 
-def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> TaskGraph:
-    """Makes O and W of a unit and micro-batch one task B, whose results are all visible at its end.
-
-    `which[unit, micro_batch]`: where to fuse, by default everywhere. Raises GraphError if another task needs one of
-    the two and the other needs that task.
-    """
-    return fused(graph, which)[0]
-
-
-def fused(graph: TaskGraph, which: np.ndarray | None = None) -> tuple[TaskGraph, Ints]:
-    """As `fuse`; and the new id of each task."""
+def fuse(graph: TaskGraph, which: np.ndarray | None = None) -> tuple[TaskGraph, Ints]:
+    """(the graph in which O and W of a unit and micro-batch are one task B, whose results are all visible at its end;
+    the new id of each task). `which[unit, micro_batch]`: where to fuse, by default everywhere. Raises GraphError if
+    another task needs one of the two and the other needs that task."""
     backward = (graph.kind == Kind.O) | (graph.kind == Kind.W)
     if which is not None:
         backward[backward] = np.asarray(which, bool)[graph.unit[backward], graph.micro_batch[backward]]

@@ -7,7 +7,6 @@ from itertools import product
 
 import numpy as np
 
-from ..core.columns import offsets
 from ..core.schedule import Schedule
 from ..core.tasks import COMPUTE, unpack
 from .draft import Draft
@@ -31,5 +30,4 @@ def side_by_side(draft: Draft) -> Draft:
     for i, part in product(main, range(1, int(other.max()) + 1)):
         lanes.append(replace(order.lanes[i], name=f"sub{part}"))
         keys.append(order.keys[(lane == i) & (other == part)])
-    ptr = offsets([*map(len, keys)])
-    return replace(draft, schedule=Schedule(tuple(lanes), ptr, np.concatenate(keys), notes=order.notes))
+    return replace(draft, schedule=Schedule.of_keys(lanes, keys, notes=order.notes))

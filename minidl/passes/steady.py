@@ -168,8 +168,7 @@ def _set_once(body: TaskGraph) -> Mask:
     written, forward = (np.zeros(len(body.buffer_bytes), bool) for _ in range(2))
     written[body.writes.ids] = True
     forward[body.reads.take(np.flatnonzero(body.kind == Kind.F)).ids] = True
-    found: Mask = body.role_is(Role.INPUT) | (body.role_is(Role.SCALAR) & (~written | forward))
-    return found
+    return body.role_is(Role.INPUT) | (body.role_is(Role.SCALAR) & (~written | forward))
 
 
 def _check_values(name: str, graph: TaskGraph, body: TaskGraph, exempt: Mask) -> None:

@@ -48,8 +48,7 @@ class MemoryPlan(Columns):
 
 def rounded(nbytes: Ints) -> Ints:
     """Sizes rounded up to the alignment; a storage without elements gets one unit."""
-    up: Ints = np.maximum(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
-    return up
+    return np.maximum(-(-nbytes // ALIGNMENT), 1) * ALIGNMENT
 
 
 def owned(graph: TaskGraph) -> Ints:

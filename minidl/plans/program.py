@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.columns import Columns, column, offsets
+from ..core.columns import Columns, column
 from ..core.graph import Ints, Launch, Role, Rows, TaskGraph, View
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
@@ -48,8 +48,7 @@ class Part(Columns):
 
     def lane_tasks(self, lane: int) -> list[int]:
         """The tasks of a lane in order."""
-        tasks: list[int] = self.ids[self.schedule.ptr[lane] : self.schedule.ptr[lane + 1]].tolist()
-        return tasks
+        return self.ids[self.schedule.ptr[lane] : self.schedule.ptr[lane + 1]].tolist()
 
     @column
     def waits(self) -> Ints:
@@ -183,20 +182,24 @@ class Division(Columns):
     received: Ints
 
     @column
+    def rank(self) -> Ints:
+        """The rank of each task."""
+        found = np.empty(len(self.graph), np.int64)
+        found[self.tasks.ids] = self.tasks.row_of_each()
+        return found
+
+    @column
     def messages(self) -> tuple[Ints, Ints]:
         """(the number of the message, the other end's rank) of each send and receive; -1 for all other tasks."""
         number, peer = np.full(len(self.graph), -1, np.int64), np.full(len(self.graph), -1, np.int64)
-        rank = np.empty(len(self.graph), np.int64)
-        rank[self.tasks.ids] = self.tasks.row_of_each()
         number[self.sent] = number[self.received] = np.arange(len(self.sent))
-        peer[self.sent], peer[self.received] = rank[self.received], rank[self.sent]
+        peer[self.sent], peer[self.received] = self.rank[self.received], self.rank[self.sent]
         return number, peer
 
     @property
     def overlapping(self) -> NDArray[np.bool_]:
         """Mask of the messages that are received in the step after the one in which they are sent."""
-        mask: NDArray[np.bool_] = self.graph.late[self.received] & ~self.graph.late[self.sent]
-        return mask
+        return self.graph.late[self.received] & ~self.graph.late[self.sent]
 
     def program(self, rank: int) -> Program:
         """The program of rank `rank` of the job. Raises ScheduleError if one of its parts is wrong."""
@@ -259,8 +262,7 @@ def _renumbered(keys: Ints, first: int) -> Ints:
     if not first:
         return keys
     own = unpack(keys)
-    found: Ints = repack(keys, destination=np.where(np.isin(own.kind, (*SENDS, *RECEIVES)), own.destination + first, 0))
-    return found
+    return repack(keys, destination=np.where(np.isin(own.kind, (*SENDS, *RECEIVES)), own.destination + first, 0))
 
 
 def _check_apart(graph: TaskGraph, schedule: Schedule, rank: Ints) -> None:
@@ -320,9 +322,7 @@ def _part_of_rank(division: Division, rank: int, first: int) -> tuple[TaskGraph,
     joined = (None if schedule.joined is None else np.concatenate(
         [schedule.second[schedule.ptr[i] : schedule.ptr[i + 1]] for i in lanes] or [np.empty(0, bool)]))
     names = [re.sub(r"(?<=->|<-)\d+$", lambda peer: str(int(peer[0]) + first), schedule.lanes[i].name) for i in lanes]
-    here = Schedule(tuple(Lane(0, name) for name in names), offsets([*map(len, orders)]),
-                    np.concatenate([*orders, np.empty(0, np.int64)]), joined)
-    return part, here, takes
+    return part, Schedule.of_keys([Lane(0, name) for name in names], orders, joined), takes
 
 
 def _two_steps(graph: TaskGraph, steps: Loop) -> TaskGraph:

@@ -36,16 +36,14 @@ def iteration(division: Division) -> Iteration:
     graph, schedule = division.graph, division.schedule
     later = division.overlapping
     sends, receives = division.sent[~later], division.received[~later]
-    rank = np.empty(len(graph), np.int64)
-    rank[division.tasks.ids] = division.tasks.row_of_each()
-    ends = np.zeros(len(graph), bool)
+    rank = division.rank
     size, of_message = len(graph.buffer_bytes), np.arange(len(sends))
 
     def rows(own: Rows, messages: Ints) -> tuple[Ints, Ints]:
         task = own.row_of_each()
         return np.append(task, messages), np.append(rank[task] * size + own.ids, -1 - of_message)
 
-    receiving, sending = ends.copy(), ends.copy()
+    receiving, sending = np.zeros((2, len(graph)), bool)
     receiving[division.received] = sending[division.sent] = True
     reader, read = rows(graph.reads.where(~receiving), receives)
     writer, written = rows(graph.writes.where(~sending), sends)

@@ -68,8 +68,7 @@ class Crossing:
 
 def _accesses(rows: Rows, n: int) -> Ints:
     """Each access as one number: buffer * n + task."""
-    found: Ints = rows.ids.astype(np.int64) * n + rows.row_of_each()
-    return found
+    return rows.ids.astype(np.int64) * n + rows.row_of_each()
 
 
 def _before(written: Ints, access: Ints, n: int) -> Ints:

@@ -111,5 +111,4 @@ def latest_ends(graph: TaskGraph, schedule: Schedule, edges: tuple[Ints, Ints, F
         for e in succs[i].tolist():
             if after[e] != i:
                 latest[i] = min(latest[i], latest[after[e]] - duration[after[e]] - delay[e])
-    found: Floats = latest[of_task]
-    return found
+    return latest[of_task]

@@ -107,9 +107,6 @@ class Communication:
 
         return run, [place.copy for place in places[sums:] if sums]
 
-    def meet(self, part: Part, bound: Bound, calls: Calls) -> Meetings:
-        return Meetings(self, part, bound, calls)
-
     # ------------------------------------------------------------------------------------------------------------ runs
     def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
         """Starts the communication lanes of a part, beside its other lanes `lanes`. First it waits until the
@@ -332,8 +329,7 @@ class Meetings:
 
 
 def _peer(graph: TaskGraph, message: int) -> int:
-    found: int = dict(graph.launches[message][0].constants)["peer"]
-    return found
+    return dict(graph.launches[message][0].constants)["peer"]
 
 
 def _ranges(part: Part, task: int) -> list[tuple[int, int]]:

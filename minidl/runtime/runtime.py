@@ -148,8 +148,7 @@ class Runtime:
             return spec
         memory = self.device.allocate(max(spec.bytes, 1))
         if spec.bytes:
-            whole = View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype)
-            self.device.write(self.device.array(memory, whole), 0)
+            self.device.write(self.device.array(memory, devices.whole(spec)), 0)
         return self._shared_out(spec, memory)
 
     def _shared_out(self, spec: StorageSpec, memory: Any) -> StorageSpec:
@@ -188,23 +187,15 @@ class Runtime:
 
     def _snapshot(self, source: int, copy: int) -> Thunk:
         """A call that copies a scalar of the host for late tasks."""
-
-        def array(storage: int) -> Any:
-            spec = self._storages[storage]
-            return self.device.array(spec.live.data, View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype))
-
-        call: Thunk = self.device.copier(array(source), array(copy))
-        return call
+        return self.device.copier(*(self.device.array(spec.live.data, devices.whole(spec))
+                                    for spec in (self._storages[source], self._storages[copy])))
 
     def _fill(self, spec: StorageSpec) -> Thunk:
         """A call that fills a storage with what it holds when a loop begins."""
-        def array(memory: Any) -> Any:
-            return self.device.array(memory, View(0, spec.shape, devices.strides_of(spec.shape), 0, spec.dtype))
-
+        own = self.device.array(spec.live.data, devices.whole(spec))
         if isinstance(spec.filled, float):
-            return partial(self.device.write, array(spec.live.data), spec.filled)
-        call: Thunk = self.device.copier(array(spec.filled.data), array(spec.live.data))
-        return call
+            return partial(self.device.write, own, spec.filled)
+        return self.device.copier(self.device.array(spec.filled.data, devices.whole(spec)), own)
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def __call__(self, *inputs: Any) -> Any:
@@ -373,7 +364,7 @@ class _Ready:
             calls = runtime.log.around(calls, graph)
         self.meetings: Meetings | None = None
         if runtime._communication is not None:
-            self.meetings = runtime._communication.meet(part, self.bound, calls)
+            self.meetings = Meetings(runtime._communication, part, self.bound, calls)
         elif np.isin(graph.kind, COMMUNICATION).any():
             raise DeviceError("the step has communication, which needs a transport; use DistributedExecutor")
         talks = part.communicates

@@ -29,7 +29,7 @@ from ..passes.draft import Draft
 from ..passes.highway import highway
 from ..passes.jacobi import jacobi
 from ..passes.offload import EACH, Moves, offload
-from ..passes.recompute import recomputed
+from ..passes.recompute import recompute
 from ..passes.rewrite import rename, unroll
 from ..passes.split import split
 from ..runtime.checking import random_schedule
@@ -225,7 +225,7 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
     if training.before is nothing:
         yield "all calls as one graph", partial(_unrolled, graph, training, choices)
     dropped = np.flatnonzero(choices.random(int(graph.unit.max()) + 1) < choices.choice([0.5, 1.0]))
-    again = recomputed(graph, dropped.tolist())
+    again = recompute(Draft.of(graph), dropped.tolist()).graph
     if len(again) > len(graph):
         yield f"recompute {', '.join(map(str, dropped))}", partial(checked, 3, again)
     for way in (jacobi, highway):

@@ -50,15 +50,12 @@ class Replay:
         # (stage that reads, stage of the weights) -> the version of the loop's begin, the average, and its last version
         self._averages: dict[tuple[int, int], tuple[int, list[Any], int]] = {}
         self._newest = dict.fromkeys(self._own, 0)
+        self.results = self._bound.results
 
     def __call__(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Any:
         for _ in self.steps(inputs, entries):
             pass
         return self.results()
-
-    def results(self) -> Any:
-        """The results of the step."""
-        return self._bound.results()
 
     def steps(self, inputs: tuple[Any, ...], entries: Iterable[VersionRead]) -> Iterator[list[Any]]:
         """The same, which stops before the first task that uses the gradients of an update."""

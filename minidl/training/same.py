@@ -80,5 +80,4 @@ def transport(name: str, communicator: Communicator, device: Any) -> Communicato
         assert isinstance(communicator, MPI)
         return communicator.for_devices(), {}
 
-    made: Communicator = agree(communicator, make)
-    return made
+    return agree(communicator, make)

@@ -40,8 +40,7 @@ def shared(communicator: Communicator, make: Callable[[], T]) -> T:
     """The result of `make`; ranks that share a process get the first rank's result."""
     if communicator.own_process:
         return make()
-    found: T = communicator.gather(make() if communicator.rank == 0 else None)[0]
-    return found
+    return communicator.gather(make() if communicator.rank == 0 else None)[0]
 
 
 class Trainer:

@@ -33,12 +33,9 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
     """
     p, m, v = problem.ranks, problem.micro_batches, problem.chunks
     size = checked_round(problem, round_size)
-    orders = []
-    for rank in range(p):
-        forward, backward = rounds(rank, p, m, v, size)
-        warm_up = min((v - 1) * size + 2 * (p - 1 - rank), m * v - 1) + 1
-        orders.append(alternate(warm_up, *forward[::-1], *backward[::-1]))
-    return schedule_of(orders)
+    sides = [rounds(rank, p, m, v, size) for rank in range(p)]
+    return schedule_of([alternate(min((v - 1) * size + 2 * (p - 1 - rank), m * v - 1) + 1, *forward[::-1],
+                                  *backward[::-1]) for rank, (forward, backward) in enumerate(sides)])
 
 
 def checked_round(problem: Problem, round_size: int | None) -> int:

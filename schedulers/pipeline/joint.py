@@ -164,8 +164,7 @@ def _tried(problem: Problem, place: Placement, stage_of_layer: Ints, policy: str
     """The policy's arrangement for this cut. Raises PipelineError for numbers that the policy does not accept, CapError
     above the cap."""
     def summed(layers: Floats) -> Floats:
-        stages: Floats = np.bincount(stage_of_layer, layers, place.stages).astype(np.float64)
-        return stages
+        return np.bincount(stage_of_layer, layers, place.stages).astype(np.float64)
 
     own = replace(problem, placement=place, forward=summed(problem.forward), output_grad=summed(problem.output_grad),
                   weight_grad=summed(problem.weight_grad),

@@ -102,8 +102,7 @@ def _inside_storages(graph: TaskGraph, units: int) -> Mask:
         made = graph.unit[writer[storage == s]]
         inside[made.min() + 1] += 1
         inside[made.max() + 1] -= 1
-    found: Mask = np.cumsum(inside)[:units] > 0
-    return found
+    return np.cumsum(inside)[:units] > 0
 
 
 def _block(name: str) -> str:

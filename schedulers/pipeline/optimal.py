@@ -167,5 +167,4 @@ def _earliest(schedule: Schedule, ticks: Ints, micro_batches: int) -> Ints:
     start, _, _ = times(graph, schedule, CostModel.given(forward, output_grad, weight_grad, latency))
     kind, stage, micro_batch = np.ix_(range(3), range(stages), range(micro_batches))
     at = graph.find(pack(stage, kind, micro_batch).ravel())
-    ticked: Ints = np.rint(start[at]).astype(np.int64).reshape(3, stages, micro_batches)
-    return ticked
+    return np.rint(start[at]).astype(np.int64).reshape(3, stages, micro_batches)

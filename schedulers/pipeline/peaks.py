@@ -55,8 +55,7 @@ def activations(plan: PipelinePlan) -> Floats:
         freed = 1 - plan.kept
         change += freed * (np.bincount(end[home[last]] + 1, minlength=count)
                            - np.bincount(action[last] + 1, minlength=count))
-    live: Floats = np.cumsum(change)[action] * plan.placement.share / plan.slices
-    return live
+    return np.cumsum(change)[action] * plan.placement.share / plan.slices
 
 
 def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
@@ -89,5 +88,4 @@ def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
 def _activation(keys: Ints, stages: int) -> Ints:
     """The number of the activation that each task makes or uses."""
     own = unpack(keys)
-    number: Ints = own.micro_batch * stages + own.unit
-    return number
+    return own.micro_batch * stages + own.unit

@@ -110,7 +110,7 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
         graph = like.graph  # whose tasks read the versions
     else:
         try:
-            graph = fuse(graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
+            graph, _ = fuse(graph, np.broadcast_to(joint, (placement.stages, micro_batches)))
         except GraphError as error:  # O and W cannot be one task in this network
             raise compute.error(str(error)) from None
     _adds_in_order(compute, graph)

@@ -20,24 +20,15 @@ EFFORT = 4_000_000  #: about how many tasks are timed in all
 REACH = 4  #: the most places by which a task moves
 
 
-def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float,
-           cap: int) -> tuple[float, float, Schedule]:
-    """(makespan, largest span, schedule) after as many tries as the effort allows. `cap`: the most live activations per
-    rank, in units of one chunk.
+def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int,
+           tries: int | None = None) -> tuple[float, float, Schedule]:
+    """(makespan, largest span, schedule) after so many tries, by default as many as the effort allows: the first one
+    times the schedule as it is, each further one moves a task. `cap`: the most live activations per rank, in units of
+    one chunk.
 
     The schedule must have one lane per rank, equally many tasks on each, O and W apart, and no pairs.
     """
-    return _tried(graph, schedule, duration, latency, cap, max(1, EFFORT // len(graph)))
-
-
-def timed(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int) -> tuple[float, float]:
-    """(makespan, largest span) of such a schedule as it is."""
-    return _tried(graph, schedule, duration, latency, cap, 1)[:2]
-
-
-def _tried(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int,
-           tries: int) -> tuple[float, float, Schedule]:
-    """The first try times the schedule; each further one moves a task."""
+    tries = tries or max(1, EFFORT // len(graph))
     ids = schedule.ids(graph)
     n, ranks = len(ids), len(schedule.lanes)
     each = n // ranks

@@ -37,8 +37,7 @@ def read_after(own: Identity, delay: Ints, history: str) -> Ints:
     """The versions that entries read if they are so many updates old; if forwards predict them, backwards read the
     newest."""
     newest = (own.kind != Kind.F) & (history == "predicted")
-    found: Ints = np.maximum(0, own.micro_batch - np.where(newest, 0, delay))
-    return found
+    return np.maximum(0, own.micro_batch - np.where(newest, 0, delay))
 
 
 def how_kept(history: str, decay: str | None) -> dict[str, Any]:

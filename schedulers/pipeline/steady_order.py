@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import offsets
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import as_recorded, repack, unpack
@@ -55,5 +54,5 @@ def steady_order(chosen: Policy, problem: Problem, options: Mapping[str, Any]) -
                 and np.array_equal(np.maximum(since[:first], 0), np.maximum(read[-1][late == 0], 0))):
             raise PipelineError(f"{name} does not repeat on rank {lane.rank}: its first step differs from the later "
                                 f"ones by more than what is left of the step before")
-    body = Schedule(schedule.lanes, offsets([*map(len, keys)]), np.concatenate(keys))
+    body = Schedule.of_keys(schedule.lanes, keys)
     return replace(made, schedule=body, versions=replace(versions, read=np.concatenate(read)))

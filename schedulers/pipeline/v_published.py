@@ -81,8 +81,7 @@ def _fill(p, m, length, slot, grid):  # type: ignore[no-untyped-def]
 def _in_order(grid: Ints, each: int) -> Ints:
     """The tasks in the grid, rank * each + code, by slot, then rank."""
     rank, at = np.nonzero(grid >= 0)
-    tasks: Ints = (rank * each + grid[rank, at])[np.lexsort((rank, at))]
-    return tasks
+    return (rank * each + grid[rank, at])[np.lexsort((rank, at))]
 
 
 def _move(slot: Ints, grid: Ints, peak: int, early: bool) -> None:

@@ -19,7 +19,7 @@ from ...core.schedule import Schedule
 from ...core.tasks import Kind
 from .listing import durations
 from .problem import Problem, RankOrder, schedule_of
-from .refine import refine, timed
+from .refine import refine
 from .stages import stage_graph
 from .v_published import greedy, half_block, min_block, repeated
 
@@ -75,7 +75,7 @@ def v_schedule(problem: Problem, peak: float, published: Published) -> Schedule:
         starts.append(handcrafted(problem))
     tried = [refine(graph, schedule, time, problem.latency, cap) for schedule in starts]
     if reference is not None:
-        limit = np.array(timed(graph, reference, time, problem.latency, cap)) * (1 + SAME)
+        limit = np.array(refine(graph, reference, time, problem.latency, cap, 1)[:2]) * (1 + SAME)
         tried = [found for found in tried if (np.array(found[:2]) <= limit).all()]
         tried.append(refine(graph, reference, time, problem.latency, cap))
     return min(tried, key=lambda found: (found[0] + found[1], found[0]))[2]

@@ -37,11 +37,8 @@ def interleaved_zb(problem: Problem, round_size: int | None = None) -> Schedule:
     """Interleaved 1F1B whose W lags r chunks on rank r: bubble (p-1)(F+O-W)/v, peak p (Zero Bubble's repository)."""
     p, m, v = problem.ranks, problem.micro_batches, problem.chunks
     size = checked_round(problem, round_size)
-    orders = []
-    for rank in range(p):
-        forward, backward = rounds(rank, p, m, v, size)
-        orders.append(lagging(forward, backward, min((v - 1) * size + p - rank, m * v), rank))
-    return schedule_of(orders)
+    return schedule_of([lagging(*rounds(rank, p, m, v, size), min((v - 1) * size + p - rank, m * v), rank)
+                        for rank in range(p)])
 
 
 def _same_stage(stage: int, micro_batches: int, warm_up: int, lag: int) -> RankOrder:

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from command_line import SMALL, one_line, refusal, run, run_json
 
-from minidl.cli.flags import FLAGS, UsageError, pair
+from minidl.cli.flags import FLAGS, UsageError
 from minidl.cli.parser import VERBS, parse
+from minidl.cli.values import pair
 
 EVERY = {name: flag for flags in FLAGS.values() for name, flag in flags.items()}
 #: a command for each verb and subject that there is

@@ -12,8 +12,9 @@ import pytest
 from helpers import PATIENCE
 
 from minidl.cli import main
-from minidl.cli.flags import FLAGS, Names
+from minidl.cli.flags import FLAGS
 from minidl.cli.parser import VERBS
+from minidl.cli.values import Names
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = {"__main__", "system", "system.interrupts", "system.process", "cli",

@@ -22,8 +22,8 @@ from minidl.passes.rewrite import unroll
 from minidl.plans.program import lower
 from minidl.runtime.checking import random_schedule
 
-ROOMS = ("minidl.core.graph", "minidl.core.schedule", "minidl.plans.program", "minidl.passes.boundary",
-         "minidl.plans.memory", "minidl.plans.plan")
+ROOMS = ("minidl.core.columns", "minidl.core.graph", "minidl.core.schedule", "minidl.plans.program",
+         "minidl.passes.boundary", "minidl.plans.memory", "minidl.plans.plan")
 
 
 def arrays(value: Any, name: str = "it", seen: set[int] | None = None) -> Iterator[tuple[str, np.ndarray]]:

@@ -368,7 +368,7 @@ def late_schedule(graph, late, schedule):
 
 def in_stages(graph, stages=2):
     """The graph with its units in stages: fewer tasks, which have many launches."""
-    return coarsen(graph, (np.arange(len(graph.unit_names)) * stages // len(graph.unit_names)).tolist())[0]
+    return coarsen(graph, graph.unit * stages // len(graph.unit_names))[0]
 
 
 def with_memory(graph):

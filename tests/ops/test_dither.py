@@ -101,7 +101,7 @@ def test_q_lies_between_the_gradient_and_its_readers() -> None:
         assert {f"2O{i}", f"2W{i}"} <= readers
         assert graph[f"0Q{i}"].writes
     assert task_name(parse_task("4Q0")) == "4Q0"
-    coarse, group = coarsen(graph, np.minimum(graph.unit // 4, 1)[np.unique(graph.unit, return_index=True)[1]])
+    coarse, group = coarsen(graph, np.minimum(graph.unit // 4, 1))
     kinds = {graph.name(t): Kind(coarse.kind[group[t]]) for t in np.flatnonzero(graph.kind == Kind.Q).tolist()}
     assert kinds["4Q0"] == Kind.O  # its stage passes a gradient on, which reads it
     assert kinds["0Q0"] == Kind.W  # only its W reads it

@@ -12,7 +12,8 @@ from minidl import models, nn, optim, schedulers
 from minidl.core.graph import TaskGraph
 from minidl.core.schedule import Schedule
 from minidl.core.tasks import Kind, parse_task, task_name
-from minidl.passes.recompute import recomputed
+from minidl.passes.draft import Draft
+from minidl.passes.recompute import recompute
 from minidl.plans.program import lower
 
 
@@ -45,7 +46,7 @@ def trained(dropped: Any, policy: str = "in_order", steps: int = 3) -> tuple[lis
     """Losses, everything that outlives the steps, and the graph."""
     ml.seed(0)
     model, random = Net(), np.random.default_rng(0)
-    graph = recomputed(recorded(model, np.zeros((8, 16), np.float32), np.zeros(8, np.int64)), dropped)
+    graph = recompute(Draft.of(recorded(model, np.zeros((8, 16), np.float32), np.zeros(8, np.int64))), dropped).graph
     run = ml.StreamExecutor(graph, schedulers.plan(graph, policy).schedule)
     losses = [run(random.normal(size=(8, 16)).astype(np.float32), random.integers(0, 10, 8)).numpy().tobytes()
               for _ in range(steps)]
@@ -101,7 +102,7 @@ def test_statistics_that_change_before_the_second_run_are_read_only_once():
             opt.step()
             return loss
 
-        graph = recomputed(ml.record(step, x, labels), dropped)
+        graph = recompute(Draft.of(ml.record(step, x, labels)), dropped).graph
         assert bool(dropped) == any(t.kind == Kind.R for t in graph)
         run = ml.StreamExecutor(graph, schedulers.in_order(graph))
         run(x, labels)
@@ -122,7 +123,7 @@ def test_a_deep_network_needs_less_memory():
     graph = recorded(models.mlp(64, *[64] * 30, 10), np.zeros((256, 64), np.float32), np.zeros(256, np.int64))
     forward = graph.unit[graph.kind == Kind.F]
     kept = {*forward[::10].tolist()}
-    again = recomputed(graph, {*forward.tolist()} - kept)
+    again = recompute(Draft.of(graph), {*forward.tolist()} - kept).graph
     plain, less = (lower(g, schedulers.in_order(g)).peak_bytes for g in (graph, again))
     assert less < 0.7 * plain
 

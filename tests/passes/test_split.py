@@ -16,7 +16,7 @@ from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, parse_task, task_name, unpack, widths
 from minidl.kernels import KERNELS
 from minidl.passes.draft import Draft
-from minidl.passes.recompute import recomputed
+from minidl.passes.recompute import recompute
 from minidl.passes.split import Part, bounds, clash, overlap, split
 from minidl.runtime.checking import random_schedule
 
@@ -145,7 +145,7 @@ def test_some_tasks_in_different_numbers_of_parts(seed: int):
 def test_what_is_computed_again_is_cut_as_well():
     def again(run: Callable[[TaskGraph], Any]) -> list[Any]:
         model, graph, example = training("cnn")
-        graph = split(Draft.of(recomputed(graph, range(4))), 2).graph
+        graph = split(recompute(Draft.of(graph), range(4)), 2).graph
         assert any(t.kind == Kind.R and t.part == 2 for t in graph)
         return [np.array(run(graph)(*example).numpy()), *map(np.array, model.state_dict().values())]
 

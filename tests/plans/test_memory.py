@@ -196,7 +196,7 @@ def test_what_is_dead_within_a_task_makes_room():
         return x
 
     graph = ml.record(step, np.ones(250, np.float32))
-    stage, _ = coarsen(graph, [0] * len(graph.unit_names))
+    stage, _ = coarsen(graph, 0 * graph.unit)
     for g, tasks in ((graph, 20), (stage, 1)):
         assert len(g) == tasks
         assert plan_memory(g, Schedule.of(g, {Lane(0): range(tasks)})).arena_bytes == 2 * 1024

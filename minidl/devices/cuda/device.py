@@ -189,8 +189,7 @@ class Cuda:
     def pinned(self, shape: tuple[int, ...], dtype: str) -> Pinned:
         """An uninitialised host array that steps take as an input without another copy on the host."""
         host = self.driver.pinned(max(math.prod(shape) * np.dtype(dtype).itemsize, 1))
-        found: Pinned = host[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).view(Pinned)
-        return found
+        return host[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).view(Pinned)
 
     def feed(self, places: Sequence[Any]) -> Feed:
         """A call that copies host arrays to these places for the next step, while the last step may still run."""

@@ -274,8 +274,7 @@ class Captured(Streams):
         graph = capture(driver, self.streams[0], fill)
         self._check(graph, last)
         self.graphs.append(graph)
-        replay: Thunk = driver.replay(graph, self.streams[0])
-        return replay
+        return driver.replay(graph, self.streams[0])
 
     def _warm_up(self, segments: list[Segment]) -> None:
         """Issues everything once, so that libraries do their setup of the first call, and restores the memory."""

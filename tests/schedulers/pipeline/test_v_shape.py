@@ -49,7 +49,7 @@ def published(name, problem, cap):
 def figures(problem, schedule):
     """(makespan, largest span, peak in full stages)"""
     graph = stage_graph(problem.stages, problem.micro_batches)
-    makespan, span = refine.timed(graph, schedule, durations(problem, graph), problem.latency, len(graph))
+    makespan, span, _ = refine.refine(graph, schedule, durations(problem, graph), problem.latency, len(graph), 1)
     kind = unpack(schedule.keys).kind.reshape(problem.ranks, -1)
     live = np.cumsum((kind == Kind.F).astype(int) - (kind == Kind.W), axis=1)
     return makespan, span, live.max() / 2
