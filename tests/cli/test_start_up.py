@@ -18,7 +18,7 @@ from minidl.cli.values import Names
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = {"__main__", "system", "system.interrupts", "system.process", "cli",
-           "cli.parser", "cli.flags", "cli.show", "cli.machine"}
+           "cli.parser", "cli.flags", "cli.values", "cli.show", "cli.machine"}
 #: rooms that hold networks, devices and training runs: plans of given times need none of them
 HEAVY = ("autograd", "ops", "nn", "optim", "kernels", "models", "data", "training", "devices", "runtime",
          "measuring", "testing")

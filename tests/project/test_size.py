@@ -6,8 +6,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENGINE = [path for room in ("minidl", "schedulers") for path in (ROOT / room).rglob("*.py")]
-LINES = 45_380
-LONGEST = 678  #: of one file (the table of flags)
+LINES = 45_340
+LONGEST = 655  #: of one file
 #: lower these when files shrink
 
 
