@@ -181,8 +181,12 @@ def _finish_rows(x, labels, loss, p, smoothing, ignore):  # type: ignore[no-unty
     loss[()] = sum_of_losses / max(counted, 1)
 
 
-@kernel("cross_entropy_grad", axes="rK,L,->rK", flops=lambda reads, writes: 2.0 * writes[0].size,
-        window=lambda begin, end, reads, **constants: (begin, end, {**constants, "first": begin}))
+def _from_first(begin: int, end: int, reads: Any, **constants: Any) -> tuple[int, int, dict[str, Any]]:
+    """The window of a part: its rows of p, and the number of the first."""
+    return begin, end, {**constants, "first": begin}
+
+
+@kernel("cross_entropy_grad", axes="rK,L,->rK", flops=lambda reads, writes: 2.0 * writes[0].size, window=_from_first)
 def cross_entropy_grad(xp: Any, p: Any, labels: Any, dy: Any, *, smoothing: float, ignore: int = NO_LABEL,
                        first: int = 0) -> Any:
     """dx = (p - target) * dy / n for the n rows whose label is not `ignore`; 0 for the others. p has the rows from
