@@ -58,7 +58,8 @@ def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = Non
     2 S(l): the weights of 2 S updates ago, where S is the number of ranks after the stage's. `history`: "exact" keeps
     the 2 S old versions, "average" one moving average of updates in their place (reconstructed), "predicted" none: F
     runs on w + 2 S (w - w of an update ago). The `decay` of an average is "age" (the default), "window" or "pipemare"
-    for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d = 2 S. Time per batch: that of the busiest rank."""
+    for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d = 2 S. Time per batch: the busiest rank's work, or more
+    if the latency is long."""
     ticks, schedule, delay = _ticked(problem)
     versions = Versions(read_after(unpack(schedule.keys), delay, history), **how_kept(history, decay))
     return Ordered(schedule, versions=versions, steady=None if problem.recorded else ticks.steady())
@@ -79,7 +80,8 @@ def adl(problem: Problem, mini_batches: int = 1) -> Ordered:
 def petra(problem: Problem) -> Ordered:
     """The ticks of `layerpipe2` for reversible networks such as revnet, without old weights or activations (PETRA,
     2406.02052): a backward computes its stage's inputs from its outputs, which come down with the gradients, on the
-    newest weights; its forward ran on weights of 2 S updates ago. Time per batch: as `layerpipe2` and F once more."""
+    newest weights; its forward ran on weights of 2 S updates ago. Time per batch: as `layerpipe2`, with a forward more
+    in O."""
     ticks, schedule, delay = _ticked(problem)
     read = read_after(unpack(schedule.keys), delay, "predicted")
     return Ordered(schedule, versions=Versions(read, history="none"),
