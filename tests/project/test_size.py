@@ -6,7 +6,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 ENGINE = [path for room in ("minidl", "schedulers") for path in (ROOT / room).rglob("*.py")]
-LINES = 45_340
+LINES = 45_360
 LONGEST = 655  #: of one file
 #: lower these when files shrink
 
