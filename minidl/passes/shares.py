@@ -23,8 +23,8 @@ WHAT = "shards"  #: for messages, and the note of an order that says what is sha
 @dataclass
 class Sum:
     """A sum over ranks: its task, its updates, the tasks that need whole gradients; gradients and parameters, as
-    buffers and as views of all elements; the task after which gradients are final; and its time. Of parameters that a
-    rank has copies of, no gradients; their update, which is the task too, receives what their home has updated."""
+    buffers and as views of all elements; the task after which gradients are final; and its time. Copies of
+    parameters of another rank have no gradients here; their update, which is the task too, receives the new values."""
 
     task: int
     updates: list[int]
