@@ -84,8 +84,8 @@ class Program:
     `group`: the ranks that sum gradients with this one, itself among them. `takes`: which of a step's inputs this rank
     reads (None: all). `runs_on`: whether communication may go on after a step's call has returned; its buffers then
     outlive the step, and late tasks wait for it. `boundary_waits`: pairs of keys (late task, communication task of the
-    step before). `polls`: whether the lane that computes also moves the sums, between its tasks, instead of a thread:
-    so do ranks of one core each, where a thread would push the lane off.
+    step before). `polls`: whether the lane that computes also moves the sums, between its tasks, as ranks of one
+    core each do: a thread would push the lane off its core.
     """
 
     rank: int
