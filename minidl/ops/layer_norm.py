@@ -89,7 +89,7 @@ def group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tenso
     for t in (weight, bias):
         if t is not None and t.shape != (c,):
             raise ShapeError(f"group_norm: weight or bias {t.shape} does not fit the {c} channels of {x.shape}")
-    places = x.size // (n * c) if n * c else 0
+    places = math.prod(x.shape[1:-1])
     apart = transpose(reshape(x, [n, places, groups, c // groups]), (0, 2, 1, 3))
     y = layer_norm(reshape(apart, [n, groups, places * c // groups]), eps=eps)
     together = transpose(reshape(y, [n, groups, places, c // groups]), (0, 2, 1, 3))

@@ -309,6 +309,16 @@ def test_group_norm(groups: int, shape: tuple[int, ...]) -> None:
          "float64", to=[to, None, None], back=(0, *range(2, len(shape)), 1))
 
 
+def test_group_norm_of_no_samples() -> None:
+    assert ops.group_norm(ml.array(np.zeros((0, 3, 4), np.float32)), 2).shape == (0, 3, 4)
+
+
+def test_weights_of_grouped_convolutions_are_drawn_as_torch_draws_them() -> None:
+    """Uniform in +-1/sqrt(taps x channels of a group)."""
+    most = np.abs(nn.Conv2d(16, 16, 3, groups=4).weight.numpy()).max()
+    assert 0.95 < most * np.sqrt(9 * 16 / 4) <= 1
+
+
 def test_images_refuse_in_one_line() -> None:
     x = ml.array(values(1, 3, 4, 2))
     for act, message in (

@@ -536,3 +536,9 @@ def test_images_with_channels_first_are_told() -> None:
         with pytest.raises(ml.ShapeError, match=r"looks like \(n, c, h, w\): x.transpose\(0, 2, 3, 1\)"):
             layer(x)
         layer(x.transpose(0, 2, 3, 1))
+
+
+def test_a_convolution_counts_a_product_and_a_sum_for_each_tap() -> None:
+    w = ml.Parameter(random_array([5, 3, 3, 3]))
+    graph = ml.record(lambda x: ops.conv2d(x, w, padding=1), random_array([2, 6, 6, 3]))
+    assert graph.flops.sum() == 2 * (2 * 6 * 6 * 5) * (3 * 3 * 3)

@@ -158,3 +158,9 @@ def test_costs_that_a_function_empties_stay(tmp_path: Path) -> None:
     cost = ml.CostModel(kinds=dict.fromkeys("FOWU", 1.0))
     made = ml.plan(graph(), f"{tmp_path / 'own.py'}:cost_emptied", cost)
     assert made.step == ml.plan(graph(), "in_order", cost).step
+
+
+def test_the_most_ranks_of_a_machine() -> None:
+    assert ml.Machine(2**15, replicas=2).size == ml.Machine(2**16).size == 2**16
+    with pytest.raises(PlanError, match="3 replicas of 32768 ranks are more than 65536"):
+        ml.Machine(2**15, replicas=3)
