@@ -5,12 +5,12 @@
 
 A mutation changes one operator, comparison, constant or condition, or drops one statement that is a call (a wait, an
 edge, a message). A copy of the tree that has it (lines.tree beside lines.json, kept for numba's cache) runs the default
-run's tests until the first failure: those that execute the line, then the others of their files, which may share what
-one of them made; the mutated room's own first, then the quick ones, as long as they take at most --seconds together. So
-the figures of the default run are lower bounds. Control: a test that fails runs once more in the same copy without the
-mutation; if it fails there too, it counts as passed. With --whole, a mutation that the default run does not notice
-also runs the tests that only CI runs, in the files of those tests. With --save, an interrupted run goes on where it
-stopped.
+run's tests until the first failure: those that execute the line, then the others of the mutated room, and of their
+files, which may share what one of them made; the room's own first, then the quick ones, as long as they take at most
+--seconds together. So the figures of the default run are lower bounds. Control: a test that fails runs once more in the
+same copy without the mutation; if it fails there too, it counts as passed. With --whole, a mutation that the default
+run does not notice also runs the tests that only CI runs, in the files of those tests. With --save, an interrupted run
+goes on where it stopped.
 
 A mutation that no test notices may change nothing that a test could see (an equivalent mutant). Needs the package
 `coverage`. A mutation is its seed and its number: `--only NUMBER ...` runs these.
@@ -169,13 +169,14 @@ def measure(out: Path) -> None:
 
 
 def tests_for(mutation: Mutation, known: dict[str, Any]) -> list[str]:
-    """The tests that execute the line, then the others of their files, in the order in which they shall run."""
+    """The tests that execute the line, then the others of the room, which may execute it compiled, and of their files,
+    in the order in which they shall run."""
     names, found = [*known["seconds"]], known["lines"].get(mutation.path, {})
     executing = {names[i] for i in found.get(str(mutation.line)) or {i for each in found.values() for i in each}}
     files = {name.partition("::")[0] for name in executing}
     rooms = {*Path(mutation.path).parts, Path(mutation.path).stem}
-    return sorted((name for name in names if name.partition("::")[0] in files), key=lambda name: (
-        name not in executing, Path(name).parts[1] not in rooms, known["seconds"][name]))
+    return sorted((name for name in names if name.partition("::")[0] in files or Path(name).parts[1] in rooms),
+                  key=lambda name: (name not in executing, Path(name).parts[1] not in rooms, known["seconds"][name]))
 
 
 # -------------------------------------------------------------------------------------------------------------- one run
@@ -187,12 +188,13 @@ def first_failure(tree: Path, arguments: list[str], patience: float, cache: Path
     with (tempfile.TemporaryFile("w+") as output,
           subprocess.Popen(command, cwd=tree, stdout=output, stderr=subprocess.STDOUT, env=environment,
                            start_new_session=True) as run):
-        size, since = 0, time.monotonic()
+        size, silent = 0, 0.0
         while run.poll() is None:
             time.sleep(0.1)
+            silent += 0.1  # not by the clock: the run may have been stopped for a while
             if (now := os.fstat(output.fileno()).st_size) > size:
-                size, since = now, time.monotonic()
-            elif time.monotonic() > since + patience:
+                size, silent = now, 0.0
+            elif silent > patience:
                 os.killpg(run.pid, signal.SIGKILL)
                 return LATE
         output.seek(0)

@@ -183,6 +183,21 @@ FLAGS = ["train", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size"
          "--steps", "3", "--costs", "analytic", "--parallel", "data", "--scheduler", "layup"]
 
 
+@pytest.mark.parametrize("slow", [(), ((1, 2.5),)])
+def test_moments_are_in_the_order_of_the_ranks_clocks(slow: tuple[tuple[int, float], ...]) -> None:
+    graph, wait = Recorded(job(2, 4), 0, 2).graph, 3.0
+    time, update, factor = COST.durations(graph), graph.kind == Kind.U, {0: 1.0, 1: 1.0} | dict(slow)
+    clock, ended, times = {0: 0.0, 1: 0.0}, dict[tuple[int, int], float](), list[float]()
+    for rank, task, arrives in moments(graph, COST, ml.Machine(2), slow, wait):
+        if arrives:
+            times.append(ended[rank, task] + wait)
+            continue
+        begin = clock[rank]
+        clock[rank] = ended[rank, task] = begin + time[task] * factor[rank]
+        times.append(clock[rank] if update[task] else begin)
+    assert np.diff(times).min() > -1e-9 * max(times)
+
+
 def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: Any) -> None:
     log = tmp_path / "log.jsonl"
     code, record = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4", "--log-versions", str(log))
