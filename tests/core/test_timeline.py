@@ -65,6 +65,12 @@ def test_a_long_path_is_told_by_its_first_and_last_tasks():
         assert lines[at + 1 : at + 1 + len(told) + 1] == [*told, ""]
 
 
+@pytest.mark.parametrize(("number", "says"), [(1, "1 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (2**19, "512.00 KiB"),
+                                              (2**20 - 1, "1024.00 KiB"), (2**20, "1.00 MiB"), (2**50, "1024.00 TiB")])
+def test_sizes_of_a_report(number, says):
+    assert f", peak {says}\n" in replace(EXAMPLE, peak_bytes=number).report()
+
+
 def test_report_of_the_example():
     text = EXAMPLE.report()
     assert "measured: makespan 10.00 us, 6 tasks, 3 lanes, peak 3.00 MiB" in text
