@@ -362,8 +362,8 @@ fill the machine.""", {"single_device": single_device, "prediction": prediction}
     Section("One device, 2 to 16 cores", """\
 Two cores are measured, with `--split auto`, which leaves tasks whole where parts would not gain. More cores are
 predicted from the costs of tasks, whole and in as many parts as cores, which were measured on two. A prediction shares
-no memory bandwidth between lanes, so its gains are upper bounds. Attention over thousands of tokens stands beside torch
-with as many threads as lanes. On busy cores another process computes on each core without end.
+no memory bandwidth between lanes, so its gains are upper bounds. Attention over thousands of tokens is compared with
+torch, which has as many threads as minidl has lanes. On busy cores another process computes on each core without end.
 
 Predictions of two lanes take tasks as if they ran alone. One timeline each, measured against simulated: LeNet takes
 14 % longer, since its tasks last 10 % longer beside another lane, above all poolings and updates; MobileNetV3 of width
@@ -386,8 +386,9 @@ simulated: it shows for which networks and links reverse first-k gains over prio
     Section("Pipelines on ranks", """\
 In the first record tasks compute (`kernels`), and each rank has a core; the calls of native lanes count in the measured
 peaks. Stale policies are measured amid their steps, without draining. In the second, tasks wait instead (`waits`), so
-that more ranks than cores can be measured; `vgg16` is layers of 64 that wait as long as those of VGG-16. Eight ranks
-share two cores: the MLP is of when they looked for messages eight times between two naps, the others since then.""",
+that more ranks than cores can be measured; `vgg16` has layers of width 64 that wait as long as the layers of VGG-16
+take. Eight ranks share two cores. The MLP was measured when ranks looked for messages eight times between two naps; the
+others were measured since they look once.""",
             {"pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and

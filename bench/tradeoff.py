@@ -66,14 +66,14 @@ class Point:
         return network.samples // self.batch
 
     def train(self, network: Network, rate: float | None = None) -> str:
-        """With another rate than that of the flags, or with theirs."""
+        """The command that trains; `rate` replaces the rate that the flags give."""
         flags = f"{network.flags} {self.flags}"
         if rate is not None:
             flags = re.sub(r" --lr \S+", "", flags) + f" --lr {rate:g}"
         return f"train {flags} --batch-size {self.batch} --costs analytic --steps {self.steps(network)}"
 
     def rates(self, network: Network) -> list[float]:
-        """Those to try."""
+        """The learning rates to try."""
         own = float(re.findall(r" --lr (\S+)", f"{network.flags} {self.flags}")[-1])
         return [float(f"{factor * own:.2g}") for factor in network.tries]
 

@@ -106,8 +106,8 @@ def chain(graph: TaskGraph, cost: CostModel) -> Chain:
 
 
 def _cheap(graph: TaskGraph, forward: Ints, maker: Ints, quick: Mask) -> set[int]:
-    """The quick units that can compute their activations again from others that the backward pass reads anyway, and
-    that are no cheap unit's. `maker`: the unit that makes each of these storages, -1 for other storages."""
+    """The quick units that can compute their activations again from activations which the backward pass reads anyway,
+    and which units make that are not cheap. `maker`: the unit that makes each of these storages, -1 for others."""
     found, active = set[int](), graph.role_is(Role.ACTIVATION)
     for t in forward[quick[graph.unit[forward]]].tolist():
         made = maker[graph.buffer_storage[[b for b in graph.reads[t].tolist() if active[b]]]]

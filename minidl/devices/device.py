@@ -244,13 +244,12 @@ def of(memory: Any) -> Any:
     return owner(memory)
 
 
-@lru_cache(4096)
 @cache
 def _cuts(kernel: str, axes: str, window: Any) -> Cuts:
     return Cuts(axes, Scratch(kernel), window)
 
 
-@lru_cache(1 << 12)
+@lru_cache(4096)
 def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides in elements."""
     strides, step = [], 1

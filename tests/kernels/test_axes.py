@@ -85,7 +85,7 @@ def cut(example: Example, count: int) -> tuple[list[np.ndarray], list[np.ndarray
 
 @pytest.mark.parametrize("example", CASES, ids=str)
 def test_parts_write_what_the_whole_writes(example: Example):
-    """In float64, where a product of fewer rows may add in another order."""
+    """In float64, to a few roundings: a product of fewer rows may add in another order."""
     for count in (2, 3):
         for a, b in zip(*cut(example, count)[:2], strict=True):
             np.testing.assert_allclose(a, b, 1e-14, 1e-14)
