@@ -191,21 +191,19 @@ def record_call(block):
 
 @njit("void(int64)", nogil=True, cache=True)
 def both(block):
-    """Writes the counter of ticks and the time of the host's clock to two words; as of one moment, unless the thread
-    loses its core between the two looks again and again."""
+    """Writes the counter of ticks and the time of the host's clock to two words, as of one moment: of some tries the
+    one in which the thread was least disturbed between the two looks."""
+    least = MOMENT << 32
     for _ in range(8):
         before = ticks()
-        poke(block + 8, clock())
-        after = ticks()
-        poke(block, (before + after) // 2)
-        if after - before < MOMENT:
+        now = clock()
+        took = ticks() - before
+        if took < least:
+            least = took
+            poke(block, before + took // 2)
+            poke(block + 8, now)
+        if least < MOMENT:
             return
-
-
-@cfunc(STATUS, cache=True)
-def both_call(block):
-    both(block)
-    return OK
 
 
 @cfunc(STATUS, cache=True)

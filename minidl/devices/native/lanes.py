@@ -21,7 +21,7 @@ from ...kernels import Thunk
 from ..lanes import CLOSED, LaneError, Stop, Work, lower_priority
 from . import calls, code
 from .calls import Call, Unknown
-from .stamps import Stamps
+from .stamps import StampClock, Stamps
 
 SPINS = 400  #: how often a lane looks for an event before it sleeps: some ten microseconds
 _callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
@@ -41,7 +41,8 @@ class _Lane:
     def __init__(self, number: int, state: Any, failures: list[Failure], traced: int = 0) -> None:
         """`traced`: how many tasks get stamps."""
         self.number, self.state = number, state
-        self.stamps = Stamps(3 * traced) if traced else None
+        self.stamps = Stamps(3 * traced)
+        self._traced = traced > 0
         self.words = _words(code.LANE_WORDS)
         self.calls: list[Call] = []
         self.tasks: list[int] = []  # for every call, the task to which it belongs
@@ -72,7 +73,7 @@ class _Lane:
 
     def stamp(self, task: int, upto: int) -> None:
         """One look at the clock for all moments from the last one to this; none if nothing is traced."""
-        if self.stamps is not None:
+        if self._traced:
             self.add(task, *self.stamps.upto(upto))
 
     def finish(self, spins: int) -> None:
@@ -122,6 +123,7 @@ class NativeLanes:
     def __init__(self, work: Work, trace: bool = False, *, spins: int = SPINS) -> None:
         self.work, self.trace = work, trace
         self._failures: list[Failure] = []
+        self._clock = StampClock()
         self._state = _words(code.STATE_WORDS)
         self._state[code.NANOSECONDS] = code.NAP
         self._lanes = [_Lane(i, self._state, self._failures, trace * len(tasks)) for i, tasks in enumerate(work.tasks)]
@@ -154,8 +156,6 @@ class NativeLanes:
             records.setdefault(source, []).append(_call(code.record_call, event, state))
         for lane, tasks in zip(self._lanes, work.tasks, strict=True):
             for i, task in enumerate(tasks):
-                if i == 0 and lane.stamps:
-                    lane.add(task, *lane.stamps.begin())
                 waits, before = awaited.get(task, []), work.before(task, None)
                 if waits or before:
                     lane.stamp(task, 3 * i + 1)
@@ -172,6 +172,8 @@ class NativeLanes:
     def run(self) -> None:
         """Runs all lanes once. Raises LaneError for a task that failed; any other error does not come from a task."""
         result = code.STOPPED
+        if self.trace:
+            self._clock.begin()
         try:
             if self._first.by_python:
                 with np.errstate(all="ignore"):  # results show infinities; no warnings are needed
@@ -236,7 +238,7 @@ class NativeLanes:
     def stamps(self) -> list[Any]:
         """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds
         of the host's clock."""
-        return [lane.stamps.seconds().reshape(-1, 3) if lane.stamps else np.zeros((0, 3)) for lane in self._lanes]
+        return [moments.reshape(-1, 3) for moments in self._clock.seconds(lane.stamps for lane in self._lanes)]
 
 
 def spin_us(rounds: int = 20) -> float:

@@ -4,6 +4,7 @@ clock's cost), else the clock."""
 from __future__ import annotations
 
 import platform
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,35 +22,41 @@ class Stamps:
     """The moments of one lane. Neighbouring moments may have one stamp, and each stamp is one word."""
 
     def __init__(self, moments: int) -> None:
-        self._words = np.zeros(moments, np.int64)  # the first of them are used
-        self._stamp = np.zeros(moments, np.int64)  # of each moment
+        self.words = np.zeros(moments, np.int64)  # the first of them are used
+        self.stamp = np.zeros(moments, np.int64)  # of each moment
         self._used = self._moments = 0
-        self._begin = np.zeros(2, np.int64)  # ticks and clock when the lane began
-        self._ticks = counts_ticks()
-
-    def begin(self) -> list[Call]:
-        """The calls with which a lane begins."""
-        return [Call(code.both_call.address, self._begin.ctypes.data)] if self._ticks else []
+        self._function = code.ticks_call if counts_ticks() else code.clock_call
 
     def upto(self, moment: int) -> list[Call]:
         """The call for all moments from the last one up to this; none if they have a stamp."""
         if moment <= self._moments:
             return []
-        self._stamp[self._moments : moment] = self._used
+        self.stamp[self._moments : moment] = self._used
         self._moments, self._used = moment, self._used + 1
-        function = code.ticks_call if self._ticks else code.clock_call
-        return [Call(function.address, self._words.ctypes.data + 8 * (self._used - 1))]
+        return [Call(self._function.address, self.words.ctypes.data + 8 * (self._used - 1))]
 
-    def seconds(self) -> Any:
-        """Each moment of the last run, in seconds of the host's clock. The length of a tick is that between the begin
-        of the lane and now."""
+
+class StampClock:
+    """Turns stamps of all lanes of a run into seconds of the host's clock, all by the same two looks at both clocks: so
+    the lanes' moments keep their order even if a look was disturbed."""
+
+    def __init__(self) -> None:
+        self._ticks = counts_ticks()
+        self._begin = np.zeros(2, np.int64)  # ticks and clock
+
+    def begin(self) -> None:
+        """Call it when a run begins."""
+        code.both(self._begin.ctypes.data)
+
+    def seconds(self, lanes: Iterable[Stamps]) -> list[Any]:
+        """Each moment of the last run, for each lane. A tick's length is the mean since the run began."""
         if not self._ticks:
-            return self._words[self._stamp] / 1e9
+            return [lane.words[lane.stamp] / 1e9 for lane in lanes]
         now = np.zeros(2, np.int64)
         code.both(now.ctypes.data)
         tick, nanoseconds = (now - self._begin).tolist()
         length = nanoseconds / tick if tick else 0.0
-        return (self._begin[1] + (self._words[self._stamp] - self._begin[0]) * length) / 1e9
+        return [(self._begin[1] + (lane.words[lane.stamp] - self._begin[0]) * length) / 1e9 for lane in lanes]
 
 
 @cache

@@ -33,7 +33,7 @@ from llvmlite import ir
 if devices.no_native_lanes():
     pytest.skip(devices.no_native_lanes(), allow_module_level=True)
 
-from minidl.devices.native import calls, stamps
+from minidl.devices.native import calls, code, stamps
 from minidl.devices.native.lanes import NativeLanes
 from minidl.devices.native.machines import MACHINES
 
@@ -365,6 +365,29 @@ def test_stamps_are_in_order_and_on_the_hosts_clock(ticks, monkeypatch):
         assert (np.diff(moments) >= 0).all()
         assert begin <= moments[0] <= moments[-1] <= end
     run.timeline.report()
+    run.close()
+
+
+def test_lanes_agree_on_the_order_of_moments_if_looks_at_the_clock_are_disturbed(monkeypatch):
+    monkeypatch.setattr(stamps, "counts_ticks", lambda: True)
+    late, both = iter(range(0, 10**9, 10**6)), code.both
+
+    def disturbed(block):
+        both(block)
+        ctypes.c_int64.from_address(block + 8).value += next(late)  # nanoseconds
+
+    monkeypatch.setattr(code, "both", disturbed)
+    graph = recorded()
+    (values,) = SMALL.batches(1)
+    run = StreamExecutor(graph, random_schedule(graph, 3, np.random.default_rng(3)), device=device_with("native"),
+                         trace=True)
+    run(*values)
+    tasks = run.timeline.tasks
+    start, end = (dict(zip(run.timeline.key[tasks].tolist(), x[tasks].tolist(), strict=True))
+                  for x in (run.timeline.start, run.timeline.end))
+    assert len(run.waits)
+    for waiter, source in graph.keys[run.waits].tolist():
+        assert start[waiter] >= end[source]
     run.close()
 
 
