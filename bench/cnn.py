@@ -35,8 +35,8 @@ def sides(case: Case) -> Sides:
 
 
 def of_both(model: Any, network: Any, batch: int) -> Sides:
-    """The same of a network and its twin in torch, which gets its weights; `model.labels`: those of a sample, if not
-    one."""
+    """The same of a network and its twin in torch, which gets its weights; `model.labels`: how many labels a sample
+    has, if not one."""
     import torch
     from torch_twins import images, load
 

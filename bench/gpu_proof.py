@@ -239,7 +239,7 @@ def climbed(precision: str, network: str) -> Callable[[Path, str], Found]:
 
 
 def climbing(limit: float) -> Callable[[Path], list[Step]]:
-    """The ladder's runs of all calls. `compiled`: with those of torch's compilers that fit in the limit."""
+    """The ladder's runs of all calls. `compiled`: with torch's compilers, as many as fit in the limit."""
 
     def steps(folder: Path) -> list[Step]:
         found = []

@@ -172,7 +172,7 @@ class Climb:
         return networks.setdefault(job.label, {})
 
     def jobs(self) -> list[Job]:
-        """The runs to do: missing ones, then unfinished ones, then those of other sources, then failed ones. First of
+        """The runs to do: missing ones, then unfinished ones, then runs of other sources, then failed ones. First of
         all a compiler on the first two networks; then one kind of run after the other, by precision."""
         found = []
         for r, run in enumerate(self.runs):

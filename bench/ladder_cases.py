@@ -25,7 +25,7 @@ class Case:
     batch: int = BATCH
 
     def complete(self) -> dict[str, Any]:
-        """All arguments, including those of the preset."""
+        """All arguments, including the preset's."""
         given = dict(self.arguments)
         preset = given.pop("preset", None)
         return {**models.arguments(self.model),

@@ -72,7 +72,7 @@ def timed(rungs: Mapping[str, Rung], effort: Effort, keep: Keep = lambda found: 
 
 
 def first_run(case: Case, precision: Precision, device: Any, how: How, keep: Keep = lambda found: None) -> Run:
-    """All rungs except those of compilers, checked and timed. A rung that fails is left out, with its error. `keep`
+    """All rungs without a compiler, checked and timed. A rung that fails is left out, with its error. `keep`
     gets the results so far: after the checks, and every few seconds of timing."""
     ours, steps = Ours(case, precision, device), how.effort.steps
     rungs: dict[str, Rung] = {}

@@ -20,7 +20,7 @@ from prediction import CASES as SHORT
 import minidl as ml
 from minidl import device, models
 
-#: how to make a network, and its batch: those of short tasks and others
+#: how to make a network, and its batch: networks of short tasks, and others
 CASES: dict[str, tuple[Callable[[], Any], int]] = {
     **SHORT,
     "MLP 784-512-512-10, batch 64": (lambda: models.mlp(784, 512, 512, 10), 64),

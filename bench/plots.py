@@ -2,8 +2,8 @@
 
     python bench/plots.py [NAME ...]        draws bench/results/NAME.svg; without names, all of them
 
-A bar is a median, its line goes from the 10th to the 90th percentile, a cross is a prediction. Colours are those of
-`minidl.core.draw`, which differ for every kind of colour vision.
+A bar is a median, its line goes from the 10th to the 90th percentile, a cross is a prediction. Colours come from
+`minidl.core.draw`; they differ for every kind of colour vision.
 """
 
 from __future__ import annotations

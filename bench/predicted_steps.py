@@ -154,7 +154,7 @@ def main() -> None:
     parser.add_argument("--kind", action="append", choices=KINDS)
     parser.add_argument("--network", action="append", choices=NETWORKS)
     parser.add_argument("--again", nargs="?", const="all", choices=("all", "disturbed"),
-                        help="also runs that the record has, or those of them that were disturbed")
+                        help="also runs that the record has, or only its disturbed ones")
     parser.add_argument("--out", help="the record, which is also read where it exists")
     arguments = parser.parse_args()
     path = Path(arguments.out) if arguments.out else RESULTS / "predicted_steps.json"

@@ -79,7 +79,7 @@ def measured(case: str, seconds: float) -> dict[str, Any]:
             profile = Profile(graph, seed=seed)
             found = interleave({"costs": profile.run, **arms}, seconds=seconds / ROUNDS, warm_up=2)
             held = os.sched_getaffinity(0)
-            os.sched_setaffinity(0, cores)  # the costs are those of the whole machine
+            os.sched_setaffinity(0, cores)  # the costs are measured on the whole machine
             now = profile.costs()
             os.sched_setaffinity(0, held)
             for name, plan in plans.items():

@@ -4,8 +4,8 @@
 
 The embedded digits on an MLP, in loop-back ranks of this process. Each stale run is compared with one process that
 updates after as many micro-batches, on the newest weights. Bits do not depend on time, so a busy machine gives the same
-accuracies. The staleness of a run is counted in its version log, beside that of the policy's steady state: a run begins
-anew in each epoch.
+accuracies. The staleness of a run is counted in its version log, beside the steady state's: a run begins anew in each
+epoch.
 """
 
 from __future__ import annotations

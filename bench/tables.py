@@ -371,8 +371,8 @@ Predictions of two lanes take tasks as if they ran alone. One timeline each, mea
     "wide": wide, "wide_torch": wide_torch, "cores": cores, "wide_scaling": wide_scaling}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
-the command as a user types it. Costs are those of free cores: a run marked with * ran while other processes used more
-than 3 % of the machine.""", {"predicted_steps": predicted_steps}),
+the command as a user types it. Costs are measured on free cores: a run marked with * ran while other processes used
+more than 3 % of the machine.""", {"predicted_steps": predicted_steps}),
     Section("Memory for time", """\
 Steps that compute activations again, beside the plain step and beside torch's checkpointing of the same blocks, one
 thread each. The record is of a machine that others kept busy: only ratios of neighbouring steps mean something, and

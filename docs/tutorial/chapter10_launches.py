@@ -20,8 +20,7 @@ from minidl.devices.lanes import Event, Stream, Work
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A call has a price before it does anything. `np.add` of one number and of a thousand numbers take nearly the same
-# time: most of it is spent on finding out what the arguments are. That is why minidl binds its calls to their arrays
-# once.
+# time: most of it goes into inspecting the arguments. That is why minidl binds its calls to their arrays once.
 
 
 def microseconds(call, times=2000):
@@ -42,9 +41,9 @@ for size in (1, 1000, 100_000):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A GPU works beside the host. To launch is to put a kernel into a queue, a stream, and to go on. The launch is paid by
-# the host, the kernel by the device. A stream of the CPU is a worker thread, and behaves alike: `start` hands over a
-# program, which is a list of calls, and returns before it has run; `join` waits.
+# A GPU works beside the host. To launch a kernel is to put it into a queue, a stream, and to go on. The launch takes
+# the host's time, the kernel the device's. A stream of the CPU is a worker thread, and behaves alike: `start` hands
+# over a program, which is a list of calls, and returns before it has run; `join` waits.
 #
 # An event orders two streams: one records it, the other waits for it. Here the host itself holds a stream back for a
 # while, so we can be sure who was first.
@@ -84,11 +83,11 @@ def issues_of(graph, schedule):
     return issues
 
 
-# And a clock for it, which is the whole model of a GPU that we need. Every call takes the host `call`. A kernel begins
-# when it has been issued, when its stream is free, and when what its stream waited for is done. Then it takes its work,
-# and a gap of a microsecond or so that the device needs from one kernel to the next.
+# And a clock for it, which is all the model of a GPU that we need. Every call takes the host `call` microseconds. A
+# kernel begins when it has been issued, its stream is free, and all events that its stream waits for have happened. It
+# takes its work, and a gap of a microsecond or so that the device needs from one kernel to the next.
 
-CALL, GAP = 8.0, 1.0  # microseconds, of the order that people report; how to measure yours stands at the end
+CALL, GAP = 8.0, 1.0  # microseconds, of the order that people report; the end of this chapter measures yours
 
 
 def play(issues, work, call=CALL):
@@ -132,8 +131,8 @@ for work in (2.0, 8.0, 50.0):
           f"{found[work, 1] / found[work, 2]:.2f}x")
 
 # Kernels of 2 us: the device waits for the host all the time. A second stream has nothing to hide, and its events are
-# calls too, so the step gets slower. Kernels of 50 us: the host is far ahead, and the device's time is what counts. In
-# between, both matter. A rule of thumb: per kernel a step takes the larger of what the host and what the device needs.
+# calls too, so the step gets slower. Kernels of 50 us: the host is far ahead, and only the device's time counts. In
+# between, both matter. A rule of thumb: per kernel, a step takes the larger of the host's and the device's time.
 
 assert found[2.0, 2] > found[2.0, 1] > 3 * len(graph) * 2.0
 assert found[50.0, 2] < found[50.0, 1] < 1.1 * len(graph) * 50.0
@@ -156,9 +155,9 @@ for work in (2.0, 8.0, 50.0):
 # is the larger gain by far, and only with it does the second stream give anything. Whoever compares two streams in a
 # graph with one stream without a graph has measured the graph.
 #
-# How does the driver know what comes after what? It watches the streams. A launch comes after the last launch on its
-# stream. A wait adds what the event stood for when it was recorded. Nothing else: the graph has every order that the
-# streams had, and none that they had not. minidl checks that each wait of the schedule is a path in the captured graph.
+# How does the driver know the order? It watches the streams. A launch comes after the last launch on its stream. A wait
+# adds the work that the event stood for when it was recorded. Nothing else: the graph has every order that the streams
+# had, and no other. minidl checks that each wait of the schedule is a path in the captured graph.
 #
 # `ml.GraphExecutor` does all that on a GPU. The CPU has no CUDA graphs, and says so.
 
@@ -203,7 +202,7 @@ worker.close()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# The CPU has its own graph: native lanes. Each call was bound before, so all that Python still does is to walk a list.
+# The CPU has its own graph: native lanes. Each call was bound before, so Python only walks a list.
 # A native lane is the same list as an array of machine addresses, each with the address of its arguments, and one call
 # of compiled code walks it. The rungs of one small call, and then a whole step on both kinds of lane:
 
@@ -234,12 +233,12 @@ else:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Measure yours. Every way to issue a kernel, its price for the host and its gap on the device; events, forks and joins;
-# chains of kernels by calls and by graph, straight and with branches. What is not installed is a row that says so.
+# chains of kernels by calls and by graph, straight and with branches. If a library is not installed, its row says so.
 #
 #     python bench/launch_overhead.py --quick
 #     python bench/launch_overhead.py --device cuda --plot launches.png
 
-# Exercise 10. Be the driver: exercises/exercise10.py gets a list like the one above, and shall return which launch
-# comes after which. It knows streams, and no events yet:
+# Exercise 10. Be the driver: exercises/exercise10.py gets a list like the one above, and must return which launch comes
+# after which. It knows streams, and no events yet:
 #
 #     python docs/tutorial/grade.py 10 my_capture.py

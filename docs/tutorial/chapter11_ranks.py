@@ -54,16 +54,16 @@ model, graph = recorded()
 plan = ml.plan(graph, "one_f_one_b", ml.CostModel.analytic(), ml.Machine(ranks=2))
 print(plan.schedule.grid(), "\n")
 
-# Rank 1 reads what rank 0 makes. One pass adds a send and a receive for each such result. 0SF0>1 sends what 0F0 made to
-# rank 1, and 0RF0>1 receives it there. Each rank gets a lane for each peer and direction, in the order in which results
-# are made.
+# Rank 1 reads results of rank 0. One pass adds a send and a receive for each such result. 0SF0>1 sends the result of
+# 0F0 to rank 1, and 0RF0>1 receives it there. Each rank gets a lane for each peer and direction, in the order in which
+# results are made.
 
 talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
 print(schedule.grid(), "\n")
 assert {str(lane) for lane in schedule.lanes} == {"0/main", "0/send->1", "0/recv<-1", "1/main",
                                                   "1/send->0", "1/recv<-0"}
 
-# What one rank does is its program: its part of the graph, its lanes, its memory. It needs less memory than the whole.
+# A rank runs its program: its part of the graph, its lanes, its memory. It needs less memory than the whole.
 
 programs = [lower(talking, schedule, ranks=2, rank=rank) for rank in range(2)]
 print(programs[1], "\n")
@@ -77,7 +77,7 @@ assert max(p.peak_bytes for p in programs) < alone.peak_bytes
 # The first hang. Why lanes? The plain way is to write all of a rank in one row: receive, compute, send.
 
 def in_one_row(talking, schedule):
-    """Each send right after what makes it, each receive right before the first task that reads it."""
+    """Each send right after the task whose result it sends, each receive right before the first task that reads it."""
     rows = {}
     for i, lane in enumerate(schedule.lanes):
         if lane.name == "main":
@@ -103,7 +103,7 @@ first.validate(talking_small)  # if sends were buffered, it would run
 
 
 def circle(talking, schedule):
-    """What the proof has to say, if it has."""
+    """The message of the proof, if it fails."""
     try:
         check_rendezvous(talking, schedule)
     except ScheduleError as error:
@@ -132,7 +132,7 @@ cured = swapped(first)
 assert not circle(talking_small, cured)
 print(f"cured, rank 1: {' '.join(cured.names(1))}\n")
 
-# It helps, until a rank has two stages. Then a send and the receive that it hangs on need not be neighbours any more:
+# It helps, until a rank has two stages. Then a send and the receive that it waits for need not be neighbours any more:
 
 looped = ml.plan(ml.Pipeline(4), "interleaved", machine=ml.Machine(2))
 talking_looped, lanes = pipeline.add_communication(looped.graph, looped.schedule)
@@ -140,8 +140,9 @@ second = swapped(in_one_row(talking_looped, lanes))
 print(f"{circle(talking_looped, second)}\n")
 assert "3SO0>0 waits for 0SF2>1" in circle(talking_looped, second)
 
-# What always works: a lane for each peer and direction, in the sender's order, receives posted early, and nobody waits
-# but the task that reads. Put each message right after what makes it, and you see why no circle can close.
+# One arrangement always works: a lane for each peer and direction, in the sender's order, receives posted early, and
+# only the task that reads a message waits for it. Put each message right after its source, and you see why no circle
+# can close.
 
 assert not circle(talking_looped, lanes)
 
@@ -168,7 +169,7 @@ def work(communicator):
 
 (timeline, of_rank_0), (_, of_rank_1) = run_ranks(2, work)
 
-# Each rank has its own stage's parameters. Together they are those of one process, bit for bit.
+# Each rank has its own stage's parameters. Together they equal the parameters of one process, bit for bit.
 
 model, graph = recorded()
 run = ml.SequentialExecutor(graph)
@@ -177,9 +178,8 @@ for _ in range(3):
 assert [(of_rank_0 | of_rank_1)[i] for i in range(8)] == [p.numpy().tobytes() for p in model.parameters()]
 print("two ranks and one process: the same bits\n")
 
-# And the trace of both ranks, on one clock. What a lane stands still for is a wait until the message is sent, and a
-# transfer from then on: that tells whether the plan or the link is to blame. `timeline.save("step.json")` is for
-# ui.perfetto.dev.
+# And the trace of both ranks, on one clock. Idle time counts as *wait* until the message is sent, then as *transfer*,
+# so you see whether the plan or the link is to blame. `timeline.save("step.json")` makes a file for ui.perfetto.dev.
 
 print(timeline.report(), "\n")
 for rank in range(2):
@@ -188,8 +188,8 @@ for rank in range(2):
     print(f"rank {rank}: " + ", ".join(f"{what} {us:.0f} us" for what, us in spent.items()))
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Should something hang all the same, say in a step of your own, then it does so for a minute (here: for half a second).
-# Then one line says who waits for whom.
+# If something hangs all the same, say in a step of your own, minidl gives up after a minute (here: half a second), and
+# one line says who waits for whom.
 
 
 def both_receive(communicator):

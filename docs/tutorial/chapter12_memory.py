@@ -34,7 +34,7 @@ def show(name, plan):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What a step holds. The activations of a layer live from its forward to its backward, so the first layer's live
+# The memory of a step. The activations of a layer live from its forward to its backward, so the first layer's live
 # longest, and all are alive when the backward pass begins. Memory is planned before anything runs: the peak is known.
 
 model, graph = build()
@@ -70,7 +70,7 @@ print("after 5 steps: equal losses, and equal parameters bit for bit\n")
 # ---------------------------------------------------------------------------------------------------------------------
 # A limit. Which activations to keep is a choice, and blocks differ in bytes and in time. A dynamic program over the
 # chain of blocks finds the choice with the least time within a limit (rotor: Beaumont et al., 2019). On the command
-# line a limit is all that has to be said: `--memory-limit 900KB`.
+# line a limit is enough: `--memory-limit 900KB`.
 
 limit = (whole.peak_bytes[0] + again.peak_bytes[0]) // 2
 best = ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=limit), recompute="auto")
@@ -115,8 +115,8 @@ for shard in (0, 1, 3):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One curve. Each of these plans is a point: its peak and its time. Those that no other plan beats in both are the
-# curve, and everything else is a waste of one or the other.
+# One curve. Each of these plans is a point: its peak and its time. The points that no other plan beats in both make the
+# curve. Every other plan wastes memory or time.
 
 points = curve(graph, ml.CostModel.analytic(), ["in_order"], lambda policy, recompute, limit: ml.plan(
     graph, policy, machine=ml.Machine(memory_limit=limit), recompute=recompute))
@@ -124,11 +124,11 @@ print("\nthe curve")
 for point in points:
     print(f"{point.peak:10,} bytes   {point.plan.step:7.1f} us   {point.choice}")
 
-# On a network of your own, as a page in which a point can be chosen:
+# On a network of your own, as a page on which you can choose a point:
 #
 #     python -m minidl plan --curve --model gpt --model-arg preset=tiny --scheduler in_order --html curve.html
 
-# Exercise 12. exercises/exercise12.py keeps the activations of every block, whatever the limit. Choose those to keep so
-# that the step fits, and takes the least time:
+# Exercise 12. exercises/exercise12.py keeps the activations of every block, whatever the limit. Choose the blocks to
+# keep so that the step fits, and takes the least time:
 #
 #     python docs/tutorial/grade.py 12 my_choice.py

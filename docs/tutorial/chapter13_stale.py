@@ -117,7 +117,7 @@ for _, own in found:
         assert model.parameters()[i].numpy().tobytes() == value.tobytes()
 print("a replay of the log: bit-identical parameters")
 
-# Nothing else is needed, not even an order that somebody planned. Let threads race for the weights, and keep the log:
+# Nothing else is needed, not even a planned order. Let threads race for the weights, and keep the log:
 #
 #     python -m minidl train --model mlp --micro-batches 8 --scheduler pd_asgd --scheduler-arg clock=real \
 #         --steps 20 --log-versions log.jsonl
@@ -159,7 +159,7 @@ for k in range(1, LAYERS + 1):
     assert all(np.array_equal(sweep[layer], exact[layer]) for layer in range(LAYERS - k, LAYERS + 1))
 assert error == 0
 
-# The error falls fast here because these layers shrink gradients: what comes from far above hardly matters. In minidl a
+# The error falls fast here because these layers shrink gradients: layers far above hardly matter. In minidl a
 # sweep is a pass over the graph, so its tasks are proved, priced and drawn like all others:
 #
 #     python -m minidl compare --model mlp --model-arg layers=8 --backward jacobi --sweeps 3 --schedulers in_order

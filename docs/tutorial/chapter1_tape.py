@@ -165,7 +165,7 @@ def main():
             print(f"step {step:3d}   loss {float(loss.value):.4f}")
 
     accuracy = (network(Tensor(points)).value.argmax(axis=1) == labels).mean()
-    print(f"\n{accuracy:.1%} of the points are told apart. What the network thinks is inside the ring:\n")
+    print(f"\n{accuracy:.1%} of the points are classified correctly. The network sees these inside the ring:\n")
     assert accuracy > 0.9
     for row in np.linspace(1, -1, 15):
         line = np.stack([np.linspace(-1, 1, 31), np.full(31, row)], axis=1)

@@ -45,12 +45,12 @@ def names(buffers):
 for task in graph:
     print(f"{task.name}  reads {names(task.reads)}\n     writes {names(task.writes)}")
 
-# Find 2W0 and 2O0 in the list: the two gradients of the second linear layer. They read the same gradient, and the one
-# does not mention what the other writes. Find the updates 0U0 and 2U0: they read a gradient and overwrite a weight.
+# Find 2W0 and 2O0 in the list: the two gradients of the second linear layer. They read the same gradient, and neither
+# reads the other's result. Find the updates 0U0 and 2U0: they read a gradient and overwrite a weight.
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Now the edges. The first rule is plain: whoever reads a buffer comes after the one that wrote it. Eight lines:
+# Now the edges. The first rule is plain: a task that reads a buffer comes after the task that wrote it. Eight lines:
 
 
 def read_after_write(graph):
@@ -92,7 +92,7 @@ end = max(early)
 for t in reversed(range(len(graph))):
     late[t] = min((late[s] - 1 for s in succs[t]), default=end)
 
-print("\nwhere each task may stand (# is the critical chain):\n")
+print("\nwhere each task may run (# is the critical chain):\n")
 for task in graph:
     first, last = early[task.index], late[task.index]
     mark = "#" if first == last else "-"
@@ -145,7 +145,7 @@ renamed = ml.rename(unrolled, copies=2)
 print("\nwith two sets of buffers:", *(f"{a} -> {b}" for a, b in sorted(crossing(renamed))), sep="\n    ")
 assert all(earlier.split("#")[0][1] == "U" for earlier, _ in crossing(renamed))
 
-# What remains starts at an update. So 2W0 may now run beside the next forward pass, until its own layer's turn comes.
+# The remaining edges start at an update. So 2W0 may now run beside the next forward pass, until its own layer's turn.
 # That is how far out of order backprop can go and still be exactly the same training.
 #
 # Exercise 3. `read_after_write` above knows one rule of three. exercises/exercise3.py asks for all of them. It is

@@ -27,9 +27,9 @@ graph = ml.record(step, x, y)
 
 # ---------------------------------------------------------------------------------------------------------------------
 # A scheduler is a function from a graph to a schedule. It knows no device and no clock. The simplest is `in_order`:
-# everything on one lane, as recorded. `multi_stream` puts F and O on the lane `main`, W and U on the lane `sub`. (It
-# reckons with costs from flops and bytes here. By costs that were measured, tasks as short as these are better off on
-# one lane; then it takes one, and says why. Chapter 5 comes back to that.)
+# everything on one lane, as recorded. `multi_stream` puts F and O on the lane `main`, W and U on the lane `sub`. (Here
+# it estimates costs from flops and bytes. With measured costs, tasks as short as these are faster on one lane; then it
+# uses one, and says why. Chapter 5 comes back to that.)
 #
 # `validate` proves a schedule against a graph and gives it back, or says what is wrong. `grid` draws it: lanes are
 # rows, time goes to the right, every task takes one unit.
@@ -93,8 +93,8 @@ assert error.tasks == ("3W0",)
 broken("2. a weight gradient that would be counted twice", chain, "3W0 3U0 1W0 1U0 1W0")
 broken("3. an update before its gradient", chain, "3U0 3W0 1W0 1U0")
 
-# A deadlock needs two lanes. 1W0 waits for 2O0, which stands behind 3U0. And 3U0 waits for 3W0, which stands behind
-# 1W0. On either lane alone the order looks fine.
+# A deadlock needs two lanes. 1W0 waits for 2O0, which comes after 3U0 on its lane. And 3U0 waits for 3W0, which comes
+# after 1W0. On either lane alone the order looks fine.
 
 error = broken("4. a circle", "1F0 2F0 3F0 4F0 4O0 3O0 1W0 3W0", "3U0 2O0 1U0")
 assert set(error.tasks) == {"1W0", "2O0", "3U0", "3W0"}

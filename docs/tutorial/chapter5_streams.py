@@ -31,7 +31,7 @@ def build():
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# A stream runs what it is given, in order. On the CPU it is a worker thread. The first lane needs none: it runs in the
+# A stream runs its calls in order. On the CPU it is a worker thread. The first lane needs none: it runs in the
 # thread that calls. An event orders two streams: one records it, the other waits for it. Each wait of the schedule
 # becomes one event.
 #
@@ -73,15 +73,15 @@ print("the parameters are equal, bit for bit\n")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# With trace=True an executor keeps a timeline of its last step: when each task was issued, started and ended, and where
-# a lane stood still to wait. The simulator's prediction is a timeline too, of the same type. So both have the same
-# report, and can be put side by side.
+# With trace=True an executor keeps a timeline of its last step: when each task was issued, started and ended, and when
+# a lane had to wait. The simulator's prediction is a timeline too, of the same type. So both have the same report, and
+# can be compared side by side.
 
 timeline = arms["two lanes"][2].timeline
 print(timeline.report())
 
-# How to read it. `busy` is the share of the time in which the lane ran a task. `wait` is time in which it stood still
-# for another lane. `gap` is time between tasks in which it did neither: that is what launching costs. The critical path
+# How to read it. `busy` is the share of the time in which the lane ran a task. `wait` is time in which it waited for
+# another lane. `gap` is time between tasks in which it did neither: the cost of launching. The critical path
 # is the chain of tasks and waits that made the step as long as it was. To make a step faster, something on that path
 # must change.
 

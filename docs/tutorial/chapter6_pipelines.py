@@ -100,7 +100,7 @@ assert third.makespan == first.makespan - 2 * (RANKS - 1)  # the bubble is (p-1)
 assert max(third.peak_activations) == max(second.peak_activations)
 
 
-# Two thirds of the bubble are gone, for the same memory. What remains is the gap on rank 0 before its first gradient
+# Two thirds of the bubble are gone, for the same memory. The rest is the gap on rank 0 before its first gradient
 # comes back. Only forwards could fill it. So ZB-H2 takes more of them in at the start, up to 2p - 1 on rank 0, and lets
 # the weight gradients lag further behind.
 
@@ -129,7 +129,7 @@ assert max(fourth.peak_activations) == 2 * RANKS - 1
 for name, policy in {"gpipe": gpipe, "one_f_one_b": one_f_one_b, "zb_h1": zb_h1, "zb_h2": zb_h2}.items():
     theirs = ml.plan(ml.Pipeline(MICRO_BATCHES), name, machine=ml.Machine(RANKS)).schedule
     assert [theirs.names(rank) for rank in range(RANKS)] == [policy(rank) for rank in range(RANKS)]
-print("\nthe four orders are those of minidl's own policies")
+print("\nthe four orders equal the ones that minidl's own policies make")
 
 
 # A plan is a CSV file as in chapter 4, and its proof is as strict. Here somebody edited ZB-H1 and copied one row too

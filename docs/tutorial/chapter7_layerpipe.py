@@ -70,8 +70,8 @@ intra, inter = show(6, "intra"), show(6, "inter")
 assert inter.period <= intra.period < whole.period
 
 # The paper reports 25 % over PipeDream on average, and more than 80 % with 7 to 9 processors. Its rule for dividing is
-# not published in detail, so ours is a reconstruction, and these four layers are made up. What can be seen is how the
-# gain grows as processors outnumber what PipeDream can use:
+# not published in detail, so ours is a reconstruction, and these four layers are made up. They show how the gain grows
+# if there are more processors than PipeDream can use:
 
 print("\nspeed-up over PipeDream, by number of processors\n")
 rows = compare(layers, range(2, 11))

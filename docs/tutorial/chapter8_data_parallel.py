@@ -44,8 +44,8 @@ print(f"with a barrier: {barrier.period:g}")
 print(barrier.programs[0].schedule.grid(), "\n")
 assert barrier.period == 25
 
-# Look where the updates U stand in the grid: in front. It shows one iteration as it repeats, so its updates are those
-# of the iteration before. In a schedule without a barrier each update stands just before its layer's forward, and only
+# Look at the updates U in the grid: they come first. The grid shows one iteration as it repeats, so its updates belong
+# to the iteration before. In a schedule without a barrier each update comes just before its layer's forward, and only
 # that forward waits. Gradients are also cut in parts, 0A0 to 0A0/7, and the part that is needed first goes first.
 
 priority = planned("priority")
@@ -58,8 +58,8 @@ assert priority.period == 25
 # can.
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Weight gradients may wait, as chapter 2 showed. Reverse first-k lets those of the first k layers wait until all output
-# gradients are done, and then computes them in ascending order: layer 0 first, as the next forward wants them.
+# Weight gradients may wait, as chapter 2 showed. Under reverse first-k the first k layers' weight gradients wait until
+# all output gradients are done. Then they run in ascending order: layer 0 first, since the next forward needs it first.
 
 for k in range(5):
     found = planned("reverse_first_k", k)

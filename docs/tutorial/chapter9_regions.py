@@ -37,7 +37,7 @@ def build(**arguments):
 # above is ready, and its deadline, the next forward of its own layer. For the last layers the release comes early and
 # the deadline late; for the first layer they nearly meet.
 #
-# What it may not do is change the numbers. The next forward of a layer always comes after its update: that is an edge.
+# But it may not change the numbers. The next forward of a layer always comes after its update: that is an edge.
 
 model, optimizer, graph = build()
 print(graph["15W0"].label, "is needed by", [graph.name(t) for t in graph.succs[graph.index("15W0")]])
@@ -63,9 +63,9 @@ for name, schedule in {"in order": schedulers.in_order(graph),
     print(f"{name:22} {price(schedule, cost):5.1f}   late: {[graph.name(t) for t in late_tasks(graph, schedule)]}")
 assert price(crossing, cost) < price(kept, cost) < price(schedulers.multi_stream(graph, cost=cost), cost)
 
-# In a schedule `15W0@1` is 15W0 one step late. It stands at the front of its stream, since there it is the weight
-# gradient of the step before. What it reads is kept in two copies that are used in turn, so that the forward beside it
-# does not overwrite it.
+# In a schedule `15W0@1` is 15W0 one step late. It comes first on its stream, since it is the weight gradient of the
+# step before. Its inputs are kept in two copies that are used in turn, so that the forward beside it does not overwrite
+# them.
 
 print("\n" + crossing.grid(width=100) + "\n")
 
@@ -73,9 +73,9 @@ print("\n" + crossing.grid(width=100) + "\n")
 # ---------------------------------------------------------------------------------------------------------------------
 # Launch overhead. On a GPU a small kernel may take less time than to launch it. Then the device waits for the host, and
 # a second stream hides launches, not arithmetic. Published gains of overlap were often measured so. If the whole step
-# is replayed at once, as a CUDA graph or here as a list of calls that were made before, launches cost next to nothing,
-# and overlap gives what it really gives: at most (F + O + W) / (F + O). Always compare with one stream that is recorded
-# too.
+# is replayed at once, as a CUDA graph or here as a list of calls that were bound before, launches cost next to nothing,
+# and only the true gain of overlap is left: at most (F + O + W) / (F + O). Always compare with one stream that is
+# recorded too.
 
 alone, busy = sum(2 * l for l in linear), price(schedulers.in_order(graph), cost)
 print(f"weight gradients are {alone / busy:.0%} of this step, so hiding all of them gives at most "
@@ -86,9 +86,9 @@ print(f"weight gradients are {alone / busy:.0%} of this step, so hiding all of t
 # Regions. Two tasks at once are rarely twice as fast: they share memory, caches, and on a CPU the interpreter. How much
 # they lose depends on the pair. So cut the chain into regions of like kernels, and measure each pair of a region and a
 # kind of weight gradient: `minidl.measuring.pairs`. Its gain is the work done together in the time of one. Then
-# give out the pairs, the largest gain first, as long as there is room beside the region.
+# place the pairs, the largest gain first, as long as there is room beside the region.
 #
-# Here is a machine on which nothing is won beside the backward pass.
+# Here is a machine on which tasks beside the backward pass gain nothing.
 
 kinds = {graph.name(t): graph[t].kind.name for t in range(len(graph))}
 shared = replace(cost, corun=CoRun(kinds, {"O": {"W": 2.2}, "W": {"O": 2.2}}))
@@ -97,23 +97,23 @@ for name, schedule in {"multi_stream": schedulers.multi_stream(graph, cost=cost)
     print(f"{name:22} {price(schedule, shared):5.1f}   late: {len(late_tasks(graph, schedule))} tasks")
 assert price(schedulers.multi_region(graph, shared), shared) < price(schedulers.multi_stream(graph, cost=cost), shared)
 
-# `multi_stream` was told the costs without the pairs here. If it knows them, it sees that its two streams lose, and
-# takes one; it moves nothing to where it would gain.
+# Here `multi_stream` got the costs without the pairs. With them it sees that two streams are slower, and uses one; it
+# does not move tasks to where they would gain.
 
 print("\nmulti_stream, pairs known: " + ml.plan(graph, "multi_stream", shared).remarks[0])
 assert price(schedulers.multi_stream(graph, cost=shared), shared) == price(schedulers.in_order(graph), shared)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Waiting costs memory: what a late task reads stays alive. A limit makes the scheduler give overlap back.
+# Waiting costs memory: the inputs of a late task stay alive. Under a limit the scheduler gives up some overlap.
 
 for candidate in ml.plan(graph, "multi_region", cost, curve=True).notes["curve"]:
     print(f"{candidate.peak_bytes:12,} bytes   {candidate.makespan:5.1f}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# And it is still synchronous training. After any step whoever looks at a parameter finds what training in order would
-# have left: looking finishes what is late. Losses and learning rates are not parameters, so they settle nothing.
+# And it is still synchronous training. After any step a parameter has the value that training in order would give:
+# reading it first runs the tasks that are late. Reading a loss or a learning rate runs none of them.
 
 seen = []
 for schedule in (schedulers.in_order(graph), crossing):
@@ -128,17 +128,17 @@ for schedule in (schedulers.in_order(graph), crossing):
 assert seen[0] == seen[1]
 print("\nafter 20 steps: equal losses, and equal parameters bit for bit")
 
-# One thing keeps the border. Clipping by the global norm needs every gradient before the first update.
+# With one feature no task may be late: clipping by the global norm needs every gradient before the first update.
 
 print(*ml.plan(build(max_norm=1.0)[2], "multi_region", cost).remarks, sep="\n")
 
 # On a network of your own:
 #
-#     python -m minidl compare --model mobilenet_v3_large --model-arg preset=tiny --schedulers
-#     in_order,multi_stream,multi_region python -m minidl plan --curve --scheduler multi_region --model densenet121
-#     --model-arg preset=tiny
+#     python -m minidl compare --model mobilenet_v3_large --model-arg preset=tiny \
+#         --schedulers in_order,multi_stream,multi_region
+#     python -m minidl plan --curve --scheduler multi_region --model densenet121 --model-arg preset=tiny
 
 # Exercise 9. exercises/exercise9.py puts all weight gradients beside the backward pass, and the step takes 24 on the
-# costs above. Choose which of them run one step late, and where the rest goes, so that it takes 18 or less:
+# costs above. Choose which of them run one step late, and place the rest, so that the step takes 18 or less:
 #
 #     python docs/tutorial/grade.py 9 my_regions.py

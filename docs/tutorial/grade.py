@@ -107,7 +107,7 @@ def exercise2(path):
 
 
 def exercise3(path):
-    """Edges against those of recorded graphs, up to those that follow from others."""
+    """Compares edges with the edges of recorded graphs; edges that follow from others may be there or not."""
     function = load(path, "edges")
     plain, parts = network(preset="tiny")[1], network(3, preset="tiny")[1]
     for what, graph in {"one step": plain, "three micro-batches": parts, "two steps in a row": ml.unroll(plain, 2),

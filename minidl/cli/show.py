@@ -64,7 +64,8 @@ def reason(error: BaseException) -> str:
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
-        return f"there is not enough memory for this: {error}".removesuffix(": ")
+        said = f"there is not enough memory for this: {error}".removesuffix(": ")
+        return f"{said}; take a smaller batch or network; a plan with --costs analytic runs nothing, so needs none"
     return str(error) or type(error).__name__
 
 

@@ -57,7 +57,7 @@ def test_each_reason_holds_only_where_it_does(plans):
     assert "tasks last 30 us, and handing one to another stream takes 65 us" in said(of_run(plan, CALM))
     assert "tasks last" not in said(of_run(base, CALM)), "one stream hands nothing over"
     assert "memory bound" in said(of_run(plan, CALM))
-    assert "as undisturbed" in said(of_run(plan, CALM))
+    assert "ignores interference" in said(of_run(plan, CALM))
     assert "crossing" not in said(of_run(plan, CALM))
     assumed = replace(plan.cost, cross=Cross(source="assumed"))
     assert "crossing from core to core costs is assumed" in said(of_run(replace(plan, cost=assumed), CALM))

@@ -268,7 +268,7 @@ def page() -> str:
     return "\n".join([
         "# Which features combine", "",
         "Every pair trains a small network on two ranks of a pipeline (with replicas, two times two). *yes*: the",
-        "parameters are bit-identical to those of one process; if weights are stale, that process replays the run's",
+        "parameters are bit-identical to one process; if weights are stale, that process replays the run's",
         "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
         "refuses the pair, for the reason below.",
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",

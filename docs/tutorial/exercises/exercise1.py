@@ -15,4 +15,4 @@ from chapter1_tape import emit
 
 def tanh(x):
     y = np.tanh(x.value)
-    return emit(y, (x, lambda dy: dy))  # the value is right; the rule is that of the identity
+    return emit(y, (x, lambda dy: dy))  # the value is right; the rule is the identity's
