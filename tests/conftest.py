@@ -137,7 +137,9 @@ def pytest_collection_modifyitems(config: Any, items: list[Any]) -> None:
         longest = max(map(len, values.values()))
         few = cases[0][0].get_closest_marker("few")
         count = min(few.args[0], longest) if few else longest
-        diagonal = {tuple(i * longest // count % len(found) for found in values.values()) for i in range(count)}
+        steps = [count if len(found) <= count else longest for found in values.values()]
+        diagonal = {tuple(i * step // count % len(found) for step, found in zip(steps, values.values(), strict=True))
+                    for i in range(count)}
         for item, axes in cases:
             if tuple(values[names][value] for names, value in axes.items()) not in diagonal:
                 item.add_marker(pytest.mark.wide)

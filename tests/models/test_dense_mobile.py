@@ -116,7 +116,7 @@ def test_every_order_gives_the_same_bits(name: str) -> None:
 
 @pytest.mark.few(3)
 @pytest.mark.parametrize(("size", "channels", "stride"),
-                         [(16, 24, 1), (4, 120, 1), (6, 100, 1), (16, 24, 2), (5, 300, 1), (12, 16, 1)])
+                         [(16, 24, 1), (4, 120, 1), (6, 100, 1), (5, 300, 1), (16, 24, 2), (12, 16, 1)])
 def test_depthwise_lines_of_several_runs(size: int, channels: int, stride: int) -> None:
     """The CPU form of the three kernels against their references where a line is cut into runs of pixels."""
     from minidl.kernels import KERNELS
