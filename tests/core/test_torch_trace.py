@@ -55,7 +55,7 @@ def test_kernels_depend_on_their_launches_also_of_graphs(tmp_path):
 
 def test_a_collective_begins_when_the_last_rank_has_come(tmp_path):
     def rank(number: int, work: float) -> str:
-        events = [kernel("gemm", 0, work, 1), kernel("ncclDevKernel_AllReduce", work, 60 - work, 2, 9)]
+        events = [kernel("gemm", number, work - number, 1), kernel("ncclDevKernel_AllReduce", work, 60 - work, 2, 9)]
         path = tmp_path / f"{number}.json.gz"
         path.write_bytes(gzip.compress(json.dumps({"traceEvents": events, "distributedInfo": {"rank": number},
                                                    "baseTimeNanoseconds": 1000}).encode()))
@@ -64,6 +64,8 @@ def test_a_collective_begins_when_the_last_rank_has_come(tmp_path):
     t = load_torch([rank(0, 10.0), rank(1, 50.0)])
     sums = [r for r in t.tasks.tolist() if "nccl" in t.label(r)]
     assert [(t.lanes[t.lane[r]].rank, float(t.start[r]), float(t.end[r])) for r in sums] == [(0, 50, 60), (1, 50, 60)]
+    products = [r for r in t.tasks.tolist() if t.label(r).endswith("gemm")]
+    assert [(float(t.start[r]), float(t.end[r])) for r in products] == [(0, 10), (1, 50)], "no rank waits for another"
     waits = [r for r in range(len(t)) if t.what[r] != What.TASK and t.lanes[t.lane[r]].rank == 0]
     assert sum(float(t.end[r] - t.start[r]) for r in waits) == 50
 

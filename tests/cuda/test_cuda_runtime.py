@@ -333,9 +333,19 @@ def test_what_is_written_is_read(device, shape, strides, offset):
     value = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
     there.write(array, value)
     np.testing.assert_array_equal(there.read(array), value)
+    np.testing.assert_array_equal(there.fetch(array)(), value)
+    assert there.interface(array)["data"][1] is False, "other libraries may write to it"
     copied = there.snapshot(array)
     copy = there.array(copied, View(0, shape, ml.device.strides_of(shape), 0, "float32"))
     np.testing.assert_array_equal(there.read(copy), value)
+
+
+def test_a_task_between_others_costs_what_it_takes_longer_than_alone(device, monkeypatch):
+    there = device(0)
+    times = iter([70.0, 50.0, 900.0])
+    monkeypatch.setattr(there, "task_times", lambda programs, repeats: [next(times)])
+    monkeypatch.setattr(measure, "ORDERS", 3)
+    assert measure._between(Run(there).graph, there, np.random.default_rng(0), alone=40.0, tasks=6) == 5.0
 
 
 def test_eager_steps_and_checkpoints(device, tmp_path):

@@ -32,6 +32,18 @@ def test_every_example_is_right_and_is_timed(name):
     assert math.isfinite(found.share)
 
 
+def test_a_launch_takes_the_median_of_its_runs(monkeypatch):
+    """The first run, which may load something, does not count."""
+    now, lengths = [100.0], iter([9.0] + [1.0, 2.0, 8.0] * 50)
+
+    def run():
+        now[0] += next(lengths)
+
+    monkeypatch.setattr(kernel_times, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(kernel_times, "RUNS", 3)
+    assert kernel_times._median(run) == 2e6
+
+
 def test_figures_follow_from_bytes_flops_and_time(monkeypatch):
     monkeypatch.setattr(kernel_times.Rolled, "time", lambda self: self.bytes / 100.0)
     found = kernel_times.timing(devices.get("cpu"), "linear", 1e3, rows=16)

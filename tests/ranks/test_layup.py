@@ -118,6 +118,15 @@ def test_random_configurations_repeat_and_replay() -> None:
         check_repeats(seed)
 
 
+def test_every_layer_is_sent() -> None:
+    """Also the first one; here it has weights."""
+    trainers, _, _ = ran(Job(model="lenet", batch_size=8, micro_batches=2, update_every=1, scheduler="layup",
+                             parallel="data"), 2)
+    layers = sorted(trainers[0].run.replica.weights)
+    assert layers[0] == 0
+    assert sorted({e.stage for e in trainers[0].log if e.source >= 0}) == layers
+
+
 @pytest.mark.campaign
 def test_many_configurations_repeat_and_replay() -> None:
     for seed in range(2, 202):

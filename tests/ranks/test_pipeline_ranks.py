@@ -342,6 +342,14 @@ def test_a_wait_becomes_a_transfer_when_what_is_awaited_is_sent():
         ("0RF0>1", "TASK"): (70, 98), ("1F0", "WAIT"): (0, 70), ("1F0", "TRANSFER"): (70, 100)})
 
 
+def test_what_was_sent_in_the_step_before_says_nothing_of_a_transfer_of_this_one():
+    """The receive, one step late, is of the message before the one that is sent here."""
+    first = one_rank((Lane(0), Lane(0, "send->1")), ["0F0", "0SF0>1"], [0, 70], [70, 100], 3.0)
+    second = one_rank((Lane(1), Lane(1, "recv<-0")), ["1F0", "0RF0>1@1"], [10, 0], [30, 8], 3.0)
+    whole = Timeline.of_ranks([first, second], [0.0, 0.0], [{parse_task("0SF0>1"): 4}, {parse_task("0RF0>1@1"): 4}])
+    assert [(whole.start[i], whole.end[i]) for i in whole.tasks.tolist() if whole.name(i) == "0RF0>1@1"] == [(0, 8)]
+
+
 def test_clocks_that_differ_are_noticed(monkeypatch):
     ahead = [0.0, 7.5, -2.0]
     real = time.perf_counter

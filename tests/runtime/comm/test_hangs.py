@@ -356,6 +356,16 @@ def test_a_rank_outside_the_circle_sees_it_too(monkeypatch):
 
     waiting(work, 3, monkeypatch)
     assert len(seen) == 3
+    assert {error.rank for error in seen.values()} <= {0, 1, 2}
+
+
+def test_a_wait_that_is_over_is_no_longer_known():
+    one, other = LoopBack.ranks(2)
+    now = time.monotonic()
+    one.publish(wait := Wait((1,), "0RF0", since=now - LoopBack.wait_seconds, looked=now))
+    assert other._waits() == {0: wait}
+    one.publish(None)
+    assert other._waits() == {}
 
 
 def test_a_rank_that_meets_the_others_is_waited_for_in_vain(monkeypatch):

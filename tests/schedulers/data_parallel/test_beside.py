@@ -16,6 +16,7 @@ from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
+from minidl.schedulers.beside import lasting_updates
 from minidl.testing.replay import Replay
 
 SIZES, HALF, STEPS, RATE, MOMENTUM = (6, 8, 7, 5), 3, 6, 0.1, 0.9
@@ -49,6 +50,19 @@ def batch(number: int, micro_batches: int = 2) -> list[Any]:
     random = np.random.default_rng(number)
     return [part for _ in range(micro_batches) for part in (random.normal(size=(HALF, SIZES[0])),
                                                             random.integers(0, SIZES[-1], HALF))]
+
+
+def test_every_update_of_a_parameter_runs_beside_the_next_step() -> None:
+    """And what it needs, such as the norm of all gradients."""
+    for optimizer in OPTIMIZERS:
+        _, graph = recorded(optimizer)
+        live = {b for b, s in enumerate(graph.buffer_storage.tolist()) if graph.storages[s].live is not None}
+        found = lasting_updates(graph).tolist()
+        writes = {b for t in found for b in graph.writes[t].tolist()}
+        assert writes >= {b for t in np.flatnonzero(graph.kind == Kind.U) for b in graph.writes[t].tolist()} & live
+        for t in found:
+            makers = graph.preds[t][graph.kind[graph.preds[t]] == Kind.U].tolist()
+            assert {*makers} <= {*found}, graph.name(t)
 
 
 def ran(policy: str, ranks: int, optimizer: str = "sgd", micro_batches: int = 2, alone: bool = False) -> Any:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import micro_batch
+from minidl.core.graph import GraphBuilder
 from minidl.core.schedule import Lane
 from minidl.core.tasks import GraphError, Kind
 from minidl.passes.rewrite import coarsen, fuse
@@ -86,6 +87,17 @@ def test_stages_hold_every_task_once():
     names = {t.name for t in coarse}
     assert {"0F0", "1O2", "2W3", "0U0"} <= names
     assert len(names) == len(coarse)
+
+
+def test_stages_are_cut_between_blocks_and_beside_units_without_a_name():
+    builder = GraphBuilder()
+    builder.unit_names = dict(enumerate(("a/0/x", "", "a/1/x", "a/1/y", "a/2/x")))
+    for unit in range(5):
+        builder.task(unit, Kind.F, writes=[builder.buffer(f"b{unit}", 8)])
+    graph, cost = builder.build(), CostModel(kinds={"F": 1.0})
+    assert pipeline.balanced(graph, cost, 4).tolist() == [0, 1, 2, 2, 3]
+    with pytest.raises(pipeline.PipelineError, match="only 4 blocks"):
+        pipeline.balanced(graph, cost, 5)
 
 
 def test_fuse_publishes_at_the_end():

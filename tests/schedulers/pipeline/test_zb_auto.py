@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from pipelines import plan
 
 from minidl.core.placement import contiguous
+from minidl.core.tasks import Kind
 from minidl.pricing.simulation import times
 from minidl.schedulers.pipeline import (
     PipelineError,
@@ -180,6 +181,13 @@ def test_searches_time_their_orders_as_the_simulator_does():
     problem, graph = Problem.of(v, 6, cost), stage_graph(8, 6)
     makespan, span, found = refine(graph, handcrafted(problem), durations(problem, graph), 0.25, 8)
     assert spans(graph, found, cost) == pytest.approx((span, makespan))
+
+
+def test_an_order_has_as_many_forwards_ahead_as_its_candidate_says():
+    problem = Problem.of(contiguous(3), 7, costs(contiguous(3), 1, 2, 1), 4)
+    for one in candidates(problem, 4.0, 1.0)[::7]:
+        order = built(problem, 4.0, 1.0, [one], keep=True)[2][0]
+        assert (np.cumsum((order == Kind.F).astype(int) - (order == Kind.O), axis=1).max(axis=1) <= one.ahead).all()
 
 
 def test_neighbours_stay_within_the_cap():

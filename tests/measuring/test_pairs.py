@@ -1,0 +1,42 @@
+"""Samples of groups of tasks, and how long programs take beside each other."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import minidl as ml
+from minidl.measuring import lanes, pairs
+
+
+@pytest.mark.parametrize(("durations", "wanted"), [
+    ([0.1] * 9, [*range(9)]), ([1.0, 9.0, 5.0], [2]), ([0.5] * 8, [0, 4]), ([0.25] * 10, [0, 2, 5, 7])])
+def test_a_sample_is_spread_evenly_over_its_group(durations, wanted):
+    """The tasks of a group are numbered 3, 6, 9 ... here."""
+    tasks = [3 * i + 3 for i in range(len(durations))]
+    of_task = np.zeros(3 * len(durations) + 3)
+    of_task[tasks] = np.array(durations) * pairs.PIECE
+    assert pairs._piece(tasks, of_task) == [3 * i + 3 for i in wanted]
+
+
+def test_programs_beside_each_other_are_timed_by_the_run(monkeypatch):
+    """Here the other program has ended before the first one begins."""
+    now = [0.0]
+
+    def takes(microseconds):
+        return lambda: now.__setitem__(0, now[0] + microseconds * 1e-6)
+
+    stream = SimpleNamespace(start=pairs.run_program, join=lambda: None)
+    monkeypatch.setattr(pairs, "perf_counter", lambda: now[0])
+    assert pairs._together(stream, [takes(1), takes(2)], 5, [takes(7)], 4) == pytest.approx((3, 7))
+    assert pairs._microseconds([takes(1), takes(2)], 5) == pytest.approx(3)
+
+
+def test_lanes_that_were_held_to_cores_leave_the_process_where_it_was():
+    before = os.sched_getaffinity(0)
+    work = lanes.probe([[0], [1]], [], lambda task, stream: [])
+    assert lanes.stamped(ml.device.cpu(), work, (min(before),) * 2).shape == (lanes.ROUNDS, 2, 3)
+    assert os.sched_getaffinity(0) == before
