@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -17,3 +18,10 @@ def _found() -> str | None:
 
 
 MPIEXEC = _found()
+#: of mpiexec on its standard output, where a rank's process ends before the launcher has heard that the job is given up
+BANNER = re.compile(r"\n=+\n(?:=.*\n)+")
+
+
+def printed(done: subprocess.CompletedProcess[str]) -> str:
+    """What the ranks themselves have printed."""
+    return BANNER.sub("", done.stdout)

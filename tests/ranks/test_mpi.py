@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, until
-from launcher import MPIEXEC
+from launcher import MPIEXEC, printed
 
 from minidl.schedulers import names
 
@@ -54,7 +54,7 @@ def one_line(done):
     assert done.returncode == 2, done.stderr
     lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
     assert len(lines) == 1, done.stderr
-    assert not done.stdout
+    assert not printed(done)
     return lines[0]
 
 

@@ -13,7 +13,7 @@ import time
 import numpy as np
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, replace_call
-from launcher import MPIEXEC
+from launcher import MPIEXEC, printed
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -231,7 +231,8 @@ def command(ranks, *flags):
     launch = [MPIEXEC, "-n", str(ranks)] if ranks > 1 else []
     done = subprocess.run([*launch, sys.executable, "-m", "minidl", "train", *flags, "--json", "--costs", "analytic"],
                           capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
-    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+    said = printed(done)
+    return done.returncode, json.loads(said) if said else None, done.stderr
 
 
 NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"],

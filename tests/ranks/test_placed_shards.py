@@ -76,6 +76,16 @@ def test_a_stage_is_whole_for_as_long_as_a_grid_says(tmp_path: Path) -> None:
     assert len(gathers(early, 0)) == 3, "also after the first task of all"
 
 
+def test_gradients_may_be_summed_long_after_their_stage_was_let_go(tmp_path: Path) -> None:
+    text = pipeline.for_torch(plan("interleaved", "3,prefetch=0,keep=none"))
+    for late, last in (("2REDUCE_GRAD,", "0REDUCE_GRAD"), ("3REDUCE_GRAD,", "1REDUCE_GRAD")):
+        text = text.replace(late, "").replace(last, late + last)
+    made = read(text, tmp_path, chunks=2)
+    assert computed(pipeline.for_torch(made)) == computed(text)
+    (scattered,) = (t for t in range(len(made.graph)) if made.graph.name(t) == "2AS0")
+    assert made.graph.index("0B3") in made.graph.preds[scattered]
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("job", [{}, {"optimizer": "adam", "clip": 0.1}, {"network": "mixed"}], ids=str)
 @pytest.mark.parametrize("text", [TEXT, *NAMES[1:4]])

@@ -12,6 +12,7 @@ from helpers import drawn, need
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
+from minidl.core.graph import Role
 from minidl.core.machine import PlanError
 from minidl.core.schedule import Schedule, ScheduleError
 from minidl.core.tasks import Kind, pack, task_name, unpack
@@ -375,6 +376,8 @@ def test_the_graph_of_stages_has_the_edges_of_backpropagation(stages, m, seed, d
                 expected.add((f"{s}B{i - 1}" if fused[s, i - 1] else f"{s}W{i - 1}", w))
     assert edges == {(a, b) for a, b in expected if a != b}
     assert len(graph) == 3 * stages * m - fused.sum()
+    made = {b for t in np.flatnonzero(graph.kind == Kind.F).tolist() for b in graph.writes[t].tolist()}
+    assert made == {*np.flatnonzero(graph.role_is(Role.ACTIVATION)).tolist()}
     assert (graph.find(graph.keys) == np.arange(len(graph))).all()
     assert (graph.find(pack([stages, 0, 0], [0, 0, 5], [0, m, 0])) == -1).all()
 
