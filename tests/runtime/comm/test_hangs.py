@@ -414,6 +414,12 @@ def test_a_rank_at_work_is_waited_for_longer_but_not_for_ever(monkeypatch):
                             "s (a larger MINIDL_MPI_WAIT_SECONDS")
 
 
+def waits_for_long(communicator, rank, seconds):
+    communicator.check()
+    wait = communicator._waits().get(rank)
+    return wait and time.monotonic() - wait.since > seconds
+
+
 def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobody(monkeypatch):
     """As one to which a busy machine gives no turn: what it said last is that it waits."""
     monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
@@ -423,13 +429,8 @@ def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobod
             receives(communicator, 1, "0RO2")
             return
 
-        def is_awaited():
-            communicator.check()
-            wait = communicator._waits().get(0)
-            return wait and time.monotonic() - wait.since > 2 * LoopBack.wait_seconds
-
         communicator.publish(Wait((0,), "1RF7", since=0.0, looked=0.0))
-        until(is_awaited, "rank 0 has waited for long")
+        until(lambda: waits_for_long(communicator, 0, 2 * LoopBack.wait_seconds), "rank 0 has waited for long")
         place = Host(communicator, [np.zeros(2048, "f")], sums=False)
         flight = Flight(communicator)
         flight.submit(Entry(0, communicator.bind(Kind.SF, place, None, 0), None, 8192, peers=(0,)))
@@ -442,7 +443,7 @@ def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobod
 @pytest.mark.slow
 def test_a_slow_rank_is_no_standstill(monkeypatch):
     """It waits and works by turns, always longer than a wait in a circle may take."""
-    monkeypatch.setattr(LoopBack, "wait_seconds", 0.4)
+    monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
 
     def work(communicator):
         flight, array = Flight(communicator), np.zeros(2048, "f")
@@ -450,7 +451,7 @@ def test_a_slow_rank_is_no_standstill(monkeypatch):
         for turn in range(4):
             mine = turn % 2 == communicator.rank
             if mine:
-                time.sleep(1.0)
+                until(lambda: waits_for_long(communicator, 1 - communicator.rank, LoopBack.wait_seconds), "a long wait")
             flight.submit(Entry(0, communicator.bind(Kind.SF if mine else Kind.RF, place, None, 1 - communicator.rank),
                                 None, 8192, peers=(1 - communicator.rank,)))
             flight.drain()
