@@ -6,9 +6,9 @@ Each point is two commands: one trains, one predicts the step of the same plan o
 times do not depend on a machine, and accuracies follow from bits, so a busy machine gives the same record. Staleness is
 counted in the version log of the run, in updates between reading weights and changing them; a policy whose weights are
 new but whose gradients are late has that delay. Where the command line can replay a log, the point is replayed, and its
-parameters must have equal bits. On the digits each method has the same few tries for its learning rate, on a fifth of
-the training part; the best one trains on the whole part. `--add` keeps the points of the record whose commands are
-still these, and says which ones it measured. `bench/plots.py tradeoff` draws the record.
+parameters must have equal bits. Each method has the same few tries for its learning rate, judged on a fifth of the
+training part; the best one trains on the whole part. `--add` keeps the points of the record whose commands are still
+these, and says which ones it measured. `bench/plots.py tradeoff` draws the record.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import re
 import shlex
 import sys
@@ -37,6 +38,7 @@ from minidl.cli import main as minidl
 from minidl.cli import show
 from minidl.core.tasks import Kind, unpack
 from minidl.data.loader import fifth
+from minidl.data.text import pydoc_text
 from minidl.runtime.version_log import VersionRead, from_lines
 
 LANES = "--scheduler multi_stream --streams 16"  #: as many as a sweep can use
@@ -49,6 +51,16 @@ def held_out(split: str) -> tuple[Any, Any]:
     whole = data.digits(1).dataset
     x, y = whole.rows(fifth(whole.samples, split))
     return x, y
+
+
+def held_out_of(network: Network, folder: Path) -> str:
+    """The value of `--data` for the training part of a network's data, of which a fifth is the test part: for text a
+    file in this folder, of which minidl judges by the last fifth."""
+    if network.metric == "accuracy":
+        return HELD_OUT
+    file = folder / "manual.txt"
+    file.write_bytes(pydoc_text()[0])
+    return str(file)
 
 
 @dataclass(frozen=True)
@@ -94,6 +106,10 @@ class Network:
     points: tuple[Point, ...]
     tries: tuple[float, ...] = ()
 
+    def worth(self, value: float | None) -> float:
+        """What runs have learned, the more the better; a run that has diverged is worth least."""
+        return -math.inf if value is None else value if self.metric == "accuracy" else -value
+
 
 def pipelines(batch: int, together: int) -> list[Point]:
     """Pipelines on four ranks. Exact ones update after `batch` samples, stale ones after each of `together`
@@ -129,6 +145,7 @@ def sweeps(batch: int, name: str, counts: tuple[int, ...]) -> list[Point]:
 MLP, SNN = "--model mlp --model-arg layers=5 --model-arg hidden=64", "--model snn"
 REVERSIBLE = "--model revnet --model-arg blocks=6 --model-arg hidden=64 --lr 0.005"
 DIGITS = 12 * 1437  #: samples of twelve epochs
+TRIES = (1 / 9, 1 / 3, 1, 3, 9)
 NETWORKS = {
     "digits": Network("--data digits --lr 0.02", DIGITS, "accuracy", 3, (
         Point("in_order", MLP, 16), *(Point(p.name, f"{MLP} {p.flags}", p.batch, p.plans) for p in (
@@ -147,12 +164,12 @@ NETWORKS = {
           for p in (*pipelines(16, 8), *on_ranks(16, 0.04))),
         Point("reversible blocks, in_order", REVERSIBLE, 16),
         Point("reversible blocks, PETRA", f"{REVERSIBLE} --parallel pipeline --ranks 4 --micro-batches 8 "
-              "--scheduler petra", 128, RANKS, None)), (1 / 9, 1 / 3, 1, 3, 9)),
+              "--scheduler petra", 128, RANKS, None)), TRIES),
     "gpt": Network("--model gpt --model-arg preset=tiny --model-arg layers=4 --model-arg dropout=0 --data pydoc "
                    "--lr 0.1", 3200, "bits_per_byte", 1, (
         Point("in_order", "", 8), *sweeps(8, "highway", (0, 1, 2)), *sweeps(8, "jacobi", (4, 8)),
         Point("dither 4", "--dither 4", 8), Point("PD-ASGD", "--scheduler pd_asgd --micro-batches 8", 64, late=None),
-        *pipelines(8, 8), *on_ranks(8, 0.2))),
+        *pipelines(8, 8), *on_ranks(8, 0.2)), TRIES),
 }
 
 REPLAYED = ("pd_asgd", "layup")  #: whose logs the command line replays
@@ -196,10 +213,12 @@ def ran(told: str) -> dict[str, Any] | None:
 def tried(network: Network, point: Point) -> dict[float, float | None]:
     """The mean of what runs of all seeds with each rate learned on held-out data; None if one of them has diverged."""
     found = {}
-    for rate in point.rates(network):
-        train = re.sub(r"--data \S+", f"--data {HELD_OUT}", point.train(network, rate))
-        runs = [ran(f"{train} --seed {seed}") for seed in range(network.seeds)]
-        found[rate] = None if None in runs else float(np.mean([run["test"][network.metric] for run in runs if run]))
+    with tempfile.TemporaryDirectory() as folder:
+        held_out = held_out_of(network, Path(folder))
+        for rate in point.rates(network):
+            train = re.sub(r"--data \S+", f"--data {held_out}", point.train(network, rate))
+            runs = [ran(f"{train} --seed {seed}") for seed in range(network.seeds)]
+            found[rate] = None if None in runs else float(np.mean([run["test"][network.metric] for run in runs if run]))
     return found
 
 
@@ -207,7 +226,7 @@ def measured(network: Network, point: Point) -> dict[str, Any]:
     """The record of a point: its commands, what its runs of all seeds learned, predicted milliseconds and lateness, and
     what its rates learned on held-out data."""
     tries = tried(network, point)
-    rate = max(tries, key=lambda rate: tries[rate] or 0.0) if tries else None
+    rate = max(tries, key=lambda rate: network.worth(tries[rate])) if tries else None
     train, plan = point.train(network, rate), point.plan(network)
     found, late, same = list[float | None](), point.late, None
     for seed in range(network.seeds):

@@ -14,6 +14,7 @@ import tradeoff
 
 from minidl import data
 from minidl.core.tasks import parse_task
+from minidl.data.text import pydoc_text
 from minidl.runtime.version_log import VersionRead
 
 RECORD = json.loads((ROOT / "bench" / "results" / "tradeoff.json").read_text())
@@ -75,6 +76,24 @@ def test_held_out_samples_are_of_the_training_part():
     assert (len(train), len(held)) == (1151, 287)
     assert not rows["held"] & rows["train"]
     assert not rows["held"] & rows["test"]
+
+
+def test_held_out_text_is_of_the_training_part(tmp_path):
+    network = tradeoff.NETWORKS["gpt"]
+    train, test = pydoc_text()
+    file = tradeoff.held_out_of(network, tmp_path)
+    parts = [data.load(file, batch_size=1, split=split, sequence_length=16).dataset for split in ("train", "test")]
+    learned, held = (part.rows(np.arange(part.samples))[0].astype(np.uint8).tobytes() for part in parts)
+    assert train.startswith(learned)
+    assert train.find(held) >= len(learned)
+    assert 3.9 < len(learned) / len(held) < 4.1
+    assert held not in test
+
+
+def test_few_bits_are_worth_more_and_a_run_that_diverges_least():
+    digits, gpt = tradeoff.NETWORKS["digits"], tradeoff.NETWORKS["gpt"]
+    assert digits.worth(0.9) > digits.worth(0.1) > digits.worth(None)
+    assert gpt.worth(3.9) > gpt.worth(4.0) > gpt.worth(20000.0) > gpt.worth(None)
 
 
 def test_a_run_that_diverges_has_no_accuracy():
