@@ -48,19 +48,11 @@ def _updated_at_once(graph: TaskGraph, tasks: list[int]) -> list[int]:
     """The tasks of a batch with each update right after the last one that makes what it reads or reads what it
     changes."""
     reads, writes = ({t: {*rows[t].tolist()} for t in tasks} for rows in (graph.reads, graph.writes))
-    after: dict[int, list[int]] = {}
-    found, place = list[int](), dict[int, int]()
-    for t in tasks:
-        if graph.kind[t] != Kind.U:
-            place[t] = len(place)
-    for u in tasks:
-        if u not in place:
-            place[u] = max((place[t] for t in tasks[: tasks.index(u)] if writes[t] & reads[u] or reads[t] & writes[u]),
-                           default=-1)
-            after.setdefault(place[u], []).append(u)
-    for t in [-1, *(t for t in tasks if graph.kind[t] != Kind.U)]:
-        found += [*([t] if t >= 0 else []), *after.get(place.get(t, -1), [])]
-    return found
+    place: dict[int, int] = {}
+    for i, t in enumerate(tasks):
+        place[t] = i if graph.kind[t] != Kind.U else max(
+            (place[s] for s in tasks[:i] if writes[s] & reads[t] or reads[s] & writes[t]), default=-1)
+    return sorted(tasks, key=place.__getitem__)
 
 
 def staleness(graph: TaskGraph) -> dict[int, Ints]:

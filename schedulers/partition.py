@@ -4,7 +4,7 @@ Delayed gradients break the loop of training, so that layers can work on differe
 remaining problem is to give all processors equal work. PipeDream assigns whole layers to processors. LayerPipe assigns
 the three computations of a layer separately (intra-layer) and can also cut an output gradient between two neighbours
 (inter-layer). Unnikrishnan and Parhi, ICCAD 2021; the partition model is reconstructed. This module knows neither order
-nor clock: see `pipeline.layerpipe`.
+nor clock: see `pipeline.ticks`.
 """
 
 from __future__ import annotations

@@ -86,9 +86,8 @@ def _rows(graph: TaskGraph) -> list[list[Block]]:
             if made is not None:
                 row = next((row for row in rows if (row[-1].inner, row[-1].out) == (made.before, made.inner)), None)
                 if row is None:
-                    rows.append([made])
-                else:
-                    row.append(made)
+                    rows.append(row := [])
+                row.append(made)
     return [row for row in rows if len(row) > 1]
 
 

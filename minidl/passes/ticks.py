@@ -14,10 +14,9 @@ import numpy as np
 from ..core.graph import Ints, Role
 from ..core.placement import Refused
 from ..core.tasks import Kind
+from .delayed import BYTES_PER_US
 from .draft import Draft
 from .rewrite import sums
-
-BYTES_PER_US = 1e4  #: assumed rate of a copy, as in `CostModel.analytic`; it is not measured
 
 
 def in_ticks(draft: Draft, stage: Ints) -> Draft:

@@ -1,76 +1,24 @@
 """Ranks that train weights of their own, and mix layers that others send: the runtime of `layup`.
 
-All ranks know the same moments of a step and the same drawn peers, so each knows which layers it receives. A clock says
-when: the simulated one by the moments, so a rank waits only for a layer that has left its sender at an earlier moment;
-a real one as soon as the layer is there; or the log of a run, which repeats its bits whatever its clock was.
+All ranks know the same moments of a step and the same drawn peers, so each knows which layers it receives. By the
+moments, a rank waits only for a layer that has left its sender at an earlier one; another clock (`clocks.py`) may order
+a step instead.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from ..autograd.initial import generator_of
-from ..core.graph import TaskGraph
 from ..plans.program import Program
+from .clocks import Clock, Event
 from .comm import Communicator, Transfer
 from .comm.flight import Patience
 from .replica import Replica
 from .version_log import VersionRead
-
-
-def peers(graph: TaskGraph, ranks: int, seed: int, share: float = 1.0) -> Callable[[int, int, int], int]:
-    """A function from the number of a step, an update and a rank to the rank to which it sends the layer, or -1; drawn
-    by (seed, step, update, rank) alone. `share`: of the updates after which a layer is sent."""
-    def drawn(step: int, task: int, rank: int) -> int:
-        sends, whom = generator_of(seed, "gossip", step, int(graph.keys[task]), rank).random(2)
-        return (rank + 1 + int(whom * (ranks - 1))) % ranks if sends < share and ranks > 1 else -1
-
-    return drawn
-
-
-Event = tuple[int, int]  #: (a task of this rank, -1), or (an update, the rank that has sent its layer to this one)
-#: from a step, its events by the simulated clock and a function that says which layers have arrived, to events in order
-Clock = Callable[[int, list[Event], Callable[[], list[Event]]], Iterable[Event]]
-
-
-def real_time(step: int, events: list[Event], arrived: Callable[[], list[Event]]) -> Iterator[Event]:
-    """The clock that mixes a layer after the task during which it has arrived, or at the end of the step."""
-    left = dict.fromkeys(event for event in events if event[1] >= 0)
-    for event in events:
-        if event[1] < 0:
-            yield event
-            for other in arrived():
-                del left[other]
-                yield other
-    yield from left
-
-
-def logged(entries: Iterable[VersionRead], graph: TaskGraph, name: str) -> Clock:
-    """The clock of a rank's part of the log of this name, in the order in which the rank wrote it. It raises ValueError
-    for a log of another run."""
-    place = {int(key): t for t, key in enumerate(graph.keys)}
-    steps: dict[int, list[Event]] = {}
-    for e in entries:
-        steps.setdefault(e.step, []).append((place.get(e.key, -1), e.source))
-
-    def clock(step: int, events: list[Event], arrived: Callable[[], list[Event]]) -> list[Event]:
-        own, found = iter([event for event in events if event[1] < 0]), list[Event]()
-        for event in steps.get(step, ()):
-            while event[1] < 0 and event not in found and (task := next(own, None)):  # also those without an entry
-                found.append(task)
-                if task == event:
-                    break
-            found += [event] if event[1] >= 0 else []
-        found += own
-        if step not in steps or sorted(found) != sorted(events):
-            raise ValueError(f"{name} is the log of another run: step {step + 1} has other tasks or messages")
-        return found
-
-    return clock
 
 
 class Gossip:
@@ -84,7 +32,7 @@ class Gossip:
     def __init__(self, program: Program, moments: Sequence[tuple[int, int, bool]], peer: Callable[[int, int, int], int],
                  communicator: Communicator, device: Any = None, clock: Clock | None = None) -> None:
         part = program.body[0]
-        self.replica = Replica(part.graph, part.memory, device)
+        self.replica, self.graph = Replica(part.graph, part.memory, device), part.graph
         self.log: list[VersionRead] = []
         self._moments, self._peer, self._communicator, self._clock = moments, peer, communicator, clock
         own = {task for rank, task, arrives in moments if rank == communicator.rank and not arrives}
@@ -94,10 +42,6 @@ class Gossip:
         self._coming: dict[Event, Iterator[None]] = {}  # layers of this step that have not been seen to arrive
         self._sending: list[Iterator[None]] = []
         self._kept: dict[int, list[Any]] | None = None  # this rank's own weights while the mean is in their place
-
-    @property
-    def graph(self) -> TaskGraph:
-        return self.replica.graph
 
     def __call__(self, *inputs: Any) -> Any:
         replica, me = self.replica, self._communicator.rank

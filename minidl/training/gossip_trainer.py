@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from .. import schedulers
-from ..runtime.gossip import Clock, Gossip, logged, peers, real_time
+from ..autograd.initial import generator_of
+from ..runtime.clocks import Clock, logged, real_time
+from ..runtime.gossip import Gossip
 from ..runtime.version_log import VersionRead
 from ..schedulers.layup import moments
 from .rank_trainer import RankTrainer
@@ -31,9 +33,14 @@ class GossipTrainer(RankTrainer):
         if self.replays is not None:
             entries, name = self.replays
             clock = logged([e for e in entries if e.rank == own], graph, name)
-        peer = peers(graph, self.communicator.size, self.job.seed, share)
-        return Gossip(self.program, moments(graph, self.cost, self._machine, **known), peer, self.communicator,
-                      self.recorded.device, clock)
+        return Gossip(self.program, moments(graph, self.cost, self._machine, **known),
+                      functools.partial(self._peer, share), self.communicator, self.recorded.device, clock)
+
+    def _peer(self, share: float, step: int, update: int, rank: int) -> int:
+        """The rank to which an update sends its layer, or -1; drawn by (seed, step, update, rank) alone."""
+        ranks, key = self.communicator.size, int(self.program.graph.keys[update])
+        sends, whom = generator_of(self.job.seed, "gossip", step, key, rank).random(2)
+        return (rank + 1 + int(whom * (ranks - 1))) % ranks if sends < share and ranks > 1 else -1
 
     def finish(self) -> None:
         """Ends the run. Every rank then has the losses and the whole model."""

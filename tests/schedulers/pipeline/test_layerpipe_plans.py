@@ -14,7 +14,7 @@ from minidl.core.tasks import Kind, unpack
 from minidl.pricing.simulation import times
 from minidl.schedulers.partition import LayerCosts, assign, delays
 from minidl.schedulers.pipeline import PipelineError, costs, price, prove
-from minidl.schedulers.pipeline.layerpipe import Ticks
+from minidl.schedulers.pipeline.ticks import Ticks
 
 TIME = st.one_of(st.integers(1, 5).map(float), st.floats(0.2, 5))
 
