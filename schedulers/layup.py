@@ -26,8 +26,6 @@ from .batches import Batches
 from .ordered import Ordered
 
 Slow = Sequence[tuple[int, float]]  #: ranks and how many times slower they are
-
-
 #: (rank, task, False), or (rank, update, True) when the layer that this update of this rank has sent is at its peer
 Moment = tuple[int, int, bool]
 
@@ -44,7 +42,7 @@ def batches_of(ranks: int, batches: int, slow: Slow) -> list[int]:
     found = np.floor(batches / factor + 1e-9).astype(int).tolist()
     if 0 in found:
         raise PlanError(f"layup: rank {found.index(0)}, {factor[found.index(0)]:g} times slower than the fastest, ends "
-                        f"no batch in a step of {batches}; take at least --micro-batches {int(np.ceil(factor.max()))}")
+                        f"no batch in a step of {batches}; take at least --micro-batches {np.ceil(factor.max()):g}")
     return found
 
 
@@ -95,8 +93,10 @@ def layup(graph: TaskGraph, cost: CostModel, machine: Machine, *, slow: Slow = (
     "simulated", or "real": a layer is mixed in when it arrives, so runs differ, and each repeats from its log."""
     found = Batches.of(graph, "layup")
     counts = batches_of(machine.ranks, len(found.forward), slow)
-    if not 0 <= share <= 1 or (message is not None and not message >= 0):
-        raise PlanError(f"layup: a share of {share:g} of the updates and messages of {message} make no sense")
+    if not 0 <= share <= 1:
+        raise PlanError(f"layup: share is {share:g}; it must be between 0 and 1")
+    if message is not None and not message >= 0:
+        raise PlanError(f"layup: message is {message:g}; a time must be at least 0")
     if clock not in ("simulated", "real") or (clock == "real" and (slow or message is not None)):
         raise PlanError(f"layup: the clock is simulated or real, not {clock!r}" if clock != "real" else
                         "layup: on the real clock nothing is slower than it is; leave --slow and message out")

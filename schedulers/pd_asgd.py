@@ -42,6 +42,7 @@ def moments(graph: TaskGraph, time: Floats, name: str, forward: int = 1, backwar
         raise PlanError(f"{name} needs at least one forward and one backward thread and a queue of at least 0, not "
                         f"{forward}, {backward} and {queue}")
     found = Batches.of(graph, name)
+    forward, backward = (min(threads, len(found.forward)) for threads in (forward, backward))  # others have no batch
     names = [f"forward{i}" if i else "main" for i in range(forward)] + [f"backward{i}" for i in range(backward)]
     lanes = {Lane(0, each): list[int]() for each in names}
     order, threads = list[int](), [*lanes.values()]

@@ -14,7 +14,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 from ..core.machine import PlanError
 from ..core.schedule import Schedule
@@ -122,9 +122,10 @@ class Scheduler:
 
 
 def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(value, bool) and {int, float} & {kind, *get_args(kind)}:  # which is no number, but Python's int
+        return bool in get_args(kind)
     try:
-        return (isinstance(value, kind)
-                or (isinstance(value, int) and isinstance(0.0, kind) and not isinstance(value, bool)))
+        return isinstance(value, kind) or (isinstance(value, int) and isinstance(0.0, kind))
     except TypeError:  # Python cannot check such types as list[int]
         return True
 

@@ -39,7 +39,7 @@ def _swept(again: Again, flow: Flow, sweeps: int | None) -> int:
         source = not all(flow.needs[t] for t in atom)
         first.append(1 if source else min(first[p] + step for p, step in before.items()))
         last.append(max((last[p] + step for p, step in before.items()), default=1))
-    count = max(last) if sweeps is None else sweeps
+    count = max(last) if sweeps is None else min(sweeps, max(last))  # later ones change nothing
     memory = dict[tuple[int, int], Copies]()  # of an atom's value after a sweep, before its last one
     others = set(range(len(e.old.graph))).difference(*flow.atoms)  # weight gradients, and updates
 

@@ -41,8 +41,9 @@ def newton(draft: Draft, iterations: int) -> tuple[Draft, str]:
     again, exact = Again(draft.edit()), 0
     for flow in Flow.all_of(draft.graph):
         layers = _layers(again.edit, flow)
-        if len(layers) < 2 or iterations < 1:
-            raise Refused("newton", "without unknown layers or iterations there is nothing to solve", "leave it out")
+        if len(layers) < 2 or not 0 < iterations <= len(layers):
+            raise Refused("newton", f"{len(layers) - 1} unknown layers leave {iterations} iterations nothing to solve",
+                          "take fewer iterations, or leave it out")
         exact = max(exact, len(layers) - 1)
         _solved(again, layers, iterations)
     return again.draft, (f"activations are inexact in their last bits: {iterations} Newton iterations over all layers"
@@ -101,12 +102,9 @@ def _solved(again: Again, layers: Sequence[Layer], iterations: int) -> None:
                                [Launch(kernel, tuple(v for v, _ in reads), (made[0],))]))
         return made
 
-    def zero(like: View) -> tuple[View, int]:
-        made = memory("zero", like)
-        order.append(make.task("zeros", (), {made[1]}, [Launch("fill", made[:1], made[:1], (), (("value", 0.0),))]))
-        return made
-
-    z = [zero(layer.out) for layer in layers[:-1]]
+    z = [memory("zero", layer.out) for layer in layers[:-1]]
+    for v, b in z:
+        order.append(make.task("zeros", (), {b}, [Launch("fill", (v,), (v,), (), (("value", 0.0),))]))
 
     def below(i: int) -> Copies:
         """The present input of a layer."""

@@ -130,12 +130,21 @@ class Dropping(nn.Module):
 @pytest.mark.parametrize(("make", "why"), [
     (lambda: models.mlp(12, 65, 65, 65, 4), "a layer has 65 units, and products of Jacobians pay only up to 64"),
     (Mixing, "mixes samples"), (Residual, "not a chain"), (Rows, "not a chain"), (Dropping, "not a chain"),
-    (lambda: models.mlp(12, 8, 8, 4), "nothing to solve"), (lambda: models.mlp(12, 4), "not a chain")],
+    (lambda: models.mlp(12, 8, 8, 4), "0 unknown layers leave 2 iterations nothing to solve"),
+    (lambda: models.mlp(12, 4), "not a chain")],
     ids=["wide", "sums", "norms", "rows", "skips", "short", "one layer"])
 def test_other_networks_are_refused_in_one_line(make: Any, why: str) -> None:
     with pytest.raises(Refused, match=f"newton: .*{why}") as caught:
         newton(Draft.of(recorded(make)[1]), 2)
     assert "\n" not in str(caught.value)
+
+
+def test_more_iterations_than_layers_are_refused() -> None:
+    """A graph has a task for each, so no number may make it grow without end."""
+    for iterations in (0, 4, 10**9):
+        with pytest.raises(Refused, match=f"2 unknown layers leave {iterations} iterations nothing to solve"):
+            newton(Draft.of(recorded(MLP)[1]), iterations)
+    assert newton(Draft.of(recorded(MLP)[1]), 3)[1]
 
 
 def test_the_command_line_takes_iterations_beside_a_backward_pass(capsys: Any) -> None:

@@ -15,8 +15,8 @@ from test_pipeline_ranks import command
 import minidl as ml
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, unpack
+from minidl.runtime.clocks import real_time
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.gossip import real_time
 from minidl.runtime.replica import Replica, replay
 from minidl.runtime.version_log import VersionRead, as_lines, from_lines
 from minidl.schedulers.layup import batches_of, moments
@@ -226,6 +226,8 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
     refused = partial(refusal, capsys, *FLAGS, "--ranks", "2")
     assert "ends no batch in a step of 4" in refused("--slow", "0=8")
     assert "ranks are 0 to 1" in refused("--slow", "7=2")
+    assert "share is 1.5; it must be between 0 and 1" in refused("--scheduler-arg", "share=1.5")
+    assert "message is -1; a time must be at least 0" in refused("--scheduler-arg", "message=-1")
     assert "step 1 has other tasks or messages" in refused("--slow", "0=2", "--replay", str(log))
     assert "step 4 has other tasks or messages" in refused("--slow", "0=4", "--replay", str(log), "--steps", "4")
     log.write_text(log.read_text().replace('"version": 0', '"version": 1', 1))

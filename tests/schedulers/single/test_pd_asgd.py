@@ -214,6 +214,14 @@ def test_what_has_no_order_of_batches_is_refused() -> None:
         ml.plan(ml.record(step, *stream(1, 2)[0]), "pd_asgd")
 
 
+def test_threads_without_a_batch_change_nothing() -> None:
+    """However many they are."""
+    graph = recorded()[1]
+    few, many = (ml.plan(graph, "pd_asgd", forward=n, backward=n, queue=4) for n in (6, 10**20))
+    assert few.graph.keys.tolist() == many.graph.keys.tolist()
+    assert replace(few.schedule, notes={}).to_csv() == replace(many.schedule, notes={}).to_csv()
+
+
 FLAGS = ("train", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--micro-batches", "4",
          "--steps", "3", "--costs", "analytic", "--scheduler", "pd_asgd")
 
@@ -234,6 +242,7 @@ def test_the_command_line_trains_logs_and_replays(capsys: Any, tmp_path: Any) ->
     assert "has 3 steps, and this is step 4" in refused("--replay", log, "--steps", "4")
     assert "no order gives the versions" in refused("--replay", log, "--micro-batches", "2")
     assert "at least one forward and one backward thread" in refused("--scheduler-arg", "backward=0")
+    assert "forward must be of type int, not True" in refused("--scheduler-arg", "forward=True")
     assert "of a network without time steps and dropout" in refused(*gpt[len(FLAGS):])
     assert "share a value, such as Adam's powers" in refused("--optimizer", "adam")
     assert "--log-versions has no effect here" in refused("--scheduler-arg", "backward=1", "--scheduler-arg", "queue=0",
