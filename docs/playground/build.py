@@ -10,15 +10,23 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+import shlex
+import sys
 from pathlib import Path
 from string import Template
 from typing import Any
 
 import minidl as ml
-from minidl.core.draw import PALETTE
+from minidl.cli.data_parallel_plans import several
+from minidl.cli.parser import parse
+from minidl.cli.planning import planned
+from minidl.core.draw import PALETTE, group_of
 from minidl.core.schedule import Schedule
 from minidl.core.tasks import Kind, unpack
-from minidl.schedulers import find, names, pipeline
+from minidl.core.timeline import Timeline
+from minidl.passes.sweeps import BACKWARD
+from minidl.plans.plan import Plan
+from minidl.schedulers import find, layup, names, pipeline
 from minidl.views.page import ASSETS
 
 HERE = Path(__file__).parent
@@ -27,6 +35,20 @@ RANKS, MICRO_BATCHES, CHUNKS = (2, 3, 4, 6, 8), (2, 3, 4, 6, 8, 12, 16), (1, 2, 
 #: playable policies whose order comes from a search on the times; policies.js has the others that depend on them
 SEARCHED = ("zb_auto", "zb_v", "v_half", "v_min", "fast_forward_push_released")
 GALLERY = (4, 8)  #: ranks and micro-batches
+MLP = "--model mlp --model-arg layers=6 --model-arg hidden="
+GPT = "--model gpt --model-arg preset=tiny --model-arg layers="
+LANES, LINK = "--scheduler multi_stream --streams 16", "--parallel data --ranks 4 --latency 1 --bandwidth 10GB"
+#: what is no pipeline and computes something else than the recorded step -> the flags of its step
+METHODS = {
+    "pd_asgd": f"{MLP}64 --micro-batches 8 --scheduler pd_asgd",
+    "partime": f"{MLP}64 --scheduler partime --scheduler-arg stages=4",
+    "layup": f"{MLP}64 {LINK} --micro-batches 8 --scheduler layup --slow 0=4",
+    "delayed_update": f"{MLP}64 {LINK} --micro-batches 2 --scheduler delayed_update",
+    "acco": f"{MLP}64 {LINK} --micro-batches 2 --scheduler acco",
+    "jacobi": f"{MLP}64 --backward jacobi --sweeps 2 {LANES}",
+    "jacobi, blocks of two (Gauss-Seidel)": f"{MLP}64 --backward jacobi --sweeps 2 --block 2 {LANES}",
+    "highway": f"{GPT}4 --backward highway --sweeps 1 {LANES}",
+    "deeppcr": f"{MLP}16 --backward deeppcr {LANES}"}
 
 
 def playable(name: str) -> bool:
@@ -85,11 +107,50 @@ def gallery() -> list[dict[str, Any]]:
     return found
 
 
+def methods() -> list[dict[str, Any]]:
+    """Every other approximate or asynchronous method with its source, a command, and the rectangles of the timeline
+    that it predicts: lanes of one device, lanes of a rank over some steps or, of LayUp, ranks."""
+    found = []
+    for name, flags in METHODS.items():
+        method = name.partition(",")[0]
+        command = f"plan {flags} --batch-size 64 --costs analytic"
+        arguments = parse(shlex.split(command))
+        made = planned(arguments)
+        if method == "layup":
+            tasks = on_ranks(made, arguments.slow)
+        else:
+            tasks = on_lanes(several(made) if arguments.parallel == "data" else made.timeline)
+        about = " ".join((sys.modules[BACKWARD[method].__module__].__doc__ or "").split("\n\n")[1].split()
+                         if method in BACKWARD else find(method).about.split())
+        found.append({"name": name, "about": about, "command": f"minidl {command}", "tasks": tasks,
+                      "step": round(1000 * made.predicted_step_ms, 1)})
+    return found
+
+
+def on_lanes(t: Timeline) -> list[list[Any]]:
+    """The rectangles of a timeline, row by row of the lanes that have tasks."""
+    row = {lane: i for i, lane in enumerate(sorted({*t.lane[t.tasks].tolist()}))}
+    return [[row[int(t.lane[r])], round(float(t.start[r]), 2), round(float(t.end[r]), 2),
+             group_of(Kind(unpack(int(t.key[r])).kind)), 0, 1] for r in t.tasks.tolist()]
+
+
+def on_ranks(plan: Plan, slow: list[tuple[int, float]]) -> list[list[Any]]:
+    """The rectangles of ranks that never wait: each runs its tasks one after another, at its own speed."""
+    machine, time, now = ml.Machine(4), plan.cost.durations(plan.graph), [0.0] * 4
+    factor, found = dict.fromkeys(range(4), 1.0) | dict(slow), list[list[Any]]()
+    for rank, task, arrives in layup.moments(plan.graph, plan.cost, machine, slow):
+        if not arrives:
+            end = now[rank] + float(time[task]) * factor[rank]
+            found.append([rank, round(now[rank], 2), round(end, 2), group_of(Kind(int(plan.graph.kind[task]))), 0, 1])
+            now[rank] = end
+    return found
+
+
 def build() -> str:
     """The page as text, equal for equal policies."""
     packed = gzip.compress(json.dumps(plans(), separators=(",", ":")).encode(), 9, mtime=0)
     data = {"searched": SEARCHED, "palette": {name: list(look) for name, look in PALETTE.items()}, "gallery": gallery(),
-            "plans": base64.b64encode(packed).decode()}
+            "methods": methods(), "plans": base64.b64encode(packed).decode()}
     text = {name: (HERE / name).read_text(encoding="utf-8")
             for name in ("page.html", "page.css", "page.js", "simulator.js", "policies.js", "challenges.js")}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + text["page.css"]

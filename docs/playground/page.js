@@ -482,13 +482,15 @@ function card(entry) {
   for (let r = 0; r < rows; r++) svg.append(make("rect", { class: "track", x: 0, y: r * (high + 2), width: wide, height: high }));
   for (const [rank, from, to, kind, part, of] of entry.tasks) svg.append(make("rect", { x: from * scale, fill: colour(kind),
     y: rank * (high + 2) + high * part / of, width: Math.max(0.5, (to - from) * scale - 0.6), height: high / of }));
-  const figures = entry.bubble === null ? "figures: minidl simulate, which searches for them"
+  const figures = entry.command ? `${short(entry.step)} us a step on assumed costs` : entry.bubble === null ? "figures: minidl simulate, which searches for them"
     : `bubble ${(100 * entry.bubble).toFixed(1)} %, peak ${short(entry.peak)}${entry.stale ? ", trains on older weights" : ""}`;
   const play = () => { $("policy").value = entry.name; choose(true); window.scrollTo({ top: 0, behavior: "smooth" }); };
   return make("div", { class: playable ? "card play" : "card", "data-policy": entry.name, tabindex: playable ? 0 : -1,
     ...(playable ? { role: "button", onclick: play,
       onkeydown: (e) => { if (e.key === "Enter" || e.key === " ") { e.preventDefault(); play(); } } } : {}) },
-  make("h3", {}, entry.name), svg, make("p", {}, make("b", {}, figures)), make("p", { class: "soft" }, ...coded(entry.about)));
+  make("h3", {}, entry.name), svg, make("p", {}, make("b", {}, figures)), make("p", { class: "soft" }, ...coded(entry.about)),
+  ...(entry.command ? [make("p", { class: "soft" }, make("code", {}, ...entry.command.split(/ (?=--)/).flatMap((part, i) =>
+    [...(i ? [" "] : []), make("span", {}, part)])))] : []));
 }
 
 /** After a change of the times: a plan that is not edited becomes the one for them. */
@@ -515,6 +517,7 @@ async function start() {
   $("legend").append(...["F", "O", "W", "B", "R"].map((kind) =>
     make("span", {}, make("i", { style: `background:${colour(kind)}` }), DATA.palette[kind][1])));
   $("gallery").append(...DATA.gallery.map(card));
+  $("methods").append(...DATA.methods.map(card));
   for (const id of ["policy", "ranks", "micros", "chunks"])
     $(id).addEventListener("change", () => choose(id === "policy"));
   for (const id of [...TIMES, "recompute"]) $(id).addEventListener("input", retimed);

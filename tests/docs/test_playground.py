@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 import re
+import shlex
 import sys
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,8 @@ from helpers import ROOT
 
 from minidl.cli import main
 from minidl.core.schedule import Schedule, ScheduleError
-from minidl.schedulers import pipeline
+from minidl.passes.sweeps import BACKWARD
+from minidl.schedulers import names, pipeline
 from minidl.schedulers.pipeline.stages import stage_graph
 from minidl.views.page import Shown
 
@@ -257,13 +259,30 @@ def test_the_page_holds_the_plans_of_today(tab):
 
 
 def test_the_gallery_shows_every_policy_with_its_figures(tab):
-    cards = {c.get_attribute("data-policy"): c.inner_text() for c in tab.locator(".card").all()}
+    cards = {c.get_attribute("data-policy"): c.inner_text() for c in tab.locator("#gallery .card").all()}
     assert list(cards) == list(pipelines.POLICIES)
     for entry in build.gallery():
         text = " ".join(cards[entry["name"]].split())
         assert entry["about"].replace("`", "") in text
         if entry["bubble"] is not None:
             assert f"bubble {100 * entry['bubble']:.1f} %, peak {round(entry['peak'], 4):g}" in text
+
+
+def test_the_gallery_shows_all_other_methods_with_commands_that_run(tab, tmp_path):
+    """Each that computes something else than the recorded step. After a change: python docs/playground/build.py."""
+    own = {name.partition(",")[0] for name in build.METHODS}
+    assert own == {*BACKWARD, *names("none"), *names("data")} - {"exact", *names("none", True), *names("data", True)}
+    shown = tab.evaluate("DATA.methods")
+    assert shown == build.methods()
+    cards = {c.get_attribute("data-policy"): c for c in tab.locator("#methods .card").all()}
+    assert list(cards) == list(build.METHODS)
+    for entry in shown:
+        card, rows = cards[entry["name"]], 1 + max(task[0] for task in entry["tasks"])
+        assert entry["about"].replace("`", "") in " ".join(card.inner_text().split())
+        assert card.locator("svg rect").count() == rows + len(entry["tasks"])
+        command = shlex.split(card.locator("code").last.inner_text())
+        assert main([*command[1:], "--svg", str(tmp_path / "picture.svg")]) == 0
+        assert (tmp_path / "picture.svg").stat().st_size > 1000
 
 
 def figure(tab: Any, name: str) -> str:
