@@ -1,6 +1,8 @@
 """The study of batch sizes: equal draws, pruning by hand, steps that fall with the batch, and the reported optimum."""
 
+import json
 import sys
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -53,3 +55,12 @@ def test_larger_batches_need_fewer_steps_and_the_optimum_is_the_least_of_all():
         assert row["ms"] == pytest.approx(min(each.values()), abs=1e-3)
         assert each[row["batch"]] == min(each.values())
     assert 1 <= batch_size.paying(rows, "barrier") <= max(batch_size.RANKS)
+
+
+def test_recorded_steps_to_the_goal_do_not_grow_with_the_batch():
+    """Within noise: a tenth."""
+    record = json.loads((ROOT / "bench" / "results" / "batch_size.json").read_text())
+    for found in record["sparsities"].values():
+        ordered = [steps for _, steps in sorted(found["steps"].items(), key=lambda item: int(item[0])) if steps]
+        assert len(ordered) >= 7
+        assert all(after <= 1.1 * before for before, after in pairwise(ordered))

@@ -117,7 +117,7 @@ def test_ranks_round_as_one_process(capsys: Any) -> None:
 
     alone = found("--micro-batches", "4")
     for more in (("--scheduler", "multi_stream"), ("--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"),
-                 ("--parallel", "pipeline", "--ranks", "3", "--scheduler", "one_f_one_b")):
+                 ("--parallel", "pipeline", "--ranks", "4", "--scheduler", "one_f_one_b")):
         assert found("--micro-batches", "4", *more)["params_sha256"] == alone["params_sha256"]
     data = [found("--micro-batches", "2", "--parallel", "data", "--ranks", "2", "--scheduler", name)
             for name in ("priority", "barrier")]

@@ -268,9 +268,7 @@ def test_adl_with_one_micro_batch_has_the_bits_of_layerpipe2(monkeypatch):
     assert run("one", 3)[:3] == ran("layerpipe2", 3)[:3]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("seed", range(4))
-def test_any_older_versions_run_and_replay(seed, monkeypatch):
+def check_older_versions(seed, monkeypatch):
     ranks, policy = 2 + seed % 3, drawn_versions(seed)
     monkeypatch.setitem(POLICIES, "drawn", (policy, {}))
     monkeypatch.setattr(stale_runs, "update_every", lambda name: 1)
@@ -279,6 +277,18 @@ def test_any_older_versions_run_and_replay(seed, monkeypatch):
     assert all(e.version == max(0, e.step * MICRO_BATCHES + version[e.key])
                for e in log if unpack(e.key).kind != Kind.U)
     assert (losses, parameters) == replayed("drawn", ranks, log)
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(4))
+def test_any_older_versions_run_and_replay(seed, monkeypatch):
+    check_older_versions(seed, monkeypatch)
+
+
+@pytest.mark.campaign
+def test_many_older_versions_run_and_replay(monkeypatch):
+    for seed in range(4, 204):
+        check_older_versions(seed, monkeypatch)
 
 
 @pytest.mark.slow

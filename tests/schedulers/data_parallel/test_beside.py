@@ -143,19 +143,35 @@ def test_bits_are_those_of_one_lane_and_repeat(policy: str, optimizer: str) -> N
     assert ran(policy, 2, optimizer, 4)[0] == ran(policy, 2, optimizer, 4, alone=True)[0]
 
 
+def replayed(log: Any, ranks: int, optimizer: str, micro_batches: int = 2) -> list[bytes]:
+    """The parameters that the log of delayed updates leaves in one process."""
+    own = [recorded(optimizer, micro_batches) for _ in range(ranks)]
+    replicas = [Replay(graph, np.arange(graph.unit.max() + 1)) for _, graph in own]
+    for k in range(STEPS):
+        replay_together(replicas, [tuple(batch(ranks * k + r, micro_batches)) for r in range(ranks)],
+                        [e for e in log if e.step == k])
+    return [p.numpy().tobytes() for p in own[0][0].parameters()]
+
+
 @pytest.mark.few(2)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_log_of_delayed_updates_replays_in_bits(ranks: int, optimizer: str) -> None:
     found, logs = ran("delayed_update", ranks, optimizer)
-    own = [recorded(optimizer) for _ in range(ranks)]
-    replicas = [Replay(graph, np.arange(graph.unit.max() + 1)) for _, graph in own]
     for e in logs[0]:
         assert e.version == (e.step + 1 if ml.core.tasks.unpack(e.key).kind == Kind.U else max(0, e.step - 1))
-    for k in range(STEPS):
-        replay_together(replicas, [tuple(batch(ranks * k + r)) for r in range(ranks)],
-                        [e for e in logs[0] if e.step == k])
-    assert [p.numpy().tobytes() for p in own[0][0].parameters()] == found
+    assert replayed(logs[0], ranks, optimizer) == found
+
+
+@pytest.mark.campaign
+def test_many_configurations_repeat_and_replay() -> None:
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        policy, optimizer = ("delayed_update", "acco")[seed % 2], str(random.choice([*OPTIMIZERS]))
+        told = (int(random.integers(1, 5)), optimizer, 2 * int(random.integers(1, 4)))
+        found, logs = ran(policy, *told)
+        assert ran(policy, *told)[0] == found == ran(policy, *told, alone=True)[0], seed
+        assert policy == "acco" or replayed(logs[0], *told) == found, seed
 
 
 def step_time(policy: str, talk: float) -> float:
