@@ -11,7 +11,7 @@ import numpy as np
 from .columns import Columns
 from .graph import Ints
 from .schedule import Schedule
-from .tasks import COLLECTIVE, Kind, unpack
+from .tasks import COLLECTIVE, COPIES, Kind, unpack
 
 HISTORIES = ("exact", "average", "predicted", "none")  #: the weights on which a stale step runs
 #: decays of an average of updates, by the age of the weights that it rebuilds: of LayerPipe2; with the mean lag of the
@@ -80,11 +80,14 @@ class Placement:
 
     def home(self, keys: Any, micro_batches: int) -> Any:
         """The rank(s) of task(s), which must be in range. For an update in both directions, the part is the
-        direction; gathers of the two take turns. A sum over replicas is where its stage is updated."""
+        direction; gathers of the two take turns. A sum over replicas is where its stage is updated; a copy out or back
+        is beside the forward or the update."""
         own = unpack(keys)
         if self.parts is not None:
-            sums = np.isin(own.kind, COLLECTIVE)
-            return self.parts[np.where(sums, Kind.U, own.kind), np.where(sums, 0, own.part), own.unit]
+            copies = np.isin(own.kind, COPIES)  # of activations, or of states, which are part 1
+            beside = np.where(copies & (own.part == 0), Kind.F, Kind.U)
+            moves = copies | np.isin(own.kind, COLLECTIVE)
+            return self.parts[np.where(moves, beside, own.kind), np.where(moves, 0, own.part), own.unit]
         gather, most = own.kind == Kind.AG, self.directions - 1
         direction = np.where(gather, own.part % self.directions, np.minimum(own.part, most))
         return np.where((gather | (own.kind == Kind.U)) & (most > 0), self.table[direction, own.unit],

@@ -71,10 +71,11 @@ OF_A_PLAN: tuple[Pass, ...] = (offload,)  #: when the bytes of a plan are known,
 WIDE: tuple[tuple[Pass, ...], ...] = ((backwards_apart,), (split, side_by_side))
 #: the passes for a step that is not cut
 WHOLE = (summed_by_all, recompute, split, shard, side_by_side, offload)
-#: the options of the passes after the order: each has its own by name
+#: the options of the passes after the order, each by its name; all plans have the others
 OPTIONS: dict[str, Parameter] = {
-    option: parameter for each in AFTER_THE_ORDER if each is not shard
-    for option, parameter in [*signature(each, eval_str=True).parameters.items()][1:]}
+    option: parameter for each in AFTER_THE_ORDER
+    for option, parameter in [*signature(each, eval_str=True).parameters.items()][1:]
+    if option not in ("dropped", "shard")}
 
 
 def through(passes: tuple[Pass, ...], draft: Draft, options: Mapping[str, Any]) -> Draft:

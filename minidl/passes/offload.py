@@ -55,11 +55,8 @@ class Item:
 
 
 def offload(draft: Draft, moves: Moves) -> Draft:
-    """The draft with copies out and back. Raises Refused for layers whose tasks are on several ranks, and if nothing
-    can be offloaded."""
+    """The draft with copies out and back. Raises Refused if nothing can be offloaded."""
     graph, order = draft.graph, draft.order
-    if draft.placement.parts is not None:
-        raise Refused(WHAT, f"{draft.name} has the tasks of a layer on several ranks", "leave --offload out")
     if moves.what != "activations":
         order = ended_by_updates(order) or order
     late = unpack(order.keys).late == 1

@@ -13,7 +13,6 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.graph import Ints, Launch, Role, TaskGraph, moved_views
-from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
 from .draft import Copies, Draft, Edit
 
@@ -46,13 +45,11 @@ def runs_again(graph: TaskGraph, dropped: Collection[int], stage: Ints | None = 
 
 
 def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
-    """The activations of these units are computed again, each just before its first reader. Raises Refused for a
-    pipeline that never drains."""
+    """The activations of these units are computed again, each just before its first reader. In a pipeline that never
+    drains, a stage computes them again with the weights of its output gradient (`versions.py`)."""
     if not dropped:
         return draft
     graph = draft.graph
-    if draft.stale:
-        raise Refused(draft.name, "stages would compute activations again with newer weights", "keep all activations")
     maker = {b: t for t in runs_again(graph, dropped, draft.stage) for b in graph.writes[t].tolist()
              if graph.buffer_role[b] == Role.ACTIVATION.number}
     together: dict[int, list[int]] = {}

@@ -8,7 +8,7 @@ a copy takes the place of one that is read no more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -58,7 +58,7 @@ def wanted(graph: TaskGraph, schedule: Schedule, versions: Versions) -> Callable
     return version
 
 
-def weight_versions(draft: Draft) -> Draft:
+def weight_versions(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     """In a pipeline that never drains, tasks read the versions of their stage's weights that `draft.versions` gives.
 
     Version 0 is the newest one when a step begins, with all updates of the steps before; each update of a stage, in the
@@ -67,11 +67,15 @@ def weight_versions(draft: Draft) -> Draft:
     versions that are read: tasks then read W_t - d G, where G is the moving average of updates since the loop began
     (the kernel `past`). It takes the place of one version: the update first turns it into what it needs of the past.
     Predicted weights are the same with an age below 0 and decay 0: W_t + d (W_t - W_(t-1)), read by forwards whose
-    backward comes after d more updates. Raises Refused for a version that does not exist in time, or no longer, or for
-    different ages under an average.
+    backward comes after d more updates. `dropped`: units that are computed again, with their forward's weights. Raises
+    Refused for a version that does not exist in time, or no longer, for different ages under an average, and for units
+    that are computed again without exact versions.
     """
     if draft.versions is None:
         return draft
+    if dropped and draft.versions.history != "exact":
+        raise Refused(draft.name, "stages do not keep the exact weights with which to compute activations again",
+                      "keep all activations, or exact weights")
     body, versions, name = draft.graph, draft.versions, draft.name
     version, changing, part = wanted(body, draft.order, versions), updates(body), unpack(body.keys).part
     average, e = versions.history == "average", draft.edit()

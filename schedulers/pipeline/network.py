@@ -78,7 +78,8 @@ def plan_network(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Mac
     best = made.placement or best
     draft = replace(draft if best is placement else in_stages(best), schedule=made.schedule, versions=made.versions)
     apart, cut_up = WIDE
-    draft = through(AFTER_THE_ORDER, through(apart, draft, {"parts": parts}), told | {"shard": shard})
+    draft = through(AFTER_THE_ORDER, through(apart, draft, {"parts": parts}),
+                    told | {"shard": shard, "dropped": dropped})
     notes, remarks = {**notes_of(graph, stage, told), **draft.order.notes}, searched(draft, shard)
     draft = through(cut_up, draft, {"parts": parts})
     notes |= {DROPPED: " ".join(map(str, dropped))} if dropped else {}

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
+from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.plans.memory import MemoryLimitError
 from minidl.schedulers import kept
@@ -183,5 +184,14 @@ def test_a_pipeline_keeps_what_stages_send_and_its_bits_need_no_r():
     limit = (max(again.peak_bytes) + max(plain.peak_bytes)) // 2
     auto = ml.plan(graph, "one_f_one_b", machine=ml.Machine(2, memory_limit=limit), recompute="auto")
     assert max(auto.peak_bytes) <= limit
-    with pytest.raises(ValueError, match="newer weights"):
-        ml.plan(graph, "pipedream_2bw", machine=machine, recompute="all")
+
+
+def test_a_pipeline_that_never_drains_computes_again_with_the_exact_weights_that_it_keeps():
+    graph = Recorded(Job(model="gpt", model_args={"preset": "tiny", "layers": 2}, batch_size=8, micro_batches=4)).graph
+    machine = ml.Machine(2)
+    plain, again = (ml.plan(graph, "pipedream_2bw", machine=machine, recompute=how) for how in ("none", "all"))
+    assert all(less < more for less, more in zip(again.peak_bytes, plain.peak_bytes, strict=True))
+    assert again.period > plain.period
+    assert ml.plan(graph, again.schedule, machine=machine).peak_bytes == again.peak_bytes
+    with pytest.raises(Refused, match="paci: stages do not keep the exact weights"):
+        ml.plan(graph, "paci", machine=machine, recompute="all")
