@@ -73,12 +73,9 @@ def _moves(graph: TaskGraph, lanes: Lanes, times: list[Times]) -> Iterator[tuple
     and last place (of `lanes.tasks`), the latter exclusive, and the new one. An action passes only those that end after
     all that it needs, so none of them is what it needs."""
     tasks, (start, end, _) = lanes.tasks, times[-1]
-    second = np.zeros(len(tasks), bool) if lanes.joined is None else lanes.joined
-    first, place = np.empty((2, len(tasks)), np.int64)
+    place = np.empty(len(tasks), np.int64)
     place[tasks] = np.arange(len(tasks))
-    first[tasks] = np.maximum.accumulate(np.where(second, 0, np.arange(len(tasks))))  # the place where its action begins
-    after = np.searchsorted(np.flatnonzero(~second), np.arange(len(tasks)), "right")
-    after = np.append(np.flatnonzero(~second), len(tasks))[after]  # of each place, the one of the next action
+    first, last = (place, place) if lanes.joined is None else (place[task] for task in lanes.actions)
     ready = np.full(len(tasks), -np.inf)  # of each place where an action begins
     needed, by = graph.preds.ids, graph.preds.row_of_each()
     other = first[needed] != first[by]
@@ -87,11 +84,12 @@ def _moves(graph: TaskGraph, lanes: Lanes, times: list[Times]) -> Iterator[tuple
     before[lanes.ptr[:-1][lanes.busy]] = times[-2].end[lanes.last]
     wait = start[tasks] - before
     for k in np.argsort(-wait, kind="stable")[: np.count_nonzero(wait > 0)].tolist():
-        lane, then = int(lanes.lane_of[tasks[k]]), int(after[k])
+        lane, then = int(lanes.lane_of[tasks[k]]), int(last[tasks[k]]) + 1
         later = np.arange(then, lanes.ptr[lane + 1])
-        yield from ((int(j), int(after[j]), k) for j in later[~second[later] & (ready[later] < start[tasks[k]])][:1])
+        later = later[(first[tasks[later]] == later) & (ready[later] < start[tasks[k]])]
+        yield from ((int(j), int(last[tasks[j]]) + 1, k) for j in later[:1])
         for t in (t for task in tasks[k:then].tolist() for t in graph.preds[task].tolist()):
             j, begin = int(first[t]), int(lanes.ptr[lanes.lane_of[t]])
             passed = end[tasks[begin:j]] > ready[j]
             if lanes.lane_of[t] != lane and passed.any():
-                yield j, int(after[j]), begin + int(np.argmax(passed))
+                yield j, int(last[t]) + 1, begin + int(np.argmax(passed))
