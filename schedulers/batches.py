@@ -22,8 +22,7 @@ class Batches:
 
     @classmethod
     def of(cls, graph: TaskGraph, name: str) -> Batches:
-        """Raises Refused unless each micro-batch has an update of its own and needs nothing of another one but
-        weights."""
+        """Raises Refused unless each micro-batch has its own update, and needs only weights of another one."""
         lasting, batch = graph.persistent, graph.micro_batch.tolist()
         changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
         forward, work = ([list[int]() for _ in range(max(batch, default=-1) + 1)] for _ in range(2))

@@ -204,9 +204,8 @@ def search(period: Callable[[int], float], largest: int, fits: Callable[[int], b
 
 
 def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
-    """A bound: no order of this loop body has a shorter period. It is the largest of the work of a compute stream,
-    the work of the channel, and each layer's circuit from its forward through its weight gradient to the end of its
-    communication."""
+    """A bound: no order of this loop body has a shorter period. It is the largest of the work of a compute stream, the
+    channel's work, and each layer's circuit: forward, weight gradient, and to the end of its communication."""
     duration = cost.durations(graph) + cost.launch
     talk = np.isin(graph.kind, COMMUNICATION)
     lanes = max(1, int(unpack(graph.keys).part[~talk].max(initial=0)))  # each part has one

@@ -41,8 +41,7 @@ def _at_once(step: Step, i: int, lane: str) -> Place:
 
 
 def _consistent(step: Step, places: dict[int, Place]) -> Places:
-    """The same places, but an item also runs as soon as it can if another item that waits for it no longer comes after
-    it."""
+    """The same places, but an item also runs as soon as it can if one that waits for it no longer comes after it."""
     while bad := [i for i in places if step.number(places, i) > step.bounds(places, i, True)[1]]:
         places |= {i: _at_once(step, i, places[i].lane) for i in bad}
     return places

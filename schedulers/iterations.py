@@ -130,8 +130,7 @@ class Iterations:
         return order
 
     def run(self, k: int = 0) -> tuple[float, list[int]]:
-        """(the period without contention, the order of communication) with the weight gradients of the first k layers
-        at the end."""
+        """(the period without contention, the order of communication) with the first k layers' W at the end."""
         if k not in self._found:
             main = self.main(k)
             orders = self._orders(main, self._needed(k))

@@ -180,8 +180,7 @@ class Step:
         return {}
 
     def times(self, order: Order) -> Times:
-        """The times of each task in a repeated step. Raises ScheduleError for streams that wait for each other for
-        ever."""
+        """The times of each task in a repeated step. Raises ScheduleError if streams wait for each other for ever."""
         delayed, lanes = frozenset(order.delayed), Lanes.of_tasks(list(order.lanes.values()))
         if delayed not in self._clocks:
             clock = Clock.of(self.graph, self.cost, lanes)

@@ -389,8 +389,7 @@ def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
 
 
 def _whole_sets(step: Step) -> Iterator[frozenset[int]]:
-    """Sets of tasks that may be late together: some updates and everything for which only these wait; small sets
-    first."""
+    """Sets of tasks that may be late together, small ones first: updates and all for which only these wait."""
     last = [i for i, item in enumerate(step.items) if not item.succs]
     for late in (set(some) for n in range(len(last) + 1) for some in combinations(last, n)):
         for i in reversed(range(len(step.items))):  # waiting items have higher numbers

@@ -117,8 +117,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Assignment:
-    """The pieces of each processor, in pipeline order. `period`: the time per batch, which is the busiest
-    processor's."""
+    """The pieces of each processor, in pipeline order. `period`: the time per batch: the busiest processor's."""
 
     method: str
     processors: int
@@ -146,8 +145,7 @@ class Assignment:
 
 
 def atoms(costs: LayerCosts, method: str) -> list[list[Piece]]:
-    """The pieces that stay together, in pipeline order: whole layers, or F, O, W of layer 0, then of layer 1, and so
-    on."""
+    """The pieces that stay together, in pipeline order: whole layers, or F, O, W of layer 0, of layer 1, and so on."""
     layers = [[Piece(i, Kind.F, float(costs.forward[i])), Piece(i, Kind.O, float(costs.output_grad[i])),
                Piece(i, Kind.W, float(costs.weight_grad[i]))] for i in range(len(costs))]
     if method == "pipedream":
@@ -181,8 +179,7 @@ def _whole(times: Sequence[float], processors: int) -> list[int]:
     """The processor of each atom in the best linear partition that cuts no atom."""
 
     def fill(period: float) -> tuple[list[int], float, float]:
-        """(owners where each processor takes as much as fits, the largest load, the next period that gives another
-        result)."""
+        """(owners if each processor takes as much as fits, the largest load, the next period with another result)."""
         owner, load, largest, enough, p = [], 0.0, 0.0, np.inf, 0
         for time in times:
             if load + time > period and load > 0:

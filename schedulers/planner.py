@@ -166,8 +166,7 @@ def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options:
 def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: TaskGraph, cost: CostModel,
            machine: Machine, dropped: Collection[int], parts: int | Mapping[int, int], shard: Shards | None = None,
            **options: Any) -> Plan:
-    """The plan of a step that is not cut into stages. If an order says less than its policy, the policy says the
-    rest."""
+    """The plan of a step that is not cut into stages. If an order leaves something open, its policy says it."""
     name, order = chosen.name, policy if isinstance(policy, Schedule) else None
     if order is not None:
         under, known = made_by(order)
@@ -220,8 +219,7 @@ def _name(policy: str | Function | Policy | Schedule | Scheduler) -> str:
 
 
 def _called(chosen: Scheduler, graph: Any, cost: Any, machine: Machine, options: Mapping[str, Any]) -> Plan:
-    """The plan of the policy, not proved yet. An error inside a user's policy becomes a PlanError that names it and the
-    line."""
+    """The policy's plan, not proved yet. An error in a user's policy becomes a PlanError that names it and the line."""
     here = os.getcwd() if chosen.own else None
     try:
         if isinstance(graph, Pipeline) or chosen.parallel == "pipeline":

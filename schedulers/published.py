@@ -19,8 +19,7 @@ MAPS = ("densenet121", "mobilenet_v3")
 
 
 def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Schedule:
-    """The map of this name for a graph of its network, with any width or growth. Raises ValueError for another network
-    or name."""
+    """The map of this name for its network, of any width or growth. Raises ValueError for another network or name."""
     if name not in MAPS:
         raise ValueError(f"unknown map {name!r}; known: {', '.join(MAPS)}")
     step = Step.of(graph, cost or CostModel.analytic())

@@ -185,14 +185,12 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
 
 
 def names(parallel: str, exact: bool = False) -> list[str]:
-    """The names of the schedulers of this kind, in the order of SCHEDULERS; `exact`: those with the recorded step's
-    bits."""
+    """The names of this kind's schedulers, in the order of SCHEDULERS; `exact`: those with the recorded step's bits."""
     return [s.name for s in SCHEDULERS.values() if s.parallel == parallel and (s.exact or not exact)]
 
 
 def find(name: str, parallel: str | None = None) -> Scheduler:
-    """The scheduler of this name; `parallel`: of this kind. Raises ValueError, with similar names, for an unknown
-    one."""
+    """The scheduler of this name; `parallel`: of this kind. Raises ValueError, with similar names, if unknown."""
     if ":" in name:
         own = of_function(name, function_of(name), parallel)
         if parallel is not None and own.parallel != parallel:

@@ -348,8 +348,7 @@ class _Once(dict[Any, Any]):
 
 
 class Recorder(Tape):
-    """Keeps tasks as a graph. The graph refers to storages made before the recording, and works on them when it
-    runs."""
+    """Keeps tasks as a graph, which refers to storages made before the recording, and works on them when it runs."""
 
     recording = True
 
@@ -377,8 +376,7 @@ class Recorder(Tape):
         self._spent.append(parameter)
 
     def check_spent(self) -> None:
-        """Raises RuntimeError if the step leaves a gradient for its next call: a recorded step begins without
-        gradients."""
+        """Raises RuntimeError if the step leaves a gradient for its next call: a recorded step begins without any."""
         for p in self._spent:
             if p.uses and not p.used:
                 raise RuntimeError(f"the step ends with a gradient of {p.storage.name} {p.shape} that was computed "

@@ -33,7 +33,7 @@ def show_curve(arguments: Any) -> int:
     names = [name for name in named(arguments) if scheduler_of(arguments, name)]
     recorded, cost, options = (
         data_parallel.network(arguments) if arguments.subject == "r" else pipeline.network(arguments)
-        if arguments.subject == "c" else _alone(arguments))
+        if arguments.subject == "c" else (alone := recorded_step(job(arguments)), costs(arguments, alone), {}))
     machine = options.pop("machine", None) or Machine()
     usual = recorded.job
 
@@ -58,11 +58,6 @@ def show_curve(arguments: Any) -> int:
     show.emit(arguments, record, lambda: show.table(("peak bytes", "activations", "predicted ms", "choice"), rows)
               + f"\n\nthe command of each plan is in --json and --html; of the smallest peak:\n{least}")
     return 0
-
-
-def _alone(arguments: Any) -> tuple[Any, Any, dict[str, Any]]:
-    recorded = recorded_step(job(arguments))
-    return recorded, costs(arguments, recorded), {}
 
 
 def _row(arguments: Any, point: Point) -> dict[str, Any]:

@@ -107,8 +107,7 @@ def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
 
 
 def _part(read: Callable[[], Any], communicator: Any, recordings: list[Recorded] | None = None) -> int:
-    """One rank's part. Returns exit code 2 on all ranks if they cannot start. `recordings`: shared by the ranks of one
-    process."""
+    """One rank's part. Returns exit code 2 on all ranks if they cannot start. `recordings`: of all ranks here."""
     try:
         with ExitStack() as held:
             return _train(read, communicator, held, recordings)

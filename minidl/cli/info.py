@@ -52,8 +52,7 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
 
 
 def _mpi() -> str | None:
-    """The first line of the MPI library's version, from a separate process: a broken MPI may abort the one that loads
-    it."""
+    """The first line of the MPI library's version, from a separate process, which a broken MPI may abort."""
     import subprocess
     import sys
 

@@ -40,8 +40,7 @@ def blas() -> str:
 
 
 def available() -> int | None:
-    """The bytes that can still be allocated, by the machine (swap included) and by the control group; None if
-    unknown."""
+    """The bytes that can still be allocated, by the machine (with swap) and by the control group; None if unknown."""
     found = []
     with suppress(OSError):
         lines = dict(re.findall(r"(\w+): +(\d+) kB", (PROC / "meminfo").read_text()))

@@ -40,9 +40,9 @@ def planned(arguments: Any, name: str | None = None, cost: CostModel | None = No
 
 def network(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True
             ) -> tuple[Recorded, CostModel, dict[str, Any]]:
-    """The recorded step of a rank, its costs, and what `Recorded.plan` takes beside them."""
+    """The recorded step of a rank of the first replica, its costs, and what `Recorded.plan` takes beside them."""
     chosen, machine, options = _asked(arguments, name, capped)
-    recorded = _recorded(arguments, chosen.name)
+    recorded = recorded_step(job(arguments, chosen.name), 0, arguments.replicas)
     cost = cost or replace(costs(arguments, recorded), link=link(arguments))
     cut = _cut(arguments, recorded, chosen.function)
     return recorded, cost, {"machine": machine, "stage_of_unit": cut, **options}
@@ -87,11 +87,6 @@ def _given(arguments: Any) -> tuple[pipelines.Pipeline, CostModel | None]:
     forward, output_grad, weight_grad = (1.0 if value is None else value
                                          for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
     return pipelines.Pipeline(arguments.micro_batches, forward, output_grad, weight_grad, arguments.latency), cost
-
-
-def _recorded(arguments: Any, name: str) -> Recorded:
-    """The step of a rank of the first replica."""
-    return recorded_step(job(arguments, name), 0, arguments.replicas)
 
 
 def text(plan: PipelinePlan) -> str:
@@ -201,7 +196,8 @@ def given(arguments: Any) -> tuple[TaskGraph | pipelines.Pipeline, schedulers.Sc
     graph, cost = _given(arguments)
     options = {"chunks": chunks, "like": like, "shard": arguments.shard or 0}
     if arguments.model:
-        recorded = _recorded(arguments, arguments.scheduler if "--scheduler" in arguments.given else arguments.plan)
+        under = arguments.scheduler if "--scheduler" in arguments.given else arguments.plan
+        recorded = recorded_step(job(arguments, under), 0, arguments.replicas)
         pipelines.cut_in(order, recorded.graph)  # rejects the plan of another network
         graph = recorded.graph
         cost = (replace(costs(arguments, recorded), link=link(arguments)) if "--costs" in arguments.given

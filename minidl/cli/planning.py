@@ -126,8 +126,7 @@ def explain(arguments: Any) -> int:
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:
-    """The name of this task in a plan: 4W0, or 4W0@1 if it runs one step late. Raises GraphError for an invalid
-    name."""
+    """The name of this task in a plan: 4W0, or 4W0@1 if it is one step late. Raises GraphError for an invalid name."""
     key = int(parse_task(name))
     late = int(repack(key, late=1))
     here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()

@@ -423,8 +423,7 @@ class TaskGraph(Columns):
 
     # ------------------------------------------------------------------------------------------------------- algebra
     def take(self, tasks: Ints, keys: Ints | None = None) -> TaskGraph:
-        """These tasks in this order, on the same buffers. A task may be taken several times; then `keys` tells them
-        apart."""
+        """These tasks in this order, on the same buffers. If one is taken several times, `keys` tells them apart."""
         rows = np.asarray(tasks, np.int64)
         return replace(self, keys=self.keys[rows] if keys is None else keys, flops=self.flops[rows],
                        bytes=self.bytes[rows], reads=self.reads.take(rows), writes=self.writes.take(rows),

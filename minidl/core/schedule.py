@@ -191,8 +191,7 @@ class Schedule(Columns):
         return self.keep(graph.find(self.keys) >= 0)
 
     def keep(self, keep: NDArray[np.bool_]) -> Schedule:
-        """The entries of the mask, without the lanes that are empty then. If one task of a pair is left, it runs
-        alone."""
+        """The entries of the mask, without lanes that are empty then. One of a pair alone is no pair."""
         count = np.add.reduceat(np.append(keep, False), self.ptr[:-1]) * (np.diff(self.ptr) > 0)
         used = np.flatnonzero(count)
         joined = None if self.joined is None else (self.second & np.append(False, keep[:-1]))[keep]
@@ -214,8 +213,7 @@ class Schedule(Columns):
         return Schedule.of_keys(more, keys, None if self.joined is None else np.concatenate(second))
 
     def actions(self) -> tuple[Ints, Ints]:
-        """(the action of every entry, where each lane begins among the actions). A pair is one action, and so is every
-        other entry."""
+        """(each entry's action, where each lane begins among the actions). A pair is one action, else each entry."""
         if self.joined is None:
             return np.arange(len(self)), self.ptr
         first = ~self.second
@@ -277,8 +275,7 @@ class Schedule(Columns):
         return replace(self, slots=slots[ids])
 
     def _held(self, graph: TaskGraph, ids: Ints, waits: Ints | None) -> Rows:
-        """The tasks that each task waits for: by `waits` and by messages from other ranks. Without `waits`, every
-        edge."""
+        """The tasks that each task awaits: by `waits` and by messages from other ranks. Without `waits`, every edge."""
         if waits is None:
             return graph.preds
         waits = np.asarray(waits, np.int64).reshape(-1, 2)
@@ -558,8 +555,7 @@ def text_of(path: str | Path) -> str:
 
 
 def split_notes(text: str, where: str) -> tuple[dict[str, str], str, int]:
-    """The notes at the top of a plan, the rest of its text, and the number of lines before that. Raises
-    ScheduleError."""
+    """A plan's notes, the rest of its text, and the number of lines before that. Raises ScheduleError."""
     notes: dict[str, str] = {}
     number = begin = 0
     while text.startswith("#", begin):
@@ -648,6 +644,5 @@ class RankGrid:
         return divmod(rank, self.ranks)
 
     def group(self, rank: int) -> tuple[int, ...]:
-        """The ranks of the job with the same place in every replica: they hold the same stages, and sum their
-        gradients."""
+        """The ranks with the same place in every replica: they hold the same stages, and sum their gradients."""
         return tuple(range(rank % self.ranks, self.size, self.ranks))

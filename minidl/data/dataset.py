@@ -26,8 +26,7 @@ PREPARED_BYTES = 256 << 20  #: an image set up to this size is standardised and 
 
 
 class DataError(ValueError):
-    """Data are missing, damaged, hostile, or do not fit. The message is one line: the file or set, and what is
-    wrong."""
+    """Data are missing, damaged, hostile, or unfit. The message is one line: the file or set, and what is wrong."""
 
 
 class LabelError(DataError):

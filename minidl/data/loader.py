@@ -103,8 +103,7 @@ class Loader:
         return self.position > 0 and self.position % self.samples < (self.batch_size if self.training else 1)
 
     def steps(self, epochs: int = 1) -> int:
-        """How many batches it takes, from the first one on, until so many epochs have ended. Raises DataError for data
-        without end."""
+        """How many batches it takes until so many epochs have ended. Raises DataError for data without end."""
         if self.samples == ENDLESS:
             raise DataError(f"{self.name}: its batches have no end, so there is no epoch; say how many steps to train "
                             f"(--steps N)")

@@ -88,8 +88,7 @@ def _shards(root: Path, split: str) -> list[Path]:
 
 
 def listing(root: Path, split: str) -> Listing:
-    """The pictures of a split. Raises DataError for an empty class, a class that training does not have, and a damaged
-    archive."""
+    """The pictures of a split. Raises DataError for an empty class, one that training lacks, and a damaged archive."""
     if _shards(root, "train"):
         found = _shards(root, split)
         if not found:

@@ -55,8 +55,7 @@ BYTE_TOKENIZER = Tokenizer(256, lambda text: np.frombuffer(text, np.uint8), _dec
 
 
 def tokenizer(name: str, text: Callable[[], Iterable[bytes]]) -> Tokenizer:
-    """The tokenizer with this name: bytes, a number of tokens, or a file. `text()`: its training text. Raises
-    DataError."""
+    """The tokenizer of this name: bytes, a number of tokens, or a file. `text()`: to learn from. Raises DataError."""
     if name == "bytes":
         return BYTE_TOKENIZER
     if name.isascii() and name.isdigit():

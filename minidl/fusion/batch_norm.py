@@ -14,8 +14,7 @@ ACTIVATIONS = {"relu": True, "relu6": True, "hardswish": False}
 
 
 def batch_norm_act(draft: Draft) -> None:
-    """Fuses a batch norm with the activation after it, and with the sum between the two, if there is one; forward and
-    backward."""
+    """Fuses a batch norm with the activation after it, and a sum between the two, if any; forward and backward."""
     for i, entry in list(draft.numbered()):
         if entry.only is not None and entry.only.kernel == "batch_norm":
             _end_batch_norm(draft, i)

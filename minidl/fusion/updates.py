@@ -12,8 +12,7 @@ UPDATES = ("sgd", "adam", "nadam", "rmsprop")
 
 
 def updates(draft: Draft) -> None:
-    """Merges all updates into one task, with one launch for all updates of a kind. It waits for every weight
-    gradient."""
+    """Merges all updates into one task, with one launch for each kind. It waits for every weight gradient."""
     tasks = [i for i, e in draft.numbered() if any(launch.kernel in UPDATES for launch in e.launches)
              and all(launch.kernel in (*UPDATES, "mul") for launch in e.launches)]
     tasks = [i for i in tasks if i == tasks[-1] or draft.moves(i, tasks[-1])]
@@ -45,7 +44,6 @@ def _own(launch: Launch) -> tuple[View, ...]:
 
 
 def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View, ...]]:
-    """Kernel, reads and writes of one launch for all of these: first each parameter's own operands, then the shared
-    ones."""
+    """Kernel, reads and writes of one launch for all of these: each parameter's own operands, then shared ones."""
     return (f"{launches[0].kernel}_many", tuple(v for launch in launches for v in _own(launch)) + _shared(launches[0]),
             tuple(v for launch in launches for v in launch.writes))

@@ -13,8 +13,7 @@ GAINS = {"linear": 1.0, "sigmoid": 1.0, "tanh": 5 / 3, "relu": math.sqrt(2), "se
 
 
 def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
-    """The factor for a layer before this activation; `param`: the slope of leaky_relu, 0.01 if None. Raises ValueError
-    for others."""
+    """The factor for a layer before this activation; `param`: leaky_relu's slope, or 0.01. Raises ValueError."""
     if nonlinearity == "leaky_relu":
         return math.sqrt(2 / (1 + (0.01 if param is None else param) ** 2))
     if nonlinearity not in GAINS:

@@ -40,8 +40,7 @@ class Embedding(Module):
 
 
 class LayerNorm(Module):
-    """Over the last axes, whose lengths are `normalized_shape`; `elementwise_affine` scales and (with `bias`) shifts
-    the result."""
+    """Over the last axes, of lengths `normalized_shape`; `elementwise_affine` scales and (with `bias`) shifts it."""
 
     def __init__(self, normalized_shape: Size | Sequence[Size], eps: float = 1e-5, elementwise_affine: bool = True,
                  bias: bool = True, *, dtype: Float = "float32") -> None:

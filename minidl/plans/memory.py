@@ -98,8 +98,7 @@ class Lifetimes:
 
 
 def lifetimes(graph: TaskGraph, schedule: Schedule) -> Lifetimes:
-    """The lifetimes of a graph's storages in any run of the schedule. Raises ValueError for a schedule of several
-    ranks."""
+    """The lifetimes of a graph's storages in any run of the schedule. Raises ValueError for several ranks."""
     clocks = schedule.clocks(graph)
     users, (first, final) = graph.storage_users, graph.storage_launches
     n, lanes = len(graph.storages), clocks.clock.shape[1]

@@ -72,8 +72,7 @@ class Plan:
         return divide(*self.with_messages, self.ranks)
 
     def program(self, rank: int = 0) -> Program:
-        """The program of one rank, which is lowered once; data-parallel ranks have the same one. Raises
-        ScheduleError."""
+        """One rank's program, which is lowered once; data-parallel ranks share one. Raises ScheduleError."""
         found = self._programs.get(rank)
         if found is None:
             found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
@@ -225,8 +224,7 @@ class PipelinePlan(Plan):
 
     @cached_property
     def period(self) -> float:
-        """Time per step if steps follow each other without a barrier; of a stale plan on given times, per
-        mini-batch."""
+        """Time per step without a barrier between steps; of a stale plan on given times, per mini-batch."""
         return self._period(chained=True) if self.steady is None else self.steady
 
     @cached_property

@@ -231,8 +231,7 @@ class Clock:
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel, lanes: Lanes, carried: Carried | None = None) -> Clock:
-        """The clock for these lanes, and for all lanes that put every task on the same rank. Raises CostError for an
-        unknown cost."""
+        """The clock for these lanes, and all with every task on the same rank. Raises CostError for an unknown cost."""
         carried, network = carried or Carried(), _Network(graph, cost, lanes)
         far = network.far(graph.preds.ids, graph.preds.row_of_each)
         far_carried = network.far(carried.source, lambda: carried.target)
@@ -325,8 +324,7 @@ class Clock:
         return cycle_time(source, target, self.duration[source] + wait, np.concatenate(distance))
 
     def edges(self, lanes: Lanes) -> tuple[Ints, Ints, Floats]:
-        """The edges within an iteration: source, target, and the time from the end of the source until the target may
-        start."""
+        """The edges within an iteration: source, target, and the least time from the source's end to the target."""
         source, target = self.preds.ids, self.preds.row_of_each()
         return source, target, self._delays(lanes, source, target, self.far)
 

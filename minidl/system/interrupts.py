@@ -24,7 +24,6 @@ from . import process
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 1.0  #: seconds that the main thread has to stop by itself
-
 LONGEST = 60.0  #: seconds that it has if it is `holding`
 
 received: signal.Signals | None = None  #: the first of SIGNALS that came
@@ -69,8 +68,7 @@ def ignore() -> None:
 
 
 def check() -> None:
-    """Raises KeyboardInterrupt if a signal has come, even if an earlier KeyboardInterrupt was lost; not if it is
-    `holding`."""
+    """Raises KeyboardInterrupt if a signal has come, even if an earlier one was lost; not if it is `holding`."""
     if received is not None and not _held:
         raise KeyboardInterrupt
 

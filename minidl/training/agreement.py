@@ -9,8 +9,7 @@ from ..runtime.comm import Communicator
 
 
 class Disagreement(ValueError):
-    """Ranks have different settings, or one of them cannot start or go on. The message is one line, the same on every
-    rank."""
+    """Ranks have different settings, or one cannot start or go on. The message is one line, the same on every rank."""
 
 
 def together(communicator: Communicator, part: Callable[[], Any], expected: type[Exception] = Exception) -> list[Any]:

@@ -208,8 +208,7 @@ def file_of(path: str | Path) -> Path:
 
 
 def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
-    """All tensors of a checkpoint by name: the model's as in its state dict, with a shared parameter under each of its
-    names."""
+    """All tensors of a checkpoint by name: the model's as in its state dict, a shared parameter under all its names."""
     tensors = {f"model.{name}": t for name, t in model.named_tensors()}
     if optimizer is not None:
         tensors |= {f"optimizer.{name}": t for name, t in optimizer.named_tensors()}

@@ -54,8 +54,7 @@ class Objective:
                                else new[self.metric] < old[self.metric])
 
     def of(self, data: Dataset, model: str, others: Mapping[str, str] = MappingProxyType({})) -> Dataset:
-        """The data set for this objective. `others`: the network's, see `Module`. Raises DataError if the data do
-        not serve it."""
+        """The data set for this objective. `others`: the network's, see `Module`. Raises DataError for unfit data."""
         if self.name not in data.serves:
             hint = next((f", such as {model} with {others[name]}" for name in data.serves if name in others), "")
             raise DataError(f"{data.name} is for {' or '.join(data.serves)}, and {model} is trained for {self.name}; "

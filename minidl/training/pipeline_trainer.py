@@ -25,8 +25,7 @@ from .trainer import Trainer, TrainingError, sha256_of, shared
 
 
 def delays(plan: Any, parameters: Sequence[Parameter]) -> list[int]:
-    """For each parameter, the most updates by which a forward's weights are older than those that its gradient
-    changes."""
+    """For each parameter, by how many updates, at most, a forward's weights are older than those it changes."""
     own, late = unpack(plan.schedule.keys), dict[int, int]()
     if plan.versions is not None:
         ages = own.micro_batch // plan.versions.every - plan.versions.read

@@ -178,8 +178,7 @@ class Recorded:
 
     @functools.cached_property
     def _standardize(self) -> bool | data.Scaling:
-        """Whether to standardise data of one's own; by the mean and deviation that the weights go with, if they have
-        them."""
+        """Whether to standardise data of one's own; by the mean and deviation of the weights, if they have them."""
         source = self.job.scaling_from or self.job.init
         carried = weights.scaling(source) if source else None
         return self.job.standardize if carried is None else carried
@@ -324,8 +323,7 @@ class Recorded:
         return made.with_known(remarks=(*made.remarks, *self.approximate))
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
-        """The costs with contention added: how much pairs of tasks slow each other down, measured now or from flops and
-        bytes."""
+        """The costs with contention: how much pairs of tasks slow each other, measured now or from flops and bytes."""
         groups, pairs = schedulers.profile_groups(self.graph, cost)
         if not measured:
             return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))

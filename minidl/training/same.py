@@ -47,8 +47,7 @@ def identity(recorded: Recorded) -> dict[str, Any]:
 
 
 def initial_sha256(model: nn.Module) -> str:
-    """The SHA-256 of every parameter before training: of its values, or of the rule for those that nobody has asked
-    for."""
+    """The SHA-256 of every parameter before training: of its values, or of the rule that makes them when asked for."""
     every = [p for _, p in model.named_parameters()]
     rules = [repr(p.storage.initial and p.storage.initial[1]) for p in every]
     return sha256((sha256_of(p for p in every if p.storage.initial is None) + "".join(rules)).encode()).hexdigest()
@@ -65,8 +64,7 @@ def device_of(name: str, communicator: Communicator) -> str:
 
 
 def transport(name: str, communicator: Communicator, device: Any) -> Communicator:
-    """The transport for gradients of a device, by its name in TRANSPORTS. Raises Disagreement if it is not
-    available."""
+    """The transport for a device's gradients, by its name in TRANSPORTS. Raises Disagreement if there is none."""
     if name == "staged":
         return communicator
 

@@ -143,8 +143,7 @@ class Trainer:
                 raise self._failed(f"the loss is {loss}", step)
 
     def settle(self) -> None:
-        """Waits for all losses and runs the late updates. Raises TrainingError as `collect` does, also for these
-        updates."""
+        """Waits for all losses and runs the late updates. Raises TrainingError as `collect`, also for these."""
         self.collect()
         for owing in unsettled & {self.run}:
             owing.settle()
@@ -199,8 +198,7 @@ class Trainer:
 
     @functools.cached_property
     def others(self) -> float:
-        """The cores of this machine that other processes have used until this is first asked for; of ranks, all ask
-        together."""
+        """The cores that other processes have used until this is first asked for; of ranks, all ask together."""
         return self.bystanders.cores(self.communicator)
 
     def params_sha256(self) -> str:

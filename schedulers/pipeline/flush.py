@@ -19,8 +19,7 @@ def gpipe(problem: Problem) -> Schedule:
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
-    """p - s forwards on rank s, then one backward and one forward in turn (DAPPLE, 2020). Peak p - s, the bubble of
-    GPipe."""
+    """p - s forwards on rank s, then one backward, one forward in turn (DAPPLE, 2020). Peak p - s, GPipe's bubble."""
     p, m = problem.ranks, problem.micro_batches
     return schedule_of([alternate(min(p - rank, m), np.arange(m), np.full(m, rank), np.arange(m), np.full(m, rank))
                         for rank in range(p)])

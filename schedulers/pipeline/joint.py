@@ -134,8 +134,7 @@ def _cuts(problem: Problem, place: Placement) -> list[Ints]:
 
 
 def _even_ranks(time: np.ndarray, stage_of_layer: Ints, place: Placement) -> Ints:
-    """The cut after single layers were moved over its borders, while that reduces the busiest rank, then the largest
-    stage."""
+    """The cut after moves of single layers over its borders, while the busiest rank, then the largest stage shrinks."""
     def load(stage_of_layer: Ints) -> tuple[float, float]:
         stage = np.bincount(stage_of_layer, time, place.stages)
         return float(np.bincount(place.table[0], stage).max()), float(stage.max())

@@ -93,8 +93,7 @@ def in_stages(cost: CostModel, placement: Placement) -> CostModel:
 
 
 def _inside_storages(graph: TaskGraph, units: int) -> Mask:
-    """For each unit, whether a cut before it would divide the writers of one storage, as with layers that concatenate
-    their results."""
+    """For each unit, whether a cut before it would divide the writers of one storage, as of concatenated results."""
     inside = np.zeros(units + 1, np.int64)
     writer, storage = graph.writes.row_of_each(), graph.buffer_storage[graph.writes.ids]
     several = np.bincount(graph.buffer_storage, minlength=len(graph.storages)) > 1

@@ -138,9 +138,8 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
                  chunks: int | None = None, stage_of_unit: Ints | None = None, like: PipelinePlan | None = None
                  ) -> PipelinePlan:
     """The plan of a recorded step for an order of unknown origin, not proved yet. Stages come from its notes, or are
-    given, or balanced by `cost`; their placement follows from the order. Updates that it does not name come last, after
-    sums over replicas. `shard`: what replicas share out. `like`: as of `read_plan`. Raises ScheduleError or
-    PipelineError."""
+    given, or balanced by `cost`; their placement follows from the order. Updates that it lacks come last, after sums
+    over replicas. `shard`: what replicas share out. `like`: of `read_plan`. Raises ScheduleError or PipelineError."""
     micro_batches = int(graph.micro_batch.max(initial=0)) + 1
     if like is not None and like.stale:  # its graph has what the order says nothing of
         return replace(read_plan(schedule, machine, micro_batches, chunks, like.graph, like), cost=like.cost)

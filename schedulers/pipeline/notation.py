@@ -97,8 +97,7 @@ def _is_message(keys: Ints) -> Mask:
 
 
 def _rank_of_reader(schedule: Schedule) -> Ints:
-    """For each message, the rank with the forward of the stage to which it goes in this notation, -1 without one; 0 for
-    other tasks."""
+    """For each message, the rank with the forward of its target stage in this notation, -1 without one; else 0."""
     keys, message = schedule.keys, _is_message(schedule.keys)
     found = np.zeros(len(keys), np.int64)
     if not message.any():

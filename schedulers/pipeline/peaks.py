@@ -17,8 +17,7 @@ COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
 
 
 def activations(plan: PipelinePlan) -> Floats:
-    """For every entry of a valid schedule with slots, the live activations on its rank while it runs, in units of a
-    full stage."""
+    """For each entry of a valid schedule with slots, its rank's live activations while it runs, in full stages."""
     schedule, stages = plan.schedule, plan.placement.stages
     kind = unpack(schedule.keys).kind
     action, begins = schedule.actions()
@@ -59,8 +58,7 @@ def activations(plan: PipelinePlan) -> Floats:
 
 
 def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
-    """[rank, micro-batch * stages + stage] -> the first action of the rank that may still run when this forward
-    ends."""
+    """[rank, micro-batch * stages + stage] -> the rank's first action that may still run when this forward ends."""
     graph, schedule, stages = plan.graph, plan.schedule, plan.placement.stages
     ids, ranks = schedule.ids(graph), plan.placement.ranks
     rank = schedule.rank_of_tasks(graph)

@@ -134,8 +134,7 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
 
 
 def _versions_of(schedule: Schedule, like: PipelinePlan) -> Versions | None:
-    """The weight versions that the schedule reads, if every forward and backward reads the same ones as in the other
-    plan."""
+    """The weight versions that the schedule reads, if each forward and backward reads those of the other plan."""
     if like.versions is None:
         return None
     works = np.isin(unpack(like.schedule.keys).kind, COMPUTE)
@@ -147,8 +146,7 @@ def _versions_of(schedule: Schedule, like: PipelinePlan) -> Versions | None:
 
 
 def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph: TaskGraph | None) -> None:
-    """Raises ScheduleError for a kind, rank or id out of range, a task that appears twice, or an update that the graph
-    does not have."""
+    """Raises ScheduleError for a kind, rank or id out of range, a task that appears twice, or an unknown update."""
     own = unpack(schedule.keys)
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = schedule.rank_of_each

@@ -34,8 +34,7 @@ def pipedream(problem: Problem, history: str = "exact", decay: str | None = None
 
 
 def read_after(own: Identity, delay: Ints, history: str) -> Ints:
-    """The versions that entries read if they are so many updates old; if forwards predict them, backwards read the
-    newest."""
+    """The versions that entries read if they are this old; if forwards predict them, backwards read the newest."""
     newest = (own.kind != Kind.F) & (history == "predicted")
     return np.maximum(0, own.micro_batch - np.where(newest, 0, delay))
 
@@ -80,8 +79,7 @@ def _in_a_row(problem: Problem, mini_batches: int) -> Schedule:
 
 
 def _stale(problem: Problem, schedule: Schedule, versions: Versions) -> Ordered:
-    """In a synthetic pipeline the steady state is known in closed form: a mini-batch takes as long as its
-    micro-batches."""
+    """The steady state of a synthetic pipeline is known: a mini-batch takes as long as its micro-batches."""
     steady = None if problem.recorded else versions.every * pipedream_steady(problem)
     return Ordered(schedule, versions=versions, steady=steady)
 

@@ -76,8 +76,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
 
 
 def _handmade(problem: Problem, cap: float) -> list[Ints]:
-    """The kinds, rank by rank, of the published orders that fit the cap, so that the search is never worse than they
-    are."""
+    """The kinds, rank by rank, of published orders that fit the cap, so that the search is never worse."""
     p, m = problem.ranks, problem.micro_batches
     fitting = [zb_h1, one_f_one_b] if cap >= min(p, m) else []
     fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
