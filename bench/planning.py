@@ -3,8 +3,8 @@
     python bench/planning.py [--largest 1e7] [--networks] [--out FILE.json]
 
 Each size and scheduler runs in its own process, on one core, so peak memory is of that case alone; loops are compiled
-before timing. With --networks: a recorded network (GPT of 24 tiny layers, 32 micro-batches, ZB-H1, analytic costs) by
-the commands `plan` and `train --dry-run` with ranks as threads, start-up included.
+before timing. With --networks: recorded networks (analytic costs, ZB-H1 in pipelines) by the commands `plan` and `train
+--dry-run` with ranks as threads, start-up included.
 """
 
 from __future__ import annotations
@@ -29,28 +29,37 @@ SHAPES = [(8, 48), (16, 64), (32, 128), (64, 256), (128, 512), (256, 1024), (512
 SCHEDULERS = ("one_f_one_b", "zb_h1", "fast_forward_greedy")
 
 
-NETWORK = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=24", "--batch-size", "32",
-           "--micro-batches", "32", "--scheduler", "zb_h1", "--parallel", "pipeline", "--costs", "analytic", "--json"]
-COMMANDS = {"plan": ((4, 16), ["plan"]), "dry run": ((4, 16, 64), ["train", "--dry-run", "--steps", "1"])}
+SMALL = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=24", "--batch-size", "32",
+         "--micro-batches", "32", "--scheduler", "zb_h1", "--parallel", "pipeline"]
+MEDIUM = ["--model", "gpt2_medium", "--batch-size", "8", "--micro-batches", "8", "--scheduler", "zb_h1",
+          "--parallel", "pipeline"]
+DRY = ["train", "--dry-run", "--steps", "1"]
+#: network -> (command, numbers of ranks, what each shall take at most, in seconds)
+NETWORKS: dict[str, list[tuple[list[str], dict[int, float]]]] = {
+    "GPT of 24 tiny layers, 32 micro-batches": [(["plan", *SMALL], {4: 5, 16: 8}), ([*DRY, *SMALL], {16: 10, 64: 30})],
+    "BERT large": [(["plan", "--model", "bert_large", "--batch-size", "8"], {1: 5})],
+    "GPT-2 medium, 8 micro-batches": [(["plan", *MEDIUM], {8: 5})]}
 
 
 def networks() -> list[dict[str, Any]]:
     """Seconds and processor seconds of each command on a recorded network, and its peak memory."""
     cases = []
-    print(f"{'command':10} {'ranks':>6} {'tasks':>8} {'s':>8} {'cpu s':>8} {'GiB':>6}")
-    for name, (counts, command) in COMMANDS.items():
-        for ranks in counts:
-            begin = time.perf_counter()
-            child = subprocess.Popen([sys.executable, "-m", "minidl", *command, *NETWORK, "--ranks", str(ranks)],
-                                     stdout=subprocess.PIPE, text=True)
-            assert child.stdout is not None
-            record = json.loads(child.stdout.read())
-            used = os.wait4(child.pid, 0)[2]
-            cases.append({"command": name, "ranks": ranks, "tasks": record["tasks"],
-                          "s": round(time.perf_counter() - begin, 2), "cpu_s": round(used.ru_utime + used.ru_stime, 2),
-                          "peak_gib": round(used.ru_maxrss / 2**20, 2)})
-            row = "{command:10} {ranks:6} {tasks:8} {s:8.2f} {cpu_s:8.2f} {peak_gib:6.2f}"
-            print(row.format(**cases[-1]), flush=True)
+    for name, commands in NETWORKS.items():
+        for command, counts in commands:
+            for ranks, most in counts.items():
+                begin = time.perf_counter()
+                child = subprocess.Popen([sys.executable, "-m", "minidl", *command, "--costs", "analytic", "--json",
+                                          *(["--ranks", str(ranks)] if ranks > 1 else [])],
+                                         stdout=subprocess.PIPE, text=True)
+                assert child.stdout is not None
+                record = json.loads(child.stdout.read())
+                used = os.wait4(child.pid, 0)[2]
+                cases.append({"network": name, "command": command[0], "ranks": ranks, "tasks": record["tasks"],
+                              "s": round(time.perf_counter() - begin, 2), "most_s": most,
+                              "cpu_s": round(used.ru_utime + used.ru_stime, 2),
+                              "peak_mib": round(used.ru_maxrss / 2**10)})
+                print("{network}: {command}, {ranks} ranks, {tasks} tasks: {s} s (at most {most_s}), {cpu_s} s of the "
+                      "processor, {peak_mib} MiB".format(**cases[-1]), flush=True)
     return cases
 
 

@@ -138,6 +138,14 @@ def planning(record: dict[str, Any]) -> Iterator[Row]:
                    f"{c['simulated_tasks_per_s'] / 1e6:.1f} M tasks/s simulated", target)
 
 
+def planning_networks(record: dict[str, Any]) -> Iterator[Row]:
+    for c in record["cases"]:
+        what = "plan" if c["command"] == "plan" else "dry run with ranks as threads"
+        ranks = f"{c['ranks']} ranks" if c["ranks"] > 1 else "one device"
+        yield (f"{c['network']}, {ranks}: {what}, {c['tasks']:,} tasks",
+               f"{c['s']:.1f} s, {c['peak_mib']} MiB", f"<= {c['most_s']} s")
+
+
 def single_device(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
         gain = {arm: e["against"][f"in_order / {arm}"]
@@ -445,7 +453,9 @@ Steps to an error of 5 % on the embedded digits, one hidden layer of 32, the fas
 momenta, mean of three seeds; sparse networks are pruned before training (Lee et al., 2003.11316). Times are these steps
 times the simulated step on assumed costs, at the best batch size of each number of ranks; ranks pay that save at
 least a quarter of the time of half as many.""", {"batch_size": batch_size}),
-    Section("Large plans", "", {"planning": planning}),
+    Section("Large plans", """\
+Recorded networks: the whole command, start-up and recording included, by costs from flops and bytes.""",
+            {"planning": planning, "planning_networks": planning_networks}),
     Section("What a launch costs", """\
 The time of a call for its caller; for a call that is handed to another thread, until it is done.""",
             {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda}),
