@@ -304,7 +304,7 @@ def _counted(plan: PipelinePlan) -> PipelinePlan:
 def _versions(plan: PipelinePlan) -> None:
     """Raises ScheduleError if a task reads a weight version that does not exist yet, or a backward reads another one
     than its forward. If no history is kept, every task must read the newest one. Versions are made by the updates of a
-    recorded step, and by the weight gradients on given times."""
+    recorded step, and by the weight gradients on given times; a recorded stage without them has none."""
     versions, schedule = plan.versions, plan.schedule
     assert versions is not None
     if len(versions.read) != len(schedule):
@@ -312,7 +312,9 @@ def _versions(plan: PipelinePlan) -> None:
     own, graph = unpack(schedule.keys), plan.graph
     works, step = np.isin(own.kind, COMPUTE), plan.micro_batches // versions.every
     if graph.launches:
-        made = newest(schedule, np.isin(schedule.keys, graph.keys[updates(graph)]), step)
+        made_by = graph.keys[updates(graph)]
+        made = newest(schedule, np.isin(schedule.keys, made_by), step)
+        works &= np.isin(own.unit, unpack(made_by).unit)  # a stage without parameters reads no version
     else:
         made = newest(schedule, (own.kind == Kind.W) | (own.kind == Kind.B), plan.micro_batches) // versions.every
     least = -step if graph.launches else 0  # a recorded step follows others

@@ -66,6 +66,11 @@ def heavy():
     return models.mlp(12, 16, 256, 256, 16, 5)
 
 
+def bare():
+    """On three ranks the middle stage has no parameters."""
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Linear(16, 5))
+
+
 class Tied(nn.Module):
     """The first layer's weight is the last one's, transposed; or is used in half of all layers, another in two more."""
 

@@ -21,6 +21,7 @@ from stale_runs import (
     Mixed,
     Normed,
     Tied,
+    bare,
     batches,
     drawn_versions,
     everywhere,
@@ -46,6 +47,7 @@ CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, 3, {"network": Normed if name == "layerpipe" else Mixed, "optimizer": "adamw"})
             for name in POLICIES]
          + [("layerpipe", ranks, {"network": heavy}) for ranks in (2, 3, 4)]
+         + [(name, 3, {"network": bare}) for name in POLICIES]
          + [("layerpipe", 2 + seed % 3, {"network": Drawn(seed)}) for seed in range(6)]
          # two stages of one rank update at different times, each with powers of its own
          + [("layerpipe", 3, {"network": Drawn(11), "optimizer": "adamw"}),
@@ -70,6 +72,13 @@ def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
     losses, parameters, log, plan = run(name, ranks, **options)
     assert (losses, parameters) == replayed(name, ranks, log, **options)
     assert bool(plan.placement.halves) == (name == IN_HALVES)
+
+
+@pytest.mark.parametrize("name", ["pipedream", "layerpipe2", "paci"])
+def test_a_stage_without_parameters_reads_no_version(name):
+    plan = stale_runs.planned(name, 3, network=bare)
+    graph = plan.graph
+    assert {*graph.unit[graph.kind == Kind.U].tolist()} == {0, 2}
 
 
 def test_halves_of_two_ranks_share_no_loss_scale():
