@@ -1,8 +1,8 @@
 """Communication between ranks: the part that all transports share. Knows no graph, no schedule and no MPI.
 
 A sum over ranks is computed in the order of the ranks, element by element: each rank adds up its own share of the
-elements, then sends the result to all. So the bits depend neither on the transport, nor on how tensors are cut, nor on
-which transfer ends first; and the volume equals a ring's.
+elements, then sends the result to all; of a few bytes, each rank adds up all. So the bits depend neither on the
+transport, nor on how tensors are cut, nor on which transfer ends first; and the volume of long sums equals a ring's.
 """
 
 from __future__ import annotations
@@ -99,8 +99,9 @@ class Communicator:
     stream: Any = None
 
     # ---------------------------------------------------------------------------------------------- for each transport
-    def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        """Sends `out[bounds[r]:bounds[r + 1]]` to each rank r; row r of `into` receives what r sends to this rank."""
+    def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
+        """Sends `out[bounds[r]:bounds[r + 1]]` to each rank r, or without bounds all of `out`; row r of `into` receives
+        what r sends to this rank."""
         raise NotImplementedError
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
@@ -169,7 +170,7 @@ class Communicator:
                 if kind != Kind.AG:
                     yield from self._exchange(place.whole, place.received, place.bounds, slot)
                     yield from place.add()
-                if kind != Kind.AS:
+                if kind != Kind.AS and place.bounds is not None:
                     yield from place.lay()
                     yield from self._collect(place.whole, place.bounds, slot)
             yield from place.keep() if kind == Kind.AS else place.give()

@@ -91,17 +91,16 @@ class LoopBack(Communicator):
             yield
         raise AssertionError("a round ends with its values")
 
-    def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        sent = yield from self._everyone(slot, out)
+    def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
+        sent, mine = (yield from self._everyone(slot, out)), slice(*bounds[self.rank :][:2] if bounds else (None,))
         for row, array in zip(into, sent, strict=True):
-            np.copyto(row, array[bounds[self.rank] : bounds[self.rank + 1]])
+            np.copyto(row, array[mine])
         yield from self._everyone(slot, None)  # all ranks have read the memory, so it may be written
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
         sent = yield from self._everyone(slot, array)
         for r, other in enumerate(sent):
-            if r != self.rank:
-                np.copyto(array[bounds[r] : bounds[r + 1]], other[bounds[r] : bounds[r + 1]])
+            np.copyto(array[bounds[r] : bounds[r + 1]], other[bounds[r] : bounds[r + 1]])
         yield from self._everyone(slot, None)
 
     def _sum(self, array: Any, slot: int) -> Iterator[None]:

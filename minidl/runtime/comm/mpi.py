@@ -140,11 +140,12 @@ class MPI(Communicator):
         while not any(request.Test() for _ in range(tests)):
             yield
 
-    def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        counts = np.diff(bounds).tolist()
-        own = [into.shape[1]] * self.size
-        starts = [i * into.shape[1] for i in range(self.size)]
-        return self._done(self._slots[slot].Ialltoallv([out, (counts, list(bounds[:-1]))], [into, (own, starts)]))
+    def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
+        if bounds is None:
+            return self._done(self._slots[slot].Iallgather(out, into), 1)
+        sent, own = (np.diff(bounds).tolist(), list(bounds[:-1])), into.shape[1]
+        received = [own] * self.size, [i * own for i in range(self.size)]
+        return self._done(self._slots[slot].Ialltoallv([out, sent], [into, received]))
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
         request = self._slots[slot].Iallgatherv(self._mpi.IN_PLACE,

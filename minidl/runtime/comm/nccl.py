@@ -74,8 +74,8 @@ class NCCL(Communicator):
         except Exception as error:  # CuPy raises types of its own
             return str(error)
 
-    def _exchange(self, out: Any, into: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        self._swap([out[bounds[r] : bounds[r + 1]] for r in range(self.size)], list(into))
+    def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
+        self._swap([out[bounds[r] : bounds[r + 1]] if bounds else out for r in range(self.size)], list(into))
         yield from ()
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:

@@ -17,23 +17,28 @@ import numpy as np
 from ...core.columns import offsets
 from ...kernels import Thunk
 
+AT_ONCE = 2**17  #: a sum of few bytes takes one exchange, not two: each has a start and polls of its own
+
 
 class Host:
     """The arrays of one transfer in host memory: contiguous, of one type. `communicator` gives this rank and the number
     of ranks. Scratch memory is allocated now.
 
     Where ranks sum the arrays, these are copied end to end. `whole`: all elements, of which rank r adds up
-    `bounds[r]:bounds[r + 1]`; row r of `received`: rank r's elements of this rank's share. Without `sums` the arrays
-    only travel, each from its own memory: `arrays`.
+    `bounds[r]:bounds[r + 1]`; None: every rank adds up all, since the rows have at most AT_ONCE bytes. Row r of
+    `received`: rank r's elements of this rank's share. Without `sums` the arrays only travel, each from its own
+    memory: `arrays`.
     """
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], sums: bool = True) -> None:
         flat = [a.reshape(-1) for a in arrays]
         ends = offsets([a.size for a in flat]).tolist()
         count, ranks = ends[-1], communicator.size
-        self.bounds = [count * r // ranks for r in range(ranks + 1)]
-        self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
         dtype = flat[0].dtype
+        self.bounds: list[int] | None = None
+        if ranks * count * dtype.itemsize > AT_ONCE:
+            self.bounds = [count * r // ranks for r in range(ranks + 1)]
+        self.mine = slice(*self.bounds[communicator.rank :][:2] if self.bounds else (0, count))
         self.arrays = flat
         self.whole = flat[0] if len(flat) == 1 or not sums else self._empty((count,), dtype)
         self.windows = ([(a, self.whole[i:j]) for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
