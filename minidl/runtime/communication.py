@@ -137,7 +137,7 @@ class Communication:
         in an exchange between ranks before they begin it."""
         if self._started and self.polled and not self._stopped:
             self.flight.run(step=True)
-            if not self.flight.over:
+            if not self.flight.over():
                 return
         self.join()
 
@@ -252,7 +252,7 @@ class Meetings:
         return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived,
                      [*self._mark(task, 0, 1), *copies],
                      [*self._mark(task, 2), *moved, *self._records[task]], graph.name(task), self._peers(graph, task),
-                     "later" in constants)
+                     "later" in constants, link is not None and isinstance(bound.device, CPU))
 
     def _waiting(self, event: Arrival, peers: tuple[int, ...], name: str) -> Thunk:
         """A call that waits for a transfer."""

@@ -75,7 +75,8 @@ class Entry:
     again), after the calls `begin`; the calls `done` follow when it and all transfers before it on its lane have ended.
     Only one transfer per `slot` is in flight at a time; messages have no slot, since they have numbers, and do not
     count toward the credit. `name` and `peers` (none: all others) are for messages about a transfer that does not end.
-    `later`: it may still be in flight when its step ends."""
+    `later`: it may still be in flight when its step ends. `in_turn`: a poll is of use only when all transfers before it
+    on its lane have ended."""
 
     task: int
     transfer: Transfer
@@ -87,6 +88,7 @@ class Entry:
     name: str = "a transfer"
     peers: tuple[int, ...] = ()
     later: bool = False
+    in_turn: bool = False
 
 
 class Flight:
@@ -127,8 +129,11 @@ class Flight:
     def _look(self) -> bool:
         moved = self._advance()
         for i, lane in enumerate(self._lanes):
-            while self._told[i] < self._heads[i] and lane[self._told[i]].task not in self._flight:
-                for call in lane[self._told[i]].done:
+            while self._told[i] < self._heads[i]:
+                entry = lane[self._told[i]]
+                if entry.task in self._flight and not (entry.in_turn and self._poll(entry.task)):
+                    break
+                for call in entry.done:
                     call()
                 self._told[i] += 1
                 moved = True
@@ -143,20 +148,15 @@ class Flight:
                 moved = True
         return moved
 
-    @property
-    def over(self) -> bool:
-        """Whether all entries of all lanes have ended."""
-        return all(told == len(lane) for told, lane in zip(self._told, self._lanes, strict=True))
-
-    @property
-    def step_over(self) -> bool:
-        """The same, without those that may outlive their step."""
-        return all(entry.later for told, lane in zip(self._told, self._lanes, strict=True) for entry in lane[told:])
+    def over(self, step: bool = False) -> bool:
+        """Whether all entries of all lanes have ended; with `step`, all but those that may outlive their step."""
+        return all(step and entry.later for told, lane in zip(self._told, self._lanes, strict=True)
+                   for entry in lane[told:])
 
     def run(self, step: bool = False) -> None:
         """Runs all entries of all lanes; with `step`, all but those that may outlive their step. Raises TransferError,
         RankError or Abandoned."""
-        while not (self.step_over if step else self.over):
+        while not self.over(step):
             if self._flight:
                 if not self.look():
                     self._wait()
@@ -185,7 +185,7 @@ class Flight:
     def drain(self) -> None:
         """Waits for all submitted transfers."""
         self._patience.reset()
-        while self._flight:
+        while any(entry.task in self._flight for entry in self._submitted):
             self._progress()
         for entry in self._submitted:
             for call in entry.done:
@@ -226,8 +226,8 @@ class Flight:
         self._patience.wait(entry.peers, entry.name)
 
     def _advance(self) -> bool:
-        """Polls every transfer once. Returns whether one has ended."""
-        ended = [self._poll(task) for task in list(self._flight)]
+        """Polls every transfer once, but for those in turn. Returns whether one has ended."""
+        ended = [self._poll(task) for task, (_, entry) in list(self._flight.items()) if not entry.in_turn]
         return any(ended)
 
     def _poll(self, task: int) -> bool:
