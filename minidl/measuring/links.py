@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from socket import gethostname
 from time import perf_counter
 from typing import Any
@@ -68,8 +69,8 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
                  lane: bool = False) -> tuple[float, float]:
     """Microseconds of an all-reduce of gradients on a device (default: the CPU): (per all-reduce, per byte). All ranks
     return rank 0's figures. `group`: the ranks that sum with this one (default: all); others sum at the same time.
-    `lane`: whether the lane that computes also sums, see `Program.polls`. A sum then follows a task, and finds little
-    of what it needs in the core's cache.
+    `lane`: whether the lane that computes also sums, see `Program.polls`. It then looks at the sums in flight between
+    tasks, as in a step, and finds little of what it needs in the core's cache.
 
     A row of the smallest size gives the first figure, as small sums of a step come in rows; the difference of the other
     two sizes gives the second, so that bursts of a link do not count, from their lower quartiles, since other work on
@@ -85,17 +86,21 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
             array = device.array(own, View(0, (nbytes // 4,), (1,), 0, "float32"))
             device.write(array, np.zeros(nbytes // 4, np.float32))
             transfers.append(group.bind(Kind.A, hand.place(group, [array], ()), slot))
-        entries = [Entry(i, transfers[i % SLOTS], i % SLOTS, nbytes) for i in range(row)]
-        times = []
+        made, times = set[int](), list[float]()
+        entries = [Entry(i, transfers[i % SLOTS], i % SLOTS, nbytes, [partial(made.__contains__, i)])
+                   for i in range(row)]
         for _ in range(repeats):
             communicator.gather(None)
+            flight.begin([entries])
+            made.clear()
             spent = 0.0
             for i in range(row):
                 np.copyto(*task)
                 begin = perf_counter()
-                flight.submit(entries[i])
+                made.add(i)
+                flight.look()
                 if i == row - 1:
-                    flight.drain()
+                    flight.run()
                     device.synchronize()
                 spent += perf_counter() - begin
             times.append(spent * 1e6 / row)

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from time import perf_counter, perf_counter_ns
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,7 @@ class Profile:
         self.graph, self.device = graph, device or tape.current().device
         self._random = np.random.Generator(np.random.Philox(seed))
         self._samples: list[list[Any]] = []  # for each order, of each run the times of all tasks
+        self._around: list[float] = []  # of each run what it takes besides its tasks, when these have filled the caches
         self._tick, self.seconds = stamp_overhead(self.device), 0.0
         self._redraw = 0.0  # when `seconds` is so much, another order may be drawn
 
@@ -84,8 +85,9 @@ class Profile:
             self._draw()
         begin = perf_counter()
         self._once()
-        self.seconds += perf_counter() - begin
+        self.seconds += (took := perf_counter() - begin)
         _, start, end = self._lanes.stamps()[0].T
+        self._around.append((took - (end[-1] - start[0])) * 1e6)
         times = np.empty(len(self._order))
         times[self._order] = (end - start) * 1e6
         self._samples[-1].append(times)
@@ -93,6 +95,7 @@ class Profile:
     def _once(self) -> None:
         self._bound.load(self._inputs)
         self._lanes.run()
+        self._bound.results()
 
     def _draw(self) -> None:
         """Draws another order, plans its memory, and runs it once, to warm up."""
@@ -110,7 +113,7 @@ class Profile:
         """The mean times of the tasks over the undisturbed runs so far, at least one."""
         time = np.maximum(undisturbed([np.array(runs) for runs in self._samples if runs]) - self._tick, 0.0).tolist()
         times = {self.graph.name(t): time[t] for t in range(len(self.graph)) if self.graph[t].iteration == 0}
-        return CostModel(tasks=times, **measure_lanes(self.device), step=_measure_step(self._bound, self._inputs),
+        return CostModel(tasks=times, **measure_lanes(self.device), step=statistics.median(self._around),
                          source="measured", device=self.device.name)
 
 
@@ -215,10 +218,8 @@ def _touched(graph: TaskGraph, task: int) -> int:
 
 
 def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
-    """Microseconds that a step takes besides its tasks, to copy inputs and outputs and to run a lane. If the host runs
-    ahead of the device, only the device's time between two steps."""
-    lanes = None if bound.device.captures else bound.device.lanes(probe([[]], [], bound.thunks))
-    feeds = bound.feed.nodes() if lanes is None else []
+    """Microseconds of the device between two steps, to copy inputs and outputs; the host runs ahead."""
+    feeds = bound.feed.nodes()
 
     def around() -> None:
         bound.load(inputs)
@@ -226,16 +227,6 @@ def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
             up, done = feeds[bound.feed.turn]
             for call in (*up, done):
                 call()
-        if lanes is not None:
-            lanes.run()
         bound.results()
 
-    if lanes is None:
-        return float(bound.device.step_time(around))
-    samples = []
-    for _ in range(50):
-        begin = perf_counter_ns()
-        around()
-        bound.device.synchronize()
-        samples.append((perf_counter_ns() - begin) / 1000)
-    return statistics.median(samples)
+    return float(bound.device.step_time(around))

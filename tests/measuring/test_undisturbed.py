@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -11,9 +12,11 @@ import pytest
 
 import minidl as ml
 from minidl.core.tasks import Kind
+from minidl.devices.native.lanes import NativeLanes
 from minidl.measuring import links, measure
 from minidl.measuring.measure import DISTURBED, MOST_RUNS, RUNS, Profile, undisturbed
 from minidl.pricing.cost import Cross
+from minidl.runtime.bound import Bound
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.training import bystanders, loop
@@ -266,12 +269,12 @@ def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
     clocks = threading.local()
 
     class Counting(links.Flight):
-        def submit(self, entry):
-            super().submit(entry)
+        def _start(self, entry):
+            super()._start(entry)
             clocks.now = getattr(clocks, "now", 0.0) + 1e-6
 
-        def drain(self):
-            super().drain()
+        def run(self, step=False):
+            super().run(step)
             clocks.now += 16e-6
 
     monkeypatch.setattr(links, "Flight", Counting)
@@ -279,6 +282,25 @@ def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
     for each, rate in run_ranks(2, lambda c: links.measure_link(c, sizes=(4, 64, 256), repeats=3)):
         assert each == pytest.approx(2.0)
         assert rate == pytest.approx(0.0)
+
+
+def test_a_step_costs_what_it_takes_around_its_tasks(monkeypatch):
+    """Measured in the runs that measure the tasks: here copying outputs takes 2 ms, but only after a task has run."""
+    ran = []
+    run, results = NativeLanes.run, Bound.results
+
+    def with_tasks(lanes):
+        ran.append(any(lanes.work.tasks))
+        run(lanes)
+
+    def after(bound):
+        if ran[-1]:
+            time.sleep(2e-3)
+        return results(bound)
+
+    monkeypatch.setattr(NativeLanes, "run", with_tasks)
+    monkeypatch.setattr(Bound, "results", after)
+    assert Recorded(Job(model="mlp", model_args={"preset": "tiny"})).measure().step >= 2000
 
 
 @pytest.mark.parametrize("scheduler", ["one_f_one_b", "zb_h1"])
