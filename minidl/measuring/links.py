@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -18,14 +18,14 @@ from ..core.schedule import RankGrid
 from ..core.tasks import Kind
 from ..devices.device import cpu
 from ..pricing.cost import CostModel, Cross, Link
-from ..runtime.comm import SLOTS, Communicator
-from ..runtime.comm.flight import Entry, Flight, Patience
+from ..runtime.comm import SLOTS, Communicator, Host
+from ..runtime.comm.flight import Entry, Flight
 from ..runtime.comm.handover import handover
 from .lanes import siblings
 from .measure import transfer_time
 
 SIZES = (8, 2**18)  #: bytes of the messages that measure a link
-REPEATS = 20
+REPEATS, ROW = 20, 8  #: of each measurement, and messages in a row
 TASK = 2**21  #: bytes that a task reads and writes: more than a core's own cache holds
 
 
@@ -39,29 +39,48 @@ def measure_messages(communicator: Communicator, grid: RankGrid) -> Link:
 
 
 def _between(communicator: Communicator, first: int, second: int) -> Link:
-    """The link of these two ranks, which the first one measures."""
-    took = []
+    """The link of these two ranks: on one machine the time that both take of their cores for a message, between tasks;
+    between machines half the time of a message there and back."""
+    hosts, rank = communicator.gather(gethostname()), communicator.rank
+    core, pair = hosts[first] == hosts[second], (first, second)
+    flight, made, took = Flight(communicator, lane=True), set[int](), list[float]()
     for size in SIZES:
-        out, into = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
+        entries = []
+        for i in range((ROW if core else 2) * (rank in pair)):
+            sends = (rank == first) == (core or i == 0)
+            place = Host(communicator, [np.zeros(size, np.uint8)], sums=False)
+            move = communicator.bind(Kind.SF if sends else Kind.RF, place, None, sum(pair) - rank, i)
+            after = [i] if core else [0] * i  # the task before it; the message to which it is the answer
+            entries.append(Entry(i, move, None, size, [partial(made.__contains__, a) for a in after if sends],
+                                 done=[partial(made.add, i)], in_turn=True))
+        times = _times(communicator, flight, entries, made, core * (ROW + SLOTS), REPEATS, ends=not core)
+        took.append(transfer_time(times) / (ROW if core else 2))
+    found = communicator.gather(took)
+    latency, longer = np.sum([found[r] for r in pair], axis=0).tolist() if core else found[first]
+    return Link(latency, (SIZES[1] - SIZES[0]) / max(longer - latency, 1e-3), core=core)
+
+
+def _times(communicator: Communicator, flight: Flight, entries: Sequence[Entry], made: set[int], looks: int,
+           repeats: int, device: Any = None, ends: bool = True) -> list[float]:
+    """Microseconds of a row of transfers, each time of some: of a look after each of so many tasks, which puts the
+    task's number into `made`, and until all have ended if `ends`. All ranks measure together."""
+    task, times = np.ones((2, bool(looks) * TASK // 4), np.float32), []
+    for _ in range(repeats):
         communicator.gather(None)
-        if communicator.rank in (first, second):
-            peer = first + second - communicator.rank
-            moves = communicator._send(out, peer, 0), communicator._receive(into, peer, 0)
-            in_turn = moves if communicator.rank == first else moves[::-1]
-            took.append(transfer_time([_turn(communicator, in_turn, peer) for _ in range(REPEATS)]) / 2)
-    found = communicator.gather((took, gethostname()))
-    (latency, longer), host = found[first]
-    return Link(latency, (SIZES[1] - SIZES[0]) / max(longer - latency, 1e-3), core=host == found[second][1])
-
-
-def _turn(communicator: Communicator, moves: Sequence[Callable[[], Iterator[None]]], peer: int) -> float:
-    """Microseconds of a message to the other rank and a message back."""
-    begin = perf_counter()
-    patience = Patience(communicator, lane=True)
-    for move in moves:
-        for _ in move():
-            patience.wait((peer,), "the link's measurement")
-    return (perf_counter() - begin) * 1e6
+        made.clear()
+        flight.begin([entries])
+        spent = 0.0
+        for i in range(looks):
+            np.copyto(*task)
+            begin = perf_counter()
+            made.add(i)
+            flight.look()
+            spent += perf_counter() - begin
+        begin = perf_counter()
+        flight.run()
+        (device or cpu()).synchronize()
+        times.append((spent + ends * (perf_counter() - begin)) * 1e6)
+    return times
 
 
 def measure_link(communicator: Communicator, device: Any = None, group: Communicator | None = None,
@@ -78,7 +97,6 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
     """
     device, group = device or cpu(), group or communicator
     hand, flight, took = handover(device), Flight(communicator, lane=lane), []
-    task = np.ones((2, lane * TASK // 4), np.float32)
     for size, row in zip(sizes, (4 * SLOTS, 1, 1), strict=True):
         nbytes, transfers = 4 * max(size // 4, group.size), []
         memory = [device.allocate(nbytes) for _ in range(min(row, SLOTS))]  # held while it is used
@@ -86,24 +104,10 @@ def measure_link(communicator: Communicator, device: Any = None, group: Communic
             array = device.array(own, View(0, (nbytes // 4,), (1,), 0, "float32"))
             device.write(array, np.zeros(nbytes // 4, np.float32))
             transfers.append(group.bind(Kind.A, hand.place(group, [array], ()), slot))
-        made, times = set[int](), list[float]()
-        entries = [Entry(i, transfers[i % SLOTS], i % SLOTS, nbytes, [partial(made.__contains__, i)])
+        made = set[int]()
+        entries = [Entry(i, transfers[i % SLOTS], i % SLOTS, nbytes, [partial(made.__contains__, i)] * lane)
                    for i in range(row)]
-        for _ in range(repeats):
-            communicator.gather(None)
-            flight.begin([entries])
-            made.clear()
-            spent = 0.0
-            for i in range(row):
-                np.copyto(*task)
-                begin = perf_counter()
-                made.add(i)
-                flight.look()
-                if i == row - 1:
-                    flight.run()
-                    device.synchronize()
-                spent += perf_counter() - begin
-            times.append(spent * 1e6 / row)
+        times = [time / row for time in _times(communicator, flight, entries, made, row * lane, repeats, device)]
         took.append(transfer_time(times) if row > 1 else float(np.quantile(times, 0.25)))
     slope = max(0.0, (took[2] - took[1]) / (sizes[2] - sizes[1]))
     each, rate = communicator.gather((took[0], slope))[0]

@@ -186,7 +186,8 @@ def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator
         for call in program:
             call()  # so that every buffer holds a value
     for t, sets in enumerate(programs):
-        if 2 * _touched(graph, t) > device.cache_bytes:
+        touched = {view.storage for launch in graph.launches[t] for view in launch.views}
+        if 2 * sum(graph.storages[s].bytes for s in touched) > device.cache_bytes:
             sets.append(bound.thunks_elsewhere(t))
     found = device.task_times(programs, progress)
     times = {graph.name(t): found[t] for t in range(len(graph)) if graph[t].iteration == 0}
@@ -209,12 +210,6 @@ def _between(graph: TaskGraph, device: Any, random: np.random.Generator, alone: 
             call()
         whole += device.task_times([[calls]], repeats=1)
     return max(0.0, statistics.median(whole) - alone) / max(tasks, 1)
-
-
-def _touched(graph: TaskGraph, task: int) -> int:
-    """The bytes of the storages that a task's launches use."""
-    storages = {view.storage for launch in graph.launches[task] for view in launch.views}
-    return sum(graph.storages[s].bytes for s in storages)
 
 
 def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import minidl as ml
+from minidl.core.schedule import RankGrid
 from minidl.core.tasks import Kind
 from minidl.devices.native.lanes import NativeLanes
 from minidl.measuring import links, measure
@@ -282,6 +283,29 @@ def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
     for each, rate in run_ranks(2, lambda c: links.measure_link(c, sizes=(4, 64, 256), repeats=3)):
         assert each == pytest.approx(2.0)
         assert rate == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("machines", "latency"), [(1, 6.0), (2, 28.0)])
+def test_a_message_costs_both_cores_of_a_machine_and_time_between_machines(monkeypatch, machines, latency):
+    """A start of 3 us on each rank, and 50 us until all have ended: no rank waits for that within a step."""
+    clocks = threading.local()
+
+    class Counting(links.Flight):
+        def _start(self, entry):
+            super()._start(entry)
+            clocks.now = getattr(clocks, "now", 0.0) + 3e-6
+
+        def run(self, step=False):
+            super().run(step)
+            clocks.now = getattr(clocks, "now", 0.0) + 50e-6
+
+    monkeypatch.setattr(links, "Flight", Counting)
+    monkeypatch.setattr(links, "perf_counter", lambda: getattr(clocks, "now", 0.0))
+    monkeypatch.setattr(links, "gethostname", lambda: str(int(threading.current_thread().name[-1]) % machines))
+    for link in run_ranks(2, lambda c: links.measure_messages(c, RankGrid(2, 1))):
+        assert link.core == (machines == 1)
+        assert link.latency == pytest.approx(latency)
+        assert link.bandwidth > 1e6
 
 
 def test_a_step_costs_what_it_takes_around_its_tasks(monkeypatch):
