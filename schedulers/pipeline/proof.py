@@ -134,7 +134,7 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
 
 
 def _versions_of(schedule: Schedule, like: PipelinePlan) -> Versions | None:
-    """The weight versions that the schedule reads, if each forward and backward reads those of the other plan."""
+    """The weight versions that the schedule reads, if each forward and backward reads the same as in the other plan."""
     if like.versions is None:
         return None
     works = np.isin(unpack(like.schedule.keys).kind, COMPUTE)
