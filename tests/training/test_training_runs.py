@@ -78,9 +78,11 @@ def test_time_apart_from_steps_counts_once(monkeypatch):
     assert (found["samples_per_s"], found["eta_s"]) == (4.0, 3.0)
 
 
-def test_metrics_that_are_not_finite_end_a_run():
+@pytest.mark.parametrize(("at", "value"), [(0, np.nan), (-1, np.inf)])
+def test_metrics_that_are_not_finite_end_a_run(at, value):
+    """And NumPy warns of nothing beside the line."""
     trainer = Trainer(Recorded(Job(model_args={"hidden": 4})), CostModel.analytic())
-    trainer.recorded.model.parameters()[0].assign(np.nan)
+    trainer.recorded.model.parameters()[at].assign(value)
     with pytest.raises(TrainingError, match="the loss on test data is nan at step 0 of mlp"):
         trainer.evaluate()
 
