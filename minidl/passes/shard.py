@@ -82,8 +82,8 @@ class Shards:
         if self.placed is not None:
             return f"{self.level},placed={'+'.join(self.placed)}"
         prefetch = f",prefetch={self.prefetch}" if self.level > 1 and self.prefetch is not None else ""
-        keep = self.keep is not None and (",keep=" + ("+".join(map(str, self.keep)) or "none"))
-        return f"{self.level}{prefetch}{keep or ''}" if self.level > 2 else f"{self.level}{prefetch}"
+        keep = "" if self.keep is None or self.level < 3 else f",keep={'+'.join(map(str, self.keep)) or 'none'}"
+        return f"{self.level}{prefetch}{keep}"
 
 
 def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
@@ -215,10 +215,9 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
     work.unscale()
     for rank in np.unique(draft.rank[[s.task for s in sums]]).tolist():
         own, here = ([s for s in some if draft.rank[s.task] == rank] for some in (sums, held))
-        placed = how.placed
         gathers = [Gather(s, s.gradients, s.norms, s.final) for s in own if s.norms]
-        if placed is not None:
-            for each in gathers_placed(draft, here, _uses(draft, here), placed):
+        if how.placed is not None:
+            for each in gathers_placed(draft, here, _uses(draft, here), how.placed):
                 work.gather(*each)
         elif how.level > 2:
             gathers += [Gather(s, s.parameters, run) for s, run in _runs(draft, here, how)]
@@ -234,9 +233,9 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
             work.scatter(one)
             if how.level < 3:
                 work.bring_back(one)
-            for then in own[j + 1 + how.prefetch :][: how.level > 1 and placed is None]:
+            for then in own[j + 1 + how.prefetch :][: how.level > 1 and how.placed is None]:
                 work.wait(one, then)
-        for t, at in sums_placed(draft, own, placed or ()).items():
+        for t, at in sums_placed(draft, own, how.placed or ()).items():
             work.follow(at, t, rank)
     return _on_lanes(draft, work.done(), how)
 
@@ -251,15 +250,18 @@ def _begins(draft: Draft) -> Ints:
 
 def _runs(draft: Draft, sums: Sequence[Sum], how: Shards) -> list[tuple[Sum, list[int]]]:
     """The tasks that use the parameters of each sum of a rank, in runs without a use of others between them. A run goes
-    on where as few runs of others are between as may be whole besides; all uses of kept ones are one run."""
-    graph, found, kept = draft.graph, list[tuple[Sum, list[int]]](), dict[int, tuple[int, list[int]]]()
-    for k, (i, run) in enumerate(groupby(_uses(draft, sums), key=lambda use: use[1])):
-        at, users = kept.get(i, (-1, []))
-        if at < 0 or (k - at > 1 + (how.prefetch or 0) and int(graph.unit[sums[i].task]) not in (how.keep or ())):
+    on where no more others are used in between than may be whole besides; all uses of kept ones are one run."""
+    runs = [(i, [t for t, _ in run]) for i, run in groupby(_uses(draft, sums), key=lambda use: use[1])]
+    found, last = list[tuple[Sum, list[int]]](), dict[int, tuple[int, list[int]]]()
+    for k, (i, run) in enumerate(runs):
+        at, users = last.get(i, (-1, []))
+        others = {j for j, _ in runs[at + 1 : k]}
+        kept = int(draft.graph.unit[sums[i].task]) in (how.keep or ())
+        if at < 0 or (len(others) > (how.prefetch or 0) and not kept):
             users = []
             found.append((sums[i], users))
-        users += [t for t, _ in run]
-        kept[i] = k, users
+        users += run
+        last[i] = k, users
     return found
 
 

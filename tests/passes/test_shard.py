@@ -165,6 +165,65 @@ def test_a_saved_order_is_checked_planned_and_says_that_it_is_sharded(capsys: An
         known[key] for key in ("tasks", "waits", "peak_bytes", "period")]
 
 
+def prefetching(shard: str, clip: float | None = None) -> tuple[dict[str, str], dict[str, str], int, int]:
+    """Of five equal layers 1, 3 .. 9 on two ranks: for each all-gather the task for which it waits, for each weight
+    gradient the scatter for which it waits, the most layers that are whole at one time, and the peak.
+
+        1F 2F 3F .. 9F 10F   10O 9W 9O 8O .. 3W 3O 2O 1W   11U 1U 3U .. 9U
+    """
+    job = Job(model="mlp", model_args={"layers": 5, "hidden": 64}, batch_size=8, optimizer="adam", scheduler="barrier",
+              parallel="data", shard=shard, clip=clip)
+    plan = Recorded(job, 0, 2).plan(ml.CostModel.analytic(), ml.Machine(2, collective=lambda sizes: 1.0))
+    graph = plan.graph
+    waits = {t.name: [graph.name(p) for p in sorted(graph.preds[t.index].tolist())] for t in graph}
+    gathers = [(t, {b.index for b in t.writes}) for t in graph if t.kind == ml.Kind.AG]
+    while_whole = [(g.index, max(t.index for t in graph if own & {b.index for b in t.reads})) for g, own in gathers]
+    return ({g.name: waits[g.name][-1] if waits[g.name] else "" for g, _ in gathers},
+            {name: before for name, found in waits.items() if "W" in name for before in found if "AS" in before},
+            max(sum(a <= g.index <= b for a, b in while_whole) for g, _ in gathers), plan.peak_bytes[0])
+
+
+@pytest.mark.parametrize(("shard", "waits", "whole"), [
+    ("3,prefetch=0,keep=none", {"1AG0": "", "3AG0": "1F0", "5AG0": "3F0", "7AG0": "5F0", "9AG0": "7F0",
+                                "7AG0/1": "9O0", "5AG0/1": "7O0", "3AG0/1": "5O0"}, 1),
+    ("3,prefetch=1,keep=none", {"1AG0": "", "3AG0": "", "5AG0": "1F0", "7AG0": "3F0", "9AG0": "5F0",
+                                "5AG0/1": "9O0", "3AG0/1": "7O0"}, 2),
+    ("3,prefetch=2,keep=none", {"1AG0": "", "3AG0": "", "5AG0": "", "7AG0": "1F0", "9AG0": "3F0",
+                                "3AG0/1": "9O0"}, 3),
+    ("3,prefetch=4,keep=none", {"1AG0": "", "3AG0": "", "5AG0": "", "7AG0": "", "9AG0": ""}, 5),
+    ("3,prefetch=9,keep=none", {"1AG0": "", "3AG0": "", "5AG0": "", "7AG0": "", "9AG0": ""}, 5),
+    ("3,prefetch=0,keep=5", {"1AG0": "", "3AG0": "1F0", "5AG0": "3F0", "7AG0": "5F0", "9AG0": "7F0",
+                             "7AG0/1": "9O0", "3AG0/1": "7O0"}, 2),
+    ("3,prefetch=1,keep=9", {"1AG0": "", "3AG0": "", "5AG0": "1F0", "7AG0": "3F0", "9AG0": "5F0",
+                             "5AG0/1": "9O0", "3AG0/1": "7O0"}, 2)])
+def test_gathers_run_ahead_as_far_as_told(shard: str, waits: dict[str, str], whole: int):
+    assert prefetching(shard)[::2] == (waits, whole)
+
+
+@pytest.mark.parametrize("level", ["2,prefetch={}", "3,prefetch={},keep=none"])
+def test_so_many_gradients_may_be_whole_besides_one(level: str):
+    order = ["9", "7", "5", "3", "1"]
+    for ahead in range(6):
+        assert prefetching(level.format(ahead))[1] == {
+            f"{then}W0": f"{one}AS0" for one, then in zip(order, order[1 + ahead :], strict=False)}
+    assert prefetching("1")[1] == {}
+
+
+def test_each_layer_ahead_takes_memory():
+    """Up to where the peak is elsewhere: at the end of the backward pass two layers are left."""
+    for level, clip in (("3,prefetch={},keep=none", None), ("2,prefetch={}", 0.5)):
+        peaks = [prefetching(level.format(ahead), clip)[3] for ahead in range(3)]
+        assert peaks[0] < peaks[1] <= peaks[2], level
+
+
+@pytest.mark.parametrize(("ahead", "waits"), [(0, ["1AS0", "13U0", "15U0", "17U0", "19U0"]),
+                                              (1, ["1AS0", "3AS0", "13U0", "15U0", "17U0"]),
+                                              (4, ["1AS0", "3AS0", "5AS0", "7AS0", "9AS0"])])
+def test_whole_gradients_for_their_norms_come_one_after_the_other(ahead: int, waits: list[str]):
+    found = prefetching(f"2,prefetch={ahead}", clip=0.5)[0]
+    assert [found[f"{layer}AG0"] for layer in (1, 3, 5, 7, 9)] == waits
+
+
 def test_whole_gradients_are_free_once_they_are_scattered():
     """This is all that ZeRO 2 adds for one micro-batch."""
     task = Job(**SMALL, optimizer="adam", scheduler="barrier", parallel="data", shard=1)
