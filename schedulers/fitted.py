@@ -41,6 +41,9 @@ def fastest(graph: Any, cost: Any, limit: int | None, levels: Sequence[int],
         except Refused:
             pass
 
+    def offloaded(plan: Plan) -> Plan:
+        return away.planned("all", cost, limit, lambda _: plan)
+
     tried("recompute", lambda: kept.planned(graph, cost, limit, "auto", lambda units, most: make(units, most, 0)))
     bare = list[tuple[list[str], Plan]]()
     for level in (0, *levels):
@@ -54,7 +57,7 @@ def fastest(graph: Any, cost: Any, limit: int | None, levels: Sequence[int],
         if max(plan.peak_bytes) <= limit:
             tried(" and ".join(words), partial(plan.with_known, limit=limit))
         else:
-            tried(" and ".join([*words, "offload"]), partial(away.planned, "all", cost, limit, partial(_same, plan)))
+            tried(" and ".join([*words, "offload"]), partial(offloaded, plan))
     if not found:
         raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: with all activations kept it needs "
                                f"{peak:,}, and the least that can be had is {min(least):,}", min(least))
@@ -65,7 +68,3 @@ def fastest(graph: Any, cost: Any, limit: int | None, levels: Sequence[int],
     each = ", ".join(f"{name} {plan.step / whole.step - 1:+.1%}" for name, plan in shortest.items())
     return chosen.with_known(remarks=(*chosen.remarks, f"of what fits {limit:,} bytes in place of {peak:,}, {best} is "
                                       f"the fastest predicted: {each} time a step"))
-
-
-def _same(plan: Plan, limit: int | None) -> Plan:
-    return plan

@@ -537,5 +537,5 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
         "update_every": every, "slices": slices, "groups": groups, "lr": float(lr),
         "scheduler": under or arguments.scheduler, "parallel": kind_of(arguments),
         "scheduler_args": dict(arguments.scheduler_arg) | ({"slow": arguments.slow} if arguments.slow else {}),
-        "recompute": arguments.recompute or chosen, "lanes": arguments.lanes or ""}
+        "recompute": chosen if arguments.recompute is None else arguments.recompute, "lanes": arguments.lanes or ""}
     return Job(**{f.name: getattr(arguments, f.name) for f in fields(Job) if f.name not in own} | own)

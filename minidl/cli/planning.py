@@ -12,13 +12,14 @@ from .. import schedulers
 from ..core.draw import timeline_svg
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
-from ..core.schedule import Schedule, ScheduleError
+from ..core.schedule import ScheduleError
 from ..core.tasks import parse_task, repack, task_name
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
 from ..schedulers.pipeline import for_torch, price, read_file
+from ..schedulers.saved import SUMS, kind_of
 from ..system.files import write_atomic
 from ..system.process import paused
 from ..views.page import Shown
@@ -27,7 +28,7 @@ from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from .beside import beside
 from .flags import job
-from .inputs import costs, recorded_step, scheduler_of
+from .inputs import collective, costs, recorded_step, scheduler_of
 
 
 def planned(arguments: Any) -> Plan:
@@ -100,15 +101,17 @@ def check(arguments: Any) -> int:
     return 0
 
 
-def _given(arguments: Any) -> tuple[TaskGraph, Schedule, CostModel, Machine, dict[str, Any]]:
+def _given(arguments: Any) -> tuple[TaskGraph, Any, CostModel, Machine, dict[str, Any]]:
     """The order of a file for one rank, or for ranks that are all alike, as `minidl.plan` takes it."""
-    order, machine = read_file(arguments.plan), Machine(arguments.ranks or 1, arguments.memory_limit)
-    if arguments.subject == "r":
-        like = data_parallel.planned(arguments)
-        return like.graph, replace(order, notes={}), like.cost, machine, {}  # of the tasks of this graph
-    recorded = recorded_step(job(arguments, arguments.plan))
+    order, ranks = read_file(arguments.plan), arguments.ranks or 1
+    if arguments.subject == "r" and ("--scheduler" in arguments.given or kind_of(order) != "data" or ranks == 1):
+        like = data_parallel.planned(arguments).schedule.notes  # which say how ranks sum
+        order = replace(order, notes={**like, **order.notes, **{k: v for k, v in like.items() if k == SUMS}})
+    recorded = recorded_step(job(arguments, arguments.plan), 0, ranks)
     cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
-    return recorded.graph, order, cost, machine, {}
+    machine = Machine(ranks, arguments.memory_limit, collective=collective(arguments, ranks))
+    chosen = schedulers.Scheduler(arguments.plan, kind_of(order), order)
+    return recorded.graph, chosen, cost, machine, {"shard": arguments.shard}
 
 
 def explain(arguments: Any) -> int:

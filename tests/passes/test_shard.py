@@ -165,6 +165,26 @@ def test_a_saved_order_is_checked_planned_and_says_that_it_is_sharded(capsys: An
         known[key] for key in ("tasks", "waits", "peak_bytes", "period")]
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("flags", [
+    ["barrier", "--recompute", "all", "--shard", "3,prefetch=1,keep=none"], ["barrier", "--offload", "activations"],
+    ["priority", "--recompute", "all"], ["buckets", "--recompute", "sqrt", "--offload", "all", "--shard", "2"]],
+    ids=str)
+def test_a_saved_order_says_all_that_a_check_needs(capsys: Any, tmp_path: Path, flags: list[str]):
+    """Its notes say how ranks sum, what they share out and what leaves, also if the policy is named."""
+    file = str(tmp_path / "plan.csv")
+    more = ["--model", "gpt", "--model-arg", "preset=tiny", "--batch-size", "16", "--costs", "analytic",
+            "--parallel", "data", "--ranks", "2"]
+    known = run_json(capsys, "plan", *more, "--scheduler", *flags, "--save", file)[1]
+    for named in ([], ["--scheduler", flags[0]]):
+        code, checked = run_json(capsys, "check", file, *more, *named)
+        assert code == 0, checked
+        assert [checked[key] for key in ("tasks", "peak_bytes", "predicted_step_ms")] == [
+            known[key] for key in ("tasks", "peak_bytes", "predicted_step_ms")]
+    code, _, err = run(capsys, "check", file, *more[:-2], "--scheduler", flags[0])
+    assert (code, one_line(err)) == (2, "minidl: the number of ranks is missing; give --ranks P\n")
+
+
 def prefetching(shard: str, clip: float | None = None) -> tuple[dict[str, str], dict[str, str], int, int]:
     """Of five equal layers 1, 3 .. 9 on two ranks: for each all-gather the task for which it waits, for each weight
     gradient the scatter for which it waits, the most layers that are whole at one time, and the peak.
