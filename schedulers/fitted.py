@@ -16,19 +16,20 @@ from typing import Any
 from ..core.graph import TaskGraph
 from ..core.machine import PlanError
 from ..core.placement import Refused
+from ..passes.shard import Shards
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import Plan
 from . import away, kept
 from .curve import kept_sets
 
 
-def fastest(graph: Any, cost: Any, limit: int | None, levels: Sequence[int],
-            make: Callable[[Collection[int], int | None, int], Plan]) -> Plan:
-    """The plan. `make`: from the units that are computed again, a limit and a level of shards to a plan. `levels`: the
-    levels to try besides 0. Raises MemoryLimitError with the least that can be had if nothing fits."""
+def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Shards | int | str],
+            make: Callable[[Collection[int], int | None, Shards | int | str], Plan]) -> Plan:
+    """The plan. `make`: from the units that are computed again, a limit and shards to a plan. `shards`: those that the
+    user wants, or all to try, 0 first. Raises MemoryLimitError with the least that can be had if nothing fits."""
     if limit is None or not isinstance(graph, TaskGraph):
         raise PlanError("offload auto finds the fastest plan of a recorded step within a memory limit; give both")
-    whole = make((), None, 0)
+    whole = make((), None, shards[0])
     if (peak := max(whole.peak_bytes)) <= limit:
         return whole.with_known(limit=limit)
     found, least = list[tuple[str, Plan]](), [peak]
@@ -44,11 +45,12 @@ def fastest(graph: Any, cost: Any, limit: int | None, levels: Sequence[int],
     def offloaded(plan: Plan) -> Plan:
         return away.planned("all", cost, limit, lambda _: plan)
 
-    tried("recompute", lambda: kept.planned(graph, cost, limit, "auto", lambda units, most: make(units, most, 0)))
+    tried("recompute", lambda: kept.planned(graph, cost, limit, "auto", lambda units, most: make(
+        units, most, shards[0])))
     bare = list[tuple[list[str], Plan]]()
-    for level in (0, *levels):
-        for how in ("none", "sqrt") if level else kept_sets(graph, cost):
-            words = [f"shard {level}"] * (level > 0) + ["recompute"] * (how != "none")
+    for level in shards:
+        for how in kept_sets(graph, cost) if level == shards[0] else ("none", "sqrt"):
+            words = [f"shard {level}"] * (level != shards[0]) + ["recompute"] * (how != "none")
             with suppress(Refused):
                 bare.append((words, make(() if how == "none" else kept.dropped(graph, cost, how), None, level)))
     for words, plan in sorted(bare, key=lambda one: one[1].step):

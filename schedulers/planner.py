@@ -90,7 +90,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             alike = {"data": machine.ranks, "pipeline": machine.replicas}  # ranks that could share out
             shared = not shard and isinstance(chosen, Scheduler) and alike.get(chosen.parallel, 1) > 1
             if not isinstance(getattr(chosen, "function", chosen), Schedule):
-                return fastest(graph, cost, machine.memory_limit, (1, 2, 3) if shared else (), made)
+                return fastest(graph, cost, machine.memory_limit, range(4) if shared else (shard,), made)
         return planned(graph, cost, machine.memory_limit, recompute, made)
     except (*UNCLEAR, ValueError) as error:
         if isinstance(error, ValueError) and type(error) is not ValueError:

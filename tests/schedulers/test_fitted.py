@@ -80,6 +80,26 @@ def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said
         ml.plan(graph, "fifo", costs, ml.Machine(4, 1000), recompute="auto", offload="auto")
 
 
+@pytest.mark.parametrize(("policy", "machine"), [
+    ("barrier", ml.Machine(4, collective=lambda sizes: 5.0)),
+    pytest.param("gpipe", ml.Machine(2, collective=lambda sizes: 5.0, replicas=4), marks=pytest.mark.slow)])
+def test_ranks_share_out_as_told_whatever_the_limit(policy: str, machine: ml.Machine):
+    """The level that is said was left out once a limit was said too, and no plan had shards."""
+    graph, costs = chain(), cost(1e3)
+    for shard in (1, "3,prefetch=0,keep=none"):
+        free = ml.plan(graph, policy, costs, machine, shard=shard)
+        for limit in (peak := max(free.peak_bytes), peak - 1):
+            found = ml.plan(graph, policy, costs, replace(machine, memory_limit=limit), shard=shard, recompute="auto",
+                            offload="auto")
+            assert found.schedule.notes["shards"] == str(shard)
+            assert max(found.peak_bytes) <= limit
+        with pytest.raises(MemoryLimitError) as error:
+            ml.plan(graph, policy, costs, replace(machine, memory_limit=1), shard=shard, recompute="auto",
+                    offload="auto")
+        least = replace(machine, memory_limit=error.value.least)
+        assert ml.plan(graph, policy, costs, least, shard=shard, recompute="auto", offload="auto").limit
+
+
 def test_the_choice_is_refused_without_a_limit():
     with pytest.raises(PlanError, match="within a memory limit"):
         ml.plan(chain(2), "in_order", recompute="auto", offload="auto")
