@@ -45,8 +45,7 @@ def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Shards | 
     def offloaded(plan: Plan) -> Plan:
         return away.planned("all", cost, limit, lambda _: plan)
 
-    tried("recompute", lambda: kept.planned(graph, cost, limit, "auto", lambda units, most: make(
-        units, most, shards[0])))
+    tried("recompute", lambda: kept.planned(graph, cost, limit, "auto", lambda units, cap: make(units, cap, shards[0])))
     bare = list[tuple[list[str], Plan]]()
     for level in shards:
         for how in kept_sets(graph, cost) if level == shards[0] else ("none", "sqrt"):

@@ -215,7 +215,7 @@ def _sharded(draft: Draft, how: Shards) -> Draft:
     work.unscale()
     for rank in np.unique(draft.rank[[s.task for s in sums]]).tolist():
         own, here = ([s for s in some if draft.rank[s.task] == rank] for some in (sums, held))
-        gathers = [Gather(s, s.gradients, s.norms, s.final) for s in own if s.norms]
+        gathers = [Gather(s, s.gradients, sorted(s.norms), s.final) for s in own if s.norms]
         if how.placed is not None:
             for each in gathers_placed(draft, here, _uses(draft, here), how.placed):
                 work.gather(*each)

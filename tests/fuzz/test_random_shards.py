@@ -1,15 +1,16 @@
-"""Random networks on random pipelines whose replicas share out states, gradients and parameters: the bits of one
-process.
+"""Random networks on data-parallel ranks, and on random pipelines whose replicas share out states, gradients and
+parameters: the bits of one process, and as many bytes as planned on each rank.
 
     MINIDL_FUZZ_SEED=7000 MINIDL_FUZZ_CASES=300 python -m pytest tests/fuzz/test_random_shards.py -q -m campaign
 
-runs 100 of them; fewer cases, as many fewer.
+runs 100 of each; fewer cases, as many fewer. A case takes about a second on ranks and three on pipelines: each rank
+plans for itself.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -80,7 +81,27 @@ def draw(seed: int) -> dict[str, Any]:
             "network": partial(Network, widths=widths, skips=tuple((random.random(depth) < 0.3).tolist()))}
 
 
-def hold(seeds: Sequence[int]) -> None:
+def draw_ranks(seed: int) -> dict[str, Any]:
+    """The settings of a run on ranks that are all alike."""
+    random = np.random.default_rng([seed, 1])
+
+    def some(*values: Any) -> Any:
+        return values[int(random.integers(len(values)))]
+
+    depth, level, name = int(random.integers(2, 9)), int(random.integers(4)), some("barrier", "buckets", "no_overlap")
+    widths = tuple(int(n) for n in random.choice([7, 12, 12, 13, 20], depth))
+    prefetch = some("", f",prefetch={random.integers(5)}") if level > 1 else ""
+    keep = some("", ",keep=none") if level > 2 else ""
+    return {"scheduler": name, "options": {"bucket_bytes": some(100, 700, 3000)} if name == "buckets" else {},
+            "shard": f"{level}{prefetch}{keep}", "ranks": 1, "replicas": some(2, 2, 3, 4),
+            "micro_batches": some(1, 2, 3), "saved": some(False, True), "optimizer": some("sgd", "adam", "adamw"),
+            "clip": some(None, 0.05), "scaled": some(False, True), "tied": some(False, False, True),
+            "norm": some(False, True), "drop": some(False, True), "recompute": some("none", "all", "sqrt"),
+            "offload": some("none", "none", "activations", "states", "all"),
+            "network": partial(Network, widths=widths, skips=tuple((random.random(depth) < 0.3).tolist()))}
+
+
+def hold(seeds: Sequence[int], draw: Callable[[int], dict[str, Any]] = draw) -> None:
     """Fails with the seed of a run that differs. A policy may not plan these numbers, and some pairs are refused."""
     ran, refused = 0, []
     for seed in seeds:
@@ -97,6 +118,11 @@ def hold(seeds: Sequence[int]) -> None:
 
 def test_random_shards() -> None:
     hold([39, 57])
+
+
+def test_random_shards_of_ranks() -> None:
+    """57: tied weights are summed late, in a bucket with a gradient whose norm comes after theirs."""
+    hold([0, 57], draw_ranks)
 
 
 def test_a_wrong_share_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,3 +142,9 @@ def test_a_wrong_share_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("first", range(FIRST, FIRST + CASES, BLOCK))
 def test_many_random_shards(first: int) -> None:
     hold(range(first, min(first + BLOCK, FIRST + CASES)))
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(FIRST, FIRST + CASES, BLOCK))
+def test_many_random_shards_of_ranks(first: int) -> None:
+    hold(range(first, min(first + BLOCK, FIRST + CASES)), draw_ranks)

@@ -123,7 +123,8 @@ class Run:
 
 def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name = settings.get("scheduler", "zb_h1")
-    machine = ml.Machine(settings.get("ranks", RANKS), replicas=settings.get("replicas", 1))
+    kind, replicas = schedulers.find(name).parallel, settings.get("replicas", 1)
+    machine = ml.Machine(replicas) if kind == "data" else ml.Machine(settings.get("ranks", RANKS), replicas=replicas)
     plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
                    split=settings.get("split", 1), offload=settings.get("offload", "none"),
                    shard=settings.get("shard", 0), **settings.get("options", {}))
@@ -136,8 +137,9 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
             again = {"recompute": settings.get("recompute", "none")}
         else:
             plan.schedule.save(file)
-        read = schedulers.find(file, "pipeline")
-        return ml.plan(graph, read, COST, machine, **again, **read.known(chunks=plan.placement.chunks))
+        read = schedulers.find(file, kind)
+        chunks = {} if kind == "data" else read.known(chunks=plan.placement.chunks)
+        return ml.plan(graph, read, COST, machine, **again, **chunks)
 
 
 def on_ranks(settings: dict[str, Any]) -> tuple[dict[int, bytes], list[Any]]:
