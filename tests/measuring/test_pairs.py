@@ -10,6 +10,7 @@ import pytest
 
 import minidl as ml
 from minidl.measuring import lanes, pairs
+from minidl.pricing.cost import Cross
 
 
 @pytest.mark.parametrize(("durations", "wanted"), [
@@ -33,6 +34,15 @@ def test_programs_beside_each_other_are_timed_by_the_run(monkeypatch):
     monkeypatch.setattr(pairs, "perf_counter", lambda: now[0])
     assert pairs._together(stream, [takes(1), takes(2)], 5, [takes(7)], 4) == pytest.approx((3, 7))
     assert pairs._microseconds([takes(1), takes(2)], 5) == pytest.approx(3)
+
+
+def test_what_crosses_from_core_to_core_costs_more_by_the_byte(monkeypatch):
+    """By four: a write and a read beside another core, then the same of a lane's own data."""
+    stamps = np.zeros((lanes.ROUNDS, 8, 3))
+    stamps[..., 2] = [5.0, 9.0, 3.0, 1.0] * 2
+    monkeypatch.setattr(lanes, "stamped", lambda device, work, cores: stamps)
+    assert lanes.measure_cross(None, (0, 1), rounds=2, nbytes=64) == Cross(8 / 64, 2 / 64, "measured")
+    assert lanes.measure_cross(None, (0,)) == lanes.ASSUMED
 
 
 def test_lanes_that_were_held_to_cores_leave_the_process_where_it_was():

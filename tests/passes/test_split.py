@@ -14,7 +14,7 @@ from minidl import models, nn, optim
 from minidl.core.graph import Launch, TaskGraph, View
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, parse_task, task_name, unpack, widths
-from minidl.kernels import KERNELS
+from minidl.kernels import KERNELS, conv
 from minidl.passes.draft import Draft
 from minidl.passes.recompute import recompute
 from minidl.passes.split import Part, bounds, clash, overlap, split
@@ -226,6 +226,12 @@ def test_rows_of_one_image_have_the_bits_of_the_whole(seed: int, groups: int):
 
     for parts in (2, 3):
         assert bits(run(parts)) == bits(run(1))
+
+
+@pytest.mark.parametrize(("padding", "axes"), [((2, 9), "nrWC,OTUC,O->nrWO"), ((3, 0), "nHWC,OTUC,O->nHWO")])
+def test_only_the_padding_above_and_below_keeps_rows_together(padding: tuple[int, int], axes: str):
+    image, weight = np.zeros((1, 12, 12, 8), "f"), np.zeros((8, 3, 3, 8), "f")
+    assert conv._axes([image, weight], geometry=conv.Geometry((1, 1), padding, (1, 1), 1)) == axes
 
 
 @pytest.mark.few(4)

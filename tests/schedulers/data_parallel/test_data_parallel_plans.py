@@ -234,6 +234,7 @@ def test_search_finds_the_smallest_of_the_best_and_asks_less_than_all(best):
 
     assert search(value, 1000) == best
     assert len(asked) == len(set(asked)) < 150
+    assert [search(lambda n, k=k: abs(n - k), 48) for k in range(49)] == [*range(49)]
     assert search(lambda n: 1.0, 20) == 0
     assert search(lambda n: -n, 20, fits=lambda n: n <= 7) == 7
     with pytest.raises(ValueError, match="no k fits"):

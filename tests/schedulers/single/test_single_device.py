@@ -109,6 +109,7 @@ def test_the_map_of_densenet() -> None:
     _, _, graph, _ = training("densenet121")
     schedule = schedulers.multi_stream(graph, map="densenet121")
     late = late_tasks(graph, schedule)
+    assert ml.plan(graph, "multi_stream", map="densenet121").notes["streams"] == len(schedule.lanes) == 2
     assert {graph.unit_names[graph.unit[t]].split("/")[2] for t in late} == {"denseblock4"}
     main, sub = (schedule.names(lane) for lane in range(2))
     assert not any("@" in n for n in main)
