@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import minidl as ml
 from minidl import schedulers
 from minidl.cli import main
-from minidl.core.graph import Role
+from minidl.core.graph import GraphBuilder, Role
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, task_name
 from minidl.passes.rewrite import gradients, unroll
@@ -239,6 +239,18 @@ def test_search_finds_the_smallest_of_the_best_and_asks_less_than_all(best):
     assert search(lambda n: -n, 20, fits=lambda n: n <= 7) == 7
     with pytest.raises(ValueError, match="no k fits"):
         search(lambda n: 1.0, 5, fits=lambda n: False)
+
+
+def test_a_weight_gradient_without_an_update_waits_for_nothing():
+    """Nor one that an output gradient needs."""
+    builder = GraphBuilder()
+    gradient = [builder.buffer(f"g{unit}", 8, Role.GRADIENT) for unit in range(3)]
+    for unit in range(3):
+        builder.task(unit, Kind.W, writes=[gradient[unit]])
+    builder.task(1, Kind.O, reads=[gradient[1]])
+    for unit in range(2):
+        builder.task(unit, Kind.U, reads=[gradient[unit]])
+    assert delayable(builder.build()) == [0]
 
 
 def test_what_cannot_be_asked_for():
