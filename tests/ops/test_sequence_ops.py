@@ -154,6 +154,25 @@ def test_concat_finite_differences() -> None:
     gradcheck(dense, a, b, c, rtol=1e-5)
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_slice_of_joined_arrays_has_the_parts_that_it_touches(axis: int) -> None:
+    """Along any axis: others need not be ready when it is read."""
+    widths = (2, 3, 1)
+    arrays = [np.ones((n, 4) if axis == 0 else (4, n), np.float32) for n in widths]
+    found: dict[tuple[int, int], list[str]] = {}
+
+    def step(*arrays: Any) -> Any:
+        joined = ops.concat([x * 2 for x in arrays], axis)
+        for begin, end in ((0, 2), (2, 5), (5, 6), (1, 3), (3, 6)):
+            taken = joined[begin:end] if axis == 0 else joined[:, begin:end]
+            found[begin, end] = [part.name.partition("concat")[2] for part in taken.parts]
+        return joined.sum()
+
+    ml.record(step, *arrays)
+    assert found == {(0, 2): ["[0:2]"], (2, 5): ["[2:5]"], (5, 6): ["[5:6]"], (1, 3): ["[0:2]", "[2:5]"],
+                     (3, 6): ["[2:5]", "[5:6]"]}
+
+
 def test_slices_finite_differences() -> None:
     x = random_array((4, 5))
     gradcheck(lambda t: t[1:, ::2] * t[0, 1:4], x)
