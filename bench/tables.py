@@ -375,7 +375,10 @@ torch, which has as many threads as minidl has lanes. On busy cores another proc
 
 Predictions of two lanes take tasks as if they ran alone. One timeline each, measured against simulated: LeNet takes
 14 % longer, since its tasks last 10 % longer beside another lane, above all poolings and updates; MobileNetV3 of width
-0.25, batch 32, 16 %, since its tasks last 19 % longer, weight gradients 39 %; the GRU 3 %. Waits add less.""", {
+0.25, batch 32, 16 %, since its tasks last 19 % longer, weight gradients 39 %; the GRU 3 %. Waits add less.
+
+ResNet-18 beside torch with two threads is unsteady: two runs on free cores and two beside others took 1.19, 1.00, 1.10
+and 0.94 of torch's time, and steps took 4 % to 38 % longer than predicted; torch's own took 108 to 141 ms.""", {
     "wide": wide, "wide_torch": wide_torch, "cores": cores, "wide_scaling": wide_scaling}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
