@@ -44,11 +44,14 @@ NETWORKS: dict[str, list[tuple[list[str], dict[int, float]]]] = {
 def networks() -> list[dict[str, Any]]:
     """Seconds and processor seconds of each command on a recorded network, and its peak memory."""
     cases = []
+    minidl = [sys.executable, "-m", "minidl"]
+    subprocess.run([*minidl, *DRY, *SMALL, "--costs", "analytic", "--ranks", "4"], check=True,
+                   stdout=subprocess.DEVNULL)  # once, so that there is compiled code
     for name, commands in NETWORKS.items():
         for command, counts in commands:
             for ranks, most in counts.items():
                 begin = time.perf_counter()
-                child = subprocess.Popen([sys.executable, "-m", "minidl", *command, "--costs", "analytic", "--json",
+                child = subprocess.Popen([*minidl, *command, "--costs", "analytic", "--json",
                                           *(["--ranks", str(ranks)] if ranks > 1 else [])],
                                          stdout=subprocess.PIPE, text=True)
                 assert child.stdout is not None
