@@ -27,6 +27,8 @@ class _Entry:
 
 
 _MODELS: dict[str, _Entry] = {}
+#: the largest values of arguments that count modules or tasks, which are built one by one
+MOST = {"layers": 10_000, "blocks": 10_000, "steps": 10_000}
 _TEXT = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001, "nadamw": 0.001, "rmsprop": 0.001}
 #: learning rates by optimizer at which the networks here learn the digits, or text; "" is for all others
 RATES = {"": {"sgd": 0.05, "adam": 0.003, "adamw": 0.003, "nadamw": 0.003, "rmsprop": 0.002},
@@ -94,6 +96,8 @@ def create(name: str, *, preset: str | None = None, **given: Any) -> nn.Module:
         elif type(value) is not wanted or (wanted is int and value < 1):
             expected = _KINDS.get(wanted, f"of type {wanted.__name__}")
             raise ValueError(f"model {name}: {key} must be {expected}, not {repr(value)[:40]}")
+        if ":" not in name and wanted in (int, float) and not value <= (most := MOST.get(key, 2**31 - 1)):
+            raise ValueError(f"model {name}: {key} must be at most {most:,}, not {repr(value)[:40]}")
     return _built(name, {**base, **given})
 
 

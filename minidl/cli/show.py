@@ -65,7 +65,7 @@ def reason(error: BaseException) -> str:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, MemoryError):
         said = f"there is not enough memory for this: {error}".removesuffix(": ")
-        return f"{said}; take a smaller batch or network; a plan with --costs analytic runs nothing, so needs none"
+        return f"{said}; take a smaller batch or network, or for a plan --costs analytic"
     return str(error) or type(error).__name__
 
 

@@ -39,6 +39,10 @@ def test_every_model_says_what_it_takes(name: str) -> None:
     ("mlp", {"depth": 3}, "takes no argument 'depth'; it takes classes, image_size, layers, hidden, features, preset"),
     ("mlp", {"classes": "ten"}, "classes must be an integer of at least 1, not 'ten'"),
     ("mlp", {"hidden": 0}, "hidden must be an integer of at least 1, not 0"),
+    ("mlp", {"layers": 10**20}, "model mlp: layers must be at most 10,000, not 100000000000000000000"),
+    ("revnet", {"blocks": 10_001}, "blocks must be at most 10,000, not 10001"),
+    ("snn", {"steps": 10**20}, "steps must be at most 10,000"),
+    ("mobilenet_v3_large", {"width": float("nan")}, "width must be at most 2,147,483,647, not nan"),
     ("mlp", {"preset": "huge"}, "no preset 'huge'; known: tiny"),
 ])
 def test_one_clear_line(name: str, arguments: dict[str, object], message: str) -> None:
