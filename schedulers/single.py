@@ -51,7 +51,7 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
     as long as that is faster. Everything on one stream where the simulator shows that this is best; costs from flops
     and bytes, which charge nothing for streams, always show them. `streams`: by default 2, or as many more as are
     predicted to gain, up to the cores that the costs were measured on. `map`: the authors' own placement for
-    densenet121 or mobilenet_v3, whatever it costs. Raises ValueError for fewer than 2 streams, and for a map that does
+    densenet121 or mobilenet_v3, whatever it costs. Raises ValueError unless there are 2 to 1024, and for a map that does
     not fit the graph."""
     if map is not None and streams not in (None, 2):
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
@@ -82,8 +82,8 @@ def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> tuple[flo
 
 def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     """Weight gradients and updates on sub streams, as `planned` says, whatever that costs."""
-    if streams < 2:
-        raise ValueError(f"multi_stream needs at least 2 streams, not {streams}; one stream is in_order")
+    if not 2 <= streams <= 1024:
+        raise ValueError(f"multi_stream needs 2 to 1024 streams, not {streams}; one stream is in_order")
     side = np.isin(graph.kind, [int(Kind.W), int(Kind.U)])
     feeds_chain = np.isin(graph.kind[graph.succs.ids], [int(k) for k in CHAIN])
     producer = graph.succs.row_of_each()

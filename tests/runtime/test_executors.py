@@ -88,8 +88,10 @@ def test_multi_stream_keeps_the_chain_on_main_and_the_rest_beside_it():
     assert [t.index for t in main] == [t.index for t in graph if t.kind in (Kind.F, Kind.O)]
     assert {t.kind for t in sub} == {Kind.W, Kind.U}
     assert [t.index for t in graph] == schedulers.in_order(graph).ids(graph).tolist()
-    with pytest.raises(ValueError, match=r"at least 2 streams, not 1"):
+    with pytest.raises(ValueError, match=r"2 to 1024 streams, not 1"):
         schedulers.multi_stream(graph, streams=1)
+    with pytest.raises(ValueError, match="2 to 1024 streams, not 10"):
+        schedulers.multi_stream(graph, streams=10**20)
     with pytest.raises(ValueError, match=r"unknown scheduler 'multi_streem'; similar names: multi_stream"):
         ml.plan(graph, "multi_streem")
 
