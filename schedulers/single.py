@@ -51,8 +51,8 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
     as long as that is faster. Everything on one stream where the simulator shows that this is best; costs from flops
     and bytes, which charge nothing for streams, always show them. `streams`: by default 2, or as many more as are
     predicted to gain, up to the cores that the costs were measured on. `map`: the authors' own placement for
-    densenet121 or mobilenet_v3, whatever it costs. Raises ValueError unless there are 2 to 1024, and for a map that does
-    not fit the graph."""
+    densenet121 or mobilenet_v3, whatever it costs. Raises ValueError unless 2 to 1024 streams are asked for, and for a
+    map that does not fit the graph."""
     if map is not None and streams not in (None, 2):
         raise ValueError(f"the map {map} is for 2 streams, not {streams}")
     if map is not None:
