@@ -377,8 +377,8 @@ Predictions of two lanes take tasks as if they ran alone. One timeline each, mea
 14 % longer, since its tasks last 10 % longer beside another lane, above all poolings and updates; MobileNetV3 of width
 0.25, batch 32, 16 %, since its tasks last 19 % longer, weight gradients 39 %; the GRU 3 %. Waits add less.
 
-ResNet-18 beside torch with two threads is unsteady: two runs on free cores and two beside others took 1.19, 1.00, 1.10
-and 0.94 of torch's time, and steps took 4 % to 38 % longer than predicted; torch's own took 108 to 141 ms.""", {
+ResNet-18 is no faster than torch with two threads: three runs on free cores, of which the first is in the record, took
+1.05, 1.08 and 0.99 of its time, 6 to 16 % longer than predicted.""", {
     "wide": wide, "wide_torch": wide_torch, "cores": cores, "wide_scaling": wide_scaling}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
@@ -398,8 +398,8 @@ simulated: it shows for which networks and links reverse first-k gains over prio
 In the first record tasks compute (`kernels`), and each rank has a core; the calls of native lanes count in the measured
 peaks. Stale policies are measured amid their steps, without draining. In the second, tasks wait instead (`waits`), so
 that more ranks than cores can be measured; `vgg16` has layers of width 64 that wait as long as the layers of VGG-16
-take. Eight ranks share two cores. The MLP was measured when ranks looked for messages eight times between two naps; the
-others were measured since they look once.""",
+take. Eight ranks share two cores. The FFNN and the RNN there were measured when a rank looked for all messages after
+each task; the others since it looks for the next one of each lane.""",
             {"pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and
