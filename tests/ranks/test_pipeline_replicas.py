@@ -380,7 +380,8 @@ def test_a_task_that_fails_ends_all_replicas(kind):
             task = next(t.index for t in run.program.graph if t.kind == kind)
             replace_call(run._body[0].lanes, boom, task)
         try:
-            run(*batches(0)[0])
+            for _ in range(2):  # an update may fail when all sums of its step have ended: rank 1 waits in the next one
+                run(*batches(0)[0])
         except Exception as error:
             seen[communicator.rank] = error
             raise
