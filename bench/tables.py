@@ -387,8 +387,7 @@ more than 3 % of the machine.""", {"predicted_steps": predicted_steps}),
     Section("Memory for time", """\
 Steps that compute activations again, beside the plain step and beside torch's checkpointing of the same blocks, one
 thread each. The record is of a machine that others kept busy: only ratios of neighbouring steps mean something, and
-predictions of times do not. Ranks that share out ran on cores that others had just freed, beside torch's `fully_shard`
-over gloo.""",
+predictions of times do not. Ranks that share out ran on free cores, beside torch's `fully_shard` over gloo.""",
             {"memory": memory, "memory_shards": memory_shards}),
     Section("Data-parallel ranks", """\
 Tasks wait instead of computing, as if an accelerator computed; the link is a shaped loopback. The second picture is
