@@ -18,7 +18,8 @@ def _found() -> str | None:
 
 
 MPIEXEC = _found()
-#: of mpiexec on its standard output, where a rank's process ends before the launcher has heard that the job is given up
+#: mpiexec prints it to its standard output if a rank's process ends before the launcher hears that the rank has aborted
+#: the job
 BANNER = re.compile(r"\n=+\n(?:=.*\n)+")
 
 
