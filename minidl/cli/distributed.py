@@ -11,7 +11,7 @@ from typing import Any
 
 from ..core.schedule import RankGrid
 from ..core.timeline import Timeline
-from ..measuring.links import cores_of_each, hold_to_cores, measure_link, measure_messages
+from ..measuring.links import among_ranks, hold_to_cores, measure_link, measure_messages
 from ..measuring.measure import of_ranks
 from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
@@ -25,6 +25,7 @@ from ..training.pipeline_trainer import PipelineTrainer
 from ..training.rank_trainer import RankTrainer
 from ..training.recorded import Recorded
 from ..training.same import device_of, identity, transport
+from ..training.sums import between_tasks
 from ..training.trainer import Trainer, interleaved
 from . import data_parallel_plans as data_parallel
 from . import show
@@ -238,8 +239,8 @@ def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostMod
     cost, grid = of_ranks(communicator.gather(costs(arguments, recorded))), _grid(arguments, communicator.size)
     analytic, device = arguments.costs == "analytic", recorded.device
     if arguments.parallel == "data":
-        return cost, {"link": Collective(grid.size, LINK).line if analytic else measure_link(
-            communicator, device, lane=cost.cores is not None and cores_of_each(communicator) == 1)}
+        return cost, {"link": Collective(grid.size, LINK).line if analytic else
+                      _sums(arguments, recorded, among_ranks(cost, communicator), communicator)}
     link, sums = LINK, Collective(grid.replicas, LINK).line
     if not analytic:
         link = measure_messages(communicator.host, grid)
@@ -247,6 +248,17 @@ def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostMod
             sums = measure_link(communicator, device, communicator.group(grid.group(communicator.rank)),
                                 lane=not device.captures)
     return cost, {"link": link, "sums": sums}
+
+
+def _sums(arguments: Any, recorded: Any, cost: CostModel, communicator: Any) -> tuple[float, float]:
+    """Microseconds of a sum over data-parallel ranks, and of each of its bytes, with these costs of a rank's tasks."""
+    link = measure_link(communicator, recorded.device, lane=cost.cores == 1)
+    job = recorded.job
+    if (cost.cores != 1 or not communicator.own_core or arguments.costs != "measured" or asynchronous(arguments)
+        or job.memory_limit is not None or job.shard):
+        return link  # else steps show it; they need this machine's costs, and memory for all states
+    with show.progress("measuring sums", 1.0) as done:
+        return between_tasks(recorded.graph, cost, link, communicator, recorded.device, done)
 
 
 def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, links: Mapping[str, Any],

@@ -139,6 +139,10 @@ class Runtime:
             return None
         return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
 
+    def random_inputs(self, random: np.random.Generator) -> tuple[Any, ...]:
+        """Inputs that a step can use, as `Bound.load_random`."""
+        return self._body[0].bound.load_random(random)
+
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
         """Gives memory, filled with zeros, to weights and states that belong to this run alone, and to shares, filled
         with this rank's part of the whole."""
