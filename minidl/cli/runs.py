@@ -233,14 +233,16 @@ def parameters(recorded: Recorded) -> int:
     return sum(p.size for p in recorded.model.parameters())
 
 
-def run_record(task: Job, trainer: Trainer) -> dict[str, Any]:
-    """The result of a run, with the keys of `train --json`."""
-    found = trainer.evaluate()
+def run_record(task: Job, trainer: Trainer, test: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The result of a run, with the keys of `train --json`. `test`: its metrics on test data, if they are known."""
+    if test is None:
+        with show.progress("evaluating", 1.0) as done:
+            test = trainer.evaluate(done)
     return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
             "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler,
             "steps": len(trainer.losses),
-            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": found.get("accuracy"),
-            "objective": trainer.recorded.objective.name, "test": found,
+            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": test.get("accuracy"),
+            "objective": trainer.recorded.objective.name, "test": dict(test),
             "step_ms": trainer.step_ms(), "data_ms": round(float(np.median(trainer.waits)) * 1000, 4),
             "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)),

@@ -106,7 +106,11 @@ def compare(arguments: Any) -> int:
     found = _on_one_device(arms) if arguments.parallel == "none" else distributed.side_by_side(arms)
     trainers = [trainer for trainer, _ in found]
     first, *others = trainers
-    records = [runs.run_record(t.job, t) for t in trainers]
+    records, tests = list[dict[str, Any]](), dict[str, dict[str, float]]()
+    for trainer in trainers:
+        state = trainer.state_sha256()  # models with equal bits are judged once
+        records.append(runs.run_record(trainer.job, trainer, tests.get(state)))
+        tests[state] = records[-1]["test"]
     identical, verdict = _verdict(trainers, [r["params_sha256"] for r in records])
     keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first",
             "loss_last", "accuracy", "test", "remarks", "diagnosis")

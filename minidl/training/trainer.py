@@ -13,7 +13,7 @@ import numpy as np
 
 from .. import data, nn
 from ..autograd.tape import no_grad, settle, unsettled, use
-from ..autograd.tensor import Parameter, record
+from ..autograd.tensor import Tensor, record
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..nn.module import state_array
@@ -166,19 +166,20 @@ class Trainer:
         return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a "
                              f"smaller lr (MINIDL_DEBUG=1 names the layer)")
 
-    def evaluate(self) -> dict[str, float]:
-        """The metrics of the network's objective over the test data, by name; `loss` is one of them. Raises
-        TrainingError for one that is not finite."""
+    def evaluate(self, progress: Callable[[float], None] = lambda done: None) -> dict[str, float]:
+        """The metrics of the network's objective over the test data, by name; `loss` is one of them. Calls
+        `progress(share done)` after each batch. Raises TrainingError for a metric that is not finite."""
         recorded, model, runs = self.recorded, self.recorded.model.eval(), self._judges
         sums: Any = 0.0
         test = recorded.test_data
         test.restore({"position": 0})
         try:
-            for x, y in test:
+            for done, (x, y) in enumerate(test, 1):
                 if len(x) not in runs:
                     with use(recorded.tape), no_grad(), self.job.autocast, users_code():
                         runs[len(x)] = SequentialExecutor(record(model, x, name="eval"), recorded.device)
                 sums = sums + recorded.objective.score(runs[len(x)](x).numpy(), y)
+                progress(done / test.steps())
             found = recorded.objective.judge(sums, test.dataset)
             found |= recorded.objective.more(lambda x: runs[len(x)](x).numpy(), test)
         finally:
@@ -204,17 +205,21 @@ class Trainer:
     def params_sha256(self) -> str:
         return params_sha256(self.recorded.model)
 
+    def state_sha256(self) -> str:
+        """As `params_sha256`, of the model's states as well."""
+        return sha256_of(t for _, t in self.recorded.model.named_tensors())
+
 
 def params_sha256(model: nn.Module) -> str:
     """The SHA-256 of every parameter once, in state-dict order, little-endian."""
     return sha256_of(p for _, p in model.named_parameters())
 
 
-def sha256_of(parameters: Iterable[Parameter]) -> str:
-    """The SHA-256 of these parameters in their order, little-endian."""
+def sha256_of(tensors: Iterable[Tensor]) -> str:
+    """The SHA-256 of these parameters and states in their order, little-endian."""
     digest = hashlib.sha256()
-    for p in parameters:
-        array = np.ascontiguousarray(state_array(p))
+    for t in tensors:
+        array = np.ascontiguousarray(state_array(t))
         digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
     return digest.hexdigest()
 

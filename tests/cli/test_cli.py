@@ -16,6 +16,7 @@ from minidl.cli import main
 from minidl.runtime.executors import TaskError
 from minidl.schedulers import registry
 from minidl.training.job import OPTIMIZERS
+from minidl.training.trainer import Trainer
 
 
 # ------------------------------------------------------------------------------------------------------ what it does
@@ -64,6 +65,20 @@ def test_compare_is_bit_identical(capsys, extra):
     code, record = run_json(capsys, "compare", *SMALL, "--steps", "4", *extra)
     assert code == 0
     assert record["bit_identical"] is True
+
+
+@pytest.mark.parametrize(("model", "schedulers", "judged"), [
+    ("mlp", "in_order,multi_stream,multi_region", 1), ("lenet", "in_order,multi_region", 1),
+    ("mlp", "in_order,partime", 2)])
+def test_compare_judges_models_with_equal_bits_once(monkeypatch, capsys, model, schedulers, judged):
+    runs, evaluate = [], Trainer.evaluate
+    monkeypatch.setattr(Trainer, "evaluate", lambda self, *given: runs.append(self) or evaluate(self, *given))
+    code, record = run_json(capsys, "compare", "--model", model, "--steps", "2", "--costs", "analytic",
+                            "--schedulers", schedulers)
+    assert code == 0
+    assert len(runs) == judged
+    assert len({arm["params_sha256"] for arm in record["arms"]}) == len({str(arm["test"]) for arm in record["arms"]})
+
 
 
 def test_micro_batches_give_the_same_training_to_rounding(capsys):
