@@ -1,7 +1,8 @@
 """Moves single tasks of any schedule while neither makespan nor largest span grows, under an activation cap.
 
 A span is as long as the longest path to its end; only a move of a task on that path can shorten it, so moves are drawn
-from there. Each is timed exactly and kept unless something got worse: moves that change nothing lead out of most dead
+from there: two neighbours of the path that are neighbours on their rank change places, or any of its tasks moves a few
+places. Each move is timed exactly and kept unless something got worse: moves that change nothing lead out of most dead
 ends. Deterministic: the draws come from a fixed seed.
 """
 
@@ -20,11 +21,13 @@ EFFORT = 4_000_000  #: about how many tasks are timed in all
 REACH = 4  #: the most places by which a task moves
 
 
-def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: int,
-           tries: int | None = None) -> tuple[float, float, Schedule]:
+def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: float,
+           tries: int | None = None, kept: float = 1.0,
+           bounds: tuple[float, float] | None = None) -> tuple[float, float, Schedule]:
     """(makespan, largest span, schedule) after so many tries, by default as many as the effort allows: the first one
     times the schedule as it is, each further one moves a task. `cap`: the most live activations per rank, in units of
-    one chunk.
+    one chunk; `kept`: the share of one that stays from its O to its W. With lower `bounds` of largest span and
+    makespan, a shorter span may lengthen the makespan, and the search ends at both.
 
     The schedule must have one lane per rank, equally many tasks on each, O and W apart, and no pairs.
     """
@@ -35,9 +38,10 @@ def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: floa
     rank = np.empty(n, np.int64)
     rank[ids] = schedule.lane_of_each()
     _, after = run_loop(
-        _refine, n * tries, each, tries, cap, float(latency), 1e-9 * float(duration.max()), graph.kind.astype(np.int64),
-        rank, graph.preds.ptr, graph.preds.ids, duration, ids.copy(), np.zeros(n, np.int64), np.zeros(n),
-        np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(2))
+        _refine, n * tries, each, tries, float(cap), kept, bounds is not None, *(bounds or (0.0, 0.0)), float(latency),
+        1e-9 * float(duration.max()), graph.kind.astype(np.int64), rank, graph.preds.ptr, graph.preds.ids, duration,
+        ids.copy(), np.zeros(n, np.int64), np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.int64),
+        np.zeros(ranks, np.int64), np.zeros(ranks), np.zeros(2))
     makespan, span = after.best.tolist()
     return makespan, span, replace(schedule, keys=graph.keys[_renumbered(graph, after.order)], slots=None)
 
@@ -52,24 +56,23 @@ def _renumbered(graph: TaskGraph, order: Ints) -> Ints:
     return found
 
 
-def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, order,  # type: ignore[no-untyped-def]
-            place, end, cause, path, at, free, best):
+def _refine(n, tries, cap, kept, span_first, least_span, least_end, latency, eps, kind, rank,  # type: ignore[no-untyped-def]
+            pred_ptr, preds, duration, order, place, end, cause, path, at, free, best):
     """`order[r * n + i]`: the i-th task of rank r; `cause[t]`: the task for which t waited last, or -1."""
     ranks = len(at)
     best[0], best[1] = 1e300, 1e300
     length, source, target, dice = 0, 0, 0, 12345
     for attempt in range(tries):
-        live, fits = 0, True
+        live, fits = 0.0, True
         first = source // n * n
         for e in range(first, first + n):  # the rank of the last move must stay within the cap
             k = kind[order[e]]
             if k == 0:
-                live += 1
-                if live > cap:
-                    fits = False
-            elif k == 2:
-                live -= 1
-        done, span, makespan, worst = 0, 0.0, 0.0, 0
+                live += 1.0
+                fits = fits and live <= cap + 1e-9
+            else:
+                live -= 1.0 - kept if k == 1 else kept
+        done, span, makespan, worst, latest = 0, 0.0, 0.0, 0, 0
         if fits:
             for t in range(len(end)):
                 end[t] = -1.0
@@ -102,11 +105,15 @@ def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, 
                         moved = True
         if done == len(end):
             for r in range(ranks):
-                makespan = max(makespan, free[r])
+                if free[r] > makespan:
+                    makespan, latest = free[r], r
                 length_of = free[r] - end[order[r * n]] + duration[order[r * n]]
                 if length_of > span:
                     span, worst = length_of, r
-        if done == len(end) and makespan <= best[0] + eps and span <= best[1] + eps:
+        if span <= least_span:
+            worst = latest
+        if done == len(end) and span <= best[1] + eps and (
+                makespan <= best[0] + eps or (span_first and span < best[1] - eps)):
             best[0], best[1] = makespan, span
             length, t = 0, order[worst * n + n - 1]
             while t >= 0:
@@ -120,14 +127,25 @@ def _refine(n, tries, cap, latency, eps, kind, rank, pred_ptr, preds, duration, 
                 order[target] = order[target + step]
                 target += step
             order[source] = t
-        if attempt == tries - 1:
+        if attempt == tries - 1 or (best[1] <= least_span and best[0] <= least_end):
             return
-        dice = (dice * 1103515245 + 12345) % 2147483648
-        source = path[dice // 65536 % length]
-        dice = (dice * 1103515245 + 12345) % 2147483648
-        draw = dice // 65536 % (2 * REACH)
-        target = source + (draw - REACH if draw < REACH else draw - REACH + 1)
-        target = max(source // n * n, min(source // n * n + n - 1, target))
+        source = target = -1
+        for _ in range(4 * length if span_first or attempt % 2 else 0):  # one goes behind the next of the path
+            dice = (dice * 1103515245 + 12345) % 2147483648
+            step = dice // 65536 % (length - 1)
+            dice = (dice * 1103515245 + 12345) % 2147483648
+            e, k = path[step + 1], kind[order[path[step + 1]]]
+            reach = 1 << dice // 65536 % 5 if k == 2 else 1  # a weight gradient also further
+            if e + 1 == path[step] and k != kind[order[e + 1]] and e + reach < (e // n + 1) * n:
+                source, target = e, e + reach
+                break
+        if source < 0:
+            dice = (dice * 1103515245 + 12345) % 2147483648
+            source = path[dice // 65536 % length]
+            dice = (dice * 1103515245 + 12345) % 2147483648
+            draw = dice // 65536 % (2 * REACH)
+            target = source + (draw - REACH if draw < REACH else draw - REACH + 1)
+            target = max(source // n * n, min(source // n * n + n - 1, target))
         t = order[source]
         step = 1 if target > source else -1
         e = source

@@ -2,7 +2,7 @@
 
 A list scheduler builds one order per `Candidate` of a grid: how many forwards each rank may be ahead, and how long it
 may idle before it fills a gap with a weight gradient. The best candidate's ranks are then changed one by one, and the
-best orders polished. Every order is priced exactly, by the timing model. Deterministic.
+best orders refined. Every order is priced exactly, by the timing model. Deterministic.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, unpack
 from .flush import one_f_one_b
-from .polish import SAME, polish
+from .listing import durations
 from .problem import Problem, RankOrder, schedule_of
+from .refine import refine
+from .stages import stage_graph
 from .zero_bubble import zb_h1, zb_h2
 
 #: forwards ahead, per rank between this one and the last; the most useful first: ZB-H1, ZB-H2, and values near them
@@ -27,7 +29,8 @@ SLOPES = (1.0, 2.0, 1.4, 2.4, 2.1, 1.2, 1.6, 1.8, 2.2, 3.0, 2.6, 0.75, 0.5, 0.0)
 IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)
 EFFORT = 3e9  #: about how many steps all candidates take together; large problems get fewer candidates
 ROUNDS = 40  #: the most rounds of changing the best candidate rank by rank
-POLISHED = 4  #: how many of the best orders are polished
+REFINED = 4  #: how many of the best orders are refined
+SAME = 1e-11  #: times with a smaller relative difference are equal
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     if not 0 < kept <= 1:
         raise PipelineError(f"kept is {kept}; it must be a share of an activation, above 0 and at most 1")
     cap = cap_of(problem)
-    bounds = tuple(b * (1 + SAME) for b in lower_bounds(problem, cap, kept))
+    span, makespan = lower_bounds(problem, cap, kept)
+    bounds = span * (1 + SAME), makespan * (1 + SAME)
     grid = candidates(problem, cap, kept)
     found = dict(zip(grid, _spans(problem, cap, kept, grid), strict=True))
     for _ in range(ROUNDS):
@@ -69,10 +73,12 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
             break
     ran = [c for c in found if found[c][0] < np.inf]
     best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
-    chosen = sorted(best_of_line.values(), key=found.__getitem__)[:POLISHED]
+    chosen = sorted(best_of_line.values(), key=found.__getitem__)[:REFINED]
     orders = [*built(problem, cap, kept, chosen, keep=True)[2], *_handmade(problem, cap)]
-    return order_of(min((polish(problem, cap, kept, order, bounds) for order in orders),
-                        key=lambda one: [float(f"{t:.11g}") for t in one[0]])[1])
+    graph = stage_graph(problem.ranks, problem.micro_batches)
+    time = durations(problem, graph)
+    tried = [refine(graph, order_of(order), time, problem.latency, cap, None, kept, bounds) for order in orders]
+    return min(tried, key=lambda found: (float(f"{found[1]:.11g}"), float(f"{found[0]:.11g}")))[2]
 
 
 def _handmade(problem: Problem, cap: float) -> list[Ints]:

@@ -23,7 +23,17 @@ from minidl.schedulers.pipeline import (
     prove,
     stage_graph,
 )
-from minidl.schedulers.pipeline.zb_auto import built, candidates, cap_of, lower_bounds, neighbours, zb_auto
+from minidl.schedulers.pipeline.listing import durations
+from minidl.schedulers.pipeline.refine import refine
+from minidl.schedulers.pipeline.zb_auto import (
+    built,
+    candidates,
+    cap_of,
+    lower_bounds,
+    neighbours,
+    order_of,
+    zb_auto,
+)
 
 PUBLISHED = [  # p, m, F, O, W, c in microseconds, then the published bubble rates of ZB-1p and ZB-2p
     (8, 24, 18522, 18086, 9337, 601, 0.1585, 0.0433),
@@ -134,35 +144,33 @@ def test_what_list_scheduling_says_is_what_the_simulator_says():
     spans, makespans, _ = built(problem, 3.0, 1.0, batch)
     for one, span, makespan in zip(batch, spans, makespans, strict=True):
         kinds = built(problem, 3.0, 1.0, [one], keep=True)[2][0]
-        from minidl.schedulers.pipeline.zb_auto import order_of
-
         cost = costs(problem.placement, [2, 1, 3], [1, 4, 1], [2, 2, 5], 0.25)
         plan = prove(PipelinePlan("zb_auto", stage_graph(3, 5), order_of(kinds), cost, 3,
                           placement=problem.placement, micro_batches=5))
         assert (price(plan).max_span, price(plan).makespan) == pytest.approx((span, makespan))
 
 
-def test_polish_only_helps():
-    from minidl.schedulers.pipeline.polish import polish
+def refined(problem, kinds):
+    """An order as the last step of the search improves it: (makespan, largest span, schedule)."""
+    graph = stage_graph(problem.ranks, problem.micro_batches)
+    return refine(graph, order_of(kinds), durations(problem, graph), problem.latency, problem.cap, bounds=(0.0, 0.0))
 
+
+def test_refining_only_helps():
     problem = Problem.of(contiguous(4), 6, costs(contiguous(4), 2, 3, 5, 1.0), 4)
     for one in candidates(problem, 4.0, 1.0)[::23]:
         spans, makespans, kinds = built(problem, 4.0, 1.0, [one], keep=True)
-        (span, makespan), better = polish(problem, 4.0, 1.0, kinds[0], (0.0, 0.0))
+        makespan, span, better = refined(problem, kinds[0])
         assert span <= spans[0] * (1 + 1e-9)
         assert span < spans[0] * (1 - 1e-9) or makespan <= makespans[0] * (1 + 1e-9)
-        assert (np.sort(better, axis=1) == np.sort(kinds[0], axis=1)).all()
+        assert (np.sort(better.keys.reshape(4, -1)) == np.sort(order_of(kinds[0]).keys.reshape(4, -1))).all()
 
 
 def test_searches_time_their_orders_as_the_simulator_does():
-    """`polish` and `refine` time every move within their own loop."""
+    """`refine` times every move within its own loop."""
     from pipelines import place
 
-    from minidl.schedulers.pipeline.listing import durations
-    from minidl.schedulers.pipeline.polish import polish
-    from minidl.schedulers.pipeline.refine import refine
     from minidl.schedulers.pipeline.v_shape import handcrafted
-    from minidl.schedulers.pipeline.zb_auto import order_of
 
     def spans(graph, schedule, cost):
         start, end, _ = times(graph, schedule, cost)
@@ -174,8 +182,8 @@ def test_searches_time_their_orders_as_the_simulator_does():
     problem = Problem.of(contiguous(4), 6, cost, 4)
     for one in candidates(problem, 4.0, 1.0)[::29]:
         kinds = built(problem, 4.0, 1.0, [one], keep=True)[2][0]
-        (span, makespan), better = polish(problem, 4.0, 1.0, kinds, (0.0, 0.0))
-        assert spans(stage_graph(4, 6), order_of(better), cost) == pytest.approx((span, makespan))
+        makespan, span, better = refined(problem, kinds)
+        assert spans(stage_graph(4, 6), better, cost) == pytest.approx((span, makespan))
     v = place("zb_v", 4)
     cost = costs(v, *(t * 2 for t in each), 0.25)
     problem, graph = Problem.of(v, 6, cost), stage_graph(8, 6)
