@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.graph import Ints, Role, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.graph import Ints, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COLLECTIVE, Kind

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Floats, TaskGraph
+from ..core.columns import Floats
+from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMMUNICATION, Kind
 from ..pricing.cost import CostModel

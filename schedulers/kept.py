@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, Role, TaskGraph
+from ..core.columns import Floats, Ints
+from ..core.graph import Role, TaskGraph
 from ..core.machine import PlanError
 from ..core.placement import Refused
 from ..core.schedule import Schedule

@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ..core.graph import Rows, TaskGraph
+from ..core.columns import Rows
+from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule, ScheduleError
 from ..core.tasks import Kind
 from ..passes.boundary import kept, must_stay, with_late

@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, Role, TaskGraph
+from ..core.columns import Floats, Ints
+from ..core.graph import Role, TaskGraph
 from ..core.tasks import Kind
 from ..pricing.cost import CostModel
 

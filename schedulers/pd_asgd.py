@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Floats, Role, TaskGraph
+from ..core.columns import Floats
+from ..core.graph import Role, TaskGraph
 from ..core.machine import Machine, PlanError
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule

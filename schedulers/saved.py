@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Ints, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import TaskGraph
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import Kind
 from ..passes.draft import Sums

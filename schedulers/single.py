@@ -19,7 +19,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, TaskGraph
+from ..core.columns import Floats, Ints
+from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind, widths

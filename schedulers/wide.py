@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, TaskGraph
+from ..core.columns import Floats, Ints
+from ..core.graph import TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 T = TypeVar("T")
 Ints = NDArray[np.integer[Any]]
+Floats = NDArray[np.floating[Any]]
 
 
 def read_only(value: T) -> T:
@@ -125,8 +126,6 @@ class Rows(Columns):
 
 
 # ---------------------------------------------------------------------------------------------------------------- loops
-Floats = NDArray[np.float64]
-
 LONG = 50_000  #: from this many steps on a loop is worth compiling
 RUNS = 20  #: or once its runs have so many times `LONG` steps together, half a second of Python
 writes = True  #: whether compiled loops are kept in files; a process that may only read them sets it to False

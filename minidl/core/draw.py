@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
-from .graph import Ints, TaskGraph
+from .columns import Ints
+from .graph import TaskGraph
 from .report import count_of, readable_unit
 from .schedule import Lane, Schedule
 from .tasks import COMMUNICATION, NAME, Kind, task_name, unpack

@@ -17,16 +17,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, column, run_loop
-from .columns import Ints as Ints
-from .columns import Rows as Rows
+from .columns import Columns, Floats, Ints, Rows, column, run_loop
 from .tasks import Cuts as Cuts
 from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Launch as Launch
 from .tasks import View as View
 from .tasks import moved_views as moved_views
-
-Floats = NDArray[np.floating[Any]]
 
 
 class Role(StrEnum):

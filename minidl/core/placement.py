@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Columns
-from .graph import Ints
+from .columns import Columns, Ints
 from .schedule import Schedule
 from .tasks import COLLECTIVE, COPIES, Kind, unpack
 

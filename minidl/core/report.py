@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .graph import Floats, Ints
+from .columns import Floats, Ints
 from .schedule import Lane
 from .tasks import Kind, pack, task_name, unpack, widths
 from .timeline import UNITS, Timeline, What

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, offsets, prepared, run_lanes
-from .graph import Ints, Rows, TaskGraph
+from .columns import Columns, Ints, Rows, offsets, prepared, run_lanes
+from .graph import TaskGraph
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
 HEADER = ["rank", "lane", "task"]

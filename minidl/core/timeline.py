@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import offsets
-from .graph import Floats, Ints
+from .columns import Floats, Ints, offsets
 from .schedule import Lane
 from .tasks import RECEIVES, SENDS, task_name, unpack
 

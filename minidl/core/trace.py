@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..system.files import LARGEST, read, write_atomic
-from .graph import Floats
+from .columns import Floats
 from .schedule import MOST_LANES, Lane
 from .tasks import COMMUNICATION, Kind, parse_task, unpack
 from .timeline import UNITS, Timeline, What

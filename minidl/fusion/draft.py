@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Launch, Role, Rows, StorageSpec, TaskGraph, View
+from ..core.columns import Rows
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import repack
 from ..devices.device import whole
 from ..kernels import KERNELS

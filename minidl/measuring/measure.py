@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..autograd import tape
-from ..core.graph import Floats, TaskGraph
+from ..core.columns import Floats
+from ..core.graph import TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind

@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
+from ..core.columns import Ints, Rows
+from ..core.graph import Role, TaskGraph, moved_views
 from ..core.schedule import Schedule
 from ..core.tasks import SENDS, GraphError, Kind, repack, task_name, unpack
 

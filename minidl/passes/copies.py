@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.graph import Role, Rows
+from ..core.columns import Rows
+from ..core.graph import Role
 from ..core.placement import Refused
 from ..core.tasks import Kind, repack
 from .draft import Copies, Draft

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
+from ..core.columns import Floats, Ints, Rows
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
 from ..core.schedule import Lane, Schedule

@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
 from .boundary import Mask

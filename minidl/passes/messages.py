@@ -11,8 +11,8 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ..core.columns import run_loop
-from ..core.graph import Rows, TaskGraph
+from ..core.columns import Rows, run_loop
+from ..core.graph import TaskGraph
 from ..core.schedule import RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
 from .rewrite import gradients

@@ -16,7 +16,8 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..core.graph import Ints, Role, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMPUTE, COPIES, SENDS, Kind, repack, unpack

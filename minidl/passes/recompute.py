@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, Role, TaskGraph, moved_views
+from ..core.columns import Ints
+from ..core.graph import Launch, Role, TaskGraph, moved_views
 from ..core.tasks import Kind, unpack
 from .draft import Copies, Draft, Edit
 

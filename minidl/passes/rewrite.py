@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.graph import Ints, Role, Rows, TaskGraph, moved_views
+from ..core.columns import Ints, Rows
+from ..core.graph import Role, TaskGraph, moved_views
 from ..core.tasks import COPIES, GraphError, Kind, repack, task_name, unpack
 from ..pricing.simulation import own_buffers
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import run_loop
-from ..core.graph import ROLES, Ints, Role, Rows, TaskGraph
+from ..core.columns import Ints, Rows, run_loop
+from ..core.graph import ROLES, Role, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
 from .boundary import outliving

@@ -25,7 +25,8 @@ from itertools import groupby, pairwise
 
 import numpy as np
 
-from ..core.graph import Ints, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import TaskGraph
 from ..core.machine import PlanError
 from ..core.placement import Refused
 from ..core.schedule import Schedule

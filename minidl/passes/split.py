@@ -19,7 +19,8 @@ from itertools import islice, product
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, Role, Rows, StorageSpec, TaskGraph, View
+from ..core.columns import Ints, Rows
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import AXES, COMPUTE, Kind, repack, unpack
 from .draft import Draft, Edit

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import offsets
-from ..core.graph import Ints, Role, Rows, TaskGraph, derive_edges
+from ..core.columns import Ints, Rows, offsets
+from ..core.graph import Role, TaskGraph, derive_edges
 from ..core.placement import Refused, Versions
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, as_recorded, repack, unpack

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, TaskGraph, View
+from ..core.columns import Ints
+from ..core.graph import Launch, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import COLLECTIVE, Kind, unpack
 from .draft import Draft, Edit, Sums

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.graph import Ints, Role
+from ..core.columns import Ints
+from ..core.graph import Role
 from ..core.placement import Refused
 from ..core.tasks import Kind
 from .delayed import BYTES_PER_US

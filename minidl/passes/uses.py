@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.graph import Role, Rows, TaskGraph
+from ..core.columns import Rows
+from ..core.graph import Role, TaskGraph
 from ..core.tasks import Kind
 from .boundary import Mask
 from .draft import Draft

@@ -13,8 +13,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import offsets
-from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph
+from ..core.columns import Ints, offsets
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph
 from ..core.placement import DECAYS, Refused, Versions
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, as_recorded, unpack

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Columns, offsets, run_loop
-from ..core.graph import Ints, Role, Rows, TaskGraph
+from ..core.columns import Columns, Ints, Rows, offsets, run_loop
+from ..core.graph import Role, TaskGraph
 from ..core.schedule import Schedule
 
 ALIGNMENT = 256

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.columns import Columns, column
-from ..core.graph import Ints, Launch, Role, Rows, TaskGraph, View
+from ..core.columns import Columns, Ints, Rows, column
+from ..core.graph import Launch, Role, TaskGraph, View
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
 from ..passes.boundary import Loop, loop

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.graph import Ints, Rows, TaskGraph
+from ..core.columns import Ints, Rows
+from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..pricing.simulation import Carried
 from .program import Division, Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.graph import Floats, Ints
+from ..core.columns import Floats, Ints
 
 
 def cycle_time(source: Ints, target: Ints, weight: Floats, shift: Ints | Floats) -> float:

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import filled, run_loop
-from ..core.graph import Floats
+from ..core.columns import Floats, filled, run_loop
 
 NEVER = 1e308
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, TaskGraph
+from ..core.columns import Floats, Ints
+from ..core.graph import TaskGraph
 from ..core.tasks import as_recorded, task_name
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, TaskGraph
+from ..core.columns import Floats, Ints
+from ..core.graph import TaskGraph
 from ..core.machine import shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
 from .corun import CoRun

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, Rows, TaskGraph
+from ..core.columns import Floats, Ints, Rows
+from ..core.graph import TaskGraph
 from .cost import Cross
 
 CACHE = 1 << 20  #: bytes of a core's own cache, of which the last ones are in it that tasks have touched

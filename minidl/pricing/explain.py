@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.graph import Floats, Ints, Rows, TaskGraph
+from ..core.columns import Floats, Ints, Rows
+from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..core.tasks import repack, widths
 from .cost import CostModel

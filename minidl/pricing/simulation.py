@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.columns import prepared, run_lanes, run_loop
-from ..core.graph import Floats, Ints, Role, Rows, TaskGraph, derive_edges
+from ..core.columns import Floats, Ints, Rows, prepared, run_lanes, run_loop
+from ..core.graph import Role, TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COMMUNICATION, RECEIVES
 from ..core.timeline import Timeline

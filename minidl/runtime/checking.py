@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from ..autograd import tape as tapes
-from ..core.graph import Ints, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..devices.lanes import run_program
 from ..kernels import Thunk

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Role, Rows, TaskGraph, derive_edges
+from ..core.columns import Rows
+from ..core.graph import Role, TaskGraph, derive_edges
 from ..core.tasks import Kind, task_name, unpack
 from ..plans.memory import MemoryPlan
 from .bound import Bound

@@ -27,7 +27,8 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..core.graph import Ints, Launch, Role, StorageSpec, TaskGraph, View
+from ..core.columns import Ints
+from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION
 from ..core.timeline import Timeline, What

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Ints, Launch, Role, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import Launch, Role, TaskGraph
 from ..core.tasks import Kind, as_recorded, parse_task, task_name, unpack
 from ..kernels import Thunk
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import Ints, Role, TaskGraph
+from ..core.columns import Ints
+from ..core.graph import Role, TaskGraph
 from ..core.tasks import Kind, unpack
 from ..kernels import KERNELS
 from ..passes.rewrite import gradients

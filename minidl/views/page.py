@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import Ints, Rows
 from ..core.draw import PALETTE, group_of
-from ..core.graph import Ints, Rows, TaskGraph
+from ..core.graph import TaskGraph
 from ..core.report import compare, critical_path, readable_unit, report, usage
 from ..core.schedule import Schedule
 from ..core.tasks import NAME, Kind, repack, task_name, unpack

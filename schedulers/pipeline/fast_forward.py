@@ -11,7 +11,8 @@ from itertools import permutations
 
 import numpy as np
 
-from ...core.graph import Rows, TaskGraph
+from ...core.columns import Rows
+from ...core.graph import TaskGraph
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, pack

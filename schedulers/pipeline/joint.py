@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import Floats, Ints
+from ...core.columns import Floats, Ints
 from ...core.placement import PLACEMENTS, PipelineError, Placement
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered

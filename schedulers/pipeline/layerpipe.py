@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.graph import Ints
+from ...core.columns import Ints
 from ...core.placement import Versions
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, unpack

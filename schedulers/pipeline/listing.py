@@ -12,8 +12,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from ...core.columns import offsets, run_loop
-from ...core.graph import Floats, Ints, Rows, TaskGraph
+from ...core.columns import Floats, Ints, Rows, offsets, run_loop
+from ...core.graph import TaskGraph
 from ...core.placement import PipelineError
 from ...core.schedule import Lane, Schedule
 from ...core.tasks import Kind

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.graph import Ints
+from ...core.columns import Ints
 from ...core.placement import Placement
 from ...core.placement import modulo as grouped
 from ...core.schedule import Schedule

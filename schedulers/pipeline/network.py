@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import Floats, Ints, TaskGraph
+from ...core.columns import Floats, Ints
+from ...core.graph import TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, Refused
 from ...core.schedule import Lane, Schedule

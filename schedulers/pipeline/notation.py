@@ -22,7 +22,8 @@ from itertools import islice
 
 import numpy as np
 
-from ...core.graph import Ints, TaskGraph
+from ...core.columns import Ints
+from ...core.graph import TaskGraph
 from ...core.placement import Refused
 from ...core.schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
 from ...core.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack

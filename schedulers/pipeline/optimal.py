@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import Ints
+from ...core.columns import Ints
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, pack

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.graph import Floats, Ints
+from ...core.columns import Floats, Ints
 from ...core.tasks import Kind, unpack
 from ...plans.plan import PipelinePlan
 

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import offsets
-from ...core.graph import Floats
+from ...core.columns import Floats, offsets
 from ...core.machine import shorten
 from ...core.placement import PipelineError, Placement
 from ...core.schedule import Lane, Schedule

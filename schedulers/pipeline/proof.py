@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.graph import Ints, Role, TaskGraph
+from ...core.columns import Ints
+from ...core.graph import Role, TaskGraph
 from ...core.machine import Machine
 from ...core.placement import PipelineError, Placement, Versions, bidirectional
 from ...core.schedule import Schedule, ScheduleError

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.columns import run_loop
-from ...core.graph import Floats, Ints, TaskGraph
+from ...core.columns import Floats, Ints, run_loop
+from ...core.graph import TaskGraph
 from ...core.schedule import Schedule
 from ...core.tasks import Kind
 

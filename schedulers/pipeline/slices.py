@@ -11,7 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.graph import Rows, TaskGraph
+from ...core.columns import Rows
+from ...core.graph import TaskGraph
 from ...core.placement import PipelineError
 from ...core.tasks import Kind, unpack
 from ...pricing.cost import CostModel

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.graph import Ints, Role, Rows, TaskGraph
+from ...core.columns import Ints, Rows
+from ...core.graph import Role, TaskGraph
 from ...core.tasks import Kind, pack
 
 NAMED = 100_000  #: up to this many buffers, each has a name for messages

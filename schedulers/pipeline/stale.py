@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.graph import Ints
+from ...core.columns import Ints
 from ...core.placement import DECAYS, HISTORIES, PipelineError, Versions
 from ...core.schedule import Schedule
 from ...core.tasks import Identity, Kind, unpack

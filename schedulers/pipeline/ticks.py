@@ -13,7 +13,8 @@ from functools import cached_property
 
 import numpy as np
 
-from ...core.graph import GraphBuilder, Ints, Role, TaskGraph
+from ...core.columns import Ints
+from ...core.graph import GraphBuilder, Role, TaskGraph
 from ...core.tasks import Kind
 from ...pricing.cost import CostModel, Link
 from ...pricing.simulation import Clock, Lanes

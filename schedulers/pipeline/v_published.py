@@ -12,8 +12,7 @@ from itertools import product
 
 import numpy as np
 
-from ...core.columns import run_loop
-from ...core.graph import Ints
+from ...core.columns import Ints, run_loop
 from ...core.schedule import Schedule
 from ...core.tasks import Kind
 from .problem import Problem, RankOrder, schedule_of

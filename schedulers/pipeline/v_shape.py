@@ -12,8 +12,7 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from ...core.columns import run_loop
-from ...core.graph import Floats, Ints
+from ...core.columns import Floats, Ints, run_loop
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import Kind

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ...core.columns import run_loop
-from ...core.graph import Floats, Ints
+from ...core.columns import Floats, Ints, run_loop
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, unpack

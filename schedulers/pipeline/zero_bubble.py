@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ...core.graph import Ints
+from ...core.columns import Ints
 from ...core.schedule import Schedule
 from ...core.tasks import Kind
 from .flush import checked_round, rounds

@@ -16,7 +16,8 @@ from helpers import recorded
 import minidl as ml
 from minidl.cli import main
 from minidl.core import columns
-from minidl.core.graph import Rows, TaskGraph
+from minidl.core.columns import Rows
+from minidl.core.graph import TaskGraph
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.passes.rewrite import unroll
 from minidl.plans.program import lower

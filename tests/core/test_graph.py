@@ -8,8 +8,8 @@ from helpers import closure, edge_pairs, planned, planned_graphs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.core.columns import LONG, _compiled, run_loop
-from minidl.core.graph import GraphBuilder, Role, Rows, StorageSpec, TaskGraph, derive_edges
+from minidl.core.columns import LONG, Rows, _compiled, run_loop
+from minidl.core.graph import GraphBuilder, Role, StorageSpec, TaskGraph, derive_edges
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.tasks import (
     COLLECTIVE,
