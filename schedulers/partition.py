@@ -11,15 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
-from ..core.graph import Role, TaskGraph
+from ..core.columns import Floats
 from ..core.tasks import Kind
-from ..pricing.cost import CostModel
 
 METHODS = ("pipedream", "intra", "inter")
 ROUNDING = 1e-12
@@ -31,18 +27,14 @@ class PartitionError(ValueError):
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """For each layer the times of F, O and W and the bytes of its weights. `activation[l]`: the bytes of the input of
-    layer l; the last entry is the output of the last layer. A gradient is as large as its activation."""
+    """For each layer the times of F, O and W."""
 
     forward: Floats
     output_grad: Floats
     weight_grad: Floats
-    activation: Ints
-    weights: Ints
 
     @classmethod
-    def given(cls, forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float],
-              activation: Sequence[int] | int = 1, weights: Sequence[int] | int = 0) -> LayerCosts:
+    def given(cls, forward: Sequence[float], output_grad: Sequence[float], weight_grad: Sequence[float]) -> LayerCosts:
         """Costs from lists. Raises PartitionError for lists of unequal length, and for times that are negative or not
         finite."""
         times = [np.asarray(t, np.float64) for t in (forward, output_grad, weight_grad)]
@@ -55,54 +47,10 @@ class LayerCosts:
                 raise PartitionError(f"the {what} times are {values.tolist()}; they must be finite and not negative")
         if not sum(t.sum() for t in times) > 0:
             raise PartitionError("all times are 0; there is nothing to partition")
-        try:
-            sizes = (np.broadcast_to(np.asarray(activation, np.int64), layers + 1),
-                     np.broadcast_to(np.asarray(weights, np.int64), layers))
-        except ValueError:
-            raise PartitionError(f"{layers} layers need {layers + 1} activations and {layers} weights, not "
-                                 f"{np.size(activation)} and {np.size(weights)}") from None
-        return cls(times[0], times[1], times[2], *sizes)
-
-    @classmethod
-    def of(cls, graph: TaskGraph, cost: CostModel) -> LayerCosts:
-        """The costs of a recorded graph: layers are its units in order; units without time are left out.
-
-        The input of a layer is everything that earlier forwards wrote and that its own or later forwards read, so a
-        skip connection counts at every border that it crosses.
-        """
-        units = int(graph.unit.max()) + 1
-        time = cost.durations(graph)
-        f, o, w = (np.bincount(graph.unit, time * (graph.kind == kind), units) for kind in (Kind.F, Kind.O, Kind.W))
-        fused = np.flatnonzero(graph.kind == Kind.B)
-        if fused.size:
-            raise PartitionError(f"task {graph.name(int(fused[0]))} is a fused backward; O and W must be separate")
-        crossing = np.zeros(units + 2, np.int64)
-        weights = np.zeros(units, np.int64)
-        forward = graph.kind == Kind.F
-        written = np.full(len(graph.buffer_bytes), -1)
-        last = np.full(len(graph.buffer_bytes), -1)
-        row = graph.writes.row_of_each()
-        written[graph.writes.ids[forward[row]]] = graph.unit[row[forward[row]]]
-        row = graph.reads.row_of_each()
-        readers, read = graph.unit[row[forward[row]]], graph.reads.ids[forward[row]]
-        np.maximum.at(last, read, readers)
-        for b in np.flatnonzero((written >= 0) & (last > written)):
-            crossing[written[b] + 1] += graph.buffer_bytes[b]
-            crossing[last[b] + 1] -= graph.buffer_bytes[b]
-        is_weight = graph.role_is(Role.PARAMETER)[read]
-        pairs = np.unique(np.stack([readers, read])[:, is_weight], axis=1)
-        np.add.at(weights, pairs[0], graph.buffer_bytes[pairs[1]])
-        entering = np.cumsum(crossing)[: units + 1]
-        used = np.flatnonzero(f + o + w)
-        return cls.given(f[used].tolist(), o[used].tolist(), w[used].tolist(), [*entering[used].tolist(), 0],
-                         weights[used].tolist())
+        return cls(*times)
 
     def __len__(self) -> int:
         return len(self.forward)
-
-    @property
-    def total(self) -> float:
-        return float(self.forward.sum() + self.output_grad.sum() + self.weight_grad.sum())
 
 
 @dataclass(frozen=True)
@@ -133,16 +81,6 @@ class Assignment:
     @property
     def period(self) -> float:
         return float(self.loads.max())
-
-    @property
-    def utilisation(self) -> float:
-        """The share of the processors' time in which they work."""
-        return float(self.loads.sum() / (self.processors * self.period))
-
-    @property
-    def used(self) -> int:
-        """How many processors have work."""
-        return int((self.loads > 0).sum())
 
 
 def atoms(costs: LayerCosts, method: str) -> list[list[Piece]]:
@@ -239,56 +177,3 @@ def _cut(parts: list[Piece], processors: int) -> list[Piece]:
                 found, high = tried, (low + high) / 2
     assert found is not None
     return found
-
-
-def bytes_moved(costs: LayerCosts, assignment: Assignment) -> float:
-    """Bytes that go between processors per batch.
-
-    F and W of a layer read its input; O and W read the gradient of its output; F and O read its weights, which are on
-    W's processor and change with every batch. Each processor receives what it reads once, from the processor that made
-    it; a part of an O reads its share of the weights and makes its share of the gradient. Reconstructed.
-    """
-    home: dict[tuple[int, Kind], dict[int, float]] = {}  # computation -> its share on each processor
-    for part in assignment.parts:
-        home.setdefault((part.layer, part.kind), {})[part.processor] = part.share
-
-    def sent(size: float, makers: dict[int, float], *readers: dict[int, float]) -> float:
-        want = {p for reader in readers for p in reader}
-        return size * sum(share for p in want for maker, share in makers.items() if maker != p)
-
-    none: dict[int, float] = {}
-    layers, moved = len(costs), 0.0
-    for i in range(layers):
-        f, o, w = (home.get((i, kind), none) for kind in (Kind.F, Kind.O, Kind.W))
-        makers = home.get((i + 1, Kind.O), none) if i + 1 < layers else home.get((i, Kind.F), none)
-        moved += sent(float(costs.activation[i + 1]), makers, o, w)
-        if i:
-            moved += sent(float(costs.activation[i]), home.get((i - 1, Kind.F), none), f, w)
-        keeper = w or f
-        moved += float(costs.weights[i]) * sum(share for reader in (f, o) for p, share in reader.items()
-                                               if p not in keeper and not (reader is o and p in f))
-    return moved
-
-
-def compare(costs: LayerCosts, processors: Sequence[int] = range(2, 17)) -> list[dict[str, Any]]:
-    """For each number of processors and method: period, utilisation, bytes moved, and the speed-up over PipeDream."""
-    rows = []
-    for p in processors:
-        base = assign(costs, p, "pipedream")
-        for method in METHODS:
-            found = assign(costs, p, method)
-            rows.append({"processors": p, "method": method, "period": found.period, "utilisation": found.utilisation,
-                         "used": found.used, "bytes_per_batch": bytes_moved(costs, found),
-                         "speed_up": base.period / found.period})
-    return rows
-
-
-def delays(group: Sequence[int]) -> list[int]:
-    """LayerPipe2's Delay(l) = 2 S(l), in batches, for each layer; S(l) is the number of stages after the layer's own.
-
-    `group[l]`: the stage of layer l, ascending from 0. Layers of one stage share a delay; the last stage has none.
-    Raises PartitionError if a stage is missing or stages descend.
-    """
-    if not group or group[0] != 0 or any(after - before not in (0, 1) for before, after in pairwise(group)):
-        raise PartitionError(f"the stages of the layers are {list(group)}; they must ascend from 0 in steps of 1")
-    return [2 * (group[-1] - stage) for stage in group]
