@@ -1,7 +1,8 @@
 """Convolution over images with channels last: forward and its two separate gradients.
 
-x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU's loops are in `direct`, and
-those for one filter per channel in `depthwise`; the CUDA forms are in `conv_cuda`.
+x (n, h, w, c), weight (o, kh, kw, c / groups), y (n, oh, ow, o); all contiguous. The CPU's loops are in `direct`,
+those for images of few pixels in `small`, and those for one filter per channel in `depthwise`; the CUDA forms are in
+`conv_cuda`.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from .depthwise import (
 from .linear import cpu_act
 from .registry import Thunk, flat, kernel, loop, memory
 from .sums import row_sums, row_sums_work
-from .taps import LANES, Part, backward, blocks_of, forward, line, lines, packed, padded
+from .taps import LANES, WIDEST, Part, Place, backward, blocks_of, forward, line, lines, packed, padded, readers, within
 
 Pair = tuple[int, int]
+SAMPLES = 4  #: with fewer, the loops of `small` have too few outputs of a kind for a block
+TAPS = 64  #: with more, the tables of `small` take long to make
 
 
 class Geometry(NamedTuple):
@@ -179,10 +182,25 @@ def _is_depthwise(outputs: int, w: Any, geometry: Geometry) -> bool:
     return bool(1 < outputs == geometry.groups and w.shape[3] == 1)
 
 
+def _is_small(y: Any, taps: Sequence[int], geometry: Geometry, samples: int = SAMPLES) -> bool:
+    """Whether y has so few pixels for each tap, and enough samples, that the loops of `small` are faster: measured with
+    1 to 256 pixels, windows of 1 to 7, 3 to 512 channels, 1 to 32 samples."""
+    return geometry.groups == 1 and y.shape[0] >= samples and prod(y.shape[1:3]) <= 8 * prod(taps) <= 8 * TAPS
+
+
+def _places(size: Sequence[int], taps: Sequence[int], outputs: Sequence[int], geometry: Geometry,
+          by: Callable[..., list[Place]] = within) -> tuple[list[Place], list[Place]]:
+    """Vertically and horizontally: what each output reads."""
+    vertical, horizontal = (by(*numbers) for numbers in zip(size, taps, outputs, *geometry[:3], strict=True))
+    return vertical, horizontal
+
+
 def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
     """Scratch arrays of the forward kernel: packed weights, an image with zeros around it."""
     if _is_depthwise(w.shape[0], w, geometry):
         return depthwise_work(x.shape, w.shape, y.shape, geometry[:3], x.dtype)
+    if _is_small(y, w.shape[1:3], geometry):
+        return [(((1 + prod(w.shape[1:])) * LANES,), x.dtype)]
     plan = _plan(x, w, y, geometry)
     return [((packed(plan.w),), x.dtype), ((padded(plan.parts, plan.x[3]),), x.dtype)]
 
@@ -190,6 +208,8 @@ def forward_work(x: Any, w: Any, y: Any, geometry: Geometry) -> list[Any]:
 def input_grad_work(dy: Any, w: Any, dx: Any, geometry: Geometry) -> list[Any]:
     if _is_depthwise(w.shape[0], w, geometry):
         return forward_work(dx, w, dy, geometry)
+    if _is_small(dy, w.shape[1:3], geometry):
+        return [(((1 + prod(w.shape[:3])) * LANES,), dy.dtype)]
     plan = _plan(dx, w, dy, geometry, backward)
     groups, outputs, count, each = plan.w
     return [((packed((groups, each, count, outputs)),), dy.dtype), ((padded(plan.parts, plan.y[3]),), dy.dtype)]
@@ -201,6 +221,8 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
     rows, sums = rows or (0, dy.shape[3]), row_sums_work(dy.shape[3]) if bias else []
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad_work(x.shape, dw.shape, dy.shape, geometry[:3], x.dtype, rows), *sums]
+    if x.shape[3] >= LANES and _is_small(dy, taps, geometry, samples=1):
+        return [((prod(dy.shape[:3]) * WIDEST,), x.dtype), *sums]
     plan = _plan(x, dw, dy, geometry)
     totals = len(blocks_of(rows, dw.shape[0], geometry.groups)) * LANES * plan.w[2] * plan.w[3]
     sizes = totals, padded(plan.parts, plan.x[3]), lines(plan.y) * plan.y[2] * LANES
@@ -209,43 +231,55 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
 
 @conv2d.cpu
 def _(x: Any, w: Any, *rest: Any, geometry: Geometry, act: str = "") -> list[Thunk]:
-    from .direct import convolve
+    from . import direct, small
 
     bias, (y, *work) = (rest[0], rest[1:]) if rest[0].ndim == 1 else (None, rest)
     end = cpu_act(act, y.reshape(-1, len(w)))
     if _is_depthwise(len(w), w, geometry):
         add = [] if bias is None else [loop(_add_bias, y.reshape(-1, len(w)), bias)]
         return [*depthwise(x, w, y, *work, geometry=geometry[:3]), *add, *end]
+    if _is_small(y, w.shape[1:3], geometry):
+        taps, steps = w.shape[1:3], (prod(w.shape[1:]), w.shape[3], 1)
+        axes = _places(x.shape[1:3], taps, y.shape[1:3], geometry)
+        return [*small.convolve(x, w, steps, bias, y, taps, *axes, *work), *end]
     plan = _plan(x, w, y, geometry)
     x, w, y, taps = *_shaped(plan, x, w, y), w.shape[1:3]
-    return [*convolve(x, w, bias, y, plan.parts[0], taps, *work), *end]
+    return [*direct.convolve(x, w, bias, y, plan.parts[0], taps, *work), *end]
 
 
 @conv2d_input_grad.cpu
 def _(dy: Any, w: Any, dx: Any, *work: Any, size: Pair, geometry: Geometry) -> list[Thunk]:
-    from .direct import convolve
+    from . import direct, small
 
     if _is_depthwise(len(w), w, geometry):
         return depthwise_input_grad(dy, w, dx, *work, geometry=geometry[:3])
+    if _is_small(dy, w.shape[1:3], geometry):
+        taps, steps = w.shape[1:3], (1, w.shape[3], prod(w.shape[1:]))
+        axes = _places(dx.shape[1:3], taps, dy.shape[1:3], geometry, readers)
+        return small.convolve(dy, w, steps, None, dx, taps, *axes, *work)
     plan = _plan(dx, w, dy, geometry, backward)
     dx, w, dy, taps = *_shaped(plan, dx, w, dy), w.shape[1:3]
     back = w.transpose(0, 3, 2, 1)
-    return [thunk for part in plan.parts for thunk in convolve(dy, back, None, dx, part, taps, *work)]
+    return [thunk for part in plan.parts for thunk in direct.convolve(dy, back, None, dx, part, taps, *work)]
 
 
 @conv2d_weight_grad.cpu
 def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Geometry, rows: Pair | None = None
       ) -> list[Thunk]:
-    from .direct import weight_sums
+    from . import direct, small
 
     db, work, total = (rest[0], rest[1:-1], rest[-1]) if bias else (None, rest, None)
     sums = row_sums(dy.reshape(-1, len(dw)), db, total) if bias else []
     rows = rows or (0, len(dw))
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3], rows=rows), *sums]
+    if x.shape[3] >= LANES and _is_small(dy, taps, geometry, samples=1):
+        axes = _places(x.shape[1:3], taps, dy.shape[1:3], geometry)
+        return [*small.weight_sums(x, memory(dy), dw, dy.shape[:3], *axes, rows[1], *work), *sums]
     plan = _plan(x, dw, dy, geometry)
     x, dw = flat(x).reshape(plan.x), flat(dw).reshape(len(dw), *plan.w[2:])
-    return [*weight_sums(x, memory(dy), dw, plan.y[:3], plan.parts[0], taps, geometry.groups, rows, *work), *sums]
+    sums_of = direct.weight_sums(x, memory(dy), dw, plan.y[:3], plan.parts[0], taps, geometry.groups, rows, *work)
+    return [*sums_of, *sums]
 
 
 def _add_bias(y, b):  # type: ignore[no-untyped-def]

@@ -14,147 +14,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import njit
-from numba.core import cgutils, types
-from numba.core.registry import cpu_target
-from numba.core.types.containers import UniTuple
-from numba.extending import intrinsic, models, register_model
 
 from .registry import Thunk, flat, loop, memory
 from .taps import LANES, Part, blocks_of
 from .taps import lines as lines_of
-
-#: with AVX-512 LANES float32 are one register, else two or four of the 16 or 32 that there are
-PIXELS = 8 if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else 4
-
-
-# ------------------------------------------------------------------------------------------------- vectors in a loop
-class _Vector(types.Type):
-    """LANES numbers of one type."""
-
-    def __init__(self, dtype: Any) -> None:
-        self.dtype = dtype
-        super().__init__(name=f"Vector({dtype})")
-
-
-@register_model(_Vector)
-class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
-    def __init__(self, manager: Any, kind: Any) -> None:
-        super().__init__(manager, kind, ir.VectorType(manager.lookup(kind.dtype).get_value_type(), LANES))
-
-
-def _block_of(array: Any) -> Any:
-    return UniTuple(_Vector(array.dtype), PIXELS)
-
-
-def _address(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
-    return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
-
-
-def _repeated(builder: Any, value: Any) -> Any:
-    """A vector of one value."""
-    vector = ir.VectorType(value.type, LANES)
-    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
-
-
-def _places(context: Any, builder: Any, kind: Any, array: Any, at: Any, offsets: Any) -> list[Any]:
-    """Pointers to vectors at array[at + offset] for each offset."""
-    vector = ir.VectorType(context.get_value_type(kind.dtype), LANES).as_pointer()
-    first = _address(context, builder, kind, array, at)
-    return [builder.bitcast(builder.gep(first, [builder.extract_value(offsets, i)]), vector) for i in range(PIXELS)]
-
-
-def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
-    kind = ir.FunctionType(result, [a.type for a in arguments])
-    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
-
-
-def _suffix(kind: Any) -> str:
-    return f"v{LANES}f{kind.dtype.bitwidth}"
-
-
-@intrinsic
-def _offsets(typing, numbers, at):  # type: ignore[no-untyped-def]
-    """PIXELS of the numbers as a tuple."""
-    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        first = _address(context, builder, numbers, *arguments)
-        return cgutils.pack_array(builder, [builder.load(builder.gep(first, [ir.Constant(ir.IntType(64), i)]))
-                                            for i in range(PIXELS)])
-
-    return UniTuple(types.int64, PIXELS)(numbers, at), build
-
-
-@intrinsic
-def _begin(typing, weights, at):  # type: ignore[no-untyped-def]
-    """PIXELS times the vector weights[at : at + LANES]."""
-    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        vector = ir.VectorType(context.get_value_type(weights.dtype), LANES)
-        place = builder.bitcast(_address(context, builder, weights, *arguments), vector.as_pointer())
-        return cgutils.pack_array(builder, [builder.load(place, align=weights.dtype.bitwidth // 8)] * PIXELS)
-
-    return _block_of(weights)(weights, at), build
-
-
-@intrinsic
-def _zeros(typing, array):  # type: ignore[no-untyped-def]
-    """PIXELS vectors of zeros of the array's type."""
-    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return ir.Constant(context.get_value_type(_block_of(array)), None)
-
-    return _block_of(array)(array), build
-
-
-@intrinsic
-def _add_products(typing, sums, x, at, offsets, weights, to):  # type: ignore[no-untyped-def]
-    """sums[i] + x[at + offsets[i]] * weights[to : to + LANES] for each i, rounded once; without offsets x[at + i]."""
-    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        before, x_, at_, apart, weights_, to_ = arguments
-        vector = ir.VectorType(context.get_value_type(x.dtype), LANES)
-        place = builder.bitcast(_address(context, builder, weights, weights_, to_), vector.as_pointer())
-        factor = builder.load(place, align=x.dtype.bitwidth // 8)
-        first = _address(context, builder, x, x_, at_)
-        after = []
-        for i in range(PIXELS):
-            offset = ir.Constant(ir.IntType(64), i) if offsets is types.none else builder.extract_value(apart, i)
-            value = builder.load(builder.gep(first, [offset]))
-            after.append(_call(builder, f"llvm.fma.{_suffix(x)}", vector, _repeated(builder, value), factor,
-                               builder.extract_value(before, i)))
-        return cgutils.pack_array(builder, after)
-
-    return sums(sums, x, at, offsets, weights, to), build
-
-
-@intrinsic
-def _store(typing, sums, y, at, offsets, count):  # type: ignore[no-untyped-def]
-    """y[at + offsets[i] :] = the first `count` of sums[i], for each i."""
-    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        values, y_, at_, apart, count_ = arguments
-        lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
-        mask = builder.icmp_signed("<", lanes, _repeated(builder, count_))
-        align = ir.Constant(ir.IntType(32), y.dtype.bitwidth // 8)
-        for i, place in enumerate(_places(context, builder, y, y_, at_, apart)):
-            _call(builder, f"llvm.masked.store.{_suffix(y)}.p0", ir.VoidType(), builder.extract_value(values, i), place,
-                  align, mask)
-        return context.get_dummy_value()
-
-    return types.none(sums, y, at, offsets, types.int64), build
-
-
-@intrinsic
-def _add(typing, sums, totals, at, offsets):  # type: ignore[no-untyped-def]
-    """totals[at + offsets[i] :] += sums[i]; equal offsets have equal sums, which are added once."""
-    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        values, totals_, at_, apart = arguments
-        align = totals.dtype.bitwidth // 8
-        places = _places(context, builder, totals, totals_, at_, apart)
-        before = [builder.load(place, align=align) for place in places]
-        for i, place in enumerate(places):
-            builder.store(builder.fadd(before[i], builder.extract_value(values, i)), place, align=align)
-        return context.get_dummy_value()
-
-    return types.none(sums, totals, at, offsets), build
+from .vectors import PIXELS, add, add_products, alike, offsets_at, store, zeros
 
 
 # ------------------------------------------------------------------------------------------------------- the loops
@@ -198,7 +63,7 @@ def _pack(w, steps, shape, bias, numbers, packed):  # type: ignore[no-untyped-de
 def _convolve(x, packed, y, padded, shape, taps):  # type: ignore[no-untyped-def]
     n, h, w, c, top, left, height, width, copied, groups, rows, run, oh, ow, sy, sx = shape[:16]
     outputs, yh, yw, y0, x0, ys, xs, lines, columns = shape[16:25]
-    reads, writes = _offsets(shape, 25), _offsets(shape, 25 + PIXELS)
+    reads, writes = offsets_at(shape, 25), offsets_at(shape, 25 + PIXELS)
     depth = (1 + len(taps) * run) * LANES
     source, across = x, w * c
     if copied:
@@ -216,25 +81,25 @@ def _convolve(x, packed, y, padded, shape, taps):  # type: ignore[no-untyped-def
                     for ox in range(0, ow, columns):
                         line, column = min(oy, oh - lines), min(ox, ow - columns)  # the last may overlap another
                         pixel = start + line * sy * across + column * sx * c + g * rows
-                        sums, to = _begin(packed, begin), begin + LANES
+                        sums, to = alike(packed, begin), begin + LANES
                         for t in range(len(taps)):
                             at = pixel + taps[t]
                             for k in range(run):
-                                sums = _add_products(sums, source, at + k, reads, packed, to)
+                                sums = add_products(sums, source, at + k, reads, packed, to)
                                 to += LANES
                         at = ((i * yh + y0 + line * ys) * yw + x0 + column * xs) * outputs * groups
-                        _store(sums, y, at + g * outputs + first, writes, count)
+                        store(sums, y, at + g * outputs + first, writes, count)
                 begin += depth
 
 
 @njit(nogil=True, error_model="numpy")
 def _over_pixels(source, begin, offsets, across, apart, lanes, lines, columns):  # type: ignore[no-untyped-def]
     """The sums over lines of pixels, from the first value on."""
-    sums, to = _zeros(lanes), 0
+    sums, to = zeros(lanes), 0
     for line in range(lines):
         at = begin + line * across
         for _ in range(columns):
-            sums = _add_products(sums, source, at, offsets, lanes, to)
+            sums = add_products(sums, source, at, offsets, lanes, to)
             at += apart
             to += LANES
     return sums
@@ -243,7 +108,7 @@ def _over_pixels(source, begin, offsets, across, apart, lanes, lines, columns): 
 def _weight_sums(x, dy, totals, padded, lanes, shape, taps, blocks):  # type: ignore[no-untyped-def]
     n, h, w, c, top, left, height, width, copied, _, rows, run, oh, ow, sy, sx = shape[:16]
     step, chunk = shape[16:18]
-    rest, whole, into = _offsets(shape, 18), _offsets(shape, 18 + PIXELS), _offsets(shape, 18 + 2 * PIXELS)
+    rest, whole, into = offsets_at(shape, 18), offsets_at(shape, 18 + PIXELS), offsets_at(shape, 18 + 2 * PIXELS)
     source, across = x, w * c
     if copied:
         source, across = padded, width * c
@@ -269,11 +134,11 @@ def _weight_sums(x, dy, totals, padded, lanes, shape, taps, blocks):  # type: ig
                     at = start + begin * sy * across + group * rows + taps[t]
                     for k in range(0, run - run % PIXELS, PIXELS):
                         sums = _over_pixels(source, at + k, None, sy * across, sx * c, lanes, end - begin, ow)
-                        _add(sums, totals, total + k * LANES, whole)
+                        add(sums, totals, total + k * LANES, whole)
                     if run % PIXELS:
                         k = run - run % PIXELS
                         sums = _over_pixels(source, at + k, rest, sy * across, sx * c, lanes, end - begin, ow)
-                        _add(sums, totals, total + k * LANES, into)
+                        add(sums, totals, total + k * LANES, into)
                     total += run * LANES
 
 

@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 Pair = tuple[int, int]
 LANES = 16  #: output channels that are computed together
+WIDEST = 8  #: pixels that are computed together at most
 CHUNK = 256  #: about how many pixels the gradient of the weights adds up before it adds them to the others'
 LINE = 128  #: pixels of a line at most, where lines may have any length
-
 
 
 class Axis(NamedTuple):
@@ -105,3 +105,39 @@ def lines(y: Sequence[int]) -> int:
 def line(pixels: int) -> int:
     """The length of the lines into which pixels without neighbours are divided: all equal, and at most LINE."""
     return max(n for n in range(1, min(pixels, LINE) + 1) if pixels % n == 0) if pixels else 1
+
+
+Place = tuple[Pair, ...]  #: what an output reads along one axis: (tap, place) of each product
+
+
+class Kind(NamedTuple):
+    """Outputs along one axis that read the same taps at the same distances: (tap, distance from the first one's place)
+    of each, and of all outputs (output, that first place)."""
+
+    taps: tuple[Pair, ...]
+    outputs: list[Pair]
+
+
+def within(size: int, taps: int, outputs: int, stride: int, padding: int, dilation: int) -> list[Place]:
+    """For each output along an axis the taps that lie in an image of this size."""
+    return [tuple((t, i * stride - padding + t * dilation) for t in range(taps)
+                  if 0 <= i * stride - padding + t * dilation < size) for i in range(outputs)]
+
+
+def readers(size: int, taps: int, outputs: int, stride: int, padding: int, dilation: int) -> list[Place]:
+    """For each pixel along an axis of this size the taps that read it, and for which output; outputs in order."""
+    found = [list[Pair]() for _ in range(size)]
+    for output, places in enumerate(within(size, taps, outputs, stride, padding, dilation)):
+        for tap, place in places:
+            found[place].append((tap, output))
+    return list(map(tuple, found))
+
+
+def kinds(places: Sequence[Place]) -> list[Kind]:
+    """All outputs, grouped by kind."""
+    found = dict[tuple[Pair, ...], Kind]()
+    for i, taps in enumerate(places):
+        first = taps[0][1] if taps else 0
+        apart = tuple((t, place - first) for t, place in taps)
+        found.setdefault(apart, Kind(apart, [])).outputs.append((i, first))
+    return list(found.values())

@@ -46,7 +46,7 @@ def run(rng: np.random.Generator) -> None:
     geometry = Geometry(two(1, 4), two(0, 4), two(1, 3), groups)
     size = tuple(max(1, geometry.dilation[a] * (taps[a] - 1) + 1 - 2 * geometry.padding[a]) + pick(0, 1, 2, 7, 9, 20)
                  for a in (0, 1))
-    n, dtype, front = pick(1, 2, 3), ("f4", "f8")[pick(0, 1)], bool(pick(0, 1))
+    n, dtype, front = pick(1, 3, 5), ("f4", "f8")[pick(0, 1)], bool(pick(0, 1))
     image, weight, out = (n, *size, groups * each), (outputs, *taps, each), (n, *geometry.output(size, taps), outputs)
     x, w, b, dy = (guarded(shape, dtype, front) for shape in (image, weight, (outputs,), out))
     for values in (x, w, b, dy):

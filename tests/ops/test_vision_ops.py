@@ -84,11 +84,22 @@ def run_both(mine: Any, other: Any, x: Any, weights: list[Any], to_torch: Any, f
 NCHW, NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
 
 
+#: of several samples, with few pixels for each tap
+SMALL = {
+    "2x2": ((5, 2, 2, 16), (18, 3, 3, 16), 1, 1, 1, 1),
+    "stride": ((4, 5, 4, 20), (8, 3, 2, 20), 2, 1, 1, 1),
+    "pointwise, stride": ((6, 3, 4, 33), (17, 1, 1, 33), 2, 0, 1, 1),
+    "no padding": ((4, 3, 3, 16), (3, 3, 3, 16), 1, 0, 1, 1),
+    "much padding, dilated": ((4, 3, 2, 16), (9, 3, 3, 16), (1, 2), 2, 2, 1),
+    "many pixels of a kind": ((9, 8, 9, 3), (16, 5, 5, 3), 1, 2, 1, 1),
+}
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("case", [*CONVOLUTIONS, *(f"small: {case}" for case in SMALL)])
 def test_conv2d_torch(case: str, dtype: str) -> None:
     torch = torch_or_skip()
-    x, w, *geometry = CONVOLUTIONS[case]
+    x, w, *geometry = SMALL[case[7:]] if case.startswith("small: ") else CONVOLUTIONS[case]
     weights = [random_array(w, 2, dtype), random_array(w[:1], 3, dtype)]
     found, expected = run_both(lambda x, w, b: ops.conv2d(x, w, b, *geometry),
                                lambda x, w, b: torch.conv2d(x, w, b, *geometry),
@@ -100,14 +111,14 @@ def test_conv2d_torch(case: str, dtype: str) -> None:
 def geometries(draw: Any) -> tuple[Any, ...]:
     """Convolutions at random, with several blocks of pixels, uneven last ones, and one filter per channel."""
     groups = draw(st.sampled_from([1, 1, 2, 3]))
-    each = draw(st.sampled_from([1, 2, 5, 17]))
-    outputs = groups * draw(st.sampled_from([1, 2]))
+    each = draw(st.sampled_from([1, 2, 5, 17, 32]))
+    outputs = groups * draw(st.sampled_from([1, 2, 17, 32]))
     taps = draw(st.tuples(st.integers(1, 5), st.integers(1, 5)))
     stride, dilation = (draw(st.tuples(st.integers(1, 3), st.integers(1, 2))) for _ in range(2))
     padding = draw(st.tuples(st.integers(0, 3), st.integers(0, 3)))
     reach = [dilation[a] * (taps[a] - 1) + 1 - 2 * padding[a] for a in (0, 1)]
     size = [max(1, reach[a]) + draw(st.sampled_from([0, 1, 2, 7, 40])) for a in (0, 1)]
-    return (draw(st.integers(1, 3)), *size, groups * each), (outputs, *taps, each), stride, padding, dilation, groups
+    return (draw(st.integers(1, 5)), *size, groups * each), (outputs, *taps, each), stride, padding, dilation, groups
 
 
 @settings(max_examples=drawn(80), deadline=None)
@@ -125,6 +136,32 @@ def test_conv2d_forms_agree(case: Any, seed: int) -> None:
     first, end = sorted(rng.choice(len(w) + 1, 2, replace=False).tolist())
     agree("conv2d_weight_grad", [x, dy[..., first:end]], taps=w.shape[1:3], bias=bool(seed % 2), geometry=geometry,
           rows=(first, len(w)))
+
+
+@pytest.mark.parametrize(("samples", "size", "stride", "padding", "dilation"), [
+    (4, (2, 2), 1, 1, 1), (5, (4, 3), 1, 1, 1), (16, (4, 4), 2, 1, 1), (4, (1, 1), 1, 1, 1), (5, (5, 6), 2, 0, 1),
+    (4, (7, 8), 1, 2, 1), (6, (4, 4), 3, 2, 2)])
+def test_few_pixels_have_the_bits_of_many(samples: int, size: tuple[int, int], stride: int, padding: int, dilation: int,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops of `small` and of `direct`, and parts of what those of `small` compute."""
+    geometry = Geometry((stride,) * 2, (padding,) * 2, (dilation,) * 2, 1)
+    shapes = (samples, *size, 37), (21, 3, 3, 37), (21,)
+    x, w, b = (random_array(shape, seed, "float32") for seed, shape in enumerate(shapes))
+    y = KERNELS["conv2d"].reference(np, x, w, b, geometry=geometry)
+    dy = random_array(y.shape, 4, "float32")
+    calls = [("conv2d", [x, w, b], {}), ("conv2d_input_grad", [dy, w], {"size": size})]
+    small = [agree(name, reads, 2e-5, geometry=geometry, **more)[0] for name, reads, more in calls]
+    dw = agree("conv2d_weight_grad", [x, dy], 2e-5, taps=(3, 3), bias=False, geometry=geometry)[0]
+    for rows in ((0, 8), (8, 21), (3, 4)):
+        part = agree("conv2d_weight_grad", [x, dy[..., slice(*rows)]], 2e-5, taps=(3, 3), bias=False, geometry=geometry,
+                     rows=(rows[0], 21))
+        np.testing.assert_array_equal(part[0], dw[slice(*rows)])
+    for (name, reads, more), whole in zip(calls, small, strict=True):
+        part = agree(name, [reads[0][:4], *reads[1:]], 2e-5, geometry=geometry, **more)[0]
+        np.testing.assert_array_equal(part, whole[:4])
+    monkeypatch.setattr("minidl.kernels.conv.TAPS", 0)
+    for (name, reads, more), before in zip(calls, small, strict=True):
+        np.testing.assert_array_equal(agree(name, reads, 2e-5, geometry=geometry, **more)[0], before)
 
 
 def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: Any) -> list[Any]:

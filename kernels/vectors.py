@@ -1,0 +1,182 @@
+"""Vectors of LANES numbers in the loops of numba, and blocks of PIXELS such sums, which stay in registers.
+
+A step adds the products of one vector with one value of each pixel, each rounded once: all machines get the same bits,
+whatever the size of a vector register is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.registry import cpu_target
+from numba.core.types.containers import UniTuple
+from numba.extending import intrinsic, models, register_model
+
+from .taps import LANES, WIDEST
+
+#: with AVX-512 LANES float32 are one register, else two or four of the 16 or 32 that there are
+PIXELS = WIDEST if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else WIDEST // 2
+
+
+class _Vector(types.Type):
+    """LANES numbers of one type."""
+
+    def __init__(self, dtype: Any) -> None:
+        self.dtype = dtype
+        super().__init__(name=f"Vector({dtype})")
+
+
+@register_model(_Vector)
+class _VectorModel(models.PrimitiveModel):  # type: ignore[misc]
+    def __init__(self, manager: Any, kind: Any) -> None:
+        super().__init__(manager, kind, ir.VectorType(manager.lookup(kind.dtype).get_value_type(), LANES))
+
+
+def _block_of(array: Any) -> Any:
+    return UniTuple(_Vector(array.dtype), PIXELS)
+
+
+def _address(context: Any, builder: Any, kind: Any, array: Any, index: Any) -> Any:
+    return builder.gep(context.make_array(kind)(context, builder, array).data, [index])
+
+
+def _repeated(builder: Any, value: Any) -> Any:
+    """A vector of one value."""
+    vector = ir.VectorType(value.type, LANES)
+    one = builder.insert_element(ir.Constant(vector, ir.Undefined), value, ir.Constant(ir.IntType(32), 0))
+    return builder.shuffle_vector(one, one, ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES))
+
+
+def _places(context: Any, builder: Any, kind: Any, array: Any, at: Any, offsets: Any) -> list[Any]:
+    """Pointers to vectors at array[at + offset] for each offset."""
+    vector = ir.VectorType(context.get_value_type(kind.dtype), LANES).as_pointer()
+    first = _address(context, builder, kind, array, at)
+    return [builder.bitcast(builder.gep(first, [builder.extract_value(offsets, i)]), vector) for i in range(PIXELS)]
+
+
+def _call(builder: Any, name: str, result: Any, *arguments: Any) -> Any:
+    kind = ir.FunctionType(result, [a.type for a in arguments])
+    return builder.call(cgutils.get_or_insert_function(builder.module, kind, name), arguments)
+
+
+def _suffix(kind: Any) -> str:
+    return f"v{LANES}f{kind.dtype.bitwidth}"
+
+
+@intrinsic
+def offsets_at(typing, numbers, at):  # type: ignore[no-untyped-def]
+    """PIXELS of the numbers as a tuple."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        first = _address(context, builder, numbers, *arguments)
+        return cgutils.pack_array(builder, [builder.load(builder.gep(first, [ir.Constant(ir.IntType(64), i)]))
+                                            for i in range(PIXELS)])
+
+    return UniTuple(types.int64, PIXELS)(numbers, at), build
+
+
+@intrinsic
+def alike(typing, weights, at):  # type: ignore[no-untyped-def]
+    """PIXELS times the vector weights[at : at + LANES]."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        vector = ir.VectorType(context.get_value_type(weights.dtype), LANES)
+        place = builder.bitcast(_address(context, builder, weights, *arguments), vector.as_pointer())
+        return cgutils.pack_array(builder, [builder.load(place, align=weights.dtype.bitwidth // 8)] * PIXELS)
+
+    return _block_of(weights)(weights, at), build
+
+
+@intrinsic
+def zeros(typing, array):  # type: ignore[no-untyped-def]
+    """PIXELS vectors of zeros of the array's type."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return ir.Constant(context.get_value_type(_block_of(array)), None)
+
+    return _block_of(array)(array), build
+
+
+@intrinsic
+def add_products(typing, sums, x, at, offsets, weights, to):  # type: ignore[no-untyped-def]
+    """sums[i] + x[at + offsets[i]] * weights[to : to + LANES] for each i, rounded once; without offsets x[at + i]."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        before, x_, at_, apart, weights_, to_ = arguments
+        vector = ir.VectorType(context.get_value_type(x.dtype), LANES)
+        place = builder.bitcast(_address(context, builder, weights, weights_, to_), vector.as_pointer())
+        factor = builder.load(place, align=x.dtype.bitwidth // 8)
+        first = _address(context, builder, x, x_, at_)
+        after = []
+        for i in range(PIXELS):
+            offset = ir.Constant(ir.IntType(64), i) if offsets is types.none else builder.extract_value(apart, i)
+            value = builder.load(builder.gep(first, [offset]))
+            after.append(_call(builder, f"llvm.fma.{_suffix(x)}", vector, _repeated(builder, value), factor,
+                               builder.extract_value(before, i)))
+        return cgutils.pack_array(builder, after)
+
+    return sums(sums, x, at, offsets, weights, to), build
+
+
+@intrinsic
+def store(typing, sums, y, at, offsets, count):  # type: ignore[no-untyped-def]
+    """y[at + offsets[i] :] = the first `count` of sums[i], for each i."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        values, y_, at_, apart, count_ = arguments
+        lanes = ir.Constant(ir.VectorType(ir.IntType(64), LANES), list(range(LANES)))
+        mask = builder.icmp_signed("<", lanes, _repeated(builder, count_))
+        align = ir.Constant(ir.IntType(32), y.dtype.bitwidth // 8)
+        for i, place in enumerate(_places(context, builder, y, y_, at_, apart)):
+            _call(builder, f"llvm.masked.store.{_suffix(y)}.p0", ir.VoidType(), builder.extract_value(values, i), place,
+                  align, mask)
+        return context.get_dummy_value()
+
+    return types.none(sums, y, at, offsets, types.int64), build
+
+
+@intrinsic
+def add(typing, sums, totals, at, offsets):  # type: ignore[no-untyped-def]
+    """totals[at + offsets[i] :] += sums[i]; equal offsets have equal sums, which are added once."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        values, totals_, at_, apart = arguments
+        align = totals.dtype.bitwidth // 8
+        places = _places(context, builder, totals, totals_, at_, apart)
+        before = [builder.load(place, align=align) for place in places]
+        for i, place in enumerate(places):
+            builder.store(builder.fadd(before[i], builder.extract_value(values, i)), place, align=align)
+        return context.get_dummy_value()
+
+    return types.none(sums, totals, at, offsets), build
+
+
+@intrinsic
+def plus(typing, sums, others):  # type: ignore[no-untyped-def]
+    """sums[i] + others[i] for each i."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return cgutils.pack_array(builder, [builder.fadd(*(builder.extract_value(a, i) for a in arguments))
+                                            for i in range(PIXELS)])
+
+    return sums(sums, others), build
+
+
+@intrinsic
+def transpose(typing, x, at, apart, to, first):  # type: ignore[no-untyped-def]
+    """to[first + LANES * i + j] = x[at + i + apart * j] for i and j below LANES."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        x_, at_, apart_, to_, first_ = arguments
+        align, number = x.dtype.bitwidth // 8, ir.IntType(64)
+        vector = ir.VectorType(context.get_value_type(x.dtype), LANES).as_pointer()
+        begin, end = _address(context, builder, x, x_, at_), _address(context, builder, to, to_, first_)
+        rows = [builder.load(builder.bitcast(builder.gep(begin, [builder.mul(apart_, ir.Constant(number, j))]), vector),
+                             align=align) for j in range(LANES)]
+        step, mask = 1, ir.VectorType(ir.IntType(32), LANES)
+        while step < LANES:  # two squares of `step` swap places, those beside the diagonal of one twice as large
+            upper = ir.Constant(mask, [i - step + LANES if i & step else i for i in range(LANES)])
+            lower = ir.Constant(mask, [i + LANES if i & step else i + step for i in range(LANES)])
+            rows = [builder.shuffle_vector(rows[j - step], row, lower) if j & step else
+                    builder.shuffle_vector(row, rows[j + step], upper) for j, row in enumerate(rows)]
+            step *= 2
+        for i, row in enumerate(rows):
+            place = builder.gep(end, [ir.Constant(number, LANES * i)])
+            builder.store(row, builder.bitcast(place, vector), align=align)
+        return context.get_dummy_value()
+
+    return types.none(x, at, apart, to, first), build
