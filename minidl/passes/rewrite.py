@@ -64,8 +64,9 @@ def coarsen(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = Non
     `stage`: of each task. `lower`: mask of the tasks that go to a second part of their stage's O, if they go to an O. A
     stage's O holds every backward task of a micro-batch that one of its output gradients needs, the sums of a batch
     norm included, and every R; its W holds the other backward tasks, its U all updates (where a step updates after
-    several micro-batches, one U for each). A stage of one layer that passes no gradient on has no O. Raises GraphError
-    if stages would wait for each other in a circle.
+    several micro-batches, one U for each). A stage of one layer that passes no gradient on has no O. An R goes to the O
+    of the last slice that reads it, whose backward comes first. Raises GraphError if stages would wait for each other
+    in a circle.
     """
     kind = graph.kind.astype(np.int64)
     kind[kind == Kind.R] = Kind.O
@@ -79,7 +80,10 @@ def coarsen(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = Non
         if needed_by_o[t]:
             needed_by_o[q] = True
     kind[needed_by_o] = Kind.O
-    micro_batch = np.where(backward | (kind == Kind.F), graph.micro_batch, _updates_of(graph))
+    own = graph.micro_batch.copy()
+    for t in np.flatnonzero(graph.kind == Kind.R)[::-1].tolist():
+        own[t] = own[graph.succs[t][backward[graph.succs[t]]]].max(initial=own[t])
+    micro_batch = np.where(backward | (kind == Kind.F), own, _updates_of(graph))
     names = tuple(_stage_name(graph, np.unique(graph.unit[stage == s])) for s in range(int(stage.max(initial=-1)) + 1))
     part = unpack(graph.keys).part if lower is None else np.where(lower & (kind == Kind.O), 1, unpack(graph.keys).part)
     return merge(replace(graph, unit_names=names),

@@ -49,6 +49,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "two directions (chimera)": {"scheduler": "chimera", "groups": 2},
     "interleaved stages": {"scheduler": "interleaved"},
     "pairs as one action (dualpipe_v)": {"scheduler": "dualpipe_v"},
+    "slices (seq1f1b)": {"scheduler": "seq1f1b", "slices": 2},
+    "late updates (priority)": {"scheduler": "priority", "ranks": 1, "replicas": 2},
     "a plan from a file": {"saved": True},
     "messages earlier (overlap)": {"options": {"overlap": 100}},
     "tasks in parts (split)": {"split": 2},
@@ -58,7 +60,8 @@ PAIRS = list(itertools.combinations(FEATURES, 2))
 
 
 class Network(nn.Module):
-    """Layers, with a norm and dropout after each if wanted; the last one may have the weight of the first."""
+    """Layers, with a norm and dropout after each if wanted; the last one may have the weight of the first. A slice adds
+    to the output of each layer the output that the slice before it had there, `past`; the first one adds its own."""
 
     def __init__(self, tied: bool, norm: bool, drop: bool) -> None:
         self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(8)])
@@ -67,9 +70,11 @@ class Network(nn.Module):
         if tied:
             self.layers[7].weight = self.layers[0].weight
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, past: dict[int, Any] | None = None) -> Any:
         for i, layer in enumerate(self.layers):
             x = ops.tanh(layer(x))
+            if past is not None:
+                past[i] = x = x + past.get(i, x)
             if len(self.norms) and i < 7:
                 x = self.norms[i](x.reshape(SHARE, 1, 1, WIDTH)).reshape(SHARE, WIDTH)
             if self.drop is not None and i < 7:
@@ -100,9 +105,18 @@ class Run:
             self.model.parameters(), max_norm=settings.get("clip"), scaler=self.scaler)
 
     def backward(self, i: int, parts: tuple[Any, ...]) -> None:
+        """Of a micro-batch, or of a slice: the last one's is that of all."""
         half = {"group": 2 * i // self.count} if self.settings.get("groups") else {}
-        with ml.micro_batch(i, (self.replica * self.count + i) * SHARE, **half):
-            loss = nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1])
+        slices = self.settings.get("slices", 1)
+        follows = i % slices > 0
+        with ml.micro_batch(i, (self.replica * self.count + i) * SHARE, **half, follows=follows):
+            past = None if slices == 1 else self.past if follows else {}
+            loss = nn.cross_entropy(self.model(parts[2 * i], past), parts[2 * i + 1])
+            if follows:
+                loss = self.loss + loss
+            if (i + 1) % slices:
+                self.past, self.loss = past, loss
+                return
             with ml.dither(self.settings.get("dither", 0)):
                 (loss * (1 / self.settings.get("every", self.count))).backward(self.scaler and self.scaler.scale)
             if self.settings.get("every"):
@@ -214,6 +228,8 @@ def outcome(one: str, other: str) -> str:
         return ""
     if "every" in first and "overlap" in second.get("options", ()):
         return ""  # the order says which weights are read
+    if FEATURES["late updates (priority)"] in (first, second) and "overlap" in (first | second).get("options", ()):
+        return ""  # its collectives begin as early as they can
     settings = first | second
     try:
         found, log = on_ranks(settings)
@@ -250,8 +266,16 @@ def test_nearly_all_pairs_run() -> None:
 
 @pytest.mark.parametrize("other", [*FEATURES][-2:])
 def test_parts_and_shards_combine_with_all_that_is_not_stale(other: str) -> None:
+    beside = {"late updates (priority)"} if "shard" in FEATURES[other] else set()  # the next step
     assert {one for (one, with_), what in read().items() if with_ == other and what not in ("", "equal bits")} == {
-        one for one in FEATURES if "every" in FEATURES[one]}
+        one for one in FEATURES if "every" in FEATURES[one]} | beside
+
+
+@pytest.mark.parametrize("kept", [(0,), "all"])
+def test_what_a_slice_computes_again_is_there_for_the_slices_after_it(kept: Any) -> None:
+    """The backward pass of the last slice comes first, and reads what earlier slices have made."""
+    settings = FEATURES["slices (seq1f1b)"] | {"recompute": kept}
+    assert on_ranks(settings)[0] == alone(settings, [])
 
 
 def counted(found: list[str]) -> str:
@@ -275,10 +299,10 @@ def page() -> str:
     columns = " | ".join(str(i + 1) for i in range(len(names)))
     return "\n".join([
         "# Which features combine", "",
-        "Every pair trains a small network on two ranks of a pipeline (with replicas, two times two). *yes*: the",
-        "parameters are bit-identical to one process; if weights are stale, that process replays the run's",
-        "log of weight versions. *-*: both choose the order, or one leaves the other nothing to do. A number: minidl",
-        "refuses the pair, for the reason below.", counted(every),
+        "Every pair trains a small network on two ranks of a pipeline (with replicas, two times two; late updates: on",
+        "two data-parallel ranks). *yes*: the parameters are bit-identical to one process; if weights are stale, that",
+        "process replays the run's log of weight versions. *-*: both choose the order, or one leaves the other nothing",
+        "to do. A number: minidl refuses the pair, for the reason below.", counted(every),
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
