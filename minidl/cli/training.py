@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from copy import copy
 from typing import Any
 
 from .. import schedulers
-from ..core.graph import TaskGraph
 from ..core.schedule import Schedule, ScheduleError
 from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
@@ -67,20 +65,15 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
     """The trainer of a run. `kept`: the checkpoint's schedule, as CSV. Raises UsageError for a schedule that is not
     of the flags' step."""
     schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
+    log = version_log(arguments.replay) if arguments.replay else None
     try:
         return Trainer(recorded, cost, trace=bool(arguments.trace or arguments.html), schedule=schedule,
-                       replays=_replays(arguments.replay) if arguments.replay else None)
+                       replays=None if log is None else lambda graph: Replayed(graph, log, arguments.replay))
     except ScheduleError as error:
         if schedule is None:
             raise
         raise UsageError(f"the schedule in {arguments.checkpoint} is not for the step of these flags "
                          f"({error.message}); give --scheduler to make a new one") from None
-
-
-def _replays(name: str) -> Callable[[TaskGraph], Replayed]:
-    """Makes a replay of the log of this name. Raises FileError or UsageError."""
-    entries = version_log(name)
-    return lambda graph: Replayed(graph, entries, name)
 
 
 def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:

@@ -48,7 +48,8 @@ def unpacked(stream: IO[bytes], where: str, room: int, *, tar: bool = False, dep
     elif archive:
         yield from _members(opened, where, room, depth)
     else:
-        yield where, _content(opened)
+        # in pieces, so that the limit is noticed before there is memory for more
+        yield where, b"".join(iter(lambda: opened.read(PIECE), b""))
 
 
 def _members(opened: IO[bytes], where: str, room: int, depth: int) -> Iterator[tuple[str, bytes]]:
@@ -62,14 +63,6 @@ def _members(opened: IO[bytes], where: str, room: int, depth: int) -> Iterator[t
                 yield name, text
     if seen is None:
         raise DataError(f"{where}: the archive has no files")
-
-
-def _content(stream: IO[bytes]) -> bytes:
-    """All bytes, read in pieces, so that the limit is noticed before there is memory for more."""
-    parts = list[bytes]()
-    while part := stream.read(PIECE):
-        parts.append(part)
-    return b"".join(parts)
 
 
 class _Limited(io.RawIOBase):

@@ -11,10 +11,13 @@ from ..core.graph import Role
 from .reduce import sum_to
 
 
-class _Binary(Op):
-    """Two tensors, broadcast to one shape."""
+class Binary(Op):
+    """Two tensors, broadcast to one shape, by the kernel `name`."""
 
     precision = "widest"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         dtype = same_dtype(self, a, b)
@@ -23,55 +26,17 @@ class _Binary(Op):
         self.call(self.name, [a, b], [self.y])
         return self.y
 
-    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]] | None:
-        """The kernel that makes the gradient toward input i in the output's shape, and what it reads; None: it is
-        dy."""
-        raise NotImplementedError
-
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        if (made := self.full(i, dy)) is not None:
+        mine, other = (self.b, self.a) if i else (self.a, self.b)
+        # the kernel that makes the gradient in the output's shape, and what it reads; otherwise it is dy
+        made = {"sub": ("neg", [dy]) if i else None, "mul": ("mul", [dy, other]),
+                "div": ("div_grad", [self.y, self.b, dy]) if i else ("div", [dy, self.b]),
+                "maximum": ("maximum_grad", [mine, other, dy]),
+                "minimum": ("minimum_grad", [mine, other, dy])}.get(self.name)
+        if made is not None:
             dy = new(f"grad {self.name}", dy.shape, dy.dtype, Role.GRADIENT)
             self.call(*made, [dy])
-        return sum_to(dy, (self.a, self.b)[i])
-
-
-class Add(_Binary):
-    name = "add"
-
-    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]] | None:
-        return None
-
-
-class Sub(_Binary):
-    name = "sub"
-
-    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]] | None:
-        return ("neg", [dy]) if i else None
-
-
-class Mul(_Binary):
-    name = "mul"
-
-    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]]:
-        return "mul", [dy, (self.b, self.a)[i]]
-
-
-class Div(_Binary):
-    name = "div"
-
-    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]]:
-        return ("div_grad", [self.y, self.b, dy]) if i else ("div", [dy, self.b])
-
-
-class Pick(_Binary):
-    """Maximum or minimum, by the kernel `name`."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def full(self, i: int, dy: Tensor) -> tuple[str, list[Tensor]]:
-        mine, other = (self.b, self.a) if i else (self.a, self.b)
-        return f"{self.name}_grad", [mine, other, dy]
+        return sum_to(dy, mine)
 
 
 class Unary(Op):
@@ -139,22 +104,22 @@ class Shift(Unary):
 
 def add(a: Tensor, b: Tensor | float) -> Tensor:
     """a + b."""
-    return Add()(a, b) if isinstance(b, Tensor) else Shift("shift", term=float(b))(a)
+    return Binary("add")(a, b) if isinstance(b, Tensor) else Shift("shift", term=float(b))(a)
 
 
 def sub(a: Tensor, b: Tensor | float) -> Tensor:
     """a - b."""
-    return Sub()(a, b) if isinstance(b, Tensor) else Shift("shift", term=-float(b))(a)
+    return Binary("sub")(a, b) if isinstance(b, Tensor) else Shift("shift", term=-float(b))(a)
 
 
 def mul(a: Tensor, b: Tensor | float) -> Tensor:
     """a * b."""
-    return Mul()(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=float(b))(a)
+    return Binary("mul")(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=float(b))(a)
 
 
 def div(a: Tensor, b: Tensor | float) -> Tensor:
     """a / b. Raises ZeroDivisionError for the number 0."""
-    return Div()(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=1.0 / float(b))(a)
+    return Binary("div")(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=1.0 / float(b))(a)
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
@@ -166,12 +131,12 @@ def power(x: Tensor, exponent: float) -> Tensor:
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
     """The larger of the two tensors; if elements are equal, each gets half the gradient."""
-    return Pick("maximum")(a, b)
+    return Binary("maximum")(a, b)
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """The smaller of the two tensors; if elements are equal, each gets half the gradient."""
-    return Pick("minimum")(a, b)
+    return Binary("minimum")(a, b)
 
 
 def _function(name: str, op: type[Unary] = Unary) -> Callable[[Tensor], Tensor]:
