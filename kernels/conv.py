@@ -182,10 +182,11 @@ def _is_depthwise(outputs: int, w: Any, geometry: Geometry) -> bool:
     return bool(1 < outputs == geometry.groups and w.shape[3] == 1)
 
 
-def _is_small(y: Any, taps: Sequence[int], geometry: Geometry, samples: int = SAMPLES) -> bool:
-    """Whether y has so few pixels for each tap, and enough samples, that the loops of `small` are faster: measured with
-    1 to 256 pixels, windows of 1 to 7, 3 to 512 channels, 1 to 32 samples."""
-    return geometry.groups == 1 and y.shape[0] >= samples and prod(y.shape[1:3]) <= 8 * prod(taps) <= 8 * TAPS
+def _is_small(y: Any, taps: Sequence[int], geometry: Geometry, pixels: int = 32, samples: int = SAMPLES) -> bool:
+    """Whether y has at most so many pixels for each tap, and enough samples, that the loops of `small` are faster:
+    measured with 1 to 1,024 pixels, windows of 1 to 7, 3 to 512 channels, 1 to 64 samples."""
+    few = prod(y.shape[1:3]) <= pixels * prod(taps) <= pixels * TAPS
+    return few and geometry.groups == 1 and y.shape[0] >= samples
 
 
 def _places(size: Sequence[int], taps: Sequence[int], outputs: Sequence[int], geometry: Geometry,
@@ -221,7 +222,7 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
     rows, sums = rows or (0, dy.shape[3]), row_sums_work(dy.shape[3]) if bias else []
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad_work(x.shape, dw.shape, dy.shape, geometry[:3], x.dtype, rows), *sums]
-    if x.shape[3] >= LANES and _is_small(dy, taps, geometry, samples=1):
+    if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
         return [((prod(dy.shape[:3]) * WIDEST,), x.dtype), *sums]
     plan = _plan(x, dw, dy, geometry)
     totals = len(blocks_of(rows, dw.shape[0], geometry.groups)) * LANES * plan.w[2] * plan.w[3]
@@ -273,7 +274,7 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
     rows = rows or (0, len(dw))
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3], rows=rows), *sums]
-    if x.shape[3] >= LANES and _is_small(dy, taps, geometry, samples=1):
+    if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
         axes = _places(x.shape[1:3], taps, dy.shape[1:3], geometry)
         return [*small.weight_sums(x, memory(dy), dw, dy.shape[:3], *axes, rows[1], *work), *sums]
     plan = _plan(x, dw, dy, geometry)

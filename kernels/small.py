@@ -80,10 +80,6 @@ def _weight_sums(x, dy, dw, grads, starts, places, shape):  # type: ignore[no-un
                 store(total, dw, (o * (len(starts) - 1) + t) * c + first, whole if last + 1 >= PIXELS else rest, LANES)
 
 
-def _numbers(values: Any) -> Any:
-    return np.array(values, np.int64).reshape(-1)
-
-
 def _joined(taps: Sequence[tuple[int, int]], c: int) -> list[list[int]]:
     """(place in x, place in the panel, number of products) of each run of taps that are neighbours in both."""
     runs = list[list[int]]()
@@ -106,7 +102,7 @@ def convolve(x: Any, w: Any, steps: tuple[int, int, int], bias: Any, y: Any, tap
     """y (n, h, w, o) = for each output the products of the places of x (n, h, w, c) that it sees with weights, + bias
     unless it is None. `steps`: from a weight to the next output, tap and channel of x. `panel`: scratch."""
     (n, _, width, c), outputs = x.shape, y.shape[3]
-    blocks, runs = list[Any](), list[list[int]]()
+    blocks, runs = [np.empty((0, 2 + 2 * PIXELS), np.int64)], list[list[int]]()
     for v, h in product(kinds(vertical), kinds(horizontal)):
         begin = len(runs)
         runs += _joined([((a * width + b) * c, (1 + (ky * taps[1] + kx) * c) * LANES)
@@ -114,9 +110,9 @@ def convolve(x: Any, w: Any, steps: tuple[int, int, int], bias: Any, y: Any, tap
         (lines, top), (columns, left) = zip(*v.outputs, strict=True), zip(*h.outputs, strict=True)
         places = [_pixels(n, x.shape[1:3], top, left, c), _pixels(n, y.shape[1:3], lines, columns, outputs)]
         reads, writes = (np.append(p, p[-1:].repeat(-len(p) % PIXELS)).reshape(-1, PIXELS) for p in places)
-        blocks += [np.append([begin, len(runs)], pair) for pair in zip(reads, writes, strict=True)]
+        blocks.append(np.hstack([np.full((len(reads), 2), [begin, len(runs)]), reads, writes]))
     bias = np.empty(0, w.dtype) if bias is None else bias
-    return [loop(_convolve, flat(x), flat(w), steps, bias, flat(y), panel, _numbers(blocks),
+    return [loop(_convolve, flat(x), flat(w), steps, bias, flat(y), panel, np.concatenate(blocks).reshape(-1),
                  np.array(runs, np.int64).reshape(-1, 3), (outputs, taps[0] * taps[1], c))]
 
 
@@ -135,4 +131,4 @@ def weight_sums(x: Any, dy: Any, dw: Any, pixels: Sequence[int], vertical: Seque
     each, apart = np.arange(PIXELS), dw[0].size
     rest = np.minimum(each, max(len(dw) % PIXELS - 1, 0))
     shape = np.array([c, len(dw), prod(pixels), step, *(each * apart), *(rest * apart)])
-    return [loop(_weight_sums, flat(x), dy, flat(dw), grads, _numbers(starts), np.concatenate(places), shape)]
+    return [loop(_weight_sums, flat(x), dy, flat(dw), grads, np.array(starts), np.concatenate(places), shape)]
