@@ -471,7 +471,15 @@ class Recorder(Tape):
         def views(tensors: Sequence[Tensor]) -> tuple[View, ...]:
             return tuple([self._access[t][0] for t in tensors])
 
-        return self._builder.build(views(inputs), views(outputs), name)
+        graph = self._builder.build(views(inputs), views(outputs), name)
+        left = [*self._access]  # without circles, all that the recording made goes at once, not by a collector
+        while left:
+            t = left.pop()
+            if t.node is not None and t.storage.recorded:
+                left += t.node.inputs
+                t.node, t.requires_grad = None, False
+        del self.number, self._buffer, self._access
+        return graph
 
 
 # --------------------------------------------------------------------------------------------------- unsettled steps
