@@ -139,13 +139,11 @@ def _documents(file: Path) -> Iterator[bytes]:
         with open(file, "rb") as opened:
             for where, text in unpacked(opened, str(file), room, tar=file.suffix == ".tar"):
                 yield _checked(where, text)
-    except tarfile.ReadError as error:
-        if file.suffix == ".tar" and "unexpected" not in str(error):
-            raise DataError(f"{file}: not an archive") from None
-        raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
     except (DataError, MemoryError):
         raise
     except Exception as error:  # Python's readers may raise nearly any error on a bad file
+        if isinstance(error, tarfile.ReadError) and file.suffix == ".tar" and "unexpected" not in str(error):
+            raise DataError(f"{file}: not an archive") from None
         raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
 
 

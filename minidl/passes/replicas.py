@@ -20,7 +20,7 @@ from ..core.tasks import COLLECTIVE, Kind, unpack
 from ..pricing.simulation import times
 from .draft import Draft, Sums
 from .rewrite import gradients
-from .synchronise import norms_apart, synchronised, view_of
+from .synchronise import norms_apart, summed_by_all, view_of
 from .versions import updates
 
 Times = dict[tuple[int, int], float]  #: (stage, number in the graph) of an all-reduce -> time
@@ -81,7 +81,7 @@ def replicas(draft: Draft, all_reduces: str | None = None, part_bytes: int | Non
 
     `all_reduces`: the order, one of ORDERS, by default fifo; with `reverse_first_k` weight gradients wait, with the k
     of the shortest step (0 in schedules with pairs). `part_bytes`: the largest part of an all-reduce. Raises GraphError
-    like `synchronised`, and Refused for another order.
+    like `summed_by_all`, and Refused for another order.
     """
     if draft.machine.replicas == 1:
         return draft
@@ -124,7 +124,7 @@ def _beside(draft: Draft, order: str, part_bytes: int | None) -> Draft:
         raise Refused(draft.name, f"all_reduces is {order!r}",
                       "within a pipeline it must be fifo, priority or reverse_first_k")
     apart = norms_apart(draft)
-    summed = synchronised(apart, Sums(part_bytes=part_bytes))
+    summed = summed_by_all(replace(apart, sums=Sums(part_bytes=part_bytes)))
     schedule, largest = apart.order, 0
     if order == "reverse_first_k" and schedule.joined is None:
         largest = max(len(np.unique(unpack(schedule.order(lane)).unit)) for lane in range(len(schedule.lanes)))

@@ -74,25 +74,23 @@ def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
     return groups
 
 
+def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None, *,
+                part_bytes: int | None = None) -> TaskGraph:
+    """As `summed_by_all`, for a graph alone."""
+    return summed_by_all(Draft.of(graph, sums=Sums(groups, part_bytes))).graph
+
+
 def summed_by_all(draft: Draft) -> Draft:
-    """Communication that sums gradients over ranks that are all alike, if `draft.sums` asks for it."""
-    return draft if draft.sums is None else synchronised(draft, draft.sums)
-
-
-def synchronise(graph: TaskGraph, groups: Sequence[Sequence[int]] | None = None, *, part_bytes: int | None = None,
-                scatter: bool = False) -> TaskGraph:
-    """As `synchronised`, for a graph alone."""
-    return synchronised(Draft.of(graph), Sums(groups, part_bytes, scatter)).graph
-
-
-def synchronised(draft: Draft, how: Sums) -> Draft:
-    """Adds the communication that sums gradients over ranks, before the updates.
+    """Adds the communication that sums gradients over ranks, before the updates, if `draft.sums` asks for it.
 
     A group's communication is named after its lowest unit: `4A0`, and `4A0/1` is its second part. Its time follows from
     the machine's collectives. Raises Refused for a graph with other tasks than updates after its first update, with
     a task that reads a gradient before ranks have summed it, or with an output that updates or sums over ranks still
     change.
     """
+    how = draft.sums
+    if how is None:
+        return draft
     if np.isin(draft.graph.kind, COLLECTIVE).any():
         raise Refused(SUMS, "the graph is synchronised already", "leave the sums to the policy")
     draft = norms_apart(draft)
