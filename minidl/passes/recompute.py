@@ -14,8 +14,10 @@ import numpy as np
 
 from ..core.columns import Ints
 from ..core.graph import Launch, Role, TaskGraph, moved_views
-from ..core.tasks import Kind, unpack
+from ..core.tasks import Cuts, Kind, unpack
 from .draft import Copies, Draft, Edit
+
+ANYWHERE = Cuts("...->...", lambda reads, writes, **constants: ())  #: how zeros are cut, as what reads them may be
 
 
 def runs_again(graph: TaskGraph, dropped: Collection[int], stage: Ints | None = None) -> set[int]:
@@ -83,7 +85,8 @@ def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
     written = {**found.storages, **scratch.storages}
     states = {s: scratch.storages[s] for s in {e.storage_of[b] for b in e.reads[forward] & scratch.buffers.keys()}}
     reads = {**found.storages, **states}  # not the states: a later forward, which changes them, may come first
-    launches = [Launch("fill", (view,), (view,), constants=(("value", 0.0),)) for view in map(e.whole, states.values())]
+    launches = [Launch("fill", (view,), (view,), constants=(("value", 0.0),), cuts=ANYWHERE)
+                for view in map(e.whole, states.values())]
     for launch in e.launches[forward]:
         launches.append(replace(launch, reads=moved_views(launch.reads, reads),
                                 writes=moved_views(launch.writes, written), work=moved_views(launch.work, written)))

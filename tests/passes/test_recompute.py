@@ -15,6 +15,8 @@ from minidl.core.tasks import Kind, parse_task, task_name
 from minidl.passes.draft import Draft
 from minidl.passes.recompute import recompute
 from minidl.plans.program import lower
+from minidl.training.job import Job
+from minidl.training.recorded import Recorded
 
 
 class Net(nn.Module):
@@ -134,3 +136,20 @@ def test_r_prints_and_parses_and_stands_in_csvs():
     schedule = schedulers.plan(graph, "multi_stream").schedule
     assert Schedule.from_csv(schedule.to_csv()).to_csv() == schedule.to_csv()
     assert schedulers.plan(graph, Schedule.from_csv(schedule.to_csv())).timeline.makespan > 0
+
+
+@pytest.mark.parametrize(("model", "parts"), [("mobilenet_v3_large", 2), ("densenet121", 3), ("gpt", 2), ("rnn", 3)])
+def test_each_r_is_cut_as_its_f_so_that_a_split_step_has_equal_bits(model: str, parts: int):
+    graph = Recorded(Job(model=model, model_args={"preset": "tiny"}, batch_size=8)).graph
+    split = ml.plan(graph, "in_order", recompute="all", split=parts).graph
+    shapes: dict[tuple[int, ...], dict[int, list[Any]]] = {}
+    for t in range(len(split)):
+        own = split[t]
+        if own.kind in (Kind.F, Kind.R):
+            shapes.setdefault((own.unit, own.micro_batch, own.part), {})[own.kind] = [
+                (launch.kernel, [view.shape for view in launch.writes])
+                for launch in split.launches[t] if launch.kernel != "fill"]
+    again = [found for found in shapes.values() if Kind.R in found]
+    assert len(again) > 3 * parts
+    for found in again:
+        assert found[Kind.R] == found[Kind.F]
