@@ -42,7 +42,8 @@ class Network(nn.Module):
         if tied:
             self.layers[len(widths)].weight = self.layers[0].weight
 
-    def forward(self, x: Any) -> Any:
+    def forward(self, x: Any, past: None = None) -> Any:
+        assert past is None, "its sequences are not cut into slices"
         for i, layer in enumerate(self.layers):
             before, x = x, ops.tanh(layer(x))
             if i < len(self.norms):
