@@ -28,8 +28,7 @@ def layerpipe(problem: Problem, method: str | None = None) -> Ordered:
     (`minidl.passes.followers`).
     """
     method = method or ("intra" if problem.recorded else "inter")
-    found = assign(LayerCosts.given(*(t.tolist() for t in (problem.forward, problem.output_grad, problem.weight_grad))),
-                   problem.ranks, method)
+    found = assign(LayerCosts(problem.forward, problem.output_grad, problem.weight_grad), problem.ranks, method)
     ticks = Ticks(problem.stages, found.parts, problem.latency, problem.recorded)
     schedule = schedule_of(ticks.orders(problem.ranks, problem.micro_batches))
     own = unpack(schedule.keys)

@@ -19,6 +19,7 @@ from ...core.tasks import Kind
 
 EFFORT = 4_000_000  #: about how many tasks are timed in all
 REACH = 4  #: the most places by which a task moves
+SAME = 1e-11  #: times with a smaller relative difference are equal
 
 
 def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: float, cap: float,

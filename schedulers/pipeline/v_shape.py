@@ -18,14 +18,13 @@ from ...core.schedule import Schedule
 from ...core.tasks import Kind
 from .listing import durations
 from .problem import Problem, RankOrder, schedule_of
-from .refine import refine
+from .refine import SAME, refine
 from .stages import stage_graph
 from .v_published import greedy, half_block, min_block, repeated
 
 EFFORT = 6_000_000  #: the most steps of all walks together
 FEWEST = 24  #: how many settings are always tried
 REFINED = 3  #: how many of the best walks are refined
-SAME = 1e-11  #: times with a smaller relative difference are equal
 
 Setting = tuple[Ints, tuple[int, ...], float, float]
 

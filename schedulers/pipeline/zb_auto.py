@@ -18,7 +18,7 @@ from ...core.tasks import Kind, unpack
 from .flush import one_f_one_b
 from .listing import durations
 from .problem import Problem, RankOrder, schedule_of
-from .refine import refine
+from .refine import SAME, refine
 from .stages import stage_graph
 from .zero_bubble import zb_h1, zb_h2
 
@@ -29,7 +29,6 @@ IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)
 EFFORT = 3e9  #: about how many steps all candidates take together; large problems get fewer candidates
 ROUNDS = 40  #: the most rounds of changing the best candidate rank by rank
 REFINED = 4  #: how many of the best orders are refined
-SAME = 1e-11  #: times with a smaller relative difference are equal
 
 
 @dataclass(frozen=True)
