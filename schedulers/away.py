@@ -11,6 +11,7 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -42,31 +43,45 @@ def planned(what: str, cost: Any, limit: int | None, make: Callable[[int | None]
     whole = make(None)
     if limit is not None and max(whole.peak_bytes) <= limit:
         return whole.with_known(limit=limit)
-    found, refused, least = list[Plan](), list[Refused](), max(whole.peak_bytes)
-    for window in WINDOWS:
-        try:
-            every = moved(whole, cost, None, Moves(what, window))
-        except Refused as error:  # of a wide window: nothing is away for so long
-            refused.append(error)
-            continue
-        least = min(least, max(every.peak_bytes))
-        if limit is None:
-            found.append(every)
-        elif max(every.peak_bytes) <= limit:
-            some = range(1, int((every.graph.kind == Kind.D).sum()))
-            most = 1 + bisect_left(some, True, key=lambda n: max(moved(
-                whole, cost, None, Moves(what, window, n)).peak_bytes) <= limit)
-            found.append(moved(whole, cost, limit, Moves(what, window, most)))
-    if len(refused) == len(WINDOWS):
-        raise refused[0]
-    if not found:
-        raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: without offloading it needs "
-                               f"{max(whole.peak_bytes):,}, and the least that can be had is {least:,}", least)
-    best = min(found, key=lambda plan: (0 if limit else max(plan.peak_bytes), plan.step))
-    out = int(best.graph.bytes[best.graph.kind == Kind.D].sum())
-    return best.with_known(remarks=(
-        *best.remarks, f"{out:,} bytes a step are copied out, and back again: {max(best.peak_bytes):,} bytes in place "
-        f"of {max(whole.peak_bytes):,}, and {best.step / whole.step - 1:.1%} more time a step predicted"))
+    return offloading(whole, cost)(what, limit)
+
+
+def offloading(whole: Plan, cost: CostModel) -> Callable[[str, int | None], Plan]:
+    """A function of what is offloaded and a limit below the plan's peak, to the plan that offloads all with the least
+    peak, or within the limit the fastest one. It raises Refused if nothing can leave, and MemoryLimitError with the
+    least that can be had."""
+    @cache
+    def made(what: str, window: int, most: int | None = None) -> Plan:
+        return moved(whole, cost, None, Moves(what, window, most))
+
+    def best(what: str, limit: int | None) -> Plan:
+        found, refused, least, peak = list[Plan](), list[Refused](), list[int](), max(whole.peak_bytes)
+        most = 1  # with a wider window memory is away for less time, so that no fewer must leave
+        for window in WINDOWS:
+            try:
+                every = made(what, window)
+            except Refused as error:  # of a wide window: nothing is away for so long
+                refused.append(error)
+                continue
+            least.append(max(every.peak_bytes))
+            if limit is None or least[-1] <= limit:
+                found.append(every)
+            if limit is not None and least[-1] <= limit:
+                some = range(most, int((every.graph.kind == Kind.D).sum()))
+                most += bisect_left(some, True, key=lambda n: max(made(what, window, n).peak_bytes) <= limit)
+                found += [made(what, window, most)] * (most in some)
+        if len(refused) == len(WINDOWS):
+            raise refused[0]
+        if not found:
+            raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: without offloading it needs {peak:,}, "
+                                   f"and the least that can be had is {min(peak, *least):,}", min(peak, *least))
+        best = min(found, key=lambda plan: (0 if limit else max(plan.peak_bytes), plan.step))
+        out = int(best.graph.bytes[best.graph.kind == Kind.D].sum())
+        return best.with_known(limit=limit, remarks=(
+            *best.remarks, f"{out:,} bytes a step are copied out, and back again: {max(best.peak_bytes):,} bytes in "
+            f"place of {peak:,}, and {best.step / whole.step - 1:.1%} more time a step predicted"))
+
+    return best
 
 
 def moved(plan: Plan, cost: CostModel | None, limit: int | None, moves: Moves, order: Schedule | None = None) -> Plan:
@@ -82,7 +97,7 @@ def moved(plan: Plan, cost: CostModel | None, limit: int | None, moves: Moves, o
     times = {draft.graph.name(t): float(draft.time[t]) - plan.cost.launch for t in np.flatnonzero(copies).tolist()}
     notes = {**plan.schedule.notes, NOTE: json.dumps(asdict(moves))}
     found = replace(plan, graph=draft.graph, schedule=replace(order or draft.order, notes=notes, slots=None),
-                    cost=replace(plan.cost, tasks={**plan.cost.tasks, **times}), limit=limit)
+                    within=None, cost=replace(plan.cost, tasks={**plan.cost.tasks, **times}), limit=limit)
     return prove(replace(found, versions=draft.versions)) if isinstance(found, PipelinePlan) else found.divided()
 
 

@@ -1,5 +1,8 @@
-"""Peak against time: of the plans over kept activations, offloaded memory, policies and limits, those that no other one
-beats in both its predicted step and its planned peak."""
+"""Peak against time, over kept activations, offloaded memory, shards on ranks that are alike, and what a policy gives
+up by itself: the fastest plan within a memory limit, and the curve of the plans that no other one beats in both its
+predicted step and its planned peak. Both search the same plans: within the peak of a point of the curve there is a plan
+that is as fast, and the least limit that can be met is the smallest peak of the curve.
+"""
 
 from __future__ import annotations
 
@@ -7,33 +10,38 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 
 from ..core.graph import TaskGraph
+from ..core.machine import PlanError
 from ..core.placement import Refused
 from ..core.tasks import Kind
 from ..passes.offload import EACH
+from ..passes.shard import Shards
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import Plan
 from ..pricing.cost import CostModel
-from .away import planned
+from .away import offloading
 from .kept import chain, dropped, optimal
 
+Level = Shards | int | str  #: what is shared out, as `minidl.plan` takes it
+Make = Callable[[str, int | None, Level], Plan]  #: from `recompute`, a limit and shards to a policy's plan
 LEVELS = 8  #: limits for which the best kept activations are tried, besides none, all and sqrt
-PARTLY = 1  #: plans between offloading nothing and all
 
 
 @dataclass(frozen=True)
 class Point:
-    """A plan by `policy`; `recompute`, `offload` and `limit` are what `minidl.plan` makes it from. A limit: the policy
-    traded time for memory itself, or only some memory is offloaded."""
+    """A plan; `recompute`, `offload`, `shard` and `limit` are what `minidl.plan` makes it from. A limit, which is its
+    peak: the policy traded time for memory itself, or only some memory is offloaded."""
 
     plan: Plan
-    policy: str
-    recompute: str
+    recompute: str = "none"
     offload: str = "none"
+    shard: Level = 0
     limit: int | None = None
 
     @property
@@ -46,9 +54,11 @@ class Point:
         """The policy and its arguments, for people."""
         again = "" if self.recompute == "none" else f", recompute {self.recompute}"
         if again and self.recompute not in ("all", "sqrt"):
-            again = f", recompute all but {sum(b - a + 1 for a, b in map(_ends, self.recompute.split(',')))} layers"
+            again = f", recompute {len({*self.plan.graph.unit[self.plan.graph.kind == Kind.R].tolist()})} layers"
         away = "" if self.offload == "none" else f", offload {self.offload}"
-        return f"{self.policy}{again}{away}{'' if self.limit is None else f', within {self.limit:,} bytes'}"
+        shared = f", shard {self.shard}" if self.shard else ""
+        return (f"{self.plan.scheduler}{again}{away}{shared}"
+                f"{'' if self.limit is None else f', within {self.limit:,} bytes'}")
 
 
 def kept_sets(graph: TaskGraph, cost: CostModel) -> list[str]:
@@ -73,47 +83,100 @@ def in_ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in ends)
 
 
-def _ends(word: str) -> tuple[int, int]:
-    a, _, b = word.partition("-")
-    return int(a), int(b or a)
+def _whole(graph: TaskGraph, cost: CostModel, shards: Sequence[Level], make: Make) -> Iterator[Point]:
+    """The policy's plans without a limit and without copies: the plain one, and those that need less memory. Raises
+    Refused if the plain one cannot be."""
+    yield (whole := Point(make("none", None, shards[0]), shard=shards[0]))
+    for level in shards:
+        for how in kept_sets(graph, cost)[1:] if level == shards[0] else ("none", "sqrt"):
+            with suppress(Refused):
+                if (point := Point(make(how, None, level), how, shard=level)).peak < whole.peak:
+                    yield point
 
 
-def curve(graph: TaskGraph, cost: CostModel, policies: Sequence[str],
-          make: Callable[[str, str, int | None], Plan], done: Callable[[float], None] | None = None) -> list[Point]:
-    """The points from the smallest peak to the shortest step. `make`: the plan of a policy for `recompute` and a limit.
-    A policy that trades time for memory itself is asked for each of its levels. From plans with all activations kept
-    and with sqrt, each kind of memory is offloaded. `done` gets the share that has been tried. Raises Refused if no
-    policy can plan this."""
-    found, sets, refused = list[Point](), kept_sets(graph, cost), list[Refused]()
-    for i, (policy, recompute) in enumerate((p, r) for p in policies for r in sets):
-        limit = None
-        try:
-            while not limit or limit > 0:
-                plan = make(policy, recompute, limit)
-                found.append(Point(plan, policy, recompute, limit=limit))
-                if limit is None and recompute in ("none", "sqrt"):
-                    found += _offloaded(found[-1], cost)
-                limit = max(plan.peak_bytes) - 1
-        except MemoryLimitError:
-            pass
-        except Refused as error:
-            refused.append(error)
-        if done:
-            done((i + 1) / len(policies) / len(sets))
-    if not found:
-        raise refused[0]
+def _within(point: Point, limit: int, make: Make) -> Point:
+    """The plan of the same policy within a smaller limit, if it trades time for memory. Raises MemoryLimitError."""
+    plan = (point.plan.within or (lambda limit: make(point.recompute, limit, point.shard)))(limit)
+    return replace(point, plan=plan, limit=max(plan.peak_bytes))
+
+
+def _away(point: Point, away: Callable[[str, int | None], Plan], what: str, limit: int | None = None) -> Point:
+    """The point's plan with this memory offloaded, or within a limit as much as this needs."""
+    return replace(point, plan=(plan := away(what, limit)), offload=what, limit=limit and max(plan.peak_bytes))
+
+
+def curve(graph: TaskGraph, cost: CostModel, make: Make, shards: Sequence[Level] = (0,), found: Sequence[Point] = (),
+          done: Callable[[float], object] = lambda share: None) -> list[Point]:
+    """The points of a policy from the smallest peak to the shortest step, with those that have been `found`. None needs
+    more than the plain plan, to which any limit above its peak leads. `shards`: those that the user wants, or all to
+    try, 0 first. `done` gets the share that has been tried. Raises Refused if the policy cannot plan this."""
+    points = [*_whole(graph, cost, shards, make)]
+    found, tried = [*found, points[0]], unbeaten(points)
+    for i, point in enumerate(reversed(tried)):
+        found += (one for one in (point, *_less(point, cost, make, found)) if one.peak < points[0].peak)
+        done((i + 1) / len(tried))
     return unbeaten(found)
 
 
-def _offloaded(point: Point, cost: CostModel) -> Iterator[Point]:
-    """The points of this plan if it offloads each kind of memory as a whole, or as much as limits between need."""
+def _less(point: Point, cost: CostModel, make: Make, found: Sequence[Point]) -> Iterator[Point]:
+    """The plan within less and less memory by its policy; with each kind of memory offloaded; and with as much of it as
+    half of this memory needs, unless something that is `found` takes less of both."""
+    with suppress(MemoryLimitError, Refused):
+        less = point
+        while less.peak > 1:
+            yield (less := _within(point, less.peak - 1, make))
+    away = offloading(point.plan, cost)
     for what in EACH[1:]:
-        with suppress(Refused):
-            every = planned(what, cost, None, lambda _: point.plan)
-            yield replace(point, plan=every, offload=what)
-            levels = np.linspace(max(every.peak_bytes), point.peak, PARTLY + 2)[1:-1].astype(int).tolist()
-            for limit in levels if max(every.peak_bytes) < point.peak else ():
-                yield replace(point, plan=planned(what, cost, limit, lambda _: point.plan), offload=what, limit=limit)
+        with suppress(MemoryLimitError, Refused):
+            yield (every := _away(point, away, what))
+            if what == "states" or any(p.peak <= every.peak and p.plan.step <= point.plan.step for p in found):
+                continue  # of all, states leave first
+            limit = (every.peak + point.peak) // 2
+            while (some := _away(point, away, what, limit)).peak < limit:
+                limit = some.peak  # until its own peak, as a limit, leads to it
+            yield some
+
+
+def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], make: Make) -> Plan:
+    """The policy's fastest plan within a limit; the plain one if it fits. Plans without copies come in the order of
+    their steps, and the search ends at one whose step is not shorter than the best that fits. `shards`: as for `curve`.
+    Raises MemoryLimitError with the least that can be had if nothing fits."""
+    if limit is None or not isinstance(graph, TaskGraph):
+        raise PlanError("offload auto finds the fastest plan of a recorded step within a memory limit; give both")
+    points = _whole(graph, cost, shards, make)
+    whole = next(points)
+    if whole.peak <= limit:
+        return whole.plan.with_known(limit=limit)
+    found, least = list[Point](), list[int]()
+    with suppress(MemoryLimitError, Refused):
+        found.append(Point(make("auto", limit, shards[0]), "auto", shard=shards[0]))
+    for point in reversed(unbeaten((whole, *points))):
+        if found and point.plan.step >= min(one.plan.step for one in found):
+            break
+        least.append(point.peak)
+        found += [point] * (point.peak <= limit)
+        away = [partial(_away, point, offloading(point.plan, cost), what, limit) for what in EACH[1:]]
+        for one in (partial(_within, point, limit, make), *away) if point.peak > limit else ():
+            try:
+                found.append(one())
+            except MemoryLimitError as error:
+                least.append(error.least or whole.peak)
+            except Refused:
+                pass
+    if not found:
+        raise MemoryLimitError(f"no plan by {whole.plan.scheduler} fits the limit of {limit:,} bytes: with all "
+                               f"activations kept it needs {whole.peak:,}, and the least that can be had is "
+                               f"{min(least):,}", min(least))
+    shortest = dict[str, Plan]()
+    for point in sorted(found, key=lambda point: point.plan.step):
+        words = {f"shard {point.shard}": point.shard != shards[0], "recompute": point.recompute != "none",
+                 "offload": point.offload != "none"}
+        shortest.setdefault(" and ".join(word for word, is_so in words.items() if is_so) or "less overlap", point.plan)
+    best, chosen = next(iter(shortest.items()))
+    each = ", ".join(f"{name} {plan.step / whole.plan.step - 1:+.1%}" for name, plan in shortest.items())
+    return chosen.with_known(limit=limit, remarks=(
+        *chosen.remarks, f"of what fits {limit:,} bytes in place of {whole.peak:,}, {best} is the fastest predicted: "
+        f"{each} time a step"))
 
 
 def unbeaten(points: Iterable[Point]) -> list[Point]:

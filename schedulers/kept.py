@@ -12,6 +12,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -192,7 +193,8 @@ def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collectio
         return whole.with_known(limit=limit)
     least = list[int]()  #: of the plans that are above the limit
 
-    def within(units: Collection[int]) -> Plan | None:
+    @cache
+    def within(units: tuple[int, ...]) -> Plan | None:
         try:
             return make(units, limit)
         except MemoryLimitError as error:

@@ -17,8 +17,7 @@ from ..core.columns import Rows
 from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule, ScheduleError
 from ..core.tasks import Kind
-from ..passes.boundary import kept, must_stay, with_late
-from ..plans.memory import owned, rounded
+from ..passes.boundary import must_stay, with_late
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..pricing.simulation import Carried, Clock, Lanes, Times
@@ -191,30 +190,6 @@ class Step:
     @cached_property
     def _clocks(self) -> dict[frozenset[int], Clock]:
         return {}
-
-    def live_bytes(self, order: Order) -> int:
-        """A lower bound on the bytes of any memory plan: the most that is alive at one moment of a repeated step, and
-        what outlives it."""
-        graph, users, (first, last) = self.graph, self.graph.storage_users, self.graph.storage_launches
-        begin, end, _ = self.times(order)
-        task, storage, counts = users.ids, users.row_of_each(), graph.launch_counts
-        each = (end - begin) / counts  # launches of equal length are one possible run
-        leaves = np.where(last + 1 < counts[task], begin[task] + (last + 1) * each[task], end[task])
-        size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
-        persistent = np.array([s.role.persistent for s in graph.storages], bool)
-        late = np.zeros(len(graph), bool)
-        late[list(order.delayed)] = True
-        inputs, outputs = ([view.storage for view in views] for views in (graph.inputs, graph.outputs))
-        found = kept(graph, np.flatnonzero(late), np.flatnonzero(~late))
-        born, dies = np.full(len(size), np.inf), np.full(len(size), -np.inf)
-        np.minimum.at(born, storage, begin[task] + first * each[task])
-        np.maximum.at(dies, storage, leaves)
-        born[inputs], dies[outputs] = -np.inf, np.inf
-        alive = np.flatnonzero(~persistent & ~found.lasting & (born < dies))
-        moment, change = np.concatenate([dies[alive], born[alive]]), np.concatenate([-size[alive], size[alive]])
-        most = np.cumsum(change[np.lexsort((change, moment))]).max(initial=0)
-        own = owned(graph)
-        return int(own[persistent].sum() + own[found.lasting].sum() + own[found.doubled].sum() + most)
 
     def delayed(self, places: Places) -> set[int]:
         """The tasks that run one step late."""

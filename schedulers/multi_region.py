@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice, permutations
-from typing import Any
 
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
@@ -48,64 +47,47 @@ class Priced:
 
 @dataclass(frozen=True)
 class RegionPlan:
-    """The best plan that fits. `candidates`: that plan alone, or all plans where a curve was asked for. `places`: the
-    assignment before any overlap was given back; `notes`: remarks for the user."""
+    """The best plan that fits. `places`: the assignment before any overlap was given back; `notes`: remarks for the
+    user; `within`: the same within a limit."""
 
     step: Step
-    regions: list[Region]
     places: Places
     chosen: Priced
     notes: tuple[str, ...]
-    candidates: tuple[Priced, ...]
+    within: Callable[[int | None], RegionPlan]
 
     @property
     def schedule(self) -> Schedule:
         return self.chosen.schedule
 
     @property
-    def smallest_limit(self) -> int:
-        """The smallest memory limit, in bytes, within which a candidate fits."""
-        return min(c.peak_bytes for c in self.candidates)
-
-    @property
-    def curve(self) -> list[Priced]:
-        """The candidates that no other beats in both time and memory, from the smallest peak to the shortest step."""
-        found: list[Priced] = []
-        for c in sorted(self.candidates, key=lambda c: (c.peak_bytes, c.makespan)):
-            if not found or c.makespan < found[-1].makespan:
-                found.append(c)
-        return found
+    def ordered(self) -> Ordered:
+        return Ordered(self.schedule, remarks=self.notes, within=lambda limit: self.within(limit).ordered)
 
 
 def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *,
                  crossing: bool = True, streams: int = 2) -> Schedule:
     """Weight gradients beside the regions where they gain most, on `main` and `sub`; `4W0@1` runs one step late.
 
-    `cost`: how long tasks take and how much pairs slow each other down (default: from flops and bytes, and not at all).
-    `crossing=False`: nothing crosses the iteration boundary. Raises MemoryLimitError, with the smallest limit that can
-    work, if no plan fits the machine's limit, and ValueError unless `streams` is 2.
+    `cost`: of tasks and of pairs (default: from flops and bytes, and none). `crossing`: whether they may cross the
+    boundary. Raises MemoryLimitError if no plan fits the machine's limit, and ValueError unless `streams` is 2.
     """
     return search(graph, cost, (machine or Machine()).memory_limit, crossing, streams).schedule
 
 
-def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2,
-            curve: bool = False) -> Ordered:
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2) -> Ordered:
     """Every weight gradient beside the region of the chain where it gains most, and updates as late as the next forward
     pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed). Everything on one stream if the simulator
     shows that this is best.
 
-    `crossing`: whether they may cross the iteration boundary. `streams`: the main one included. `curve`: also the
-    fastest plan for every memory limit.
+    `crossing`: whether they may cross the iteration boundary. `streams`: the main one included.
     """
-    found = search(graph, cost, machine.memory_limit, crossing, streams, curve)
-    notes: dict[str, Any] = {"curve": found.curve, "smallest_limit": found.smallest_limit} if curve else {}
-    return Ordered(found.schedule, notes, remarks=found.notes)
+    return search(graph, cost, machine.memory_limit, crossing, streams).ordered
 
 
 def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
-           streams: int = 2, curve: bool = False) -> RegionPlan:
-    """As `multi_region`, with everything that led to the schedule. `curve`: prices every level of given-back overlap,
-    even without a limit."""
+           streams: int = 2) -> RegionPlan:
+    """As `multi_region`, with everything that led to the schedule."""
     _check(memory_limit, crossing, streams)
     step = Step.of(replace(graph, launches=()), cost or CostModel.analytic())
     cut = regions(graph, step.chain, step.duration)
@@ -121,22 +103,25 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
         prompt = whole.order(now)
     step, places = _found(step, cut, crossing)
     trials = _trials(step, places, prompt, crossing)
-    fastest = _best(trials, lambda trial: True)
-    chosen = _best(trials, lambda trial: memory_limit is None or trial.fits(memory_limit))
-    if chosen is None or fastest is None:
-        least = _smallest(trials)
-        raise MemoryLimitError(f"no plan fits {memory_limit:,} bytes; the smallest limit that can work is "
-                               f"{least.peak_bytes:,} ({least.name})", least.peak_bytes)
-    if chosen is not fastest:
-        notes.append(f"overlap is given back to fit {memory_limit:,} bytes: the plan is {chosen.name}")
-    one, why = _one_stream(trials, chosen)
-    if why and (memory_limit is None or one.fits(memory_limit)):
-        chosen = one
-        notes.append(why)
-    elif chosen is fastest and chosen.name in OTHERS:
-        notes.append(f"the plan is {chosen.name}, which is as fast")
-    return RegionPlan(step, cut, places, chosen.priced, tuple(notes),
-                      tuple(t.priced for t in (trials if curve else [chosen])))
+    fastest = _best(trials)
+
+    def within(limit: int | None) -> RegionPlan:
+        chosen, said = _best(trials, limit), list(notes)
+        if chosen is None:
+            least = min((trial.priced for trial in trials), key=lambda priced: priced.peak_bytes)
+            raise MemoryLimitError(f"no plan fits {limit:,} bytes; the smallest limit that can work is "
+                                   f"{least.peak_bytes:,} ({least.name})", least.peak_bytes)
+        if chosen is not fastest:
+            said.append(f"overlap is given back to fit {limit:,} bytes: the plan is {chosen.name}")
+        one, why = _one_stream(trials, chosen)
+        if why and one.fits(limit):
+            chosen = one
+            said.append(why)
+        elif chosen is fastest and chosen.name in OTHERS:
+            said.append(f"the plan is {chosen.name}, which is as fast")
+        return RegionPlan(step, places, chosen.priced, tuple(said), within)
+
+    return within(memory_limit)
 
 
 def _found(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]:
@@ -168,8 +153,7 @@ OTHERS = ("multi_stream", "in_order")  #: the chosen plan is never slower than t
 
 @dataclass(eq=False)
 class Trial:
-    """A plan that may be chosen. `makespan` and `live`, a lower bound on its memory, are quickly known; `priced` takes
-    a hundred times as long."""
+    """A plan that may be chosen. `makespan` is quickly known; `priced`, with its memory, takes far longer."""
 
     step: Step
     name: str
@@ -178,10 +162,6 @@ class Trial:
 
     def __post_init__(self) -> None:
         self.makespan = self.step.makespan_of(self.order)
-
-    @cached_property
-    def live(self) -> int:
-        return self.step.live_bytes(self.order)
 
     @cached_property
     def schedule(self) -> Schedule:
@@ -208,8 +188,8 @@ class Trial:
     def streams(self) -> int:
         return sum(map(bool, self.order.lanes.values()))
 
-    def fits(self, limit: int) -> bool:
-        return self.live <= limit and self.priced.peak_bytes <= limit
+    def fits(self, limit: int | None) -> bool:
+        return limit is None or self.priced.peak_bytes <= limit
 
 
 def _trials(step: Step, places: Places, prompt: Order | None, crossing: bool) -> list[Trial]:
@@ -230,14 +210,14 @@ def _trials(step: Step, places: Places, prompt: Order | None, crossing: bool) ->
     return [t for t in (Trial(step, name, order) for name, order in orders.items()) if t.makespan < math.inf]
 
 
-def _best(trials: Iterable[Trial], fits: Callable[[Trial], bool]) -> Trial | None:
+def _best(trials: Iterable[Trial], limit: int | None = None) -> Trial | None:
     """The fastest plan that fits, as plans are rated; or one that needs less memory and is at most LEAST slower, but
     not slower than any of the OTHERS."""
     left = sorted(trials, key=lambda t: t.rated)
     while left:
         bar = min(left[0].rated * (1 + LEAST), *(t.rated for t in left if t.name in OTHERS), float("inf"))
-        pick = min((t for t in left if t.rated <= bar), key=lambda t: t.live)
-        if fits(pick):
+        pick = min((t for t in left if t.rated <= bar), key=lambda t: t.priced.peak_bytes)
+        if pick.fits(limit):
             return pick
         left.remove(pick)
     return None
@@ -250,15 +230,6 @@ def _one_stream(trials: Sequence[Trial], chosen: Trial) -> tuple[Trial, str]:
     two = chosen if chosen.streams > 1 else min((t for t in trials if t.streams > 1), key=lambda t: t.makespan,
                                                 default=one)
     return one, why_one(two.program.graph, two.program.schedule, one.step.cost)
-
-
-def _smallest(trials: Iterable[Trial]) -> Priced:
-    least: Priced | None = None
-    for trial in sorted(trials, key=lambda t: t.live):
-        if least is None or trial.live < least.peak_bytes:
-            least = min(least or trial.priced, trial.priced, key=lambda c: c.peak_bytes)
-    assert least is not None, "in_order is always there"
-    return least
 
 
 # ----------------------------------------------------------------------------------------------------------- assignment

@@ -17,7 +17,8 @@ from ..system.loading import place_of
 
 @dataclass(frozen=True)
 class Ordered:
-    """A schedule, and `notes` and `remarks` for the plan.
+    """A schedule, and `notes` and `remarks` for the plan. `within`: the policy's result within a smaller limit, for one
+    that keeps what it has found; it raises MemoryLimitError.
 
     For a pipeline: `placement`, if the policy chooses one. For a stale policy: `versions`, the weight version that each
     entry reads, and `steady`, its time per mini-batch in steady state. For a synthetic pipeline whose tasks are not
@@ -33,6 +34,7 @@ class Ordered:
     cost: CostModel | None = None
     slices: int = 1
     remarks: tuple[str, ...] = ()
+    within: Callable[[int], Ordered] | None = None
 
 
 def as_ordered(made: Any, scheduler: str, function: Callable[..., Any]) -> Ordered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,8 +21,8 @@ from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel, most_streams
 from ..system.loading import line_of
 from . import away
+from .curve import Level, fastest
 from .data_parallel import Policy as OnAllRanks
-from .fitted import fastest
 from .kept import dropped_by, planned
 from .layer_times import with_communication
 from .ordered import Ordered, as_ordered, taken
@@ -48,7 +48,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     `shard`: what data-parallel ranks, or the replicas of a pipeline, share out: 1 the optimizer's states, 2 gradients
     as well, 3 parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations,
     states or all, the memory that leaves (`minidl.schedulers.away`); auto, with `recompute="auto"`: the fastest of all
-    these, and of shards if `shard` is 0, within the machine's limit (`minidl.schedulers.fitted`).
+    these, and of shards if `shard` is 0, within the machine's limit (`minidl.schedulers.curve`).
     `options`: the policy's. For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
     says more than an order (which weights a task reads, where slices begin).
 
@@ -67,7 +67,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     if not isinstance(policy, str | Schedule | Scheduler) and not callable(policy):
         raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
 
-    def made(dropped: Collection[int], limit: int | None, level: Shards | int | str = shard) -> Plan:
+    def made(dropped: Collection[int], limit: int | None, level: Level = shard) -> Plan:
         def whole(parts: Parts, limit: int | None) -> Plan:
             chosen = find(policy, "pipeline" if given else None) if isinstance(policy, str) else policy
             order, plain = away.apart(chosen)
@@ -87,10 +87,10 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             if recompute != "auto":
                 raise PlanError("offload auto goes with recompute auto")
             chosen = find(policy, "pipeline" if given else None) if isinstance(policy, str) else policy
-            alike = {"data": machine.ranks, "pipeline": machine.replicas}  # ranks that could share out
-            shared = not shard and isinstance(chosen, Scheduler) and alike.get(chosen.parallel, 1) > 1
             if not isinstance(getattr(chosen, "function", chosen), Schedule):
-                return fastest(graph, cost, machine.memory_limit, range(4) if shared else (shard,), made)
+                return fastest(graph, cost, machine.memory_limit, levels(chosen, machine, shard),
+                               lambda how, cap, level: planned(graph, cost, cap, how, lambda units, limit: made(
+                                   units, limit, level)))
         return planned(graph, cost, machine.memory_limit, recompute, made)
     except (*UNCLEAR, ValueError) as error:
         if isinstance(error, ValueError) and type(error) is not ValueError:
@@ -103,6 +103,12 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         raise (PipelineError if given else PlanError)(
             f"scheduler {_name(policy)} cannot plan this {'pipeline' if given else 'graph'} on {machine.size} ranks"
             f"{told}: {why}: {error}{f' ({where})' if where else ''}") from error
+
+
+def levels(policy: Any, machine: Machine, shard: Level) -> Sequence[Level]:
+    """The shards to try: those that the user wants, else all if there are ranks that could share out, 0 first."""
+    alike = {"data": machine.ranks, "pipeline": machine.replicas}
+    return range(4) if not shard and alike.get(getattr(policy, "parallel", ""), 1) > 1 else (shard,)
 
 
 def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping[str, Any],
@@ -196,15 +202,20 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
     notes = {} if sums is None else sums_notes(sums)
     if not chosen.own and not chosen.exact:
         notes |= policy_notes(chosen.name, options)
-    schedule = found.schedule if order is None else order
-    schedule = replace(schedule, notes=notes) if notes else schedule
-    draft = through(AFTER_THE_ORDER, replace(draft, schedule=schedule, planned=Plan), {"shard": shard or 0})
-    remarks = found.remarks
-    if shard:
-        cost = costs(draft, cost)
-        remarks += searched(draft, shard)
-    return Plan(name, draft.graph, draft.order, cost, machine.size, machine.memory_limit,
-                {**options, **found.notes}, remarks)
+
+    def whole(found: Ordered, limit: int | None) -> Plan:
+        schedule = found.schedule if order is None else order
+        schedule = replace(schedule, notes=notes) if notes else schedule
+        made, price, remarks = replace(draft, schedule=schedule, planned=Plan), cost, found.remarks
+        made = through(AFTER_THE_ORDER, made, {"shard": shard or 0})
+        if shard:
+            price = costs(made, cost)
+            remarks += searched(made, shard)
+        less = found.within
+        return Plan(name, made.graph, made.order, price, machine.size, limit, {**options, **found.notes}, remarks,
+                    less and (lambda limit: whole(less(limit), limit).divided()))
+
+    return whole(found, machine.memory_limit)
 
 
 def _asked_by(schedule: Schedule) -> dict[str, Any]:

@@ -118,8 +118,8 @@ for shard in (0, 1, 3):
 # One curve. Each of these plans is a point: its peak and its time. The points that no other plan beats in both make the
 # curve. Every other plan wastes memory or time.
 
-points = curve(graph, ml.CostModel.analytic(), ["in_order"], lambda policy, recompute, limit: ml.plan(
-    graph, policy, machine=ml.Machine(memory_limit=limit), recompute=recompute))
+points = curve(graph, ml.CostModel.analytic(), lambda recompute, limit, shard: ml.plan(
+    graph, "in_order", machine=ml.Machine(memory_limit=limit), recompute=recompute))
 print("\nthe curve")
 for point in points:
     print(f"{point.peak:10,} bytes   {point.plan.step:7.1f} us   {point.choice}")

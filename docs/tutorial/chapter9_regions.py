@@ -6,11 +6,13 @@ Chapter 5 put weight gradients on a second stream as soon as they were ready. He
 and let some of them wait until the next iteration.
 """
 
+from contextlib import suppress
 from dataclasses import replace
 
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
 from minidl.passes.boundary import late_tasks
+from minidl.plans.memory import MemoryLimitError
 from minidl.plans.program import lower
 from minidl.pricing.corun import CoRun
 from minidl.runtime.executors import executor
@@ -107,8 +109,11 @@ assert price(schedulers.multi_stream(graph, cost=shared), shared) == price(sched
 # ---------------------------------------------------------------------------------------------------------------------
 # Waiting costs memory: the inputs of a late task stay alive. Under a limit the scheduler gives up some overlap.
 
-for candidate in ml.plan(graph, "multi_region", cost, curve=True).notes["curve"]:
-    print(f"{candidate.peak_bytes:12,} bytes   {candidate.makespan:5.1f}")
+plan = ml.plan(graph, "multi_region", cost)
+with suppress(MemoryLimitError):
+    while True:
+        print(f"{plan.peak_bytes[0]:12,} bytes   {plan.step:5.1f}")
+        plan = plan.within(plan.peak_bytes[0] - 1)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -9,8 +9,10 @@ from typing import Any
 from .. import schedulers
 from ..core.draw import curve_svg
 from ..core.machine import Machine
+from ..core.placement import Refused
 from ..plans.plan import Plan
 from ..schedulers.curve import Point, curve
+from ..schedulers.planner import levels
 from ..system.files import write_atomic
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
@@ -21,7 +23,7 @@ from .inputs import costs, named, recorded_step, scheduler_of
 
 #: flags of --curve's command that a point's own command has in another way, or not: name -> whether it has a value
 OTHERWISE = {"--curve": False, "--json": False, "--html": True, "--svg": True, "--scheduler": True, "--recompute": True,
-             "--offload": True}
+             "--offload": True, "--shard": True}
 
 
 def show_curve(arguments: Any) -> int:
@@ -29,21 +31,25 @@ def show_curve(arguments: Any) -> int:
     for flag in ("--memory-limit", "--recompute", "--offload"):
         if flag in arguments.given:
             raise UsageError(f"--curve tries every {flag}; leave it out")
-    scheduler_of(arguments)
     names = [name for name in named(arguments) if scheduler_of(arguments, name)]
     recorded, cost, options = (
         data_parallel.network(arguments) if arguments.subject == "r" else pipeline.network(arguments)
         if arguments.subject == "c" else (alone := recorded_step(job(arguments)), costs(arguments, alone), {}))
     machine = options.pop("machine", None) or Machine()
-    usual = recorded.job
+    usual, points = recorded.job, list[Point]()
 
-    def make(policy: str, recompute: str, limit: int | None) -> Plan:
-        recorded.job = replace(usual, scheduler=policy, recompute=recompute)
-        told = options if policy == arguments.scheduler else {}
-        return recorded.plan(cost, replace(machine, memory_limit=limit), **told)
+    def make(recompute: str, limit: int | None, shard: Any) -> Plan:
+        recorded.job = replace(usual, scheduler=name, recompute=recompute, shard=shard)
+        return recorded.plan(cost, replace(machine, memory_limit=limit), **options)
 
-    with show.progress("planning", 1.0) as done:
-        points = curve(recorded.graph, cost, names, make, done)
+    for name in names:
+        shards = levels(scheduler_of(arguments, name), machine, usual.shard)
+        try:
+            with show.progress(f"planning {name}", 1.0) as done:
+                points = curve(recorded.graph, cost, make, shards, points, done)
+        except Refused:
+            if not points and name == names[-1]:
+                raise
     record = {"smallest_limit": points[0].peak, "curve": [_row(arguments, point) for point in points]}
     if arguments.svg:
         write_atomic(arguments.svg, curve_svg([
@@ -63,8 +69,9 @@ def show_curve(arguments: Any) -> int:
 def _row(arguments: Any, point: Point) -> dict[str, Any]:
     known = point.plan.as_json()
     return {"step_ms": known["predicted_step_ms"], "peak_bytes": point.peak,
-            "activation_peak_bytes": known["activation_peak_bytes"], "choice": point.choice, "scheduler": point.policy,
-            "recompute": point.recompute, "offload": point.offload, "memory_limit": point.limit,
+            "activation_peak_bytes": known["activation_peak_bytes"], "choice": point.choice,
+            "scheduler": point.plan.scheduler, "recompute": point.recompute, "offload": point.offload,
+            "shard": str(point.shard), "memory_limit": point.limit,
             "command": _command(arguments, point)}
 
 
@@ -80,8 +87,9 @@ def _command(arguments: Any, point: Point) -> str:
             next(words, None)
     limit = [] if point.limit is None else ["--memory-limit", str(point.limit)]
     if point.plan.cost.corun is not None and arguments.pairs is None and "streams" in schedulers.find(
-            point.policy).options and arguments.subject == "s" and arguments.costs in ("measured", "analytic"):
+            point.plan.scheduler).options and arguments.subject == "s" and arguments.costs in ("measured", "analytic"):
         kept += ["--pairs", "measured" if arguments.costs == "measured" else "estimated"]
     away = [] if point.offload == "none" else ["--offload", point.offload]
-    return shlex.join([*kept, "--scheduler", point.policy, "--recompute", point.recompute, *away, *limit,
-                       "--save", "plan.csv"])
+    shared = ["--shard", str(point.shard)] if point.shard else []
+    return shlex.join([*kept, "--scheduler", point.plan.scheduler, "--recompute", point.recompute, *away, *shared,
+                       *limit, "--save", "plan.csv"])

@@ -302,7 +302,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               help="write costs and pairs to a file for --costs"),
         "--curve": _flag("plan:src", action="store_true",
                          help="print the plans that no other one beats in both predicted step and planned peak, over "
-                              "kept activations and policies (of one device all, or --scheduler)"),
+                              "all that --memory-limit searches and policies (of one device all, or --scheduler)"),
     },
     "run": {
         "--steps": _flag(RUN, type=whole(1), metavar="N", help="train for N steps"),

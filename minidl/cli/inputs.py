@@ -34,10 +34,11 @@ def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Schedule
 
 
 def named(arguments: Any) -> list[str]:
-    """The names of the schedulers of a command."""
+    """The names of the schedulers of a command: all for a curve or a memory limit alone, unless it says one."""
     if arguments.command == "compare":
         return [name.strip() for name in arguments.schedulers.split(",")]
-    every = getattr(arguments, "curve", False) and arguments.subject == "s" and "--scheduler" not in arguments.given
+    every = arguments.command == "plan" and (arguments.curve or arguments.offload == "auto") and (
+        arguments.subject == "s" and not {"--scheduler", "--scheduler-arg"} & arguments.given)
     return schedulers.names("none", exact=True) if every else [arguments.scheduler]
 
 

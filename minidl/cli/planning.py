@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from .. import schedulers
 from ..core.draw import timeline_svg
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
+from ..core.placement import Refused
 from ..core.schedule import ScheduleError
 from ..core.tasks import parse_task, repack, task_name
 from ..plans.memory import MemoryLimitError
@@ -28,7 +29,10 @@ from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from .beside import beside
 from .flags import job
-from .inputs import collective, costs, recorded_step, scheduler_of
+from .inputs import collective, costs, named, recorded_step, scheduler_of
+
+if TYPE_CHECKING:
+    from ..training.recorded import Recorded
 
 
 def planned(arguments: Any) -> Plan:
@@ -39,7 +43,24 @@ def planned(arguments: Any) -> Plan:
         return pipeline.planned(arguments)
     scheduler_of(arguments)
     recorded = recorded_step(job(arguments))
-    return recorded.plan(costs(arguments, recorded))
+    cost, names = costs(arguments, recorded), named(arguments)
+    return recorded.plan(cost) if len(names) == 1 else _fastest(recorded, cost, names)
+
+
+def _fastest(recorded: Recorded, cost: CostModel, names: Sequence[str]) -> Plan:
+    """The fastest plan within the job's memory limit by any of these schedulers. Raises MemoryLimitError."""
+    found, least, usual = list[Plan](), list[int](), recorded.job
+    for name in names:
+        recorded.job = replace(usual, scheduler=name)
+        try:
+            found.append(recorded.plan(cost))
+        except (MemoryLimitError, Refused) as error:
+            least += [error.least or 0] if isinstance(error, MemoryLimitError) else []
+    if not found:
+        raise MemoryLimitError(f"no plan fits the limit of {usual.memory_limit:,} bytes; the least that can be had is "
+                               f"{min(least):,}", min(least))
+    best = min(found, key=lambda plan: plan.step)
+    return best.with_known(remarks=(*best.remarks, f"of {', '.join(names)}, {best.scheduler} is the fastest predicted"))
 
 
 @paused

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 import numpy as np
 
@@ -70,10 +69,11 @@ def offload(draft: Draft, moves: Moves) -> Draft:
         beside = late.any() and moves.what == "states"
         why = "updates beside the next step" if beside else f"has no {kept} that could be away for a task or more"
         raise Refused(WHAT, f"{draft.name} {why}", "leave --offload out")
-    e = draft.edit()
-    on = draft.graph.buffer_storage
+    e, buffers = draft.edit(), [list[int]() for _ in draft.graph.storages]
+    for b, s in enumerate(draft.graph.buffer_storage.tolist()):
+        buffers[s].append(b)
     copies = [copy for item in found for copy in (_state if item.made in item.readers else _activation)(
-        e, item, np.flatnonzero(np.isin(on, item.storages)).tolist())]
+        e, item, sorted(b for s in item.storages for b in buffers[s]))]
     for _, task, lane in sorted(copies, key=lambda copy: copy[:2]):
         e.own_lane(lane, task)
     made = e.draft
@@ -95,50 +95,49 @@ def _in_time(graph: TaskGraph, order: Schedule, plain: Schedule, late: Ints) -> 
 def _items(draft: Draft, moves: Moves, late: set[int]) -> Iterator[Item]:
     """The storages that can leave. `late`: tasks that run in the next step, whose storages stay."""
     graph, order = draft.graph, draft.order
-    ids, action = order.ids(graph).tolist(), order.actions()[0].tolist()
-    place = dict[int, tuple[list[int], int]]()  # task -> the first tasks of the actions of its lane, and its action
-    for a, b in pairwise(order.ptr.tolist()):
-        firsts = list[int]()
-        for entry in range(a, b):
-            if graph.kind[ids[entry]] in COMPUTE and ids[entry] not in late:
-                if not (firsts and action[entry] == action[entry - 1]):
-                    firsts.append(ids[entry])
-                place[ids[entry]] = firsts, len(firsts) - 1
-    busy = {id(firsts): np.zeros(len(firsts) + 1) for firsts, _ in place.values()}
-    for t, (firsts, i) in place.items():
-        busy[id(firsts)][i + 1] += np.nan_to_num(draft.time[t])
-    busy = {firsts: np.cumsum(times) for firsts, times in busy.items()}
+    ids, action, time = order.ids(graph), order.actions()[0].tolist(), np.nan_to_num(draft.time).tolist()
+    works = np.flatnonzero(np.isin(graph.kind[ids], COMPUTE) & ~np.isin(ids, [*late]))
+    # task -> the first tasks of the actions of its lane, the time until each and after the last, and its action
+    place = dict[int, tuple[list[int], list[float], int]]()
+    for entries in np.split(works, np.searchsorted(works, order.ptr[1:-1])):
+        firsts, times = list[int](), [0.0]
+        for entry, task in zip(entries.tolist(), ids[entries].tolist(), strict=True):
+            if not (firsts and action[entry] == action[entry - 1]):
+                firsts.append(task)
+                times.append(times[-1])
+            times[-1] += time[task]
+            place[task] = firsts, times, len(firsts) - 1
 
     def away(made: int, read: int) -> tuple[int | None, int | None, float]:
         """(the task that waits for D, the one for which H waits, the time between them in the lane of the first)."""
-        (tasks, i), (others, j) = place[made], place[read]
+        (tasks, times, i), (others, theirs, j) = place[made], place[read]
         gone, back = i + 1 + moves.window, j - 1 - moves.window
-        times, end = busy[id(tasks)], gone
+        end = gone
         if made >= read:  # from one step to the next
-            life = times[-1] - times[min(gone, len(tasks))] + busy[id(others)][max(back + 1, 0)]
+            life = times[-1] - times[min(gone, len(tasks))] + theirs[max(back + 1, 0)]
         else:
             while back >= 0 and end < len(tasks) and tasks[end] <= others[back]:
                 end += 1
             life = times[end] - times[gone] if end > gone else 0.0
-        return tasks[gone] if gone < len(tasks) else None, others[back] if back >= 0 else None, float(life)
+        return tasks[gone] if gone < len(tasks) else None, others[back] if back >= 0 else None, life
 
     storage, outputs = graph.buffer_storage, {view.storage for view in (*graph.inputs, *graph.outputs)}
     writers = [set[int]() for _ in graph.storages]
     for t, b in zip(graph.writes.row_of_each().tolist(), storage[graph.writes.ids].tolist(), strict=True):
         writers[b].add(t)
-    rank, groups = order.rank_of_tasks(graph), dict[tuple[int, ...], list[tuple[int, list[int], list[int]]]]()
+    rank, groups = order.rank_of_tasks(graph).tolist(), dict[tuple[int, ...], list[tuple[int, list[int], list[int]]]]()
+    forward, unit, micro_batch = (a.tolist() for a in (np.isin(graph.kind, (Kind.F, *SENDS)), graph.unit,
+                                                       graph.micro_batch))
     for s, spec in enumerate(graph.storages):
         users = graph.storage_users[s].tolist()
-        if s in outputs or not writers[s] or late & {*users} or len({*rank[users].tolist()}) > 1:
+        if s in outputs or not writers[s] or not late.isdisjoint(users) or len({rank[t] for t in users}) > 1:
             continue
         if spec.role == Role.STATE and moves.what != "activations":
             if len(users) == 1 and graph.kind[users[0]] == Kind.U:
                 groups.setdefault((users[0],), []).append((s, users, users))
         elif spec.role == Role.ACTIVATION and moves.what != "states":
-            forward = np.isin(graph.kind[users], (Kind.F, *SENDS)).tolist()
-            early, readers = ([t for t, is_forward in zip(users, forward, strict=True) if is_forward == wanted]
-                              for wanted in (True, False))
-            makers = {(int(graph.unit[t]), int(graph.micro_batch[t])) for t in writers[s]}
+            early, readers = ([t for t in users if forward[t] == wanted] for wanted in (True, False))
+            makers = {(unit[t], micro_batch[t]) for t in writers[s]}
             if early and readers and {*early} >= writers[s] and len(makers) == 1 and early[-1] < readers[0]:
                 groups.setdefault(next(iter(makers)), []).append((s, [*writers[s]], readers))
     for own in groups.values():
@@ -146,7 +145,7 @@ def _items(draft: Draft, moves: Moves, late: set[int]) -> Iterator[Item]:
         readers = sorted({t for _, _, readers in own for t in readers})
         gone, back, life = away(made, readers[0])
         if life > 0:
-            yield Item([s for s, _, _ in own], int(rank[made]), made, readers, gone, back, life)
+            yield Item([s for s, _, _ in own], rank[made], made, readers, gone, back, life)
 
 
 def _activation(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane]]:

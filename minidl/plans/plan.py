@@ -6,7 +6,7 @@ plan knows no device, and only the name of its policy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -34,7 +34,8 @@ class Plan:
 
     `ranks`: the number of processes, all replicas included. The schedule is one replica's (`minidl.rank_grid`): for as
     many ranks, for one if all are alike (data-parallel), or between. `limit`: the most bytes per rank.
-    `notes`: the policy's options and findings. `remarks`: facts that a person should know, a line each.
+    `notes`: the policy's options and findings. `remarks`: facts that a person should know, a line each. `within`: the
+    policy's plan within a smaller limit, if it keeps what it has found.
     """
 
     scheduler: str
@@ -45,6 +46,7 @@ class Plan:
     limit: int | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
+    within: Callable[[int], Plan] | None = None
 
     def __repr__(self) -> str:
         """`<Plan zb_h1: 96 tasks on 4 ranks, a step of 27>`."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -24,8 +26,8 @@ from minidl.pricing.simulation import Clock, Lanes
 from minidl.runtime.checking import random_schedule
 from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.give_back import given_back
-from minidl.schedulers.movable import Place, Step
-from minidl.schedulers.multi_region import LEAST, search
+from minidl.schedulers.movable import Step
+from minidl.schedulers.multi_region import LEAST, Priced, search
 from minidl.schedulers.regions import regions
 from minidl.schedulers.single import MARGIN
 
@@ -213,10 +215,19 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
     assert search(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
 
 
+def levels(graph: TaskGraph, cost: ml.CostModel) -> Iterator[Priced]:
+    """The plans from the fastest one to the one that needs least memory."""
+    found = search(graph, cost)
+    with suppress(MemoryLimitError):
+        while True:
+            yield found.chosen
+            found = found.within(found.chosen.peak_bytes - 1)
+
+
 @pytest.mark.slow
 def test_the_smallest_limit_that_can_work_is_named() -> None:
     graph, cost = network(5), random_costs(1, 5)
-    least = search(graph, cost, curve=True).smallest_limit
+    *_, least = (found.peak_bytes for found in levels(graph, cost))
     assert least <= lower(graph, schedulers.in_order(graph)).peak_bytes
     assert lower(graph, schedulers.multi_region(graph, cost, ml.Machine(memory_limit=least))).peak_bytes <= least
     with pytest.raises(MemoryLimitError, match=f"the smallest limit that can work is {least:,}"):
@@ -227,35 +238,11 @@ def test_the_smallest_limit_that_can_work_is_named() -> None:
 def test_the_curve_falls() -> None:
     graph = network(5)
     cost = ml.CostModel.given(1, 1, 3)
-    curve = search(graph, cost, curve=True).curve
-    assert len(curve) > 1
-    assert all(a.peak_bytes < b.peak_bytes and a.makespan > b.makespan for a, b in itertools.pairwise(curve))
-    for c in curve:
+    found = [*levels(graph, cost)]
+    assert len(found) > 1
+    assert all(a.peak_bytes > b.peak_bytes and a.makespan < b.makespan for a, b in itertools.pairwise(found))
+    for c in found:
         assert search(graph, cost, memory_limit=c.peak_bytes).chosen.makespan <= c.makespan * (1 + 1e-9)
-
-
-@given(st.data())
-@settings(max_examples=drawn(30), deadline=None)
-def test_no_memory_plan_takes_less_than_what_is_alive_at_once(data: Any) -> None:
-    layers = data.draw(st.integers(1, 6))
-    graph = network(layers, nbytes=data.draw(st.sampled_from([1, 256, 1000])))
-    step = Step.of(graph, random_costs(data.draw(st.integers(0, 99)), layers))
-    places: dict[int, Place] = {}
-    for i in range(len(step.items)):
-        first, last = step.bounds(places, i, True)
-        places[i] = step.place(data.draw(st.sampled_from(["main", "sub"])), data.draw(st.integers(first, last)))
-    order = step.order(places)
-    if step.makespan_of(order) < float("inf"):
-        assert step.live_bytes(order) <= lower(graph, step.schedule_of(order)).peak_bytes
-
-
-@pytest.mark.parametrize("layers", [1, 3, 6])
-def test_a_memory_plan_of_one_stream_takes_little_more_than_what_is_alive_at_once(layers: int) -> None:
-    graph = network(layers, nbytes=256)
-    step = Step.of(graph, random_costs(0, layers))
-    order = step.order({})
-    peak = lower(graph, step.schedule_of(order)).peak_bytes
-    assert 0.9 * peak < step.live_bytes(order) <= peak
 
 
 @pytest.mark.wide

@@ -1,0 +1,49 @@
+"""The curve and a memory limit search the same plans: each peak of the curve, as a limit, gives a plan that is as fast,
+and the least limit that is told is the smallest peak."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from command_line import run, run_json
+
+MLP = ["--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic", "--batch-size", "8"]
+RANKS = [*MLP, "--parallel", "data", "--ranks", "2"]
+STAGES = [*MLP, "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4"]
+
+
+def network(name: str) -> list[str]:
+    return ["--model", name, "--model-arg", "preset=tiny", "--costs", "analytic", "--optimizer", "adam"]
+
+
+@pytest.mark.parametrize("flags", [
+    MLP, [*MLP, "--optimizer", "adam", "--scheduler", "in_order"], [*MLP, "--scheduler", "multi_stream"],
+    [*STAGES, "--scheduler", "zb_h1"],
+    *(pytest.param(flags, marks=pytest.mark.wide) for flags in (
+        [*MLP, "--optimizer", "adam"], [*RANKS, "--scheduler", "barrier"], [*RANKS, "--scheduler", "priority"],
+        [*RANKS, "--scheduler", "barrier", "--shard", "3"],
+        [*STAGES, "--micro-batches", "2", "--replicas", "2", "--scheduler", "gpipe"])),
+    *(pytest.param([*network(name), "--scheduler", policy], marks=pytest.mark.slow) for name, policy in (
+        ("lenet", "multi_region"), ("resnet20", "in_order"), ("gpt", "multi_stream"), ("densenet121", "in_order")))],
+    ids=" ".join)
+def test_each_point_of_the_curve_can_be_had_by_a_limit(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    _, record = run_json(capsys, "plan", *flags, "--curve")
+    for point in record["curve"]:
+        code, made = run_json(capsys, "plan", *flags, "--memory-limit", str(point["peak_bytes"]))
+        assert code == 0
+        assert made["peak_bytes"] <= point["peak_bytes"]
+        assert made["predicted_step_ms"] <= point["step_ms"]
+    code, _, err = run(capsys, "plan", *flags, "--memory-limit", "100")
+    assert code == 2
+    least = re.search(r"the least that can be had is ([\d,]+)$", err.strip())
+    assert least is not None
+    assert int(least[1].replace(",", "")) == record["smallest_limit"]
+
+
+def test_the_fastest_of_all_policies_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    found = run_json(capsys, "plan", *MLP, "--memory-limit", "17500")[1]
+    named = run_json(capsys, "plan", *MLP, "--memory-limit", "17500", "--scheduler", "in_order")[1]
+    assert found["predicted_step_ms"] < named["predicted_step_ms"]
+    assert "is the fastest predicted" in found["remarks"][-1]
+    assert "of in_order, multi_stream, multi_region, " in found["remarks"][-1]
