@@ -378,8 +378,11 @@ Predictions of two lanes take tasks as if they ran alone. One timeline each, mea
 0.25, batch 32, 16 %, since its tasks last 19 % longer, weight gradients 39 %; the GRU 3 %. Waits add less.
 
 ResNet-18 took 0.69 and 0.70 of torch's time in two runs; before its convolutions of small images skipped the padding,
-it took 0.99 to 1.08. Steps of DenseNet-121 take 54 ms, as predicted, or 95, in runs as well as from run to run: three
-more took 0.45, 0.66 and 0.72 of torch's time, and one with the loops before 0.67.""", {
+it took 0.99 to 1.08. Steps of DenseNet-121 on two lanes take 54 ms, as predicted, or 97. In between, the host of this
+virtual machine has moved its two cores to caches of their own: a hand-over between them takes 0.27 us then, not 0.08,
+and a KB from the other core 0.06 us to read, not 0.006, and 0.35 us to overwrite, not 0.07. The tasks that mostly move
+data take 2 to 6 times as long, and predictions, which take cores as they were measured, do not say so. `train` and
+`compare` name it as a reason. Three more runs beside torch took 0.45, 0.66 and 0.72 of its time.""", {
     "wide": wide, "wide_torch": wide_torch, "cores": cores, "wide_scaling": wide_scaling}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is

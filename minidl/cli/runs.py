@@ -17,6 +17,7 @@ from ..autograd.tape import use
 from ..core.timeline import Timeline
 from ..data import DataError
 from ..devices import device as devices
+from ..measuring.lanes import lane_cores, measure_hand_over
 from ..optim.rates import Rate
 from ..runtime.version_log import VersionRead, as_lines
 from ..system import interrupts
@@ -27,7 +28,7 @@ from ..training.keeper import Keeper
 from ..training.metrics import Metrics
 from ..training.recorded import Recorded
 from ..training.trainer import Trainer
-from ..views.diagnosis import Diagnosis, Surroundings, of_run
+from ..views.diagnosis import Diagnosis, Surroundings, lanes, of_run
 from ..views.page import Shown
 from . import show
 from .flags import UsageError
@@ -255,9 +256,11 @@ def run_record(task: Job, trainer: Trainer, test: Mapping[str, float] | None = N
 
 def surroundings(trainer: Trainer) -> Surroundings:
     """The surroundings of a run."""
-    step, communicator = trainer.step_ms(), trainer.communicator
+    step, communicator, plan = trainer.step_ms(), trainer.communicator, trainer.plan
+    streams = trainer.job.device == "cpu" and communicator is None and lanes(plan) > 1
     threads = 1 if communicator is None or communicator.own_process else communicator.size
-    return Surroundings(trainer.others, len(os.sched_getaffinity(0)), step["median"], step["p10"], step["p90"], threads)
+    return Surroundings(trainer.others, len(os.sched_getaffinity(0)), step["median"], step["p10"], step["p90"], threads,
+                        measure_hand_over(trainer.recorded.device, lane_cores())[0] if streams else 0.0)
 
 
 def said(metric: str, value: float) -> str:

@@ -18,13 +18,15 @@ from ..plans.plan import PipelinePlan, Plan
 FITS = 0.05  #: a prediction fits if it differs by at most this share
 BALANCE = 2.0  #: flops per byte below which a core waits for memory, as in CostModel.analytic
 LOADED = 0.03  #: other work is a reason from this share of the cores on
+APART = 2.0  #: cores are apart if a hand-over takes so many times as long as when costs were measured
 UNEVEN = 1.5  #: steps are uneven if the slowest tenth takes so many times the fastest
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """The surroundings of a run. `others`: how many cores other processes used meanwhile; `cores`: how many it may use;
-    `ranks`: how many run as threads of its process. `median`, `p10`, `p90`: the times of its steps, in milliseconds."""
+    `ranks`: how many run as threads of its process. `median`, `p10`, `p90`: the times of its steps, in milliseconds.
+    `hand_over`: microseconds from a task to one on another core, measured after it; 0 if only one core is used."""
 
     others: float
     cores: int
@@ -32,6 +34,7 @@ class Surroundings:
     p10: float
     p90: float
     ranks: int = 1
+    hand_over: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -103,6 +106,10 @@ def _machine(plan: Plan, around: Surroundings) -> Iterable[tuple[str, str]]:
     if threads > around.cores:
         what = (f"{around.ranks} ranks as threads" if around.ranks > 1 else f"{threads} streams")
         yield f"{what} on {cores}", "Take at most as many streams and ranks as there are cores."
+    if plan.cost.sync and around.hand_over >= APART * plan.cost.sync:
+        yield (f"handing a task to another core took {around.hand_over:.2f} us after the run, and {plan.cost.sync:.2f} "
+               f"when costs were measured: the host of a virtual machine may have moved its cores to other caches",
+               "Run it again: two streams gain most while their cores share a cache.")
     if around.p90 > UNEVEN * around.p10:
         yield (f"steps take {around.p10:.3f} to {around.p90:.3f} ms (p10 to p90)",
                "Uneven steps are a sign of other work on the machine; give more --steps, and compare medians.")

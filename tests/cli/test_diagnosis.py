@@ -9,11 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from minidl.cli import main
+from minidl.cli import main, runs
 from minidl.core.machine import Machine
 from minidl.pricing.cost import CostModel, Cross, Link
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
+from minidl.training.trainer import Trainer
 from minidl.views.diagnosis import Surroundings, lanes, of_run, of_speedup
 
 CALM = Surroundings(others=0.1, cores=4, median=99.0, p10=1.0, p90=1.1)
@@ -53,6 +54,11 @@ def test_each_reason_holds_only_where_it_does(plans):
     assert "2 streams on 1 core;" in said(of_run(plan, replace(CALM, cores=1))) + ";"
     assert "streams on" not in said(of_run(plan, CALM))
     assert "3 ranks as threads on 2 cores" in said(of_run(base, replace(CALM, cores=2, ranks=3)))
+    apart = "handing a task to another core took 10.00 us after the run, and 5.00 when costs were measured"
+    assert apart in said(of_run(plan, replace(CALM, hand_over=10.0)))
+    assert apart in said(of_speedup(base, plan, CALM, replace(CALM, hand_over=10.0, median=200.0)))
+    assert "another core" not in said(of_run(plan, replace(CALM, hand_over=9.9)))
+    assert "another core" not in said(of_run(plan, CALM))
     assert "steps take 1.000 to 2.000 ms" in said(of_run(plan, replace(CALM, p90=2.0)))
     assert "tasks last 30 us, and handing one to another stream takes 65 us" in said(of_run(plan, CALM))
     assert "tasks last" not in said(of_run(base, CALM)), "one stream hands nothing over"
@@ -64,6 +70,17 @@ def test_each_reason_holds_only_where_it_does(plans):
     assert "crossing" not in said(of_run(replace(base, cost=assumed), CALM))
     analytic = replace(plan, cost=CostModel.analytic())
     assert "computed from flops and bytes" in said(of_run(analytic, CALM))
+
+
+def test_cores_are_asked_again_after_a_run_on_two_streams(monkeypatch):
+    asked = []
+    monkeypatch.setattr(runs, "measure_hand_over", lambda device, cores: (asked.append(cores) or 0.25, 0.0))
+    for scheduler, hand_over in (("in_order", 0.0), ("multi_stream", 0.25)):
+        job = Job(model="mlp", scheduler=scheduler)
+        trainer = Trainer(Recorded(job), CostModel.analytic())
+        trainer.step()
+        assert runs.surroundings(trainer).hand_over == hand_over
+        assert len(asked) == (hand_over > 0)
 
 
 def test_ranks_that_share_a_core_with_their_communication_are_a_reason():
