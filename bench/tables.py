@@ -390,8 +390,7 @@ the command as a user types it. Costs are measured on free cores: a run marked w
 more than 3 % of the machine.""", {"predicted_steps": predicted_steps}),
     Section("Memory for time", """\
 Steps that compute activations again, beside the plain step and beside torch's checkpointing of the same blocks, one
-thread each. The record is of a machine that others kept busy: only ratios of neighbouring steps mean something, and
-predictions of times do not. Ranks that share out ran on free cores, beside torch's `fully_shard` over gloo.""",
+thread each; and ranks that share out, beside torch's `fully_shard` over gloo. All on free cores.""",
             {"memory": memory, "memory_shards": memory_shards}),
     Section("Data-parallel ranks", """\
 Tasks wait instead of computing, as if an accelerator computed; the link is a shaped loopback. The second picture is
