@@ -100,7 +100,7 @@ def _flops(x: Any, w1: Any, each: int) -> float:
 
 
 def _work(reads: Any, writes: Any) -> list[Any]:
-    """Scratch on the CPU: the gate, and the scratch of both products, two arrays each."""
+    """Scratch on the CPU: the gate, and the scratch of both products."""
     _, w1, _, w2, _ = reads
     _, mean, hidden, pre = writes
     return [(mean.shape, mean.dtype), *forward_work(mean, w1, hidden, PLAIN),
@@ -108,7 +108,7 @@ def _work(reads: Any, writes: Any) -> list[Any]:
 
 
 def _input_grad_work(reads: Any, writes: Any) -> list[Any]:
-    """Scratch on the CPU: dy x, the gate, dgate, dh, and the scratch of both products, two arrays each."""
+    """Scratch on the CPU: dy x, the gate, dgate, dh, and the scratch of both products."""
     _, x, w1, w2, _, _ = reads
     _, dpre, dhidden = writes
     return [*((a.shape, a.dtype) for a in (x, dpre, dpre, dhidden)),
@@ -133,9 +133,10 @@ def _share(x: Any) -> float:
 @squeeze_excite.cpu
 def _(x: Any, w1: Any, b1: Any, w2: Any, b2: Any, y: Any, mean: Any, hidden: Any, pre: Any, gate: Any,
       *work: Any) -> Any:
+    own = len(forward_work(mean, w1, hidden, PLAIN))
     return [*KERNELS["sum"].bind([x], [mean], [], {"axes": (1, 2), "factor": _share(x)}),
-            *conv2d.bind([mean, w1, b1], [hidden], work[:2], {"geometry": PLAIN, "act": "relu"}),
-            *conv2d.bind([hidden, w2, b2], [pre], work[2:], {"geometry": PLAIN}),
+            *conv2d.bind([mean, w1, b1], [hidden], work[:own], {"geometry": PLAIN, "act": "relu"}),
+            *conv2d.bind([hidden, w2, b2], [pre], work[own:], {"geometry": PLAIN}),
             *KERNELS["hardsigmoid"].bind([pre], [gate], [], {}), ufunc(np.multiply, x, gate, y)]
 
 
@@ -159,11 +160,12 @@ def squeeze_excite_input_grad(xp: Any, dy: Any, x: Any, w1: Any, w2: Any, hidden
 @squeeze_excite_input_grad.cpu
 def _(dy: Any, x: Any, w1: Any, w2: Any, hidden: Any, pre: Any, dx: Any, dpre: Any, dhidden: Any, full: Any, gate: Any,
       row: Any, dh: Any, *work: Any) -> Any:
+    own = len(input_grad_work(dpre, w2, dhidden, PLAIN))
     return [ufunc(np.multiply, dy, x, full), *KERNELS["sum"].bind([full], [row], [], {"axes": (1, 2)}),
             *KERNELS["hardsigmoid_grad"].bind([pre, row], [dpre], [], {}),
-            *conv2d_input_grad.bind([dpre, w2], [dh], work[:2], BACK),
+            *conv2d_input_grad.bind([dpre, w2], [dh], work[:own], BACK),
             *KERNELS["relu_grad"].bind([hidden, dh], [dhidden], [], {}),
-            *conv2d_input_grad.bind([dhidden, w1], [row], work[2:], BACK),
+            *conv2d_input_grad.bind([dhidden, w1], [row], work[own:], BACK),
             *KERNELS["hardsigmoid"].bind([pre], [gate], [], {}),
             ufunc(np.multiply, dy, gate, full), *KERNELS["spread"].bind([row, x], [dx], [], {"factor": _share(x)}),
             ufunc(np.add, full, dx, dx)]

@@ -108,7 +108,7 @@ def on_cpu(kernel: str, reads: list[Any], writes: list[Any], constants: dict[str
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 7, 7, 72)], ids=str)
+@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 7, 7, 72), (5, 3, 3, 40)], ids=str)
 def test_the_cpu_form_has_the_bits_of_its_parts(shape: tuple[int, ...], dtype: str) -> None:
     given = [*operands(shape, 11, dtype), draw(shape, 6, dtype)]
     one, many = both(*given, run=on_cpu), parts(*given, run=on_cpu)
