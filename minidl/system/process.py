@@ -42,8 +42,7 @@ def debug_level() -> int:
 
 class _Paused(ContextDecorator):
     """A context, and a decorator, in which the collector pauses; it goes on when the last thread has left. Otherwise it
-    would look at all objects again and again, which took a third of the time of recording and planning. All that was
-    made meanwhile counts as old then, so that it does not look at all of it at once."""
+    would look at all objects again and again, which took a third of the time of recording and planning."""
 
     def __init__(self) -> None:
         self._lock, self._inside, self._enabled = Lock(), 0, True
@@ -59,9 +58,6 @@ class _Paused(ContextDecorator):
         with self._lock:
             self._inside -= 1
             if not self._inside and self._enabled:
-                if not gc.get_freeze_count():  # else these would be thawed as well
-                    gc.freeze()
-                    gc.unfreeze()
                 gc.enable()
 
 
