@@ -270,7 +270,7 @@ def test_orders_of_all_reduces():
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["interleaved_zb", "zb_v"])
+@pytest.mark.parametrize("name", ["interleaved_zb", "joint"])
 def test_weight_gradients_of_the_first_stages_wait_where_that_helps(name):
     """The last ones of a rank's first k stages run last, the first stage's first; k is the one of the shortest step."""
     def plan(order, each):
