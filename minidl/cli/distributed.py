@@ -254,8 +254,8 @@ def _sums(arguments: Any, recorded: Any, cost: CostModel, communicator: Any) -> 
     """Microseconds of a sum over data-parallel ranks, and of each of its bytes, with these costs of a rank's tasks."""
     link = measure_link(communicator, recorded.device, lane=cost.cores == 1)
     if (cost.cores != 1 or not communicator.own_core or arguments.costs != "measured" or asynchronous(arguments)
-        or recorded.job.memory_limit is not None or recorded.job.shard):
-        return link  # else steps show it; they need this machine's costs, and memory for all states
+        or recorded.job.memory_limit is not None or recorded.job.shard or process.debug_level()):
+        return link  # trial steps need this machine's costs and memory for whole states, and would print when debugged
     with show.progress("measuring sums", 1.0) as done:
         return between_tasks(recorded.graph, cost, link, communicator, recorded.device, done)
 

@@ -48,17 +48,21 @@ def planned(arguments: Any) -> Plan:
 
 
 def _fastest(recorded: Recorded, cost: CostModel, names: Sequence[str]) -> Plan:
-    """The fastest plan within the job's memory limit by any of these schedulers. Raises MemoryLimitError."""
-    found, least, usual = list[Plan](), list[int](), recorded.job
+    """The fastest plan within the job's memory limit by any of these schedulers. Raises MemoryLimitError if nothing
+    fits, and Refused if none of them can plan this."""
+    found, errors, usual = list[Plan](), list[MemoryLimitError | Refused](), recorded.job
     for name in names:
         recorded.job = replace(usual, scheduler=name)
         try:
             found.append(recorded.plan(cost))
         except (MemoryLimitError, Refused) as error:
-            least += [error.least or 0] if isinstance(error, MemoryLimitError) else []
+            errors.append(error)
     if not found:
+        least = min((e.least for e in errors if isinstance(e, MemoryLimitError) and e.least), default=None)
+        if least is None:
+            raise errors[-1]
         raise MemoryLimitError(f"no plan fits the limit of {usual.memory_limit:,} bytes; the least that can be had is "
-                               f"{min(least):,}", min(least))
+                               f"{least:,}", least)
     best = min(found, key=lambda plan: plan.step)
     return best.with_known(remarks=(*best.remarks, f"of {', '.join(names)}, {best.scheduler} is the fastest predicted"))
 

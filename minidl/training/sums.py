@@ -29,11 +29,11 @@ SECONDS, LEAST, MOST = 0.5, 4, 10  #: of all steps of an order, and how many of 
 
 def between_tasks(graph: TaskGraph, cost: CostModel, link: tuple[float, float], communicator: Communicator,
                   device: Any, progress: Callable[[float], None] | None = None) -> tuple[float, float]:
-    """The microseconds (per all-reduce, per byte) with which the costs account for steps in random legal orders, never
-    in the order to be predicted: `link`, which was measured alone, times the same factor, at least 1.
+    """Microseconds (per all-reduce, per byte) of sums between tasks: `link`, measured alone, times the factor with
+    which steps in random legal orders take as long as predicted, at least 1. The order to predict is never among them.
 
     `graph`: a recorded step of a data-parallel rank. It runs on copies, so no parameter changes. All ranks call it
-    together, with the same costs. Calls `progress(share done)` after every order.
+    together, with the same costs. Calls `progress(share done)` after every order. Raises what the step raises.
     """
     random = np.random.Generator(np.random.Philox(0))  # so all ranks draw the same orders
     machine = Machine(communicator.size, collective=lambda sizes: link[0] + link[1] * sum(sizes.values()))
@@ -46,16 +46,12 @@ def between_tasks(graph: TaskGraph, cost: CostModel, link: tuple[float, float], 
     factors = []
     for i in range(ORDERS):
         plan = schedulers.plan(graph, Scheduler("random", "data", Policy(ordered)), cost, machine)
-        factors.append(1 + (_step(plan, communicator, device, random) - plan.step) / _time_of_sums(plan))
+        sums = plan.cost.durations(plan.graph)[np.isin(plan.graph.kind, COLLECTIVE)].sum()
+        factors.append(1 + (_step(plan, communicator, device, random) - plan.step) / float(sums))
         if progress:
             progress((i + 1) / ORDERS)
     factor = max(1.0, float(np.median(communicator.gather(factors)[0])))
     return factor * link[0], factor * link[1]
-
-
-def _time_of_sums(plan: Plan) -> float:
-    sums = np.isin(plan.graph.kind, COLLECTIVE)
-    return float(plan.cost.durations(plan.graph)[sums].sum())
 
 
 def _step(plan: Plan, communicator: Communicator, device: Any, random: np.random.Generator) -> float:

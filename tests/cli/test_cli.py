@@ -80,7 +80,6 @@ def test_compare_judges_models_with_equal_bits_once(monkeypatch, capsys, model, 
     assert len({arm["params_sha256"] for arm in record["arms"]}) == len({str(arm["test"]) for arm in record["arms"]})
 
 
-
 def test_micro_batches_give_the_same_training_to_rounding(capsys):
     losses = [run_json(capsys, "train", *SMALL, "--dtype", "float64", "--steps", "5", "--micro-batches",
                        m)[1]["loss_last"] for m in "124"]

@@ -1,12 +1,12 @@
-"""The curve and a memory limit search the same plans: each peak of the curve, as a limit, gives a plan that is as fast,
-and the least limit that is told is the smallest peak."""
+"""The curve and a memory limit search the same plans: each peak of the curve, as a limit, gives a plan that is as fast.
+If no plan fits, the message gives the smallest peak of the curve."""
 
 from __future__ import annotations
 
 import re
 
 import pytest
-from command_line import run, run_json
+from command_line import refusal, run, run_json
 
 MLP = ["--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic", "--batch-size", "8"]
 RANKS = [*MLP, "--parallel", "data", "--ranks", "2"]
@@ -47,3 +47,8 @@ def test_the_fastest_of_all_policies_is_named(capsys: pytest.CaptureFixture[str]
     assert found["predicted_step_ms"] < named["predicted_step_ms"]
     assert "is the fastest predicted" in found["remarks"][-1]
     assert "of in_order, multi_stream, multi_region, " in found["remarks"][-1]
+
+
+def test_a_limit_alone_says_why_if_no_policy_can_plan_the_step(capsys):
+    assert "no task of this step can be cut in so many parts" in refusal(
+        capsys, "plan", *MLP, "--memory-limit", "9KB", "--split", "999")
