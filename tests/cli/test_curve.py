@@ -14,7 +14,7 @@ import pytest
 from browser import browser, opened
 from command_line import run, run_json
 
-NETWORK = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=12", "--batch-size", "64", "--costs",
+NETWORK = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=6", "--batch-size", "64", "--costs",
            "analytic"]
 SMALL = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--costs", "analytic"]
 PIPELINE = ["--model", "gpt", "--model-arg", "preset=tiny", "--batch-size", "8", "--costs", "analytic", "--parallel",
