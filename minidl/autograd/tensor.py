@@ -209,7 +209,12 @@ class Tensor:
 
     def detach(self) -> Tensor:
         """A tensor on the same memory, through which no gradient flows."""
-        return Tensor(self.storage, self.shape, self.strides, self.offset, parts=self.parts)
+        return self.seen(self.shape, self.strides)
+
+    def seen(self, shape: Sequence[int], strides: Sequence[int] | None = None, begin: int = 0) -> Tensor:
+        """The same memory from element `begin` on in another shape: contiguous, or with these strides. For ops, which
+        make the gradient."""
+        return Tensor(self.storage, shape, strides, self.offset + begin, parts=self.parts)
 
     # ------------------------------------------------------------------------------------------------------- backward
     def backward(self, gradient: Tensor | None = None, retain_graph: bool = False) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..autograd.arguments import OneCount, OneSize
 from ..autograd.op import Layer, layout_hint, same_dtype
@@ -57,10 +57,8 @@ class ConvTranspose2d(Layer):
             found[1] = self.grad_by("conv2d_weight_grad", [dy, self.x], self.w, taps=self.w.shape[1:3], bias=False,
                                     geometry=self.geometry)
         if 2 in wanted:
-            total = self.grad(self.bias[0])
-            whole = Tensor(total.storage, [1, 1, 1, total.size])
-            self.call("sum", [dy], [whole], axes=(0, 1, 2))
-            found[2] = total
+            found[2] = self.grad(self.bias[0])
+            self.call("sum", [dy], [found[2].seen([1, 1, 1, found[2].size])], axes=(0, 1, 2))
         return found
 
 
@@ -78,13 +76,8 @@ def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: OneSiz
            padding: OneCount = 0, dilation: OneSize = 1, groups: int = 1) -> Tensor:
     """x (n, length, c), weight (o, k, c / groups), bias (o,) -> (n, out, o), with
     out = (length + 2 padding - dilation (k - 1) - 1) // stride + 1. Raises ValueError for other numbers of axes."""
-    if x.ndim != 3 or weight.ndim != 3:
-        raise ValueError(f"conv1d needs an input (n, length, c) and a weight (o, k, c / groups), not {x.shape} and "
-                         f"{weight.shape}")
-    image = reshape(x, [x.shape[0], 1, *x.shape[1:]])
-    y = conv2d(image, reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias, (1, single(stride, "stride")),
-               (0, single(padding, "padding", 0)), (1, single(dilation, "dilation")), groups)
-    return reshape(y, [y.shape[0], *y.shape[2:]])
+    return _along_one_axis(conv2d, "(o, k, c / groups)", x, weight, bias, groups, stride=stride, padding=padding,
+                           dilation=dilation)
 
 
 def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: OneSize = 1,
@@ -92,11 +85,18 @@ def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stri
                      dilation: OneSize = 1) -> Tensor:
     """x (n, length, c), weight (c, k, o / groups), bias (o,) -> (n, out, o); see `conv_transpose2d`. Raises ValueError
     for other numbers of axes."""
+    return _along_one_axis(conv_transpose2d, "(c, k, o / groups)", x, weight, bias, groups, stride=stride,
+                           padding=padding, output_padding=output_padding, dilation=dilation)
+
+
+def _along_one_axis(convolution: Callable[..., Tensor], axes: str, x: Tensor, weight: Tensor, bias: Tensor | None,
+                    groups: int, **geometry: OneCount) -> Tensor:
+    """A convolution of images with one row. `axes`: the weight's, in words."""
     if x.ndim != 3 or weight.ndim != 3:
-        raise ValueError(f"conv_transpose1d needs an input (n, length, c) and a weight (c, k, o / groups), not "
+        raise ValueError(f"{convolution.__name__[:-2]}1d needs an input (n, length, c) and a weight {axes}, not "
                          f"{x.shape} and {weight.shape}")
-    y = conv_transpose2d(reshape(x, [x.shape[0], 1, *x.shape[1:]]),
-                         reshape(weight, [weight.shape[0], 1, *weight.shape[1:]]), bias,
-                         (1, single(stride, "stride")), (0, single(padding, "padding", 0)),
-                         (0, single(output_padding, "output_padding", 0)), groups, (1, single(dilation, "dilation")))
+    least = {name: int("padding" not in name) for name in geometry}  # also what the one row takes
+    image, row = (reshape(t, [t.shape[0], 1, *t.shape[1:]]) for t in (x, weight))
+    y = convolution(image, row, bias, groups=groups, **{
+        name: (least[name], single(value, name, least[name])) for name, value in geometry.items()})
     return reshape(y, [y.shape[0], *y.shape[2:]])

@@ -31,8 +31,7 @@ class Embedding(Op):
         grad = self.grad(self.table)
         self.call("embedding_grad", [self.index, self.dense(dy)], [grad], rows=self.table.shape[0])
         if self.padding is not None:
-            width = self.table.shape[1]
-            row = Tensor(grad.storage, [width], offset=grad.offset + self.padding * width, parts=grad.parts)
+            row = grad.seen(grad.shape[1:], begin=self.padding * grad.shape[1])
             self.call("fill", [row], [row], value=0.0)
         return grad
 

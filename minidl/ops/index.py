@@ -32,11 +32,9 @@ class Take(Op):
         rows, width = int(np.prod(self.lengths)), int(np.prod(rest))
         if not rows or not width:
             raise self.error(f"shape {x.shape} has no elements to choose from")
-        self.table = Tensor(self.x.storage, [rows, width], offset=self.x.offset, parts=self.x.parts)
-        self.flat = self._joined(shape, index)
+        self.table, self.flat = self.x.seen([rows, width]), self._joined(shape, index)
         y = self.out([*shape, *rest], x.dtype)
-        self.call("embedding", [self.table, self.flat],
-                  [Tensor(y.storage, [*shape, width], offset=y.offset, parts=y.parts)])
+        self.call("embedding", [self.table, self.flat], [y.seen([*shape, width])])
         return y
 
     def _joined(self, shape: Sequence[int], index: Sequence[Tensor]) -> Tensor:
@@ -48,7 +46,7 @@ class Take(Op):
         for a, t in enumerate(index):
             begins = array(np.arange(self.lengths[a])[:, None] * math.prod(self.lengths[a + 1 :]))
             place = self.out(t.shape, "int64", "index")
-            self.call("embedding", [begins, t], [Tensor(place.storage, [*t.shape, 1])])
+            self.call("embedding", [begins, t], [place.seen([*t.shape, 1])])
             if flat is not None:
                 far, flat = flat, self.out(np.broadcast_shapes(flat.shape, t.shape), "int64", "index")
                 self.call("add", [far, place], [flat])
@@ -63,10 +61,9 @@ class Take(Op):
         return y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx, dy = self.grad(self.x), self.dense(dy)
-        self.call("embedding_grad", [self.flat, Tensor(dy.storage, [*self.flat.shape, self.table.shape[1]],
-                                                       offset=dy.offset, parts=dy.parts)],
-                  [Tensor(dx.storage, self.table.shape, offset=dx.offset, parts=dx.parts)], rows=self.table.shape[0])
+        dx, (rows, width) = self.grad(self.x), self.table.shape
+        self.call("embedding_grad", [self.flat, self.dense(dy).seen([*self.flat.shape, width])],
+                  [dx.seen(self.table.shape)], rows=rows)
         return dx
 
 

@@ -17,7 +17,7 @@ from ..autograd.tape import Region, Slab, StoragePart
 from ..autograd.tensor import Tensor
 from ..core.graph import Role
 from .names import with_dim
-from .shape import axis_of, unsqueeze
+from .shape import axis_of, unsqueeze, with_axes
 
 
 def _window(t: Tensor, axis: int, begin: int, length: int, parts: tuple[StoragePart, ...]) -> Tensor:
@@ -105,15 +105,15 @@ class Slice(Op):
                 raise self.error(f"a step must be positive, not {step}")
             self.region.append((begin, max(begin, end), step))
         region = self._of(x)
-        shape, strides = ([v[a] for a in range(x.ndim) if a not in self.squeezed]
-                          for v in (region.shape, region.strides))
-        return Tensor(x.storage, shape, strides, region.offset, parts=self._parts(region))
+        found = with_axes(region, [a for a in range(x.ndim) if a not in self.squeezed])
+        found.parts = self._parts(region)
+        return found
 
     def _of(self, t: Tensor) -> Tensor:
         """The region of a tensor t of x's shape, with all axes."""
-        return Tensor(t.storage, [len(range(*r)) for r in self.region],
-                      [s * r[2] for s, r in zip(t.strides, self.region, strict=True)],
-                      t.offset + sum(s * r[0] for s, r in zip(t.strides, self.region, strict=True)), parts=t.parts)
+        both = [*zip(t.strides, self.region, strict=True)]
+        lengths = [len(range(*r)) for r in self.region]
+        return t.seen(lengths, [s * r[2] for s, r in both], sum(s * r[0] for s, r in both))
 
     def _parts(self, region: Tensor) -> tuple[StoragePart, ...]:
         """The parts of x that the region touches, if x is a slab in the slab's own layout; else all parts."""
@@ -128,10 +128,7 @@ class Slice(Op):
     def _full(self, dy: Tensor) -> Tensor:
         """dy with the axes that the index has removed, as axes of length 1."""
         kept = iter(range(dy.ndim))
-        axes = [None if a in self.squeezed else next(kept) for a in range(self.x.ndim)]
-        return Tensor(dy.storage, [1 if a is None else dy.shape[a] for a in axes],
-                      [0 if a is None else dy.strides[a] for a in axes],
-                      dy.offset, parts=dy.parts)
+        return with_axes(dy, [None if a in self.squeezed else next(kept) for a in range(self.x.ndim)])
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return self.grad_by("unslice", [self._full(dy)], self.x, shape=self.x.shape, region=tuple(self.region))

@@ -36,12 +36,10 @@ class LayerNorm(Layer):
         return y
 
     def _rows(self, t: Tensor) -> Tensor:
-        t = self.dense(t)
-        return Tensor(t.storage, [t.size // self.width, self.width], offset=t.offset, parts=t.parts)
+        return self.dense(t).seen([t.size // self.width, self.width])
 
     def _row(self, t: Tensor) -> Tensor:
-        t = self.dense(t)
-        return Tensor(t.storage, [t.size], offset=t.offset, parts=t.parts)
+        return self.dense(t).seen([t.size])
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad(self.x)

@@ -10,7 +10,7 @@ from ..autograd.op import Layer, Op, same_dtype
 from ..autograd.tensor import Tensor, new
 from ..core.graph import Role
 from .reduce import sum_to
-from .shape import reshape
+from .shape import reshape, with_axes
 
 
 class Linear(Layer):
@@ -57,17 +57,12 @@ class MatMul(Op):
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         t = (self.a, self.b)[i]
-        left, right = (dy, _swapped(self.b)) if i == 0 else (_swapped(self.a), dy)
+        turned = with_axes(other := (self.b, self.a)[i], [*range(other.ndim - 2), other.ndim - 1, other.ndim - 2])
+        left, right = (turned, dy) if i else (dy, turned)
         lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         g = new(f"grad {t.storage.name}", [*lead, left.shape[-2], right.shape[-1]], dy.dtype, Role.GRADIENT)
         self.call("matmul", [left, right], [g])
         return sum_to(g, t)
-
-
-def _swapped(t: Tensor) -> Tensor:
-    """A view with the last two axes exchanged."""
-    return Tensor(t.storage, [*t.shape[:-2], t.shape[-1], t.shape[-2]], [*t.strides[:-2], t.strides[-1], t.strides[-2]],
-                  t.offset, parts=t.parts)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

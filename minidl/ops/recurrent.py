@@ -50,8 +50,7 @@ class _Recurrent(Op):
         return []
 
     def _rows(self, begin: int, count: int) -> Tensor:
-        size = self.n * self.d
-        return Tensor(self.outputs.storage, [count, self.n, self.d], offset=begin * size, parts=self.outputs.parts)
+        return self.outputs.seen([count, self.n, self.d], begin=begin * self.n * self.d)
 
     def call_grad(self, dy: Tensor) -> list[Tensor]:
         """Calls the gradient kernel. Returns the gradients toward gx and toward the sum of recurrent product and
@@ -77,8 +76,7 @@ class _Recurrent(Op):
         if len(found) < len(wanted):
             grads = [self.grad(t) for t in (self.w, *self.bias)]
             before = self._rows(self.rows if self.reverse else 0, self.steps)
-            flat = [Tensor(t.storage, [self.steps * self.n, t.shape[-1]], offset=t.offset, parts=t.parts)
-                    for t in (before, self.kept[0])]
+            flat = [t.seen([self.steps * self.n, t.shape[-1]]) for t in (before, self.kept[0])]
             self.call("linear_weight_grad", flat, grads, bias=len(grads) > 1)
             found |= dict(enumerate(grads, 1 + self.states))
         return found

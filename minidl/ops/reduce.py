@@ -106,7 +106,7 @@ class Broadcast(Op):
             raise self.error(f"shape {x.shape} does not broadcast to {self.shape}")
         self.x = x
         strides = [0] * extra + [0 if n == 1 else s for n, s in zip(x.shape, x.strides, strict=True)]
-        return Tensor(x.storage, self.shape, strides, x.offset, parts=x.parts)
+        return x.seen(self.shape, strides)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return sum_to(dy, self.x)

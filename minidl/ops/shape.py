@@ -28,58 +28,29 @@ class Reshape(Op):
         if math.prod(shape) != x.size or any(n < 0 for n in shape):
             raise self.error(f"shape {x.shape} ({x.size} elements) does not fit {self.shape}")
         self.x = x
-        dense = self.dense(x)
-        return Tensor(dense.storage, shape, offset=dense.offset, parts=dense.parts)
+        return self.dense(x).seen(shape)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dense = self.dense(dy)
-        return Tensor(dense.storage, self.x.shape, offset=dense.offset, parts=dense.parts)
+        return self.dense(dy).seen(self.x.shape)
 
 
-class Transpose(Op):
-    """Axes in another order, a view."""
+class Axes(Op):
+    """Other axes, a view: see `with_axes`. Axes that are left out have the length 1."""
 
-    name = "transpose"
-
-    def __init__(self, axes: Sequence[int] | None) -> None:
-        self.axes = axes
+    def __init__(self, name: str, order: Sequence[int | None]) -> None:
+        self.name, self.order = name, order
 
     def forward(self, x: Tensor) -> Tensor:
-        axes = tuple(range(x.ndim))[::-1] if not self.axes else tuple(a + x.ndim if a < 0 else a for a in self.axes)
-        if sorted(axes) != list(range(x.ndim)):
-            raise self.error(f"axes {self.axes} do not fit shape {x.shape}")
-        self.order = axes
-        return Tensor(x.storage, [x.shape[a] for a in axes], [x.strides[a] for a in axes], x.offset, parts=x.parts)
+        self.back = [self.order.index(a) if a in self.order else None for a in range(x.ndim)]
+        return with_axes(x, self.order)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        back = [self.order.index(a) for a in range(dy.ndim)]
-        return Tensor(dy.storage, [dy.shape[a] for a in back], [dy.strides[a] for a in back], dy.offset, parts=dy.parts)
+        return with_axes(dy, self.back)
 
 
-class Ones(Op):
-    """New axes of length 1 at these places of the result (`unsqueeze`), or without these axes (`squeeze`); a view."""
-
-    def __init__(self, name: str, places: Sequence[int]) -> None:
-        self.name, self.places = name, places
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (_with_ones if self.name == "unsqueeze" else _without)(x, self.places)
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return (_without if self.name == "unsqueeze" else _with_ones)(dy, self.places)
-
-
-def _with_ones(x: Tensor, places: Sequence[int]) -> Tensor:
-    shape, strides = list(x.shape), list(x.strides)
-    for a in sorted(places):
-        shape.insert(a, 1)
-        strides.insert(a, 0)
-    return Tensor(x.storage, shape, strides, x.offset, parts=x.parts)
-
-
-def _without(x: Tensor, places: Sequence[int]) -> Tensor:
-    kept = [a for a in range(x.ndim) if a not in places]
-    return Tensor(x.storage, [x.shape[a] for a in kept], [x.strides[a] for a in kept], x.offset, parts=x.parts)
+def with_axes(t: Tensor, order: Sequence[int | None]) -> Tensor:
+    """A view with these axes of t in this order; None is a new one of length 1."""
+    return t.seen([1 if a is None else t.shape[a] for a in order], [0 if a is None else t.strides[a] for a in order])
 
 
 def axis_of(x: Tensor, axis: int, name: str, more: int = 0) -> int:
@@ -109,7 +80,11 @@ def flatten(x: Tensor, start_dim: int = 0, end_dim: int = -1) -> Tensor:
 
 def transpose(x: Tensor, axes: Sequence[int] | None = None) -> Tensor:
     """x with its axes in another order, by default reversed; a view."""
-    return Transpose(axes)(x)
+    order = tuple(range(x.ndim))[::-1] if not axes else tuple(a + x.ndim if a < 0 else a for a in axes)
+    op = Axes("transpose", order)
+    if sorted(order) != list(range(x.ndim)):
+        raise op.error(f"axes {axes} do not fit shape {x.shape}")
+    return op(x)
 
 
 def swap_axes(x: Tensor, first: int, second: int) -> Tensor:
@@ -117,18 +92,20 @@ def swap_axes(x: Tensor, first: int, second: int) -> Tensor:
     order = list(range(x.ndim))
     a, b = axis_of(x, first, "swap_axes"), axis_of(x, second, "swap_axes")
     order[a], order[b] = b, a
-    return Transpose(order)(x)
+    return Axes("transpose", order)(x)
 
 
 @with_dim
 def unsqueeze(x: Tensor, axis: int) -> Tensor:
     """x with a new axis of length 1 before this one; a view."""
-    return Ones("unsqueeze", [axis_of(x, axis, "unsqueeze", 1)])(x)
+    order: list[int | None] = [*range(x.ndim)]
+    order.insert(axis_of(x, axis, "unsqueeze", 1), None)
+    return Axes("unsqueeze", order)(x)
 
 
 @with_dim
 def squeeze(x: Tensor, axis: int | None = None) -> Tensor:
     """x without this axis if its length is 1, or without all such axes; a view."""
-    places = ([a for a, n in enumerate(x.shape) if n == 1] if axis is None
-              else [a for a in [axis_of(x, axis, "squeeze")] if x.shape[a] == 1])
-    return Ones("squeeze", places)(x) if places else x
+    chosen = range(x.ndim) if axis is None else [axis_of(x, axis, "squeeze")]
+    kept = [a for a, n in enumerate(x.shape) if n != 1 or a not in chosen]
+    return Axes("squeeze", kept)(x) if len(kept) < x.ndim else x
