@@ -3,6 +3,7 @@ reorders all it may."""
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
@@ -133,6 +134,16 @@ def test_pinned_inputs_are_sent_from_where_they_lie(device, kind, monkeypatch):
             host[...] = 99  # nobody may read or write it
     assert equal(run.train(executor), wanted)
     assert all((host == 99).all() for slot in feed._slots for host in slot["hosts"])
+
+
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+def test_inputs_of_a_dropped_executor_are_kept_until_they_are_copied(device, kind):
+    """The stand-in refuses copies from pinned memory that was given back."""
+    run = Run(device(1))
+    for _ in range(2):
+        kind(run.graph, schedulers.in_order(run.graph), device=run.device)(*next(run.batches))
+        gc.collect()
+    run.device.synchronize()
 
 
 def test_parts_that_share_memory_are_captured_on_zeros(device, monkeypatch):

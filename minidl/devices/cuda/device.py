@@ -373,6 +373,7 @@ class Feed:
 def _wait_for(driver: Any, slots: Sequence[dict[str, Any]]) -> None:
     for slot in slots:
         driver.wait_for(slot["arrived"])
+        driver.wait_for(slot["free"])  # where a graph uploads
 
 
 def _nothing() -> None:
