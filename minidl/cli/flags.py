@@ -131,6 +131,7 @@ def takes(arguments: Any, option: str) -> bool:
     return False
 
 
+CPU = ("--device cpu", lambda a: a.device == "cpu")
 CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
 OLD = ("a scheduler that trains on older weights", lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler))
 SAVING = ("--checkpoint DIR", lambda a: a.checkpoint)
@@ -229,7 +230,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--dtype": _flag(NETWORK, default="float32", choices=DTYPES, metavar="TYPE",
                          help="float type: %(choices)s (default float32); bf16 and fp16 (on cuda): products in 16 "
                               "bits, parameters in float32"),
-        "--lanes": _flag(RUN, ("--device cpu", lambda a: a.device == "cpu"), metavar="KIND",
+        "--lanes": _flag(RUN, CPU, metavar="KIND",
                          choices=Names("devices.device:LANES"),
                          help="%(choices)s: on the CPU, who makes the calls of tasks: compiled code, without the "
                               "interpreter (native, the default on Linux on x86-64 and aarch64), or Python"),
@@ -246,9 +247,11 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                   "(default: auto with --memory-limit, else none)"),
         "--offload": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
                            choices=Names("passes.offload:EACH"), default="none", metavar="WHAT",
-                           help="%(choices)s: keep these in a file while no task needs them; with --memory-limit only "
-                                "as many as it needs, and what is fastest if nothing else is said (default none)"),
-        "--offload-to": _flag(PRICED, ("--offload", lambda a: a.offload != "none"), type=path, metavar="FILE",
+                           help="%(choices)s: keep these in a file, on cuda in the host's memory, while no task needs "
+                                "them; with --memory-limit only as many as it needs, and what is fastest if nothing "
+                                "else is said (default none)"),
+        "--offload-to": _flag(PRICED, ("--offload", lambda a: a.offload != "none"), CPU, type=path,
+                              metavar="FILE",
                               help="a new file for it, on a disk with room; it has no name while it is used, and "
                                    "goes with the process (default: in the folder for temporary files)"),
         "--shard": _flag("train:rc compare:rc plan:rc check:rc explain:rc simulate:rc", type=shards_of, default=0,

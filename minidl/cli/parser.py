@@ -132,7 +132,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         if "--schedulers" not in given:
             arguments.schedulers = COMPARED[kind]
     check_flags(arguments)
-    if (arguments.memory_limit and arguments.command not in ("check", "arena") and arguments.device == "cpu"
+    if (arguments.memory_limit and arguments.command not in ("check", "arena")
         and not given & {"--recompute", "--offload"}):
         arguments.recompute = arguments.offload = "auto"
     return arguments

@@ -1,4 +1,5 @@
-"""Memory that is not in RAM for good: a file, mapped into the address space of the process.
+"""Memory that is not the device's own: of the CPU a file, mapped into the address space of the process; of a GPU the
+host's.
 
 The room of the whole file is taken before the first write, so a full disk is an error then and not in the middle of a
 step. The file has no name while it is used: nothing else writes to it, and it goes with the process. The copies of a
@@ -36,6 +37,19 @@ class Mapped(np.ndarray[Any, Any]):
     def __array_finalize__(self, of: Any) -> None:
         if isinstance(of, Mapped):
             self.file = of.file
+
+
+class OnHost(np.ndarray[Any, Any]):
+    """Pinned bytes of the host beside the CUDA device of a driver."""
+
+    driver: Any
+
+    def __array_finalize__(self, of: Any) -> None:
+        if isinstance(of, OnHost):
+            self.driver = of.driver
+
+
+FAR = Mapped, OnHost  #: the types of far memory
 
 
 def mapped(nbytes: int, path: str | None, rank: int = 0) -> Mapped:

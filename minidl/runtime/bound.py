@@ -19,7 +19,7 @@ from ..core.columns import offsets
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import GraphError
 from ..devices import device as devices
-from ..devices.far import Mapped
+from ..devices.far import FAR
 from ..kernels import Thunk
 from ..kernels.registry import check_range
 from ..plans.memory import MemoryPlan, rounded
@@ -42,14 +42,14 @@ def with_far(storages: Sequence[StorageSpec], device: Any, rank: int = 0) -> tup
     """The storages with memory for those that are far. States of an optimizer move there, and stay."""
     found, size = list(storages), rounded(np.array([spec.bytes for spec in storages], np.int64))
     far = [i for i, spec in enumerate(storages) if spec.role == Role.FAR
-           and (spec.live is None or not isinstance(spec.live.data, Mapped))]
+           and (spec.live is None or not isinstance(spec.live.data, FAR))]
     memory: Any = device.far(int(size[far].sum()), rank) if far else b""
     for i, begin in zip(far, (np.cumsum(size[far]) - size[far]).tolist(), strict=True):
         spec, own = storages[i], memory[begin : begin + max(storages[i].bytes, 1)]
         if spec.live is None:
             found[i] = replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.FAR, own))
         else:
-            own[...] = spec.live.data
+            device.copier(spec.live.data, own)()
             spec.live.data = own
             tapes.moves += 1
     return tuple(found)

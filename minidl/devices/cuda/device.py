@@ -12,14 +12,17 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...core.graph import Cuts, Launch, View
 from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
-from ..device import DeviceError
+from ..device import DeviceError, cpu
+from ..far import OnHost
 from . import clock
+from .driver import DeviceArray
 from .lanes import Captured, Streams
 
 SLOT = 4096  #: the most bytes that are fetched without waiting
@@ -88,18 +91,33 @@ class Cuda:
         self.driver.zeros(memory, self.main)()
 
     def far(self, nbytes: int, rank: int = 0) -> Any:
-        """Memory that is not the device's own. Raises DeviceError: there is none yet."""
-        raise DeviceError(f"{self.name} cannot offload yet; leave --offload out")
+        """Zeros in pinned memory of the host, given back when no work can use them. Raises DeviceError if the host
+        cannot pin so many bytes."""
+        try:
+            pinned = self.driver.pinned(max(nbytes, 1))
+        except self.driver.runtime.CUDARuntimeError as error:
+            raise DeviceError(f"{self.name} cannot pin {nbytes:,} bytes of the host's memory: {error}; offload less, "
+                              f"or leave --offload out") from error
+        pinned[...] = 0
+        found = pinned[:nbytes].view(OnHost)
+        found.driver = self.driver
+        weakref.finalize(found, _give_back, self.driver, pinned).atexit = False
+        return found
 
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
         """The strided array of `view` in `memory`, whose storage begins at byte `base`. It has only address, shape and
-        strides, for launches, and does not keep the memory alive."""
+        strides, for launches, and does not keep the memory alive; in far memory it is an array of the host."""
+        if isinstance(memory, OnHost):
+            return cpu().array(memory, view, base)
         size = np.dtype(view.dtype).itemsize
         return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides),
                                  base + view.offset * size)
 
     def read(self, array: Any) -> Any:
         """A NumPy copy, made when all earlier work has run."""
+        if _on_host(array):
+            self.driver.synchronize(self.main)
+            return array.copy()
         host = np.empty(array.shape, array.dtype)
         if host.size:
             memory = None if cuda.contiguous(array) else self.snapshot(array)
@@ -142,6 +160,10 @@ class Cuda:
     def write(self, array: Any, value: Any) -> None:
         """Writes host values to an array, after all work issued before. A single number is the argument of a launch,
         for which nobody waits, so a learning rate can be set while a step runs."""
+        if _on_host(array):
+            self.driver.synchronize(self.main)
+            array[...] = value
+            return
         if array.size == 1 and array.dtype.kind == "f":
             for call in KERNELS["fill"].cuda_calls([array], [array], [],
                                                    {"value": float(np.asarray(value).reshape(()))}):
@@ -159,9 +181,10 @@ class Cuda:
         self.driver.synchronize(self.main)
 
     def duplicate(self, memory: Any) -> Any:
-        """New memory with the same bytes."""
-        copy = self.driver.allocate(len(memory), self.main)
-        self.driver.copy(memory, copy, self.main)()
+        """New memory of the same kind with the same bytes."""
+        far = isinstance(memory, OnHost)
+        copy = self.far(len(memory)) if far else self.driver.allocate(len(memory), self.main)
+        self.copier(memory, copy)()
         return copy
 
     def snapshot(self, array: Any) -> Any:
@@ -172,6 +195,8 @@ class Cuda:
 
     def copier(self, source: Any, out: Any) -> Thunk:
         """A call that copies one array to another of the same shape, on the main stream."""
+        if _on_host(source) and _on_host(out):
+            return partial(self.write, out, source)
         if cuda.contiguous(source, out):
             return self.driver.copy(source, out, self.main) if source.size else _nothing
         calls = KERNELS["copy"].cuda_calls([source], [out], [], {})
@@ -207,6 +232,8 @@ class Cuda:
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch on a stream, by default the main one; `array(view)` gives the arrays."""
         reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        if launch.kernel == "copy" and (_on_host(*reads) or _on_host(*writes)):
+            return [self.driver.copy(*reads, *writes, stream or self.main)] if writes[0].size else []
         return self.thunks(KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)), stream)
 
     def thunks(self, calls: Sequence[cuda.Call], stream: Any = None) -> list[Thunk]:
@@ -368,6 +395,15 @@ class Feed:
                 up()
         for call in (slot["after"], *slot["across"]):
             call()
+
+
+def _on_host(array: Any) -> bool:
+    return isinstance(array, np.ndarray) and not isinstance(array, DeviceArray)
+
+
+def _give_back(driver: Any, pinned: Any) -> None:
+    """Lets pinned memory go when no work can use it."""
+    driver.synchronize_device()
 
 
 def _wait_for(driver: Any, slots: Sequence[dict[str, Any]]) -> None:

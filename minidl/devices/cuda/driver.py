@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ...kernels import Thunk, cuda
+from ..far import OnHost
 
 #: compiler options; CuPy adds the architecture, CUDA's headers and -ftz=true (float32 below 1.2e-38 is 0)
 OPTIONS = ("-std=c++17",)
@@ -113,6 +114,8 @@ class Driver:
             return self.cupy.empty(nbytes, self.cupy.uint8)
 
     def owns(self, memory: Any) -> bool:
+        if isinstance(memory, OnHost):
+            return memory.driver is self
         return isinstance(memory, self.cupy.ndarray) and memory.device.id == self.ordinal
 
     def array(self, memory: Any, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...], offset: int) -> Any:
