@@ -70,14 +70,11 @@ def counted_by_each(draft: Draft) -> Draft:
                      Copies({}, {}))
         for t in counting:
             if (t, s) in mine:
-                new = e.task(t - 1 if s < stage[t] else t, e.unit(graph.unit_names[graph.unit[t]]), Kind.U,
-                             int(graph.micro_batch[t]), stage=s, reads=graph.reads[t].tolist(),
-                             writes=graph.writes[t].tolist(), launches=graph.launches[t], time=float(draft.time[t]),
-                             flops=float(graph.flops[t]), nbytes=int(graph.bytes[t]))
-                e.use(new, own)
-                e.writes[new] = {own.buffers.get(b, b) for b in e.writes[new]}
+                e.again(t - 1 if s < stage[t] else t, t, own, unit=e.unit(graph.unit_names[graph.unit[t]]), part=0,
+                        stage=s, reads=own.of(graph.reads[t].tolist()), writes=own.of(graph.writes[t].tolist()),
+                        launches=[launch.moved(own.storages) for launch in graph.launches[t]])
         for t in {*counting, *(t for b in own.buffers for t in readers[b].tolist())}:
             if stage[t] == s:
                 e.use(t, own)
-                e.writes[t] = {own.buffers.get(b, b) for b in e.writes[t]}
+                e.writes[t] = own.of(e.writes[t])
     return e.draft

@@ -19,7 +19,7 @@ from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import Kind, as_recorded, pack, task_name
+from ..core.tasks import Kind, as_recorded, pack, task_name, unpack
 from ..pricing.cost import CostModel
 
 ALONE = contiguous(1)  #: the placement of a step that is not cut: ranks, if there are several, are all alike
@@ -134,6 +134,10 @@ class Copies:
         """These copies and the other's."""
         return Copies({**self.buffers, **other.buffers}, {**self.storages, **other.storages})
 
+    def of(self, buffers: Iterable[int]) -> set[int]:
+        """These buffers, with the copies in place of the originals."""
+        return {self.buffers.get(b, b) for b in buffers}
+
 
 class Edit:
     """A draft that is changed: lists inside, columns outside. The tables are built once, by `draft`."""
@@ -228,9 +232,18 @@ class Edit:
         self.follows.setdefault(after, []).append(len(self.keys) - 1)
         return len(self.keys) - 1
 
+    def again(self, after: int, task: int, copies: Copies, **given: Any) -> int:
+        """The number of a new task that does what another one does, on these copies; `given`: what differs."""
+        own = unpack(self.keys[task])
+        return self.task(after, **{
+            "unit": own.unit, "kind": Kind(own.kind), "micro_batch": own.micro_batch, "part": own.part,
+            "stage": self.stage[task], "reads": copies.of(self.reads[task]), "writes": copies.of(self.writes[task]),
+            "launches": [launch.moved(copies.storages) for launch in self.launches[task]], "time": self.time[task],
+            "flops": self.flops[task], "nbytes": self.bytes[task], **given})
+
     def use(self, task: int, copies: Copies) -> None:
         """The task reads these copies in place of the originals, and its launches use them."""
-        self.reads[task] = {copies.buffers.get(b, b) for b in self.reads[task]}
+        self.reads[task] = copies.of(self.reads[task])
         self.launches[task] = tuple(launch.moved(copies.storages) for launch in self.launches[task])
 
     # ------------------------------------------------------------------------------------------------------ the order

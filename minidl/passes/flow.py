@@ -118,16 +118,11 @@ class Again:
 
     def task(self, task: int, whose: str, copies: Copies, launches: Sequence[Launch] | None = None) -> int:
         """The task again, on copies; or with some of its launches."""
-        e, own = self.edit, unpack(self.edit.keys[task])
-        unit = self.units.get((own.unit, whose))
-        if unit is None:
-            name = e.unit_names[own.unit]
-            unit = self.units[own.unit, whose] = e.unit(f"{name}, {whose}" if name else "")
-        return e.task(-1, unit, Kind(own.kind), own.micro_batch, stage=e.stage[task],
-                      reads={copies.buffers.get(b, b) for b in e.reads[task]},
-                      writes={copies.buffers.get(b, b) for b in e.writes[task]},
-                      launches=[launch.moved(copies.storages) for launch in launches or e.launches[task]],
-                      time=e.time[task], flops=e.flops[task], nbytes=e.bytes[task])
+        e, own = self.edit, unpack(self.edit.keys[task]).unit
+        if (own, whose) not in self.units:
+            self.units[own, whose] = e.unit(f"{e.unit_names[own]}, {whose}" if e.unit_names[own] else "")
+        return e.again(-1, task, copies, unit=self.units[own, whose],
+                       launches=[launch.moved(copies.storages) for launch in launches or e.launches[task]])
 
     def replace(self, flow: Flow, order: Sequence[int]) -> None:
         """The tasks of a backward pass become these, in this order. Raises Refused if forwards come between them."""

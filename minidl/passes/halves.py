@@ -51,15 +51,14 @@ def in_halves(draft: Draft) -> Draft:
     ahead = {i: e.unit(f"{e.unit_names[i]}, predicted") for i in dict.fromkeys(graph.unit[last].tolist())}
     for u in last:
         touched = {e.storage_of[b] for b in e.reads[u] | e.writes[u]} & fresh.keys()
-        reads = {to.buffers.get(b, b) for b in e.reads[u]}
         begin = {b for b in own | held if e.storage_of[b] in touched}
-        made = {to.buffers[b] for b in begin}
+        made = to.of(begin)
         for s in touched:
             del fresh[s]
         nbytes = sum(e.specs[s].bytes for s in touched)
-        e.task(last[0] - 1, ahead[int(graph.unit[u])], Kind.U, int(graph.micro_batch[u]), part=graph[u].part,
-               stage=e.stage[u], reads=(reads - made) | begin, writes={to.buffers[b] for b in e.writes[u]} | made,
-               launches=(*e.copy({s: to.storages[s] for s in sorted(touched)}),
-                         *(launch.moved(to.storages) for launch in graph.launches[u])),
-               time=e.time[u] + nbytes / BYTES_PER_US, flops=e.flops[u], nbytes=e.bytes[u] + nbytes)
+        e.again(last[0] - 1, u, to, unit=ahead[int(graph.unit[u])], reads=(to.of(e.reads[u]) - made) | begin,
+                writes=to.of(e.writes[u]) | made, launches=(
+                    *e.copy({s: to.storages[s] for s in sorted(touched)}),
+                    *(launch.moved(to.storages) for launch in graph.launches[u])),
+                time=e.time[u] + nbytes / BYTES_PER_US, nbytes=e.bytes[u] + nbytes)
     return e.draft

@@ -123,8 +123,8 @@ def _scan(again: Again, row: Sequence[Block], k: int, sweeps: int, found: Copies
         for t in block.skip:
             if k < sweeps:
                 found |= again.memory([t], f"sweep {k}")
-            reads |= {found.buffers.get(b, b) for b in e.reads[t]}
-            writes |= {found.buffers.get(b, b) for b in e.writes[t]}
+            reads |= found.of(e.reads[t])
+            writes |= found.of(e.writes[t])
             launches += [launch.moved(found.storages) for launch in e.launches[t]]
         last = block.tasks[-1]
         bottom = {b for b in e.writes[last] if e.storage_of[b] == block.bottom}
@@ -137,8 +137,8 @@ def _scan(again: Again, row: Sequence[Block], k: int, sweeps: int, found: Copies
             found |= e.copies(bottom, f"sweep {k}")
         add, here = e.launches[last][-1], values[i]
         added = {v.storage for v in add.reads}
-        reads |= {(found | here).buffers.get(b, b) for b in e.reads[last] | e.writes[last] if e.storage_of[b] in added}
-        writes |= {found.buffers.get(b, b) for b in bottom}
+        reads |= (found | here).of(b for b in e.reads[last] | e.writes[last] if e.storage_of[b] in added)
+        writes |= found.of(bottom)
         launches.append(replace(add, reads=moved_views(add.reads, (found | here).storages),
                                 writes=moved_views(add.writes, found.storages)))
     if not launches:

@@ -83,7 +83,7 @@ class Making:
             launches += [replace(x, reads=tuple(map(moved, x.reads)), writes=tuple(map(moved, x.writes)),
                                  work=tuple(map(moved, x.work))) for t in run for x in e.launches[t]]
         own = {b for t in run for b in e.writes[t]}
-        reads = {copies.buffers.get(b, b) for t in run for b in e.reads[t] if e.storage_of[b] != top.storage} - own
+        reads = copies.of(b for t in run for b in e.reads[t] if e.storage_of[b] != top.storage) - own
         writes = {scratch.buffers[b] for b in own if e.storage_of[b] != bottom.storage} | {unit.buffer, made.buffer}
         return made, self.task(name, reads, writes, launches, width * sum(e.flops[t] for t in run))
 

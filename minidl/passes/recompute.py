@@ -14,7 +14,7 @@ import numpy as np
 
 from ..core.columns import Ints
 from ..core.graph import Launch, Role, TaskGraph, moved_views
-from ..core.tasks import Cuts, Kind, unpack
+from ..core.tasks import Cuts, Kind
 from .draft import Copies, Draft, Edit
 
 ANYWHERE = Cuts("...->...", lambda reads, writes, **constants: ())  #: how zeros are cut, as what reads them may be
@@ -80,7 +80,6 @@ def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
 def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
     """A task R for this F. It reads recomputed values, and what nobody reads of its results goes to memory that only it
     uses."""
-    own = unpack(e.keys[forward])
     scratch = e.copies(e.writes[forward] - found.buffers.keys(), "scratch", role=Role.WORKSPACE, live=None)
     written = {**found.storages, **scratch.storages}
     states = {s: scratch.storages[s] for s in {e.storage_of[b] for b in e.reads[forward] & scratch.buffers.keys()}}
@@ -91,7 +90,5 @@ def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
         launches.append(replace(launch, reads=moved_views(launch.reads, reads),
                                 writes=moved_views(launch.writes, written), work=moved_views(launch.work, written)))
         reads.update({v.storage: scratch.storages[v.storage] for v in launch.writes if v.storage in scratch.storages})
-    e.task(after, own.unit, Kind.R, own.micro_batch, part=own.part, stage=e.stage[forward],
-           reads={found.buffers.get(b, b) for b in e.reads[forward] - scratch.buffers.keys()},
-           writes={found.buffers.get(b) or scratch.buffers[b] for b in e.writes[forward]},
-           launches=launches, time=e.time[forward], flops=e.flops[forward], nbytes=e.bytes[forward])
+    e.again(after, forward, found | scratch, kind=Kind.R, reads=found.of(e.reads[forward] - scratch.buffers.keys()),
+            launches=launches)

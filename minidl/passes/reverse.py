@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.graph import Launch, TaskGraph
+from ..core.graph import TaskGraph
 from ..core.placement import Refused
-from ..core.tasks import Kind, unpack
+from ..core.tasks import Kind
 from .draft import Copies, Draft, Edit
 
 
@@ -96,25 +96,19 @@ def _backwards(e: Edit, row: Sequence[Block]) -> Copies:
     graph, found = e.old.graph, Copies({}, {})
     read = {e.storage_of[b] for t in np.flatnonzero(graph.kind != Kind.F).tolist() for b in e.reads[t]}
 
-    def task(at: int, like: int, copies: Copies, reads: set[int], writes: set[int], launches: Sequence[Launch]) -> None:
-        own = unpack(e.keys[like])
-        e.task(at, own.unit, Kind.R, own.micro_batch, part=own.part, stage=e.stage[like],
-               reads={copies.buffers.get(b, b) for b in reads}, writes={copies.buffers.get(b, b) for b in writes},
-               launches=[launch.moved(copies.storages) for launch in launches], time=e.time[like],
-               flops=e.flops[like], nbytes=e.bytes[like])
-
     for i, block in reversed([*enumerate(row)]):
         found |= e.copies({b for t in block.tasks for b in e.writes[t]}, "again")
         used = {*(e.storage_of[b] for t in block.tasks for b in e.writes[t]), block.inner, block.before}
         at = next(t for t in range(block.add, len(graph)) if graph.kind[t] != Kind.F
                   and used & {e.storage_of[b] for b in e.reads[t]}) - 1
         for t in block.tasks if i or block.result in read else block.tasks[:-1]:
-            task(at, t, found, e.reads[t], e.writes[t], e.launches[t])
+            e.again(at, t, found, kind=Kind.R)
         if i:  # what the first block adds to, nobody reads in the backward pass
             before = {b for b in e.reads[block.add] if e.storage_of[b] == block.before}
             (launch,), views = e.launches[block.add], {v.storage: v for v in e.launches[block.add][0].views}
             found |= e.copies(before, "reversed")
-            task(at, block.add, found, (e.reads[block.add] - before) | e.writes[block.add], before, [
-                replace(launch, kernel="sub", reads=(views[block.out], views[block.result]),
-                        writes=(views[block.before],))])
+            sub = replace(launch, kernel="sub", reads=(views[block.out], views[block.result]),
+                          writes=(views[block.before],))
+            e.again(at, block.add, found, kind=Kind.R, launches=[sub.moved(found.storages)], writes=found.of(before),
+                    reads=found.of((e.reads[block.add] - before) | e.writes[block.add]))
     return found
