@@ -1,25 +1,26 @@
 """ZB-auto: zero-bubble orders found by search, for any costs per stage, latency and activation cap.
 
-A list scheduler builds one order per `Candidate` of a grid: how many forwards each rank may be ahead, and how long it
-may idle before it fills a gap with a weight gradient. The best candidate's ranks are then changed one by one, and the
-best orders refined. Every order is priced exactly, by the timing model. Deterministic.
+A walk builds one order per rule of a grid: how many forwards each rank may be ahead, and how long it may idle before it
+fills a gap with a weight gradient. The best rule's ranks are then changed one by one, and the best orders refined.
+Every order is priced exactly, by the timing model. Deterministic.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
-from ...core.columns import Floats, Ints, run_loop
+from ...core.columns import Ints
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
-from ...core.tasks import Kind, unpack
-from .flush import one_f_one_b
+from ...core.tasks import Kind
+from .fast_forward import fast_forward_push
 from .listing import durations
 from .problem import Problem, RankOrder, schedule_of
 from .refine import SAME, refine
 from .stages import stage_graph
+from .walk import Rule, walks
 from .zero_bubble import zb_h1, zb_h2
 
 #: forwards ahead, per rank between this one and the last; the most useful first: ZB-H1, ZB-H2, and values near them
@@ -29,18 +30,6 @@ IDLE = (np.inf, 0.0, 0.5, 1.0, 2.0, 4.0, 10.0, 30.0)
 EFFORT = 3e9  #: about how many steps all candidates take together; large problems get fewer candidates
 ROUNDS = 40  #: the most rounds of changing the best candidate rank by rank
 REFINED = 4  #: how many of the best orders are refined
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """`ahead[s]`: the most forwards of rank s whose output gradient has not run. `idle`: how long a rank may idle
-    before the forwards are over; `tail`: after that. `eager`: the task that is ready first runs first; if false,
-    forwards and output gradients alternate."""
-
-    ahead: tuple[int, ...]
-    idle: float
-    tail: float
-    eager: bool
 
 
 def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
@@ -56,7 +45,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
         raise PipelineError(f"zb_auto needs one stage per rank, not {problem.chunks}")
     if not 0 < kept <= 1:
         raise PipelineError(f"kept is {kept}; it must be a share of an activation, above 0 and at most 1")
-    cap = cap_of(problem)
+    p, m, cap = problem.ranks, problem.micro_batches, cap_of(problem)
     span, makespan = lower_bounds(problem, cap, kept)
     bounds = span * (1 + SAME), makespan * (1 + SAME)
     grid = candidates(problem, cap, kept)
@@ -72,26 +61,13 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     ran = [c for c in found if found[c][0] < np.inf]
     best_of_line = {c.ahead: c for c in sorted(ran, key=found.__getitem__, reverse=True)}
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:REFINED]
-    orders = [*built(problem, cap, kept, chosen, keep=True)[2], *_handmade(problem, cap)]
-    graph = stage_graph(problem.ranks, problem.micro_batches)
-    time = durations(problem, graph)
-    tried = [refine(graph, order_of(order), time, problem.latency, cap, None, kept, bounds) for order in orders]
-    return min(tried, key=lambda found: (float(f"{found[1]:.11g}"), float(f"{found[0]:.11g}")))[2]
-
-
-def _handmade(problem: Problem, cap: float) -> list[Ints]:
-    """The kinds, rank by rank, of published orders that fit the cap, so that the search is never worse."""
-    p, m = problem.ranks, problem.micro_batches
-    fitting = [zb_h1, one_f_one_b] if cap >= min(p, m) else []
+    fitting = [zb_h1, fast_forward_push] if cap >= min(p, m) else []  # published orders, so that it is never worse
     fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
-    orders: list[Ints] = []
-    for order in fitting:
-        kinds = unpack(order(problem).keys).kind
-        joint = kinds == Kind.B
-        split = np.repeat(kinds, np.where(joint, 2, 1))
-        split[split == Kind.B] = np.tile([Kind.O, Kind.W], int(joint.sum()))
-        orders.append(split.reshape(p, 3 * m).astype(np.int8))
-    return orders
+    orders = [*(walks(problem, cap, kept, [rule])[2] for rule in chosen), *(order(problem) for order in fitting)]
+    graph = stage_graph(p, m)
+    time = durations(problem, graph)
+    tried = [refine(graph, order, time, problem.latency, cap, None, kept, bounds) for order in orders]
+    return min(tried, key=lambda found: (float(f"{found[1]:.11g}"), float(f"{found[0]:.11g}")))[2]
 
 
 def cap_of(problem: Problem) -> float:
@@ -127,7 +103,7 @@ def limit(problem: Problem) -> int:
     return max(16, int(EFFORT / (3 * problem.micro_batches * problem.ranks**2)))
 
 
-def candidates(problem: Problem, cap: float, kept: float) -> list[Candidate]:
+def candidates(problem: Problem, cap: float, kept: float) -> list[Rule]:
     """The grid: linear slopes of forwards ahead, times idle times, times both ways to choose the next task."""
     to_end = np.arange(problem.ranks)[::-1]
     work = float((problem.forward + problem.output_grad + problem.weight_grad).max()) * problem.micro_batches
@@ -135,12 +111,12 @@ def candidates(problem: Problem, cap: float, kept: float) -> list[Candidate]:
     idles = dict.fromkeys((slack, *(x * float(problem.weight_grad.max()) for x in IDLE)))
     lines = dict.fromkeys(tuple(np.minimum(int(cap), 1 + np.floor(slope * to_end + start)).astype(int).tolist())
                           for start in (0.0, 0.5, cap - 1) for slope in SLOPES)
-    grid = [Candidate(line, idle, tail, eager) for idle in idles for line in lines
-            for tail in dict.fromkeys((idle, max(idle, slack))) for eager in (False, True)]
+    grid = [Rule(line, (1, 0), idle, tail, alternate) for idle in idles for line in lines
+            for tail in dict.fromkeys((idle, max(idle, slack))) for alternate in (True, False)]
     return grid[: limit(problem)]
 
 
-def neighbours(candidate: Candidate, cap: int) -> list[Candidate]:
+def neighbours(candidate: Rule, cap: int) -> list[Rule]:
     """One forward more or less ahead, on one rank or on all ranks up to it."""
     ahead = np.array(candidate.ahead)
     rank = np.arange(len(ahead))
@@ -149,28 +125,10 @@ def neighbours(candidate: Candidate, cap: int) -> list[Candidate]:
     return [replace(candidate, ahead=line) for line in lines]
 
 
-def _spans(problem: Problem, cap: float, kept: float, batch: list[Candidate]) -> list[tuple[float, float]]:
-    """(max_span, makespan) of each candidate's schedule, rounded so that equal times compare equal."""
-    spans, makespans, _ = built(problem, cap, kept, batch)
+def _spans(problem: Problem, cap: float, kept: float, rules: list[Rule]) -> list[tuple[float, float]]:
+    """(max_span, makespan) of each rule's walk, rounded so that equal times compare equal."""
+    spans, makespans, _ = walks(problem, cap, kept, rules)
     return [(float(f"{span:.11g}"), float(f"{makespan:.11g}")) for span, makespan in zip(spans, makespans, strict=True)]
-
-
-def built(problem: Problem, cap: float, kept: float, batch: list[Candidate],
-                  keep: bool = False) -> tuple[Floats, Floats, Ints]:
-    """(max_span, makespan, order) of each candidate's schedule, infinite if it gets stuck.
-
-    An order is the kinds of each rank's tasks. Without `keep`, only the last candidate's is returned.
-    """
-    p, m, n = problem.ranks, problem.micro_batches, len(batch)
-    work = m * (problem.forward + problem.output_grad + problem.weight_grad)
-    allowed = np.array([[c.idle, c.tail] for c in batch])[:, :, None] + (work.max() - work)
-    _, after = run_loop(
-        _build, 3 * p * m * n, n, p, m, cap, kept, problem.forward, problem.output_grad, problem.weight_grad,
-        problem.latency, np.array([c.ahead for c in batch], np.int64).ravel(), allowed.ravel(),
-        np.array([c.eager for c in batch], np.int64), 3 * p * m * keep, np.zeros(p), np.zeros(p), np.zeros(p),
-        np.zeros(3 * p, np.int64), np.zeros(p * m), np.zeros(p * m), np.zeros(p, np.int64), np.zeros(p),
-        np.full(n, np.inf), np.full(n, np.inf), np.zeros((n if keep else 1) * 3 * p * m, np.int8))
-    return after.spans, after.makespans, after.orders.reshape(-1, p, 3 * m)
 
 
 def order_of(kinds: Ints) -> Schedule:
@@ -182,67 +140,3 @@ def order_of(kinds: Ints) -> Schedule:
             micro[kind == k] = np.arange(len(kind) // 3)
         orders.append(RankOrder(kind, np.full(len(kind), rank), micro))
     return schedule_of(orders)
-
-
-def _build(n, p, m, cap, kept, f, o, w, c, ahead, allowed, eager, stride,  # type: ignore[no-untyped-def]
-                   free, first, idle, count, f_end, o_end, action, at, spans, makespans, orders):
-    """In order of time: each free rank runs a ready task, a gradient before a forward before a W that fills a gap."""
-    never = 1e308
-    for i in range(n):
-        for s in range(p):
-            free[s], first[s], idle[s] = 0.0, -1.0, 0.0
-        for s in range(3 * p):
-            count[s] = 0
-        for s in range(p * m):
-            f_end[s] = o_end[s] = never
-        low, high, stuck = 0, p, False
-        for _ in range(3 * p * m):
-            for s in range(low, high):  # the next task of each rank, and when it starts
-                now = free[s]
-                nf, no, nw = count[3 * s], count[3 * s + 1], count[3 * s + 2]
-                f_at = o_at = never
-                turn = nf < m and nf - no < ahead[i * p + s]
-                if turn:
-                    f_at = 0.0 if s == 0 else f_end[(s - 1) * m + nf] + c
-                if no < nf and (eager[i] == 1 or not turn):
-                    o_at = f_end[s * m + no] if s == p - 1 else o_end[(s + 1) * m + no] + c
-                full = nf - no + kept * (no - nw) + 1 > cap + 1e-9
-                k, start = 1, o_at
-                if not full and f_at < o_at and o_at > now:
-                    k, start = 0, f_at
-                start = max(start, now)
-                if nw < no and start > now:
-                    budget = allowed[(2 * i + (nf == m)) * p + s]
-                    gap = start - now
-                    if (full and f_at < o_at) or gap >= w[s] * (1 - 1e-12) or idle[s] + gap > budget * (1 + 1e-12):
-                        k, start = 2, now
-                action[s], at[s] = k, start
-            s = 0
-            for r in range(1, p):
-                if at[r] < at[s]:
-                    s = r
-            if at[s] >= never:
-                stuck = True
-                break
-            k, start = action[s], at[s]
-            done = 3 * s + k
-            orders[i * stride + 3 * m * s + count[3 * s] + count[3 * s + 1] + count[3 * s + 2]] = k
-            if first[s] < 0:
-                first[s] = start
-            else:
-                idle[s] += start - free[s]
-            if k == 0:
-                free[s] = start + f[s]
-                f_end[s * m + count[done]] = free[s]
-            elif k == 1:
-                free[s] = start + o[s]
-                o_end[s * m + count[done]] = free[s]
-            else:
-                free[s] = start + w[s]
-            count[done] += 1
-            low, high = max(0, s - 1), min(p, s + 2)
-        if not stuck:
-            spans[i] = makespans[i] = 0.0
-            for s in range(p):
-                spans[i] = max(spans[i], free[s] - first[s])
-                makespans[i] = max(makespans[i], free[s])
