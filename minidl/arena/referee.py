@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import schedulers
+from ..core.columns import grouped
 from ..core.machine import PlanError
 from ..core.placement import PipelineError
 from ..core.schedule import ScheduleError
@@ -84,12 +85,9 @@ def ranked(entries: Sequence[Entry]) -> list[tuple[int, Entry]]:
 def board(results: Sequence[tuple[Task, Sequence[Entry]]]) -> list[dict[str, Any]]:
     """Entries over all problems, the best first: `score` is the mean of bound / period, 0 for a problem without a
     valid order."""
-    scores: dict[str, list[float]] = {}
-    own = {}
-    for task, entries in results:
-        for e in entries:
-            own[e.name] = e.own
-            scores.setdefault(e.name, []).append(0.0 if e.price is None else task.bound / e.price.period)
+    own = {e.name: e.own for _, entries in results for e in entries}
+    scores = grouped((e.name, 0.0 if e.price is None else task.bound / e.price.period)
+                     for task, entries in results for e in entries)
     rows = [{"entry": name, "own": own[name], "solved": sum(s > 0 for s in each), "score": sum(each) / len(results)}
             for name, each in scores.items()]
     return sorted(rows, key=lambda row: (-float(f"{row['score']:.12g}"), row["entry"]))

@@ -6,6 +6,7 @@ import inspect
 from dataclasses import asdict
 from typing import Any
 
+from ..core.columns import grouped
 from ..devices import device as devices
 from ..devices.device import DeviceError
 from ..kernels import KERNELS
@@ -17,12 +18,8 @@ from .values import nearest
 
 def families() -> dict[str, list[str]]:
     """Family (the file in kernels/) -> its kernels, in the order in which they are defined."""
-    found: dict[str, list[str]] = {}
-    for name, kernel in KERNELS.items():
-        where = kernel.reference.__module__
-        if where.startswith("minidl.kernels."):
-            found.setdefault(where.rpartition(".")[2], []).append(name)
-    return found
+    files = ((kernel.reference.__module__, name) for name, kernel in KERNELS.items())
+    return grouped((file.rpartition(".")[2], name) for file, name in files if file.startswith("minidl.kernels."))
 
 
 def run(arguments: Any) -> int:

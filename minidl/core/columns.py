@@ -8,7 +8,7 @@ So small graphs never pay for compilation, and graphs of ten million tasks never
 thousands of plans. Proof and simulator share `run_lanes`: earliest starts in lane order, where tasks do not slow each
 other down, so that lanes can be timed one by one. The proof counts in unit time, the simulator in the tasks' own times.
 
-This module knows arrays alone.
+This module knows arrays and lists alone.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 T = TypeVar("T")
+K = TypeVar("K")
 Ints = NDArray[np.integer[Any]]
 Floats = NDArray[np.floating[Any]]
 
@@ -43,6 +44,14 @@ def offsets(sizes: Any) -> Any:
     """Where each of these sizes begins if they follow each other, and where the last one ends, int64."""
     found = np.zeros(len(sizes) + 1, np.int64)
     np.cumsum(sizes, out=found[1:])
+    return found
+
+
+def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
+    """Each first of these pairs -> its seconds; all in the order of the pairs."""
+    found: dict[K, list[T]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
     return found
 
 

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import grouped
 from ..kernels import Thunk
 
 Program = list[Callable[[], Any]]
@@ -174,16 +175,13 @@ class Threads:
     def _build(self) -> None:
         """Makes the program of each lane: for each task its waits, its kernel calls, its records."""
         self._events.clear()
-        awaited: dict[int, list[Thunk]] = {}
-        records: dict[int, list[Thunk]] = {}
-        for waiter, source in self.work.waits:
-            event = Event()
-            self._events.append(event)
-            awaited.setdefault(waiter, []).append(event.wait)
-            records.setdefault(source, []).append(event.record)
+        work = self.work
+        self._events += [Event() for _ in work.waits]
+        ends = [*zip(work.waits, self._events, strict=True)]
+        awaited = grouped((waiter, event.wait) for (waiter, _), event in ends)
+        records = grouped((source, event.record) for (_, source), event in ends)
         self._programs: list[Program] = []
         self._tasks: list[list[int]] = []  # for every call of a program, the task to which it belongs
-        work = self.work
         for lane, tasks in enumerate(work.tasks):
             program: Program = []
             owners: list[int] = []

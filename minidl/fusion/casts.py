@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ..core.columns import grouped
 from ..core.graph import Launch, Role, View
 from ..core.tasks import Kind
 from ..devices.device import strides_of
@@ -19,11 +20,8 @@ def casts(draft: Draft) -> None:
 
 
 def _parameters(draft: Draft) -> None:
-    found = [(i, launch) for i, entry in draft.numbered() if draft.kind(i) == Kind.F
-             for launch in entry.launches if _rounds(draft, i, launch)]
-    alike: dict[str, list[tuple[int, Launch]]] = {}
-    for i, launch in found:
-        alike.setdefault(launch.writes[0].dtype, []).append((i, launch))
+    alike = grouped((launch.writes[0].dtype, (i, launch)) for i, entry in draft.numbered() if draft.kind(i) == Kind.F
+                    for launch in entry.launches if _rounds(draft, i, launch))
     for dtype, group in alike.items():
         first, launches = group[0][0], [launch for _, launch in group]
         for i, launch in group:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Rows
+from ..core.columns import Rows, grouped
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import repack
 from ..devices.device import whole
@@ -43,9 +43,7 @@ class Draft:
             DraftTask(t, graph.launches[t], set(graph.reads[t].tolist()), set(graph.writes[t].tolist()),
                       float(graph.flops[t]), int(graph.unit[t])) for t in range(len(graph))]
         self.units = list(graph.unit_names)
-        of_storage: dict[int, list[int]] = {}
-        for buffer, storage in enumerate(graph.buffer_storage.tolist()):
-            of_storage.setdefault(storage, []).append(buffer)
+        of_storage = grouped((storage, buffer) for buffer, storage in enumerate(graph.buffer_storage.tolist()))
         self._buffer = {s: buffers[0] for s, buffers in of_storage.items() if len(buffers) == 1}
         self.kept = {self._buffer[v.storage] for v in graph.outputs if v.storage in self._buffer}
         self._readers: dict[int, list[int]] = {}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from ..core.columns import grouped
 from ..core.graph import Launch, View
 from .draft import Draft
 
@@ -19,10 +19,8 @@ def updates(draft: Draft) -> None:
     if len(tasks) < 2:
         return
     launches = [launch for i in tasks for launch in draft[i].launches]
-    alike: dict[Any, list[Launch]] = {}
-    for launch in launches:
-        if launch.kernel in UPDATES:
-            alike.setdefault((launch.kernel, len(launch.writes), _shared(launch), launch.constants), []).append(launch)
+    alike = grouped(((launch.kernel, len(launch.writes), _shared(launch), launch.constants), launch)
+                    for launch in launches if launch.kernel in UPDATES)
     many = [draft.launch(*_many(same), **dict(same[0].constants), count=len(same)) for same in alike.values()]
     rest = [launch for launch in launches if launch.kernel not in UPDATES]
     draft.merge(tasks[-1], tasks[:-1], [*rest, *(launch for launch, _ in many)], [],

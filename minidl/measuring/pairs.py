@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.columns import grouped
 from ..core.graph import TaskGraph
 from ..devices.lanes import Program, Stream, run_program
 from ..pricing.corun import CoRun
@@ -43,9 +44,7 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
             for call in bound.thunks(task):
                 call()
     duration = cost.durations(graph)
-    members: dict[str, list[int]] = {}
-    for task in range(len(graph)):
-        members.setdefault(groups.get(graph.name(task), ""), []).append(task)
+    members = grouped((groups.get(graph.name(task), ""), task) for task in range(len(graph)))
     pieces = {name: _piece(members[name], duration) for name in {g for pair in pairs for g in pair}}
     alone = {name: max(float(duration[piece].sum()), 1.0) for name, piece in pieces.items()}
 

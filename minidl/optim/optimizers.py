@@ -14,6 +14,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.initial import constant
 from ..autograd.tensor import Parameter, Tensor, add_uses, host_storage, new
+from ..core.columns import grouped
 from ..core.graph import Role
 from ..core.tasks import Kind
 from ..devices import device as devices
@@ -137,13 +138,11 @@ class Optimizer:
     def groups(self) -> Iterator[tuple[int, list[int]]]:
         """(unit, indices of the parameters whose gradients it has computed), in the order of the parameters."""
         tape = tapes.current()
-        groups: dict[int, list[int]] = {}
         for p in self.parameters:
             tape.remember(p)
         add_uses([p for p in self.parameters if not p.used])
-        for i, p in enumerate(self.parameters):
-            if p.uses and not p.used and p.grad_unit is not None:
-                groups.setdefault(p.grad_unit, []).append(i)
+        groups = grouped((p.grad_unit, i) for i, p in enumerate(self.parameters)
+                         if p.uses and not p.used and p.grad_unit is not None)
         if not groups:
             raise RuntimeError("no parameter has a gradient; call backward first")
         yield from groups.items()

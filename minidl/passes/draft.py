@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows
+from ..core.columns import Floats, Ints, Rows, grouped
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
@@ -205,10 +205,7 @@ class Edit:
 
     def buffers_of(self, task: int) -> dict[int, list[int]]:
         """Storage -> its buffers that the task accesses."""
-        found: dict[int, list[int]] = {}
-        for b in sorted(self.reads[task] | self.writes[task]):
-            found.setdefault(self.storage_of[b], []).append(b)
-        return found
+        return grouped((self.storage_of[b], b) for b in sorted(self.reads[task] | self.writes[task]))
 
     # ----------------------------------------------------------------------------------------------------------- tasks
     def unit(self, name: str = "") -> int:

@@ -8,6 +8,7 @@ half, so sums and updates of one half have the other half's time. When a loop be
 
 from __future__ import annotations
 
+from ..core.columns import grouped
 from ..core.graph import Launch, Role
 from ..core.placement import Refused
 from ..core.tasks import Kind
@@ -34,9 +35,8 @@ def in_halves(draft: Draft) -> Draft:
             e.use(t, guess)
     spent = {int(b) for row in gradients(graph).values() for b in row}
     half = e.copies(spent, "first half", role=Role.GRADIENT)
-    ends: dict[int, list[int]] = {}  # the last task of the first half that adds to gradients -> these
-    for b in sorted(spent):
-        ends.setdefault(max(t for t in first if b in e.writes[t]), []).append(b)
+    # the last task of the first half that adds to gradients -> these
+    ends = grouped((max(t for t in first if b in e.writes[t]), b) for b in sorted(spent))
     for t, added in ends.items():  # the mean of its micro-batches
         nbytes = sum(int(graph.buffer_bytes[b]) for b in added)
         e.task(t, int(graph.unit[t]), Kind.W, count, part=graph[t].part, stage=e.stage[t], reads=added, nbytes=nbytes,

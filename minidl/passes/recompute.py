@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import Ints, grouped
 from ..core.graph import Launch, Role, TaskGraph, moved_views
 from ..core.tasks import Cuts, Kind
 from .draft import Copies, Draft, Edit
@@ -55,9 +55,7 @@ def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     graph = draft.graph
     maker = {b: t for t in runs_again(graph, dropped, draft.stage) for b in graph.writes[t].tolist()
              if graph.buffer_role[b] == Role.ACTIVATION.number}
-    together: dict[int, list[int]] = {}
-    for b in maker:
-        together.setdefault(int(graph.buffer_storage[b]), []).append(b)
+    together = grouped((int(graph.buffer_storage[b]), b) for b in maker)
     e, buffers, storages, done = draft.edit(), dict[int, int](), dict[int, int](), set[int]()
     for t in np.flatnonzero(graph.kind != Kind.F).tolist():
         todo = [maker[b] for b in graph.reads[t].tolist() if b in maker]

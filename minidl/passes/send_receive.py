@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Ints, Rows, run_loop
+from ..core.columns import Ints, Rows, grouped, run_loop
 from ..core.graph import ROLES, Role, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
@@ -200,9 +200,7 @@ def _begins(graph: TaskGraph, rank: Ints, made: Ints, read: Ints) -> Ints:
     `read` read what tasks `made` have made in the iteration before."""
     ranks = int(rank.max(initial=0)) + 1
     preds = [graph.preds[t].tolist() for t in range(len(graph))]
-    before: dict[int, list[int]] = {}
-    for p, t in zip(made.tolist(), read.tolist(), strict=True):
-        before.setdefault(t, []).append(p)
+    before = grouped(zip(read.tolist(), made.tolist(), strict=True))
     free, end, begin = (np.zeros(count, np.int64) for count in (ranks, len(graph), ranks))
     for _ in range(ranks + 2):
         begin[:] = -1

@@ -8,14 +8,14 @@ found whatever the drawn order.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ..autograd import tape as tapes
-from ..core.columns import Ints
+from ..core.columns import Ints, Rows, grouped
 from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..devices.lanes import run_program
@@ -122,22 +122,21 @@ def _launches(graph: TaskGraph, bound: Bound, task: int) -> list[tuple[Collectio
             for launch in graph.launches[task]]
 
 
+def in_turn(lanes: Iterable[Sequence[int]], waits: Iterable[Any], random: np.random.Generator) -> Iterator[int]:
+    """The tasks of lanes, in a random order that waits (waiter, source) allow. It ends where every lane waits."""
+    left, awaited, done = [[*tasks][::-1] for tasks in lanes], grouped(waits), set[int]()
+    while ready := [lane for lane in left if lane and done.issuperset(awaited.get(lane[-1], ()))]:
+        done.add(task := ready[int(random.integers(len(ready)))].pop())
+        yield task
+
+
 def random_order(graph: TaskGraph, schedule: Schedule, waits: Ints, random: np.random.Generator) -> list[int]:
     """A random order in which the lanes may run under these waits, as task ids."""
-    ids = schedule.ids(graph)
-    lanes = [ids[schedule.ptr[i] : schedule.ptr[i + 1]].tolist()[::-1] for i in range(len(schedule.lanes))]
-    awaited: dict[int, list[int]] = {}
-    for waiter, source in np.asarray(waits).reshape(-1, 2).tolist():
-        awaited.setdefault(waiter, []).append(source)
-    done: set[int] = set()
-    order: list[int] = []
-    while any(lanes):
-        ready = [lane for lane in lanes if lane and all(s in done for s in awaited.get(lane[-1], []))]
-        if not ready:
-            raise schedule.error("deadlock: every lane waits", [int(graph.keys[lane[-1]]) for lane in lanes if lane])
-        task = ready[int(random.integers(len(ready)))].pop()
-        done.add(task)
-        order.append(task)
+    lanes = Rows(schedule.ptr, schedule.ids(graph)).lists()
+    order = [*in_turn(lanes, np.asarray(waits).reshape(-1, 2).tolist(), random)]
+    if len(order) < len(schedule):
+        stuck = [left[0] for lane in lanes if (left := [t for t in lane if t not in order])]
+        raise schedule.error("deadlock: every lane waits", [int(graph.keys[t]) for t in stuck])
     return order
 
 

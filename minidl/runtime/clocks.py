@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
+from ..core.columns import grouped
 from ..core.graph import TaskGraph
 from .version_log import VersionRead
 
@@ -32,9 +33,7 @@ def logged(entries: Iterable[VersionRead], graph: TaskGraph, name: str) -> Clock
     """The clock of a rank's part of the log of this name, in the order in which the rank wrote it. It raises ValueError
     for a log of another run."""
     place = {int(key): t for t, key in enumerate(graph.keys)}
-    steps: dict[int, list[Event]] = {}
-    for e in entries:
-        steps.setdefault(e.step, []).append((place.get(e.key, -1), e.source))
+    steps = grouped((e.step, (place.get(e.key, -1), e.source)) for e in entries)
 
     def clock(step: int, events: list[Event], arrived: Callable[[], list[Event]]) -> list[Event]:
         own, found = iter([event for event in events if event[1] < 0]), list[Event]()

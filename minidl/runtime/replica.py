@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Rows
+from ..core.columns import Rows, grouped
 from ..core.graph import Role, TaskGraph, derive_edges
 from ..core.tasks import Kind, task_name, unpack
 from ..plans.memory import MemoryPlan
@@ -130,9 +130,7 @@ class Replayed:
 
     def __init__(self, graph: TaskGraph, entries: Iterable[VersionRead], name: str, device: Any = None) -> None:
         self._replica, self._name, self._step = Replica(graph, device=device), name, 0
-        self._versions, self._steps = Counter[tuple[int, int]](), dict[int, list[VersionRead]]()
-        for e in entries:
-            self._steps.setdefault(e.step, []).append(e)
+        self._versions, self._steps = Counter[tuple[int, int]](), grouped((e.step, e) for e in entries)
 
     def __call__(self, *inputs: Any) -> Any:
         """The results of the next step. Raises ValueError if the log does not have it, or is of another step."""

@@ -32,7 +32,7 @@ from ..passes.offload import EACH, Moves, offload
 from ..passes.recompute import recompute
 from ..passes.rewrite import rename, unroll
 from ..passes.split import split
-from ..runtime.checking import random_schedule
+from ..runtime.checking import in_turn, random_schedule
 from ..runtime.comm.loopback import run_ranks
 from ..runtime.executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
 
@@ -362,22 +362,14 @@ class _RandomLanes:
     """Lanes as a device has them, see `minidl.devices.lanes`."""
 
     def __init__(self, work: Work, choices: np.random.Generator) -> None:
-        self.tasks, self.choices = work.tasks, choices
+        self.work, self.choices = work, choices
         self.calls = {t: work.calls(t, None) for tasks in work.tasks for t in tasks}
-        self.awaited: dict[int, set[int]] = {}
-        for waiter, source in work.waits:
-            self.awaited.setdefault(waiter, set()).add(source)
 
     def run(self) -> None:
-        queues, done = [list(tasks)[::-1] for tasks in self.tasks], set[int]()
-        while any(queues):
-            ready = [lane for lane, queue in enumerate(queues) if queue and self.awaited.get(queue[-1], set()) <= done]
-            lane = ready[int(self.choices.integers(len(ready)))]
-            task = queues[lane].pop()
+        for task in in_turn(self.work.tasks, self.work.waits, self.choices):
             stop = run_program(self.calls[task])
             if stop.error is not None:
-                raise LaneError(stop.error, task, lane)
-            done.add(task)
+                raise LaneError(stop.error, task, next(i for i, own in enumerate(self.work.tasks) if task in own))
 
     def close(self) -> None:
         """Does nothing: there are no threads."""
