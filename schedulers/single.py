@@ -19,11 +19,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
+from ..core.columns import Floats
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind, widths
+from ..passes.boundary import Mask
 from ..pricing.cost import CostModel, Cross, counts_up_to, most_streams
 from ..pricing.simulation import Lanes, around, times
 from .ordered import Ordered
@@ -92,55 +93,38 @@ def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     needed = np.zeros(len(graph), bool)
     needed[producer[feeds_chain]] = True
     side &= ~(needed & (graph.kind == Kind.W))
-    return in_ready_order(graph, cost.durations(graph), side.astype(np.int64), ["main"], _names(streams)[1:])
+    return in_ready_order(graph, cost.durations(graph), side, _names(streams))
 
 
 def _names(streams: int) -> list[str]:
     return ["main", *(f"sub{i}" if streams > 2 else "sub" for i in range(streams - 1))]
 
 
-def in_ready_order(graph: TaskGraph, duration: Floats, group: Ints, *lanes: list[str]) -> Schedule:
-    """Each task on a lane of its group (`lanes[group[t]]`), in the order in which tasks become ready.
-
-    The first group keeps the recorded order. Ties go to the task recorded first and the lane named first.
-    """
-    missing = np.diff(graph.preds.ptr).tolist()
-    ready_at = [0.0] * len(graph)
-    free = {name: 0.0 for names in lanes for name in names}
-    orders: dict[str, list[int]] = {name: [] for names in lanes for name in names}
-    waiting: list[list[tuple[float, int]]] = [[] for _ in lanes]
-    groups, durations = group.tolist(), duration.tolist()
-
-    def release(task: int) -> None:
-        g = groups[task]
-        heapq.heappush(waiting[g], (ready_at[task] if g else float(task), task))
-
-    for task, n in enumerate(missing):
-        if not n:
-            release(task)
-    recorded = [t for t in range(len(graph)) if not groups[t]]
-    at = 0
+def in_ready_order(graph: TaskGraph, duration: Floats, side: Mask, names: list[str]) -> Schedule:
+    """Tasks that are not on the side on the first lane in recorded order, the others on the other lanes in the order in
+    which they become ready. Ties go to the first lane, to the task recorded first and to the lane named first."""
+    missing, ready_at = np.diff(graph.preds.ptr).tolist(), [0.0] * len(graph)
+    free = dict.fromkeys(names, 0.0)
+    orders: dict[str, list[int]] = {name: [] for name in names}
+    recorded = iter(np.flatnonzero(~side).tolist())
+    following = next(recorded, -1)
+    waiting = [(0.0, t) for t in np.flatnonzero(side).tolist() if not missing[t]]  # a heap: when a task is ready
     for _ in range(len(graph)):
-        best: tuple[float, int, str] | None = None
-        for g, names in enumerate(lanes):
-            if not waiting[g] or (g == 0 and waiting[0][0][1] != recorded[at]):
-                continue
-            lane = min(names, key=lambda name: free[name])
-            task = waiting[g][0][1]
-            start = max(free[lane], ready_at[task])
-            if best is None or (start, g) < (best[0], groups[best[1]]):
-                best = (start, task, lane)
-        assert best is not None, "the recorded order is always possible"
-        start, task, lane = best
-        heapq.heappop(waiting[groups[task]])
-        at += groups[task] == 0
+        task, lane = following, names[0]
+        start = max(free[lane], ready_at[task]) if task >= 0 and not missing[task] else np.inf
+        other = min(names[1:], key=free.__getitem__)
+        if waiting and max(free[other], waiting[0][0]) < start:
+            (at, task), lane = heapq.heappop(waiting), other
+            start = max(free[lane], at)
+        else:
+            following = next(recorded, -1)
         orders[lane].append(task)
-        end = free[lane] = start + durations[task]
+        end = free[lane] = start + duration[task]
         for s in graph.succs[task].tolist():
             ready_at[s] = max(ready_at[s], end)
             missing[s] -= 1
-            if not missing[s]:
-                release(s)
+            if side[s] and not missing[s]:
+                heapq.heappush(waiting, (ready_at[s], s))
     return Schedule.of(graph, {Lane(0, name): order for name, order in orders.items()})
 
 

@@ -44,7 +44,7 @@ def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[s
             made = as_ordered(order(problem), name, order)
             found[name] = makespan(problem, made.schedule), made
         except (PipelineError, CapError) as error:  # numbers that it does not accept, or more activations than the cap
-            why = getattr(error, "message", None) or str(error)
+            why = reason(error)
     if not found:
         raise PipelineError(why)
     name = min(found, key=lambda name: float(f"{found[name][0]:.11g}"))
@@ -52,6 +52,11 @@ def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[s
     made = found[name][1]
     return name, replace(made, notes=with_choices(made.notes, {
         "choices": {what: {"picked": name, "makespans": makespans}}}))
+
+
+def reason(error: Exception) -> str:
+    """The message of an error, without the grid in which a task is marked."""
+    return str(getattr(error, "message", None) or error)
 
 
 def with_choices(notes: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,17 +18,17 @@ from ...core.schedule import Schedule
 from ...core.tasks import Kind, pack
 from ..ordered import Ordered
 from .choice import Order, best_order
+from .flush import same_stage
 from .listing import work_conserving
 from .looped import modulo
 from .problem import Problem, RankOrder, schedule_of
-from .zero_bubble import lagging
 
 
 def fast_forward_strict(problem: Problem) -> Schedule:
     """All F, all O, all W on every rank (defined here): makespan (m+p-1)(F+O) + mW + 2(p-1)c, peak m."""
     m = problem.micro_batches
     kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m), np.tile(np.arange(m), 3)
-    return schedule_of([RankOrder(kind, np.full(3 * m, rank), micro_batch) for rank in range(problem.ranks)])
+    return schedule_of([RankOrder(kind, rank, micro_batch) for rank in range(problem.ranks)])
 
 
 def fast_forward(problem: Problem) -> Schedule:
@@ -37,10 +37,10 @@ def fast_forward(problem: Problem) -> Schedule:
     p, m = problem.ranks, problem.micro_batches
     micro_batch = np.arange(m)
     twice = np.repeat(micro_batch, 2)
-    orders = [RankOrder(np.concatenate([np.full(m, Kind.F), np.tile([Kind.O, Kind.W], m)]), np.full(3 * m, rank),
-                    np.concatenate([micro_batch, twice])) for rank in range(p - 1)]
-    orders.append(RankOrder(np.concatenate([np.tile([Kind.F, Kind.O], m), np.full(m, Kind.W)]), np.full(3 * m, p - 1),
-                        np.concatenate([twice, micro_batch])))
+    orders = [RankOrder(np.append(np.full(m, Kind.F), np.tile([Kind.O, Kind.W], m)), rank,
+                        np.append(micro_batch, twice)) for rank in range(p - 1)]
+    orders.append(RankOrder(np.append(np.tile([Kind.F, Kind.O], m), np.full(m, Kind.W)), p - 1,
+                            np.append(twice, micro_batch)))
     return schedule_of(orders)
 
 
@@ -73,13 +73,7 @@ def fast_forward_push(problem: Problem) -> Schedule:
 
     Needs m > p: otherwise nothing is pushed; use `fast_forward`.
     """
-    p, m = problem.ranks, problem.micro_batches
-    micro_batch = np.arange(m)
-    orders = []
-    for rank in range(p):
-        tasks = np.full(m, rank), micro_batch
-        orders.append(lagging(tasks, tasks, min(p - rank, m), 0))
-    return schedule_of(orders)
+    return same_stage(problem, lambda rank: problem.ranks - rank, lambda rank: 0)
 
 
 def fast_forward_push_released(problem: Problem) -> Ordered:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from ...core.columns import Ints
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import Kind
 from .problem import Problem, RankOrder, schedule_of
+
+Tasks = tuple[Ints | int, Ints]  #: stages (one number if all are equal) and micro-batches, in order
 
 
 def gpipe(problem: Problem) -> Schedule:
@@ -15,14 +20,12 @@ def gpipe(problem: Problem) -> Schedule:
     m = problem.micro_batches
     kind = np.repeat([Kind.F, Kind.B], m)
     micro_batch = np.tile(np.arange(m), 2)
-    return schedule_of([RankOrder(kind, np.full(2 * m, rank), micro_batch) for rank in range(problem.ranks)])
+    return schedule_of([RankOrder(kind, rank, micro_batch) for rank in range(problem.ranks)])
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
     """p - s forwards on rank s, then one backward, one forward in turn (DAPPLE, 2020). Peak p - s, GPipe's bubble."""
-    p, m = problem.ranks, problem.micro_batches
-    return schedule_of([alternate(min(p - rank, m), np.arange(m), np.full(m, rank), np.arange(m), np.full(m, rank))
-                        for rank in range(p)])
+    return same_stage(problem, lambda rank: problem.ranks - rank)
 
 
 def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
@@ -32,9 +35,8 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
     """
     p, m, v = problem.ranks, problem.micro_batches, problem.chunks
     size = checked_round(problem, round_size)
-    sides = [rounds(rank, p, m, v, size) for rank in range(p)]
-    return schedule_of([alternate(min((v - 1) * size + 2 * (p - 1 - rank), m * v - 1) + 1, *forward[::-1],
-                                  *backward[::-1]) for rank, (forward, backward) in enumerate(sides)])
+    return schedule_of([in_turn(*rounds(rank, p, m, v, size), (v - 1) * size + 2 * (p - 1 - rank) + 1)
+                        for rank in range(p)])
 
 
 def checked_round(problem: Problem, round_size: int | None) -> int:
@@ -52,8 +54,7 @@ def checked_round(problem: Problem, round_size: int | None) -> int:
     return size
 
 
-def rounds(rank: int, p: int, m: int, v: int, size: int
-           ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+def rounds(rank: int, p: int, m: int, v: int, size: int) -> tuple[Tasks, Tasks]:
     """(stage, micro-batch) of the forwards and of the backwards of a rank, in rounds of `size` micro-batches."""
     i = np.arange(m * v)
     micro_batch = i // (size * v) * size + i % size
@@ -61,13 +62,26 @@ def rounds(rank: int, p: int, m: int, v: int, size: int
     return (chunk * p + rank, micro_batch), ((v - 1 - chunk) * p + rank, micro_batch)
 
 
-def alternate(warm_up: int, f_micro: np.ndarray, f_stage: np.ndarray, b_micro: np.ndarray,
-               b_stage: np.ndarray) -> RankOrder:
-    """`warm_up` forwards, then backward and forward in turn, then the remaining backwards."""
-    n = len(f_micro)
-    place_f = np.where(np.arange(n) < warm_up, np.arange(n), 2 * np.arange(n) - warm_up + 1)
-    place_b = np.where(np.arange(n) < n - warm_up, warm_up + 2 * np.arange(n), n + np.arange(n))
-    kind, stage, micro = np.empty(2 * n, np.int8), np.empty(2 * n, np.int32), np.empty(2 * n, np.int32)
-    kind[place_f], stage[place_f], micro[place_f] = Kind.F, f_stage, f_micro
-    kind[place_b], stage[place_b], micro[place_b] = Kind.B, b_stage, b_micro
+def in_turn(forward: Tasks, backward: Tasks, warm_up: int, lag: int | None = None) -> RankOrder:
+    """`warm_up` forwards; then in turn O, the W of `lag` backwards before, F; then the remaining W. Without `lag`, B in
+    place of O and no W."""
+    n = len(forward[1])
+    i = np.arange(n)
+    warm_up, late = min(warm_up, n), n if lag is None else min(lag, n)
+    place_o = warm_up + i + np.maximum(0, i - late) + np.minimum(i, n - warm_up)
+    place_f = np.where(i < warm_up, i, 0)
+    place_f[warm_up:] = place_o[: n - warm_up] + 1 + (i[: n - warm_up] >= late)
+    place_w = np.concatenate([place_o[late:] + 1, 3 * n - late + i[:late]])
+    parts = [(place_f, Kind.F, forward), (place_o, Kind.B if lag is None else Kind.O, backward),
+             (place_w, Kind.W, backward)][: 2 if lag is None else 3]
+    kind, stage, micro = (np.empty(len(parts) * n, np.int64) for _ in range(3))
+    for place, which, (stages, micro_batches) in parts:
+        kind[place], stage[place], micro[place] = which, stages, micro_batches
     return RankOrder(kind, stage, micro)
+
+
+def same_stage(problem: Problem, warm_up: Callable[[int], int], lag: Callable[[int], int] | None = None) -> Schedule:
+    """`in_turn` on one stage per rank; `warm_up` and `lag` by rank."""
+    micro_batch = np.arange(problem.micro_batches)
+    return schedule_of([in_turn((rank, micro_batch), (rank, micro_batch), warm_up(rank), lag and lag(rank))
+                        for rank in range(problem.ranks)])

@@ -12,7 +12,7 @@ Deterministic. It knows only the layers' times: the proof of the plan checks the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,7 +22,7 @@ from ...core.columns import Floats, Ints
 from ...core.placement import PLACEMENTS, PipelineError, Placement
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered
-from .choice import Order, makespan
+from .choice import Order, makespan, reason
 from .fast_forward import fast_forward_greedy
 from .flush import interleaved, one_f_one_b
 from .hanayo import hanayo
@@ -80,35 +80,23 @@ def notes(found: list[Arrangement], best: Arrangement) -> dict[str, Any]:
 
 def arrangements(problem: Problem) -> list[Arrangement]:
     """All candidates that keep the cap, the fastest first. Raises PipelineError if there is none."""
-    found: list[Arrangement] = []
-    why = "no policy accepts these numbers"
-    for kind, place in _placements(problem):
-        for stage_of_layer in _cuts(problem, place):
-            for policy, order in ORDERS[kind].items():
-                try:
-                    found.append(_tried(problem, place, stage_of_layer, policy, order))
-                except (PipelineError, CapError) as error:
-                    why = getattr(error, "message", None) or str(error)
-    found.sort(key=_time)
+    made = [_tried(problem, place, cut, policy, order) for kind, place in _placements(problem)
+            for cut in _cuts(problem, place) for policy, order in ORDERS[kind].items()]
+    found = _fastest_first(made)
     for kind, chunks, policy, order in SEARCHES:
-        if chunks * problem.ranks > problem.stages:
-            continue
-        place = PLACEMENTS[kind](problem.ranks, chunks)
-        cut = next((a.stage_of_layer for a in found if a.problem.chunks == chunks and a.policy in ORDERS[kind]),
-                   _cuts(problem, place)[-1])
-        try:
-            found.append(_tried(problem, place, cut, policy, order))
-        except (PipelineError, CapError) as error:
-            why = getattr(error, "message", None) or str(error)
+        if chunks * problem.ranks <= problem.stages:
+            place = PLACEMENTS[kind](problem.ranks, chunks)
+            cut = next((a.stage_of_layer for a in found if a.problem.chunks == chunks and a.policy in ORDERS[kind]),
+                       _cuts(problem, place)[-1])
+            made.append(_tried(problem, place, cut, policy, order))
+    found = _fastest_first(made)
     if not found:
-        raise PipelineError(f"joint: {why}")
-    found.sort(key=_time)
-    room = EFFORT
-    for start in found[:MOVED]:
-        if start.policy in {policy for kind in ORDERS for policy in ORDERS[kind]}:
-            made, room = _moved(problem, start, room)
-            found += made
-    return sorted(found, key=_time)
+        raise PipelineError(f"joint: {made[-1] if made else 'no policy accepts these numbers'}")
+    return _fastest_first([*found, *_moved(problem, found[:MOVED])])
+
+
+def _fastest_first(made: Sequence[Arrangement | str]) -> list[Arrangement]:
+    return sorted((each for each in made if isinstance(each, Arrangement)), key=_time)
 
 
 def _time(arrangement: Arrangement) -> float:
@@ -139,13 +127,10 @@ def _even_ranks(time: np.ndarray, stage_of_layer: Ints, place: Placement) -> Int
         stage = np.bincount(stage_of_layer, time, place.stages)
         return float(np.bincount(place.table[0], stage).max()), float(stage.max())
 
-    now = load(stage_of_layer)
-    while True:
-        each = [(load(other), i) for i, other in enumerate(_neighbours(stage_of_layer))]
-        best, i = min(each, default=(now, 0))
-        if not best < now:
-            return stage_of_layer
-        now, stage_of_layer = best, list(_neighbours(stage_of_layer))[i]
+    best = stage_of_layer
+    while load(best := min(_neighbours(stage_of_layer), key=load, default=best)) < load(stage_of_layer):
+        stage_of_layer = best
+    return stage_of_layer
 
 
 def _neighbours(stage_of_layer: Ints) -> Iterator[Ints]:
@@ -159,37 +144,35 @@ def _neighbours(stage_of_layer: Ints) -> Iterator[Ints]:
                 yield other
 
 
-def _tried(problem: Problem, place: Placement, stage_of_layer: Ints, policy: str, order: Order) -> Arrangement:
-    """The policy's arrangement for this cut. Raises PipelineError for numbers that the policy does not accept, CapError
-    above the cap."""
+def _tried(problem: Problem, place: Placement, stage_of_layer: Ints, policy: str, order: Order) -> Arrangement | str:
+    """The policy's arrangement for this cut; or, for numbers that it does not accept and above the cap, the reason."""
     def summed(layers: Floats) -> Floats:
         return np.bincount(stage_of_layer, layers, place.stages).astype(np.float64)
 
     own = replace(problem, placement=place, forward=summed(problem.forward), output_grad=summed(problem.output_grad),
                   weight_grad=summed(problem.weight_grad),
                   backward=None if problem.backward is None else summed(problem.backward))
-    schedule = as_ordered(order(own), policy, order).schedule
-    return Arrangement(makespan(own, schedule), policy, stage_of_layer, own, schedule)
+    try:
+        schedule = as_ordered(order(own), policy, order).schedule
+        return Arrangement(makespan(own, schedule), policy, stage_of_layer, own, schedule)
+    except (PipelineError, CapError) as error:
+        return reason(error)
 
 
-def _moved(problem: Problem, start: Arrangement, room: int) -> tuple[list[Arrangement], int]:
-    """A sequence of ever faster arrangements whose cuts differ by a layer, and how many more tasks may be timed."""
-    order = next(ORDERS[kind][start.policy] for kind in ORDERS if start.policy in ORDERS[kind])
-    made: list[Arrangement] = []
-    best = start
-    while True:
-        step = None
-        for stage_of_layer in _neighbours(best.stage_of_layer):
-            room -= 3 * best.problem.stages * problem.micro_batches
-            if room < 0:
-                return made, 0
-            try:
-                other = _tried(problem, best.problem.placement, stage_of_layer, best.policy, order)
-            except (PipelineError, CapError):
-                continue
-            if _time(other) < _time(step or best):
-                step = other
-        if step is None:
-            return made, room
-        made.append(step)
-        best = step
+def _moved(problem: Problem, starts: Sequence[Arrangement]) -> Iterator[Arrangement]:
+    """Ever faster arrangements whose cuts differ by a layer, from each start by a policy that does not search."""
+    room, orders = EFFORT, {policy: order for kind in ORDERS.values() for policy, order in kind.items()}
+    for best in starts:
+        while best.policy in orders:
+            step = best
+            for stage_of_layer in _neighbours(best.stage_of_layer):
+                room -= 3 * best.problem.stages * problem.micro_batches
+                if room < 0:
+                    return
+                other = _tried(problem, best.problem.placement, stage_of_layer, best.policy, orders[best.policy])
+                if isinstance(other, Arrangement) and _time(other) < _time(step):
+                    step = other
+            if step is best:
+                break
+            best = step
+            yield best

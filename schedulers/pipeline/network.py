@@ -29,7 +29,7 @@ from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
 from ..layer_times import with_communication
 from ..saved import DROPPED, cut_in, notes_of, policy_notes
-from .choice import with_choices
+from .choice import reason, with_choices
 from .joint import notes as notes_on_arrangements
 from .models import balanced, cut
 from .policy import Policy
@@ -130,7 +130,7 @@ def arranged(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Machine
                                       stage_of_unit=best.stage_of_layer[layer], **told, **fixed))
             return replace(made, scheduler=chosen.name, notes=notes_on_arrangements(found, best))
         except ValueError as error:  # above a limit, or an impossible cut
-            refused[kind] = getattr(error, "message", None) or str(error)
+            refused[kind] = reason(error)
     raise PipelineError(f"{chosen.name}: no arrangement is possible; the fastest: {next(iter(refused.values()))}")
 
 

@@ -20,9 +20,9 @@ from ...core.tasks import Kind, pack
 from ...pricing.cost import CostModel
 from ...pricing.simulation import times
 from ..ordered import Ordered
-from .problem import Problem
+from .problem import Problem, RankOrder, schedule_of
 from .stages import stage_graph
-from .zb_auto import cap_of, lower_bounds, order_of, zb_auto
+from .zb_auto import cap_of, lower_bounds, zb_auto
 
 OBJECTIVES = ("makespan", "span", "period")
 KINDS = (Kind.F, Kind.O, Kind.W)
@@ -136,9 +136,10 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
         value, bound = solver.objective_value, solver.best_objective_bound
     else:  # out of time before the hint was read
         begun, value, bound = hint, float(known), float(floor)
-    kinds = np.argsort(begun.transpose(1, 0, 2).reshape(p, 3 * m), axis=1, kind="stable") // m
+    schedule = schedule_of([RankOrder(task // m, rank, task % m) for rank, task in enumerate(
+        np.argsort(begun.transpose(1, 0, 2).reshape(p, 3 * m), axis=1, kind="stable"))])
     proved = status == cp_model.OPTIMAL
-    return Optimum(order_of(kinds), objective, value * unit, bound * unit, proved, "OPTIMAL" if proved else "FEASIBLE")
+    return Optimum(schedule, objective, value * unit, bound * unit, proved, "OPTIMAL" if proved else "FEASIBLE")
 
 
 def in_ticks(problem: Problem) -> tuple[Ints, float]:

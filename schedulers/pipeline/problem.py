@@ -120,7 +120,7 @@ class RankOrder:
     with the entry before."""
 
     kind: Sequence[int] | np.ndarray
-    stage: Sequence[int] | np.ndarray
+    stage: Sequence[int] | np.ndarray | int
     micro_batch: Sequence[int] | np.ndarray
     joined: Sequence[bool] | np.ndarray | None = None
     part: Sequence[int] | int = 0

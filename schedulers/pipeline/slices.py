@@ -17,7 +17,7 @@ from ...core.placement import PipelineError
 from ...core.tasks import Kind, unpack
 from ...pricing.cost import CostModel
 from ..ordered import Ordered
-from .flush import alternate
+from .flush import in_turn
 from .problem import Problem, check_numbers, schedule_of
 from .stages import stage_graph
 
@@ -36,8 +36,7 @@ def seq1f1b(problem: Problem, slices: int = 2) -> Ordered:
     check_numbers(p, m * q, problem.cap)
     up = np.arange(m * q)
     down = up // q * q + q - 1 - up % q
-    schedule = schedule_of([alternate(min(p - rank - 1 + q, m * q), up, np.full(m * q, rank), down,
-                                      np.full(m * q, rank)) for rank in range(p)])
+    schedule = schedule_of([in_turn((rank, up), (rank, down), p - rank - 1 + q) for rank in range(p)])
     cost = CostModel.given((problem.forward / q).tolist(), (problem.output_grad / q).tolist(),
                            (problem.weight_grad / q).tolist(), problem.latency)
     graph = None if problem.recorded else sliced_graph(p, m, q)

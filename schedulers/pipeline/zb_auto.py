@@ -11,13 +11,11 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.columns import Ints
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
-from ...core.tasks import Kind
 from .fast_forward import fast_forward_push
 from .listing import durations
-from .problem import Problem, RankOrder, schedule_of
+from .problem import Problem
 from .refine import SAME, refine
 from .stages import stage_graph
 from .walk import Rule, walks
@@ -129,14 +127,3 @@ def _spans(problem: Problem, cap: float, kept: float, rules: list[Rule]) -> list
     """(max_span, makespan) of each rule's walk, rounded so that equal times compare equal."""
     spans, makespans, _ = walks(problem, cap, kept, rules)
     return [(float(f"{span:.11g}"), float(f"{makespan:.11g}")) for span, makespan in zip(spans, makespans, strict=True)]
-
-
-def order_of(kinds: Ints) -> Schedule:
-    """The schedule of kinds in order per rank, each kind first in first out."""
-    orders = []
-    for rank, kind in enumerate(kinds):
-        micro = np.empty(len(kind), np.int64)
-        for k in (Kind.F, Kind.O, Kind.W):
-            micro[kind == k] = np.arange(len(kind) // 3)
-        orders.append(RankOrder(kind, np.full(len(kind), rank), micro))
-    return schedule_of(orders)
