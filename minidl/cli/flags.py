@@ -7,27 +7,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from .values import (
-    BACKWARD,
-    DTYPES,
-    MOMENTUM,
-    OPTIMIZERS,
-    RULES,
-    STORED,
-    Names,
-    every,
-    number,
-    numbers,
-    pair,
-    parts_of,
-    path,
-    real,
-    rules,
-    shards_of,
-    size,
-    slow_rank,
-    whole,
-)
+from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, RULES, STORED, Names, every, number, numbers, pair,
+                     parts_of, path, real, rules, shards_of, size, slow_rank, whole)
 
 if TYPE_CHECKING:
     from ..schedulers.registry import Scheduler
