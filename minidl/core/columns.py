@@ -47,6 +47,13 @@ def offsets(sizes: Any) -> Any:
     return found
 
 
+def spread(at: Any, values: Any, size: Any, rest: Any = 0) -> Any:
+    """An array of this size (or shape) with `values[i]`, or one value, at each place `at[i]`, and `rest` elsewhere."""
+    found = np.full(size, rest, np.asarray(values).dtype)
+    found[at] = values
+    return found
+
+
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
     """Each first of these pairs -> its seconds; all in the order of the pairs."""
     found: dict[K, list[T]] = {}

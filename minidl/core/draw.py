@@ -15,6 +15,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+import numpy as np
+
 from .columns import Ints
 from .graph import TaskGraph
 from .report import count_of, readable_unit
@@ -82,18 +84,12 @@ def schedule_svg(schedule: Schedule, graph: TaskGraph | None = None, *,
     if graph is not None:
         schedule = schedule.validate(graph)
     look = _look(graph.unit_names if graph is not None else (), versions, schedule.keys)
-    slices = []
-    for row in range(len(schedule.lanes)):
-        cells: list[tuple[int, list[int]]] = []
-        for entry in range(int(schedule.ptr[row]), int(schedule.ptr[row + 1])):
-            if schedule.joined is not None and schedule.joined[entry]:
-                cells[-1][1].append(int(schedule.keys[entry]))
-            else:
-                slot = entry - int(schedule.ptr[row]) if schedule.slots is None else int(schedule.slots[entry])
-                cells.append((slot, [int(schedule.keys[entry])]))
-        for slot, keys in cells:
-            slices += [_task(row, slot, slot + 1, key, (i, len(keys)), look, f"slot {slot}")
-                       for i, key in enumerate(keys)]
+    lanes, first = schedule.lane_of_each(), np.flatnonzero(~schedule.second)
+    slots_of = first - schedule.ptr[lanes[first]] if schedule.slots is None else schedule.slots[first]
+    sizes = np.diff(np.append(first, len(schedule)))
+    slices = [_task(lane, slot, slot + 1, key, (i, size), look, f"slot {slot}") for entry, lane, slot, size in
+              zip(first.tolist(), lanes[first].tolist(), slots_of.tolist(), sizes.tolist(), strict=True)
+              for i, key in enumerate(schedule.keys[entry : entry + size].tolist())]
     slots = max((s.end for s in slices), default=1)
     cell = max((len(s.texts[0]) for s in slices), default=1) * _CHARACTER + 7
     title = ", ".join(count_of(n, what) for n, what in ((len(schedule), "task"), (len(schedule.lanes), "lane"),

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, Floats, Ints, Rows, column, run_loop
+from .columns import Columns, Floats, Ints, Rows, column, run_loop, spread
 from .tasks import Cuts as Cuts
 from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Launch as Launch
@@ -313,9 +313,7 @@ class TaskGraph(Columns):
 
     def changed_by(self, buffers: NDArray[np.bool_]) -> NDArray[np.bool_]:
         """Mask of the tasks that write a buffer of the mask."""
-        found = np.zeros(len(self), bool)
-        found[self.writes.row_of_each()[buffers[self.writes.ids]]] = True
-        return found
+        return spread(self.writes.row_of_each()[buffers[self.writes.ids]], True, len(self))
 
     @column
     def _sorted_keys(self) -> tuple[Ints, Ints]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .columns import Floats, Ints
+from .columns import Floats, Ints, spread
 from .schedule import Lane
 from .tasks import Kind, pack, task_name, unpack, widths
 from .timeline import UNITS, Timeline, What
@@ -93,8 +93,7 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     if not len(tasks):
         return CriticalPath(tasks, {})
     first, free, size = t.actions
-    action = np.full(len(t), -1, np.int64)
-    action[tasks] = np.repeat(np.arange(len(first)), size)
+    action = spread(tasks, np.repeat(np.arange(len(first)), size), len(t), -1)
     producer, arrivals = t.last_arrival
     time = dict.fromkeys([*_KINDS, "transfer", "gap"], 0.0)
     way: list[int] = []

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, Ints, Rows, offsets, prepared, run_lanes
+from .columns import Columns, Ints, Rows, offsets, prepared, run_lanes, spread
 from .graph import TaskGraph
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
@@ -155,9 +155,7 @@ class Schedule(Columns):
 
     def rank_of_tasks(self, graph: TaskGraph) -> Ints:
         """The rank of each task. Raises ScheduleError for a task that the graph does not have."""
-        rank = np.empty(len(graph), np.int64)
-        rank[self.ids(graph)] = self.rank_of_each
-        return rank
+        return spread(self.ids(graph), self.rank_of_each, len(graph))
 
     def order(self, lane: int) -> Ints:
         """The keys on one lane, in order."""
@@ -245,8 +243,7 @@ class Schedule(Columns):
                 where = ", ".join(sorted({str(self.lanes[i]) for i in self.lane_of_each()[on]}))
                 raise self.error(f"task {task_name(key)} {what}{f' on {where}' if where else ''}; every "
                                  f"task must appear exactly once", [key])
-        place = np.empty(len(graph), np.int64)  # entry of each task
-        place[ids] = np.arange(len(ids))
+        place = spread(ids, np.arange(len(ids)), len(graph))  # entry of each task
         lane = self.lane_of_each()
         target = graph.preds.row_of_each()
         source = graph.preds.ids
@@ -307,8 +304,7 @@ class Schedule(Columns):
     def _deadlock(self, graph: TaskGraph, ids: Ints, slots: Ints, preds: Rows) -> ScheduleError:
         """The error that names a circle: starts at an action that never ran and follows what it waits for."""
         action, ptr = self.actions()
-        of_task = np.empty(len(graph), np.int64)
-        of_task[ids] = action
+        of_task = spread(ids, action, len(graph))
         members = Rows.from_pairs(action, ids, int(ptr[-1]))
         lane_starts = set(ptr.tolist())
         at, way = int(of_task[int(np.argmax(slots < 0))]), dict[int, int]()
@@ -340,9 +336,8 @@ class Schedule(Columns):
         rank = self.rank_of_lane.astype(np.int32)
         local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)],
                          np.int32)
-        lane_of, place = np.empty(len(graph), np.int32), np.empty(len(graph), np.int64)
         lane = self.lane_of_each()
-        lane_of[ids], place[ids] = lane, np.arange(len(ids)) - self.ptr[lane]
+        lane_of, place = (spread(ids, own, len(graph)) for own in (lane, np.arange(len(ids)) - self.ptr[lane]))
         begin = place  # of its action: the other task of a pair has not surely ended
         if self.joined is not None:
             begin = place.copy()
@@ -374,9 +369,8 @@ class Schedule(Columns):
         """
         ids = self.ids(graph)
         clocks = self.clocks(graph)
-        lane_of = np.empty(len(graph), np.int32)
-        lane_of[ids] = self.lane_of_each()
-        lanes, ranks, column = lane_of.tolist(), clocks.rank.tolist(), clocks.column.tolist()
+        lanes = spread(ids, self.lane_of_each(), len(graph)).tolist()
+        ranks, column = clocks.rank.tolist(), clocks.column.tolist()
         place, clock, preds = clocks.place.tolist(), clocks.clock, graph.preds
         known: dict[int, Any] = {}  # per lane: the clock of its last task, its waits included
         found: list[tuple[int, int]] = []

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Floats, Ints, offsets
+from .columns import Floats, Ints, offsets, spread
 from .schedule import Lane
 from .tasks import RECEIVES, SENDS, task_name, unpack
 
@@ -119,9 +119,7 @@ class Timeline:
         start[got] = np.clip(start[sent], start[got], end[got])
         inside = np.concatenate([t.edges + base for t, base in zip(own, records, strict=False)])
         on_way = np.full(len(key), -np.inf)  # for each record, when the last message that it needs was sent
-        arrives = np.zeros(len(key), bool)
-        arrives[got] = True
-        needs = inside[arrives[inside[:, 0]]]
+        needs = inside[spread(got, True, len(key))[inside[:, 0]]]
         np.maximum.at(on_way, needs[:, 1], start[needs[:, 0]])
         waits = np.flatnonzero(what == What.WAIT)
         lane = np.concatenate([t.lane + base for t, base in zip(own, lanes, strict=False)])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from ..autograd import tape
-from ..core.columns import Floats
+from ..core.columns import Floats, spread
 from ..core.graph import TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
@@ -89,9 +89,7 @@ class Profile:
         self.seconds += (took := perf_counter() - begin)
         _, start, end = self._lanes.stamps()[0].T
         self._around.append((took - (end[-1] - start[0])) * 1e6)
-        times = np.empty(len(self._order))
-        times[self._order] = (end - start) * 1e6
-        self._samples[-1].append(times)
+        self._samples[-1].append(spread(self._order, (end - start) * 1e6, len(self._order)))
 
     def _once(self) -> None:
         self._bound.load(self._inputs)

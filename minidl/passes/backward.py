@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import offsets
+from ..core.columns import offsets, spread
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, unpack
 from .boundary import Mask
@@ -22,9 +22,7 @@ def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | Mask
     joint = (own.kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
     if not joint.any():
         return False
-    fused = np.zeros((stages, micro_batches), bool)
-    fused[unit[joint], micro_batch[joint]] = True
-    return fused
+    return spread((unit[joint], micro_batch[joint]), True, (stages, micro_batches))
 
 
 def backwards_apart(draft: Draft, parts: int = 1) -> Draft:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.columns import Ints, Rows
+from ..core.columns import Ints, Rows, spread
 from ..core.graph import Role, TaskGraph, moved_views
 from ..core.schedule import Schedule
 from ..core.tasks import SENDS, GraphError, Kind, repack, task_name, unpack
@@ -108,8 +108,7 @@ def kept(graph: TaskGraph, then: Ints, now: Ints) -> Kept:
 def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
     """The loop of a recorded step whose tasks `late` (ids of W and U) run one step late. Raises BoundaryError for a
     task that cannot be late because a task of its step that is not late needs it."""
-    crosses = np.zeros(len(graph), bool)
-    crosses[list(late)] = True
+    crosses = spread(list(late), True, len(graph))
     if not crosses.any():
         return Loop((graph,), (graph,))
     _check(graph, crosses)
@@ -174,8 +173,7 @@ def _overtaken(body: TaskGraph, graph: TaskGraph, then: Ints, now: Ints, given: 
     for i, task in enumerate(then.tolist()):
         for s in _storages(graph, task, graph.reads, graph.writes):
             users[s] |= 1 << i
-    found = np.zeros(len(graph.storages), bool)
-    found[list(given)] = True
+    found = spread(list(given), True, len(graph.storages))
     for i, task in enumerate(now.tolist(), len(then)):
         for s in _storages(graph, task, graph.writes):
             found[s] |= bool(users[s] & ~after[i])

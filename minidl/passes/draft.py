@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, grouped
+from ..core.columns import Floats, Ints, Rows, grouped, spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.machine import Machine
 from ..core.placement import Placement, Versions, contiguous
@@ -113,8 +113,7 @@ class Draft:
 
     def merged(self, graph: TaskGraph, group: Ints) -> Draft:
         """The draft with another graph, whose task `group[t]` has taken up task t."""
-        first = np.empty(len(graph), np.int64)
-        first[group[::-1]] = np.arange(len(group))[::-1]
+        first = spread(group[::-1], np.arange(len(group))[::-1], len(graph))
         time = np.bincount(group, self.time, len(graph)).astype(np.float64)
         return replace(self, graph=graph, time=time, stage=self.stage[first])
 
@@ -281,8 +280,7 @@ class Edit:
         """The schedule with the new tasks."""
         ids, keys = schedule.ids(self.old.graph), np.array(self.keys, np.int64)
         lanes = [_flat(ids[a:b].tolist(), self.entries) for a, b in pairwise(schedule.ptr.tolist())]
-        second = np.zeros(len(keys), bool)
-        second[ids] = schedule.second
+        second = spread(ids, schedule.second, len(keys))
         found = Schedule.of_keys(schedule.lanes, [keys[lane] for lane in lanes], None if schedule.joined is None
                                  else np.concatenate([second[lane] for lane in lanes]))
         found = found.with_lanes({lane: keys[own] for lane, own in self.lanes.items()}) if self.lanes else found

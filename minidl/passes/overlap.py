@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import spread
 from ..core.graph import TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
@@ -73,8 +74,7 @@ def _moves(graph: TaskGraph, lanes: Lanes, times: list[Times]) -> Iterator[tuple
     and last place (of `lanes.tasks`), the latter exclusive, and the new one. An action passes only those that end after
     all that it needs, so none of them is what it needs."""
     tasks, (start, end, _) = lanes.tasks, times[-1]
-    place = np.empty(len(tasks), np.int64)
-    place[tasks] = np.arange(len(tasks))
+    place = spread(tasks, np.arange(len(tasks)), len(tasks))
     first, last = (place, place) if lanes.joined is None else (place[task] for task in lanes.actions)
     ready = np.full(len(tasks), -np.inf)  # of each place where an action begins
     needed, by = graph.preds.ids, graph.preds.row_of_each()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.columns import Ints, Rows
+from ..core.columns import Ints, Rows, spread
 from ..core.graph import Role, TaskGraph, moved_views
 from ..core.tasks import COPIES, GraphError, Kind, repack, task_name, unpack
 from ..pricing.simulation import own_buffers
@@ -173,7 +173,5 @@ def merge(graph: TaskGraph, keys: Ints) -> tuple[TaskGraph, Ints]:
     if len(order) < count:
         raise GraphError(f"{task_name(distinct[np.argmax(missing > 0)])} would have to run both before and after "
                          f"another merged task; cut the graph elsewhere")
-    place = np.empty(count, np.int64)
-    place[order] = np.arange(count)
-    group = place[group]
+    group = spread(order, np.arange(count), count)[group]
     return graph.join(Rows.from_pairs(group, np.arange(len(graph)), count), distinct[order]), group

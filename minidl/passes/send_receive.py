@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Ints, Rows, grouped, run_loop
+from ..core.columns import Ints, Rows, grouped, run_loop, spread
 from ..core.graph import ROLES, Role, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
@@ -134,9 +134,7 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
     new_weights = (made.kind == Kind.U) & ~sums(graph)[sender]
     count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
     micro_batch = made.micro_batch + count * new_weights
-    place: Ints = np.empty(len(graph), np.int64)
-    place[schedule.ids(graph)] = np.arange(len(graph))
-    place = parts_of(graph, place, np.minimum)
+    place = parts_of(graph, spread(schedule.ids(graph), np.arange(len(graph)), len(graph)), np.minimum)
     after, late = _receives(graph, own, messages, rank, place)
     send, receive = (pack(made.unit, np.where((made.kind == Kind.F) | new_weights, *kinds), micro_batch,
                           destination=messages.to, late=when, iteration=made.iteration)
@@ -163,8 +161,7 @@ def _receives(graph: TaskGraph, own: TaskGraph, messages: Messages, rank: Ints, 
     sender, to = messages.sender, messages.to
     if not graph.late.any():
         return sender, np.zeros(len(messages), np.int64)
-    message_of = np.full(len(own.buffer_bytes), -1, np.int64)
-    message_of[messages.copy] = messages.message
+    message_of = spread(messages.copy, messages.message, len(own.buffer_bytes), -1)
     message, reader = message_of[own.reads.ids], own.reads.row_of_each().astype(np.int64)
     message, reader = message[message >= 0], reader[message >= 0]
     order = np.lexsort((reader, own.late[reader], message))
@@ -244,8 +241,7 @@ def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
     reader, _, writer = crossing(graph, rank)
     if not len(reader):
         return 0
-    place = np.empty(len(graph), np.int64)
-    place[schedule.ids(graph)] = np.arange(len(graph))
+    place = spread(schedule.ids(graph), np.arange(len(graph)), len(graph))
     ranks = int(rank.max()) + 1
     sends = len(np.unique(writer * ranks + rank[reader]))
     link = rank[writer] * ranks + rank[reader]

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Ints, Rows, offsets
+from ..core.columns import Ints, Rows, offsets, spread
 from ..core.graph import Role, TaskGraph, derive_edges
 from ..core.placement import Refused, Versions
 from ..core.schedule import Schedule
@@ -129,8 +129,7 @@ def _joined(draft: Draft, schedule: Schedule, versions: Versions) -> Schedule:
 def _order(name: str, graph: TaskGraph, schedule: Schedule) -> tuple[Ints, Ints]:
     """All tasks in an order that keeps the order of each lane and what ranks need of each other, and their keys. Within
     a lane, accesses to parameters follow the lane's order, not the order of recording."""
-    versioned = np.zeros(len(graph.buffer_bytes), bool)
-    versioned[graph.writes.take(updates(graph)).ids] = True
+    versioned = spread(graph.writes.take(updates(graph)).ids, True, len(graph.buffer_bytes))
 
     def others(rows: Rows) -> Rows:
         return Rows.of([[b for b in rows[t].tolist() if not versioned[b]] for t in range(len(graph))])

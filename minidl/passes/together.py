@@ -19,7 +19,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ..core.columns import offsets
+from ..core.columns import offsets, spread
 from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Schedule
@@ -52,8 +52,8 @@ def updates_together(draft: Draft) -> Draft:
     ends = (own.kind == Kind.W) | (own.kind == Kind.B)
     oldest = on_all_stages(versions.read)
     known = oldest if apart else on_all_stages(newest(schedule, ends, count) // versions.every)
-    of_forward = np.zeros((int(own.unit.max()) + 1, count), np.int64)
-    of_forward[own.unit[forward], own.micro_batch[forward]] = versions.read[forward]
+    of_forward = spread((own.unit[forward], own.micro_batch[forward]), versions.read[forward],
+                        (int(own.unit.max()) + 1, count))
     read = versions.read - of_forward[own.unit, own.micro_batch] + oldest[own.micro_batch]
     columns = (schedule.keys, read, known[own.micro_batch] - own.late * of_step, np.where(forward, -1, own.unit),
                own.micro_batch // versions.every - own.late * of_step)
@@ -85,6 +85,4 @@ def _waiting(graph: TaskGraph) -> Mask:
     """Mask of the updates that need sums of other stages' gradients."""
     summing, reader = sums(graph), graph.preds.row_of_each()
     across = summing[graph.preds.ids] & (graph.unit[graph.preds.ids] != graph.unit[reader])
-    found = np.zeros(len(graph), bool)
-    found[reader[across]] = True
-    return found & graph.changed_by(graph.role_is(Role.PARAMETER))
+    return spread(reader[across], True, len(graph)) & graph.changed_by(graph.role_is(Role.PARAMETER))

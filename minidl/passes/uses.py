@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Rows
+from ..core.columns import Rows, spread
 from ..core.graph import Role, TaskGraph
 from ..core.tasks import Kind
 from .boundary import Mask
@@ -22,8 +22,7 @@ def sums_of_uses(graph: TaskGraph) -> Mask:
     W of other units."""
     weight = graph.kind == Kind.W
     forward = np.isin(graph.unit, graph.unit[graph.kind == Kind.F])
-    maker = np.full(len(graph.buffer_bytes), -1, np.int64)
-    maker[graph.writes.ids] = graph.writes.row_of_each()
+    maker = spread(graph.writes.ids, graph.writes.row_of_each(), len(graph.buffer_bytes), -1)
     found: Mask = weight & ~forward
     for t in np.flatnonzero(found).tolist():
         makers = maker[graph.reads[t]]

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Ints, offsets
+from ..core.columns import Ints, offsets, spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph
 from ..core.placement import DECAYS, Refused, Versions
 from ..core.schedule import Schedule
@@ -37,9 +37,8 @@ def newest(schedule: Schedule, ends: Mask, of_step: int) -> Ints:
     fresh = np.append(True, (np.diff(unit) != 0) | (np.diff(action[order]) != 0))
     begin = np.maximum.accumulate(np.where(fresh, np.arange(len(schedule)), 0))
     left = np.bincount(own.unit[ends & (own.late > 0)], minlength=int(unit.max(initial=0)) + 1)  # of the step before
-    found = np.empty(len(schedule), np.int64)
-    found[order] = done[begin] - done[np.searchsorted(unit, unit)] - left[unit]
-    return found + own.late * of_step
+    since = done[begin] - done[np.searchsorted(unit, unit)] - left[unit]
+    return spread(order, since, len(schedule)) + own.late * of_step
 
 
 def wanted(graph: TaskGraph, schedule: Schedule, versions: Versions) -> Callable[[int, int], int]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Columns, Ints, Rows, offsets, run_loop
+from ..core.columns import Columns, Ints, Rows, offsets, run_loop, spread
 from ..core.graph import Role, TaskGraph
 from ..core.schedule import Schedule
 
@@ -158,8 +158,7 @@ def _packed(lives: Lifetimes, order: Ints, size: Ints) -> tuple[Ints, Ints]:
     count = len(order)
     rank = np.argsort(lives.enter[order], kind="stable")
     enter, leave = lives.enter[order], lives.leave[order]
-    leaf = np.empty(count, np.int64)
-    leaf[rank] = np.arange(count)
+    leaf = spread(rank, np.arange(count), count)
     behind = np.searchsorted(enter[rank], leave)  # storages from this leaf on begin when it is dead
     overlaps = int(behind.sum() - np.searchsorted(np.sort(leave), enter, "right").sum())
     leaves = 1 << max(count - 1, 0).bit_length()

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..core.columns import Columns, Ints, Rows, column
+from ..core.columns import Columns, Ints, Rows, column, spread
 from ..core.graph import Launch, Role, TaskGraph, View
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
@@ -184,9 +184,7 @@ class Division(Columns):
     @column
     def rank(self) -> Ints:
         """The rank of each task."""
-        found = np.empty(len(self.graph), np.int64)
-        found[self.tasks.ids] = self.tasks.row_of_each()
-        return found
+        return spread(self.tasks.ids, self.tasks.row_of_each().astype(np.int64), len(self.graph))
 
     @column
     def messages(self) -> tuple[Ints, Ints]:

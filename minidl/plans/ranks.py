@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..core.columns import Ints, Rows
+from ..core.columns import Ints, Rows, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..pricing.simulation import Carried
@@ -44,8 +44,7 @@ def iteration(division: Division) -> Iteration:
         task = own.row_of_each()
         return np.append(task, messages), np.append(rank[task] * size + own.ids, -1 - of_message)
 
-    receiving, sending = np.zeros((2, len(graph)), bool)
-    receiving[division.received] = sending[division.sent] = True
+    receiving, sending = (spread(own, True, len(graph)) for own in (division.received, division.sent))
     reader, read = rows(graph.reads.where(~receiving), receives)
     writer, written = rows(graph.writes.where(~sending), sends)
     buffers, number = np.unique(np.concatenate([read, written]), return_inverse=True)
@@ -54,15 +53,10 @@ def iteration(division: Division) -> Iteration:
     storage = np.unique(buffers[kept] // size * len(graph.storages) + graph.buffer_storage[source],
                         return_inverse=True)[1]
 
-    def column(values: Ints) -> Ints:
-        found = np.zeros(len(buffers), values.dtype)
-        found[kept] = values
-        return found
-
-    apart = TaskGraph(graph.keys, graph.flops, graph.bytes,
-                      Rows.from_pairs(reader, number[: len(read)], len(graph)),
-                      Rows.from_pairs(writer, number[len(read) :], len(graph)),
-                      column(graph.buffer_bytes[source]), column(graph.buffer_role[source]), column(storage),
+    nbytes, role, place = (spread(kept, values, len(buffers)) for values in (graph.buffer_bytes[source],
+                                                                             graph.buffer_role[source], storage))
+    apart = TaskGraph(graph.keys, graph.flops, graph.bytes, Rows.from_pairs(reader, number[: len(read)], len(graph)),
+                      Rows.from_pairs(writer, number[len(read) :], len(graph)), nbytes, role, place,
                       unit_names=graph.unit_names)
     return Iteration(apart, schedule, _carried(schedule.ids(graph), schedule, division.sent[later],
                                                division.received[later]))

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, prepared, run_lanes, run_loop
+from ..core.columns import Floats, Ints, Rows, prepared, run_lanes, run_loop, spread
 from ..core.graph import Role, TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COMMUNICATION, RECEIVES
@@ -52,8 +52,7 @@ def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
     clock = Clock.of(graph, cost, lanes)
     start, end, _ = clock.run(lanes)
     ids, lane = lanes.tasks, lanes.lane_of
-    place = np.empty(len(graph), np.int64)
-    place[ids] = np.arange(len(ids))
+    place = spread(ids, np.arange(len(ids)), len(graph))
     source, target, delay = clock.edges(lanes)
     across = lane[source] != lane[target]
     source, target, delay = source[across], target[across], delay[across]
@@ -118,16 +117,14 @@ class Lanes:
     @cached_property
     def lane_of(self) -> Ints:
         """The lane of each task."""
-        lane = np.empty(len(self.tasks), np.int32)
-        lane[self.tasks] = np.repeat(np.arange(len(self.rank), dtype=np.int32), np.diff(self.ptr))
-        return lane
+        lane = np.repeat(np.arange(len(self.rank), dtype=np.int32), np.diff(self.ptr))
+        return spread(self.tasks, lane, len(self.tasks))
 
     @cached_property
     def place_of(self) -> Ints:
         """The place of each task in its lane."""
-        place = np.empty(len(self.tasks), np.int64)
-        place[self.tasks] = np.arange(len(self.tasks)) - np.repeat(self.ptr[:-1], np.diff(self.ptr))
-        return place
+        place = np.arange(len(self.tasks)) - np.repeat(self.ptr[:-1], np.diff(self.ptr))
+        return spread(self.tasks, place, len(self.tasks))
 
     @property
     def rank_of(self) -> Ints:

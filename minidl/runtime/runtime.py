@@ -27,7 +27,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..core.columns import Ints
+from ..core.columns import Ints, spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION
@@ -398,11 +398,8 @@ class _Ready:
         begin = float(times.min(initial=np.inf))
         times = (times[ids] - begin) * 1e6
         waits = self.part.waits
-        waiting = np.zeros(len(graph), bool)
-        waiting[waits[:, 0]] = True
-        waited = waiting[ids]
-        entry = np.empty(len(graph), np.int64)
-        entry[ids] = np.arange(len(ids))
+        waited = spread(waits[:, 0], True, len(graph))[ids]
+        entry = spread(ids, np.arange(len(ids)), len(graph))
 
         def both(tasks: Any, waits: Any) -> Any:
             return np.concatenate([tasks, waits])

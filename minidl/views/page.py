@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Ints, Rows
+from ..core.columns import Ints, Rows, spread
 from ..core.draw import PALETTE, group_of
 from ..core.graph import TaskGraph
 from ..core.report import compare, critical_path, readable_unit, report, usage
@@ -135,13 +135,11 @@ def _packed(shown: Shown) -> dict[str, Any]:
 def _timeline(t: Timeline, predicted: Timeline | None = None) -> dict[str, Any]:
     """The columns of a timeline, times from its begin. `predicted`: the one with the same tasks, for their numbers."""
     order = t.tasks
-    number = np.full(len(t), -1, np.int64)
-    number[order] = np.arange(len(order))
+    number = spread(order, np.arange(len(order)), len(t), -1)
     first, _, size = t.actions
     part = np.arange(len(order)) - np.repeat(first, size)
     path = critical_path(t)
-    critical = np.zeros(len(order), np.uint8)
-    critical[number[path.records]] = 1
+    critical = spread(number[path.records], np.uint8(1), len(order))
     pauses = np.flatnonzero(t.what != What.TASK)
     pauses = pauses[np.lexsort((t.start[pauses], t.lane[pauses]))]
     place = {(int(t.lane[r]), int(t.key[r])): i for i, r in enumerate(order.tolist())}
@@ -186,8 +184,7 @@ def _explained(shown: Shown, order: Ints) -> dict[str, Any]:
     graph, t = shown.graph, shown.timeline
     place = places(graph, shown.schedule, shown.cost)
     ids = shown.schedule.ids(graph)[order]  # the first records of a predicted timeline are the schedule's entries
-    number = np.empty(len(graph), np.int64)
-    number[ids] = np.arange(len(ids))
+    number = spread(ids, np.arange(len(ids)), len(graph))
     preds = graph.preds.take(ids)
     names: dict[tuple[int, int], int] = {}
     table: list[tuple[str, int]] = []
