@@ -109,26 +109,13 @@ class Iterations:
         return [t for task in body for t in (*updates.get(task, []), task)]
 
     def _delayed(self, units: Sequence[int]) -> list[int]:
-        """The body with the weight gradients of these units last, in ascending order, as far as edges allow."""
+        """The body with the weight gradients of these units last, in ascending order; what needs them follows."""
         rank, unit, kind = {u: i for i, u in enumerate(units)}, self.graph.unit.tolist(), self.graph.kind.tolist()
-        key = {t: (1, rank[unit[t]], t) if kind[t] == Kind.W and unit[t] in rank else (0, 0, t) for t in self.body}
-        missing = {t: sum(p in key for p in self._preds[t]) for t in self.body}
-        succs: dict[int, list[int]] = {t: [] for t in self.body}
+        last: dict[int, int] = {}
         for t in self.body:
-            for p in self._preds[t]:
-                if p in key:
-                    succs[p].append(t)
-        ready = [key[t] for t in self.body if not missing[t]]
-        heapq.heapify(ready)
-        order = []
-        while ready:
-            task = heapq.heappop(ready)[2]
-            order.append(task)
-            for s in succs[task]:
-                missing[s] -= 1
-                if not missing[s]:
-                    heapq.heappush(ready, key[s])
-        return order
+            own = rank.get(unit[t], -1) if kind[t] == Kind.W else -1
+            last[t] = max([own, *(last[p] for p in self._preds[t] if p in last)])
+        return sorted(self.body, key=lambda t: (last[t], t))
 
     def run(self, k: int = 0) -> tuple[float, list[int]]:
         """(the period without contention, the order of communication) with the first k layers' W at the end."""

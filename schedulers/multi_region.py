@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain, combinations, islice, permutations
+from itertools import accumulate, chain, combinations, islice
 
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
@@ -30,7 +30,7 @@ from .regions import Region, regions
 from .single import MARGIN, in_order, on_streams, why_one
 
 EFFORT = 30_000  #: how many tasks the search may simulate
-SMALL = 64  #: up to this many tasks, updates move apart from their weight gradients, and items move in pairs
+SMALL = 64  #: up to this many tasks, updates move apart from their weight gradients, and branch and bound helps
 LATE_SETS = 64  #: how many late sets of either kind branch and bound tries
 LEAST = 0.001  #: a gain below this share of a step is not worth more memory
 
@@ -132,9 +132,9 @@ def _found(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]
     if len(step.graph) <= SMALL:  # cheap enough to try more
         starts = [assign(step, cut, crossing), early_filled(step, crossing), places, {},
                   {i: step.place(SUB, step.bounds({}, i, crossing)[1]) for i in range(len(step.items))}]
-        places = min((improve(step, cut, start, crossing, pairs=True) for start in starts), key=step.makespan)
+        places = min((improve(step, cut, start, crossing) for start in starts), key=step.makespan)
         step, places = step.with_separate_updates(places)
-        places = improve(step, cut, places, crossing, pairs=True)
+        places = improve(step, cut, places, crossing)
     return step, places
 
 
@@ -289,50 +289,33 @@ def early_filled(step: Step, crossing: bool = True) -> Places:
 
 
 # ---------------------------------------------------------------------------------------------------------- improvement
-def improve(step: Step, cut: list[Region], places: Places, crossing: bool = True, pairs: bool = False) -> Places:
-    """Moves single items, the longest first, to wherever the simulated step becomes shorter; with `pairs`, then two at
-    a time; until nothing helps or EFFORT is used up."""
-    search = _Search(step, sorted({r.begin for r in cut} | {len(step.chain)}), crossing, dict(places))
-    order = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
-    while (sum(search.move([i]) for i in order)
-           or (pairs and any(search.move([i, j]) for i, j in permutations(order, 2)))):
-        pass
-    return search.places
-
-
-class _Search:
-    """The state of `improve`: the best places so far, and how much effort is left."""
-
-    def __init__(self, step: Step, starts: list[int], crossing: bool, places: dict[int, Place]) -> None:
-        self.step, self.starts, self.crossing, self.places = step, starts, crossing, places
-        self.best = step.makespan(places)
-        self.bound = sum(step.duration[t] for t in step.chain) * (1 + 1e-9)  # no plan is shorter than the chain
-        self.left = EFFORT // max(len(step.graph), 1)
-
-    def move(self, items: list[int], trial: dict[int, Place] | None = None) -> bool:
-        """Tries all places for these items and keeps shorter results. Returns whether there was one."""
+def improve(step: Step, cut: list[Region], places: Places, crossing: bool = True) -> Places:
+    """Moves single items, the longest first, to wherever the simulated step becomes shorter, until nothing helps or
+    EFFORT is used up."""
+    starts, left = sorted({r.begin for r in cut} | {len(step.chain)}), EFFORT // max(len(step.graph), 1)
+    bound = sum(step.duration[t] for t in step.chain) * (1 + 1e-9)  # no plan is shorter than the chain
+    best, order = step.makespan(places), sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
+    improved = True
+    while improved:
         improved = False
-        trial = self.places if trial is None else trial
-        for choice in self._choices(trial, items[0]):
-            if self.left <= 0 or self.best <= self.bound:
-                return improved
-            changed = {k: p for k, p in trial.items() if k != items[0]} | ({items[0]: choice} if choice else {})
-            if len(items) > 1:
-                improved = self.move(items[1:], changed) or improved
-                continue
-            self.left -= 1
-            if (time := self.step.makespan(changed)) < self.best * (1 - 1e-9):
-                self.places, self.best, improved = changed, time, True
-        return improved
+        for i in order:
+            for choice in _choices(step, starts, places, i, crossing):
+                if left <= 0 or best <= bound:
+                    return places
+                left -= 1
+                changed = {k: p for k, p in places.items() if k != i} | ({i: choice} if choice else {})
+                if (time := step.makespan(changed)) < best * (1 - 1e-9):
+                    places, best, improved = changed, time, True
+    return places
 
-    def _choices(self, places: dict[int, Place], i: int) -> Iterator[Place | None]:
-        step = self.step
-        first, last = step.bounds(places, i, self.crossing)
-        if first <= step.items[i].home <= last:
-            yield None
-        for at in sorted({first, last, *(s + k for k in (0, step.round) for s in self.starts if first < s + k < last)}):
-            for lane in (SUB, MAIN) if first <= last else ():
-                yield step.place(lane, at)
+
+def _choices(step: Step, starts: Sequence[int], places: Places, i: int, crossing: bool) -> Iterator[Place | None]:
+    first, last = step.bounds(places, i, crossing)
+    if first <= step.items[i].home <= last:
+        yield None
+    for at in sorted({first, last, *(s + k for k in (0, step.round) for s in starts if first < s + k < last)}):
+        for lane in (SUB, MAIN) if first <= last else ():
+            yield step.place(lane, at)
 
 
 def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:

@@ -36,10 +36,9 @@ from .pipeline.dualpipe import dualpipe, dualpipe_v
 from .pipeline.fast_forward import (fast_forward, fast_forward_auto, fast_forward_greedy, fast_forward_push,
                                     fast_forward_push_released, fast_forward_strict)
 from .pipeline.flush import gpipe, interleaved, one_f_one_b
-from .pipeline.hanayo import hanayo
 from .pipeline.joint import arrangements, joint
 from .pipeline.layerpipe import adl, layerpipe, layerpipe2, petra
-from .pipeline.looped import groupings, looped_bfs, modulo, modulo_greedy
+from .pipeline.looped import groupings, hanayo, looped_bfs, modulo, modulo_greedy
 from .pipeline.optimal import optimal
 from .pipeline.policy import Policy, at_least, even, even_chunks, twice_and_even
 from .pipeline.slices import seq1f1b

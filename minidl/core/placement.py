@@ -92,9 +92,9 @@ class Placement:
         return np.where((gather | (own.kind == Kind.U)) & (most > 0), self.table[direction, own.unit],
                         self.rank(own.unit, own.micro_batch, micro_batches))
 
-    def held(self, rank: int, direction: int = 0) -> Ints:
-        """The stages on a rank, ascending."""
-        return np.flatnonzero(self.table[direction] == rank)
+    def held(self, rank: int) -> Ints:
+        """The stages on a rank (of the first direction), ascending."""
+        return np.flatnonzero(self.table[0] == rank)
 
 
 def contiguous(ranks: int, chunks: int = 1) -> Placement:

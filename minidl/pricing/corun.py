@@ -55,15 +55,14 @@ class CoRun:
         return np.array(group, np.int64), factor
 
     @classmethod
-    def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]],
-                  flops_per_us: float = 2e4, bytes_per_us: float = 1e4) -> CoRun:
-        """An estimate from flops and bytes: streams share the memory bandwidth, so two groups that together need more
-        than there is slow down alike. Defaults: one modest CPU core."""
+    def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]]) -> CoRun:
+        """An estimate from flops and bytes, for modest CPU cores: streams share the memory bandwidth, so two groups
+        that together need more than there is slow down alike."""
         arithmetic, traffic = dict[str, float](), dict[str, float]()
         for task, key in enumerate(graph.keys.tolist()):
             name = groups.get(task_name(as_recorded(key)), "")
-            arithmetic[name] = arithmetic.get(name, 0.0) + float(graph.flops[task]) / flops_per_us
-            traffic[name] = traffic.get(name, 0.0) + float(graph.bytes[task]) / bytes_per_us
+            arithmetic[name] = arithmetic.get(name, 0.0) + float(graph.flops[task]) / 2e4  # us
+            traffic[name] = traffic.get(name, 0.0) + float(graph.bytes[task]) / 1e4
         share = {g: min(1.0, traffic[g] / max(arithmetic[g], traffic[g], 1e-12)) for g in traffic}
         slowdown: dict[str, dict[str, float]] = {}
         for a, b in pairs:

@@ -25,8 +25,7 @@ from ..ordered import Ordered, as_ordered
 from .choice import Order, makespan, reason
 from .fast_forward import fast_forward_greedy
 from .flush import interleaved, one_f_one_b
-from .hanayo import hanayo
-from .looped import modulo_greedy
+from .looped import hanayo, modulo_greedy
 from .models import linear_partition
 from .problem import Problem
 from .proof import CapError

@@ -1,4 +1,4 @@
-"""Many chunks per rank, stage i on rank i mod p: looped breadth-first, and modulo allocation with fast-forwarding."""
+"""Many chunks per rank: looped breadth-first, modulo allocation with fast-forwarding, and Hanayo's waves."""
 
 from __future__ import annotations
 
@@ -53,6 +53,15 @@ def modulo_greedy(problem: Problem) -> Schedule:
     At m = 1, with groups of one of L layers: makespan L(F+O) + W + 2(L-1)c.
     """
     return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
+
+
+def hanayo(problem: Problem) -> Schedule:
+    """Waves 0 1 .. p-1 p-1 .. 0 with an even number of chunks per rank (Liu et al., 2023).
+
+    Reconstructed from its idea: work-conserving on the wave placement, backward before forward, the oldest micro-batch
+    first. Faster than 1F1B; where m is much larger than p, its peak is somewhat above p.
+    """
+    return work_conserving(problem, (Kind.B, Kind.F), fused=True)
 
 
 def groupings(problem: Problem, group: int | None = None) -> dict[str, Placement]:
