@@ -21,27 +21,20 @@ from .choice import Order, best_order
 from .flush import same_stage
 from .listing import work_conserving
 from .looped import modulo
-from .problem import Problem, RankOrder, schedule_of
+from .problem import Problem
 
 
 def fast_forward_strict(problem: Problem) -> Schedule:
     """All F, all O, all W on every rank (defined here): makespan (m+p-1)(F+O) + mW + 2(p-1)c, peak m."""
     m = problem.micro_batches
-    kind, micro_batch = np.repeat([Kind.F, Kind.O, Kind.W], m), np.tile(np.arange(m), 3)
-    return schedule_of([RankOrder(kind, rank, micro_batch) for rank in range(problem.ranks)])
+    return same_stage(problem, lambda rank: m, lambda rank: m)
 
 
 def fast_forward(problem: Problem) -> Schedule:
     """Ranks before the last: all F, then O and W in turn; the last rank: F and O in turn, then all W (out-of-order
     backprop, 2022)."""
-    p, m = problem.ranks, problem.micro_batches
-    micro_batch = np.arange(m)
-    twice = np.repeat(micro_batch, 2)
-    orders = [RankOrder(np.append(np.full(m, Kind.F), np.tile([Kind.O, Kind.W], m)), rank,
-                        np.append(micro_batch, twice)) for rank in range(p - 1)]
-    orders.append(RankOrder(np.append(np.tile([Kind.F, Kind.O], m), np.full(m, Kind.W)), p - 1,
-                            np.append(twice, micro_batch)))
-    return schedule_of(orders)
+    last, m = problem.ranks - 1, problem.micro_batches
+    return same_stage(problem, lambda rank: m if rank < last else 1, lambda rank: 0 if rank < last else m)
 
 
 def fast_forward_greedy(problem: Problem) -> Schedule:

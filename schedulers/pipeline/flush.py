@@ -17,10 +17,7 @@ Tasks = tuple[Ints | int, Ints]  #: stages (one number if all are equal) and mic
 
 def gpipe(problem: Problem) -> Schedule:
     """All forwards, then all backwards (GPipe, 2018). Bubble (p-1)(F+O+W), peak m."""
-    m = problem.micro_batches
-    kind = np.repeat([Kind.F, Kind.B], m)
-    micro_batch = np.tile(np.arange(m), 2)
-    return schedule_of([RankOrder(kind, rank, micro_batch) for rank in range(problem.ranks)])
+    return same_stage(problem, lambda rank: problem.micro_batches)
 
 
 def one_f_one_b(problem: Problem) -> Schedule:

@@ -52,7 +52,7 @@ def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = Non
     if the latency is long."""
     ticks, schedule, delay = _ticked(problem)
     versions = Versions(read_after(unpack(schedule.keys), delay, history), **how_kept(history, decay))
-    return Ordered(schedule, versions=versions, steady=None if problem.recorded else ticks.steady())
+    return Ordered(schedule, versions=versions, steady=ticks.steady())
 
 
 def adl(problem: Problem, mini_batches: int = 1) -> Ordered:
@@ -63,8 +63,7 @@ def adl(problem: Problem, mini_batches: int = 1) -> Ordered:
     every = problem.micro_batches
     ticks, schedule, delay = _ticked(replace(problem, micro_batches=every * mini_batches))
     read = np.maximum(0, unpack(schedule.keys).micro_batch - delay) // every
-    return Ordered(schedule, versions=Versions(read, every),
-                   steady=None if problem.recorded else every * ticks.steady())
+    return Ordered(schedule, versions=Versions(read, every), steady=every * ticks.steady())
 
 
 def petra(problem: Problem) -> Ordered:
@@ -74,8 +73,7 @@ def petra(problem: Problem) -> Ordered:
     in O."""
     ticks, schedule, delay = _ticked(problem)
     read = read_after(unpack(schedule.keys), delay, "predicted")
-    return Ordered(schedule, versions=Versions(read, history="none"),
-                   steady=None if problem.recorded else ticks.steady())
+    return Ordered(schedule, versions=Versions(read, history="none"), steady=ticks.steady())
 
 
 def _ticked(problem: Problem) -> tuple[Ticks, Schedule, Ints]:

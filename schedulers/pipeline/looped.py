@@ -9,6 +9,7 @@ from ...core.placement import Placement
 from ...core.placement import modulo as grouped
 from ...core.schedule import Schedule
 from ...core.tasks import Kind
+from .flush import in_turn
 from .listing import work_conserving
 from .problem import Problem, RankOrder, schedule_of
 
@@ -19,10 +20,9 @@ def looped_bfs(problem: Problem) -> Schedule:
     Bubble (p-1)(F+O+W)/v for m >= p, peak m.
     """
     p, m, v = problem.ranks, problem.micro_batches, problem.chunks
-    chunk, micro_batch = np.repeat(np.arange(v), m), np.tile(np.arange(m), 2 * v)
-    kind = np.repeat([Kind.F, Kind.B], m * v)
-    stage = np.concatenate([chunk, chunk[::-1]]) * p
-    return schedule_of([RankOrder(kind, stage + rank, micro_batch) for rank in range(p)])
+    stage, micro_batch = np.repeat(np.arange(v), m) * p, np.tile(np.arange(m), v)
+    return schedule_of([in_turn((stage + rank, micro_batch), (stage[::-1] + rank, micro_batch), m * v)
+                        for rank in range(p)])
 
 
 def modulo(problem: Problem) -> Schedule:

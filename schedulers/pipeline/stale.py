@@ -29,8 +29,8 @@ def pipedream(problem: Problem, history: str = "exact", decay: str | None = None
     (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d is the age of the weights."""
     schedule = one_f_one_b(problem)
     own = unpack(schedule.keys)
-    read = read_after(own, problem.stages - own.unit - 1, history)
-    return _stale(problem, schedule, Versions(read, **how_kept(history, decay)))
+    versions = Versions(read_after(own, problem.stages - own.unit - 1, history), **how_kept(history, decay))
+    return Ordered(schedule, versions=versions, steady=pipedream_steady(problem))
 
 
 def read_after(own: Identity, delay: Ints, history: str) -> Ints:
@@ -56,7 +56,7 @@ def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Ordered:
     before it: two versions, stale by one."""
     schedule, every = _in_a_row(problem, mini_batches), problem.micro_batches
     read = np.maximum(0, unpack(schedule.keys).micro_batch // every - 1)
-    return _stale(problem, schedule, Versions(read, every))
+    return Ordered(schedule, versions=Versions(read, every), steady=every * pipedream_steady(problem))
 
 
 def paci(problem: Problem, mini_batches: int = 1) -> Ordered:
@@ -71,17 +71,12 @@ def paci(problem: Problem, mini_batches: int = 1) -> Ordered:
     schedule, every = _in_a_row(problem, mini_batches), problem.micro_batches
     own = unpack(schedule.keys)
     between = np.where(own.kind == Kind.F, problem.stages - own.unit - 1, 0)
-    return _stale(problem, schedule, Versions(np.maximum(0, own.micro_batch - between) // every, every, "none"))
+    versions = Versions(np.maximum(0, own.micro_batch - between) // every, every, "none")
+    return Ordered(schedule, versions=versions, steady=every * pipedream_steady(problem))
 
 
 def _in_a_row(problem: Problem, mini_batches: int) -> Schedule:
     return one_f_one_b(replace(problem, micro_batches=problem.micro_batches * mini_batches))
-
-
-def _stale(problem: Problem, schedule: Schedule, versions: Versions) -> Ordered:
-    """The steady state of a synthetic pipeline is known: a mini-batch takes as long as its micro-batches."""
-    steady = None if problem.recorded else versions.every * pipedream_steady(problem)
-    return Ordered(schedule, versions=versions, steady=steady)
 
 
 def pipedream_steady(problem: Problem) -> float:
