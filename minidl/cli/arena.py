@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from .. import arena as games
@@ -130,9 +131,7 @@ def _page(arguments: Any, record: dict[str, Any], results: Sequence[tuple[Task, 
     for task, entries in results:
         for _, entry in games.ranked(entries)[:1]:
             assert entry.plan is not None
-            shown = Shown.of(entry.plan)
-            best.append(Shown(f"{task.name}: {entry.name}", shown.graph, shown.schedule, shown.cost, shown.timeline,
-                              None, shown.graphs, shown.curves, shown.remarks))
+            best.append(replace(Shown.of(entry.plan), title=f"{task.name}: {entry.name}"))
     if not best:
         raise ArenaError("no entry has a valid order, so there is no timeline to show; leave --html out")
     show.write_page(arguments, figures, best)

@@ -47,10 +47,14 @@ def offsets(sizes: Any) -> Any:
     return found
 
 
-def spread(at: Any, values: Any, size: Any, rest: Any = 0) -> Any:
-    """An array of this size (or shape) with `values[i]`, or one value, at each place `at[i]`, and `rest` elsewhere."""
+def spread(at: Any, values: Any, size: Any, rest: Any = 0, by: np.ufunc | None = None) -> Any:
+    """An array of this size (or shape) with `values[i]`, or one value, at each place `at[i]`, and `rest` elsewhere.
+    `by`: joins all values of a place, and `rest`; else the last one counts."""
     found = np.full(size, rest, np.asarray(values).dtype)
-    found[at] = values
+    if by is None:
+        found[at] = values
+    else:
+        by.at(found, at, values)
     return found
 
 

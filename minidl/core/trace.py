@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ..system.files import LARGEST, read, write_atomic
-from .columns import Floats
+from .columns import Floats, spread
 from .schedule import MOST_LANES, Lane
 from .tasks import COMMUNICATION, Kind, parse_task, unpack
 from .timeline import UNITS, Timeline, What
@@ -128,8 +128,7 @@ def _steps(timeline: Timeline, host: dict[int, int]) -> Iterator[tuple[int, dict
     for rank in np.unique(rank_of).tolist():
         mine = tasks[rank_of == rank]
         steps, which = np.unique(iteration[rank_of == rank], return_inverse=True)
-        began = np.full(len(steps), np.inf)
-        np.minimum.at(began, which, np.minimum(timeline.issued[mine], timeline.start[mine]))
+        began = spread(which, np.minimum(timeline.issued[mine], timeline.start[mine]), len(steps), np.inf, np.minimum)
         began = np.maximum.accumulate(np.append(began[1:], timeline.end[mine].max()))
         edges = _ns(timeline, np.append(min(timeline.issued[mine].min(), timeline.start[mine].min()), began))
         for step, begin, end in zip(steps.tolist(), edges, edges[1:], strict=False):

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ..core.columns import Rows, run_loop
+from ..core.columns import Rows, run_loop, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
@@ -83,9 +83,7 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     for when in (0, 1):
         mine = later == when
         event[(turn[when:] + got[mine]).ravel()] = (turn[: turns - when] + sent[mine]).ravel()
-    inner = np.ones(n, bool)
-    inner[schedule.ptr[:-1][np.diff(schedule.ptr) > 0]] = False
-    after = np.flatnonzero(inner)
+    after = np.flatnonzero(spread(schedule.ptr[:-1][np.diff(schedule.ptr) > 0], False, n, True))
     source, target = (np.concatenate(pair) for pair in (
         (graph.preds.ids.astype(np.int64), ids[after - 1]), (graph.preds.row_of_each().astype(np.int64), ids[after])))
     last, first = (ids[entries] for entries in schedule.turns)

@@ -44,9 +44,7 @@ def updates_together(draft: Draft) -> Draft:
 
     def on_all_stages(found: np.ndarray) -> np.ndarray:
         """The least of a micro-batch's forwards."""
-        least = np.full(count, np.iinfo(np.int64).max)
-        np.minimum.at(least, own.micro_batch[forward], found[forward])
-        return least
+        return spread(own.micro_batch[forward], found[forward], count, np.iinfo(np.int64).max, np.minimum)
 
     apart = draft.placement.parts is not None  # then a lane of forwards does not say when there are new weights
     ends = (own.kind == Kind.W) | (own.kind == Kind.B)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import spread
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, unpack
 from .draft import Draft
@@ -17,9 +18,7 @@ def updates_last(draft: Draft) -> Draft:
     if draft.stale:
         return draft
     graph, known = draft.graph, draft.order.keep(draft.graph.find(draft.order.keys) >= 0)
-    rest = np.ones(len(graph), bool)
-    rest[known.ids(graph)] = False
-    rank = draft.rank
+    rest, rank = spread(known.ids(graph), False, len(graph), True), draft.rank
     return replace(draft, schedule=known.followed_by({
         lane: graph.keys[rest & (rank == lane.rank)] for lane in draft.order.lanes}))
 

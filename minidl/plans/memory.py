@@ -111,8 +111,7 @@ def lifetimes(graph: TaskGraph, schedule: Schedule) -> Lifetimes:
     for lane, (tasks, launches) in enumerate(zip(of_lane, counts, strict=True)):
         begin[tasks], ended[:, lane] = launches[:-1], launches[clocks.clock[:, lane]]
     storage, task = users.row_of_each(), users.ids
-    last = np.zeros((n, lanes + 1), np.int64)
-    np.maximum.at(last, (storage, clocks.column[task]), begin[task] + final + 1)
+    last = spread((storage, clocks.column[task]), begin[task] + final + 1, (n, lanes + 1), by=np.maximum)
     known = np.full((n, lanes + 1), NEVER)
     known[:, -1] = 1
     before_launch = ended[task]

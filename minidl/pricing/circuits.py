@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
+from ..core.columns import Floats, Ints, spread
 
 
 def cycle_time(source: Ints, target: Ints, weight: Floats, shift: Ints | Floats) -> float:
@@ -23,8 +23,7 @@ def cycle_time(source: Ints, target: Ints, weight: Floats, shift: Ints | Floats)
         distance, before = np.zeros(nodes), np.full(nodes, -1)
         for _ in range(nodes + 1):
             reach = distance[source] + gain
-            best = np.full(nodes, -np.inf)
-            np.maximum.at(best, target, reach)
+            best = spread(target, reach, nodes, -np.inf, np.maximum)
             better = best > distance + 1e-12 * scale
             if not better.any():
                 return time

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
+from ..core.columns import Floats, Ints, spread
 from ..core.graph import TaskGraph
 from ..core.machine import shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
@@ -39,9 +39,7 @@ def _named(name: str) -> tuple[int, int]:
 def _number_of_parts(keys: Ints) -> Ints:
     """Of each task, into how many parts the whole one is cut."""
     _, of = np.unique(repack(keys, part=0), return_inverse=True)
-    found = np.zeros(len(keys), np.int64)
-    np.maximum.at(found, of, unpack(keys).part)
-    return found[of]
+    return spread(of, unpack(keys).part, len(keys), by=np.maximum)[of]
 
 
 class CostError(ValueError):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows
+from ..core.columns import Floats, Ints, Rows, spread
 from ..core.graph import TaskGraph
 from .cost import Cross
 
@@ -62,9 +62,7 @@ class Crossing:
         paid = np.concatenate([order[_first(lane[self.payer[order]], self.other[order], self.buffer[order])],
                                writes[np.unique(self.payer[writes] + len(lane) * self.buffer[writes],
                                                 return_index=True)[1]]])
-        added = np.zeros(len(lane))
-        np.add.at(added, self.payer[paid], self.time[paid])
-        return added
+        return spread(self.payer[paid], self.time[paid], len(lane), by=np.add)
 
 
 def _accesses(rows: Rows, n: int) -> Ints:

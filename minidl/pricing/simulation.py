@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -110,9 +109,8 @@ class Lanes:
     @classmethod
     def of_tasks(cls, lanes: Sequence[Sequence[int]], rank: Sequence[int] | None = None) -> Lanes:
         """Lanes with these tasks; by default all lanes are on one rank."""
-        ptr = np.array([0, *accumulate(map(len, lanes))], np.int64)
-        tasks = np.array([t for lane in lanes for t in lane], np.int64)
-        return cls(ptr, tasks, np.array(rank or [0] * len(lanes), np.int64))
+        rows = Rows.of(lanes)
+        return cls(rows.ptr, rows.ids.astype(np.int64), np.array(rank or [0] * len(lanes), np.int64))
 
     @cached_property
     def lane_of(self) -> Ints:

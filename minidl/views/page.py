@@ -230,9 +230,8 @@ def _bytes(t: Timeline, rank: int, graph: TaskGraph, peak: int) -> Curve:
     size = np.array([storage.bytes for storage in graph.storages], np.float64)
     lasting = np.array([storage.role.persistent for storage in graph.storages], bool)
     users = graph.storage_users
-    born, dead = np.full(len(size), np.inf), np.full(len(size), -np.inf)
-    np.minimum.at(born, users.row_of_each(), start[users.ids])
-    np.maximum.at(dead, users.row_of_each(), end[users.ids])
+    born = spread(users.row_of_each(), start[users.ids], len(size), np.inf, np.minimum)
+    dead = spread(users.row_of_each(), end[users.ids], len(size), -np.inf, np.maximum)
     born[[view.storage for view in graph.inputs]] = t.begin
     dead[[view.storage for view in graph.outputs]] = t.begin + t.makespan
     mine = ~lasting & (born <= dead)
