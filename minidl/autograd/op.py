@@ -79,9 +79,9 @@ class Op:
         return out
 
     # ----------------------------------------------------------------------------------------------- for subclasses
-    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
-        """One kernel call of the task being emitted."""
-        tapes.current().call(kernel, reads, writes, **constants)
+    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> Tensor:
+        """One kernel call of the task being emitted. Returns the first tensor that it writes."""
+        return tapes.current().call(kernel, reads, writes, **constants)
 
     def out(self, shape: Sequence[int], dtype: str, name: str = "") -> Tensor:
         """A new activation, named after the op unless it is a second output."""
@@ -94,24 +94,18 @@ class Op:
     def out_by(self, kernel: str, reads: Sequence[Tensor], shape: Sequence[int], dtype: str, /,
                **constants: Any) -> Tensor:
         """A new activation that one kernel call makes."""
-        y = self.out(shape, dtype)
-        self.call(kernel, reads, [y], **constants)
-        return y
+        return self.call(kernel, reads, [self.out(shape, dtype)], **constants)
 
     def grad_by(self, kernel: str, reads: Sequence[Tensor], t: Tensor, /, **constants: Any) -> Tensor:
         """A new gradient of t's shape that one kernel call makes."""
-        dt = self.grad(t)
-        self.call(kernel, reads, [dt], **constants)
-        return dt
+        return self.call(kernel, reads, [self.grad(t)], **constants)
 
     def dense(self, t: Tensor) -> Tensor:
         """t itself if it is contiguous, else a contiguous copy, made within this task."""
         if t.contiguous:
             return t
-        copy = new(f"{t.storage.name} copy", t.shape, t.dtype,
-                   Role.GRADIENT if t.storage.role == Role.GRADIENT else Role.ACTIVATION)
-        self.call("copy", [t], [copy])
-        return copy
+        role = Role.GRADIENT if t.storage.role == Role.GRADIENT else Role.ACTIVATION
+        return self.call("copy", [t], [new(f"{t.storage.name} copy", t.shape, t.dtype, role)])
 
     def broadcast(self, *tensors: Tensor) -> tuple[int, ...]:
         """The shape to which all of them broadcast."""

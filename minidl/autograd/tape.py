@@ -312,10 +312,11 @@ class Tape:
         than this place's, since the backward pass of slices goes back through several."""
         return _Open(self, unit, kind, self.place.micro_batch if micro_batch is None else micro_batch)
 
-    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> None:
-        """One kernel call of the task that is open."""
+    def call(self, kernel: str, reads: Sequence[Tensor], writes: Sequence[Tensor], **constants: Any) -> Tensor:
+        """One kernel call of the task that is open. Returns the first tensor that it writes."""
         assert self.place.calls is not None, f"kernel {kernel} is called outside a task"
         self.place.calls.append(Call(kernel, reads, writes, constants))
+        return writes[0]
 
     def emit(self, unit: int, kind: Kind, calls: list[Call]) -> None:
         if unsettled:

@@ -310,9 +310,8 @@ def new(name: str, shape: Sequence[int], dtype: str, role: Role = Role.ACTIVATIO
 
 def cast(t: Tensor, dtype: str, role: Role = Role.ACTIVATION) -> Tensor:
     """t in another float type; the cast is part of the open task."""
-    y = new(t.storage.name if role == Role.GRADIENT else f"{t.storage.name} {dtype}", t.shape, dtype, role)
-    tapes.current().call("cast", [t], [y], dtype=dtype)
-    return y
+    name = t.storage.name if role == Role.GRADIENT else f"{t.storage.name} {dtype}"
+    return tapes.current().call("cast", [t], [new(name, t.shape, dtype, role)], dtype=dtype)
 
 
 def _reachable(root: Tensor) -> list[Node]:
@@ -387,8 +386,7 @@ def backward(root: Tensor, gradient: Tensor | None = None, retain_graph: bool = 
                         owned |= {id(t)} if own else set()
                     else:
                         total = g if own else new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT)
-                        tape.call("add", [before, g], [total])
-                        gradients[id(t)] = total
+                        gradients[id(t)] = tape.call("add", [before, g], [total])
                         owned.add(id(t))
 
 
@@ -405,8 +403,7 @@ def add_uses(parameters: Sequence[Tensor]) -> None:
                 first, *others = (t.uses[i] for i in sorted(t.uses))
                 t.total, t.grad_unit = new(f"grad {t.storage.name}", t.shape, t.dtype, Role.GRADIENT), own_unit
                 for g in others:
-                    tape.call("add", [first, g], [t.total])
-                    first = t.total
+                    first = tape.call("add", [first, g], [t.total])
 
 
 def _check_unchanged(node: Node, dy: Tensor) -> None:
@@ -431,8 +428,8 @@ def _accumulate(parameter: Tensor, use: tuple[int, int], g: Tensor, own: bool) -
     elif own and g.contiguous:
         parameter.uses[use] = g
     else:
-        parameter.uses[use] = new(f"grad {parameter.storage.name}", parameter.shape, parameter.dtype, Role.GRADIENT)
-        tape.call("copy", [g], [parameter.uses[use]])
+        copy = new(f"grad {parameter.storage.name}", parameter.shape, parameter.dtype, Role.GRADIENT)
+        parameter.uses[use] = tape.call("copy", [g], [copy])
 
 
 # ------------------------------------------------------------------------------------------------------------ recording

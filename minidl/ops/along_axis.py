@@ -27,9 +27,8 @@ class CumSum(Op):
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
-        self.x, y = self.dense(x), self.out(x.shape, dtype)
-        self.call("cumsum", [self.x], [y], axis=self.axis, reverse=False)
-        return y
+        self.x = self.dense(x)
+        return self.out_by("cumsum", [self.x], x.shape, dtype, axis=self.axis, reverse=False)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return self.grad_by("cumsum", [self.dense(dy)], self.x, axis=self.axis, reverse=True)

@@ -56,11 +56,9 @@ class BatchNorm(Op):
             found |= self.weight_grad(dy, [1, 2])
         dy = self.dense(dy)
         if 0 in wanted:
-            found[0] = self.grad(self.x)
-            if self.training:
-                self.call("batch_norm_input_grad", [self.x, self.mean, self.rstd, self.w, *self.sums, dy], [found[0]])
-            else:
-                self.call("batch_norm_eval_input_grad", [dy, self.w, self.rstd], [found[0]])
+            kernel, reads = (("batch_norm_input_grad", [self.x, self.mean, self.rstd, self.w, *self.sums, dy])
+                             if self.training else ("batch_norm_eval_input_grad", [dy, self.w, self.rstd]))
+            found[0] = self.grad_by(kernel, reads, self.x)
         return found
 
 

@@ -22,8 +22,7 @@ class Binary(Op):
     def forward(self, a: Tensor, b: Tensor) -> Tensor:
         dtype = same_dtype(self, a, b)
         self.a, self.b = a, b
-        self.y = self.out(self.broadcast(a, b), dtype)
-        self.call(self.name, [a, b], [self.y])
+        self.y = self.out_by(self.name, [a, b], self.broadcast(a, b), dtype)
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
@@ -34,8 +33,7 @@ class Binary(Op):
                 "maximum": ("maximum_grad", [mine, other, dy]),
                 "minimum": ("minimum_grad", [mine, other, dy])}.get(self.name)
         if made is not None:
-            dy = new(f"grad {self.name}", dy.shape, dy.dtype, Role.GRADIENT)
-            self.call(*made, [dy])
+            dy = self.call(*made, [new(f"grad {self.name}", dy.shape, dy.dtype, Role.GRADIENT)])
         return sum_to(dy, mine)
 
 
@@ -49,8 +47,7 @@ class Unary(Op):
     def forward(self, x: Tensor) -> Tensor:
         same_dtype(self, x)
         self.x = self.dense(x)
-        self.y = self.out(x.shape, x.dtype)
-        self.call(self.name, [self.x], [self.y], **self.constants)
+        self.y = self.out_by(self.name, [self.x], x.shape, x.dtype, **self.constants)
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
@@ -85,16 +82,14 @@ class Log(Unary):
 class Sin(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad_by("cos", [self.x], self.x)
-        self.call("mul", [dy, dx], [dx])
-        return dx
+        return self.call("mul", [dy, dx], [dx])
 
 
 class Cos(Unary):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx = self.grad_by("sin", [self.x], self.x)
         self.call("mul", [dy, dx], [dx])
-        self.call("neg", [dx], [dx])
-        return dx
+        return self.call("neg", [dx], [dx])
 
 
 class Shift(Unary):

@@ -26,8 +26,8 @@ class Max(Op):
         dtype = same_dtype(self, x)
         if any(x.shape[a] == 0 for a in self.axes):
             raise self.error(f"shape {x.shape} has no elements, so no maximum")
-        self.x, self.y = x, self.out([1 if a in self.axes else n for a, n in enumerate(x.shape)], dtype)
-        self.call("max", [x], [self.y], axes=self.axes)
+        shape = [1 if a in self.axes else n for a, n in enumerate(x.shape)]
+        self.x, self.y = x, self.out_by("max", [x], shape, dtype, axes=self.axes)
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:

@@ -47,18 +47,13 @@ class Take(Op):
             begins = array(np.arange(self.lengths[a])[:, None] * math.prod(self.lengths[a + 1 :]))
             place = self.out(t.shape, "int64", "index")
             self.call("embedding", [begins, t], [place.seen([*t.shape, 1])])
-            if flat is not None:
-                far, flat = flat, self.out(np.broadcast_shapes(flat.shape, t.shape), "int64", "index")
-                self.call("add", [far, place], [flat])
-            else:
-                flat = place
+            flat = place if flat is None else self.call("add", [flat, place], [
+                self.out(np.broadcast_shapes(flat.shape, t.shape), "int64", "index")])
         assert flat is not None
         return flat
 
     def _spread(self, flat: Tensor, shape: Sequence[int]) -> Tensor:
-        y = self.out(shape, "int64", "index")
-        self.call("copy", [flat], [y])
-        return y
+        return self.call("copy", [flat], [self.out(shape, "int64", "index")])
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         dx, (rows, width) = self.grad(self.x), self.table.shape

@@ -61,8 +61,7 @@ class MatMul(Op):
         left, right = (turned, dy) if i else (dy, turned)
         lead = np.broadcast_shapes(left.shape[:-2], right.shape[:-2])
         g = new(f"grad {t.storage.name}", [*lead, left.shape[-2], right.shape[-1]], dy.dtype, Role.GRADIENT)
-        self.call("matmul", [left, right], [g])
-        return sum_to(g, t)
+        return sum_to(self.call("matmul", [left, right], [g]), t)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

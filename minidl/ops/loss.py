@@ -22,8 +22,7 @@ class Softmax(Op):
         dtype = same_dtype(self, x)
         if not x.ndim or not x.shape[-1]:
             raise self.error(f"the last axis of shape {x.shape} must have at least one element")
-        self.x, self.y = x, self.out(x.shape, dtype)
-        self.call(self.name, [x], [self.y])
+        self.x, self.y = x, self.out_by(self.name, [x], x.shape, dtype)
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
@@ -56,8 +55,7 @@ class CrossEntropy(Op):
             check_range("label", labels.numpy(), x.shape[1], self.ignore)
         self.x, self.labels = x, labels
         self.p, loss = self.out(x.shape, dtype, "probabilities"), self.out([], dtype)
-        self.call("cross_entropy", [self.dense(x), labels], [loss, self.p], **self.constants)
-        return loss
+        return self.call("cross_entropy", [self.dense(x), labels], [loss, self.p], **self.constants)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return self.grad_by("cross_entropy_grad", [self.p, self.labels, dy], self.x, **self.constants)

@@ -57,14 +57,12 @@ class Where(Op):
         dtype = same_dtype(self, a, b)
         if mask.dtype != "bool":
             raise self.error(f"the mask is {mask.dtype}, not bool; x != 0 makes a mask")
-        self.mask, self.operands, y = mask, (a, b), self.out(self.broadcast(mask, a, b), dtype)
-        self.call("where", [mask, a, b], [y])
-        return y
+        self.mask, self.operands = mask, (a, b)
+        return self.out_by("where", [mask, a, b], self.broadcast(mask, a, b), dtype)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         full = new("grad where", dy.shape, dy.dtype, Role.GRADIENT)
-        self.call("where_grad", [self.mask, dy], [full], chosen=i == 1)
-        return sum_to(full, self.operands[i - 1])
+        return sum_to(self.call("where_grad", [self.mask, dy], [full], chosen=i == 1), self.operands[i - 1])
 
 
 def compare(name: str, a: Tensor, b: Any) -> Tensor:

@@ -47,10 +47,8 @@ class KLDiv(_PairLoss):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         if i:
             return super().input_grad(i, dy)
-        dx = self.grad(self.pair[0])
-        self.call("mul", [dy, self.pair[1]], [dx])
-        self.call("neg", [dx], [dx])
-        return dx
+        dx = self.grad_by("mul", [dy, self.pair[1]], self.pair[0])
+        return self.call("neg", [dx], [dx])
 
 
 def reduce(losses: Tensor, reduction: str) -> Tensor:

@@ -35,8 +35,7 @@ class _Pool(Op):
         self.x = self.dense(x)
         y = self.out([x.shape[0], *size, x.shape[3]], dtype)
         self.kept = self.keep(y)
-        self.call(self.name, [self.x], [y, *self.kept], **self.geometry, ceil=self.ceil)
-        return y
+        return self.call(self.name, [self.x], [y, *self.kept], **self.geometry, ceil=self.ceil)
 
     def keep(self, y: Tensor) -> list[Tensor]:
         """The tensors that the forward kernel also writes, for the gradient."""

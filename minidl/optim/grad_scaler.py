@@ -52,8 +52,7 @@ class GradScaler:
         now = tape, Node.latest
         with tape.task(tape.new_unit("loss scale"), Kind.U):
             if self._used is None or self._used[0] != now:
-                self._used = now, new("loss scale", [1], "float32", Role.GRADIENT)
-                tape.call("copy", [self._scale], [self._used[1]])
+                self._used = now, tape.call("copy", [self._scale], [new("loss scale", [1], "float32", Role.GRADIENT)])
             tape.call("unscale", [*gradients, self._used[1]], [*gradients, flag])
             tape.call("scale_update", [self._scale, self._good, flag], [self._scale, self._good], **self.constants)
         return flag
