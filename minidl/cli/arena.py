@@ -59,8 +59,8 @@ def run(arguments: Any) -> int:
     record = {"problems": [_record(task, entries, names) for task, entries in results], "board": games.board(results)}
     if arguments.html:
         _page(arguments, record, results)
-    show.emit(arguments, record, lambda: _text(record))
-    return int(any(problem["refused"] for problem in record["problems"]))
+    return show.emit(arguments, record, lambda: _text(record),
+                     int(any(problem["refused"] for problem in record["problems"])))
 
 
 def _entered(task: Task, name: str, seconds: float, memory: int) -> tuple[Entry, bool]:

@@ -31,5 +31,4 @@ def sample(arguments: Any) -> int:
             found.append(token)
             done(len(found))
     text = ("" if writer.translates else arguments.prompt) + writer.tokenizer.decode(found)
-    show.emit(arguments, {"prompt": arguments.prompt, "tokens": len(found), "text": text}, text)
-    return 0
+    return show.emit(arguments, {"prompt": arguments.prompt, "tokens": len(found), "text": text}, text)

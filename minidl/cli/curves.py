@@ -61,9 +61,9 @@ def show_curve(arguments: Any) -> int:
                                             for p in points])
     least = _command(arguments, points[0])
     rows = [(p.peak, p.plan.as_json()["activation_peak_bytes"], p.plan.predicted_step_ms, p.choice) for p in points]
-    show.emit(arguments, record, lambda: show.table(("peak bytes", "activations", "predicted ms", "choice"), rows)
-              + f"\n\nthe command of each plan is in --json and --html; of the smallest peak:\n{least}")
-    return 0
+    heads = ("peak bytes", "activations", "predicted ms", "choice")
+    return show.emit(arguments, record, lambda: show.table(heads, rows)
+                     + f"\n\nthe command of each plan is in --json and --html; of the smallest peak:\n{least}")
 
 
 def _row(arguments: Any, point: Point) -> dict[str, Any]:

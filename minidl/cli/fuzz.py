@@ -43,8 +43,7 @@ def run(arguments: Any) -> int:
               "tasks": sum(v.tasks for v in verdicts), "failures": failures,
               "refused": [{"seed": v.seed, "why": v.refused} for v in verdicts if v.refused],
               "invalid": [{"seed": v.seed, "why": v.invalid} for v in verdicts if v.invalid]}
-    show.emit(arguments, record, lambda: text(record, bad))
-    return 0 if runs and not bad else 1
+    return show.emit(arguments, record, lambda: text(record, bad), 0 if runs and not bad else 1)
 
 
 def text(record: dict[str, Any], bad: list[fuzz.Verdict]) -> str:

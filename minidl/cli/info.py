@@ -19,23 +19,21 @@ def info(arguments: Any) -> int:
     if arguments.model:
         record = model_info(arguments.model, dict(arguments.model_arg))
         rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in record["layers"]]
-        show.emit(arguments, record,
-                  f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} "
-                  f"flops a sample (forward)\n" + show.table(("layer", "op", "parameters"), rows))
-        return 0
+        return show.emit(arguments, record,
+                         f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} "
+                         f"flops a sample (forward)\n" + show.table(("layer", "op", "parameters"), rows))
     gpus, why_not = _gpus()
     record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)),
                            "processor": platform.processor() or platform.machine()}, *gpus],
               "lanes": default_lanes(), "native_lanes": no_native_lanes() or "available", "blas": blas(), "mpi": _mpi(),
               "versions": versions()}
-    show.emit(arguments, record, show.table(("what", "is"), [
+    return show.emit(arguments, record, show.table(("what", "is"), [
         ("device cpu", f"{record['devices'][0]['cores']} cores, {record['devices'][0]['processor']}"),
         *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}")
           for g in gpus), *([] if gpus else [("device cuda", why_not)]),
         ("lanes on the cpu", f"{record['lanes']} by default; native ones: {record['native_lanes']}"),
         ("BLAS", record["blas"]), ("MPI", record["mpi"] or "none found"),
         *record["versions"].items()]))
-    return 0
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:

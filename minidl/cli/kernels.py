@@ -40,8 +40,8 @@ def run(arguments: Any) -> int:
         found += [timing(device, name, most) for name in names]
         show.note(f"{device.name}: {most / 1e3:.1f} GFLOP/s by a large product in float32")
     record = {"kernels": [asdict(t) for t in found], "without_example": [n for n in wanted if n not in EXAMPLES]}
-    show.emit(arguments, record, lambda: _text(found, record["without_example"]))
-    return int(not all(t.right for t in found))
+    return show.emit(arguments, record, lambda: _text(found, record["without_example"]),
+                     int(not all(t.right for t in found)))
 
 
 def _devices(arguments: Any) -> list[Any]:
@@ -61,8 +61,7 @@ def _list(arguments: Any, known: dict[str, list[str]]) -> int:
     rows = [(family, f"{len(names)}", " ".join(n for n in names if n in EXAMPLES), _about(names[0]))
             for family, names in known.items()]
     hint = "minidl kernels NAME checks a family, or one kernel, against its reference and times it"
-    show.emit(arguments, record, f"{show.table(('family', 'kernels', 'timed', 'about'), rows)}\n\n{hint}")
-    return 0
+    return show.emit(arguments, record, f"{show.table(('family', 'kernels', 'timed', 'about'), rows)}\n\n{hint}")
 
 
 def _about(name: str) -> str:

@@ -36,6 +36,5 @@ def new(arguments: Any) -> int:
     for path, template in files.items():
         write_atomic(str(path), template.read_text(encoding="utf-8"))
     record = {"kind": arguments.kind, "files": [str(path) for path in files], "use": USES[arguments.kind]}
-    show.emit(arguments, record, "\n".join([*record["files"], "", f"cd {folder}", "python -m pytest -q",
-                                            USES[arguments.kind]]))
-    return 0
+    return show.emit(arguments, record, "\n".join([*record["files"], "", f"cd {folder}", "python -m pytest -q",
+                                                   USES[arguments.kind]]))

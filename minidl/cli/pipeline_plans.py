@@ -139,8 +139,7 @@ def table(arguments: Any) -> int:
               **pipelines.price(plan).as_json()} for name, plan in plans.items()]
     if not found:
         raise UsageError("no policy accepts these numbers: " + next(iter(left_out.values()), ""))
-    show.emit(arguments, {"policies": found, "left_out": left_out}, lambda: _table_text(found, left_out))
-    return 0
+    return show.emit(arguments, {"policies": found, "left_out": left_out}, lambda: _table_text(found, left_out))
 
 
 def every(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:

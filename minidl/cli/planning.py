@@ -86,8 +86,7 @@ def plan(arguments: Any) -> int:
     own, text = _figures(arguments, made) or ({}, lambda m: show.order(m.schedule, m.as_json()))
     record = {**made.as_json(), "remarks": [*made.remarks], **own}
     _draw(arguments, made, record)
-    show.emit(arguments, record, lambda: text(made))
-    return 0
+    return show.emit(arguments, record, lambda: text(made))
 
 
 def _figures(arguments: Any, plan: Plan) -> tuple[dict[str, Any], Callable[[Any], str]] | None:
@@ -109,8 +108,7 @@ def check(arguments: Any) -> int:
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
         record = {"valid": False, "error": why.message, "tasks": list(why.tasks)}
-        show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip())
-        return 1
+        return show.emit(arguments, record, f"not valid: {why.message}\n{why.grid}".rstrip(), 1)
     record = {"valid": True, "tasks": len(made.schedule), "waits": made.waits,
               "peak_bytes": max(made.peak_bytes, default=None)}
     words, where = [f"{record['tasks']} tasks", f"{record['waits']} waits"], ""
@@ -122,8 +120,8 @@ def check(arguments: Any) -> int:
     if arguments.model and "--costs" in arguments.given:
         record["predicted_step_ms"] = round(made.predicted_step_ms, 4)
         words.append(f"{made.predicted_step_ms:.3f} ms a step predicted")
-    show.emit(arguments, record, lambda: f"{made.schedule.grid(show.width())}\n\nvalid{where}: {', '.join(words)}")
-    return 0
+    valid = f"valid{where}: {', '.join(words)}"
+    return show.emit(arguments, record, lambda: f"{made.schedule.grid(show.width())}\n\n{valid}")
 
 
 def _given(arguments: Any) -> tuple[TaskGraph, Any, CostModel, Machine, dict[str, Any]]:
@@ -149,8 +147,7 @@ def explain(arguments: Any) -> int:
     record = {**found.as_json(), "remarks": [*made.remarks]}
     if arguments.html:
         show.write_page(arguments, record, [Shown.of(made)], found.task)
-    show.emit(arguments, record, str(found))
-    return 0
+    return show.emit(arguments, record, str(found))
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:
@@ -177,8 +174,7 @@ def simulate(arguments: Any) -> int:
                   "remarks": [*made.remarks]}, lambda made: timeline.report(show.width()))
     record, text = found
     _draw(arguments, made, record)
-    show.emit(arguments, record, lambda: text(made))
-    return 0
+    return show.emit(arguments, record, lambda: text(made))
 
 
 def _draw(arguments: Any, made: Plan, record: dict[str, Any]) -> None:

@@ -33,5 +33,4 @@ def profile(arguments: Any) -> int:
     record = {"stages": len(sizes), "device": cost.device, "kinds": cost.kinds, "sizes": cost.sizes}
     rows = [*zip(range(len(sizes)), *(cost.kinds[kind] for kind in HEADS), *cost.sizes.values(), strict=True)]
     heads = ("stage", *HEADS.values(), *(name.replace("_", " ") for name in cost.sizes))
-    show.emit(arguments, record, lambda: f"microseconds on {cost.device}\n\n{show.table(heads, rows)}")
-    return 0
+    return show.emit(arguments, record, lambda: f"microseconds on {cost.device}\n\n{show.table(heads, rows)}")

@@ -31,8 +31,7 @@ def run(arguments: Any) -> int:
                                      f'system-ui; margin: 1em }} pre, div {{ overflow-x: auto }}</style>\n'
                                      f'<h1>{title}</h1>\n<pre>{escape(text)}</pre>\n<div>{picture}</div>\n</html>\n')
     record = summary(timelines[0][1]) | ({"against": summary(timelines[1][1])} if len(timelines) > 1 else {})
-    show.emit(arguments, record, text)
-    return 0
+    return show.emit(arguments, record, text)
 
 
 def _load(paths: list[str]) -> Timeline:

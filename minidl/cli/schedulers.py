@@ -19,8 +19,7 @@ def schedulers(arguments: Any) -> int:
               else [s for s in SCHEDULERS.values() if kind in (None, s.parallel)])
     record = {"schedulers": [{"scheduler": s.name, "parallel": s.parallel, "about": s.about, "arguments": _arguments(s)}
                              for s in chosen]}
-    show.emit(arguments, record, _text(chosen))
-    return 0
+    return show.emit(arguments, record, _text(chosen))
 
 
 def _arguments(scheduler: Scheduler) -> dict[str, Any]:

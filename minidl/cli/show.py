@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from ..views.page import Shown
 
 
-def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) -> None:
+def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str], code: int = 0) -> int:
     """Prints the record with --json, else the text, as the last act of a command: nothing after an interrupt, and no
-    interrupt after it. The tasks in a text that a function makes are in their colours on a terminal."""
+    interrupt after it. The tasks in a text that a function makes are in their colours on a terminal. Returns `code`,
+    the command's exit code."""
     interrupts.check()
     if arguments.json:
         print(json.dumps(record, allow_nan=False))
@@ -29,6 +30,7 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str]) 
         print(ansi(text()))
     if process.size() == 1:  # else the end waits for the other ranks
         interrupts.ignore()
+    return code
 
 
 def check_outputs(arguments: Any) -> None:

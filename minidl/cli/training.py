@@ -81,8 +81,7 @@ def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
     show.notes(made.remarks)
     record = {"model": recorded.job.model, "parameters": runs.parameters(recorded),
               "scheduler": recorded.job.scheduler, **runs.intended(arguments, recorded), **made.as_json()}
-    show.emit(arguments, {**record, "remarks": [*made.remarks]}, lambda: show.order(made.schedule, record))
-    return 0
+    return show.emit(arguments, {**record, "remarks": [*made.remarks]}, lambda: show.order(made.schedule, record))
 
 
 def compare(arguments: Any) -> int:
