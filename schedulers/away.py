@@ -70,6 +70,10 @@ def offloading(whole: Plan, cost: CostModel) -> Callable[[str, int | None], Plan
                 some = range(most, int((every.graph.kind == Kind.D).sum()))
                 most += bisect_left(some, True, key=lambda n: max(made(what, window, n).peak_bytes) <= limit)
                 found += [made(what, window, most)] * (most in some)
+            elif limit is not None and window == WINDOWS[0]:  # copies need places to which they come back
+                fewer = [made(what, window, 1 << i) for i in range(int((every.graph.kind == Kind.D).sum()).bit_length())]
+                least += [max(plan.peak_bytes) for plan in fewer]
+                found += [plan for plan in fewer if max(plan.peak_bytes) <= limit]
         if len(refused) == len(WINDOWS):
             raise refused[0]
         if not found:

@@ -129,12 +129,13 @@ def _less(point: Point, cost: CostModel, make: Make, found: Sequence[Point]) -> 
     for what in EACH[1:]:
         with suppress(MemoryLimitError, Refused):
             yield (every := _away(point, away, what))
-            if what == "states" or any(p.peak <= every.peak and p.plan.step <= point.plan.step for p in found):
-                continue  # of all, states leave first
-            limit = (every.peak + point.peak) // 2
-            while (some := _away(point, away, what, limit)).peak < limit:
-                limit = some.peak  # until its own peak, as a limit, leads to it
-            yield some
+            if what != "states" and not any(p.peak <= every.peak and p.plan.step <= point.plan.step for p in found):
+                limit = (every.peak + point.peak) // 2  # if it is all, states leave first
+                while (some := _away(point, away, what, limit)).peak < limit:
+                    limit = some.peak  # until its own peak, as a limit, leads to it
+                yield some
+            while True:  # if less of it needs less memory
+                yield (every := _away(point, away, what, every.peak - 1))
 
 
 def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], make: Make) -> Plan:

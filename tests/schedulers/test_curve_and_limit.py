@@ -52,3 +52,12 @@ def test_the_fastest_of_all_policies_is_named(capsys: pytest.CaptureFixture[str]
 def test_a_limit_alone_says_why_if_no_policy_can_plan_the_step(capsys):
     assert "no task of this step can be cut in so many parts" in refusal(
         capsys, "plan", *MLP, "--memory-limit", "9KB", "--split", "999")
+
+
+def test_less_is_offloaded_where_all_would_need_more(capsys):
+    """Memory that comes back needs a place; of one layer's states it is free."""
+    flags = ["plan", *RANKS, "--scheduler", "barrier", "--optimizer", "adam", "--shard", "3"]
+    every = run_json(capsys, *flags, "--offload", "states")[1]["peak_bytes"]
+    found = run_json(capsys, *flags, "--offload", "states", "--memory-limit", str(every - 1))[1]
+    assert found["peak_bytes"] < every
+    assert run_json(capsys, *flags, "--curve")[1]["smallest_limit"] <= found["peak_bytes"]

@@ -64,11 +64,11 @@ def test_below_the_least_nothing_fits_and_the_least_can_be_had():
 
 
 @pytest.mark.parametrize(("policy", "machine"), [
-    ("barrier", ml.Machine(4, collective=lambda sizes: 5.0)),
+    ("barrier", ml.Machine(2, collective=lambda sizes: 5.0)),
     pytest.param("gpipe", ml.Machine(2, collective=lambda sizes: 5.0, replicas=4), marks=pytest.mark.slow)])
 def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said_a_level(policy: str,
                                                                                           machine: ml.Machine):
-    graph, costs = chain(), cost(1e3)
+    graph, costs = chain(3), cost(1e3)
     least = min(max(ml.plan(graph, policy, costs, machine, recompute=again, offload="all").peak_bytes)
                 for again in ("none", "sqrt", "all"))
     limit = replace(machine, memory_limit=least - 1)
@@ -77,7 +77,7 @@ def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said
     assert max(found.peak_bytes) < least
     assert ", shard " in found.remarks[-1]
     with pytest.raises(MemoryLimitError):
-        ml.plan(graph, "fifo", costs, ml.Machine(4, 1000), recompute="auto", offload="auto")
+        ml.plan(graph, "fifo", costs, ml.Machine(2, 1000), recompute="auto", offload="auto")
 
 
 @pytest.mark.parametrize(("policy", "machine"), [
