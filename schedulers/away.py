@@ -64,14 +64,15 @@ def offloading(whole: Plan, cost: CostModel) -> Callable[[str, int | None], Plan
                 refused.append(error)
                 continue
             least.append(max(every.peak_bytes))
+            count = int((every.graph.kind == Kind.D).sum())
             if limit is None or least[-1] <= limit:
                 found.append(every)
             if limit is not None and least[-1] <= limit:
-                some = range(most, int((every.graph.kind == Kind.D).sum()))
+                some = range(most, count)
                 most += bisect_left(some, True, key=lambda n: max(made(what, window, n).peak_bytes) <= limit)
                 found += [made(what, window, most)] * (most in some)
             elif limit is not None and window == WINDOWS[0]:  # copies need places to which they come back
-                fewer = [made(what, window, 1 << i) for i in range(int((every.graph.kind == Kind.D).sum()).bit_length())]
+                fewer = [made(what, window, 1 << i) for i in range(count.bit_length())]
                 least += [max(plan.peak_bytes) for plan in fewer]
                 found += [plan for plan in fewer if max(plan.peak_bytes) <= limit]
         if len(refused) == len(WINDOWS):

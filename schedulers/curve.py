@@ -84,7 +84,8 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def _whole(graph: TaskGraph, cost: CostModel, shards: Sequence[Level], make: Make) -> Iterator[Point]:
-    """The policy's plans without a limit and without copies: the plain one, and those that need less memory. Raises
+    """The policy's plans without a limit and without copies: the plain one, and those that need less memory. One that
+    another one beats may need the least once memory is offloaded: shards need places for parts of other ranks. Raises
     Refused if the plain one cannot be."""
     yield (whole := Point(make("none", None, shards[0]), shard=shards[0]))
     for level in shards:
@@ -111,8 +112,8 @@ def curve(graph: TaskGraph, cost: CostModel, make: Make, shards: Sequence[Level]
     more than the plain plan, to which any limit above its peak leads. `shards`: those that the user wants, or all to
     try, 0 first. `done` gets the share that has been tried. Raises Refused if the policy cannot plan this."""
     points = [*_whole(graph, cost, shards, make)]
-    found, tried = [*found, points[0]], unbeaten(points)
-    for i, point in enumerate(reversed(tried)):
+    found, tried = [*found, points[0]], sorted(points, key=lambda point: point.plan.step)
+    for i, point in enumerate(tried):
         found += (one for one in (point, *_less(point, cost, make, found)) if one.peak < points[0].peak)
         done((i + 1) / len(tried))
     return unbeaten(found)
@@ -151,7 +152,7 @@ def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], m
     found, least = list[Point](), list[int]()
     with suppress(MemoryLimitError, Refused):
         found.append(Point(make("auto", limit, shards[0]), "auto", shard=shards[0]))
-    for point in reversed(unbeaten((whole, *points))):
+    for point in sorted((whole, *points), key=lambda point: point.plan.step):
         if found and point.plan.step >= min(one.plan.step for one in found):
             break
         least.append(point.peak)

@@ -64,11 +64,11 @@ def test_below_the_least_nothing_fits_and_the_least_can_be_had():
 
 
 @pytest.mark.parametrize(("policy", "machine"), [
-    ("barrier", ml.Machine(2, collective=lambda sizes: 5.0)),
+    ("barrier", ml.Machine(4, collective=lambda sizes: 5.0)),
     pytest.param("gpipe", ml.Machine(2, collective=lambda sizes: 5.0, replicas=4), marks=pytest.mark.slow)])
 def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said_a_level(policy: str,
                                                                                           machine: ml.Machine):
-    graph, costs = chain(3), cost(1e3)
+    graph, costs = chain(4), cost(1e3)
     least = min(max(ml.plan(graph, policy, costs, machine, recompute=again, offload="all").peak_bytes)
                 for again in ("none", "sqrt", "all"))
     limit = replace(machine, memory_limit=least - 1)
@@ -78,6 +78,17 @@ def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said
     assert ", shard " in found.remarks[-1]
     with pytest.raises(MemoryLimitError):
         ml.plan(graph, "fifo", costs, ml.Machine(2, 1000), recompute="auto", offload="auto")
+
+
+def test_no_plan_that_can_be_asked_for_needs_less_than_the_least():
+    """Of two ranks that offload everything, those without shards need less: they have no places for others' parts."""
+    graph, costs, machine = chain(3), cost(1e3), ml.Machine(2, collective=lambda sizes: 5.0)
+    with pytest.raises(MemoryLimitError) as error:
+        ml.plan(graph, "barrier", costs, replace(machine, memory_limit=1), recompute="auto", offload="auto")
+    plans = [ml.plan(graph, "barrier", costs, machine, recompute=again, offload="all", shard=shard)
+             for again in ("none", "sqrt") for shard in range(4)]
+    assert error.value.least == min(max(plan.peak_bytes) for plan in plans)
+    assert "shards" not in min(plans, key=lambda plan: max(plan.peak_bytes)).schedule.notes
 
 
 @pytest.mark.parametrize(("policy", "machine"), [
