@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.graph import Launch, TaskGraph, View
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name
-from ..devices.device import CPU, DeviceError
+from ..devices.device import CPU
 from ..devices.lanes import Event, Stop, Stream
 from ..kernels import Thunk
 from ..plans.program import Part, Program
@@ -26,7 +26,7 @@ from .bound import Bound
 from .comm import SLOTS, Communicator, Transfer
 from .comm.flight import Abandoned, Entry, Flight
 from .comm.handover import handover
-from .comm.places import Host, Share
+from .comm.places import Host
 
 Calls = Callable[[int, Any], list[Thunk]]
 MESSAGES = (*SENDS, *RECEIVES)
@@ -89,23 +89,25 @@ class Communication:
         self.places[key] = self._places[where]
         return self.places[key]
 
-    def shares(self, key: int, bound: Bound, launch: Launch, slot: int) -> tuple[Transfer, list[Thunk]]:
+    def shares(self, key: int, bound: Bound, launch: Launch, after: Sequence[int], slot: int
+               ) -> tuple[Transfer, list[Thunk]]:
         """A transfer between whole arrays and this rank's shares of them, one array after the other, and the calls that
-        come before it. Raises DeviceError on a device that is not the CPU."""
-        if not isinstance(bound.device, CPU):
-            raise DeviceError(f"{bound.device.name} has no shards yet; leave --shard out")
+        come before it. `after`: as in `place`."""
         reads, writes, work = ([bound.array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
         sums = dict(launch.constants).get("summed", 0)  # others are copied
         whole, own, kind = (reads, writes, Kind.AS) if sums else (writes, reads, Kind.AG)
-        places = [Share(self.group, a, s, *work) for a, s in zip(whole, own, strict=True)]
-        self.places[key] = places[0]
-        moves = [self.group.bind(kind, place, slot) for place in places[: sums or None]]
+        pairs = [*zip(whole, own, strict=True)]
+        places = [self.hand.share(self.group, *pair, after, *work) for pair in pairs[: sums or None]]
+        copies = [call for pair in pairs[sums:] if sums for call in self.hand.copied(self.group, *pair, after)]
+        self.places[key] = places[-1]
+        self.closing += self.hand.ended(places[-1])  # the next step, or a caller, may be the first to read it
+        moves = [self.group.bind(kind, place, slot) for place in places]
 
         def run() -> Iterator[None]:
             for move in moves:
                 yield from move()
 
-        return run, [place.copy for place in places[sums:] if sums]
+        return run, copies
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
@@ -115,6 +117,7 @@ class Communication:
         if not entries:
             return
         self.join()
+        self.hand.begin()
         self.flight.begin(entries)
         if self._stream is not None:
             self._stream.start([self.hand.use, self.flight.run], self._fail)
@@ -138,6 +141,7 @@ class Communication:
         if self._started and self.polled and not self._stopped:
             self.flight.run(step=True)
             if not self.flight.over():
+                self._end_calls()
                 return
         self.join()
 
@@ -149,8 +153,12 @@ class Communication:
                 self._stream.join()
             elif not self._stopped:
                 self.flight.run()
-                for call in self.closing:
-                    call()
+            if not self._stopped:
+                self._end_calls()
+
+    def _end_calls(self) -> None:
+        for call in self.closing:
+            call()
 
     def stop(self, error: BaseException) -> BaseException:
         """Ends all communication after an error on this rank; returns the error that came first."""
@@ -243,12 +251,13 @@ class Meetings:
         constants, sums = dict(launch.constants), graph.kind[task] in COLLECTIVE
         link = None if sums else self.common.transport.link(constants["peer"], graph.kind[task] in SENDS)
         if sums and launch.reads != launch.writes:
-            transfer, copies = self.common.shares(self._keys[task], bound, launch, slot)
+            transfer, copies = self.common.shares(self._keys[task], bound, launch, after, slot)
+            moved = self.common.hand.moved(self._keys[task], self.common.group, False)
         else:
             place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link)
             transfer, copies = (link or self.common.group).bind(
                 Kind(graph.kind[task]), place, slot, constants.get("peer"), constants.get("message", 0)), []
-        moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)
+            moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)
         return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived,
                      [*self._mark(task, 0, 1), *copies],
                      [*self._mark(task, 2), *moved, *self._records[task]], graph.name(task), self._peers(graph, task),

@@ -161,7 +161,7 @@ class Runtime:
         if spec.share_of is not None:
             whole = spec.share_of
             own = self._pieces(spec, whole.values(self.device))[self.program.group.index(self.program.rank)]
-            self._share(spec, memory)[: own.size] = own
+            self.device.write(self._share(spec, memory)[: own.size], self.device.read(own))
             if spec.role == Role.PARAMETER:
                 whole.given_up()
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, spec.role, memory))
@@ -182,13 +182,14 @@ class Runtime:
             return
         for i in range(max(self.transport.gather(len(own)))):  # ranks may have other stages
             spec = own[i] if i < len(own) else None
-            shares = self.transport.gather(None if spec is None else self._share(spec, spec.live.data).copy())
+            mine = None if spec is None else np.array(self.device.read(self._share(spec, spec.live.data)))
+            shares = self.transport.gather(mine)
             first = self.transport.rank == self.program.group[0]
             if spec is not None and (first or (everywhere and spec.role == Role.PARAMETER)):
                 spec.share_of.overwritten()
                 for piece, rank in zip(self._pieces(spec, spec.share_of.values(self.device)), self.program.group,
                                        strict=True):
-                    piece[...] = shares[rank][: piece.size]
+                    self.device.write(piece, shares[rank][: piece.size])
 
     def _snapshot(self, source: int, copy: int) -> Thunk:
         """A call that copies a scalar of the host for late tasks."""

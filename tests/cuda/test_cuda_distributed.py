@@ -76,7 +76,7 @@ class Nccl:
     """NCCL between the ranks of this process: each call goes to its stream, a group as one."""
 
     available = True
-    NCCL_UINT8, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 6, 7, 8, 0
+    NCCL_UINT8, NCCL_INT32, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 2, 6, 7, 8, 0
 
     def __init__(self) -> None:
         self.left: dict[Any, Any] = {}
@@ -151,7 +151,7 @@ class NcclRanks:
 
 
 def _memory(at: int, count: int, kind: int) -> Any:
-    dtype = np.dtype({1: "uint8", 6: "float16", 7: "float32", 8: "float64"}[kind])
+    dtype = np.dtype({1: "uint8", 2: "int32", 6: "float16", 7: "float32", 8: "float64"}[kind])
     return np.ctypeslib.as_array((ctypes.c_ubyte * (count * dtype.itemsize)).from_address(at)).view(dtype)
 
 
@@ -490,8 +490,8 @@ def test_nccls_methods_take_what_they_are_told_to_take():
     found = {name: getattr(real.NcclCommunicator, name).__doc__.splitlines()[0]
              for name in ("send", "recv", "allReduce")}
     assert found | {"NcclCommunicator": real.NcclCommunicator.__doc__.splitlines()[0]} == TOLD
-    assert {real.NCCL_FLOAT16, real.NCCL_FLOAT32, real.NCCL_FLOAT64, real.NCCL_SUM,
-            real.NCCL_BFLOAT16} == ({6, 7, 8, 0, 9})
+    assert [real.NCCL_UINT8, real.NCCL_INT32, real.NCCL_FLOAT16, real.NCCL_FLOAT32, real.NCCL_FLOAT64, real.NCCL_SUM,
+            real.NCCL_BFLOAT16] == [1, 2, 6, 7, 8, 0, 9]
 
 
 def test_ranks_take_the_gpus_of_their_machine_in_turn(monkeypatch):

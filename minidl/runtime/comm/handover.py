@@ -13,7 +13,7 @@ from typing import Any
 from ...devices.device import CPU
 from ...kernels import Thunk
 from . import Communicator
-from .places import Host, OnDevice, Staged
+from .places import Host, OnDevice, Share, ShareOnDevice, Staged, StagedShare
 
 
 class Direct:
@@ -21,6 +21,9 @@ class Direct:
 
     def use(self) -> None:
         """A thread calls this before it works for the device."""
+
+    def begin(self) -> None:
+        """A step calls this when all work of earlier ones has been issued."""
 
     def ready(self, task: int, stream: Any) -> list[Thunk]:
         """The calls that a lane makes after a task (by its key) for which communication waits. `stream`: the lane's, on
@@ -36,6 +39,19 @@ class Direct:
         travel, once the tasks `after` are ready."""
         return Host(communicator, arrays, sums)
 
+    def share(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int],
+              received: Any = None) -> Share:
+        """The same of one array, of which each rank has a share; `received`: as in `Share`."""
+        return Share(communicator, array, share, received)
+
+    def copied(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int]) -> list[Thunk]:
+        """The calls that copy this rank's share of an array that is equal on all ranks."""
+        return [Share(communicator, array, share).copy]
+
+    def ended(self, place: Host) -> list[Thunk]:
+        """The calls at the end of a step after which results of a place can be read."""
+        return []
+
 
 class ByEvents(Direct):
     """For a CUDA device. Gradients go through pinned host memory, unless the transport can read the device."""
@@ -44,6 +60,8 @@ class ByEvents(Direct):
         self.device, self.driver = device, device.driver
         self._ready: dict[int, Any] = defaultdict(self.driver.event)
         self._streams = (self.driver.stream(), self.driver.stream())
+        self._begun = self.driver.event()
+        self.begin = self.driver.record(self._begun, device.main)  # type: ignore[method-assign]
 
     def use(self) -> None:
         self.driver.use()
@@ -57,8 +75,32 @@ class ByEvents(Direct):
     def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
         events = [self._ready[task] for task in after]
         if communicator.on_device:
-            return OnDevice(communicator, arrays, self.device, communicator.stream or self._streams[0], events, sums)
+            return OnDevice(communicator, self.device, self._stream(communicator), events, arrays, sums)
         return Staged(communicator, arrays, self.device, self._streams, events, sums)
+
+    def share(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int],
+              received: Any = None) -> Share:
+        events = self._awaited(after)
+        if communicator.on_device:
+            return ShareOnDevice(communicator, self.device, self._stream(communicator), events, array, share, received)
+        return StagedShare(communicator, array, share, received, self.device, self._streams, events)
+
+    def copied(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int]) -> list[Thunk]:
+        driver, place, stream = self.driver, Share(communicator, array, share), self._stream(communicator)
+        return [*(driver.wait(stream, event) for event in self._awaited(after)),
+                *([driver.copy(place.whole[place.mine], place.total, stream)] if place.total.size else []),
+                *([driver.zeros(place.end, stream)] if place.end.size else [])]
+
+    def ended(self, place: Host) -> list[Thunk]:
+        return place.arrived(self.device.main)
+
+    def _awaited(self, after: Iterable[int]) -> list[Any]:
+        """The events for which a transfer of shares waits: the step before may have written them."""
+        return [self._begun, *(self._ready[task] for task in after)]
+
+    def _stream(self, communicator: Communicator) -> Any:
+        """The stream on which what a communicator has summed comes back."""
+        return communicator.stream or self._streams[0 if communicator.on_device else 1]
 
 
 def handover(device: Any) -> Direct:

@@ -16,8 +16,8 @@ from typing import Any
 from ...kernels import cuda
 from . import Communicator, Transfer
 
-TYPES = {"uint8": "NCCL_UINT8", "float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16", "float32": "NCCL_FLOAT32",
-         "float64": "NCCL_FLOAT64"}
+TYPES = {"uint8": "NCCL_UINT8", "int32": "NCCL_INT32", "float16": "NCCL_FLOAT16", "bfloat16": "NCCL_BFLOAT16",
+         "float32": "NCCL_FLOAT32", "float64": "NCCL_FLOAT64"}
 
 
 class NCCLError(RuntimeError):

@@ -106,12 +106,11 @@ class Share(Host):
         self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
         own = self.mine.stop - self.mine.start
         self.whole, self.windows, self.factor = array, [], 1 / ranks
-        self.total, self._end = share[:own], share[own:]
-        if received is not None:
-            self.received = received[: ranks * own].reshape(ranks, own)
+        self.total, self.end = share[:own], share[own:]
+        self.received = [] if received is None else received[: ranks * own].reshape(ranks, own)
 
     def keep(self) -> Iterator[None]:
-        self._end[...] = 0
+        self.end[...] = 0
         yield from ()
 
     def lay(self) -> Iterator[None]:
@@ -121,7 +120,7 @@ class Share(Host):
     def copy(self) -> None:
         """Takes this rank's share of an array that is equal on all ranks."""
         np.copyto(self.total, self.whole[self.mine])
-        self._end[...] = 0
+        self.end[...] = 0
 
 
 class Staged(Host):
@@ -134,19 +133,24 @@ class Staged(Host):
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any],
                  after: Sequence[Any], sums: bool = True) -> None:
-        driver, (down, up) = device.driver, streams
-        ends = offsets([a.size for a in arrays]).tolist()
+        driver, ends = device.driver, offsets([a.size for a in arrays]).tolist()
         dtype = arrays[0].dtype
         pinned = driver.pinned(max(ends[-1] * dtype.itemsize, 1))[: ends[-1] * dtype.itemsize].view(dtype)
         super().__init__(communicator, [pinned], sums)
-        pairs = [(a, pinned[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True) if a.size]
+        pairs = [(a, pinned[i:j]) for a, (i, j) in zip(arrays, pairwise(ends), strict=True)]
+        self._stage(driver, streams, pinned, after, pairs, () if sums else after, [(host, a) for a, host in pairs])
+
+    def _stage(self, driver: Any, streams: tuple[Any, Any], pinned: Any, after: Sequence[Any],
+               out: Sequence[tuple[Any, Any]], then: Sequence[Any], back: Sequence[tuple[Any, Any]]) -> None:
+        """Prepares the copies `out` to pinned memory after some events, and `back` after the events `then`."""
         self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
         # keeps pinned memory until it has been copied, also where a step has failed
         weakref.finalize(self, _wait_for, driver, (self._down_done, self._up_done), pinned).atexit = False
-        self._down = [*(driver.wait(down, event) for event in after),
-                      *(driver.copy(array, host, down) for array, host in pairs), driver.record(self._down_done, down)]
-        self._up = [*(driver.wait(up, event) for event in after if not sums),
-                    *(driver.copy(host, array, up) for array, host in pairs), driver.record(self._up_done, up)]
+        self._down, self._up = (
+            [*(driver.wait(stream, event) for event in events),
+             *(driver.copy(source, to, stream) for source, to in pairs if to.size), driver.record(done, stream)]
+            for stream, events, pairs, done in ((streams[0], after, out, self._down_done),
+                                                (streams[1], then, back, self._up_done)))
 
     def arrived(self, stream: Any) -> list[Thunk]:
         return [self._driver.wait(stream, self._up_done)]
@@ -167,6 +171,29 @@ class Staged(Host):
         yield from ()
 
 
+class StagedShare(Staged, Share):
+    """A share of an array of a CUDA device, which ranks sum or bring together in pinned host memory."""
+
+    def __init__(self, communicator: Any, array: Any, share: Any, received: Any, device: Any,
+                 streams: tuple[Any, Any], after: Sequence[Any]) -> None:
+        sums, size = received is not None, share.size
+        pinned = device.pinned((size + array.size,), str(array.dtype))
+        part, whole = pinned[:size], pinned[size:]
+        received = np.empty(communicator.size * size, array.dtype) if sums else None
+        Share.__init__(self, communicator, whole, part, received)
+        out, back = (array, whole), (part, share)
+        if not sums:
+            out, back = (share[: self.total.size], whole[self.mine]), (whole, array)
+        self._stage(device.driver, streams, pinned, after, [out], (), [back])
+
+    def keep(self) -> Iterator[None]:
+        yield from Share.keep(self)
+        yield from self.give()
+
+    def lay(self) -> Iterator[None]:
+        return self.take()
+
+
 def _wait_for(driver: Any, events: Sequence[Any], memory: Any) -> None:
     for event in events:
         driver.wait_for(event)
@@ -174,22 +201,21 @@ def _wait_for(driver: Any, events: Sequence[Any], memory: Any) -> None:
 
 class OnDevice(Host):
     """Gradients of a CUDA device, for a transport that reads them there: one whose calls go to a stream, or one that
-    needs the computation to have ended. `stream`: for sums and copies. `after`: as in `Staged`."""
+    needs the computation to have ended. `stream`: for sums and copies. `after`: as in `Staged`. `what`: of `Host`."""
 
-    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, stream: Any, after: Sequence[Any],
-                 sums: bool = True) -> None:
+    def __init__(self, communicator: Any, device: Any, stream: Any, after: Sequence[Any], *what: Any) -> None:
         self._driver, self._stream = device.driver, stream
         self._in_order = communicator.stream is not None
         self._memory: list[Any] = []
-        super().__init__(communicator, arrays, sums)
+        super().__init__(communicator, *what)
         driver = device.driver
         self._done, self._given = driver.event(), driver.event()
         copies = [(a, w) for a, w in self.windows if a.size]
         self._take = [*(driver.wait(stream, event) for event in after), *(driver.copy(a, w, stream) for a, w in copies)]
         self._add: list[Thunk] = []
         self._scale: list[Thunk] = []
-        if sums:
-            total = self.whole[self.mine]
+        if len(self.received):
+            total = self.total
             rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size)]
             self._add += [call for pair in rows for call in device.calls("add", pair, [total], stream)]
             self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
@@ -234,3 +260,19 @@ class OnDevice(Host):
         for call in self._give:
             call()
         yield from ()
+
+
+class ShareOnDevice(OnDevice, Share):
+    """A share of an array of a CUDA device, for a transport that reads them there. `what`: of `Share`."""
+
+    def __init__(self, communicator: Any, device: Any, stream: Any, after: Sequence[Any], *what: Any) -> None:
+        super().__init__(communicator, device, stream, after, *what)
+        driver, mine = device.driver, self.whole[self.mine]
+        self._keep = [*([driver.zeros(self.end, stream)] if self.end.size else []), *self._give]
+        self._lay = [*self._take, *([driver.copy(self.total, mine, stream)] if mine.size else [])]
+
+    def keep(self) -> Iterator[None]:
+        return self._run(self._keep)
+
+    def lay(self) -> Iterator[None]:
+        return self._run(self._lay)
