@@ -21,7 +21,6 @@ from ..core.schedule import Schedule
 from ..plans.memory import MemoryLimitError
 from ..plans.program import Program, lower
 from ..pricing.cost import CostModel
-from ..pricing.simulation import simulate
 from .exhaustive import shortest
 from .give_back import given_back, partly_beside
 from .movable import MAIN, SUB, Order, Place, Places, Step
@@ -36,23 +35,13 @@ LEAST = 0.001  #: a gain below this share of a step is not worth more memory
 
 
 @dataclass(frozen=True)
-class Priced:
-    """A plan with its price: the time of a repeated step, in the costs' unit, and its peak in bytes."""
-
-    name: str
-    schedule: Schedule
-    makespan: float
-    peak_bytes: int
-
-
-@dataclass(frozen=True)
 class RegionPlan:
     """The best plan that fits. `places`: the assignment before any overlap was given back; `notes`: remarks for the
     user; `within`: the same within a limit."""
 
     step: Step
     places: Places
-    chosen: Priced
+    chosen: Trial
     notes: tuple[str, ...]
     within: Callable[[int | None], RegionPlan]
 
@@ -108,7 +97,7 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
     def within(limit: int | None) -> RegionPlan:
         chosen, said = _best(trials, limit), list(notes)
         if chosen is None:
-            least = min((trial.priced for trial in trials), key=lambda priced: priced.peak_bytes)
+            least = min(trials, key=lambda trial: trial.peak_bytes)
             raise MemoryLimitError(f"no plan fits {limit:,} bytes; the smallest limit that can work is "
                                    f"{least.peak_bytes:,} ({least.name})", least.peak_bytes)
         if chosen is not fastest:
@@ -119,7 +108,7 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
             said.append(why)
         elif chosen is fastest and chosen.name in OTHERS:
             said.append(f"the plan is {chosen.name}, which is as fast")
-        return RegionPlan(step, places, chosen.priced, tuple(said), within)
+        return RegionPlan(step, places, chosen, tuple(said), within)
 
     return within(memory_limit)
 
@@ -153,7 +142,8 @@ OTHERS = ("multi_stream", "in_order")  #: the chosen plan is never slower than t
 
 @dataclass(eq=False)
 class Trial:
-    """A plan that may be chosen. `makespan` is quickly known; `priced`, with its memory, takes far longer."""
+    """A plan that may be chosen. `makespan`: the time of a repeated step, in the costs' unit; `peak_bytes`, which takes
+    far longer: its memory."""
 
     step: Step
     name: str
@@ -171,11 +161,9 @@ class Trial:
     def program(self) -> Program:
         return lower(self.step.graph, self.schedule)
 
-    @cached_property
-    def priced(self) -> Priced:
-        program = self.program
-        return Priced(self.name, self.schedule,
-                      simulate(program.graph, program.schedule, self.step.cost).makespan, program.peak_bytes)
+    @property
+    def peak_bytes(self) -> int:
+        return self.program.peak_bytes
 
     @property
     def rated(self) -> float:
@@ -189,7 +177,7 @@ class Trial:
         return sum(map(bool, self.order.lanes.values()))
 
     def fits(self, limit: int | None) -> bool:
-        return limit is None or self.priced.peak_bytes <= limit
+        return limit is None or self.peak_bytes <= limit
 
 
 def _trials(step: Step, places: Places, prompt: Order | None, crossing: bool) -> list[Trial]:
@@ -216,7 +204,7 @@ def _best(trials: Iterable[Trial], limit: int | None = None) -> Trial | None:
     left = sorted(trials, key=lambda t: t.rated)
     while left:
         bar = min(left[0].rated * (1 + LEAST), *(t.rated for t in left if t.name in OTHERS), float("inf"))
-        pick = min((t for t in left if t.rated <= bar), key=lambda t: t.priced.peak_bytes)
+        pick = min((t for t in left if t.rated <= bar), key=lambda t: t.peak_bytes)
         if pick.fits(limit):
             return pick
         left.remove(pick)

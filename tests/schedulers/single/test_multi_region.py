@@ -27,7 +27,7 @@ from minidl.runtime.checking import random_schedule
 from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Step
-from minidl.schedulers.multi_region import LEAST, Priced, search
+from minidl.schedulers.multi_region import LEAST, Trial, search
 from minidl.schedulers.regions import regions
 from minidl.schedulers.single import MARGIN
 
@@ -215,7 +215,7 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
     assert search(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
 
 
-def levels(graph: TaskGraph, cost: ml.CostModel) -> Iterator[Priced]:
+def levels(graph: TaskGraph, cost: ml.CostModel) -> Iterator[Trial]:
     """The plans from the fastest one to the one that needs least memory."""
     found = search(graph, cost)
     with suppress(MemoryLimitError):
