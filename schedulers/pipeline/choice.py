@@ -16,42 +16,33 @@ from ...passes.backward import fused_in
 from ...plans.plan import PipelinePlan
 from ..ordered import Ordered, as_ordered
 from .pricing import price
-from .problem import Problem
+from .problem import Problem, rounded
 from .proof import CapError, prove
 from .stages import stage_graph
 
 Order = Callable[[Problem], Schedule | Ordered]
 
 
-def best_order(problem: Problem, orders: Mapping[str, Order], what: str) -> Ordered:
-    """The order with the smallest makespan, and notes: `choices[what]` has its name and the makespans of all. Raises
-    PipelineError if no order accepts the problem and keeps its cap."""
-    return _best({name: (problem, order) for name, order in orders.items()}, what)[1]
-
-
-def best_placement(problem: Problem, placements: Mapping[str, Placement], order: Order,
-                   what: str) -> tuple[Placement, dict[str, Any]]:
-    """The placement with the smallest makespan of the order, and notes as in `best_order`."""
-    name, found = _best({name: (replace(problem, placement=place), order) for name, place in placements.items()}, what)
-    return placements[name], dict(found.notes)
-
-
-def _best(candidates: Mapping[str, tuple[Problem, Order]], what: str) -> tuple[str, Ordered]:
+def best_order(problem: Problem, orders: Mapping[str, Order], what: str,
+               placements: Mapping[str, Placement] | None = None) -> Ordered:
+    """The order with the smallest makespan, and notes: `choices[what]` has its name and the makespans of all.
+    `placements`: by the same names, by default the problem's. Raises PipelineError if no order accepts the problem and
+    keeps its cap."""
     found: dict[str, tuple[float, Ordered]] = {}
     why = "there is no candidate"
-    for name, (problem, order) in candidates.items():
+    for name, order in orders.items():
+        own = replace(problem, placement=placements[name]) if placements else problem
         try:
-            made = as_ordered(order(problem), name, order)
-            found[name] = makespan(problem, made.schedule), made
+            made = as_ordered(order(own), name, order)
+            found[name] = makespan(own, made.schedule), replace(made, placement=own.placement)
         except (PipelineError, CapError) as error:  # numbers that it does not accept, or more activations than the cap
             why = reason(error)
     if not found:
         raise PipelineError(why)
-    name = min(found, key=lambda name: float(f"{found[name][0]:.11g}"))
+    name = min(found, key=lambda name: rounded(found[name][0]))
     makespans = {name: float(f"{time:.6g}") for name, (time, _) in found.items()}
     made = found[name][1]
-    return name, replace(made, notes=with_choices(made.notes, {
-        "choices": {what: {"picked": name, "makespans": makespans}}}))
+    return replace(made, notes=with_choices(made.notes, {"choices": {what: {"picked": name, "makespans": makespans}}}))
 
 
 def reason(error: Exception) -> str:

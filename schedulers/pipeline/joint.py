@@ -27,7 +27,7 @@ from .fast_forward import fast_forward_greedy
 from .flush import interleaved, one_f_one_b
 from .looped import hanayo, modulo_greedy
 from .models import linear_partition
-from .problem import Problem
+from .problem import Problem, rounded
 from .proof import CapError
 from .v_shape import zb_v
 from .zb_auto import zb_auto
@@ -99,7 +99,7 @@ def _fastest_first(made: Sequence[Arrangement | str]) -> list[Arrangement]:
 
 
 def _time(arrangement: Arrangement) -> float:
-    return float(f"{arrangement.makespan:.11g}")
+    return rounded(arrangement.makespan)
 
 
 def _placements(problem: Problem) -> Iterator[tuple[str, Placement]]:

@@ -55,28 +55,24 @@ def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints
                   extra: Rows | None = None) -> Schedule:
     """The schedule by the rule in this module's docstring, with one lane per rank.
 
-    `rank`, `duration`, `priority`: one per task. `extra`: more edges (successors of each task), for rules of admission;
-    they carry no data and so no latency. Raises PipelineError if they make a circle.
+    `rank`, `duration`, `priority`: one per task. `extra`: more edges within ranks (successors of each task), for rules
+    of admission. Raises PipelineError if they make a circle.
     """
-    n = len(graph)
-    succs = graph.succs
-    missing = np.diff(graph.preds.ptr).astype(np.int64)
-    if extra is None:
-        extra = Rows(np.zeros(n + 1, np.int64), np.empty(0, np.int32))
-    else:
-        missing += np.bincount(extra.ids, minlength=n)
+    n, succs = len(graph), graph.succs
+    if extra is not None:
+        succs = Rows.from_pairs(np.append(succs.row_of_each(), extra.row_of_each()), np.append(succs.ids, extra.ids), n)
     base = offsets(np.bincount(rank, minlength=ranks))
     eps = 1e-9 * float(duration.max(initial=0))
     done, after = run_loop(
-        _list, n, succs.ptr, succs.ids.astype(np.int64), extra.ptr, extra.ids.astype(np.int64), missing,
-        rank.astype(np.int64), duration.astype(np.float64), priority.astype(np.int64), float(latency), eps,
-        base[:-1].copy(), np.zeros(n), np.zeros(ranks), np.full(ranks, np.inf), np.zeros(n, np.int64))
+        _list, n, succs.ptr, succs.ids.astype(np.int64), np.bincount(succs.ids, minlength=n), rank.astype(np.int64),
+        duration.astype(np.float64), priority.astype(np.int64), float(latency), eps, base[:-1].copy(), np.zeros(n),
+        np.zeros(ranks), np.full(ranks, np.inf), np.zeros(n, np.int64))
     if done < n:
         raise PipelineError("the rule of admission blocks all remaining tasks")
     return Schedule(tuple(Lane(r) for r in range(ranks)), base, graph.keys[after.order])
 
 
-def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, priority, latency, eps, place,  # type: ignore[no-untyped-def]
+def _list(succ_ptr, succs, missing, rank, duration, priority, latency, eps, place,  # type: ignore[no-untyped-def]
           ready_at, free, next_start, order):
     """Returns how many tasks were placed; the next task of rank r goes to `order[place[r]]`. `starts` may have entries
     that are no longer a rank's next start; they are passed over."""
@@ -102,11 +98,9 @@ def _list(succ_ptr, succ_ids, extra_ptr, extra_ids, missing, rank, duration, pri
         done += 1
         free[r] = finish = max(now, ready_at[task]) + duration[task]
         next_start[r] = np.inf
-        begin, middle = succ_ptr[task], succ_ptr[task + 1]
-        for i in range(begin, middle + extra_ptr[task + 1] - extra_ptr[task]):
-            s = succ_ids[i] if i < middle else extra_ids[extra_ptr[task] + i - middle]
-            far = i < middle and rank[s] != r
-            ready_at[s] = max(ready_at[s], finish + latency if far else finish)
+        for i in range(succ_ptr[task], succ_ptr[task + 1]):
+            s = succs[i]
+            ready_at[s] = max(ready_at[s], finish + latency if rank[s] != r else finish)
             missing[s] -= 1
             if missing[s] == 0:
                 q = rank[s]

@@ -12,7 +12,7 @@ from ...core.machine import shorten
 from ...core.placement import PLACEMENTS, PipelineError, Placement
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered, beyond, taken
-from .choice import best_placement
+from .choice import best_order
 from .joint import Arrangement
 from .problem import Problem, check_numbers, is_whole
 
@@ -83,7 +83,9 @@ class Policy:
         found = self.placements(problem, **taken(self.placements, options))
         if len(found) == 1:
             return next(iter(found.values())), {}
-        return best_placement(problem, found, partial(self.order, **taken(self.order, options)), "group")
+        order = partial(self.order, **taken(self.order, options))
+        best = best_order(problem, dict.fromkeys(found, order), "group", found)
+        return best.placement or problem.placement, dict(best.notes)
 
     def update_every(self, micro_batches: int, mini_batches: Any = 1) -> int:
         """The number of micro-batches between two updates of a run, whose step has `mini_batches` mini-batches. Raises

@@ -27,6 +27,11 @@ def is_whole(value: Any, least: int = 1) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
 
 
+def rounded(time: float) -> float:
+    """The time, so that times which are equal up to rounding compare equal."""
+    return float(f"{time:.11g}")
+
+
 def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
     """Raises PipelineError for numbers that no plan can have."""
     if not is_whole(micro_batches):

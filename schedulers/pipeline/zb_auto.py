@@ -15,7 +15,7 @@ from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from .fast_forward import fast_forward_push
 from .listing import durations
-from .problem import Problem
+from .problem import Problem, rounded
 from .refine import SAME, refine
 from .stages import stage_graph
 from .walk import Rule, walks
@@ -65,7 +65,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     graph = stage_graph(p, m)
     time = durations(problem, graph)
     tried = [refine(graph, order, time, problem.latency, cap, None, kept, bounds) for order in orders]
-    return min(tried, key=lambda found: (float(f"{found[1]:.11g}"), float(f"{found[0]:.11g}")))[2]
+    return min(tried, key=lambda found: (rounded(found[1]), rounded(found[0])))[2]
 
 
 def cap_of(problem: Problem) -> float:
@@ -126,4 +126,4 @@ def neighbours(candidate: Rule, cap: int) -> list[Rule]:
 def _spans(problem: Problem, cap: float, kept: float, rules: list[Rule]) -> list[tuple[float, float]]:
     """(max_span, makespan) of each rule's walk, rounded so that equal times compare equal."""
     spans, makespans, _ = walks(problem, cap, kept, rules)
-    return [(float(f"{span:.11g}"), float(f"{makespan:.11g}")) for span, makespan in zip(spans, makespans, strict=True)]
+    return list(zip(map(rounded, spans), map(rounded, makespans), strict=True))
