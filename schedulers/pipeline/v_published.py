@@ -42,11 +42,12 @@ def repeated(problem: Problem, block: Ints, cap: int) -> Schedule | None:
     slot[:, : 4 * m] = (block[:, :, None] + PERIOD * np.arange(m)).reshape(p, 4 * m)
     grid, peak = _filled(slot)
     _move(slot, grid, peak, early=True)
-    _compact(slot, grid)
+    # every task as early as the order of each rank permits; a task takes one slot, a hop none
+    _, after = run_loop(_start_early, slot.size, p, m, _in_order(grid, 6 * m), slot.ravel(), np.zeros(p, np.int64))
+    slot[:] = after.slot.reshape(slot.shape)
     grid, peak = _filled(slot)
     grid[grid >= 4 * m] = -1
     _move(slot, grid, peak, early=False)
-    _compact(slot, _filled(slot)[0])
     grid, peak = _filled(slot)
     return None if peak > cap else _schedule(grid[grid >= 0].reshape(p, 6 * m), m)
 
@@ -147,14 +148,6 @@ def _squeeze(p, m, length, peak, early, order, slot, grid):  # type: ignore[no-u
                 slot[task] = t
                 break
             grid[r * length + t], grid[r * length + now] = -1, code
-
-
-def _compact(slot: Ints, grid: Ints) -> None:
-    """Starts every task as early as the order of each rank permits; a task takes one slot, a hop none. In place."""
-    p, each = slot.shape
-    _, after = run_loop(_start_early, p * each, p, each // 6, _in_order(grid, each), slot.ravel(),
-                        np.zeros(p, np.int64))
-    slot[:] = after.slot.reshape(slot.shape)
 
 
 def _start_early(p, m, order, slot, free):  # type: ignore[no-untyped-def]
