@@ -9,8 +9,8 @@
 # |----------|-------------------------------------------------------------------------------------------------|
 # | A, B, C  | the sections of that call in bench/gpu_proof.py, each with a limit of its own, and their table  |
 # | ladder   | minidl against torch, rung by rung: bench/ladder.py, which gets the arguments                   |
-# | PART     | that part of bench/gpu_proof.py: smoke, tests, kernels, table, nccl, launch, mpi, sanitizer,    |
-# |          | references                                                                                      |
+# | PART     | that part of bench/gpu_proof.py: smoke, tests, kernels, table, nccl, copies, launch, mpi,       |
+# |          | sanitizer, references                                                                           |
 #
 # Records and the choices of the libraries' kernels (choices.sqlite) are kept in $SITE/work, from where a later stage
 # continues them, and are copied to $OUT (bench/results) every few seconds and at the end: a machine may empty $OUT before
@@ -50,7 +50,7 @@ install() {
 stage=$1; shift
 case $stage in
   wheels) fetch "$@" ;;
-  A|B|C|ladder|smoke|tests|kernels|table|nccl|launch|mpi|sanitizer|references) ;;
+  A|B|C|ladder|smoke|tests|kernels|table|nccl|copies|launch|mpi|sanitizer|references) ;;
   *) usage ;;
 esac
 install

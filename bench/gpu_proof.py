@@ -1,6 +1,6 @@
 """All proofs that need a GPU, in parts of at most nine minutes, with one record of the results.
 
-    python bench/gpu_proof.py [--call A|B|C] [--part smoke tests kernels table nccl launch ladder mpi sanitizer
+    python bench/gpu_proof.py [--call A|B|C] [--part smoke tests kernels table nccl copies launch ladder mpi sanitizer
                               references] [--step TEXT ...] [--limit 540] [--within SECONDS] [--out FILE.json]
 
 | part       | minutes | what |
@@ -10,9 +10,10 @@
 | kernels    | 1       | every kernel's tests again, with the real compiler, cuBLAS and cuDNN |
 | table      | 2       | every kernel's error, bits, time and share of the hardware's limits: kernel_table.json |
 | nccl       | 1       | NCCL with one rank: bits and times: nccl_alone.json |
+| copies     | 2       | copies to the host and back, and steps that offload: bits, times, overlap: host_copies.json |
 | launch     | 2       | the cost of launches, events and graphs: launch_overhead_cuda.json |
 | ladder     | 14      | the networks of the calls against torch, rung by rung: ladder.json; takes several calls |
-| mpi        | 3       | two ranks that share the GPU: the bits of one process |
+| mpi        | 4       | two ranks that share the GPU, also with shards: the bits of one process |
 | sanitizer  | 6       | training steps under compute-sanitizer: memcheck, then racecheck of our own kernels |
 | references | 4       | the kernels' references over CuPy's arrays |
 
@@ -195,6 +196,11 @@ def nccl(folder: Path) -> list[Step]:
     return [Step("nccl", bench("nccl_alone.py", "--out", str(folder / name)), read=record_of(name))]
 
 
+def copies(folder: Path) -> list[Step]:
+    name = "host_copies.json"
+    return [Step("copies", bench("host_copies.py", "--out", str(folder / name)), read=record_of(name))]
+
+
 def launch(folder: Path) -> list[Step]:
     name = "launch_overhead_cuda.json"
     return [Step("launch", bench("launch_overhead.py", "--device", "cuda", "--out", str(folder / name)),
@@ -217,7 +223,8 @@ CALLS = {
           Section("ladder", 50, "tf32 mlp"), Section("ladder", 90, "tf32 a0.25 32px"),
           Section("ladder", 240, "tf32 k12 32px b4")),
     "B": (Section("ladder", 50, "tf32 lenet 28px"), Section("ladder", 120, "tf32 bert"),
-          Section("ladder", 120, "tf32 gpt"), Section("ladder", 90, "bf16 a0.25 32px"), Section("mpi", 90),
+          Section("ladder", 120, "tf32 gpt"), Section("ladder", 90, "bf16 a0.25 32px"), Section("copies", 90),
+          Section("mpi", 120),
           Section("ladder", 240, "tf32 k12 32px b32"), Section("ladder", 200, "tf32 resnet50")),
     "C": (Section("ladder", 130, "compiled a0.25 32px"), Section("ladder", 200, "compiled k12 32px b32"),
           Section("launch", 90), Section("sanitizer", 150, "memcheck, mobilenet_v3_large"),
@@ -260,18 +267,20 @@ def mpiexec() -> str | None:
 
 
 JOBS = {"mlp": ["--model", "mlp"], "resnet20": ["--model", "resnet20", "--model-arg", "preset=tiny"]}
-POLICIES = ("barrier", "reverse_first_k")
+#: on two ranks
+RANKS = {"barrier": ["--scheduler", "barrier"], "reverse_first_k": ["--scheduler", "reverse_first_k"],
+         **{f"shard {level}": ["--scheduler", "barrier", "--shard", level] for level in ("1", "3")}}
 
 
 def ranks(folder: Path) -> list[Step]:
-    """The same training in one process, and on two ranks in two orders."""
+    """The same training in one process, and on two ranks in two orders and with shards."""
     steps = []
     for name, model in JOBS.items():
         train = [sys.executable, "-m", "minidl", "train", *model, "--device", "cuda", "--costs", "analytic",
                  "--steps", "20", "--json"]
         steps.append(Step(f"{name}, one process", [*train, "--micro-batches", "2"], read=printed))
-        steps += [Step(f"{name}, two ranks, {policy}", [str(mpiexec()), "-n", "2", *train, "--parallel", "data",
-                                                        "--scheduler", policy], read=printed) for policy in POLICIES]
+        steps += [Step(f"{name}, two ranks, {how}", [str(mpiexec()), "-n", "2", *train, "--parallel", "data", *flags],
+                       read=printed) for how, flags in RANKS.items()]
     return steps
 
 
@@ -302,7 +311,7 @@ def sanitized(folder: Path) -> list[Step]:
 def parts(limit: float) -> dict[str, Part]:
     return {
         "smoke": Part(smoke), "tests": Part(tests), "kernels": Part(kernels), "table": Part(table), "nccl": Part(nccl),
-        "launch": Part(launch), "ladder": Part(climbing(limit)),
+        "copies": Part(copies), "launch": Part(launch), "ladder": Part(climbing(limit)),
         "mpi": Part(ranks, lambda: None if mpiexec() else "mpiexec is missing; install minidl[mpich]",
                     equal_parameters), "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer")
                                                          else "compute-sanitizer is not on the PATH"),

@@ -222,8 +222,8 @@ def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_p
 
 
 def test_parts_that_are_needed_most_come_first():
-    assert list(gpu_proof.parts(540)) == ["smoke", "tests", "kernels", "table", "nccl", "launch", "ladder", "mpi",
-                                          "sanitizer", "references"]
+    assert list(gpu_proof.parts(540)) == ["smoke", "tests", "kernels", "table", "nccl", "copies", "launch", "ladder",
+                                          "mpi", "sanitizer", "references"]
 
 
 @pytest.mark.wide
@@ -317,7 +317,7 @@ def test_a_benchmark_that_leaves_no_record_has_not_passed(tmp_path, monkeypatch)
     assert not prove("launch", gpu_proof.parts(60)["launch"], tmp_path / "proof.json", ABOUT, PATIENCE)["passed"]
 
 
-@pytest.mark.parametrize(("digests", "right"), [("aaabbb", True), ("aacbbb", False), ("aaabb-", False)])
+@pytest.mark.parametrize(("digests", "right"), [("aaaaabbbbb", True), ("aaaacbbbbb", False), ("aaaaabbbb-", False)])
 def test_ranks_must_leave_the_parameters_of_one_process(digests, right):
     steps = {step.name: {"record": {"params_sha256": d}} if d != "-" else {"passed": False}
              for step, d in zip(gpu_proof.ranks(Path()), digests, strict=True)}

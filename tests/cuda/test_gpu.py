@@ -12,6 +12,7 @@ import pytest
 from cuda_on_gpu import run_kernel_on
 from helpers import PATIENCE
 from reference_calls import calls
+from test_cuda_offload import WHATS, trained
 from test_cuda_runtime import (  # noqa: F401  the same tests, with this file's device
     Run,
     equal,
@@ -82,6 +83,13 @@ def test_fifty_steps_have_the_same_bits_in_every_executor(device, model, argumen
         for scheduler in (schedulers.in_order, schedulers.multi_stream):
             run = Run(there, model, **arguments)
             assert equal(run.train(kind(run.graph, scheduler(run.graph), device=there), 50), wanted), (kind, scheduler)
+
+
+@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
+def test_offloaded_steps_have_the_same_bits(device, kind, what):
+    losses, left, _ = trained(device())
+    assert trained(device(), kind, policy="multi_stream", offload=what)[:2] == (losses, left)
 
 
 def test_a_thousand_steps_take_no_more_memory(device):
