@@ -8,7 +8,7 @@ of the next iteration.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -18,7 +18,6 @@ from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule, ScheduleError
 from ..core.tasks import Kind
 from ..passes.boundary import must_stay, with_late
-from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..pricing.simulation import Carried, Clock, Lanes, Times
 
@@ -69,6 +68,8 @@ class Step:
     cost: CostModel
     chain: tuple[int, ...]
     items: tuple[Item, ...]
+    _known: dict[object, float] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _clocks: dict[frozenset[int], Clock] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel, apart: bool = False) -> Step:
@@ -104,7 +105,9 @@ class Step:
         for i in reversed(range(len(members))):  # an item that waits for nothing, such as a counter, comes just in time
             if not release[i] and succs[i]:
                 release[i] = min(release[s] for s in succs[i])
-        needed = _first_readers(graph, chain)
+        # buffers that outlive a step -> the first task of the chain that reads or writes them
+        needed = {b: i for i, t in reversed([*enumerate(chain)])
+                  for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist()) if graph.persistent[b]}
         items = tuple(Item(tuple(tasks), int(np.searchsorted(chain, tasks[0])), release[i], min(
             (needed.get(b, len(chain)) for t in tasks for b in graph.writes[t].tolist()), default=len(chain)),
                            tuple(preds[i]), tuple(succs[i]), sum(duration[t] for t in tasks))
@@ -116,10 +119,6 @@ class Step:
         fine = Step.of(self.graph, self.cost, apart=True)
         of_task = {t: places[i] for i, item in enumerate(self.items) if i in places for t in item.tasks}
         return fine, {i: of_task[item.tasks[0]] for i, item in enumerate(fine.items) if item.tasks[0] in of_task}
-
-    @property
-    def corun(self) -> CoRun:
-        return self.cost.corun or CoRun()
 
     @cached_property
     def duration(self) -> list[float]:
@@ -175,10 +174,6 @@ class Step:
                 self._known[key] = float("inf")
         return self._known[key]
 
-    @cached_property
-    def _known(self) -> dict[object, float]:
-        return {}
-
     def times(self, order: Order) -> Times:
         """The times of each task in a repeated step. Raises ScheduleError if streams wait for each other for ever."""
         delayed, lanes = frozenset(order.delayed), Lanes.of_tasks(list(order.lanes.values()))
@@ -186,10 +181,6 @@ class Step:
             clock = Clock.of(self.graph, self.cost, lanes)
             self._clocks[delayed] = replace(clock, preds=Rows.of(self.preds(delayed))) if delayed else clock
         return self._clocks[delayed].run(lanes)
-
-    @cached_property
-    def _clocks(self) -> dict[frozenset[int], Clock]:
-        return {}
 
     def delayed(self, places: Places) -> set[int]:
         """The tasks that run one step late."""
@@ -213,7 +204,6 @@ class Step:
     def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
         """The numbers of the first and last possible place of item i, given the places of the others."""
         item, end = self.items[i], len(self.chain)
-
         first = max([item.release, *(self.number(places, p) for p in item.preds)])
         last = min([self.round + item.deadline if crossing else end, *(self.number(places, s) for s in item.succs)])
         return first, last
@@ -230,13 +220,3 @@ class Step:
 
     def place(self, lane: str, number: int) -> Place:
         return Place(lane, number % self.round, number >= self.round)
-
-
-def _first_readers(graph: TaskGraph, chain: Sequence[int]) -> dict[int, int]:
-    """For each buffer that outlives a step, the number of the first task of the chain that reads or writes it."""
-    found: dict[int, int] = {}
-    for i, task in enumerate(chain):
-        for b in (*graph.reads[task].tolist(), *graph.writes[task].tolist()):
-            if graph.persistent[b]:
-                found.setdefault(b, i)
-    return found

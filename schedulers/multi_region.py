@@ -20,6 +20,7 @@ from ..core.machine import Machine
 from ..core.schedule import Schedule
 from ..plans.memory import MemoryLimitError
 from ..plans.program import Program, lower
+from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from .exhaustive import shortest
 from .give_back import given_back, partly_beside
@@ -232,7 +233,7 @@ def _starts(step: Step, cut: list[Region], crossing: bool) -> list[Places]:
 def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
     """Greedy: the pair of item and region with the largest gain above 1 first (of equal ones, the earlier region), if
     the item fits into the room left from there on. The regions of the next iteration follow this one's."""
-    corun, names = step.corun, step.graph.name
+    corun, names = step.cost.corun or CoRun(), step.graph.name
     theirs = [corun.groups.get(names(step.chain[r.begin]), "") for r in cut] * 2
     own = [corun.groups.get(names(item.tasks[0]), "") for item in step.items]
     spans = [(r.begin + shift, r.end + shift) for shift in (0, step.round) for r in cut]
