@@ -89,7 +89,7 @@ def _whole(graph: TaskGraph, cost: CostModel, shards: Sequence[Level], make: Mak
     Refused if the plain one cannot be."""
     yield (whole := Point(make("none", None, shards[0]), shard=shards[0]))
     for level in shards:
-        for how in kept_sets(graph, cost)[1:] if level == shards[0] else ("none", "sqrt"):
+        for how in kept_sets(graph, cost)[1:] if level == shards[0] else ("none", "all", "sqrt"):
             with suppress(Refused):
                 if (point := Point(make(how, None, level), how, shard=level)).peak < whole.peak:
                     yield point

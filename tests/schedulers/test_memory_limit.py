@@ -86,7 +86,7 @@ def test_no_plan_that_can_be_asked_for_needs_less_than_the_least():
     with pytest.raises(MemoryLimitError) as error:
         ml.plan(graph, "barrier", costs, replace(machine, memory_limit=1), recompute="auto", offload="auto")
     plans = [ml.plan(graph, "barrier", costs, machine, recompute=again, offload="all", shard=shard)
-             for again in ("none", "sqrt") for shard in range(4)]
+             for again in ("none", "all", "sqrt") for shard in range(4)]
     assert error.value.least == min(max(plan.peak_bytes) for plan in plans)
     assert "shards" not in min(plans, key=lambda plan: max(plan.peak_bytes)).schedule.notes
 
