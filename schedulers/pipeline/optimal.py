@@ -20,9 +20,10 @@ from ...core.tasks import Kind, pack
 from ...pricing.cost import CostModel
 from ...pricing.simulation import times
 from ..ordered import Ordered
+from .bounds import cap_of, lower_bounds
 from .problem import Problem, RankOrder, schedule_of
 from .stages import stage_graph
-from .zb_auto import cap_of, lower_bounds, zb_auto
+from .zb_auto import zb_auto
 
 OBJECTIVES = ("makespan", "span", "period")
 KINDS = (Kind.F, Kind.O, Kind.W)

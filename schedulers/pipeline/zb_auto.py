@@ -13,6 +13,7 @@ import numpy as np
 
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
+from .bounds import cap_of, lower_bounds
 from .fast_forward import fast_forward_push
 from .listing import durations
 from .problem import Problem, rounded
@@ -66,34 +67,6 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     time = durations(problem, graph)
     tried = [refine(graph, order, time, problem.latency, cap, None, kept, bounds) for order in orders]
     return min(tried, key=lambda found: (rounded(found[1]), rounded(found[0])))[2]
-
-
-def cap_of(problem: Problem) -> float:
-    """The most live activations per rank. Raises PipelineError below 1."""
-    cap = problem.micro_batches if problem.cap is None else problem.cap
-    if cap < 1:
-        raise PipelineError(f"no order fits an activation cap of {cap:g}; the smallest feasible cap is 1")
-    return float(min(cap, problem.micro_batches))
-
-
-def lower_bounds(problem: Problem, cap: float, kept: float = 1.0) -> tuple[float, float]:
-    """Lower bounds on max_span and makespan under the cap (one stage per rank, first in first out).
-
-    For each rank the larger of two bounds counts. First: its work, plus its idle time before its first output gradient
-    arrives, since only `cap` forwards can run before. Second: when rank r ends its last output gradient, at most
-    `(cap - 1) / kept` of its weight gradients are open besides the last one, and the gradient must still reach rank s
-    and its last W.
-    """
-    f, o, w, c, m = problem.forward, problem.output_grad, problem.weight_grad, problem.latency, problem.micro_batches
-    first = np.concatenate([[0.0], np.cumsum(f + c)[:-1]])  # the start of each rank
-    above = np.concatenate([[0.0], np.cumsum(o + c)])  # from rank s to rank r: above[r] - above[s]
-    head = first[-1] + f[-1] + (above[-1] - above[1:]) - first
-    span = m * (f + o + w) + np.maximum(0.0, head - min(m, int(cap)) * f)
-    open_ = min(m - 1, int((cap - 1) / kept + 1e-9))
-    for r in range(problem.ranks):
-        done = first[r] + m * (f[r] + o[r]) + (m - 1 - open_) * w[r]
-        span[:r] = np.maximum(span[:r], done + above[r] - above[:r] + w[:r] - first[:r])
-    return float(span.max()), float((first + span).max())
 
 
 def limit(problem: Problem) -> int:

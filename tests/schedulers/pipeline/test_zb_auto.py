@@ -25,10 +25,11 @@ from minidl.schedulers.pipeline import (
     stage_graph,
     v_shape,
 )
+from minidl.schedulers.pipeline.bounds import cap_of, lower_bounds
 from minidl.schedulers.pipeline.listing import durations
 from minidl.schedulers.pipeline.refine import refine
 from minidl.schedulers.pipeline.walk import walks
-from minidl.schedulers.pipeline.zb_auto import candidates, cap_of, lower_bounds, neighbours, zb_auto
+from minidl.schedulers.pipeline.zb_auto import candidates, neighbours, zb_auto
 
 PUBLISHED = [  # p, m, F, O, W, c in microseconds, then the published bubble rates of ZB-1p and ZB-2p
     (8, 24, 18522, 18086, 9337, 601, 0.1585, 0.0433),
