@@ -3,7 +3,9 @@ If no plan fits, the message gives the smallest peak of the curve."""
 
 from __future__ import annotations
 
+import json
 import re
+from itertools import product
 
 import pytest
 from command_line import refusal, run, run_json
@@ -39,6 +41,25 @@ def test_each_point_of_the_curve_can_be_had_by_a_limit(capsys: pytest.CaptureFix
     least = re.search(r"the least that can be had is ([\d,]+)$", err.strip())
     assert least is not None
     assert int(least[1].replace(",", "")) == record["smallest_limit"]
+
+
+@pytest.mark.parametrize("flags", [
+    [*MLP, "--optimizer", "adam", "--scheduler", "in_order"],
+    *(pytest.param(flags, marks=pytest.mark.wide) for flags in (
+        [*RANKS, "--scheduler", "barrier", "--optimizer", "adam"], [*RANKS, "--scheduler", "no_overlap"],
+        [*STAGES, "--micro-batches", "2", "--replicas", "2", "--scheduler", "gpipe", "--optimizer", "adam"],
+        [*network("gpt"), "--batch-size", "8", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2",
+         "--replicas", "2", "--scheduler", "zb_h1"]))], ids=" ".join)
+def test_no_flags_beat_the_curve(capsys: pytest.CaptureFixture[str], flags: list[str]) -> None:
+    _, record = run_json(capsys, "plan", *flags, "--curve")
+    levels = ("0", "1", "2", "3") if "--parallel" in flags else ("0",)
+    for again, away, shard in product(("none", "all", "sqrt"), ("none", "activations", "states", "all"), levels):
+        more = ["--recompute", again, "--offload", away, *(["--shard", shard] if shard != "0" else [])]
+        code, made, _ = run(capsys, "plan", *flags, *more, "--json")
+        if code == 0:  # a step may have nothing to offload
+            made = json.loads(made)
+            assert any(point["peak_bytes"] <= made["peak_bytes"] and point["step_ms"] <= made["predicted_step_ms"]
+                       for point in record["curve"]), more
 
 
 def test_the_fastest_of_all_policies_is_named(capsys: pytest.CaptureFixture[str]) -> None:
