@@ -36,7 +36,8 @@ def acco(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
 def _beside(graph: TaskGraph, notes: dict[str, bool], remark: str) -> Ordered:
     body = cross_boundary(graph, lasting_updates(graph).tolist()).body[0]
     update, talks = body.kind == Kind.U, np.isin(body.kind, COLLECTIVE)
-    apart = update & ~_copies(body)
+    copies = np.array([{launch.kernel for launch in launches} == {"copy"} for launches in body.launches], bool)
+    apart = update & ~copies
     lanes = {Lane(0): ~(apart | talks), Lane(0, "comm"): talks, Lane(0, "update"): apart}
     return Ordered(Schedule.of(body, {lane: np.flatnonzero(mine).tolist() for lane, mine in lanes.items()}), notes,
                    remarks=(remark,))
@@ -51,8 +52,3 @@ def lasting_updates(graph: TaskGraph) -> Ints:
             found.append(u)
             needed[graph.reads[u]] = True
     return np.array(found[::-1], np.int64)
-
-
-def _copies(graph: TaskGraph) -> np.ndarray:
-    """Mask of the tasks that only copy."""
-    return np.array([{launch.kernel for launch in launches} == {"copy"} for launches in graph.launches], bool)

@@ -2,18 +2,7 @@
 
 Each policy says how gradients are summed, and orders the step with these sums (`minidl.passes.synchronise`): one
 compute lane, one communication lane, and updates one step late (`minidl.passes.boundary`), so that communication may go
-on into the next forward. The policies:
-
-- `no_overlap`: all communication after the backward pass, on the compute lane;
-- `barrier`: each gradient is summed while the backward pass goes on, and all of them before any update (Horovod, DDP
-  without buckets); `buckets`: the same with the gradients of several layers together (DDP);
-- `fifo`: an update waits only for its own gradient, just before the layer's next forward; `priority`: the same with
-  gradients cut in parts, and the part that is needed first goes first (P3, ByteScheduler);
-- `dear`: reduce-scatter during the backward pass, all-gather during the next forward (DeAR);
-- `reverse_first_k`: `priority`, and the weight gradients of the first k layers wait for the end of the backward pass,
-  then run in ascending order (Oh, Lee, Kim, Seo, "Out-of-order backprop", EuroSys 2022, section 5). The order is the
-  authors'; the search for k is reconstructed. Every update may cross the iteration boundary; in the authors' code only
-  the first k layers' do, which `released=true` gives.
+on into the next forward.
 
 On the compute lane W of a layer runs before its O, unless it waits: its transfer starts earlier, and the layers below
 start later.
@@ -129,9 +118,9 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
     2022, section 5).
 
     `k`: None searches the k of the shortest period (without contention) among those that fit the machine's memory.
-    `released`: as in the authors' code, only the updates of the first k layers cross the iteration boundary; all others
-    are made before the next forward pass. Raises ValueError for more layers than can wait, and
-    MemoryLimitError if no k fits.
+    The order is the authors'; the search for k is reconstructed. `released`: as in the authors' code, only the updates
+    of the first k layers cross the iteration boundary; all others are made before the next forward pass.
+    Raises ValueError for more layers than can wait, and MemoryLimitError if no k fits.
     """
     iterations = Iterations(late_updates(graph).body[0], cost, Rules("first k" if released else "all", first="need"))
     layers, limit = len(iterations.delayable), machine.memory_limit

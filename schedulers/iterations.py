@@ -126,10 +126,6 @@ class Iterations:
             self._found[k] = min(priced, key=lambda found: found[0])
         return self._found[k]
 
-    def period(self, k: int = 0) -> float:
-        """The period with contention."""
-        return self.clock.period(self._lanes(self.main(k), self.run(k)[1]))
-
     def _lanes(self, main: list[int], order: list[int]) -> Lanes:
         return Lanes.of_tasks([main, order] if self.rules.overlaps else [[*main, *order]])
 
