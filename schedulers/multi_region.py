@@ -116,7 +116,9 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
 
 def _found(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]:
     """The best places, and the step with the items that these place."""
-    early, late = _starts(step, cut, crossing)
+    longest_first = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
+    early = min(partly_beside(step, longest_first), key=step.makespan)  # as much on the second stream as pays
+    late = min(assign(step, cut, crossing), early_filled(step, crossing), key=step.makespan)
     better = late if step.makespan(late) < step.makespan(early) * (1 - LEAST) else early  # late items need memory
     places = improve(step, cut, better, crossing)
     if len(step.graph) <= SMALL:  # cheap enough to try more
@@ -222,14 +224,6 @@ def _one_stream(trials: Sequence[Trial], chosen: Trial) -> tuple[Trial, str]:
 
 
 # ----------------------------------------------------------------------------------------------------------- assignment
-def _starts(step: Step, cut: list[Region], crossing: bool) -> list[Places]:
-    """Two starting points: the best without late items, with as much on the second stream as pays; and the better one
-    of two with late items."""
-    longest_first = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
-    return [min(partly_beside(step, longest_first), key=step.makespan),
-            min(assign(step, cut, crossing), early_filled(step, crossing), key=step.makespan)]
-
-
 def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
     """Greedy: the pair of item and region with the largest gain above 1 first (of equal ones, the earlier region), if
     the item fits into the room left from there on. The regions of the next iteration follow this one's."""
