@@ -84,15 +84,14 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def _whole(graph: TaskGraph, cost: CostModel, shards: Sequence[Level], make: Make) -> Iterator[Point]:
-    """The policy's plans without a limit and without copies: the plain one, and those that need less memory. One that
-    another one beats may need the least once memory is offloaded: shards need places for parts of other ranks. Raises
-    Refused if the plain one cannot be."""
-    yield (whole := Point(make("none", None, shards[0]), shard=shards[0]))
+    """The policy's plans without a limit and without copies: the plain one, and those with shards or recomputation. One
+    that another one beats may need the least once memory is offloaded: shards need places for parts of other ranks.
+    Raises Refused if the plain one cannot be."""
+    yield Point(make("none", None, shards[0]), shard=shards[0])
     for level in shards:
         for how in kept_sets(graph, cost)[1:] if level == shards[0] else ("none", "all", "sqrt"):
             with suppress(Refused):
-                if (point := Point(make(how, None, level), how, shard=level)).peak < whole.peak:
-                    yield point
+                yield Point(make(how, None, level), how, shard=level)
 
 
 def _within(point: Point, limit: int, make: Make) -> Point:

@@ -45,6 +45,7 @@ def test_each_point_of_the_curve_can_be_had_by_a_limit(capsys: pytest.CaptureFix
 
 @pytest.mark.parametrize("flags", [
     [*MLP, "--optimizer", "adam", "--scheduler", "in_order"],
+    [*MLP, "--model-arg", "hidden=8", "--model-arg", "layers=8", "--batch-size", "4", "--scheduler", "multi_stream"],
     *(pytest.param(flags, marks=pytest.mark.wide) for flags in (
         [*RANKS, "--scheduler", "barrier", "--optimizer", "adam"], [*RANKS, "--scheduler", "no_overlap"],
         [*STAGES, "--micro-batches", "2", "--replicas", "2", "--scheduler", "gpipe", "--optimizer", "adam"],
