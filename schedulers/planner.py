@@ -31,7 +31,7 @@ from .pipeline.policy import Policy
 from .pipeline.proof import CapError, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
-from .saved import cut_in, kind_of, policy_notes, sums_in, sums_notes
+from .saved import PAIRS, cut_in, kind_of, policy_notes, sums_in, sums_notes
 from .wide import Parts, in_parts
 
 
@@ -202,6 +202,8 @@ def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: T
     notes = {} if sums is None else sums_notes(sums)
     if not chosen.own and not chosen.exact:
         notes |= policy_notes(chosen.name, options)
+    if cost.corun is not None and not isinstance(policy, Schedule):
+        notes |= {**found.schedule.notes, PAIRS: "priced"}
 
     def whole(found: Ordered, limit: int | None) -> Plan:
         schedule = found.schedule if order is None else order

@@ -46,7 +46,7 @@ from .pipeline.stale import paci, pipedream, pipedream_2bw
 from .pipeline.v_shape import v_half, v_min, zb_v
 from .pipeline.zb_auto import zb_auto
 from .pipeline.zero_bubble import interleaved_zb, zb_h1, zb_h2
-from .saved import POLICY, kind_of, options_in
+from .saved import PAIRS, POLICY, kind_of, options_in
 from .single import in_order
 from .single import planned as beside_the_chain
 
@@ -197,7 +197,7 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
         return own
     if name.endswith(".csv"):
         schedule = pipeline.read_file(name)
-        return Scheduler(name, parallel or kind_of(schedule), schedule)
+        return Scheduler(name, parallel or kind_of(schedule), schedule, pairs=PAIRS in schedule.notes)
     needs_function(name)
     found = SCHEDULERS.get(name)
     if found is None:

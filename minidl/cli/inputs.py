@@ -35,6 +35,8 @@ def scheduler_of(arguments: Any, name: str | None = None) -> schedulers.Schedule
 
 def named(arguments: Any) -> list[str]:
     """The names of the schedulers of a command: all for a curve or a memory limit alone, unless it says one."""
+    if arguments.command == "check" and arguments.plan.endswith(".csv"):
+        return [arguments.plan]
     if arguments.command == "compare":
         return [name.strip() for name in arguments.schedulers.split(",")]
     every = arguments.command == "plan" and (arguments.curve or arguments.offload == "auto") and (

@@ -2,9 +2,12 @@
 cannot be is one line."""
 
 import json
+from pathlib import Path
 
 import pytest
 from command_line import one_line, run, run_json
+
+from minidl.schedulers.saved import PAIRS
 
 NETWORK = ["--model", "densenet121", "--model-arg", "preset=tiny", "--batch-size", "4"]
 MODEL = [*NETWORK, "--costs", "analytic", "--scheduler", "multi_region"]
@@ -100,3 +103,14 @@ def test_costs_and_pairs_are_kept_and_give_the_same_plan(capsys, tmp_path):
     assert json.loads(costs.read_text())["corun"]["source"] == "estimated"
     assert run(capsys, "plan", *MODEL, "--costs", str(costs), "--save", str(two))[0] == 0
     assert one.read_text() == two.read_text()
+
+
+def test_a_saved_plan_is_priced_with_pairs_as_before_it_was_saved(tmp_path, capsys):
+    """Its notes say it; an order without pairs stays without."""
+    file = str(tmp_path / "plan.csv")
+    base = [*NETWORK, "--costs", "analytic"]
+    for policy, priced in (("multi_region", True), ("multi_stream", False)):
+        known = run_json(capsys, "plan", *base, "--scheduler", policy, "--save", file)[1]["predicted_step_ms"]
+        assert (f"# {PAIRS}: " in Path(file).read_text()) is priced
+        for again in (["plan", *base, "--scheduler", file], ["check", file, *base]):
+            assert run_json(capsys, *again)[1]["predicted_step_ms"] == known

@@ -85,7 +85,7 @@ def test_one_stream_where_two_are_slower_and_why(name, words):
     assert not ml.plan(graph, name, LONG).remarks
     plan = ml.plan(graph, name, priced(graph, words))
     assert len(plan.schedule.lanes) == 1
-    assert plan.schedule.to_csv() == schedulers.in_order(graph).to_csv()
+    assert replace(plan.schedule, notes={}).to_csv() == schedulers.in_order(graph).to_csv()
     (remark,) = plan.remarks
     assert remark.startswith("one stream is used, which takes ")
     assert words in remark
