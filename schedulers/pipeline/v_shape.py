@@ -1,7 +1,7 @@
 """Zero bubble on a V: every rank holds stage r and stage 2p-1-r, so the last stage's gradient starts on rank 0.
 
 ZB-V, V-Half and V-Min (Qi et al., 2024) differ in how many activations a rank may hold. Ours come from a search, for
-any times and any cap: the fastest walks of many rules and the order of the published heuristic are refined, and the
+any times and any cap: the fastest orders by many rules and the order of the published heuristic are refined, and the
 best is kept that is no slower than the published order.
 """
 
@@ -19,13 +19,13 @@ from ...core.tasks import Kind
 from .listing import durations
 from .problem import Problem, RankOrder, schedule_of
 from .refine import SAME, refine
+from .rules import Rule, by_rules
 from .stages import stage_graph
 from .v_published import greedy, half_block, min_block, repeated
-from .walk import Rule, walks
 
-EFFORT = 6_000_000  #: the most steps of all walks together
+EFFORT = 6_000_000  #: the most steps of all orders by rules together
 FEWEST = 24  #: how many rules are always tried
-REFINED = 3  #: how many of the best walks are refined
+REFINED = 3  #: how many of the best orders are refined
 
 Published = Callable[[Problem, int], Schedule | None]
 
@@ -59,10 +59,10 @@ def v_schedule(problem: Problem, peak: float, published: Published) -> Schedule:
     graph = stage_graph(2 * p, m)
     time = durations(problem, graph)
     some = list(islice(rules(problem, cap), max(FEWEST, EFFORT // (6 * p * m))))
-    spans, makespans, _ = walks(problem, cap, 1.0, some)
+    spans, makespans, _ = by_rules(problem, cap, 1.0, some)
     starts: list[Schedule] = []
     for i in np.argsort(spans + makespans, kind="stable"):
-        schedule = walks(problem, cap, 1.0, [some[i]])[2]
+        schedule = by_rules(problem, cap, 1.0, [some[i]])[2]
         if not any((schedule.keys == other.keys).all() for other in starts):
             starts.append(schedule)
         if len(starts) == REFINED:

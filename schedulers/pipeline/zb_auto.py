@@ -1,6 +1,6 @@
 """ZB-auto: zero-bubble orders found by search, for any costs per stage, latency and activation cap.
 
-A walk builds one order per rule of a grid: how many forwards each rank may be ahead, and how long it may idle before it
+Each rule of a grid gives an order: how many forwards each rank may be ahead, and how long it may idle before it
 fills a gap with a weight gradient. The best rule's ranks are then changed one by one, and the best orders refined.
 Every order is priced exactly, by the timing model. Deterministic.
 """
@@ -18,8 +18,8 @@ from .fast_forward import fast_forward_push
 from .listing import durations
 from .problem import Problem, rounded
 from .refine import SAME, refine
+from .rules import Rule, by_rules
 from .stages import stage_graph
-from .walk import Rule, walks
 from .zero_bubble import zb_h1, zb_h2
 
 #: forwards ahead, per rank between this one and the last; the most useful first: ZB-H1, ZB-H2, and values near them
@@ -62,7 +62,7 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     chosen = sorted(best_of_line.values(), key=found.__getitem__)[:REFINED]
     fitting = [zb_h1, fast_forward_push] if cap >= min(p, m) else []  # published orders, so that it is never worse
     fitting += [zb_h2] if cap >= 2 * p - 1 <= m else []
-    orders = [*(walks(problem, cap, kept, [rule])[2] for rule in chosen), *(order(problem) for order in fitting)]
+    orders = [*(by_rules(problem, cap, kept, [rule])[2] for rule in chosen), *(order(problem) for order in fitting)]
     graph = stage_graph(p, m)
     time = durations(problem, graph)
     tried = [refine(graph, order, time, problem.latency, cap, None, kept, bounds) for order in orders]
@@ -97,6 +97,6 @@ def neighbours(candidate: Rule, cap: int) -> list[Rule]:
 
 
 def _spans(problem: Problem, cap: float, kept: float, rules: list[Rule]) -> list[tuple[float, float]]:
-    """(max_span, makespan) of each rule's walk, rounded so that equal times compare equal."""
-    spans, makespans, _ = walks(problem, cap, kept, rules)
+    """(max_span, makespan) of each rule's order, rounded so that equal times compare equal."""
+    spans, makespans, _ = by_rules(problem, cap, kept, rules)
     return list(zip(map(rounded, spans), map(rounded, makespans), strict=True))

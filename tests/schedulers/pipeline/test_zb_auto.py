@@ -28,7 +28,7 @@ from minidl.schedulers.pipeline import (
 from minidl.schedulers.pipeline.bounds import cap_of, lower_bounds
 from minidl.schedulers.pipeline.listing import durations
 from minidl.schedulers.pipeline.refine import refine
-from minidl.schedulers.pipeline.walk import walks
+from minidl.schedulers.pipeline.rules import by_rules
 from minidl.schedulers.pipeline.zb_auto import candidates, neighbours, zb_auto
 
 PUBLISHED = [  # p, m, F, O, W, c in microseconds, then the published bubble rates of ZB-1p and ZB-2p
@@ -135,14 +135,14 @@ def test_is_deterministic():
 
 
 @pytest.mark.parametrize(("name", "cap", "chunks"), [("zb_auto", 3, 1), ("zb_v", 6, 2)])
-def test_a_walk_says_of_its_order_what_the_simulator_says(name, cap, chunks):
+def test_an_order_by_a_rule_has_the_times_of_the_simulator(name, cap, chunks):
     place = pipelines.place(name, 3)
     cost = costs(place, [2, 1, 3] * chunks, [1, 4, 1] * chunks, [2, 2, 5] * chunks, 0.25)
     problem = Problem.of(place, 5, cost, cap / chunks)
     rules = candidates(problem, 3.0, 1.0)[::7] if chunks == 1 else [*v_shape.rules(problem, cap)][::50]
-    spans, makespans, _ = walks(problem, cap, 1.0, rules)
+    spans, makespans, _ = by_rules(problem, cap, 1.0, rules)
     for rule, span, makespan in zip(rules, spans, makespans, strict=True):
-        schedule = walks(problem, cap, 1.0, [rule])[2]
+        schedule = by_rules(problem, cap, 1.0, [rule])[2]
         made = prove(PipelinePlan(name, stage_graph(place.stages, 5), schedule, cost, 3, placement=place,
                                   micro_batches=5, cap=cap / chunks))
         assert (price(made).max_span, price(made).makespan) == pytest.approx((span, makespan))
@@ -157,7 +157,7 @@ def refined(problem, schedule):
 def test_refining_only_helps():
     problem = Problem.of(contiguous(4), 6, costs(contiguous(4), 2, 3, 5, 1.0), 4)
     for one in candidates(problem, 4.0, 1.0)[::23]:
-        spans, makespans, schedule = walks(problem, 4.0, 1.0, [one])
+        spans, makespans, schedule = by_rules(problem, 4.0, 1.0, [one])
         makespan, span, better = refined(problem, schedule)
         assert span <= spans[0] * (1 + 1e-9)
         assert span < spans[0] * (1 - 1e-9) or makespan <= makespans[0] * (1 + 1e-9)
@@ -175,7 +175,7 @@ def test_searches_time_their_orders_as_the_simulator_does():
     cost = costs(contiguous(4), *each, 0.25)
     problem = Problem.of(contiguous(4), 6, cost, 4)
     for one in candidates(problem, 4.0, 1.0)[::29]:
-        makespan, span, better = refined(problem, walks(problem, 4.0, 1.0, [one])[2])
+        makespan, span, better = refined(problem, by_rules(problem, 4.0, 1.0, [one])[2])
         assert spans(stage_graph(4, 6), better, cost) == pytest.approx((span, makespan))
     v = pipelines.place("zb_v", 4)
     cost = costs(v, *(t * 2 for t in each), 0.25)
@@ -187,7 +187,7 @@ def test_searches_time_their_orders_as_the_simulator_does():
 def test_an_order_has_as_many_forwards_ahead_as_its_candidate_says():
     problem = Problem.of(contiguous(3), 7, costs(contiguous(3), 1, 2, 1), 4)
     for one in candidates(problem, 4.0, 1.0)[::7]:
-        order = unpack(walks(problem, 4.0, 1.0, [one])[2].keys).kind.reshape(3, -1)
+        order = unpack(by_rules(problem, 4.0, 1.0, [one])[2].keys).kind.reshape(3, -1)
         assert (np.cumsum((order == Kind.F).astype(int) - (order == Kind.O), axis=1).max(axis=1) <= one.ahead).all()
 
 

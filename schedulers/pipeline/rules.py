@@ -1,4 +1,4 @@
-"""Walks: one rule with a few parameters, for any number of stages per rank, builds the orders that the searches try.
+"""Orders by rules with a few parameters, for any number of stages per rank: the searches try many of them.
 
 In order of time, each rank runs a forward or an output gradient that is ready, of several the one with the lowest rank
 in a ranking; a weight gradient if it would wait too long for either, or if memory is full.
@@ -32,8 +32,8 @@ class Rule:
     pace: float = 0.0
 
 
-def walks(problem: Problem, cap: float, kept: float, rules: Sequence[Rule]) -> tuple[Floats, Floats, Schedule]:
-    """(largest span and makespan of each rule's walk, infinite if it gets stuck, the schedule of the last). `cap`: the
+def by_rules(problem: Problem, cap: float, kept: float, rules: Sequence[Rule]) -> tuple[Floats, Floats, Schedule]:
+    """(largest span and makespan of each rule's order, infinite if it gets stuck, the schedule of the last). `cap`: the
     most live activations per rank, in chunks; `kept`: the share of one that stays from its O to its W."""
     p, m, v, n = problem.ranks, problem.micro_batches, problem.chunks, len(rules)
     held = np.array([problem.placement.held(rank) for rank in range(p)])
@@ -42,7 +42,7 @@ def walks(problem: Problem, cap: float, kept: float, rules: Sequence[Rule]) -> t
     allowed = np.array([[rule.idle, rule.tail] for rule in rules])[:, :, None] + (busy.max() - busy)
     times = np.concatenate([problem.forward, problem.output_grad, problem.weight_grad])
     _, after = run_loop(
-        _walk, 3 * p * v * m * n, n, p, v, m, float(cap), kept, float(problem.latency), 1e-9 * float(times.max()),
+        _by_rule, 3 * p * v * m * n, n, p, v, m, float(cap), kept, float(problem.latency), 1e-9 * float(times.max()),
         held.ravel(), problem.placement.table[0].astype(np.int64), times,
         np.array([rule.ahead for rule in rules], np.int64).ravel(),
         np.array([rule.ranking for rule in rules], np.int64).ravel(), allowed.ravel(),
@@ -55,7 +55,7 @@ def walks(problem: Problem, cap: float, kept: float, rules: Sequence[Rule]) -> t
         RankOrder(kinds[row // (p * v * m)], row // m % (p * v), row % m) for row in after.order.reshape(p, 3 * v * m)])
 
 
-def _walk(n, p, v, m, cap, kept, latency, eps, held, rank, times, ahead, ranking,  # type: ignore[no-untyped-def]
+def _by_rule(n, p, v, m, cap, kept, latency, eps, held, rank, times, ahead, ranking,  # type: ignore[no-untyped-def]
           allowed, alternate, pace, free, first, idle, live, done, ready, action, at, placed, spans, makespans, order):
     """`done[kind * stages + stage]`: how many have run; `ready[.. * m + i]`: when the next ones may start. `action[r]`
     and `at[r]`: a rank's next task, as kind * v + chunk, and its start. `order[r * 3 * v * m + i]`: a rank's i-th."""
