@@ -90,9 +90,9 @@ class Communication:
         return self.places[key]
 
     def shares(self, key: int, bound: Bound, launch: Launch, after: Sequence[int], slot: int
-               ) -> tuple[Transfer, list[Thunk]]:
+               ) -> tuple[Transfer, list[Thunk], list[Thunk]]:
         """A transfer between whole arrays and this rank's shares of them, one array after the other, and the calls that
-        come before it. `after`: as in `place`."""
+        come before and after it. `after`: as in `place`."""
         reads, writes, work = ([bound.array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
         sums = dict(launch.constants).get("summed", 0)  # others are copied
         whole, own, kind = (reads, writes, Kind.AS) if sums else (writes, reads, Kind.AG)
@@ -107,7 +107,7 @@ class Communication:
             for move in moves:
                 yield from move()
 
-        return run, copies
+        return run, copies, [call for place in places for call in place.landed()]
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
@@ -251,16 +251,18 @@ class Meetings:
         constants, sums = dict(launch.constants), graph.kind[task] in COLLECTIVE
         link = None if sums else self.common.transport.link(constants["peer"], graph.kind[task] in SENDS)
         if sums and launch.reads != launch.writes:
-            transfer, copies = self.common.shares(self._keys[task], bound, launch, after, slot)
+            transfer, copies, landed = self.common.shares(self._keys[task], bound, launch, after, slot)
             moved = self.common.hand.moved(self._keys[task], self.common.group, False)
         else:
             place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link)
             transfer, copies = (link or self.common.group).bind(
                 Kind(graph.kind[task]), place, slot, constants.get("peer"), constants.get("message", 0)), []
+            landed = [] if graph.kind[task] in SENDS else place.landed()
             moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)
         return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived,
                      [*self._mark(task, 0, 1), *copies],
-                     [*self._mark(task, 2), *moved, *self._records[task]], graph.name(task), self._peers(graph, task),
+                     [*self._mark(task, 2), *landed, *moved, *self._records[task]], graph.name(task),
+                     self._peers(graph, task),
                      "later" in constants, link is not None and isinstance(bound.device, CPU))
 
     def _waiting(self, event: Arrival, peers: tuple[int, ...], name: str) -> Thunk:

@@ -19,7 +19,7 @@ from minidl.core.tasks import Kind
 from minidl.devices.far import OnHost
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.handover import ByEvents, handover
-from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.comm.places import ShareOnDevice, StagedShare
 from minidl.runtime.executors import runtime
 from minidl.training import checkpoint
@@ -174,6 +174,41 @@ def costs(sizes: dict[int, int]) -> float:
 def test_replicas_of_stages_share_out(gpus, stub, name, shard, transport):
     assert on_ranks(gpus(4, 1), name, TRANSPORTS[transport], shard, stages=2) == on_ranks(gpus(4, 0), name, stages=2)
     assert not stub.left, "something was sent and not received"
+
+
+class Overtaking(LoopBack):
+    """Every other message and sum ends some polls after it could."""
+
+    moves = 0
+
+    def _late(self, move: Any) -> Any:
+        self.moves += 1
+        late = 12 * (self.moves % 2)
+        yield from move
+        for _ in range(late):
+            yield
+
+    def _receive(self, *what: Any) -> Any:
+        receive = super()._receive(*what)
+        return lambda: self._late(receive())
+
+    def _exchange(self, *what: Any) -> Any:
+        return self._late(super()._exchange(*what))
+
+
+@pytest.mark.parametrize(("name", "shard", "stages"), [
+    ("interleaved", 0, 2), pytest.param("interleaved", "3", 2, marks=pytest.mark.wide),
+    pytest.param("one_f_one_b", "1", 2, marks=pytest.mark.wide),
+    pytest.param("buckets", 0, 1, marks=pytest.mark.wide), pytest.param("buckets", "2", 1, marks=pytest.mark.wide)])
+def test_who_awaits_a_transfer_awaits_those_before_it_on_its_lane(gpus, name, shard, stages):
+    """A task awaits the last of its messages from a rank. One before it may end later, and its copy to the device be
+    issued later."""
+    def overtaking(communicator: Any, device: Any) -> Any:
+        return Overtaking(communicator.rank, communicator._members, communicator._board)
+
+    wanted = on_ranks(gpus(4, 1), name, stages=stages)
+    for seed in (2, 3):
+        assert on_ranks(gpus(4, seed), name, overtaking, shard, stages) == wanted
 
 
 @pytest.mark.few(1)

@@ -53,6 +53,11 @@ class Host:
         """The calls that a lane makes before it reads the results of `give`. `stream`: the lane's, on CUDA."""
         return []
 
+    def landed(self) -> list[Thunk]:
+        """The calls after the transfer, in the order of its lane; then `arrived` waits for it and for all transfers
+        before it, which may have ended later."""
+        return []
+
     def take(self) -> Iterator[None]:
         """Copies the gradients to `whole`."""
         for array, window in self.windows:
@@ -155,6 +160,9 @@ class Staged(Host):
     def arrived(self, stream: Any) -> list[Thunk]:
         return [self._driver.wait(stream, self._up_done)]
 
+    def landed(self) -> list[Thunk]:
+        return self._up[-1:]
+
     def take(self) -> Iterator[None]:
         for call in self._down:
             call()
@@ -225,6 +233,9 @@ class OnDevice(Host):
 
     def arrived(self, stream: Any) -> list[Thunk]:
         return [self._driver.wait(stream, self._given)]
+
+    def landed(self) -> list[Thunk]:
+        return [] if self._in_order else self._give[-1:]
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         count = int(np.prod(shape))
