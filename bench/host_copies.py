@@ -2,10 +2,10 @@
 
     python bench/host_copies.py [--device cuda] [--out FILE.json]
 
-The copies are those of tasks D and H, in both directions, each size on poisoned memory; the time is the device's, with
-a full queue. Then each network trains with and without `--offload`, in turns of a few steps, as captured graphs. The
-parameters must be equal bit for bit. `hidden`: 1 minus the time by which a step is longer over the time of its copies
-one after the other. Ends with 0 if all bits are equal, 1 if not, 2 without a GPU.
+First it copies arrays of several sizes out and in, as tasks D and H do, and checks their bits. The device measures the
+time, while its queue is full. Then each network trains with and without `--offload`, in turns of a few steps, as
+captured graphs, and all must end with equal bits. `hidden` is the share of the copies' time by which a step did not
+become longer. Ends with 0 if all bits are equal, 1 if not, 2 without a GPU.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ from .kept import chain, dropped, optimal
 
 Level = Shards | int | str  #: what is shared out, as `minidl.plan` takes it
 Make = Callable[[str, int | None, Level], Plan]  #: from `recompute`, a limit and shards to a policy's plan
+NAMED = "none", "all", "sqrt"  #: choices of `recompute`
 LEVELS = 8  #: limits for which the best kept activations are tried, besides none, all and sqrt
 
 
@@ -53,7 +54,7 @@ class Point:
     def choice(self) -> str:
         """The policy and its arguments, for people."""
         again = "" if self.recompute == "none" else f", recompute {self.recompute}"
-        if again and self.recompute not in ("all", "sqrt"):
+        if again and self.recompute not in NAMED:
             again = f", recompute {len({*self.plan.graph.unit[self.plan.graph.kind == Kind.R].tolist()})} layers"
         away = "" if self.offload == "none" else f", offload {self.offload}"
         shared = f", shard {self.shard}" if self.shard else ""
@@ -84,14 +85,20 @@ def in_ranges(numbers: Iterable[int]) -> str:
 
 
 def _whole(graph: TaskGraph, cost: CostModel, shards: Sequence[Level], make: Make) -> Iterator[Point]:
-    """The policy's plans without a limit and without copies: the plain one, and those with shards or recomputation. One
-    that another one beats may need the least once memory is offloaded: shards need places for parts of other ranks.
+    """The policy's plans without a limit and without copies: the plain one, and those with shards or recomputation.
     Raises Refused if the plain one cannot be."""
     yield Point(make("none", None, shards[0]), shard=shards[0])
     for level in shards:
-        for how in kept_sets(graph, cost)[1:] if level == shards[0] else ("none", "all", "sqrt"):
+        for how in kept_sets(graph, cost)[1:] if level == shards[0] else NAMED:
             with suppress(Refused):
                 yield Point(make(how, None, level), how, shard=level)
+
+
+def _tried(points: Sequence[Point]) -> list[Point]:
+    """Those to look at further, from the shortest step on: those that no other one beats, and all that a user can name.
+    Once memory is offloaded these may need the least, since shards need places for parts of other ranks."""
+    front = {*map(id, unbeaten(points))}
+    return sorted((p for p in points if id(p) in front or p.recompute in NAMED), key=lambda point: point.plan.step)
 
 
 def _within(point: Point, limit: int, make: Make) -> Point:
@@ -111,7 +118,7 @@ def curve(graph: TaskGraph, cost: CostModel, make: Make, shards: Sequence[Level]
     more than the plain plan, to which any limit above its peak leads. `shards`: those that the user wants, or all to
     try, 0 first. `done` gets the share that has been tried. Raises Refused if the policy cannot plan this."""
     points = [*_whole(graph, cost, shards, make)]
-    found, tried = [*found, points[0]], sorted(points, key=lambda point: point.plan.step)
+    found, tried = [*found, points[0]], _tried(points)
     for i, point in enumerate(tried):
         found += (one for one in (point, *_less(point, cost, make, found)) if one.peak < points[0].peak)
         done((i + 1) / len(tried))
@@ -119,22 +126,24 @@ def curve(graph: TaskGraph, cost: CostModel, make: Make, shards: Sequence[Level]
 
 
 def _less(point: Point, cost: CostModel, make: Make, found: Sequence[Point]) -> Iterator[Point]:
-    """The plan within less and less memory by its policy; with each kind of memory offloaded; and with as much of it as
-    half of this memory needs, unless something that is `found` takes less of both."""
+    """The plan within less and less memory by its policy; with each kind of memory offloaded; with as much as half
+    of this memory needs, unless something that is `found` takes less of both; and with less if this needs less."""
     with suppress(MemoryLimitError, Refused):
         less = point
         while less.peak > 1:
             yield (less := _within(point, less.peak - 1, make))
     away = offloading(point.plan, cost)
+    beaten = any(p.peak <= point.peak and p.plan.step <= point.plan.step for p in found if p.plan is not point.plan)
     for what in EACH[1:]:
         with suppress(MemoryLimitError, Refused):
             yield (every := _away(point, away, what))
-            if what != "states" and not any(p.peak <= every.peak and p.plan.step <= point.plan.step for p in found):
+            if what != "states" and not (beaten or any(p.peak <= every.peak and p.plan.step <= point.plan.step
+                                                       for p in found)):
                 limit = (every.peak + point.peak) // 2  # if it is all, states leave first
                 while (some := _away(point, away, what, limit)).peak < limit:
                     limit = some.peak  # until its own peak, as a limit, leads to it
                 yield some
-            while True:  # if less of it needs less memory
+            while what != "all":  # until nothing needs less
                 yield (every := _away(point, away, what, every.peak - 1))
 
 
@@ -151,7 +160,7 @@ def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], m
     found, least = list[Point](), list[int]()
     with suppress(MemoryLimitError, Refused):
         found.append(Point(make("auto", limit, shards[0]), "auto", shard=shards[0]))
-    for point in sorted((whole, *points), key=lambda point: point.plan.step):
+    for point in _tried([whole, *points]):
         if found and point.plan.step >= min(one.plan.step for one in found):
             break
         least.append(point.peak)

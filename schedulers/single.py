@@ -117,6 +117,7 @@ def in_ready_order(graph: TaskGraph, duration: Floats, side: Mask, names: list[s
             (at, task), lane = heapq.heappop(waiting), other
             start = max(free[lane], at)
         else:
+            assert start < np.inf, "the recorded order is always possible"
             following = next(recorded, -1)
         orders[lane].append(task)
         end = free[lane] = start + duration[task]

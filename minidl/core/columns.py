@@ -59,7 +59,7 @@ def spread(at: Any, values: Any, size: Any, rest: Any = 0, by: np.ufunc | None =
 
 
 def grouped(pairs: Iterable[tuple[K, T]]) -> dict[K, list[T]]:
-    """Each first of these pairs -> its seconds; all in the order of the pairs."""
+    """The values of each key, from pairs (key, value); all in the order of the pairs."""
     found: dict[K, list[T]] = {}
     for key, value in pairs:
         found.setdefault(key, []).append(value)

@@ -16,6 +16,8 @@ from ..core.columns import Floats, Ints
 from ..core.graph import TaskGraph
 from ..core.tasks import as_recorded, task_name
 
+FLOPS_PER_US, BYTES_PER_US = 2e4, 1e4  #: assumed of one modest CPU core, as in `CostModel.analytic`
+
 
 @dataclass(frozen=True)
 class CoRun:
@@ -56,13 +58,13 @@ class CoRun:
 
     @classmethod
     def estimated(cls, graph: TaskGraph, groups: Mapping[str, str], pairs: Iterable[tuple[str, str]]) -> CoRun:
-        """An estimate from flops and bytes, for modest CPU cores: streams share the memory bandwidth, so two groups
-        that together need more than there is slow down alike."""
+        """An estimate from flops and bytes: streams share the memory bandwidth, so two groups that together need more
+        than there is slow down alike."""
         arithmetic, traffic = dict[str, float](), dict[str, float]()
         for task, key in enumerate(graph.keys.tolist()):
             name = groups.get(task_name(as_recorded(key)), "")
-            arithmetic[name] = arithmetic.get(name, 0.0) + float(graph.flops[task]) / 2e4  # us
-            traffic[name] = traffic.get(name, 0.0) + float(graph.bytes[task]) / 1e4
+            arithmetic[name] = arithmetic.get(name, 0.0) + float(graph.flops[task]) / FLOPS_PER_US
+            traffic[name] = traffic.get(name, 0.0) + float(graph.bytes[task]) / BYTES_PER_US
         share = {g: min(1.0, traffic[g] / max(arithmetic[g], traffic[g], 1e-12)) for g in traffic}
         slowdown: dict[str, dict[str, float]] = {}
         for a, b in pairs:

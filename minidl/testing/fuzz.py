@@ -366,7 +366,9 @@ class _RandomLanes:
         self.calls = {t: work.calls(t, None) for tasks in work.tasks for t in tasks}
 
     def run(self) -> None:
-        for task in in_turn(self.work.tasks, self.work.waits, self.choices):
+        order = [*in_turn(self.work.tasks, self.work.waits, self.choices)]
+        assert len(order) == sum(map(len, self.work.tasks)), "every lane waits"
+        for task in order:
             stop = run_program(self.calls[task])
             if stop.error is not None:
                 raise LaneError(stop.error, task, next(i for i, own in enumerate(self.work.tasks) if task in own))

@@ -56,7 +56,8 @@ def by_rules(problem: Problem, cap: float, kept: float, rules: Sequence[Rule]) -
 
 
 def _by_rule(n, p, v, m, cap, kept, latency, eps, held, rank, times, ahead, ranking,  # type: ignore[no-untyped-def]
-          allowed, alternate, pace, free, first, idle, live, done, ready, action, at, placed, spans, makespans, order):
+             allowed, alternate, pace, free, first, idle, live, done, ready, action, at, placed, spans, makespans,
+             order):
     """`done[kind * stages + stage]`: how many have run; `ready[.. * m + i]`: when the next ones may start. `action[r]`
     and `at[r]`: a rank's next task, as kind * v + chunk, and its start. `order[r * 3 * v * m + i]`: a rank's i-th."""
     stages, never = p * v, 1e300

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import deadline, drawn
 from test_cuda_distributed import aware, gpus, ring, staged, stub
+from test_shard import run_to_the_end
 
 import minidl as ml
 from minidl import models, optim
@@ -52,13 +53,7 @@ def trained(devices: Any, job: dict[str, Any], transport: Any = staged, steps: i
         trainer = RankTrainer(recorded, ml.CostModel.analytic(), transport(communicator, device), (1.0, 0.001))
         # threads would wait for each other in the one lock that Python 3.11 has for a cached property
         trainer.run = runtime(trainer.program, device=device, transport=trainer.communicator)
-        for step in range(steps):
-            trainer.step()
-            if step == 0:
-                trainer.share()  # in the midst
-        trainer.finish()
-        if save is not None and communicator.rank == 0:
-            checkpoint.save(save, recorded.model, recorded.optimizer, step=steps, loader=recorded.train_data)
+        run_to_the_end(trainer, steps, save)
         bound = trainer.run._body[0].bound
         held = sum(len(m) for m in (bound.arena, *bound.persistent) if not isinstance(m, OnHost))
         assert held == trainer.program.peak_bytes

@@ -143,7 +143,7 @@ def test_conv2d_forms_agree(case: Any, seed: int) -> None:
     (4, (7, 8), 1, 2, 1), (6, (4, 4), 3, 2, 2)])
 def test_few_pixels_have_the_bits_of_many(samples: int, size: tuple[int, int], stride: int, padding: int, dilation: int,
                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    """The loops of `small` give the bits of `direct`, and their parts those of the whole."""
+    """The loops of `small` and of `direct` give equal bits, as a whole and in parts."""
     geometry = Geometry((stride,) * 2, (padding,) * 2, (dilation,) * 2, 1)
     shapes = (samples, *size, 37), (21, 3, 3, 37), (21,)
     x, w, b = (random_array(shape, seed, "float32") for seed, shape in enumerate(shapes))
