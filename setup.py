@@ -49,6 +49,7 @@ setup(
         "tensorboard": ["tensorboard"],
         "docs": ["sphinx>=8", "myst-parser>=4", "furo"],  # one site from the pages and the docstrings
         "parity": ["torch==2.13.0"],
+        "huggingface": ["transformers==5.24.0"],  # judges of weights in its form; with parity
         "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96",
                        "cuda-bindings>=13,<14", NVMATH, FRONTEND],
         "notebooks": ["jupytext>=1.16", "nbclient>=0.10", "ipykernel>=6.29"],  # the tutorial's chapters as notebooks

@@ -4,6 +4,7 @@ weights can be exchanged. Layers of GPT-3 attend to all earlier tokens, not to b
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -76,10 +77,13 @@ class GPT(nn.Module):
     embedding's weights. With `past`, an `nn.Past`, ids are the slice that follows those which it has read."""
 
     input_dtype, objective, sliceable = "int64", "next_token", True
+    tied: Mapping[str, str] = {"lm_head.weight": "transformer.wte.weight"}
 
     def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float) -> None:
         check_heads("gpt", width, heads)
         self.input_shape, self.classes = (length,), vocabulary
+        self.config = {"n_head": heads, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
+                       "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
         self.transformer = _Transformer(vocabulary, length, width, layers, heads, dropout)
 
     def forward(self, ids: Any, past: Any = None) -> Any:

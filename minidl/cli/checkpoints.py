@@ -12,11 +12,14 @@ from . import show
 
 def export(arguments: Any) -> None:
     """Writes the weights and states of a checkpoint's model to a file."""
-    check_writable(arguments.file)
+    if not arguments.shards:
+        check_writable(arguments.file)
     values = checkpoint.weights(arguments.checkpoint_file)
-    file = weights.save(arguments.file, values, arguments.style)
+    file = weights.save(arguments.file, values, arguments.style, arguments.shards)
     record = {"file": str(file), "tensors": len(values), "values": sum(int(v.size) for v in values.values()),
               "style": arguments.style, "standardized": {*weights.STANDARDIZE} <= values.keys()}
+    if arguments.shards:
+        record["shards"] = len({*weights.weight_map(file).values()}) if file.suffix == ".json" else 1
     scale = "; the network reads (x - standardize.mean) / standardize.std" if record["standardized"] else ""
     show.emit(arguments, record, f"{file}: {record['tensors']} tensors with {record['values']:,} values{scale}")
 

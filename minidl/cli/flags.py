@@ -302,8 +302,12 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--cases": _flag("fuzz:*", type=whole(1), metavar="N",
                          help="how many cases, with consecutive seeds (default: 100 random steps, 3 of your own)"),
         "--init": _flag(RUN, ("a run that begins; --resume has all weights", lambda a: not a.resume), type=path,
-                        metavar="FILE.safetensors",
-                        help="start from the weights in a file, with torchvision's, timm's or Hugging Face's names"),
+                        metavar="FILE|INDEX|FOLDER",
+                        help="start from weights in safetensors, with torchvision's, timm's or Hugging Face's names: a "
+                             "file, an index of shards, or a folder that has either, as save_pretrained writes it"),
+        "--shards": _flag("export:*", type=size, metavar="SIZE",
+                          help="write files of at most SIZE each and their index, as save_pretrained does, into the "
+                               "folder FILE, or beside FILE.safetensors"),
         "--style": _flag("export:*", choices=Names("training.weights:STYLES"), metavar="NAME", default="state",
                          help="%(choices)s: names in the file: as in a state dict, which are torchvision's and Hugging "
                               "Face's (the default), or timm's"),

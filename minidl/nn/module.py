@@ -49,6 +49,8 @@ class Module:
     time_steps = 1  #: of a network: how often it reads each sample, by forward(x, past), with one `past()` per sample
     at_once = False  #: of such a network: whether no gradient flows between time steps, so each has its own backward
     others: Mapping[str, str] = {}  #: of a network: another objective -> the argument that makes it the objective
+    tied: Mapping[str, str] = {}  #: of a network: names that files have for a parameter a second time -> its own name
+    config: Mapping[str, Any] = {}  #: of a network: what its config.json of transformers says, if there is one
     _name = ""
 
     def past(self) -> Any:

@@ -20,10 +20,10 @@ from time import monotonic, sleep
 #: the largest file of each kind that is read, in bytes; a packed trace counts unpacked. data/formats.py has the limits
 #: for files of data
 LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 8 << 10, "trace": 256 << 20, "problems": 1 << 20,
-           "checkpoint header": 16 << 20, "version log": 256 << 20}
+           "checkpoint header": 16 << 20, "index of weights": 16 << 20, "version log": 256 << 20}
 #: reading a file takes at most this many times its size in memory, plus SPARE; a checkpoint also takes the model's size
 MEMORY = {"plan": 10, "costs": 40, "problems": 40, "config": 400, "trace": 40, "checkpoint header": 10,
-          "version log": 20}
+          "index of weights": 40, "version log": 20}
 SPARE = 128 << 20
 READER_SECONDS = 10.0  #: how long to wait for a reader before writing to a pipe
 _PART = ".part"  #: the suffix of a file that is still being written

@@ -1,4 +1,5 @@
-"""Weights in safetensors files under their published names, both ways.
+"""Weights in safetensors files under their published names, both ways: one file, or shards with an index, in the form
+of Hugging Face's `save_pretrained`.
 
 A state dict has these names already: torchvision's for images (which are also timm's, but for MobileNetV3), Hugging
 Face's for BERT and GPT-2. So a file is a state dict, and this module knows how published files differ from it: other
@@ -8,10 +9,15 @@ no run and no checkpoint.
 
 from __future__ import annotations
 
+import errno
+import glob
+import json
+import math
 import re
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -19,13 +25,25 @@ import numpy as np
 from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_shape
-from ..system.files import write_atomic
+from ..system.files import LARGEST, FileError, read_text, write_atomic
 
+ONE, INDEX = "model.safetensors", "model.safetensors.index.json"  #: the file, or the index, in a folder of weights
+#: NumPy's type of each type of safetensors; bfloat16 is the upper half of a float32
+TYPES = {"BOOL": "?", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+         **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}}
+#: how files in other formats begin -> what they are, and how they become safetensors
+TORCH = ("a pickle of torch, which could run any code when it is read; with torch, safetensors.torch.save_file("
+         "torch.load(FILE, weights_only=True), NEW) writes its tensors")
+FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive, such as NumPy's .npz",
+           rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"GGUF": "a GGUF file", rb"\x93NUMPY": "a NumPy array"}
+PICKLED = (".bin", ".ckpt", ".pt", ".pth")  #: suffixes of torch's pickles
 STYLES = ("state", "timm")  #: names as in a state dict, or as timm has them
 PREFIXES = ("bert.", "transformer.")  #: of the network without its head, which some files leave out
-#: no weights, or copies of weights that are tied: a file may have them, and they are not read
-LEFT_OUT = re.compile(r".*\.attn\.(bias|masked_bias)|.*\.?position_ids|lm_head\.weight"
-                      r"|cls\.predictions\.decoder\.(weight|bias)")
+#: masks and numbers of positions, which are no weights (a bias has one axis): a file may have them
+LEFT_OUT = re.compile(r".*\.attn\.(bias|masked_bias)|(.*\.)?position_ids")
+#: what wrappers put into names: DistributedDataParallel, torch.compile, FSDP, checkpointing, and a module around the
+#: network
+WRAPPERS = re.compile(r"(?:^|(?<=\.))(?:module|_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|model)\.")
 COUNTER = "num_batches_tracked"  #: of a batch norm: a file may lack it
 #: by which mean and deviation the training data were standardised, see `data.Scaling`: no weights, but what goes with
 #: them: the network reads (x - mean) / std
@@ -56,89 +74,278 @@ class Loaded:
             if names)
 
 
-def save(path: str | Path, values: Mapping[str, Any], style: str = "state") -> Path:
-    """Writes a state dict. The file appears whole or not at all. Raises WeightsError for names that have no such
-    style, and for a file that cannot be written."""
-    from safetensors.numpy import save as serialize
-
+def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shards: int | None = None) -> Path:
+    """Writes a state dict to a file; or, with `shards`, to files of at most so many bytes of tensors (one tensor may be
+    larger) and their index, as `save_pretrained` does: beside the file `path` if that ends in .safetensors, else in
+    the folder `path`, which is made. If all fit into one file, there is no index. Returns the file or the index. It
+    appears whole or not at all. Raises WeightsError for names that have no such style, for files that cannot be
+    written, and for shards where there are weights already."""
     if style not in STYLES:
         raise WeightsError(f"unknown style of names {style!r}; known: {', '.join(STYLES)}")
+    path = Path(path)
     if style == "timm":
         values = to_timm(values)
-    content = serialize({name: np.asarray(value, order="C") for name, value in values.items()}, {"format": "pt"})
+    arrays = {name: np.asarray(value, order="C") for name, value in values.items()}
     try:
-        write_atomic(Path(path), content)
+        if shards is not None:
+            return _save_shards(path if path.suffix == ".safetensors" else path / ONE, arrays, shards)
+        write_atomic(path, _serialized(arrays))
     except OSError as error:
         raise WeightsError(f"cannot write {path}: {error.strerror or error}") from None
-    return Path(path)
+    return path
+
+
+def _serialized(arrays: Mapping[str, Any]) -> bytes:
+    from safetensors.numpy import save
+
+    return save(dict(arrays), {"format": "pt"})
+
+
+def _save_shards(path: Path, arrays: Mapping[str, Any], size: int) -> Path:
+    """Writes the index, or the one file, last: without it there are no weights. Raises OSError and WeightsError."""
+    parts, room = list[dict[str, Any]](), -1
+    for name, value in arrays.items():
+        if value.nbytes > room:
+            parts.append({})
+            room = size
+        parts[-1][name] = value
+        room -= value.nbytes
+    index, stem = path.with_name(f"{path.name}.index.json"), glob.escape(path.stem)
+    if there := sorted(f for f in (path, index, *path.parent.glob(f"{stem}-*-of-*.safetensors")) if f.exists()):
+        raise WeightsError(f"{there[0]} is there already; remove the weights in {path.parent}, or name another folder")
+    files = [path.with_name(f"{path.stem}-{i + 1:05}-of-{len(parts):05}.safetensors") for i in range(len(parts))]
+    about = {"metadata": {"total_size": sum(value.nbytes for value in arrays.values())},
+             "weight_map": {name: file.name for file, part in zip(files, parts, strict=True) for name in part}}
+    if len(parts) == 1:
+        index, files = path, []
+    made = not path.parent.exists()
+    try:
+        path.parent.mkdir(exist_ok=True)
+        for file, part in zip(files, parts, strict=False):
+            write_atomic(file, _serialized(part))
+        write_atomic(index, json.dumps(about, indent=2) + "\n" if files else _serialized(arrays))
+    except BaseException:
+        for file in files:
+            file.unlink(missing_ok=True)
+        if made:
+            with suppress(OSError):
+                path.parent.rmdir()
+        raise
+    return index
 
 
 def load(path: str | Path, model: Module) -> Loaded:
-    """Copies the weights of a file to a network. Its head keeps its initial values where the file has none, or one for
-    other classes. Raises WeightsError, before anything changes, for a file that is missing, damaged or of another
-    network."""
-    found = _named(read(path), model)
-    mine = {name: state_shape(t) for name, t in model.named_tensors()}
+    """Copies the weights of a file, of an index of shards, or of a folder that has either, to a network, in the types
+    of its parameters. Its head keeps its initial values where the file has none, or one for other classes. Raises
+    WeightsError, before anything changes, for files that are missing, damaged or of another network, and for values
+    that the network cannot hold."""
+    values = read(path)
+    _check_config(Path(path), model)
+    found = _named(path, values, model)
+    places = _places(model)
+    mine = {name: state_shape(t) for name, t in model.named_tensors() if places[name] == name}
     fits = {name: found[name].shape == shape for name, shape in mine.items() if name in found}
+    bare = _named(path, {_bare(name): value for name, value in values.items()}, model)
+    if len(fits) < len(mine) and len({*map(_bare, bare)} & {*map(_bare, mine)}) > len(fits):
+        raise WeightsError(f"{path} is a checkpoint; `minidl export` writes its weights to a file that fits here"
+                           if _of_checkpoint(path) else
+                           f"{path} is of a network within another module: it has "
+                           f"{next(name for name in values if WRAPPERS.search(name))}; save the state dict of the "
+                           f"network alone, as in model.module (DistributedDataParallel) or model._orig_mod "
+                           f"(torch.compile)")
     initial = tuple(name for name in mine if not fits.get(name, False) and HEADS.match(name))
     missing = [name for name in mine if not (name in fits or name in initial or name.endswith(COUNTER))]
     if missing:
-        if f"model.{missing[0]}" in found:
-            raise WeightsError(f"{path} is a checkpoint; `minidl export` writes its weights to a file that fits here")
+        part = "; it is one of several files: give their folder or index" if re.search(
+            r"-\d+-of-\d+\.safetensors$", str(path)) else ""
         raise WeightsError(f"{path} is of another network: it lacks {missing[0]}" + (
-            f" and {len(missing) - 1} others" if len(missing) > 1 else ""))
+            f" and {len(missing) - 1} others" if len(missing) > 1 else "") + part)
     for name, ok in fits.items():
         if not ok and name not in initial:
             raise WeightsError(f"{path} is of another network: {name} is {found[name].shape} in the file, "
                                f"{mine[name]} in the network")
+    fitted = {name: _typed(path, name, found[name], t.dtype) for name, t in model.named_tensors()
+              if name in found and name not in initial}
     for name, t in model.named_tensors():
-        if name in found and name not in initial:
-            put(t, found[name].astype(t.dtype))
+        if name in fitted:
+            put(t, fitted[name])
     return Loaded(initial, tuple(sorted(found.keys() - mine.keys() - {*STANDARDIZE})), {*STANDARDIZE} <= found.keys())
 
 
-def scaling(path: str | Path) -> Scaling | None:
-    """The mean and deviation by which the data of these weights were standardised, in a file of weights or a checkpoint
-    (a file); None for a file without them, or one that cannot be read, which a load says."""
-    from safetensors import SafetensorError, safe_open
-
+def _check_config(path: Path, model: Module) -> None:
+    """Raises WeightsError if a config.json of transformers beside the weights says something of their network that this
+    one does otherwise, such as another number of heads, which no shape shows."""
     try:
-        with safe_open(path, framework="np") as content:
-            if {*STANDARDIZE} <= {*content.keys()}:
-                return Scaling(*(np.asarray(content.get_tensor(name), np.float64) for name in STANDARDIZE))
-    except (OSError, SafetensorError, ValueError, TypeError):
-        pass
+        about = json.loads(read_text((path if path.is_dir() else path.parent) / "config.json", "index of weights"))
+        said = {name: about[name] for name in model.config if name in about} if "model_type" in about else {}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return
+    if wrong := next((name for name in said if said[name] != model.config[name]), None):
+        raise WeightsError(f"{path} is of another network: its config.json has {wrong} {str(said[wrong])[:40]!r}, this "
+                           f"network {str(model.config[wrong])!r}")
+
+
+def _typed(path: str | Path, name: str, value: Any, dtype: str) -> Any:
+    """The values in the type of a parameter or state. Raises WeightsError if they would be others: whole numbers in
+    the place of floats are quantised, large numbers become infinite."""
+    with np.errstate(all="ignore"):
+        made = value.astype(dtype)
+    floats = made.dtype.kind == "f"
+    if floats and value.dtype.kind != "f":
+        raise WeightsError(f"{path}: {name} is {value.dtype} in the file and {dtype} in the network; if it is "
+                           f"quantised, save it as floats")
+    if not np.array_equal(np.isfinite(made), np.isfinite(value)) if floats else not np.array_equal(made, value):
+        raise WeightsError(f"{path}: {name} has numbers that {dtype}, its type in the network, cannot hold")
+    return made
+
+
+def scaling(path: str | Path) -> Scaling | None:
+    """The mean and deviation by which the data of these weights were standardised, in weights that `load` reads or a
+    checkpoint (a file); None for those without them, or that cannot be read, which a load says."""
+    with suppress(WeightsError):
+        slots = _slots(Path(path))
+        if {*STANDARDIZE} <= slots.keys():
+            return Scaling(*(slots[name].read().astype(np.float64) for name in STANDARDIZE))
     return None
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """The arrays of a safetensors file by name. Raises WeightsError."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load_file
+# -------------------------------------------------------------------------------------------------------- what is there
+@dataclass(frozen=True)
+class _Slot:
+    """A tensor in a file: its name and type there, its shape, and its first byte."""
 
+    file: Path
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+
+    def read(self) -> Any:
+        """Its array; bfloat16 as float32. Raises WeightsError."""
+        if self.kind not in TYPES:
+            raise WeightsError(f"{self.file}: {self.name} has the type {self.kind}, which cannot be read; save it as "
+                               f"BF16, F16 or F32")
+        try:
+            value = np.fromfile(self.file, TYPES[self.kind], math.prod(self.shape), offset=self.begin)
+        except OSError as error:
+            raise WeightsError(f"cannot read {self.file}: {error.strerror or error}") from None
+        value = (value.astype("<u4") << 16).view("<f4") if self.kind == "BF16" else value
+        return value.reshape(self.shape)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The arrays by name of a safetensors file, of the shards of an index (.json), or of a folder that has either;
+    bfloat16 as float32. Raises WeightsError."""
+    return {name: slot.read() for name, slot in _slots(Path(path)).items()}
+
+
+def _slots(path: Path) -> dict[str, _Slot]:
+    """The tensors by name. Raises WeightsError."""
+    if path.is_dir():
+        there = [name for name in (ONE, INDEX) if (path / name).exists()]
+        if len(there) != 1:
+            other = sorted(f.name for f in path.iterdir() if f.suffix in (".safetensors", *PICKLED))
+            raise WeightsError(f"{path}: the folder has " + (
+                f"{ONE} and {INDEX}; give one of them" if there else f"neither {ONE} nor {INDEX}" + (
+                    f"; it has {', '.join(other[:3])}{' ...' if len(other) > 3 else ''}" if other else "")))
+        path = path / there[0]
+    if path.suffix != ".json":
+        return {name: slot for name, slot in _header(path).items() if isinstance(slot, _Slot)}
+    places, found = weight_map(path), dict[str, _Slot]()
+    for file in dict.fromkeys(places.values()):
+        found |= {name: slot for name, slot in _header(path.parent / file).items()
+                  if isinstance(slot, _Slot) and places.get(name, file) == file}
+    if lost := next((name for name in places if name not in found), None):
+        raise WeightsError(f"{path.parent / places[lost]} lacks {lost}, which {path.name} says it has")
+    return found
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """The file of each tensor, by its name in the folder of the index. Raises WeightsError."""
     try:
-        return load_file(Path(path))
+        places = json.loads(read_text(index, "index of weights"))["weight_map"]
+        if not isinstance(places, dict) or not all(isinstance(file, str) and file for file in places.values()):
+            raise TypeError
+    except FileError as error:
+        raise WeightsError(f"there is no file {index}" if error.errno == errno.ENOENT else f"cannot read {error}"
+                           ) from None  # fmt: skip
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise WeightsError(f"{index} is damaged or no index of weights: it needs a weight_map, the file of each tensor"
+                           ) from None  # fmt: skip
+    for name, file in places.items():
+        if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
+            raise WeightsError(f"{index}: the file of {name} is {file[:100]!r}, which is outside of its folder")
+    return places
+
+
+def _header(file: Path) -> dict[str, Any]:
+    """A safetensors file's tensors, `_Slot`, by name, and its texts as `__metadata__`, if it has any. Raises
+    WeightsError."""
+    from safetensors import SafetensorError, safe_open
+
+    if file.exists() and not file.is_file():
+        raise WeightsError(f"cannot read {file}: it is not a regular file")
+    start = b""
+    try:
+        with open(file, "rb") as content:
+            start = content.read(1 << 10)
+            size = int.from_bytes(start[:8], "little")
+            if size > LARGEST["checkpoint header"]:
+                raise ValueError("its header is too large")
+            content.seek(8)
+            with safe_open(file, framework="np"):  # raises if the header does not fit the file
+                return {name: slot if name == "__metadata__" else _Slot(
+                    file, name, slot["dtype"], tuple(slot["shape"]), 8 + size + slot["data_offsets"][0])
+                    for name, slot in json.loads(content.read(size)).items()}
     except FileNotFoundError:
-        raise WeightsError(f"there is no file {path}") from None
+        raise WeightsError(f"there is no file {file}") from None
     except OSError as error:
-        if Path(path).is_dir():
-            raise WeightsError(f"cannot read {path}: it is a folder; give a file of weights in it, such as "
-                               f"model.safetensors") from None
-        raise WeightsError(f"cannot read {path}: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise WeightsError(f"{path} is damaged or no file of weights that NumPy can read: "
+        raise WeightsError(f"cannot read {file}: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = "" if start[8:9] == b"{" else next(
+            (what for begins, what in FORMATS.items() if re.match(begins, start, re.DOTALL)),
+            TORCH if file.suffix in PICKLED else "")
+        raise WeightsError(f"{file} is {what}" if what else f"{file} is damaged or no file of weights in safetensors: "
                            f"{str(error).splitlines()[0][:200]}") from None
 
 
-def _named(values: Mapping[str, Any], model: Module) -> dict[str, Any]:
-    """The arrays under the network's own names."""
-    mine = {name for name, _ in model.named_tensors()}
+def _of_checkpoint(path: str | Path) -> bool:
+    """Whether a run of minidl has saved it."""
+    return Path(path).is_file() and Path(path).suffix != ".json" and (
+        "minidl" in _header(Path(path)).get("__metadata__", ()))
+
+
+# --------------------------------------------------------------------------------------------------------------- names
+def _places(model: Module) -> dict[str, str]:
+    """Of each name for one of the network's tensors, in its state dict or in published files, its first one: shared
+    weights have several."""
+    first: dict[int, str] = {}
+    found = {name: first.setdefault(id(t), name) for name, t in model.named_tensors()}
+    return {**model.tied, **found}
+
+
+def _named(path: str | Path, values: Mapping[str, Any], model: Module) -> dict[str, Any]:
+    """The arrays under the network's own names. Raises WeightsError where two names for one parameter have different
+    values."""
+    mine = _places(model)
     if "conv_stem.weight" in values:
         values = from_timm(values, mine)
-    found = {_modern(name): value for name, value in values.items() if not LEFT_OUT.fullmatch(name)}
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in mine)), "")
-    return {prefix + name if name not in mine and prefix + name in mine else name: value
-            for name, value in found.items()}
+    found, source = dict[str, Any](), dict[str, str]()
+    for name, value in values.items():
+        known = next((n for n in (name, _modern(name), prefix + _modern(name)) if n in mine), None)
+        if known is None and LEFT_OUT.fullmatch(name) and value.ndim != 1:
+            continue
+        key = mine[known] if known else name
+        if key in found and not np.array_equal(value, found[key], equal_nan=value.dtype.kind == "f"):
+            raise WeightsError(f"{path}: {' and '.join(sorted((name, source[key])))} differ, and this network has one "
+                               f"parameter for both (tied weights), so it cannot hold them")
+        found[key], source[key] = value, name
+    return found
+
+
+def _bare(name: str) -> str:
+    return WRAPPERS.sub("", name)
 
 
 def _modern(name: str) -> str:

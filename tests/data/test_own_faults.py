@@ -179,8 +179,8 @@ class Sizes(Base):
 def test_weights_from_a_folder_are_one_line(tmp_path: Path, capsys: Any) -> None:
     code, _, err = run(capsys, "train", "--model", "mlp", "--steps", "1", "--init", str(tmp_path))
     assert code == 2
-    assert one_line(err) == (f"minidl: cannot read {tmp_path}: it is a folder; give a file of weights in it, such as "
-                             f"model.safetensors\n")
+    assert one_line(err) == (f"minidl: {tmp_path}: the folder has neither model.safetensors nor "
+                             f"model.safetensors.index.json\n")
 
 
 @pytest.mark.parametrize("size", ["1000000000", "1048577", "9" * 5000])

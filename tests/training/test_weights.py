@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from helpers import torch_or_skip
 from safetensors.numpy import load_file, save_file
 
 import minidl as ml
-from minidl import models
+from minidl import models, nn
 from minidl.training import weights
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
@@ -165,7 +166,7 @@ def test_what_does_not_fit_is_one_clear_line_and_changes_nothing(tmp_path: Path)
     for file, message in ((other, r"conv1.weight is \(8, 3, 3, 3\) in the file, \(4, 3, 3, 3\) in the network"),
                           (lacking, r"lacks layer2.0.conv1.weight and \d+ others"),
                           (tmp_path / "c.safetensors", "is damaged or no file of weights"),
-                          (tmp_path / "d", "cannot read"), (tmp_path / "e", "there is no file")):
+                          (tmp_path / "d", "has neither model.safetensors nor"), (tmp_path / "e", "there is no file")):
         with pytest.raises(WeightsError, match=message) as caught:
             weights.load(file, model)
         assert "\n" not in str(caught.value)
@@ -177,6 +178,259 @@ def test_what_does_not_fit_is_one_clear_line_and_changes_nothing(tmp_path: Path)
         weights.save(tmp_path / "f", before, "jax")
 
 
+def raw(path: Path, tensors: dict[str, tuple[str, Any]], metadata: dict[str, str] | None = None) -> Path:
+    """A safetensors file of these tensors, as (type, array): also of types that NumPy lacks."""
+    header: dict[str, Any] = {"__metadata__": metadata or {}}
+    content = b""
+    for name, (kind, value) in tensors.items():
+        begin, content = len(content), content + value.tobytes()
+        header[name] = {"dtype": kind, "shape": list(value.shape), "data_offsets": [begin, len(content)]}
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content)
+    return path
+
+
+def bfloat16(values: Any) -> tuple[str, Any]:
+    """The upper halves of float32 values."""
+    return "BF16", (np.ascontiguousarray(values, "<f4").view("<u4") >> 16).astype("<u2")
+
+
+class Shared(nn.Module):
+    """A network of one's own, whose two layers have one weight."""
+
+    def __init__(self) -> None:
+        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+
+def sharded(folder: Path, values: dict[str, Any], shards: int = 2) -> Path:
+    """The index of files with every other tensor, in bfloat16."""
+    folder.mkdir()
+    names = [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]
+    places = {name: names[i % shards] for i, name in enumerate(values)}
+    for file in names:
+        raw(folder / file, {name: bfloat16(values[name]) for name in values if places[name] == file})
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": places}))
+    return index
+
+
+def test_the_folder_the_index_and_the_file_mean_the_same(tmp_path: Path) -> None:
+    ml.seed(0)
+    values = models.create("gpt", preset="tiny").state_dict()
+    index = sharded(tmp_path / "shards", values)
+    (tmp_path / "one").mkdir()
+    one = raw(tmp_path / "one" / "model.safetensors", {name: bfloat16(value) for name, value in values.items()})
+    for path in (index, index.parent, one, one.parent):
+        model = models.create("gpt", preset="tiny")
+        assert weights.load(path, model) == weights.Loaded((), ())
+        for key, value in model.state_dict().items():
+            cut = (np.ascontiguousarray(values[key]).view(np.uint32) & 0xFFFF0000).view(np.float32)
+            np.testing.assert_array_equal(value, cut)
+    assert {str(value.dtype) for value in weights.read(index).values()} == {"float32"}
+
+
+@pytest.mark.parametrize("size", [1 << 10, 1 << 14, 1 << 30])
+def test_shards_come_back_as_they_were(size: int, tmp_path: Path) -> None:
+    ml.seed(0)
+    values = models.create("gpt", preset="tiny").state_dict() | {name: np.ones(3) for name in weights.STANDARDIZE}
+    file = weights.save(tmp_path / "out", values, shards=size)
+    found = weights.read(tmp_path / "out")
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        np.testing.assert_array_equal(found[name], value)
+        assert found[name].dtype == value.dtype
+    assert weights.scaling(tmp_path / "out") is not None
+    files = sorted(f.name for f in file.parent.iterdir())
+    if size == 1 << 30:
+        assert files == ["model.safetensors"]
+        return
+    about = json.loads(file.read_text())
+    count = len(files) - 1
+    assert files == [*(f"model-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)), file.name]
+    assert (file.name, about["metadata"]) == ("model.safetensors.index.json",
+                                             {"total_size": sum(v.nbytes for v in values.values())})
+    for shard in files[:-1]:
+        names = load_file(tmp_path / "out" / shard).keys()
+        assert names == {name for name, place in about["weight_map"].items() if place == shard}
+        assert len(names) == 1 or sum(values[name].nbytes for name in names) <= size
+
+
+def test_shards_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: Any) -> None:
+    values = models.create("gpt", preset="tiny").state_dict()
+    done: list[Path] = []
+
+    def full(path: Path, content: Any) -> None:
+        if len(done) == 2:
+            raise OSError(28, "No space left on device")
+        path.write_bytes(content)
+        done.append(path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(weights, "write_atomic", full)
+        with pytest.raises(WeightsError, match="cannot write .*: No space left"):
+            weights.save(tmp_path / "new", values, shards=1 << 14)
+        done.clear()
+        with pytest.raises(WeightsError, match="cannot write"):
+            weights.save(tmp_path / "gpt.safetensors", values, shards=1 << 14)
+    assert not list(tmp_path.iterdir())
+    assert weights.save(tmp_path / "gpt.safetensors", values, shards=1 << 14).name == "gpt.safetensors.index.json"
+    before = sorted(tmp_path.iterdir())
+    for size in (1 << 14, 1 << 30):
+        with pytest.raises(WeightsError, match=r"gpt-00001-of-\d+.safetensors is there already"):
+            weights.save(tmp_path / "gpt.safetensors", values, shards=size)
+    assert sorted(tmp_path.iterdir()) == before
+    with pytest.raises(WeightsError, match="cannot write"):
+        weights.save(tmp_path / "no" / "where", values, shards=1)
+
+
+#: what is wrong with an index and its files -> what the message says
+INDEXES: dict[str, tuple[Any, str]] = {
+    "a shard is missing": (lambda f: (f / "model-00002-of-00002.safetensors").unlink(),
+                           "there is no file .*model-00002-of-00002.safetensors"),
+    "a shard is cut": (lambda f: (f / "model-00002-of-00002.safetensors").write_bytes(
+        (f / "model-00002-of-00002.safetensors").read_bytes()[:-1]), "model-00002-of-00002.safetensors is damaged"),
+    "a shard lacks a tensor": (lambda f: raw(f / "model-00002-of-00002.safetensors", {}),
+                               r"model-00002-of-00002.safetensors lacks transformer.wpe.weight, which model\.saf"),
+    "a file outside": (lambda f: edit(f, "../x.safetensors"), "outside of its folder"),
+    "a file at the root": (lambda f: edit(f, "/x.safetensors"), "outside of its folder"),
+    "a number as file": (lambda f: edit(f, 3), "damaged or no index of weights"),
+    "no file name": (lambda f: edit(f, ""), "damaged or no index of weights"),
+    "NUL": (lambda f: edit(f, "a\0"), "damaged"),
+    "a folder as file": (lambda f: edit(f, "."), "cannot read .*: it is not a regular file"),
+    "a pickle": (lambda f: (f / "model-00002-of-00002.safetensors").write_bytes(b"PK\3\4" + bytes(26) + b"a/data.pkl"),
+                 "is a pickle of torch.*safetensors.torch.save_file"),
+    "no map": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "damaged or no index of weights"),
+    "no JSON": (lambda f: (f / "model.safetensors.index.json").write_text("[" * 9999), "damaged or no index"),
+    "both": (lambda f: raw(f / "model.safetensors", {}), "the folder has model.safetensors and model.safetensors.ind"),
+    "neither": (lambda f: (f / "model.safetensors.index.json").unlink(),
+                "has neither .*; it has model-00001-of-00002.safetensors, model-00002"),
+    "other heads": (lambda f: (f / "config.json").write_text('{"model_type": "gpt2", "n_head": 4}'),
+                    "its config.json has n_head '4', this network '2'"),
+}
+
+
+def edit(folder: Path, file: Any) -> None:
+    """Puts another file for the last tensor."""
+    index = folder / "model.safetensors.index.json"
+    about = json.loads(index.read_text())
+    about["weight_map"]["transformer.ln_f.bias"] = file
+    index.write_text(json.dumps(about))
+
+
+@pytest.mark.parametrize("fault", INDEXES)
+def test_bad_shards_are_one_line_and_change_nothing(fault: str, tmp_path: Path) -> None:
+    model = models.create("gpt", preset="tiny")
+    before = model.state_dict()
+    folder = sharded(tmp_path / "shards", {name: value + 1 for name, value in before.items()}).parent
+    damage, says = INDEXES[fault]
+    damage(folder)
+    with pytest.raises(WeightsError, match=says) as caught:
+        weights.load(folder, model)
+    assert "\n" not in str(caught.value)
+    for key, value in model.state_dict().items():
+        np.testing.assert_array_equal(value, before[key])
+
+
+#: how a file's tensors (gpt, or one of one's own) differ from what the network can hold -> what the message says
+REFUSED: dict[str, tuple[Any, str]] = {
+    "another head": (lambda s: s | {"lm_head.weight": 2 * s["transformer.wte.weight"]},
+                     "lm_head.weight and transformer.wte.weight differ"),
+    "two names": (lambda s: s | {"ln_f.bias": s["transformer.ln_f.bias"] + 1},
+                  "ln_f.bias and transformer.ln_f.bias differ"),
+    "from DDP": (lambda s: {f"module.{k}": v for k, v in s.items()},
+                 r"within another module: it has module\..*; save the state dict of the network alone"),
+    "compiled": (lambda s: {f"_orig_mod.{k}": v for k, v in s.items()}, r"it has _orig_mod\..*model._orig_mod"),
+    "both": (lambda s: {f"module._orig_mod.{k}": v for k, v in s.items()}, r"it has module._orig_mod\."),
+    "the other way": (lambda s: {f"_orig_mod.module.{k}": v for k, v in s.items()}, r"it has _orig_mod.module\."),
+    "a compiled layer": (lambda s: {k.replace(".mlp.", ".mlp._orig_mod."): v for k, v in s.items()},
+                         r"it has transformer.h.0.mlp._orig_mod\."),
+    "without the network's prefix": (lambda s: {k.replace("transformer.", "module."): v for k, v in s.items()},
+                                     r"it has module\."),
+    "a module around": (lambda s: {f"model.{k}": v for k, v in s.items()}, r"within another module: it has model\."),
+    "quantised": (lambda s: {k: v.astype(np.int8) for k, v in s.items()}, "is int8 in the file and float32 in the net"),
+    "too large": (lambda s: s | {"transformer.ln_f.bias": np.full(32, 1e300)}, "has numbers that float32, its type in"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_nothing_is_dropped_or_misnamed_in_silence(what: str, tmp_path: Path) -> None:
+    model = models.create("gpt", preset="tiny")
+    change, says = REFUSED[what]
+    before = model.state_dict()
+    with pytest.raises(WeightsError, match=says) as caught:
+        weights.load(save(tmp_path / "a.safetensors", change(before)), model)
+    assert "\n" not in str(caught.value)
+    for key, value in model.state_dict().items():
+        np.testing.assert_array_equal(value, before[key])
+
+
+def test_a_shared_weight_has_one_value_and_its_names_are_as_good(tmp_path: Path) -> None:
+    model = Shared()
+    values = {**model.state_dict(), "first.weight": np.ones((3, 3), np.float32)}
+    with pytest.raises(WeightsError, match="first.weight and second.weight differ"):
+        weights.load(save(tmp_path / "a.safetensors", values), model)
+    del values["second.weight"]
+    assert weights.load(save(tmp_path / "b.safetensors", values), model) == weights.Loaded((), ())
+    values["second.weight"] = 2 * values.pop("first.weight")
+    assert weights.load(save(tmp_path / "c.safetensors", values), model) == weights.Loaded((), ())
+    np.testing.assert_array_equal(model.first.weight.numpy(), 2)
+    gpt = models.create("gpt", preset="tiny")
+    values = gpt.state_dict()
+    values["lm_head.weight"] = values.pop("transformer.wte.weight")  # as safetensors' own save_model may leave it
+    assert weights.load(save(tmp_path / "d.safetensors", values), gpt) == weights.Loaded((), ())
+
+
+def test_names_of_masks_and_heads_are_weights_where_the_network_has_them(tmp_path: Path) -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            self.attn, self.lm_head = nn.Linear(2, 2), nn.Linear(2, 2)
+
+    model = Own()
+    values = {f"{layer}.{name}": np.full((2, 2) if name == "weight" else 2, i + 1, np.float32)
+              for i, layer in enumerate(("attn", "lm_head")) for name in ("weight", "bias")}
+    assert weights.load(save(tmp_path / "a.safetensors", values), model) == weights.Loaded((), ())
+    for key, value in model.state_dict().items():
+        np.testing.assert_array_equal(value, values[key])
+    found = weights.load(save(tmp_path / "b.safetensors", values | {"x.attn.bias": np.ones(2, np.float32)}), model)
+    assert found.unused == ("x.attn.bias",)
+
+
+@pytest.mark.parametrize(("name", "content", "says"), [
+    ("a.pt", b"", "is a pickle of torch, .*weights_only=True"), ("a.ckpt", b"x" * 99, "is a pickle of torch"),
+    ("a.safetensors", b"\x80\x02}q\x00X\x01\x00\x00\x00", "is a pickle of torch"),
+    ("a.npz", b"PK\x03\x04" + b"x" * 99, "is a ZIP archive"), ("a.h5", b"\x89HDF\r\n\x1a\n", "is an HDF5 file"),
+    ("a.gguf", b"GGUF\3\0\0\0", "is a GGUF file"),
+    ("a.safetensors", (0x0280).to_bytes(8, "little") + b"{" + bytes(9), "is damaged or no file of weights"),
+])
+def test_a_file_in_another_format_is_named_as_what_it_is(name: str, content: bytes, says: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(WeightsError, match=says):
+        weights.load(tmp_path / name, models.create("mlp", preset="tiny"))
+
+
+def test_torchs_own_file_is_named(tmp_path: Path) -> None:
+    torch = torch_or_skip()
+    model = models.create("mlp", preset="tiny")
+    for old in (True, False):
+        torch.save({"a": torch.ones(2)}, tmp_path / "a.safetensors", _use_new_zipfile_serialization=not old)
+        with pytest.raises(WeightsError, match="is a pickle of torch"):
+            weights.load(tmp_path / "a.safetensors", model)
+
+
+def test_a_type_that_numpy_lacks_is_named(tmp_path: Path) -> None:
+    file = raw(tmp_path / "a.safetensors", {"x": ("F8_E4M3", np.zeros(3, np.uint8))})
+    with pytest.raises(WeightsError, match="x has the type F8_E4M3, which cannot be read; save it as BF16, F16 or F32"):
+        weights.read(file)
+
+
+def test_one_shard_alone_says_so(tmp_path: Path) -> None:
+    model = models.create("gpt", preset="tiny")
+    folder = sharded(tmp_path / "a", model.state_dict()).parent
+    with pytest.raises(WeightsError, match="lacks .* it is one of several files: give their folder or index"):
+        weights.load(folder / "model-00001-of-00002.safetensors", model)
+
+
 def test_a_checkpoint_is_exported_and_a_run_starts_from_it(capsys: Any, tmp_path: Path) -> None:
     mlp = ("--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic", "--batch-size", "16")
     code, trained = run_json(capsys, "train", *mlp, "--steps", "2", "--checkpoint", str(tmp_path / "run"))
@@ -185,6 +439,13 @@ def test_a_checkpoint_is_exported_and_a_run_starts_from_it(capsys: Any, tmp_path
     code, record = run_json(capsys, "export", str(tmp_path / "run"), str(file))
     assert (code, record) == (0, {"file": str(file), "tensors": 4, "values": trained["parameters"], "style": "state",
                               "standardized": False})
+    code, record = run_json(capsys, "export", str(tmp_path / "run"), str(tmp_path / "folder"), "--shards", "1KB")
+    index = tmp_path / "folder" / "model.safetensors.index.json"
+    assert (code, record["file"], record["tensors"]) == (0, str(index), 4)
+    assert record["shards"] == len(list((tmp_path / "folder").iterdir())) - 1 > 1
+    for place in (index, index.parent):
+        assert params_sha256(Recorded(Job(model="mlp", model_args={"preset": "tiny"}, batch_size=16, init=str(place))
+                                      ).model) == trained["params_sha256"]  # fmt: skip
     job = Job(model="mlp", model_args={"preset": "tiny"}, batch_size=16, init=str(file))
     assert params_sha256(Recorded(job).model) == trained["params_sha256"]
     code, record = run_json(capsys, "train", *mlp, "--steps", "1", "--init", str(file))
@@ -200,6 +461,8 @@ def test_a_checkpoint_is_exported_and_a_run_starts_from_it(capsys: Any, tmp_path
     (["plan", "--model", "mlp", "--init", "x"], "--init has no effect on `minidl plan`"),
     (["export", "none", "x.safetensors"], "there is no checkpoint"),
     (["export", "none", "nowhere/x.safetensors"], "nowhere"),
+    (["export", "none", "x", "--shards", "0"], "at least 1 byte"),
+    (["train", "--model", "mlp", "--init", ".", "--steps", "1"], "the folder has neither model.safetensors nor"),
 ])
 def test_bad_input_is_one_line(capsys: Any, tmp_path: Path, monkeypatch: Any, argv: list[str], says: str) -> None:
     monkeypatch.chdir(tmp_path)
