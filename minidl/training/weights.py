@@ -325,7 +325,7 @@ def _places(model: Module) -> dict[str, str]:
 
 
 def _named(path: str | Path, values: Mapping[str, Any], model: Module) -> dict[str, Any]:
-    """The arrays under the network's own names. Raises WeightsError where two names for one parameter have different
+    """The arrays under the network's own names. Raises WeightsError if two names for one parameter have different
     values."""
     mine = _places(model)
     if "conv_stem.weight" in values:
