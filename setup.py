@@ -45,7 +45,7 @@ setup(
         "cuda12": ["cupy-cuda12x[ctk]", "nvidia-cudnn-cu12", *CUDA],
         "plot": ["matplotlib"],
         "optimal": ["ortools"],
-        "data": ["tokenizers", "pillow", "sacrebleu"],  # vocabularies, pictures, and BLEU as others compute it
+        "data": ["tokenizers", "pillow>=10.1", "sacrebleu"],  # vocabularies, pictures, and BLEU as others compute it
         "tensorboard": ["tensorboard"],
         "docs": ["sphinx>=8", "myst-parser>=4", "furo"],  # one site from the pages and the docstrings
         "parity": ["torch==2.13.0"],

@@ -1,7 +1,9 @@
 """Arrays as data sets: of .npz and .npy files, of a table of numbers (CSV), and of functions of the user's own.
 
-The meaning of x and y follows from their shapes and types. x: images (n, h, w, c) or (n, h, w); numbers (n, features);
-tokens (n, length), whole numbers. y: classes (n,), tokens (n, length), or, for regression, floats (n,) or (n, k).
+The meaning of x and y follows from their shapes and types, and where these leave a doubt, a note says it. x: images
+(n, h, w, c) or (n, h, w); numbers (n, features); tokens (n, length), whole numbers. y: classes (n,), tokens (n,
+length), or, for regression, floats (n,) or (n, k). In a table, the way that a label is written is its type: 1 is whole,
+1.0 is a float. A label of -100 does not count.
 """
 
 from __future__ import annotations
@@ -9,8 +11,10 @@ from __future__ import annotations
 import csv
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +22,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..system.loading import function_of
-from .dataset import (MOST, Array, DataError, Dataset, Images, LabelError, Note, Rows, Scaling, Standardize,
-                      check_labels, check_scaled, pieces, statistics)
+from .dataset import (IGNORED, MOST, Array, DataError, Dataset, Images, LabelError, Note, Rows, Scaling, Standardize,
+                      check_labels, check_scaled, ignores, pieces, statistics)
 from .loader import fifth
 from .streams import HEAD, MOST_BATCHES, MOST_BYTES, owners_code, stream
 
 LARGEST = 4 << 30  #: the most bytes of arrays
 LARGE = 16.0  #: numbers above it are large for a network, and the run says how to standardise them
 LABELS = ("label", "class", "target", "species", "y")  #: names of the label column of a table, the first that it has
+#: the numbers of a table; Python's own also have underscores, other scripts' digits, nan and inf
+NUMBER, WHOLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII), re.compile(r"[+-]?\d+", re.ASCII)
+ABSENT = ("nan", "na", "n/a", "null", "none", "?", "-", "inf", "+inf", "-inf")  #: no words, in a column with numbers
 
 
 def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[Any, Any] | None = None,
@@ -38,32 +45,43 @@ def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[
     if test is None:
         rows = fifth(len(x), "train")
         kept = fifth(len(x), split)
-        own, targets, seen, every = x[kept], y[kept], x[rows], [x]
+        own, targets, seen, every, labels = x[kept], y[kept], x[rows], [x], [y]
     else:
         u, v = _paired(f"{name} (test)", *test)
         if u.shape[1:] != x.shape[1:] or v.shape[1:] != y.shape[1:] or v.dtype.kind != y.dtype.kind:
             raise DataError(f"{name}: training has x {x.shape[1:]} and y {y.dtype} {y.shape[1:]} a sample, test "
                             f"{u.shape[1:]} and {v.dtype} {v.shape[1:]}")
-        own, targets, seen, every = (u, v, x, [x, u]) if split == "test" else (x, y, x, [x, u])
+        own, targets = (u, v) if split == "test" else (x, y)
+        seen, every, labels = x, [x, u], [y, v]
     if not len(seen) or not len(own):
         raise DataError(f"{name}: {len(x)} samples are too few for a training and a test part")
     whole = y.dtype.kind in "iu"
-    known = 0 if not whole else 1 + max(int(part.max()) for part in (y, targets))
+    known, uneven = 0, False
     if whole:
-        check_labels(targets, classes or known, name)
+        known = 1 + max(int(part.max()) for part in (y, targets))
+        check_labels(targets, classes or known, name, ignored=True)
+        uneven = any(ignores(part, name, note) for part in labels)
     if x.ndim == 4:
         if not whole or y.ndim != 1:
             raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
         scaling = scaling_of(name, seen, None, standardize)
         check_range(name, own, scaling, dtype, note)
-        images = Images(name, own, targets.astype(np.int64), classes or known, scaling)
+        images = Images(name, own, targets.astype(np.int64), classes or known, scaling, uneven)
         return replace(images.dataset(image_size, channels, dtype, note), scaling=scaling)
     if x.dtype.kind in "iu" and whole:
-        return _tokens(name, own, targets, 1 + max(int(part.max()) for part in every if part.size), classes or known,
-                       classes)
+        vocabulary = 1 + max(int(part.max()) for part in every if part.size)
+        note(f"{name}: x holds whole numbers, so they are tokens, of a vocabulary of {vocabulary:,}; save x as floats "
+             f"if they are numbers")
+        return replace(_tokens(name, own, targets, vocabulary, classes or known, classes), uneven=uneven)
+    if whole and y.ndim == 2:
+        raise DataError(f"{name}: y is {y.dtype} {y.shape}; a class is one whole number for each sample, (n,), and for "
+                        f"regression y holds floats; of rows with a single 1, y.argmax(1) is the class")
+    if not whole and (y == np.rint(y)).all():
+        note(f"{name}: y holds floats, though none has a fraction: it is for regression; save whole numbers if they "
+             f"are classes")
     scaling = scaling_of(name, _as_pixels(seen), None, standardize)
     check_range(name, _as_pixels(own), scaling, dtype, note)
-    return _numbers(name, own, targets, scaling, classes or known, dtype)
+    return replace(_numbers(name, own, targets, scaling, classes or known, dtype), uneven=uneven)
 
 
 def _as_pixels(x: Array) -> Array:
@@ -95,12 +113,15 @@ def check_range(name: str, x: Array, scaling: Scaling | None, dtype: str, note: 
 
 def _tokens(name: str, x: Array, y: Array, vocabulary: int, classes: int, told: int | None) -> Dataset:
     """The data set of rows of tokens. `told`: the vocabulary of the network, if it predicts tokens."""
-    tokens, labels = x.astype(np.int64), y.astype(np.int64)
-    if tokens.min() < 0:
-        raise DataError(f"{name}: a token is {tokens.min()}; tokens are 0 or more")
+    if x.min() < 0:
+        raise DataError(f"{name}: a token is {x.min()}; tokens are 0 or more")
+    if y.ndim == 2 and y.shape != x.shape:
+        raise DataError(f"{name}: x is {x.shape} and y {y.shape}; the y of tokens is one class for each row, (n,), or "
+                        f"one token for each of x")
     if vocabulary > MOST:
         raise DataError(f"{name}: a token is {vocabulary - 1}; the largest that a network is made for is {MOST - 1}; "
                         f"if x holds numbers and no tokens, save it as floats")
+    tokens, labels = x.astype(np.int64), y.astype(np.int64)
     if y.ndim == 2:
         classes = told or max(classes, vocabulary)
         check_labels(tokens, classes, name)
@@ -116,7 +137,10 @@ def _numbers(name: str, x: Array, y: Array, scaling: Scaling | None, classes: in
         targets: Array = y.astype(np.int64)
         serves: tuple[str, ...] = ("classification",)
     else:
-        targets, serves = (y[:, None] if y.ndim == 1 else y).astype(dtype), ("regression",)
+        with np.errstate(over="ignore"):
+            targets, serves = (y[:, None] if y.ndim == 1 else y).astype(dtype), ("regression",)
+        if not np.isfinite(targets).all():
+            raise DataError(f"{name}: y has numbers that are out of the range of {dtype}")
         classes = targets.shape[1]
     return Dataset(name, len(x), x.shape[1:], classes,
                    lambda i: (np.take(values, i, axis=0), np.take(targets, i, axis=0)), serves, scaling=scaling)
@@ -166,9 +190,10 @@ def load_npy(folder: Path, split: str, **sizes: Any) -> Dataset:
 
 
 def load_csv(path: Path, split: str, **sizes: Any) -> Dataset:
-    """A table of numbers with a first line of names. The label is the column called label, class, target, species or y,
-    else the last one: words or whole numbers are classes, numbers with a fraction are for regression. Raises DataError
-    that names line and column."""
+    """A table of numbers with a first line of names. The label is the column called label, class, target, species or
+    y, else the last one: words or whole numbers are classes, numbers with a point or an exponent are for regression; a
+    note says which. Raises DataError that names line and column, also for a number with more digits than a float
+    holds."""
     if not path.is_file() or path.stat().st_size > LARGEST:
         raise DataError(f"{path}: not a regular file, or larger than {LARGEST >> 30} GiB")
     try:
@@ -185,6 +210,11 @@ def load_csv(path: Path, split: str, **sizes: Any) -> Dataset:
     if len(names) == 1 and (other := next((s for s in (";", "\t", "|") if s in names[0]), None)):
         word = {";": "semicolons", "\t": "tabs", "|": "bars"}[other]
         raise DataError(f"{path}: its columns are separated by {word}; save it with commas")
+    if "" in names:
+        raise DataError(f"{path}: its column {names.index('') + 1} has no name; if these are pandas' numbers of lines, "
+                        f"save it with index=False")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise DataError(f"{path}: two of its columns are called {twice}")
     if all(_number(name) is not None for name in names):
         raise DataError(f"{path}: its first line must name the columns; it has numbers")
     at = next((i for label in LABELS for i, name in enumerate(names) if name.lower() == label), len(names) - 1)
@@ -198,35 +228,46 @@ def load_csv(path: Path, split: str, **sizes: Any) -> Dataset:
         labels.append(row[at].strip())
         for j, cell in enumerate(row[:at] + row[at + 1 :]):
             found = _number(cell)
-            if found is None:
+            if found is None or (abs(found) >= 1 << 53 and WHOLE.fullmatch(cell.strip()) and Decimal(cell) != found):
                 column = (names[:at] + names[at + 1 :])[j]
-                raise DataError(f"{path}, line {number}, column {column}: {cell[:40]!r} is not a finite number")
+                raise DataError(f"{path}, line {number}, column {column}: {cell[:40]!r} " + (
+                    "is not a finite number" if found is None else "has more digits than a float64 holds"))
             values[i, j] = found
-    return from_arrays(path.name, values, _classes(path, labels, [n for n, _ in lines]), split, **sizes)
+    y, how = _classes(path, names[at], labels, [n for n, _ in lines])
+    sizes["note"](f"{path.name}: the label is the column {names[at]}, {how}; the others are numbers")
+    return from_arrays(path.name, values, y, split, **sizes)
 
 
 def _number(text: str) -> float | None:
-    try:
-        value = float(text)
-    except ValueError:
-        return None
+    value = float(text) if NUMBER.fullmatch(text.strip()) else math.inf
     return value if math.isfinite(value) else None
 
 
-def _classes(path: Path, labels: list[str], lines: list[int]) -> Array:
-    """Whole numbers from 0 as they are, other whole numbers and words in order; numbers with a fraction stay."""
-    for label, line in zip(labels, lines, strict=True):
+def _classes(path: Path, column: str, labels: list[str], lines: list[int]) -> tuple[Array, str]:
+    """The labels as classes, int64, or as floats; and how they were read. Whole numbers from 0 on are classes as they
+    are; other whole numbers, and words, in order. IGNORED stays. Raises DataError for a label that is no number among
+    numbers."""
+    numbers, whole = [_number(label) for label in labels], [bool(WHOLE.fullmatch(label)) for label in labels]
+    fraction = any(n is not None and not w for n, w in zip(numbers, whole, strict=True))
+    for label, line, number, is_whole in zip(labels, lines, numbers, whole, strict=True):
+        where = f"{path}, line {line}, column {column}: {label[:40]!r}"
         if not label:
             raise DataError(f"{path}, line {line}: the label is empty")
-    if all(label.isascii() and label.isdigit() for label in labels) and len({*labels}) > max(map(int, labels)):
-        return np.array([int(label) for label in labels], np.int64)
-    numbers = [_number(label) for label in labels]
-    if all(n is not None for n in numbers):
-        if any(n != int(n) for n in numbers if n is not None):
-            return np.array(numbers, np.float64)
-        return np.unique(np.array(numbers, np.float64), return_inverse=True)[1].astype(np.int64)
-    known = sorted({*labels})
-    return np.array([known.index(label) for label in labels], np.int64)
+        if number is None and not is_whole and (fraction or (label.lower() in ABSENT and any(whole))):
+            raise DataError(f"{where} is not a finite number, and other labels are numbers")
+        if re.fullmatch(r"[+-]?\d+,\d+", label):
+            raise DataError(f"{where} has a comma; write a decimal point")
+    if fraction:
+        return np.array(numbers, np.float64), "numbers for regression"
+    values: list[Any] = [Decimal(label) for label in labels] if all(whole) else labels  # exact, however long
+    kept = sorted({*values} - {IGNORED})
+    index = {value: i for i, value in enumerate(kept)}
+    y = np.array([index.get(value, IGNORED) for value in values], np.int64)
+    if kept == [*range(len(kept))]:
+        return y, "whole numbers, which are its classes"
+    shown = ", ".join(f"{i} is {str(value)[:40]}" for i, value in enumerate(kept[:3]))
+    return y, (f"of {len(kept):,} {'whole numbers' if all(whole) else 'words'}, which are classes in their order: "
+               + shown + (" ..." if len(kept) > 3 else ""))
 
 
 # --------------------------------------------------------------------------------------------------------------- yours
@@ -248,7 +289,8 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
             raise LabelError(f"{name}: has {made[-1].classes} classes, the network {sizes['classes']}")
         tokens = {"next_token", "translation"} & {*made[-1].serves}
         # nobody knows how long its rows take, and what y has
-        return replace(made[-1], rows=_checked(name, made[-1], sizes["dtype"]), slow=True, uneven=bool(tokens))
+        return replace(made[-1], rows=_checked(name, made[-1], sizes["dtype"]), slow=True,
+                       uneven=made[-1].uneven or bool(tokens))
     found = [_arrays(name, part) for part in made]
     (arrays, ends), (tests, _) = found[0], found[-1]
     short = name.rpartition("/")[2]
@@ -297,7 +339,10 @@ def _checked(name: str, made: Dataset, dtype: str) -> Rows:
             if y.dtype.kind not in "iu" or y.ndim != 1:
                 raise DataError(f"{name}: y of its rows is {y.dtype} {y.shape}; it must be one whole number for each "
                                 f"sample, its class")
-            check_labels(y, made.classes, name)
+            if not made.uneven and (y == IGNORED).any():
+                raise DataError(f"{name}: a label of its rows is {IGNORED}, which does not count; make its Dataset "
+                                f"with uneven=True, so that the parts of a batch weigh as many labels as they have")
+            check_labels(y, made.classes, name, ignored=True)
         return x if made.vocabulary or x.dtype.kind in "iu" else x.astype(dtype, copy=False), y
 
     return rows

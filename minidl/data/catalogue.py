@@ -225,8 +225,8 @@ KINDS = (
     Kind("", lambda folder: folder if any((folder / f"{x}.npy").is_file() for x in ("x", "x_train")) else None,
          lambda folder, wanted: arrays.load_npy(folder, wanted.split, **wanted.sizes), "x.npy and y.npy"),
     Kind("imagenet", pictures.find, lambda folder, wanted: _of_images(folder, lambda: pictures.load_pictures(
-        folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes, wanted.dtype, wanted.workers),
-        wanted), "folders of classes, or shards, with pictures"),
+        folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes, wanted.dtype, wanted.workers,
+        wanted.note), wanted), "folders of classes, or shards, with pictures"),
     Kind("", _suffix(".npz"), _load_npz, "a .npz file"),
     Kind("", _suffix(".csv"), lambda path, wanted: arrays.load_csv(path, wanted.split, **wanted.sizes), "a .csv file"),
     Kind("openwebtext", text.find, _tokens_of(text.load_text), "text or tokens (.txt, .xz, .tar, .bin)"),

@@ -18,7 +18,7 @@ Array = NDArray[Any]
 Rows = Callable[..., tuple[Array, Array]]
 Note = Callable[[str], None]
 
-IGNORED = -100  #: in y of tokens: a position that does not count, as in torch
+IGNORED = -100  #: in y: a sample, or a position of tokens, that does not count, as in torch
 MOST = 1 << 20  #: the most classes or tokens
 PIECE = 4 << 20  #: how many numbers of images are read at a time
 FLOAT32 = float(np.finfo(np.float32).max)
@@ -75,8 +75,8 @@ class Dataset:
     come from no text. `scaling`: by which mean and deviation numbers or images of the user's own were standardised;
     None if they are as stored, and for named data, whose scale is published. `slow`: reading a batch takes long, so the
     next ones are read ahead; `faster`: a way to make it faster, for the report. `uneven`: samples have different
-    numbers of predictions, positions of y that are not IGNORED; micro-batches and ranks then weigh as many as they
-    make. `references`: of translations, the text of each sample's.
+    numbers of predictions, labels or positions of y that are not IGNORED; micro-batches and ranks then weigh as many as
+    they make. `references`: of translations, the text of each sample's.
     """
 
     name: str
@@ -100,13 +100,14 @@ class Dataset:
 @dataclass(frozen=True)
 class Images:
     """Stored images: x (N, H, W, C) numbers as stored, y (N,) int64; `scaling`: how they are standardised, if they
-    are."""
+    are; `uneven`: whether a label of either part is IGNORED."""
 
     name: str
     x: Array
     y: Array
     classes: int
     scaling: Scaling | None
+    uneven: bool = False
 
     def dataset(self, image_size: int | None, channels: int | None, dtype: str, note: Note) -> Dataset:
         """The images, standardised per channel if they have a scaling, then resized and repeated.
@@ -134,7 +135,7 @@ class Images:
         def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
             return finish(np.take(images, indices, axis=0)), np.take(self.y, indices)
 
-        return Dataset(self.name, len(images), shape, self.classes, rows)
+        return Dataset(self.name, len(images), shape, self.classes, rows, uneven=self.uneven)
 
 
 def _by(shape: tuple[int, ...]) -> str:
@@ -200,9 +201,20 @@ def _resize(x: Array, axis: int, size: int) -> Array:
     return np.asarray(np.take(x, low, axis) * (1 - share) + np.take(x, np.minimum(low + 1, old - 1), axis) * share)
 
 
-def check_labels(y: Array, classes: int, where: object) -> None:
-    """Raises LabelError naming the first sample whose label is not in 0..classes-1. y: (N,) or (N, T) integers."""
-    bad = (y < 0) | (y >= classes)
+def ignores(y: Array, where: object, note: Note) -> bool:
+    """Whether labels y are IGNORED, which a note says."""
+    count = int((y == IGNORED).sum())
+    if count:
+        note(f"{where}: {count:,} of {y.size:,} labels are {IGNORED}, which do not count")
+    return count > 0
+
+
+def check_labels(y: Array, classes: int, where: object, ignored: bool = False) -> None:
+    """Raises LabelError naming the first sample whose label is not in 0..classes-1, nor IGNORED if that is `ignored`.
+    y: (N,) or (N, T) integers."""
+    if classes < 1 and (y == IGNORED).all():
+        raise DataError(f"{where}: every label is {IGNORED}, so there are no classes")
+    bad = ((y < 0) & ~(ignored & (y == IGNORED))) | (y >= classes)
     if bad.any():
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         if y[first] < 0:

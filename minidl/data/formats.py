@@ -21,7 +21,8 @@ from numpy.lib import format as npy
 
 from . import pickles
 from .arrays import check_range, from_arrays, scaling_of
-from .dataset import FLOAT32, Array, DataError, Dataset, Images, Note, Scaling, Standardize, check_labels, pieces
+from .dataset import (FLOAT32, Array, DataError, Dataset, Images, Note, Scaling, Standardize, check_labels,
+                      ignores, pieces)
 from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of images and labels that are read; CIFAR has 180 MB
@@ -291,8 +292,10 @@ def load_npz(path: Path, split: str, *, classes: int | None = None, dtype: str =
     wanted, training = next(iter(found)), next(reversed(found))
     if classes is None:
         classes = 1 + max(int(y.max()) for _, y in found.values())
+    uneven = False
     for pair in sorted(found):
-        check_labels(found[pair][1], classes, f"{path}, {pair[1]}")
+        check_labels(found[pair][1], classes, f"{path}, {pair[1]}", ignored=True)
+        uneven |= ignores(found[pair][1], f"{path}, {pair[1]}", note)
     (x, y), (seen, _) = found.pop(wanted), found.get(training, (None, None))
     rows = fifth(len(x), "train") if wanted[0] in WHOLE else None
     seen = x if seen is None else seen
@@ -304,11 +307,11 @@ def load_npz(path: Path, split: str, *, classes: int | None = None, dtype: str =
         rows = rows if split == "train" else fifth(len(x), split)
         x, y = x[rows], y[rows]
     check_range(f"{path}, {wanted[0]}", x, scaling, dtype, note)
-    return Images(path.name, x, y, classes, scaling)
+    return Images(path.name, x, y.astype(np.int64), classes, scaling, uneven)
 
 
 def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Array, Array]:
-    """(images (N, H, W, C), labels (N,) int64) of one pair of arrays."""
+    """(images (N, H, W, C), labels (N,)) of one pair of arrays."""
     x = x[..., None] if x.ndim == 3 else x
     done = 0
     for piece in pieces(x) if x.dtype.kind == "f" else ():
@@ -320,7 +323,7 @@ def _checked(path: Path, pair: tuple[str, str], x: Array, y: Array) -> tuple[Arr
                     else "a number that is not finite")
             raise DataError(f"{path}, {pair[0]}: sample {done + bad[0]} holds {what}")
         done += len(piece)
-    return x, y.reshape(-1).astype(np.int64)
+    return x, y.reshape(-1)
 
 
 STORED = (

@@ -2,7 +2,9 @@
 
 For training a picture is cropped to a random part of 8 to 100 % of its area with a ratio of 3/4 to 4/3 (Szegedy et al.
 2015) and flipped half of the time; for testing its shorter side becomes 8/7 of the size, and the middle is cut out. The
-channels are scaled by the mean and deviation of ImageNet.
+channels are scaled by the mean and deviation of ImageNet. Pixels of 16 bits lose the lower 8, in gray as in colours; of
+an animation the first picture counts, and a camera's note of how it was held does not, as in torchvision. Pixels of
+floats, or that one can see through, mean no gray and no colour: they are refused.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from numpy.typing import NDArray
 
 from . import draws
 from .archives import files
-from .dataset import MOST, Array, DataError, Dataset, Scaling, check_labels
+from .dataset import MOST, Array, DataError, Dataset, Note, Scaling, check_labels
 from .loader import fifth
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif")
@@ -172,9 +174,12 @@ def _of_shards(shards: Sequence[Path]) -> Listing:
 
 # ------------------------------------------------------------------------------------------------------------ decoding
 def load_pictures(root: Path, split: str, image_size: int | None, channels: int | None, classes: int | None,
-                  dtype: str, workers: int | None) -> Dataset:
-    """x (B, image_size, image_size, channels), y (B,). Raises DataError, also when a damaged picture is read."""
+                  dtype: str, workers: int | None, note: Note = lambda line: None) -> Dataset:
+    """x (B, image_size, image_size, channels), y (B,). Raises DataError, also when a damaged picture is read. A note
+    says so if a folder that is called by a number is another class."""
     found, size = listing(root, split), image_size or SIZE
+    if other := next((c for c in enumerate(found.classes) if c[1].isdecimal() and c[1] != str(c[0])), None):
+        note(f"{root}: folders are classes in the order of their names as text: {other[1]} is class {other[0]}")
     known = len(found.classes) or 1 + int(listing(root, "train").labels.max())
     check_labels(found.labels, classes or known, root)
     if channels not in (None, 1, 3):
@@ -237,13 +242,26 @@ def decode(jobs: Sequence[tuple[Picture, int | None]], size: int, channels: int)
             with image.open(io.BytesIO(_bytes(picture))) as opened:
                 if opened.width * opened.height > PIXELS:
                     raise ValueError(f"{opened.width} x {opened.height} pixels, more than {PIXELS:,}")
-                shown = opened.convert("L" if channels == 1 else "RGB")
+                shown = _shown(opened, "L" if channels == 1 else "RGB")
             found[i] = np.asarray(_cut(shown, size, number)).reshape(size, size, channels)
         except MemoryError:
             raise
+        except DataError as error:
+            raise DataError(f"{picture}: {error}") from None
         except Exception as error:  # a decoder may raise nearly any error on a damaged file
             raise DataError(f"{picture}: not a picture, or damaged ({' '.join(str(error).split())[:200]})") from None
     return found
+
+
+def _shown(picture: Any, mode: str) -> Any:
+    """The picture in bytes of gray (L) or colours (RGB). Raises DataError if that would lose more than bits."""
+    if picture.mode[0] in "IF":  # Pillow cuts numbers above 255 to 255
+        if picture.mode == "F" or (picture.mode == "I" and picture.format not in ("PNG", "PPM")):
+            raise DataError("its pixels have 32 bits, and what is white is not known; save it with 8 or 16 bits")
+        picture = _pillow().fromarray((np.asarray(picture) >> 8).astype(np.uint8))
+    if picture.has_transparency_data and picture.convert("RGBA").getextrema()[3][0] < 255:
+        raise DataError("one can see through it; save it on a background, as RGB")
+    return picture.convert(mode)
 
 
 def _bytes(picture: Picture) -> bytes:

@@ -69,14 +69,14 @@ class Glue:
         if file is None:
             raise DataError(f"{folder}: has no {' or '.join(self.files[split])}, which {split} needs")
         pairs, labels = list[Pair](), list[int]()
+        known = {name: i for i, label in enumerate(self.labels) for name in (str(i), label)}
         for number, (a, b, label) in _table(file, self.columns):
             if label == "-":  # MNLI: the judges did not agree
                 continue
-            known = label.isdigit() and int(label) < len(self.labels)
-            if not known and label not in self.labels:
+            if label not in known:
                 raise DataError(f"{file}, line {number}: unknown label {label[:40]!r}; known: {', '.join(self.labels)}")
             pairs.append((a, b))
-            labels.append(self.labels.index(label) if label in self.labels else int(label))
+            labels.append(known[label])
         if not pairs:
             raise DataError(f"{file}: has no pairs of sentences")
         return pairs, np.array(labels, np.int64)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..system.loading import line_of
-from .dataset import Array, DataError, Dataset
+from .dataset import IGNORED, Array, DataError, Dataset
 
 ENDLESS = 1 << 62  #: the number of samples of data without end
 HEAD = 100  #: how many batches show what the others are like
@@ -85,9 +85,12 @@ def stream(name: str, head: Dataset, begin: Callable[[], Iterable[Batch]], skip:
                 raise DataError(f"{name}: batch {number} is not (x, y), arrays with a row for each sample") from None
             if number >= skip:
                 part = read(x, y)
+                if part.uneven and not head.uneven:
+                    raise DataError(f"{name}: batch {number} has labels of {IGNORED}, its first batches had none; give "
+                                    f"one of these to begin with")
                 if part.shape != head.shape or part.serves != head.serves:
                     raise DataError(f"{name}: batch {number} has samples of shape {part.shape}, batch 0 {head.shape}")
                 yield part.rows(np.arange(part.samples))
 
     return replace(head, samples=ENDLESS, rows=_Rows(name, batches), slow=True,
-                   uneven=bool({"next_token", "translation"} & {*head.serves}))
+                   uneven=head.uneven or bool({"next_token", "translation"} & {*head.serves}))

@@ -177,7 +177,11 @@ def _tokens(file: Path) -> Array:
     size = file.stat().st_size
     if not size or size % 2:
         raise DataError(f"{file}: has {size} bytes, which are not uint16 tokens")
-    return np.memmap(file, "<u2", "r")
+    found = np.memmap(file, "<u2", "r")
+    if len(found) >= 16 and found[:4096:2].any() and not found[1:4096:2].any():
+        raise DataError(f"{file}: every second of its uint16 tokens is 0, so it seems to hold wider ones; save them as "
+                        f"uint16")
+    return found
 
 
 @functools.lru_cache

@@ -78,13 +78,13 @@ def _classes(sums: Sums, data: Dataset) -> dict[str, float]:
 
 
 # -------------------------------------------------------------------------------------------------------------- tokens
-def _token_loss(logits: Any, y: Any) -> Any:
-    """Logits (n, t, vocabulary) and tokens (n, t): the mean over all positions that are not IGNORED; 0 if there are
-    none, since a micro-batch of a step may have only such positions."""
+def _counted_loss(logits: Any, y: Any) -> Any:
+    """Logits (n, classes) or (n, t, vocabulary) and labels (n,) or tokens (n, t): the mean over all that are not
+    IGNORED; 0 if there are none, since a micro-batch of a step may have no other ones."""
     return CrossEntropy(0.0, IGNORED)(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
 
 
-def _token_score(logits: Array, y: Array) -> Sums:
+def _score(logits: Array, y: Array) -> Sums:
     counted = y.reshape(-1) != IGNORED
     return _of_rows(logits.reshape(-1, logits.shape[-1])[counted], y.reshape(-1)[counted])
 
@@ -129,10 +129,10 @@ def _error(sums: Sums, data: Dataset) -> dict[str, float]:
 
 
 OBJECTIVES = {objective.name: objective for objective in (
-    Objective("classification", nn.cross_entropy, _of_rows, _classes, "accuracy", largest=True),
-    Objective("next_token", _token_loss, _token_score, _perplexity, "perplexity", tokens=True),
-    Objective("masked_token", _token_loss, _token_score, _perplexity, "perplexity", tokens=True, inputs=_masked),
-    Objective("translation", _token_loss, _token_score, _perplexity, "perplexity", tokens=True, more=bleu),
+    Objective("classification", nn.cross_entropy, _score, _classes, "accuracy", largest=True),
+    Objective("next_token", _counted_loss, _score, _perplexity, "perplexity", tokens=True),
+    Objective("masked_token", _counted_loss, _score, _perplexity, "perplexity", tokens=True, inputs=_masked),
+    Objective("translation", _counted_loss, _score, _perplexity, "perplexity", tokens=True, more=bleu),
     Objective("regression", nn.mse, _value_score, _error, "error"),
 )}  # fmt: skip
 
@@ -144,7 +144,8 @@ ALSO = {"next_token": "translation", "classification": "regression"}
 def chosen(model: str, data: Dataset) -> Objective:
     """The objective of a network that is made for `model`, on these data."""
     also = ALSO.get(model, model)
-    return find(also if model not in data.serves and also in data.serves else model)
+    found = find(also if model not in data.serves and also in data.serves else model)
+    return replace(found, loss=_counted_loss) if data.uneven and found.name == "classification" else found
 
 
 def find(name: str) -> Objective:

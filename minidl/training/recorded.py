@@ -229,7 +229,7 @@ class Recorded:
         if self.weighs:
             whole = self.predictions(y) * self.ranks if predictions is None else predictions
             own = np.array([np.sum(part != data.IGNORED) for part in columns[1]])
-            shares = (own * self.ranks / np.repeat(whole, self.every * q)).astype(self.dtype)
+            shares = (own * self.ranks / np.repeat(np.maximum(whole, 1), self.every * q)).astype(self.dtype)
             columns.append([np.asarray(share) for share in shares])
         return [part for row in zip(*columns, strict=True) for part in row]
 

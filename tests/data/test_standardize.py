@@ -48,13 +48,18 @@ def folder(tmp_path: Path, monkeypatch: Any) -> Path:
 def test_own_data_stay_as_they_are_and_are_standardised_on_demand(folder: Path, name: str) -> None:
     x = np.load("i.npz" if name == "i.npz" else "v.npz")["x"]
     told: list[str] = []
+
+    def tell(line: str) -> None:
+        if "standardi" in line:
+            told.append(line)
+
     for split in ("train", "test"):
         mine, seen = x[fifth(len(x), split)], x[fifth(len(x), "train")]
         places = tuple(range(x.ndim - 1))
-        plain = data.load(f"./{name}" if name == "arrays" else name, batch_size=8, split=split, note=told.append)
+        plain = data.load(f"./{name}" if name == "arrays" else name, batch_size=8, split=split, note=tell)
         np.testing.assert_array_equal(plain.dataset.rows(np.arange(8))[0], mine[:8].astype(np.float32))
         assert plain.scaling is None
-        scaled = data.load(f"./{name}", batch_size=8, split=split, standardize=True, note=told.append)
+        scaled = data.load(f"./{name}", batch_size=8, split=split, standardize=True, note=tell)
         assert scaled.scaling is not None
         np.testing.assert_allclose(scaled.scaling.mean, seen.mean(places, np.float64), rtol=1e-12)
         np.testing.assert_allclose(scaled.scaling.std, seen.std(places, np.float64), rtol=1e-12)

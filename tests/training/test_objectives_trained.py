@@ -49,6 +49,9 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Any:
     x = rng.standard_normal((200, 6))
     table = np.column_stack([x, x @ rng.standard_normal(6)])
     np.savetxt(folder / "numbers.csv", table, "%.5f", ",", header="a,b,c,d,e,f,target", comments="")
+    labels = np.where(rng.random(200) < 0.3, -100, table[:, 6] > 0)
+    np.savetxt(folder / "ignored.csv", np.column_stack([x, labels]), ["%.5f"] * 6 + ["%d"], ",",
+               header="a,b,c,d,e,f,class", comments="")
     return folder
 
 
@@ -65,11 +68,13 @@ def settings(name: str, files: Any) -> dict[str, Any]:
                     "data": str(files / "mrpc"), **text},
         "regression": {"model": "mlp", "model_args": {"preset": "tiny"}, "data": str(files / "numbers.csv"),
                        "optimizer": "adam", "lr": 0.01, "batch_size": 32},
+        "classification": {"model": "mlp", "model_args": {"preset": "tiny"}, "data": str(files / "ignored.csv"),
+                           "optimizer": "adam", "lr": 0.01, "batch_size": 32},
         "ffnn": {"model": "ffnn", "model_args": {"preset": "tiny"}, "data": "digits", "lr": 0.02, "batch_size": 16},
     }[name]
 
 
-OBJECTIVES = ["next_token", "masked_token", "translation", "regression"]
+OBJECTIVES = ["next_token", "masked_token", "translation", "regression", "classification"]
 
 
 def trained(steps: int, **told: Any) -> Trainer:
@@ -95,14 +100,17 @@ EXACT = {"dtype": "float64", "optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_a_batch_in_parts_is_the_whole_batch(files: Any, name: str) -> None:
-    """Also of translations, whose parts have different numbers of predictions."""
+    """Also of translations, and of classes where some labels do not count: parts have different numbers of predictions.
+    """
     told = settings(name, files) | EXACT
     whole, parts = (trained(4, **told, micro_batches=m, clip=1.0) for m in (1, 4))
     assert whole.recorded.objective.name == name
     assert same(parameters(whole), parameters(parts))
     np.testing.assert_allclose(whole.losses, parts.losses, rtol=1e-9)
     y = next(whole.recorded.train_data)[1].reshape(4, -1)
-    assert (len({*(y != -100).sum(axis=1)}) > 1) == parts.recorded.weighs == (name == "translation")
+    assert (len({*(y != -100).sum(axis=1)}) > 1) == parts.recorded.weighs == (
+        name in ("translation", "classification"))
+    assert np.isfinite([*whole.evaluate().values(), *parts.evaluate().values()]).all()
 
 
 def test_updates_within_a_step_weigh_their_own_micro_batches(files: Any) -> None:
@@ -115,13 +123,14 @@ def test_updates_within_a_step_weigh_their_own_micro_batches(files: Any) -> None
 
 
 @pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["translation", "classification"])
 @pytest.mark.parametrize(("parallel", "schedulers", "ranks", "replicas"), [
     ("data", ("barrier", "priority", "reverse_first_k"), 1, 2), ("pipeline", ("gpipe", "zb_h1"), 2, 1),
     ("pipeline", ("one_f_one_b", "fast_forward"), 2, 2)])
-def test_ranks_that_share_a_batch_of_translations_make_its_step(files: Any, parallel: str, schedulers: tuple[str, ...],
-                                                               ranks: int, replicas: int) -> None:
+def test_ranks_that_share_a_batch_make_its_step(files: Any, parallel: str, schedulers: tuple[str, ...], ranks: int,
+                                                replicas: int, name: str) -> None:
     """Each rank weighs as many predictions as it makes, under every scheduler with the same bits."""
-    told = settings("translation", files) | EXACT
+    told = settings(name, files) | EXACT
     whole = trained(3, **told)
 
     def run(scheduler: str) -> Any:
