@@ -6,8 +6,9 @@ the position in the order, never on how many ranks share a batch.
 
 from .arrays import from_arrays
 from .catalogue import NAMES, digits, load
+from .catalogue import _say as say
 from .dataset import IGNORED, DataError, Dataset, LabelError, Scaling, adapt
 from .loader import Loader
 
 __all__ = ["IGNORED", "NAMES", "DataError", "Dataset", "LabelError", "Loader", "Scaling", "adapt", "digits",
-           "from_arrays", "load"]
+           "from_arrays", "load", "say"]

@@ -29,6 +29,7 @@ LENGTH = 64  #: tokens of a sample, by default
 
 @functools.cache  # once in a process
 def _say(line: str) -> None:
+    """Prints a note about data to standard error."""
     print(line, file=sys.stderr)
 
 

@@ -53,6 +53,7 @@ class Recorded:
             self.device.set_far_file(job.offload_to)
         self.tape = Tape(self.device)
         self.tape.random = random.State()  # other runs in this process, and other ranks, have their own
+        self._notes = list[str]()  #: of the data, which are printed if nothing is wrong
         with use(self.tape):
             self.model, train = self._fitted()
             self._check_slices()
@@ -69,6 +70,12 @@ class Recorded:
             graph = record(self._step, *self._split(*self._example()), name=job.model)
         graph, self.approximate = swept(graph, job.backward, job.newton, sweeps=job.sweeps, block=job.block)
         self.graph = self._fused(graph, ranks)
+        self._say()
+
+    def _say(self) -> None:
+        for line in self._notes:
+            data.say(line)
+        self._notes.clear()
 
     def copy(self, rank: int) -> Recorded:
         """The same recording with a network, an optimizer and batches of its own: for another rank of this process,
@@ -185,7 +192,9 @@ class Recorded:
 
     @functools.cached_property
     def test_data(self) -> data.Loader:
-        return self._load("test", self.model.classes)
+        found = self._load("test", self.model.classes)
+        self._say()
+        return found
 
     def _load(self, split: str, classes: int | None) -> data.Loader:
         """The batches of the data that the job names, in the sizes of its network, for its objective."""
@@ -195,7 +204,7 @@ class Recorded:
         name = job.data or ("pydoc" if self.model.input_dtype == "int64" else "digits")
         found = data.load(name, batch_size=job.batch_size, root=job.root, split=split, seed=job.seed,
                           classes=classes, dtype=self.dtype, tokenizer=job.tokenizer,
-                          workers=job.workers, standardize=self._standardize, **sizes)
+                          workers=job.workers, standardize=self._standardize, note=self._notes.append, **sizes)
         self.objective = objectives.chosen(self.model.objective, found.dataset)
         return found.of(self.objective.of(found.dataset, job.model, self.model.others))
 
