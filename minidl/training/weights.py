@@ -13,6 +13,7 @@ import errno
 import glob
 import json
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -241,13 +242,14 @@ def read(path: str | Path) -> dict[str, Any]:
 
 def _slots(path: Path) -> dict[str, _Slot]:
     """The tensors by name. Raises WeightsError."""
-    if path.is_dir():
+    if os.path.isdir(path):
         there = [name for name in (ONE, INDEX) if (path / name).exists()]
         if len(there) != 1:
             other = sorted(f.name for f in path.iterdir() if f.suffix in (".safetensors", *PICKLED))
             raise WeightsError(f"{path}: the folder has " + (
                 f"{ONE} and {INDEX}; give one of them" if there else f"neither {ONE} nor {INDEX}" + (
-                    f"; it has {', '.join(other[:3])}{' ...' if len(other) > 3 else ''}" if other else "")))
+                    f"; it has {', '.join(other[:3])}{' ...' if len(other) > 3 else ''}" if other else "")
+                + (f", {TORCH}" if other and all(Path(name).suffix in PICKLED for name in other) else "")))
         path = path / there[0]
     if path.suffix != ".json":
         return {name: slot for name, slot in _header(path).items() if isinstance(slot, _Slot)}
@@ -283,7 +285,7 @@ def _header(file: Path) -> dict[str, Any]:
     WeightsError."""
     from safetensors import SafetensorError, safe_open
 
-    if file.exists() and not file.is_file():
+    if os.path.exists(file) and not os.path.isfile(file):  # pathlib's raise errors for some names
         raise WeightsError(f"cannot read {file}: it is not a regular file")
     start = b""
     try:

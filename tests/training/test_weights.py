@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from command_line import one_line, run, run_json
 from helpers import torch_or_skip
+from mutations import safetensors, text
 from safetensors.numpy import load_file, save_file
 
 import minidl as ml
@@ -330,6 +331,23 @@ def test_bad_shards_are_one_line_and_change_nothing(fault: str, tmp_path: Path) 
     assert "\n" not in str(caught.value)
     for key, value in model.state_dict().items():
         np.testing.assert_array_equal(value, before[key])
+
+
+@pytest.mark.parametrize("cases", [60, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("name", "mutate"), [("model-00001-of-00002.safetensors", safetensors),
+                                              ("model.safetensors.index.json", text)])
+def test_mutated_shards_and_indexes_are_read_or_named(name: str, mutate: Any, cases: int, tmp_path: Path) -> None:
+    model = models.create("mlp", preset="tiny")
+    folder = sharded(tmp_path / "shards", model.state_dict()).parent
+    whole = (folder / name).read_bytes()
+    for seed in range(cases):
+        (folder / name).write_bytes(mutate(np.random.default_rng(seed), whole))
+        said = ""
+        try:
+            weights.load(folder, model)
+        except WeightsError as error:
+            said = str(error)
+        assert "\n" not in said, seed
 
 
 #: how a file's tensors (gpt, or one of one's own) differ from what the network can hold -> what the message says
