@@ -117,7 +117,7 @@ def _save_shards(path: Path, arrays: Mapping[str, Any], size: int) -> Path:
     files = [path.with_name(f"{path.stem}-{i + 1:05}-of-{len(parts):05}.safetensors") for i in range(len(parts))]
     about = {"metadata": {"total_size": sum(value.nbytes for value in arrays.values())},
              "weight_map": {name: file.name for file, part in zip(files, parts, strict=True) for name in part}}
-    if len(parts) == 1:
+    if len(parts) <= 1:
         index, files = path, []
     made = not path.parent.exists()
     try:
@@ -155,7 +155,7 @@ def load(path: str | Path, model: Module) -> Loaded:
                            f"network alone, as in model.module (DistributedDataParallel) or model._orig_mod "
                            f"(torch.compile)")
     initial = tuple(name for name in mine if not fits.get(name, False) and HEADS.match(name))
-    missing = [name for name in mine if not (name in fits or name in initial or name.endswith(COUNTER))]
+    missing = [name for name in mine if not fits or not (name in fits or name in initial or name.endswith(COUNTER))]
     if missing:
         part = "; it is one of several files: give their folder or index" if re.search(
             r"-\d+-of-\d+\.safetensors$", str(path)) else ""
@@ -266,7 +266,8 @@ def weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor, by its name in the folder of the index. Raises WeightsError."""
     try:
         places = json.loads(read_text(index, "index of weights"))["weight_map"]
-        if not isinstance(places, dict) or not all(isinstance(file, str) and file for file in places.values()):
+        if not isinstance(places, dict) or not all(
+                isinstance(file, str) and file and f"{name}{file}".isprintable() for name, file in places.items()):
             raise TypeError
     except FileError as error:
         raise WeightsError(f"there is no file {index}" if error.errno == errno.ENOENT else f"cannot read {error}"
@@ -296,9 +297,12 @@ def _header(file: Path) -> dict[str, Any]:
                 raise ValueError("its header is too large")
             content.seek(8)
             with safe_open(file, framework="np"):  # raises if the header does not fit the file
+                slots = json.loads(content.read(size))
+                if not all(map(str.isprintable, slots)):
+                    raise ValueError("the name of a tensor cannot be printed")
                 return {name: slot if name == "__metadata__" else _Slot(
                     file, name, slot["dtype"], tuple(slot["shape"]), 8 + size + slot["data_offsets"][0])
-                    for name, slot in json.loads(content.read(size)).items()}
+                    for name, slot in slots.items()}
     except FileNotFoundError:
         raise WeightsError(f"there is no file {file}") from None
     except OSError as error:

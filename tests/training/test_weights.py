@@ -150,6 +150,13 @@ def test_a_head_for_other_classes_keeps_its_initial_values(tmp_path: Path) -> No
     assert weights.load(file, model) == weights.Loaded(("fc.weight", "fc.bias"), ())
     np.testing.assert_array_equal(model.state_dict()["fc.weight"], before["fc.weight"])
     assert not np.array_equal(model.state_dict()["conv1.weight"], before["conv1.weight"])
+
+    class Head(nn.Module):
+        def __init__(self) -> None:
+            self.fc = nn.Linear(2, 2)
+
+    with pytest.raises(WeightsError, match="it lacks fc.weight and 1 others"):  # nothing but a head, and another one's
+        weights.load(save(tmp_path / "c.safetensors", {"linear.weight": np.ones((2, 2), np.float32)}), Head())
     file = weights.save(tmp_path / "b.safetensors", models.create("bert", preset="tiny", head="masked").state_dict())
     found = weights.load(file, models.create("bert", preset="tiny", head="classes"))
     assert found.initial == ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "classifier.weight",
@@ -301,6 +308,9 @@ INDEXES: dict[str, tuple[Any, str]] = {
     "a folder as file": (lambda f: edit(f, "."), "cannot read .*: it is not a regular file"),
     "a pickle": (lambda f: (f / "model-00002-of-00002.safetensors").write_bytes(b"PK\3\4" + bytes(26) + b"a/data.pkl"),
                  "is a pickle of torch.*safetensors.torch.save_file"),
+    "a name of two lines": (lambda f: raw(f / "model-00001-of-00002.safetensors", {"a\nb": bfloat16(np.ones(1))}),
+                            "the name of a tensor cannot be printed"),
+    "a file of two lines": (lambda f: edit(f, "a\nb"), "damaged or no index of weights"),
     "no map": (lambda f: (f / "model.safetensors.index.json").write_text("{}"), "damaged or no index of weights"),
     "no JSON": (lambda f: (f / "model.safetensors.index.json").write_text("[" * 9999), "damaged or no index"),
     "both": (lambda f: raw(f / "model.safetensors", {}), "the folder has model.safetensors and model.safetensors.ind"),
@@ -366,6 +376,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "without the network's prefix": (lambda s: {k.replace("transformer.", "module."): v for k, v in s.items()},
                                      r"it has module\."),
     "a module around": (lambda s: {f"model.{k}": v for k, v in s.items()}, r"within another module: it has model\."),
+    "nothing in common": (lambda s: {f"x{k}": v for k, v in s.items()}, "it lacks transformer.wte.weight and"),
     "quantised": (lambda s: {k: v.astype(np.int8) for k, v in s.items()}, "is int8 in the file and float32 in the net"),
     "too large": (lambda s: s | {"transformer.ln_f.bias": np.full(32, 1e300)}, "has numbers that float32, its type in"),
 }
