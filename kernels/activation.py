@@ -1,4 +1,9 @@
-"""Activations beside the usual ones: relu6, hard-sigmoid, hard-swish, SiLU, leaky ReLU, and their gradients."""
+"""Activations beside the usual ones: relu6, hard-sigmoid, hard-swish, SiLU, Mish, softsign, leaky ReLU, and their
+gradients.
+
+At infinity each has its limit. A factor that is x itself is bounded there (FAR), where the other factor is exactly 0 or
+1: infinity times 0 is no number.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +14,8 @@ import numpy as np
 
 from .cuda import c_type, dense, elements
 from .registry import flat, kernel, like, loop, ufunc
+
+FAR = 1000.0  #: beyond it exp(-x) is 0 in every type
 
 
 def _elementwise(name: str, flops: float, reference: Callable[..., Any], body: Callable[..., Any],
@@ -67,7 +74,7 @@ def _hardswish(x, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
         v = x[i] + three
         v = low if v < low else v
-        y[i] = x[i] * ((high if v > high else v) * sixth)
+        y[i] = max(x[i], -three) * ((high if v > high else v) * sixth)
 
 
 def _hardswish_grad(x, dy, dx):  # type: ignore[no-untyped-def]
@@ -78,7 +85,7 @@ def _hardswish_grad(x, dy, dx):  # type: ignore[no-untyped-def]
         dx[i] = inner if (x[i] > -three) & (x[i] < three) else outer
 
 
-_elementwise("hardswish", 5, lambda xp, x: x * _gate(xp, x), _hardswish)
+_elementwise("hardswish", 5, lambda xp, x: xp.maximum(x, x.dtype.type(-3)) * _gate(xp, x), _hardswish)
 _elementwise("hardswish_grad", 5, lambda xp, x, dy: xp.where(
     (x > -3) & (x < 3), dy * (x * x.dtype.type(1 / 3) + x.dtype.type(0.5)),
     xp.where(x < 0, x.dtype.type(0), dy)), _hardswish_grad)
@@ -96,25 +103,97 @@ def _sigmoid_calls(x: Any, *arrays: Any) -> list[Any]:
 
 
 def _silu(x, y):  # type: ignore[no-untyped-def]
+    far = x.dtype.type(FAR)
     for i in range(x.size):
-        y[i] *= x[i]
+        y[i] *= max(x[i], -far)
 
 
 def _silu_grad_reference(xp: Any, x: Any, dy: Any) -> Any:
     """dx = dy s (1 + x (1 - s)), with s = sigmoid(x)."""
     s = _sigmoid(xp, x)
-    return dy * (s * (1 + x * (1 - s)))
+    return dy * (s * (1 + xp.clip(x, -FAR, FAR) * (1 - s)))
 
 
 def _silu_grad(x, dy, dx):  # type: ignore[no-untyped-def]
-    one = x.dtype.type(1)
+    one, far = x.dtype.type(1), x.dtype.type(FAR)
     for i in range(x.size):
         s = dx[i]
-        dx[i] = dy[i] * (s * (one + x[i] * (one - s)))
+        dx[i] = dy[i] * (s * (one + min(max(x[i], -far), far) * (one - s)))
 
 
-_elementwise("silu", 6, lambda xp, x: x * _sigmoid(xp, x), _silu, _sigmoid_calls)
+_elementwise("silu", 6, lambda xp, x: xp.maximum(x, x.dtype.type(-FAR)) * _sigmoid(xp, x), _silu, _sigmoid_calls)
 _elementwise("silu_grad", 6, _silu_grad_reference, _silu_grad, _sigmoid_calls)
+
+
+def _exp_calls(x: Any, *arrays: Any) -> list[Any]:
+    """exp(-|x|), which never overflows; a loop's exp is not vectorised."""
+    e = arrays[-1]
+    return [ufunc(np.abs, x, e), ufunc(np.negative, e, e), ufunc(np.exp, e, e)]
+
+
+def _mish_reference(xp: Any, x: Any) -> Any:
+    """x tanh(log(1 + exp(x))), with e = exp(-|x|): the tanh is n / (n + 2) with n = e (e + 2) below 0, and
+    (1 + 2 e) / (1 + 2 e + 2 e^2) above."""
+    e = xp.exp(-xp.abs(x))
+    below, above = e * (e + 2), 1 + 2 * e
+    return xp.maximum(x, x.dtype.type(-FAR)) * xp.where(x < 0, below / (below + 2), above / (above + 2 * e * e))
+
+
+def _mish_grad_reference(xp: Any, x: Any, dy: Any) -> Any:
+    """dx = dy (t + x (1 - t^2) sigmoid(x)), t the tanh; the slope is a quotient of polynomials of e as well."""
+    e = xp.exp(-xp.abs(x))
+    below, above = e * (e + 2), 1 + 2 * e
+    d = xp.where(x < 0, below + 2, above + 2 * e * e)
+    t = xp.where(x < 0, below, above) / d
+    return dy * (t + xp.clip(x, -FAR, FAR) * (4 * e * (1 + e) * xp.where(x < 0, x.dtype.type(1), e) / (d * d)))
+
+
+def _mish(x, y):  # type: ignore[no-untyped-def]
+    far, one, two = x.dtype.type(FAR), x.dtype.type(1), x.dtype.type(2)
+    for i in range(x.size):
+        e = y[i]
+        above = one + two * e
+        n = e * (e + two) if x[i] < 0 else above
+        y[i] = max(x[i], -far) * (n / (n + (two if x[i] < 0 else two * e * e)))
+
+
+def _mish_grad(x, dy, dx):  # type: ignore[no-untyped-def]
+    far, one, two, four = x.dtype.type(FAR), x.dtype.type(1), x.dtype.type(2), x.dtype.type(4)
+    for i in range(x.size):
+        e = dx[i]
+        above = one + two * e
+        n = e * (e + two) if x[i] < 0 else above
+        d = n + (two if x[i] < 0 else two * e * e)
+        slope = four * e * (one + e) * (one if x[i] < 0 else e) / (d * d)
+        dx[i] = dy[i] * (n / d + min(max(x[i], -far), far) * slope)
+
+
+_elementwise("mish", 12, _mish_reference, _mish, _exp_calls)
+_elementwise("mish_grad", 18, _mish_grad_reference, _mish_grad, _exp_calls)
+
+
+def _softsign(x, y):  # type: ignore[no-untyped-def]
+    one, most = x.dtype.type(1), x.dtype.type(1e30)
+    for i in range(x.size):
+        v = min(max(x[i], -most), most)
+        y[i] = v / (one + abs(v))
+
+
+def _softsign_grad(x, dy, dx):  # type: ignore[no-untyped-def]
+    one = x.dtype.type(1)
+    for i in range(x.size):
+        d = one + abs(x[i])
+        dx[i] = dy[i] / d / d
+
+
+def _softsign_reference(xp: Any, x: Any) -> Any:
+    """x / (1 + |x|)."""
+    v = xp.clip(x, -1e30, 1e30)
+    return v / (1 + xp.abs(v))
+
+
+_elementwise("softsign", 3, _softsign_reference, _softsign)
+_elementwise("softsign_grad", 4, lambda xp, x, dy: dy / (1 + xp.abs(x)) / (1 + xp.abs(x)), _softsign_grad)
 
 
 @kernel("leaky_relu", axes="=->=", flops=lambda reads, writes: float(writes[0].size))

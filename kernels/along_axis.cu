@@ -14,7 +14,8 @@ template <typename T> __global__ void cumsum(const T* x, T* y, long long n, long
 }
 
 // One thread for each element: its place in the order is the number of elements before it.
-template <typename T> __global__ void argsort(const T* x, long long* y, long long n, long long inner, long long count) {
+template <typename T> __global__ void argsort(const T* x, long long* y, long long n, long long inner, long long descending,
+                                               long long count) {
     for (long long i = first(); i < count; i += step()) {
         const long long own = i / inner % n, start = i - own * inner;
         const Sum<T> v = value(x[i]);
@@ -22,7 +23,8 @@ template <typename T> __global__ void argsort(const T* x, long long* y, long lon
         for (long long k = 0; k < n; k++) {
             const Sum<T> w = value(x[start + k * inner]);
             const bool same = w == v || (w != w && v != v);
-            before += w < v || (v != v && w == w) || (same && k < own);
+            const bool less = w < v || (v != v && w == w);
+            before += same ? k < own : less != (descending != 0);
         }
         y[start + before * inner] = own;
     }

@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from .cuda import c_type, each
-from .registry import flat, kernel, loop
+from .registry import flat, inlined, kernel, loop
 
 
 def _reads(reads: Any, writes: Any) -> float:
@@ -45,24 +45,36 @@ def _cumsum(x, y, n, inner, reverse):  # type: ignore[no-untyped-def]
                 y[place] = total
 
 
-@kernel("argsort", axes=lambda reads, *, axis: "n*->n*" if axis else "", flops=_reads)
-def argsort(xp: Any, x: Any, *, axis: int) -> Any:
-    """The places of the elements along an axis in rising order; equal ones keep their order, NaN comes last."""
-    return xp.argsort(x, axis=axis, kind="stable")
+@kernel("argsort", axes=lambda reads, *, axis, **_: "n*->n*" if axis else "", flops=_reads)
+def argsort(xp: Any, x: Any, *, axis: int, descending: bool = False) -> Any:
+    """The places of the elements along an axis in rising or falling order; equal ones keep their order, NaN is the
+    largest."""
+    if not descending:
+        return xp.argsort(x, axis=axis, kind="stable")
+    return x.shape[axis] - 1 - xp.flip(xp.argsort(xp.flip(x, axis), axis=axis, kind="stable"), axis)
 
 
 @argsort.cpu
-def _(x: Any, y: Any, *, axis: int) -> Any:
-    return [loop(_argsort, flat(x), flat(y), x.shape[axis], math.prod(x.shape[axis + 1 :]))]
+def _(x: Any, y: Any, *, axis: int, descending: bool = False) -> Any:
+    return [loop(_argsort, flat(x), flat(y), x.shape[axis], math.prod(x.shape[axis + 1 :]), descending)]
 
 
 @argsort.cuda()
-def _(x: Any, y: Any, *, axis: int) -> Any:
+def _(x: Any, y: Any, *, axis: int, descending: bool = False) -> Any:
     return each("along_axis.cu", f"argsort<{c_type(x)}>", x.size, flat(x), flat(y), x.shape[axis],
-                math.prod(x.shape[axis + 1 :]), x.size)
+                math.prod(x.shape[axis + 1 :]), int(descending), x.size)
 
 
-def _argsort(x, y, n, inner):  # type: ignore[no-untyped-def]
+@inlined
+def _before(x, start, inner, p, q, descending):  # type: ignore[no-untyped-def]
+    """Whether place p of a row comes before place q."""
+    a, b = x[start + p * inner], x[start + q * inner]
+    if descending:
+        a, b = b, a
+    return (a < b) | ((b != b) & (a == a)) | (((a == b) | ((a != a) & (b != b))) & (p < q))
+
+
+def _argsort(x, y, n, inner, descending):  # type: ignore[no-untyped-def]
     """A heap sort of each row by (value, place), in place: stable, and without a workspace."""
     rows = x.size // n if n > 0 else 0
     for i in range(rows):
@@ -80,12 +92,10 @@ def _argsort(x, y, n, inner):  # type: ignore[no-untyped-def]
                 p = y[start + child * inner]
                 if child + 1 < end:
                     q = y[start + (child + 1) * inner]
-                    a, b = x[start + p * inner], x[start + q * inner]
-                    if (a < b) | ((b != b) & (a == a)) | (((a == b) | ((a != a) & (b != b))) & (p < q)):
+                    if _before(x, start, inner, p, q, descending):
                         child, p = child + 1, q
                 r = y[start + root * inner]
-                a, b = x[start + r * inner], x[start + p * inner]
-                if not ((a < b) | ((b != b) & (a == a)) | (((a == b) | ((a != a) & (b != b))) & (r < p))):
+                if not _before(x, start, inner, r, p, descending):
                     break
                 y[start + root * inner], y[start + child * inner] = p, r
                 root = child

@@ -118,6 +118,10 @@ template <typename T> __global__ void relu_grad(const T* y, const T* dy, T* dx, 
     map(count, dx, [](Sum<T> v, Sum<T> g) { return v > 0 ? g : Sum<T>(0); }, y, dy);
 }
 
+template <typename T> __global__ void root_grad(const T* y, const T* dy, T* dx, long long count) {
+    map(count, dx, [](Sum<T> v, Sum<T> g) { return v == 0 ? v : g / (v + v); }, y, dy);
+}
+
 template <typename T> __global__ void sigmoid(const T* x, T* y, long long count) {
     map(count, y, [](Sum<T> v) { return tanh(v * Sum<T>(0.5)) * Sum<T>(0.5) + Sum<T>(0.5); }, x);
 }

@@ -285,6 +285,22 @@ def _(y: Any, dy: Any, dx: Any) -> Any:
     return [ufunc(np.add, y, y, dx), ufunc(np.divide, dy, dx, dx)]
 
 
+@kernel("root_grad", axes="=,=->=", flops=_one_each)
+def root_grad(xp: Any, y: Any, dy: Any) -> Any:
+    """dx = dy / (2 y), and 0 where y is 0."""
+    return xp.where(y == 0, y, dy / (y + y))
+
+
+@root_grad.cpu
+def _(y: Any, dy: Any, dx: Any) -> Any:
+    return [loop(_root_grad, flat(y), flat(dy), flat(dx))]
+
+
+def _root_grad(y, dy, dx):  # type: ignore[no-untyped-def]
+    for i in range(y.size):
+        dx[i] = dy[i] / (y[i] + y[i]) if y[i] != 0 else y[i]
+
+
 @kernel("abs_grad", axes="...,...->...", flops=_one_each)
 def abs_grad(xp: Any, x: Any, dy: Any) -> Any:
     return xp.sign(x) * dy
@@ -325,5 +341,5 @@ _pick("minimum_grad", lambda x, other: x < other)
 
 for _definition in (scale, shift, lerp, power, power_grad, sqrt_grad, abs_grad, div_grad):
     _strided(_definition)
-for _definition in (relu, relu_grad, sigmoid, sigmoid_grad, tanh_grad):
+for _definition in (relu, relu_grad, root_grad, sigmoid, sigmoid_grad, tanh_grad):
     _dense(_definition)

@@ -5,13 +5,14 @@
 template <typename S> __device__ __forceinline__ S phi(S v) { return S(0.5) + S(0.5) * erf(v * S(0.70710678118654752)); }
 
 template <typename T> __global__ void gelu(const T* x, T* y, long long count) {
-    map(count, y, [](Sum<T> v) { return v * phi(v); }, x);
+    map(count, y, [](Sum<T> v) { return max(v, Sum<T>(-40)) * phi(v); }, x);  // FAR in gelu.py
 }
 
 template <typename T> __global__ void gelu_grad(const T* x, const T* dy, T* dx, long long count) {
     map(count, dx, [](Sum<T> v, Sum<T> g) {
-        Sum<T> density = exp(v * v * Sum<T>(-0.5)) * Sum<T>(0.39894228040143268);
-        return g * (phi(v) + v * density);
+        const Sum<T> w = max(min(v, Sum<T>(40)), Sum<T>(-40));
+        const Sum<T> density = exp(w * w * Sum<T>(-0.5)) * Sum<T>(0.39894228040143268);
+        return g * (phi(v) + w * density);
     }, x, dy);
 }
 
@@ -28,12 +29,12 @@ template <typename S> struct Gate {
 };
 
 template <typename T> __global__ void gelu_tanh(const T* x, T* y, long long count) {
-    map(count, y, [](Sum<T> v) { return v * Gate<Sum<T>>(v).s; }, x);
+    map(count, y, [](Sum<T> v) { return v < Sum<T>(-20) ? Sum<T>(0) : v * Gate<Sum<T>>(v).s; }, x);
 }
 
 template <typename T> __global__ void gelu_tanh_grad(const T* x, const T* dy, T* dx, long long count) {
     map(count, dx, [](Sum<T> v, Sum<T> g) {
         Gate<Sum<T>> gate(v);
-        return g * (gate.s + gate.rise);
+        return g * (v < Sum<T>(-20) ? Sum<T>(0) : gate.s + gate.rise);
     }, x, dy);
 }

@@ -1,7 +1,7 @@
 """GELU (Hendrycks, Gimpel 2016): the exact form x Phi(x), torch's default, and the tanh form, which GPT-2 has.
 
 The CPU's loops in float32 are written so that the compiler can vectorise them: no branch, and an exponential function
-of products and sums.
+of products and sums. Beyond +-FAR Phi is exactly 0 or 1, and x is bounded there: infinity times 0 is no number.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from .cuda import c_type, dense
 from .registry import flat, inlined, kernel, loop
 
-ROOT = math.sqrt(0.5)
+ROOT, FAR = math.sqrt(0.5), 40.0
 
 
 def _erf(xp: Any, x: Any) -> Any:
@@ -29,7 +29,7 @@ def _erf(xp: Any, x: Any) -> Any:
 def gelu(xp: Any, x: Any) -> Any:
     """y = x (1 + erf(x / sqrt(2))) / 2."""
     t = x.dtype.type
-    return x * (t(0.5) + t(0.5) * _erf(xp, x * t(ROOT)))
+    return xp.maximum(x, t(-FAR)) * (t(0.5) + t(0.5) * _erf(xp, x * t(ROOT)))
 
 
 @gelu.cpu
@@ -46,8 +46,9 @@ def _(x: Any, y: Any) -> Any:
 def gelu_grad(xp: Any, x: Any, dy: Any) -> Any:
     """dx = dy (Phi(x) + x phi(x)), phi the normal density."""
     t = x.dtype.type
-    density = xp.exp(x * x * t(-0.5)) * t(1 / math.sqrt(2 * math.pi))
-    return dy * (t(0.5) + t(0.5) * _erf(xp, x * t(ROOT)) + x * density)
+    w = xp.clip(x, t(-FAR), t(FAR))
+    density = xp.exp(w * w * t(-0.5)) * t(1 / math.sqrt(2 * math.pi))
+    return dy * (t(0.5) + t(0.5) * _erf(xp, x * t(ROOT)) + w * density)
 
 
 @gelu_grad.cpu
@@ -62,19 +63,21 @@ def _(x: Any, dy: Any, dx: Any) -> Any:
 
 def _gelu_double(x, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        y[i] = x[i] * (0.5 + 0.5 * math.erf(x[i] * ROOT))
+        y[i] = max(x[i], -FAR) * (0.5 + 0.5 * math.erf(x[i] * ROOT))
 
 
 def _gelu_grad_double(x, dy, dx):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        density = math.exp(-0.5 * x[i] * x[i]) * DENSITY
-        dx[i] = dy[i] * (0.5 + 0.5 * math.erf(x[i] * ROOT) + x[i] * density)
+        w = min(max(x[i], -FAR), FAR)
+        density = math.exp(-0.5 * w * w) * DENSITY
+        dx[i] = dy[i] * (0.5 + 0.5 * math.erf(w * ROOT) + w * density)
 
 
-# exp(a) = 2^n exp(r): n from the bits of a rounded sum, exp(r) a polynomial; relative error 2.5e-7 for |a| <= 87
+# exp(a) = 2^n exp(r): n from the bits of a rounded sum, exp(r) a polynomial; relative error 2.5e-7 for |a| <= 87, and
+# exactly 0 at LEAST, where n is -127
 PER, HIGH, LOW, ROUND = (np.float32(v) for v in (1 / math.log(2), 0.693145751953125, 1.42860682030941723e-6, 12582912))
 E2, E3, E4, E5, E6 = (np.float32(1 / math.factorial(n)) for n in range(2, 7))
-ONE, HALF, LEAST, MOST = (np.float32(v) for v in (1, 0.5, -87, 87))
+ONE, HALF, LEAST, MOST, SINGLE_FAR = (np.float32(v) for v in (1, 0.5, -88, 87, FAR))
 # Phi(-a) = exp(-a^2 / 2) P(t) with t = 1 / (1 + STEP a), a >= 0: relative error 2.5e-8, fitted
 STEP = np.float32(0.26)
 P1, P2, P3, P4, P5, P6, P7, P8, P9 = (np.float32(v) for v in (
@@ -108,24 +111,24 @@ def _normal(v):  # type: ignore[no-untyped-def]
 def _gelu(x, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
         share, _ = _normal(x[i])
-        y[i] = x[i] * share
+        y[i] = max(x[i], -SINGLE_FAR) * share
 
 
 def _gelu_grad(x, dy, dx):  # type: ignore[no-untyped-def]
     for i in range(x.size):
         share, e = _normal(x[i])
-        dx[i] = dy[i] * (share + x[i] * (e * SINGLE_DENSITY))
+        dx[i] = dy[i] * (share + min(max(x[i], -SINGLE_FAR), SINGLE_FAR) * (e * SINGLE_DENSITY))
 
 
 # ------------------------------------------------------------------------------------------------------------ tanh form
-SLOPE, CUBE, FAR = 2 * math.sqrt(2 / math.pi), 0.044715, 20.0  # beyond +-FAR the gate is 0 or 1 in every type
-SINGLE_SLOPE, SINGLE_CUBE, SINGLE_FAR, THREE = (np.float32(v) for v in (SLOPE, CUBE, FAR, 3))
+SLOPE, CUBE, END = 2 * math.sqrt(2 / math.pi), 0.044715, 20.0  # the gate is 0 below -END and 1 above END
+SINGLE_SLOPE, SINGLE_CUBE, SINGLE_END, THREE = (np.float32(v) for v in (SLOPE, CUBE, END, 3))
 
 
 def _gate(xp: Any, x: Any) -> tuple[Any, Any]:
     """(s, x ds / dx), s = (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
     t = x.dtype.type
-    w = xp.clip(x, t(-FAR), t(FAR))
+    w = xp.clip(x, t(-END), t(END))
     e = xp.exp(xp.minimum(t(-SLOPE) * (w + t(CUBE) * w * w * w), t(87 if x.dtype.itemsize < 8 else 700)))
     s = t(1) / (t(1) + e)
     return s, w * (s * (e * s) * t(SLOPE) * (t(1) + t(3 * CUBE) * w * w))
@@ -134,7 +137,7 @@ def _gate(xp: Any, x: Any) -> tuple[Any, Any]:
 @kernel("gelu_tanh", axes="=->=", flops=lambda reads, writes: 8.0 * writes[0].size)
 def gelu_tanh(xp: Any, x: Any) -> Any:
     """y = x (1 + tanh(u)) / 2 with u = sqrt(2 / pi) (x + 0.044715 x^3)."""
-    return x * _gate(xp, x)[0]
+    return xp.where(x < -END, x.dtype.type(0), x * _gate(xp, x)[0])
 
 
 @gelu_tanh.cpu
@@ -151,7 +154,7 @@ def _(x: Any, y: Any) -> Any:
 def gelu_tanh_grad(xp: Any, x: Any, dy: Any) -> Any:
     """dx = dy (s + x ds / dx), y = x s."""
     s, rise = _gate(xp, x)
-    return dy * (s + rise)
+    return dy * xp.where(x < -END, x.dtype.type(0), s + rise)
 
 
 @gelu_tanh_grad.cpu
@@ -166,16 +169,17 @@ def _(x: Any, dy: Any, dx: Any) -> Any:
 
 def _gelu_tanh_double(x, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        w = min(max(x[i], -FAR), FAR)
-        y[i] = x[i] / (1.0 + math.exp(-SLOPE * (w + CUBE * w * w * w)))
+        w = min(max(x[i], -END), END)
+        y[i] = 0.0 if x[i] < -END else x[i] / (1.0 + math.exp(-SLOPE * (w + CUBE * w * w * w)))
 
 
 def _gelu_tanh_grad_double(x, dy, dx):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        w = min(max(x[i], -FAR), FAR)
+        w = min(max(x[i], -END), END)
         e = math.exp(-SLOPE * (w + CUBE * w * w * w))
         s = 1.0 / (1.0 + e)
-        dx[i] = dy[i] * (s + w * (s * (e * s) * SLOPE * (1.0 + 3.0 * CUBE * w * w)))
+        slope = s + w * (s * (e * s) * SLOPE * (1.0 + 3.0 * CUBE * w * w))
+        dx[i] = dy[i] * (0.0 if x[i] < -END else slope)
 
 
 @inlined
@@ -186,12 +190,14 @@ def _less(w):  # type: ignore[no-untyped-def]
 
 def _gelu_tanh(x, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        y[i] = x[i] / (ONE + _less(min(max(x[i], -SINGLE_FAR), SINGLE_FAR)))
+        v = x[i] / (ONE + _less(min(max(x[i], -SINGLE_END), SINGLE_END)))
+        y[i] = np.float32(0) if x[i] < -SINGLE_END else v
 
 
 def _gelu_tanh_grad(x, dy, dx):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        w = min(max(x[i], -SINGLE_FAR), SINGLE_FAR)
+        w = min(max(x[i], -SINGLE_END), SINGLE_END)
         e = _less(w)
         s = ONE / (ONE + e)
-        dx[i] = dy[i] * (s + w * (s * (e * s) * SINGLE_SLOPE * (ONE + THREE * SINGLE_CUBE * w * w)))
+        slope = s + w * (s * (e * s) * SINGLE_SLOPE * (ONE + THREE * SINGLE_CUBE * w * w))
+        dx[i] = dy[i] * (np.float32(0) if x[i] < -SINGLE_END else slope)

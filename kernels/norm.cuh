@@ -9,7 +9,7 @@ template <typename S> __device__ __forceinline__ S activated(S v, int act) {
     if (act == RELU6) return v < 0 ? S(0) : v > 6 ? S(6) : v;
     if (act == HARDSWISH) {
         S gate = v + 3;
-        return v * ((gate < 0 ? S(0) : gate > 6 ? S(6) : gate) * S(1.0 / 6));
+        return max(v, S(-3)) * ((gate < 0 ? S(0) : gate > 6 ? S(6) : gate) * S(1.0 / 6));
     }
     return v;
 }

@@ -74,8 +74,20 @@ def _bce_cpu(x: Any, t: Any, y: Any) -> list[Any]:
 
 
 def _bce_rest(x, t, y):  # type: ignore[no-untyped-def]
+    zero, one = x.dtype.type(0), x.dtype.type(1)
     for i in range(x.size):
-        y[i] += (x[i] if x[i] > 0 else x.dtype.type(0)) - x[i] * t[i]
+        v = x[i]
+        share = (one if v > zero else zero) - t[i]  # of v, which is no number times 0 if v is infinite
+        infinite = zero if share == zero else v * share
+        y[i] += (v if v > zero else zero) - v * t[i] if v - v == zero else infinite
+
+
+def _bce_reference(xp: Any, x: Any, t: Any) -> Any:
+    """max(x, 0) - x t + log(1 + exp(-|x|)); for an infinite x the limit: 0 if t is its side, infinity elsewhere."""
+    zero = x.dtype.type(0)
+    share = (x > 0).astype(x.dtype) - t
+    infinite = xp.where(share == 0, zero, x * share)
+    return xp.where(x - x == 0, xp.maximum(x, zero) - x * t, infinite) + xp.log1p(xp.exp(-xp.abs(x)))
 
 
 def _bce_grad_cpu(x: Any, t: Any, dy: Any, dx: Any) -> list[Any]:
@@ -84,22 +96,51 @@ def _bce_grad_cpu(x: Any, t: Any, dy: Any, dx: Any) -> list[Any]:
             ufunc(np.add, dx, half, dx), ufunc(np.subtract, dx, t, dx), ufunc(np.multiply, dx, dy, dx)]
 
 
-_define("bce_with_logits", 8, lambda xp, x, t: xp.maximum(x, x.dtype.type(0)) - x * t + xp.log1p(xp.exp(-xp.abs(x))),
-        _bce_cpu)
+_define("bce_with_logits", 8, _bce_reference, _bce_cpu)
 _define("bce_with_logits_grad", 6, lambda xp, x, t, dy: (
     xp.tanh(x * x.dtype.type(0.5)) * x.dtype.type(0.5) + x.dtype.type(0.5) - t) * dy, _bce_grad_cpu)
+
+
+def _log(xp: Any, x: Any) -> Any:
+    return xp.maximum(xp.log(x), x.dtype.type(-100))
+
+
+def _bce(x, t, y):  # type: ignore[no-untyped-def]
+    one, least = x.dtype.type(1), x.dtype.type(-100)
+    for i in range(x.size):
+        y[i] = -(t[i] * max(np.log(x[i]), least) + (one - t[i]) * max(np.log(one - x[i]), least))
+
+
+def _bce_prob_grad(x, t, dy, dx):  # type: ignore[no-untyped-def]
+    one, least = x.dtype.type(1), x.dtype.type(1e-12)
+    for i in range(x.size):
+        dx[i] = dy[i] * (x[i] - t[i]) / max((one - x[i]) * x[i], least)
+
+
+def _bce_target_grad(x, t, dy, dx):  # type: ignore[no-untyped-def]
+    one, least = x.dtype.type(1), x.dtype.type(-100)
+    for i in range(x.size):
+        dx[i] = dy[i] * (max(np.log(one - x[i]), least) - max(np.log(x[i]), least))
+
+
+# of probabilities x, not logits
+_define("bce", 8, lambda xp, x, t: -(t * _log(xp, x) + (1 - t) * _log(xp, 1 - x)), _looped(_bce))
+_define("bce_grad", 6, lambda xp, x, t, dy: dy * (x - t) / xp.maximum((1 - x) * x, x.dtype.type(1e-12)),
+        _looped(_bce_prob_grad))
+_define("bce_target_grad", 8, lambda xp, x, t, dy: dy * (_log(xp, 1 - x) - _log(xp, x)), _looped(_bce_target_grad))
 
 
 # ---------------------------------------------------------------------------------------------------- Kullback-Leibler
 def _kl_reference(xp: Any, x: Any, t: Any) -> Any:
     """t (log t - x) for log-probabilities x and probabilities t; 0 where t is 0, not a number where it is below."""
     zero, one = t.dtype.type(0), t.dtype.type(1)
-    return xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, one)) - x), xp.where(t < 0, t.dtype.type(xp.nan), zero))
+    none = xp.where((t < 0) | (x != x), t.dtype.type(xp.nan), zero)
+    return xp.where(t > 0, t * (xp.log(xp.where(t > 0, t, one)) - x), none)
 
 
 def _kl(x, t, y):  # type: ignore[no-untyped-def]
     for i in range(x.size):
-        y[i] = t[i] * (np.log(t[i]) - x[i]) if t[i] != 0 else t.dtype.type(0)
+        y[i] = t[i] * (np.log(t[i]) - x[i]) if t[i] != 0 else x[i] if x[i] != x[i] else t.dtype.type(0)
 
 
 _define("kl_div", 8, _kl_reference, _looped(_kl))

@@ -16,7 +16,7 @@ from ..ops import (adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_poo
                    hardswish, huber_loss, interpolate, kl_div, l1_loss, leaky_relu, linear, log_softmax, logsigmoid,
                    max_pool1d, max_pool2d, mish, mse_loss, pad, pixel_shuffle, prelu, relu, relu6, selu, sigmoid, silu,
                    smooth_l1_loss, softmax, softplus, softsign, tanh)
-from ..ops.pair_loss import reduce
+from ..ops.pair_loss import BCE, reduce
 from ..ops.shape import axis_of
 from .hints import missing
 
@@ -79,28 +79,25 @@ def _rows(x: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, reduction: str = "mean") -> Tensor:
-    """-target log x - (1 - target) log(1 - x) for probabilities x; a logarithm is at least -100, and at least the
-    smallest normal number's. If x comes from a sigmoid, `binary_cross_entropy_with_logits` is exact. Raises ValueError
-    for numbers outside 0..1; in a recorded step, whose numbers are not known, the loss is then not a number."""
+    """-target log x - (1 - target) log(1 - x) for probabilities x; as in torch, a logarithm is at least -100, and the
+    gradient's x (1 - x) at least 1e-12. If x comes from a sigmoid, `binary_cross_entropy_with_logits` is exact. Raises
+    ValueError for numbers outside 0..1; in a recorded step, whose numbers are not known, the loss is then not a number.
+    """
     for name, t in (("input", x), ("target", target)):
         if not t.storage.recorded and ((t.numpy() < 0) | (t.numpy() > 1)).any():
             raise ValueError(f"binary_cross_entropy: the {name} has numbers outside 0..1; for logits use "
                              f"binary_cross_entropy_with_logits")
-    losses = -(target * _log(x) + (1.0 - target) * _log(1.0 - x))
+    losses = BCE("bce")(x, target)
     return reduce(losses if weight is None else losses * weight, reduction)
 
 
-def _log(x: Tensor) -> Tensor:
-    """The logarithm, at least -100; not a number for numbers below 0."""
-    found = ops.clamp(ops.log(ops.clamp(x, min=float(np.finfo(x.dtype).tiny))), min=-100.0)
-    return ops.where(ops.compare("less", x, 0), float("nan"), found)
-
-
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
-    """x, at least `min_val` and at most `max_val`. Raises ValueError if min_val is above max_val."""
+    """x, at least `min_val` and at most `max_val`, where the gradient is 0. Raises ValueError if min_val is above
+    max_val."""
     if min_val > max_val:
         raise ValueError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
-    return ops.clamp(x, min_val, max_val)
+    low, high = ops.compare("less_equal", x, min_val), ops.compare("greater_equal", x, max_val)
+    return ops.where(low, min_val, ops.where(high, max_val, x))
 
 
 def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Tensor:

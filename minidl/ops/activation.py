@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from ..autograd.tensor import ShapeError, Tensor
-from .elementwise import Unary, absolute, exp, sigmoid, tanh
+from ..autograd.op import Op, same_dtype
+from ..autograd.tensor import ShapeError, Tensor, new
+from ..core.graph import Role
+from .elementwise import Unary, exp, sigmoid
 from .join import split
 from .masks import clamp, where
 from .pair_loss import softplus
+from .reduce import sum_to
 from .shape import axis_of
 
 
@@ -53,7 +56,7 @@ def logsigmoid(x: Tensor) -> Tensor:
 
 def mish(x: Tensor) -> Tensor:
     """x tanh(softplus(x))."""
-    return x * tanh(softplus(x))
+    return Unary("mish", "x")(x)
 
 
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
@@ -68,14 +71,36 @@ def selu(x: Tensor) -> Tensor:
 
 def softsign(x: Tensor) -> Tensor:
     """x / (1 + abs(x))."""
-    return x / (absolute(x) + 1.0)
+    return Unary("softsign", "x")(x)
+
+
+class PReLU(Op):
+    """The mask of what is above 0, x, weight."""
+
+    name = "prelu"
+    precision = "widest"
+
+    def forward(self, above: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        dtype = same_dtype(self, x, weight)
+        self.above, self.operands = above, (x, weight)
+        y = self.out_by("mul", [x, weight], x.shape, dtype)
+        return self.call("where", [above, x, y], [y])
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        full = new("grad prelu", dy.shape, dy.dtype, Role.GRADIENT)
+        self.call("mul", [dy, self.operands[2 - i]], [full])
+        if i == 1:
+            self.call("where", [self.above, dy, full], [full])
+        else:  # after the product: infinity times zero is NaN
+            self.call("where_grad", [self.above, full], [full], chosen=False)
+        return sum_to(full, self.operands[i - 1])
 
 
 def prelu(x: Tensor, weight: Tensor) -> Tensor:
     """x where it is above 0, `weight` (1,) or (channels,), which are last, times x elsewhere."""
     if weight.shape not in ((1,), x.shape[-1:]):
         raise ShapeError(f"prelu: weight {weight.shape} does not fit {x.shape}; expected (1,) or {x.shape[-1:]}")
-    return where(x > 0, x, x * weight)
+    return PReLU()(x > 0, x, weight)
 
 
 def glu(x: Tensor, dim: int = -1) -> Tensor:

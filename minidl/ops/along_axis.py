@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor
-from .elementwise import absolute, exp, log, neg, sqrt
+from .elementwise import Unary, absolute, exp, log
 from .extremes import Extremes, amax
 from .index import gather
 from .join import cut
@@ -35,16 +35,16 @@ class CumSum(Op):
 
 
 class ArgSort(Op):
-    """The places of the elements in rising order, int64."""
+    """The places of the elements in rising or falling order, int64."""
 
     name = "argsort"
 
-    def __init__(self, axis: int) -> None:
-        self.axis = axis
+    def __init__(self, axis: int, descending: bool) -> None:
+        self.axis, self.descending = axis, descending
 
     def forward(self, x: Tensor) -> Tensor:
         same_dtype(self, x)
-        return self.out_by("argsort", [self.dense(x)], x.shape, "int64", axis=self.axis)
+        return self.out_by("argsort", [self.dense(x)], x.shape, "int64", axis=self.axis, descending=self.descending)
 
 
 @with_dim
@@ -56,8 +56,8 @@ def cumsum(x: Tensor, axis: int) -> Tensor:
 @with_dim
 def argsort(x: Tensor, axis: int = -1, descending: bool = False) -> Tensor:
     """The places (int64) of the elements along one axis in rising or falling order; equal ones keep their order, NaN
-    comes last."""
-    return ArgSort(axis_of(x, axis, "argsort"))(neg(x) if descending else x)
+    is the largest."""
+    return ArgSort(axis_of(x, axis, "argsort"), bool(descending))(x)
 
 
 @with_dim
@@ -69,8 +69,8 @@ def sort(x: Tensor, axis: int = -1, descending: bool = False) -> Extremes:
 
 @with_dim
 def topk(x: Tensor, k: int, axis: int = -1, largest: bool = True) -> Extremes:
-    """(values, indices) of the k largest or smallest elements along one axis, the first one first. Raises ShapeError
-    for another k than the axis has."""
+    """(values, indices) of the k largest or smallest elements along one axis, the first one first; NaN is the largest.
+    Raises ShapeError for another k than the axis has."""
     axis = axis_of(x, axis, "topk")
     if not 0 < k <= x.shape[axis]:
         raise ShapeError(f"topk: k is {k}; an axis of {x.shape[axis]} elements has from 1 to {x.shape[axis]}")
@@ -87,12 +87,22 @@ def logsumexp(x: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> T
     return finish(log(total(exp(x - top), axes, keepdims=True)) + top, axes, keepdims)
 
 
+class Root(Unary):
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return self.grad_by("root_grad", [self.y, self.dense(dy)], self.x)
+
+
+def root(x: Tensor) -> Tensor:
+    """The square root of a sum of squares. Its gradient is 0 at 0, where each square has the slope 0."""
+    return Root("sqrt")(x)
+
+
 @with_dim
 def norm(x: Tensor, p: float = 2.0, axis: int | Sequence[int] | None = None, keepdims: bool = False) -> Tensor:
-    """The norm over `axis` (default: all): of p = 1, 2 or inf. The gradient of a norm that is 0 is not a number for
-    p = 2. Raises ValueError for another p."""
+    """The norm over `axis` (default: all): of p = 1, 2 or inf. The gradient of a norm that is 0 is 0. Raises ValueError
+    for another p."""
     if p == 2:
-        return sqrt(total(x * x, axis, keepdims))
+        return root(total(x * x, axis, keepdims))
     if p == 1:
         return total(absolute(x), axis, keepdims)
     if p == math.inf:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..autograd.tensor import Parameter, ShapeError, Tensor, array
-from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
+from .along_axis import argsort, cumsum, logsumexp, norm, root, sort, topk
 from .cast import astype
 from .elementwise import absolute, add, cos, div, exp, gelu, log, mul, neg, power, relu, sigmoid, sin, sqrt, sub, tanh
 from .extremes import amax, amin, argmax, argmin, max_with_indices, min_with_indices
@@ -153,7 +153,7 @@ METHODS: dict[str, Any] = {
     "__getitem__": index, "__setitem__": _set_item, "__getattr__": _missing,
     "abs": absolute, "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "relu": relu, "sigmoid": sigmoid, "gelu": gelu,
     "pow": power, "softmax": softmax, "log_softmax": log_softmax, "clamp": clamp, "clip": clamp, "matmul": matmul,
-    "var": _var, "std": lambda t, *args, **named: sqrt(_var(t, *args, **named)), "square": lambda t: mul(t, t),
+    "var": _var, "std": lambda t, *args, **named: root(_var(t, *args, **named)), "square": lambda t: mul(t, t),
     "sum": total, "mean": mean, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin,
     "max": _extreme("max", amax, max_with_indices), "min": _extreme("min", amin, min_with_indices),
     "any": any_of, "all": all_of, "where": lambda t, mask, other: where(mask, t, other), "masked_fill": masked_fill,

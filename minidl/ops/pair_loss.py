@@ -5,12 +5,14 @@ Each is computed element by element, then reduced: `reduction` is mean, sum or n
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
 from .create import zeros_like
 from .loss import mse
+from .masks import compare, logic, where
 from .reduce import mean, total
 
 
@@ -41,6 +43,11 @@ class _Distance(_PairLoss):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return self.grad_by(f"{self.name}_grad", [*(self.pair if i == 0 else self.pair[::-1]), self.dense(dy)],
                             self.pair[i], **self.constants)
+
+
+class BCE(_PairLoss):
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return self.grad_by(f"bce_{('', 'target_')[i]}grad", [*self.pair, self.dense(dy)], self.pair[i])
 
 
 class KLDiv(_PairLoss):
@@ -88,10 +95,17 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
                                      reduction: str = "mean", pos_weight: Tensor | None = None) -> Tensor:
     """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1.
     `weight` and `pos_weight` broadcast to x: how much each element counts, and the first of the two terms."""
-    losses = _PairLoss("bce_with_logits")(x, target)
-    if pos_weight is not None:
-        losses = losses + (pos_weight - 1.0) * target * softplus(-x)
+    if pos_weight is None:
+        losses = _PairLoss("bce_with_logits")(x, target)
+    else:
+        losses = _times(target * pos_weight, softplus(-x)) + _times(1.0 - target, softplus(x))
     return reduce(losses if weight is None else losses * weight, reduction)
+
+
+def _times(share: Tensor, loss: Tensor) -> Tensor:
+    """Their product, in which a share of 0 leaves nothing of an infinite loss."""
+    nothing = logic("logical_and", compare("equal", share, 0), compare("equal", loss, math.inf))
+    return where(nothing, 0, share * loss)
 
 
 def softplus(x: Tensor) -> Tensor:

@@ -89,8 +89,9 @@ def triu(x: Tensor, diagonal: int = 0) -> Tensor:
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:
     """x with further elements: `pad` has (before, after) of the last axis, then of the one before it, and so on, as in
-    torch. `mode`: constant (`value`), reflect, replicate or circular. A number below 0 cuts. Raises ShapeError if they
-    do not fit; and for two axes of an image, whose last axis are its channels here."""
+    torch. `mode`: constant (`value`), reflect, replicate or circular. A number below 0 cuts; what is cut from one
+    side is still reflected or replicated on the other, as in torch. Raises ShapeError if they do not fit; and for two
+    axes of an image, whose last axis are its channels here."""
     if len(pad) % 2 or len(pad) > 2 * x.ndim:
         raise ShapeError(f"pad: {len(pad)} numbers do not fit shape {x.shape}; two for each axis are needed")
     if x.ndim == 4 and len(pad) == 4:
@@ -106,9 +107,10 @@ def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.
 
 def _padded(x: Tensor, axis: int, before: int, after: int, mode: str, value: float) -> Tensor:
     n = x.shape[axis]
-    if n + before + after < 0 or max(-before, -after) > n:
+    whole = mode in ("reflect", "replicate") and max(before, after) > 0  # all of x is seen
+    if n + before + after < 0 or (max(-before, -after) > n and not whole):
         raise ShapeError(f"pad: axis {axis} has {n} elements; {before} before and {after} after leave fewer than none")
-    if before < 0 or after < 0:
+    if min(before, after) < 0 and not whole:
         x = cut(x, (slice(None),) * axis + (slice(max(-before, 0), n - max(-after, 0)),))
         before, after, n = max(before, 0), max(after, 0), x.shape[axis]
     if not before and not after:
@@ -122,7 +124,8 @@ def _padded(x: Tensor, axis: int, before: int, after: int, mode: str, value: flo
     most = n - 1 if mode == "reflect" else n if mode == "circular" else max(before, after) * bool(n)
     if max(before, after) > most:
         raise ShapeError(f"pad: axis {axis} has {n} elements; {mode} can add at most {most} on each side")
-    return take(x, np.pad(np.arange(n), (before, after), MODES[mode]), axis)  # type: ignore[call-overload]
+    places = np.pad(np.arange(n), (max(before, 0), max(after, 0)), MODES[mode])  # type: ignore[call-overload]
+    return take(x, places[max(-before, 0) : len(places) - max(-after, 0)], axis)
 
 
 def pixel_shuffle(x: Tensor, upscale_factor: Size) -> Tensor:

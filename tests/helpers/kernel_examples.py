@@ -42,8 +42,8 @@ def examples(n=3, m=4):
     yield Example("copy", ((m,),), (s,))
     for to in ("float16", "float32", "float64"):
         yield Example("cast", (s,), (np.zeros(s, to),), {"dtype": to})
-    for name in ("relu_grad", "sigmoid_grad", "tanh_grad", "sqrt_grad", "abs_grad"):
-        yield Example(name, (s, s), (s,), positive=name == "sqrt_grad")
+    for name in ("relu_grad", "sigmoid_grad", "tanh_grad", "sqrt_grad", "root_grad", "abs_grad"):
+        yield Example(name, (s, s), (s,), positive=name in ("sqrt_grad", "root_grad"))
     yield Example("fill", (s,), (s,), {"value": 3.0})
     for name, key in (("scale", "factor"), ("shift", "term")):
         yield Example(name, (s,), (s,), {key: 0.3})
@@ -134,7 +134,7 @@ def mask_examples(n, m):
         yield Example("argmax", (s,), (place,), {"axis": axis})
         yield Example("argmax", (np.ones(s),), (place,), {"axis": axis})
         for tied in (s, np.ones(s), np.where(mask, np.nan, np.arange(m) % 3)):
-            yield Example("argsort", (tied,), (whole,), {"axis": axis})
+            yield from (Example("argsort", (tied,), (whole,), {"axis": axis, "descending": d}) for d in (False, True))
         for reverse in (False, True):
             yield Example("cumsum", (s,), (s,), {"axis": axis, "reverse": reverse})
     yield Example("argmax", (np.where(mask, np.nan, 1.0),), (np.zeros((n, 1), np.int64),), {"axis": 1})

@@ -22,16 +22,18 @@ WHOLE = {"cross_entropy": ONE_NUMBER, "mse": ONE_NUMBER, "square_sum": ONE_NUMBE
          **dict.fromkeys(("sgd_many", "adam_many", "nadam_many", "rmsprop_many", "cast_many", "unscale"), LENGTHS),
          **dict.fromkeys(("tick", "adam_tick", "nadam_tick", "clip_factor", "any_set", "scale_update"), NUMBERS)}
 S, IMAGE, FEW = (6, 5), (3, 4, 4, 8), {"eps": 1e-3}
+CHANCES = np.abs(random_array(S)) / 2.1
 #: kernels that have no example elsewhere
 MORE = [
-    *(Example(name, (S,), (S,)) for name in ("relu6", "hardsigmoid", "hardswish", "silu", "gelu", "gelu_tanh")),
-    *(Example(f"{name}_grad", (S, S), (S,)) for name in ("relu6", "hardsigmoid", "hardswish", "silu", "gelu",
-                                                             "gelu_tanh")),
+    *(e for name in ("relu6", "hardsigmoid", "hardswish", "silu", "mish", "softsign", "gelu", "gelu_tanh")
+      for e in (Example(name, (S,), (S,)), Example(f"{name}_grad", (S, S), (S,)))),
     Example("leaky_relu", (S,), (S,), {"slope": 0.1}), Example("leaky_relu_grad", (S, S), (S,), {"slope": 0.1}),
     *(Example(name, reads, (S,), {"rectangle": wide}) for wide in (False, True)
       for name, reads in (("spike", (S,)), ("spike_grad", (S, S)))),
     *(Example(name, (S, S), (S,)) for name in ("l1", "bce_with_logits", "kl_div")),
     *(Example(f"{name}_grad", (S, S, S), (S,)) for name in ("l1", "bce_with_logits")),
+    Example("bce", (CHANCES, CHANCES), (S,)),
+    *(Example(name, (CHANCES, CHANCES, S), (S,)) for name in ("bce_grad", "bce_target_grad")),
     Example("smooth_l1", (S, S), (S,), {"beta": 0.5}), Example("smooth_l1_grad", (S, S, S), (S,), {"beta": 0.5}),
     Example("mse_grad", (S, S, ()), (S,), {"factor": 2 / 30}), Example("log_softmax", (S,), (S,)),
     Example("log_softmax_grad", (S, S), (S,)),

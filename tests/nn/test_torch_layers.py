@@ -478,7 +478,11 @@ def kernel_calls(dtype: str, shape: tuple[int, ...] = (5, 12)) -> Any:
     x, t, dy, w = (draw(s, i, dtype) for i, s in enumerate((shape, shape, shape, shape[-1:])))
     p, scale = np.abs(t), np.abs(draw(shape[:1], 5, dtype)) + np.array(0.5, dtype)
     p.flat[0] = 0
-    yield from (("silu", [x], {}), ("silu_grad", [x, dy], {}))
+    for name in ("silu", "mish", "softsign"):
+        yield from ((name, [x], {}), (f"{name}_grad", [x, dy], {}))
+    q = 1 / (1 + np.exp(-x))
+    yield from (("bce", [q, q[::-1].copy()], {}), ("bce_grad", [q, q[::-1].copy(), dy], {}))
+    yield "bce_target_grad", [q, q, dy], {}
     yield "spike", [x], {"rectangle": False}
     yield from (("spike_grad", [x, dy], {"rectangle": wide}) for wide in (False, True))
     yield from (("leaky_relu", [x], {"slope": 0.1}), ("leaky_relu_grad", [x, dy], {"slope": 0.1}))
@@ -493,7 +497,7 @@ def kernel_calls(dtype: str, shape: tuple[int, ...] = (5, 12)) -> Any:
 def test_every_kernel_of_these_families_is_called_here() -> None:
     families = {"pair_loss", "rms_norm"}
     mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in families}
-    pairs = {"silu", "silu_grad", "leaky_relu", "leaky_relu_grad", "spike", "spike_grad"}
+    pairs = {f"{name}{of}" for name in ("silu", "mish", "softsign", "leaky_relu", "spike") for of in ("", "_grad")}
     assert mine | pairs == {n for n, *_ in kernel_calls("float32")}
 
 

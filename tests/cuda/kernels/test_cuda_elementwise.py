@@ -238,7 +238,7 @@ def test_the_gradient_of_gelu_at_special_numbers(dtype):
     found = run("gelu_grad", [v, g], v.shape)
     with np.errstate(all="ignore"):
         expected = wanted("gelu_grad", v, g)
-        u, w = np.finfo(dtype).eps / 2, np.abs(v.astype("float64"))
+        u, w = np.finfo(dtype).eps / 2, np.minimum(np.abs(v.astype("float64")), 40)  # beyond it the limits are exact
         error = u * (np.abs(g) * (2 + w * np.exp(-w * w / 2) / np.sqrt(2 * np.pi) * (w * w / 2 + 7))
                      + 2 * np.abs(expected)) + np.finfo(dtype).tiny
         finite = np.isfinite(expected)
