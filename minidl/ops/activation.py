@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor, new
 from ..core.graph import Role
-from .elementwise import Unary, exp, sigmoid
+from .elementwise import Unary, exp, relu, sigmoid
 from .join import split
 from .masks import clamp, where
 from .pair_loss import softplus
@@ -35,7 +35,7 @@ def silu(x: Tensor) -> Tensor:
 
 def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
     """x where it is above 0, `negative_slope` times x elsewhere."""
-    return Unary("leaky_relu", "x", slope=float(negative_slope))(x)
+    return Unary("leaky_relu", "x", slope=float(negative_slope))(x) if negative_slope else relu(x)
 
 
 def spike(x: Tensor, surrogate: str = "triangle") -> Tensor:

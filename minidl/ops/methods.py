@@ -90,7 +90,7 @@ def _exponential(t: Tensor, base: Any) -> Tensor:
     """base ** t."""
     if not base > 0:
         raise ValueError(f"{base} ** x: the base must be above 0")
-    return exp(mul(t, math.log(base)))
+    return exp(mul(t, math.log(base))) if base != 1 else power(t, 0.0)  # infinity times 0 is NaN
 
 
 def _extreme(name: str, plain: Any, indexed: Any) -> Any:

@@ -44,7 +44,9 @@ LIMITS: dict[str, tuple[Any, tuple[float, float], tuple[float, float]]] = {
     "gelu": (F.gelu, (0, 0), (inf, 1)), "gelu_tanh": (lambda x: F.gelu(x, "tanh"), (0, 0), (inf, 1)),
     "mish": (F.mish, (0, 0), (inf, 1)), "softplus": (F.softplus, (0, 0), (inf, 1)),
     "logsigmoid": (F.logsigmoid, (-inf, 1), (0, 0)), "softsign": (F.softsign, (-1, 0), (1, 0)),
-    "leaky_relu": (F.leaky_relu, (-inf, 0.01), (inf, 1)), "elu": (F.elu, (-1, 0), (inf, 1)),
+    "leaky_relu": (F.leaky_relu, (-inf, 0.01), (inf, 1)),
+    "leaky_relu 0": (lambda x: F.leaky_relu(x, 0), (0, 0), (inf, 1)),
+    "1 ** x": (lambda x: 1**x, (1, 0), (1, 0)), "elu": (F.elu, (-1, 0), (inf, 1)),
     "celu": (lambda x: F.celu(x, 0.5), (-0.5, 0), (inf, 1)),
     "selu": (F.selu, (-1.7580993408473766, 0), (inf, 1.0507009873554805)),
     "hardtanh": (F.hardtanh, (-1, 0), (1, 0)), "exp": (ops.exp, (0, 0), (inf, inf)),
@@ -78,12 +80,13 @@ def test_every_activation_has_its_limits(name: str) -> None:
 def test_nan_stays_nan() -> None:
     for name, (function, *_) in LIMITS.items():
         for dtype in DTYPES:
-            assert np.isnan(slopes(function, np.array([nan, 1], dtype))[0][0]), name
+            assert np.isnan(slopes(function, np.array([nan, 1], dtype))[0][0]) or name == "1 ** x", name
 
 
 def _torchs(torch: Any, name: str) -> Any:
     f = torch.nn.functional
-    return {"gelu_tanh": lambda x: f.gelu(x, approximate="tanh"), "celu": lambda x: f.celu(x, 0.5),
+    return {"leaky_relu 0": lambda x: f.leaky_relu(x, 0.0), "1 ** x": lambda x: 1**x,
+            "gelu_tanh": lambda x: f.gelu(x, approximate="tanh"), "celu": lambda x: f.celu(x, 0.5),
             "prelu": lambda x: f.prelu(x, torch.full((1,), 0.5, dtype=x.dtype)), "square": torch.square,
             "glu": lambda x: f.glu(torch.stack([torch.full_like(x, 2), x], -1)).reshape(-1)}.get(
                 name) or getattr(f, name, None) or getattr(torch, name)
