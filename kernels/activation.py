@@ -1,8 +1,8 @@
 """Activations beside the usual ones: relu6, hard-sigmoid, hard-swish, SiLU, Mish, softsign, leaky ReLU, and their
 gradients.
 
-At infinity each has its limit. A factor that is x itself is bounded there (FAR), where the other factor is exactly 0 or
-1: infinity times 0 is no number.
+At infinity each has its limit. A factor that is x itself is bounded (FAR) once the other factor is exactly 0 or 1:
+infinity times 0 is no number.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None
 
 
 def hardtanh(x: Tensor, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
-    """x, at least `min_val` and at most `max_val`, where the gradient is 0. Raises ValueError if min_val is above
+    """x, at least `min_val` and at most `max_val`; the gradient at both is 0. Raises ValueError if min_val is above
     max_val."""
     if min_val > max_val:
         raise ValueError(f"hardtanh: min_val {min_val} is above max_val {max_val}")
