@@ -50,7 +50,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "explain": ("planning.explain", "explain why a task is where it is"),
     "simulate": ("planning.simulate", "price a network's plan, or a data-parallel or pipeline policy on given times"),
     "arena": ("arena.run", "prove, price and rank orders of pipelines, your own and the published ones"),
-    "report": ("report.run", "say where the time of a run went, from its traces or PyTorch's profiler's"),
+    "report": ("report.run", "say where the time of a run went, from its traces or those of other profilers"),
     "kernels": ("kernels.run", "list kernels, or check some against their references and time them"),
     "profile": ("profile.profile", "measure what a torch network costs per stage of a pipeline"),
     "export": ("checkpoints.export", "write a checkpoint's weights to a safetensors file under published names"),
@@ -67,7 +67,7 @@ POSITIONS: dict[str, list[tuple[str, str, str | None, str | None]]] = {
     "kernels": [("name", "NAME", "?", "a family or a kernel (default: list them all)")],
     "models": [("name", "NAME", "?", "one of the models (default: all)")],
     "profile": [("network", "FILE.py:FUNCTION", None, "returns (layers, x, y, loss) of a network")],
-    "report": [("traces", "TRACE", "+", "a trace, or PyTorch's traces of all ranks")],
+    "report": [("traces", "TRACE", "+", "a trace, or traces of all ranks by another profiler")],
     "sample": [("path", "CHECKPOINT", None, None)],
     "schedulers": [("name", "NAME", "?", "one of the schedulers (default: all)")],
 }

@@ -1,7 +1,8 @@
-"""`report`: where the time of a run went, from our traces or from PyTorch's profiler's."""
+"""`report`: where the time of a run went, from our traces or those of other profilers."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -19,30 +20,27 @@ def run(arguments: Any) -> int:
     show.check_outputs(arguments)
     timelines = [("trace", _load(arguments.traces))]
     if arguments.against:
-        timelines.append(("against", _load([arguments.against])))
+        timelines.append(("against", _load([arguments.against], timelines[0][1].labels)))
+    notes = [show.line(note) for _, t in timelines for note in t.meta.get("notes", ())]
+    show.notes(notes)
     text = "\n\n".join(t.report(show.width()) for _, t in timelines)
     if len(timelines) > 1:
         text += f"\n\n{compare(timelines[0][1], timelines[1][1])}"
     if arguments.html:
         title = escape(f"report: {', '.join(arguments.traces)}")
-        picture = timelines_svg(timelines)
+        picture, page = timelines_svg(timelines), "\n".join([*notes, "", text])
         write_atomic(arguments.html, f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
                                      f'<meta name="viewport" content="width=device-width">\n<style>body {{ font: 14px '
                                      f'system-ui; margin: 1em }} pre, div {{ overflow-x: auto }}</style>\n'
-                                     f'<h1>{title}</h1>\n<pre>{escape(text)}</pre>\n<div>{picture}</div>\n</html>\n')
-    record = summary(timelines[0][1]) | ({"against": summary(timelines[1][1])} if len(timelines) > 1 else {})
+                                     f'<h1>{title}</h1>\n<pre>{escape(page)}</pre>\n<div>{picture}</div>\n</html>\n')
+    record = summary(timelines[0][1]) | {"notes": notes}
+    record |= {"against": summary(timelines[1][1])} if len(timelines) > 1 else {}
     return show.emit(arguments, record, text)
 
 
-def _load(paths: list[str]) -> Timeline:
-    """One trace of minidl, or traces of PyTorch's profiler, one of each rank. Raises UsageError."""
-    if len(paths) == 1:
-        try:
-            return Timeline.load(paths[0])
-        except ValueError:
-            pass  # it is not ours
+def _load(paths: list[str], known: Sequence[str] = ()) -> Timeline:
+    """One trace of minidl, or traces of other profilers, one of each rank. Raises UsageError."""
     try:
-        return load_torch(paths)
+        return load_torch(paths, known)
     except ValueError as error:
-        several = "; several traces must be of PyTorch's profiler, one of each rank" if len(paths) > 1 else ""
-        raise UsageError(f"{error}{several}") from None
+        raise UsageError(str(error)) from None

@@ -17,7 +17,6 @@ import json
 import zlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from .timeline import UNITS, Timeline, What
 
 _NCCL = {Kind.A: "ncclDevKernel_AllReduce", Kind.AS: "ncclDevKernel_ReduceScatter", Kind.AG: "ncclDevKernel_AllGather"}
 _CATEGORY = {What.TASK: "kernel", What.WAIT: "wait", What.TRANSFER: "transfer"}
+_OURS = "a trace that minidl wrote"
 _OWN_UNIT = 1e3  #: microseconds for one unit of an unknown length
 
 
@@ -174,20 +174,37 @@ def _slices(timeline: Timeline, thread: list[int], host: dict[int, int]) -> Iter
 def load(path: str | Path) -> Timeline:
     """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file, OSError for one that
     cannot be read."""
-    with content(path, "a trace that minidl wrote") as trace:
+    trace = content(path, _OURS)
+    try:
         return _timeline(trace)
+    except (KeyError, IndexError, TypeError, AttributeError, ArithmeticError):
+        why = "a part is missing or has another form"
+    except ValueError as error:
+        why = " ".join(str(error).split())[:200]
+    raise ValueError(f"{path} is not {_OURS}: {why}")
 
 
-@contextmanager
-def content(path: str | Path, what: str) -> Iterator[Any]:
-    """The content of a trace, also packed by gzip. An error inside becomes a ValueError: the file is not `what`."""
+def content(path: str | Path, what: str, **how: Any) -> Any:
+    """The JSON in a file, also packed by gzip. `what` it should be; `how`: as for `json.loads`. An array may end with a
+    comma, or without its bracket, as the Trace Event format allows. Raises ValueError for any other file, OSError for
+    one that cannot be read."""
     raw = read(path, "trace")
     try:
-        yield json.loads(_unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw)
-    except (KeyError, IndexError, TypeError, AttributeError, ValueError, OverflowError, RecursionError,
-            zlib.error) as error:
-        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise ValueError(f"{path} is not {what}: {why}") from None
+        raw = _unpacked(raw) if raw[:2] == b"\x1f\x8b" else raw
+        text = raw.decode(json.detect_encoding(raw), "replace").strip()
+        try:
+            return json.loads(text, **how)
+        except json.JSONDecodeError:
+            if not text.startswith("["):
+                raise
+            return json.loads(text.removesuffix("]").rstrip().removesuffix(",") + "]", **how)
+    except RecursionError:
+        why = "nested too deeply"
+    except zlib.error:
+        why = "its packed content is damaged"
+    except ValueError as error:
+        why = str(error).partition(";")[0]
+    raise ValueError(f"{path} is not {what}: {why}")
 
 
 def _unpacked(raw: bytes) -> bytes:
@@ -241,6 +258,7 @@ def _check(timeline: Timeline) -> None:
         "an end before its start": bool((t.end >= t.start).all()),
         "the arrivals": t.arrived is None or len(t.arrived) == len(t.edges),
         "a label": all(isinstance(label, str) for label in t.labels),
+        "a note": isinstance(t.meta, dict) and all(isinstance(line, str) for line in t.meta.get("notes", ())),
         "the peak": t.peak_bytes is None or type(t.peak_bytes) is int,
         "the unit": isinstance(t.unit, str) and isinstance(t.predicted, bool),
     }

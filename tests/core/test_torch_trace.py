@@ -1,9 +1,12 @@
-"""PyTorch's traces as timelines: launches, graphs, waits and collectives over ranks; and `minidl report`."""
+"""Traces of PyTorch, JAX and VizTracer as timelines: exact times, every form of the format, launches, graphs, waits,
+kinds, collectives and clocks over ranks; and `minidl report`."""
 
 from __future__ import annotations
 
 import gzip
 import json
+import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +15,18 @@ from helpers import need
 
 import minidl as ml
 from minidl.cli import main
+from minidl.core.draw import timelines_svg
 from minidl.core.report import critical_path, usage
 from minidl.core.timeline import What
 from minidl.core.torch_trace import load_torch
 
 
-def call(name: str, ts: float, dur: float, correlation: int | None = None, cat: str = "cpu_op") -> dict[str, Any]:
+def call(name: str, ts: Any, dur: Any, correlation: int | None = None, cat: str = "cpu_op") -> dict[str, Any]:
     return {"ph": "X", "cat": cat, "name": name, "pid": 1, "tid": 5, "ts": ts, "dur": dur,
             "args": {} if correlation is None else {"correlation": correlation}}
 
 
-def kernel(name: str, ts: float, dur: float, correlation: int, stream: int = 7, cat: str = "kernel") -> dict[str, Any]:
+def kernel(name: str, ts: Any, dur: Any, correlation: int, stream: int = 7, cat: str = "kernel") -> dict[str, Any]:
     return {"ph": "X", "cat": cat, "name": name, "pid": 0, "tid": stream, "ts": ts, "dur": dur,
             "args": {"correlation": correlation, "stream": stream, "device": 0}}
 
@@ -101,14 +105,372 @@ def test_report_shows_and_compares_traces(tmp_path, capsys):
     assert "aten::linear" in page
 
 
-@pytest.mark.parametrize(("content", "says"), [
-    ("{", "is not a trace"), ("[]", "is not a trace"), ('{"traceEvents": []}', "has no calls and no kernels"),
-    ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "x"}]}', "is not a trace"),
-    ('{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": -2, "name": "k"}]}', "the times of 'k'")])
-def test_what_is_no_trace_is_one_line(tmp_path, capsys, content, says):
-    path = tmp_path / "t.json"
-    path.write_text(content)
-    assert main(["report", str(path)]) == 2
+def test_what_a_call_or_kernel_takes_is_exact_to_the_nanosecond(tmp_path):
+    base = {"baseTimeNanoseconds": 1790857026000000000}
+    five = [kernel("k", f"50017340821{37 + 2 * i}.599", "1.031", i) for i in range(5)]
+    nested = [call("aten::outer", 5001734082137.599, 1.031), call("aten::inner", 5001734082138.125, 0.505)]
+    t = load_torch([written(tmp_path / "a.json", [*five, *nested], **base)])
+    assert {u.lane.name: round(u.busy, 6) for u in usage(t)} == {"device 0 stream 7": 5.155, "thread 5": 1.031}
+    assert "aten::inner" not in t.labels, "it ends with the call that made it"
+    # a far base, of which the smallest is taken from all
+    late = written(tmp_path / "b.json", five, baseTimeNanoseconds="1790857026000000001", distributedInfo={"rank": 1})
+    first = written(tmp_path / "c.json", five, **base, distributedInfo={"rank": 0})
+    t = load_torch([late, first])
+    assert [round(float(t.start[t.rank_of_each == rank].min()), 6) for rank in (0, 1)] == [0, 0.001]
+
+
+def in_pairs(events: Any) -> list[Any]:
+    """The same events as B and E, in the order of their times."""
+    found = []
+    for e in events:
+        if e["ph"] == "X":
+            end = {"ph": "E", "pid": e["pid"], "tid": e["tid"], "ts": e["ts"] + e["dur"]}
+            dur = -e["dur"]
+            found += [((e["ts"], 1, dur), {**e, "ph": "B"}), ((end["ts"], 0, -dur), end)]
+    return [e for _, e in sorted(found, key=lambda pair: pair[0])]
+
+
+LIST = json.dumps(STEP)
+FORMS = {
+    "array": LIST, "no bracket": LIST[:-1], "no bracket but a comma": LIST[:-1] + ",\n", "comma": LIST[:-1] + " , ]\n",
+    "texts": json.dumps([{**e, **{name: f" {e[name]}" for name in ("ts", "dur") if name in e}} for e in STEP]),
+    "pairs": json.dumps(in_pairs(STEP)), "pairs backwards": json.dumps(in_pairs(STEP[:-2])[::-1]),
+    "others": json.dumps({"traceEvents": [{}, 7, None, {"ph": 3}, *STEP, *(
+        {"ph": ph, "cat": "kernel", "name": "n", "ts": 7, "id": 1, "pid": 0, "tid": 7} for ph in "bensftCiIMPNODvRc"
+    )]})}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_form_of_the_format_is_the_same_trace(tmp_path, form, packed):
+    path = tmp_path / "form.json"
+    raw = b"\xef\xbb\xbf" * (form == "array") + FORMS[form].encode()
+    path.write_bytes(gzip.compress(raw) if packed else raw)
+    assert load_torch([path]).summary() == load_torch([written(tmp_path / "a.json", STEP)]).summary()
+
+
+LOST = {
+    **{f"a duration of {d}": (1, [{**kernel("bad", 3, 0, 9), "dur": d}]) for d in (
+        -2, -0.001, "-1", float("nan"), float("inf"), None, "x", "1_0", "", [1], True, 1e300, "1e999999999")},
+    **{f"a time of {t}": (1, [{**kernel("bad", 3, 1, 9), "ts": t}]) for t in (
+        float("nan"), None, "x", {}, "9" * 99)},
+    "an end before its begin": (1, in_pairs([kernel("bad", 9, -5, 9)])[::-1]),
+    "an end without a time": (1, [in_pairs([kernel("bad", 9, 5, 9)])[0], {"ph": "E", "pid": 0, "tid": 7, "ts": None}]),
+    "no end, and no begin": (2, [{"ph": "E", "name": "bad", "pid": 0, "tid": 7, "ts": 3},
+                                 in_pairs([kernel("b", 3, 1, 9)])[0]]),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_an_event_whose_time_cannot_be_is_left_out_with_a_line(tmp_path, capsys, what):
+    count, bad = LOST[what]
+    path = written(tmp_path / "a.json", [*bad, *STEP])
+    assert load_torch([path]).summary() == load_torch([written(tmp_path / "b.json", STEP)]).summary()
+    assert main(["report", path, "--json"]) == 0
+    line, *_ = json.loads(capsys.readouterr().out)["notes"]
+    assert f"{count} event" in line
+    assert "'bad'" in line
+
+
+def test_collectives_are_matched_within_their_group(tmp_path):
+    def group(name: str, ranks: str) -> dict[str, Any]:
+        return {"Collective name": "allreduce", "Process Group Name": name, "Process Group Ranks": ranks}
+
+    def sums(name: str, ranks: str, *spans: tuple[float, float]) -> list[Any]:
+        made = [kernel("ncclDevKernel_AllReduce", start, end - start, 0, 9) for start, end in spans]
+        return [{**e, "args": e["args"] | group(name, ranks)} for e in made]
+
+    every = [sums("0", "[0, 1, 2]", (start, 60)) for start in (10, 20, 50)]
+    own, other = ("1", "[0, 1]"), ("2", "[1, 2]")
+    every[0] += [kernel("gemm", 0, 1, 1), *sums(*own, (1, 8))]
+    every[1] += sums(*own, (2, 8)) + sums(*other, (9, 15))
+    every[2] += sums(*other, (12, 15))
+    t = load_torch([written(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+                    for rank, events in enumerate(every)])
+    begins = {rank: sorted(t.start[t.tasks][t.rank_of_each[t.tasks] == rank].tolist()) for rank in range(3)}
+    assert begins == {0: [0, 2, 50], 1: [2, 12, 50], 2: [12, 50]}
+    assert not [line for line in t.meta["notes"] if "clock" in line or "match" in line]
+
+
+def test_messages_are_matched_by_their_ranks_or_not_at_all(tmp_path):
+    def message(start: float, what: str, **more: Any) -> dict[str, Any]:
+        made = kernel("ncclDevKernel_SendRecv", start, 40 - start, 0, 9)
+        return {**made, "args": made["args"] | {"Collective name": what, "Process Group Name": "0"} | more}
+
+    for more, begins in (({"Src Rank": 0, "Dst Rank": 1}, [30, 30]), ({}, [10, 30])):
+        files = [[kernel("gemm", 0, 1, 1), message(start, what, **more)]
+                 for start, what in [(10, "send"), (30, "recv")]]
+        t = load_torch([written(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
+                        for rank, events in enumerate(files)])
+        assert sorted(t.start[t.tasks].tolist()) == [0, 0, *begins]
+
+
+def test_clocks_that_differ_are_aligned_at_the_ends_of_collectives(tmp_path, capsys):
+    def rank(number: int, ahead: int, name: str = "ncclDevKernel_AllGather_RING") -> str:
+        events = [kernel("gemm", 0, 10 + 5 * number, 1), kernel(name, 15 + 5 * number, 25 - 5 * number, 2, 9),
+                  kernel("gemm", 50, 10, 3), kernel(name, 60 + number, 12 - number, 4, 9)]
+        return written(tmp_path / f"{number} {name[-4:]}.json", events, distributedInfo={"rank": number},
+                       baseTimeNanoseconds=1790857026000000000 + ahead)
+
+    right = load_torch([rank(0, 0), rank(1, 0), rank(2, 0)])
+    assert not [line for line in right.meta["notes"] if "clock" in line]
+    moved = load_torch([rank(0, 0), rank(1, 10**12 + 7), rank(2, -3 * 10**9)])
+    assert moved.makespan == pytest.approx(right.makespan) == 72
+    line = next(line for line in moved.meta["notes"] if "clock" in line)
+    assert "rank 1 by -1,000,000,000.007 us, rank 2 by +3,000,000.000 us" in line
+    # nothing says how clocks differ: a broadcast ends early on its root, other kernels do not meet
+    for name in ("ncclDevKernel_Broadcast_RING", "gemm"):
+        assert main(["report", rank(0, 0, name), rank(1, 10**12, name)]) == 0
+        assert "rank 1 begins 999,999,928.000 us after the ranks before it have ended" in capsys.readouterr().err
+
+
+def test_groups_whose_collectives_differ_are_matched_as_far_as_they_agree(tmp_path):
+    def rank(number: int, *names: str) -> str:
+        return written(tmp_path / f"{number}.json", [kernel(f"ncclDevKernel_{name}", 20 * i + number, 9 - number, i)
+                                                     for i, name in enumerate(names)], distributedInfo={"rank": number})
+
+    t = load_torch([rank(0, "AllReduce", "AllGather", "AllReduce"), rank(1, "AllReduce", "AllReduce")])
+    assert any("from number 2 on" in line for line in t.meta["notes"])
+    assert sorted(t.start[t.tasks].tolist()) == [0, 0, 19, 20, 39]
+
+
+def test_two_files_of_one_rank(tmp_path, capsys):
+    one, late = ([{**e, "ts": e["ts"] + by} for e in STEP if e["ph"] == "X"] for by in (0, 100))
+    paths = [written(tmp_path / f"{i}.json", events, distributedInfo={"rank": 3}) for i, events in
+             enumerate([one, late, one])]
+    assert load_torch(paths[:2]).makespan == 155
+    edges = load_torch(paths[:1]).edges
+    assert len(load_torch(paths[:2]).edges) == 2 * len(edges), "launches stay within their file"
+    assert main(["report", paths[0], paths[2]]) == 2
+    assert "are both of rank 3, and overlap on" in one_line(capsys)
+    unnamed = written(tmp_path / "other.json", one)
+    assert len(load_torch([paths[0], unnamed]).lanes) == 6, "in the order given where one has no rank"
+
+
+def test_threads_of_several_processes_have_lanes_of_their_own(tmp_path):
+    events = [{**call(f"f{pid}", 0, 10), "pid": pid} for pid in (1, 2)]
+    t = load_torch([written(tmp_path / "a.json", events)])
+    assert [lane.name for lane in t.lanes] == ["process 1 thread 5", "process 2 thread 5"]
+
+
+def test_backward_and_update_are_told_apart_on_every_thread(tmp_path):
+    evaluate = "autograd::engine::evaluate_function: AddmmBackward0"
+
+    def marked(name: str, ts: float, dur: float) -> dict[str, Any]:
+        return call(name, ts, dur, cat="user_annotation")
+
+    events = [
+        call("aten::linear", 0, 10), {**call(evaluate, 5, 20), "tid": 6}, {**call("aten::mm", 6, 5), "tid": 6},
+        {**call("cudaLaunchKernel", 7, 1, 1, "cuda_runtime"), "tid": 6}, kernel("gemm", 30, 10, 1),
+        marked("Optimizer.step#Adam.step", 40, 20), call("aten::add_", 40, 5), call(evaluate, 45, 5),
+        call("aten::mul_", 50, 10), call("aten::item", 60, 1), marked("## backward ##", 61, 9),
+        call("aten::ones_like", 62, 1), marked("forward", 64, 3), call("aten::relu", 65, 1), marked("backward", 71, 1)]
+    t = load_torch([written(tmp_path / "a.json", events)])
+    found: dict[str, set[str]] = {}
+    for record in t.tasks.tolist():
+        task, name = t.label(record).split(maxsplit=1)
+        found.setdefault(task.strip("0123456789"), set()).add(name)
+    assert found == {"F": {"aten::linear", "aten::item", "aten::relu"}, "U": {"aten::add_", "aten::mul_"},
+                     "B": {evaluate, "gemm", "aten::ones_like"}}
+    assert t.summary()["kinds"] == {"F": 12, "B": 36, "U": 15}
+    assert "cannot be told apart" in t.meta["notes"][-1]
+    assert "all tasks are F" in load_torch([written(tmp_path / "b.json", STEP)]).meta["notes"][-1]
+
+
+def test_real_steps_of_torch_have_forward_backward_and_update(tmp_path):
+    need("torch")
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+    optimizer = torch.optim.AdamW(net.parameters())
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as found:
+        for _ in range(2):
+            optimizer.zero_grad()
+            net(torch.ones(8, 64)).sum().backward()
+            optimizer.step()
+            found.step()
+    found.export_chrome_trace(str(tmp_path / "t.json.gz"))
+    events = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
+    backward = sum(e["dur"] for e in events if e["name"].startswith("autograd::engine::evaluate_function"))
+    t = load_torch([tmp_path / "t.json.gz"])
+    kinds = t.summary()["kinds"]
+    assert set(kinds) == {"F", "B", "U"}
+    assert kinds["B"] > 0.99 * backward > 0, "no more than that and the few calls between"
+    names = {kind: {t.label(r).split(maxsplit=1)[1] for r in t.tasks.tolist() if kind in t.name(r)} for kind in "FBU"}
+    assert {"aten::linear", "aten::relu"} <= names["F"]
+    assert all("Backward0" in name or "AccumulateGrad" in name for name in names["B"])
+    assert all(name.startswith("aten::") for name in names["U"])
+
+
+def test_traces_of_jax(tmp_path):
+    """As JAX 0.10 writes them: no categories, frames of Python with a $, marks of steps, an empty event at the end."""
+    names = {1: "/host:CPU", 2: "/device:GPU:0"}
+    threads = {(1, 3): "python", (1, 4): "tf_XLAEigen/77", (2, 5): "Stream #13(Compute)", (2, 6): "XLA Ops",
+               (2, 7): "XLA Modules", (2, 8): "Steps"}
+
+    def event(pid: int, tid: int, name: str, ts: float, dur: float, **args: Any) -> dict[str, Any]:
+        return {"ph": "X", "pid": pid, "tid": tid, "name": name, "ts": ts, "dur": dur, "args": args}
+
+    def of(pid: int) -> list[Any]:
+        return [{"ph": "M", "pid": pid, "name": "process_name", "args": {"name": names[pid]}},
+                *({"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": name}}
+                  for (of, tid), name in threads.items() if of == pid)]
+
+    host = [event(1, 3, "$f.py:1 f", 0, 90), event(1, 3, "train", 1, 80, step_num="0"),
+            event(1, 3, "PjitFunction(f)", 2, 9), event(1, 3, "ParseArguments", 3, 1),
+            event(1, 4, "ThunkExecutor::Execute", 10, 60), event(1, 4, "dot", 12, 20, hlo_op="dot.1"),
+            event(1, 4, "end: dot", 32, 0.1)]
+    t = load_torch([written(tmp_path / "a.json", [*of(1), *host, {}], displayTimeUnit="ns")])
+    assert {(u.lane.name, u.tasks, u.busy) for u in usage(t)} == {("python", 1, 9), ("tf_XLAEigen/77", 1, 20)}
+    lines = [event(2, tid, "gemm", 40, 5, hlo_op="gemm") for tid in (5, 6)]
+    lines += [event(2, 5, "MemcpyH2D", 30, 2), event(2, 7, "jit_f", 30, 20), event(2, 8, "0", 0, 90)]
+    t = load_torch([written(tmp_path / "b.json", [*of(1), *of(2), *host, *lines, {}])])
+    assert {u.lane.name: u.busy for u in usage(t)} == {
+        "/host:CPU python": 9, "/host:CPU tf_XLAEigen/77": 20, "/device:GPU:0 Stream #13(Compute)": 7}
+
+
+def test_traces_of_viztracer_have_the_time_of_each_function_itself(tmp_path):
+    """As VizTracer 1.1 writes them: callees first; its durations have all digits, its times three."""
+    def function(name: str, ts: float, dur: float, tid: int = 9) -> dict[str, Any]:
+        return {"ph": "X", "cat": "FEE", "pid": 9, "tid": tid, "name": name, "ts": ts, "dur": dur}
+
+    events = [function("g", 787574256.578, 0.25), function("g", 787574257.4, 0.60041), function("f", 787574256.5, 1.5),
+              function("h", 787574258.0, 0.0), function("f", 787574250.0, 1.25, 8)]
+    named = {"ph": "M", "pid": 9, "tid": 9, "name": "thread_name", "args": {"name": "MainThread"}}
+    head = {"viztracer_metadata": {"version": "1.1.1", "baseTimeNanoseconds": 1795857974093628104}, "file_info": {}}
+    t = load_torch([written(tmp_path / "v.json", [named, *events], **head)])
+    assert {u.lane.name: round(u.busy, 3) for u in usage(t)} == {"MainThread": 1.5, "thread 8": 1.25}
+    took = {x["label"].split()[1]: round(x["total"], 3) for x in t.summary()["longest"]}
+    assert took == {"f": round(1.5 - 0.25 - 0.6 + 1.25, 3), "g": 0.85, "h": 0}
+    assert t.makespan == pytest.approx(8.0)
+
+
+def test_sums_of_gloo_meet_and_depend_on_the_calls_that_post_them(tmp_path):
+    """As torch 2.13 writes them: ranges on threads of gloo's own, without a group."""
+    def rank(number: int, work: float) -> str:
+        events = [call("aten::linear", 0, work), call("c10d::allreduce_", work, 1),
+                  {**call("gloo:all_reduce", work + 2, 58 - work, cat="user_annotation"), "tid": 20 + number}]
+        events[-1]["args"] = {"Input Dims": [[4160]], "Input type": ["float"]}
+        return written(tmp_path / f"{number}.json", events, distributedInfo={"rank": number})
+
+    t = load_torch([rank(0, 10.0), rank(1, 50.0)])
+    sums = [r for r in t.tasks.tolist() if "gloo" in t.label(r)]
+    assert [(float(t.start[r]), float(t.end[r])) for r in sums] == [(52, 60), (52, 60)]
+    path = [t.label(r).split()[1] for r in critical_path(t).records.tolist()]
+    assert path == ["aten::linear", "c10d::allreduce_", "gloo:all_reduce"]
+
+
+def test_units_are_compared_by_their_names(tmp_path, capsys):
+    one = written(tmp_path / "a.json", [call("aten::linear", 0, 10), call("aten::relu", 10, 5)])
+    more = written(tmp_path / "b.json", [call("aten::zeros", 0, 1), call("aten::linear", 1, 20),
+                                         call("aten::relu", 30, 5)])
+    assert main(["report", one, "--against", more]) == 0
+    out = capsys.readouterr().out.split("largest errors")[1]
+    assert "aten::linear" in out
+    assert "-50.0%" in out
+    assert "only second: 1 task" in out
+
+
+def test_the_page_says_what_cannot_be_known(tmp_path):
+    path = written(tmp_path / "a.json", [*STEP, {**call("bad", 1, 1), "dur": -1}])
+    assert main(["report", path, "--html", str(tmp_path / "r.html")]) == 0
+    page = (tmp_path / "r.html").read_text()
+    assert "1 event without a valid time" in page
+    assert "all tasks are F" in page
+
+
+def says(message: str) -> None:
+    """It is one line, without words of Python."""
+    assert len(message.splitlines()) == 1
+    assert not re.search(r"\w+Error|Traceback|object|NoneType|Exception", message)
+
+
+def one_line(capsys: Any) -> str:
     error = capsys.readouterr().err
-    assert says in error
-    assert len(error.splitlines()) == 1
+    says(error)
+    return error
+
+
+SMALL = gzip.compress(LIST.encode())
+NO_TRACES = {
+    "empty": b"", "blank": b" \n", "text": b"ts,dur\n1,2", "cut": LIST[:-40].encode(), "an open brace": b"{",
+    "xplane": b"\n\x0f\x12\x0bhost:CPU\xff\xfe", "gzip cut": SMALL[:-9],
+    "gzip damaged": SMALL[:40] + b"xxxx" + SMALL[44:], "gzip of nothing": gzip.compress(b""),
+    "deep": b"[" * 20_000, "deep object": b'{"a":' * 20_000,
+    "many digits": b"[" + b"9" * 10_000 + b"]",
+    **{f"JSON {x}"[:40]: x.encode() for x in (
+        "[]", "{}", "7", "null", '"x"', "NaN", "[1, 2, 3]", "[[[1]]]", '{"traceEvents": 7}',
+        '{"traceEvents": {"ph": "X"}}',
+        '{"traceEvents": []}', '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "x"}]}', '{"nodes": [{"id": 1}]}',
+        '[{"ph": ["X"], "ts": 0}, {"ph": "M", "name": "thread_name", "args": 3}, {"ph": "E"}, {"ph": "B"}]',
+        '{"minidl": 7, "traceEvents": []}', '{"minidl": {}, "traceEvents": [[]]}',
+        '{"minidl": {"unit": []}, "traceEvents": []}', '{"traceEvents": [], "baseTimeNanoseconds": "x"}',
+        json.dumps({"traceEvents": STEP, "baseTimeNanoseconds": []} | {"distributedInfo": {"rank": -1}}))}}
+
+
+@pytest.mark.parametrize("what", NO_TRACES)
+@pytest.mark.parametrize("several", [False, True])
+def test_what_is_no_trace_is_one_line(tmp_path, capsys, what, several):
+    path = tmp_path / "t.json"
+    path.write_bytes(NO_TRACES[what])
+    assert main(["report", str(path), *[written(tmp_path / "a.json", STEP)] * several]) == 2
+    assert "t.json" in one_line(capsys)
+
+
+def test_a_trace_of_minidl_is_given_alone(tmp_path, capsys):
+    ml.plan(ml.Pipeline(2), "gpipe", machine=ml.Machine(2)).timeline.save(tmp_path / "ours.json")
+    assert main(["report", str(tmp_path / "ours.json"), written(tmp_path / "a.json", STEP)]) == 2
+    assert "give it alone" in one_line(capsys)
+
+
+def test_calls_that_neither_end_nor_begin_take_no_time_to_pair(tmp_path):
+    """20,000 ends that match none of 20,000 begins: were each looked up among all, this would be slow."""
+    many = [{"ph": ph, "name": ph, "pid": 1, "tid": 1, "ts": i} for i, ph in enumerate("B" * 20_000 + "E" * 20_000)]
+    t = load_torch([written(tmp_path / "a.json", [*STEP, *many])])
+    assert "40000 events" in t.meta["notes"][0]
+
+
+VALUES = (None, -1, 0, 3.5, 1e300, float("nan"), "", "x", "12", "\ud800\n", [], [[1]], {}, True, 10**30)
+
+
+def spoiled(value: Any, chance: random.Random, depth: int = 0) -> Any:
+    """The same JSON with a few values replaced, left out, repeated or exchanged."""
+    if depth and chance.random() < 0.02:
+        return chance.choice(VALUES)
+    if isinstance(value, dict):
+        return {name if chance.random() > 0.01 else chance.choice(list(value)): spoiled(x, chance, depth + 1)
+                for name, x in value.items() if chance.random() > 0.01}
+    if isinstance(value, list):
+        kept = [spoiled(x, chance, depth + 1) for x in value for _ in range(chance.choice([1] * 40 + [0, 2]))]
+        return kept if chance.random() > 0.1 else chance.sample(kept, len(kept))
+    return value
+
+
+def test_spoiled_traces_have_a_report_or_one_line(tmp_path):
+    """Random values in place of others, and random bytes; two ranks of each, so that collectives meet."""
+    sums = [kernel("ncclDevKernel_AllReduce", 60 + 9 * i, 5, 8 + i, 9) for i in range(3)]
+    thread = [{"ph": "M", "pid": pid, "tid": 5, "name": f"{what}_name", "args": {"name": name}} for pid, what, name in
+              ((1, "thread", "python"), (2, "process", "/device:TPU:0"), (2, "thread", "XLA Ops"))]
+    update = call("Optimizer.step#SGD.step", 70, 20, cat="user_annotation")
+    whole = {"distributedInfo": {"rank": 1, "world_size": 2}, "baseTimeNanoseconds": 10**18, "traceEvents": [
+        *thread, *STEP, *sums, update, *in_pairs(STEP[:4]), {**call("dot", 3, 1), "pid": 2, "cat": None}]}
+    first = written(tmp_path / "first.json", whole["traceEvents"], distributedInfo={"rank": 0})
+    path, read = tmp_path / "second.json", 0
+    for seed in range(150):
+        chance = random.Random(seed)
+        raw = json.dumps(spoiled(whole, chance) if seed % 3 else whole).encode()
+        if seed % 3 == 0:
+            at = chance.randrange(len(raw))
+            raw = raw[:at] + chance.randbytes(chance.randrange(3)) + raw[at + chance.randrange(4):]
+        path.write_bytes(raw)
+        try:
+            t = load_torch([first, path])
+        except ValueError as error:
+            says(str(error))
+            continue
+        text = t.report() + timelines_svg([("trace", t)]) + json.dumps(t.summary(), allow_nan=False) + str(t.meta)
+        assert text.encode()
+        assert all(u.busy >= 0 and u.idle >= 0 for u in usage(t))
+        read += 1
+    assert read > 50

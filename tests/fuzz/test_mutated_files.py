@@ -20,6 +20,7 @@ from mutations import Campaign, Format, campaign, measured, quiet, watched
 import minidl as ml
 from minidl.cli.parser import parse
 from minidl.core.schedule import ScheduleError
+from minidl.core.torch_trace import load_torch
 from minidl.pricing.cost import CostError, CostModel
 from minidl.schedulers import pipeline
 from minidl.system import files
@@ -166,6 +167,7 @@ LARGE = {
         "lists": '{"minidl":{},"traceEvents":[' + of("[],") + "0]}", "brackets": "[" * SIZE,
         "events": '{"minidl":{"unit":"us"},"traceEvents":[' + of('{"ph":"X","args":{"record":0,"correlation":1}},')
                   + '{"ph":"M"}]}',
+        "marks": "[" + of('{"ph":"X","ts":1},'), "pairs": "[" + of('{"ph":"B","ts":1},{"ph":"E","ts":2},'),
     },
 }
 
@@ -179,7 +181,7 @@ def test_reading_takes_no_more_memory_than_is_stated(tmp_path: Path, kind: str, 
     assert size <= files.LARGEST[kind]
     read = {"plan": lambda: pipeline.read_schedule(files.read_text(path, "plan")),
             "costs": lambda: CostModel.load(path), "config": lambda: parse(["plan", "--config", str(path)]),
-            "trace": lambda: ml.Timeline.load(path)}
+            "trace": lambda: load_torch([path])}
     line = ""
     with deadline(120), measured() as took:
         try:

@@ -34,6 +34,7 @@ from helpers import deadline
 
 import minidl as ml
 from minidl.cli import main
+from minidl.core.torch_trace import load_torch
 from minidl.data import formats
 from minidl.pricing.corun import CoRun
 from minidl.system import files
@@ -307,6 +308,16 @@ def every_format(folder: Path) -> dict[str, Format]:
     for kind, name, mutate in (("trace", "t.json", text), ("trace, gzipped", "t.json.gz", packed)):
         timeline.save(folder / name)
         add(kind, name, (folder / name).read_bytes(), [], mutate, act=lambda path: ml.Timeline.load(path).report())
+    others = {"baseTimeNanoseconds": 10**18, "traceEvents": [
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 5, "ts": 0.5, "dur": 9, "args": {}},
+        {"ph": "B", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "pid": 1, "tid": 5, "ts": 1, "args":
+            {"correlation": 1}}, {"ph": "E", "pid": 1, "tid": 5, "ts": 2.25},
+        {"ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce", "pid": 0, "tid": 7, "ts": 3, "dur": 4,
+         "args": {"correlation": 1, "device": 0, "stream": 7, "Process Group Name": "0"}}]}
+    raw = json.dumps(others, indent=1).encode()
+    for kind, name, whole, change in (("trace of torch", "t.json", raw, text),
+                                      ("trace of torch, gzipped", "t.json.gz", gzip.compress(raw, mtime=0), packed)):
+        add(kind, name, whole, [], change, act=lambda path: load_torch([path]).report())
     return made
 
 
