@@ -4,10 +4,10 @@ streams.
 A call within another call does not count. A kernel depends on the call that launched it (their `correlation`; all
 kernels of a graph have the call that launched the graph) and on the one before it on its stream. A call that waits for
 the device (`cudaStreamSynchronize`) is no task: the thread's next call waits for the last kernel that ended before.
-The collectives of a process group are matched in their order over its ranks: each begins when the last rank has come,
-and is a wait before. JAX's traces have XLA's operations, and the outermost calls of threads without any. In a trace of
-functions alone (VizTracer), each stretch in which one runs itself is a task. A unit is a name, and a micro-batch the
-number of the name's call. Times are whole nanoseconds until the timeline has them.
+The collectives of a process group are matched in their order over its ranks, or by time where some are missing: each
+begins when the last rank has come, and is a wait before. JAX's traces have XLA's operations, and the outermost calls of
+threads without any. In a trace of functions alone (VizTracer), each stretch in which one runs itself is a task. A unit
+is a name, and a micro-batch the number of the name's call. Times are whole nanoseconds until the timeline has them.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ CALLS = re.compile(r"cpu_op|\w+_(runtime|driver)")  #: categories of calls of Py
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 _TRACE = ("a trace in JSON (of minidl, PyTorch's profiler, JAX's (its NAME.trace.json.gz), VizTracer or another in the "
           "Trace Event format)")
+_JAX_MOST = 1_000_000  #: of the events of a trace in JSON; JAX leaves later ones out without a word
 MOST = 1 << 20  #: of one name's calls, and of names
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?", re.ASCII)
 _EMPTY: dict[str, Any] = {}
@@ -181,6 +182,8 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
             pairs[_thread(e)].append(e)
     for both in pairs.values():
         found += _pairs(both, base, lost)
+    if _dict(head.get("viztracer_metadata")).get("overflow") is True or len(found) == _JAX_MOST:
+        notes.append(f"{path}: it had more events than its profiler keeps; some are missing")
     if lost:
         notes.append(f"{path}: {len(lost)} event{'s' * (len(lost) > 1)} without a valid time, end or duration "
                      f"{'are' if len(lost) > 1 else 'is'} left out, the first {lost[0]!r}")
@@ -405,12 +408,26 @@ def _matches(tasks: list[_Slice], notes: list[str]) -> Iterator[tuple[_Slice, ..
     for group, ranks in groups.items():
         if len(ranks) < 2:
             continue
-        together = list(zip(*ranks.values(), strict=False))
+        fewest, most = (of(map(len, ranks.values())) for of in (min, max))
+        together = list(zip(*ranks.values(), strict=True) if fewest == most else _at_once(list(ranks.values())))
         same = next((i for i, each in enumerate(together) if len({_what(s) for s in each}) > 1), len(together))
         yield from together[:same]
-        if same < max(map(len, ranks.values())):
-            notes.append(f"the ranks differ in the collectives of group {' '.join(filter(None, group)) or 'nccl'} from "
-                         f"number {same + 1} on, which are not matched")
+        if same < most:
+            notes.append(f"the ranks differ in the collectives of group {' '.join(filter(None, group)) or 'nccl'}: "
+                         f"{same} of {most} are matched")
+
+
+def _at_once(ranks: list[list[_Slice]]) -> Iterator[tuple[_Slice, ...]]:
+    """The collectives that are there at one time on all ranks, some of which have collectives that others lack."""
+    at = [0] * len(ranks)
+    while all(i < len(own) for i, own in zip(at, ranks, strict=True)):
+        heads = tuple(own[i] for i, own in zip(at, ranks, strict=True))
+        first = min(range(len(heads)), key=lambda rank: heads[rank].end)
+        if heads[first].end >= max(s.start for s in heads):
+            yield heads
+            at = [i + 1 for i in at]
+        else:
+            at[first] += 1
 
 
 def _align(slices: Iterable[_Slice], matches: list[tuple[_Slice, ...]], notes: list[str]) -> None:

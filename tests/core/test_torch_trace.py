@@ -230,8 +230,14 @@ def test_groups_whose_collectives_differ_are_matched_as_far_as_they_agree(tmp_pa
                                                      for i, name in enumerate(names)], distributedInfo={"rank": number})
 
     t = load_torch([rank(0, "AllReduce", "AllGather", "AllReduce"), rank(1, "AllReduce", "AllReduce")])
-    assert any("from number 2 on" in line for line in t.meta["notes"])
+    assert any("1 of 3 are matched" in line for line in t.meta["notes"])
     assert sorted(t.start[t.tasks].tolist()) == [0, 0, 19, 20, 39]
+    # one is missing, such as one whose duration was negative: the others are matched by their times
+    events = json.loads(Path(rank(1, *["AllReduce"] * 3)).read_text())["traceEvents"][1:]
+    t = load_torch([rank(0, *["AllReduce"] * 3), written(tmp_path / "1.json", events, distributedInfo={"rank": 1})])
+    assert any("2 of 3 are matched" in line for line in t.meta["notes"])
+    assert not any("clock" in line for line in t.meta["notes"])
+    assert sorted(t.start[t.tasks].tolist()) == [0, 21, 21, 41, 41]
 
 
 def test_two_files_of_one_rank(tmp_path, capsys):
@@ -344,6 +350,13 @@ def test_traces_of_viztracer_have_the_time_of_each_function_itself(tmp_path):
     took = {x["label"].split()[1]: round(x["total"], 3) for x in t.summary()["longest"]}
     assert took == {"f": round(1.5 - 0.25 - 0.6 + 1.25, 3), "g": 0.85, "h": 0}
     assert t.makespan == pytest.approx(8.0)
+
+
+def test_a_profiler_that_kept_too_few_events_is_said(tmp_path, monkeypatch):
+    for most, head in ((1_000_000, {"viztracer_metadata": {"overflow": True}}), (7, {})):
+        monkeypatch.setattr("minidl.core.torch_trace._JAX_MOST", most)
+        t = load_torch([written(tmp_path / "a.json", [call("f", i, 1) for i in range(7)], **head)])
+        assert "some are missing" in t.meta["notes"][0]
 
 
 def test_sums_of_gloo_meet_and_depend_on_the_calls_that_post_them(tmp_path):
