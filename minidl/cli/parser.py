@@ -50,7 +50,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "explain": ("planning.explain", "explain why a task is where it is"),
     "simulate": ("planning.simulate", "price a network's plan, or a data-parallel or pipeline policy on given times"),
     "arena": ("arena.run", "prove, price and rank orders of pipelines, your own and the published ones"),
-    "report": ("report.run", "say where the time of a run went, from its traces or those of other profilers"),
+    "report": ("report.run", "say where the time of a run went, from traces of its own or of other profilers"),
     "kernels": ("kernels.run", "list kernels, or check some against their references and time them"),
     "profile": ("profile.profile", "measure what a torch network costs per stage of a pipeline"),
     "export": ("checkpoints.export", "write a checkpoint's weights to a safetensors file under published names"),

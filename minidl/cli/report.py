@@ -1,4 +1,4 @@
-"""`report`: where the time of a run went, from our traces or those of other profilers."""
+"""`report`: where the time of a run went, from traces of our own or of other profilers."""
 
 from __future__ import annotations
 

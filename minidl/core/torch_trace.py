@@ -70,7 +70,7 @@ class _Slice:
 
     @property
     def call(self) -> str:
-        """What a kernel and the call that launched it have in common; empty if there is nothing."""
+        """The number that a kernel shares with the call that launched it; empty if there is none."""
         value = self.args.get("correlation")
         return str(value) if isinstance(value, int | str) else ""
 
@@ -386,7 +386,7 @@ def _what(s: _Slice) -> str:
 
 
 def _group(s: _Slice) -> tuple[str, ...] | None:
-    """What the collectives of one process group have in common, or the messages from one rank to another. None for
+    """The key of all collectives of a process group, or of all messages from one rank to another. None for
     other tasks, and for messages that do not say their ranks."""
     if s.name.startswith("gloo:"):  # which does not name its group
         return s.name, str(s.args.get("Input Dims")), str(s.args.get("Input type"))
