@@ -197,16 +197,18 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
     frees: dict[int, list[int]] = {}  # task -> the stages of the gathers whose last user it is
     for t, found in users.items():
         frees.setdefault(max(found, key=place.__getitem__, default=-1), []).append(int(graph.unit[t]))
+    gathered = {int(graph.unit[t]) for t, found in users.items() if found}  # others are whole for the whole step
+    summed = {*own.unit[own.kind == Kind.AS].tolist()}
     first = np.select([own.kind == Kind.AS, talks, _is_message(order.keys)], [1, 2, 3])  # at one slot, after tasks
     sequence = np.lexsort((np.arange(len(ids)), first, slot))
     for rank in range(order.ranks):
-        kept = [] if plan.schedule.notes[WHAT][0] == "3" else plan.placement.held(rank).tolist()
+        kept = [s for s in sorted(plan.placement.held(rank).tolist(), key=summed.__contains__) if s not in gathered]
         frees.setdefault(int(ids[computes[ids] & (order.rank_of_each == rank)][-1]), []).extend(kept)
         row, whole, over = [f"{stage}UNSHARD" for stage in kept], Counter(kept), list[int]()
         for i in sequence[order.rank_of_each[sequence] == rank].tolist():
             t, stage, joins = int(ids[i]), int(own.unit[i]), bool(order.second[i])
             if not joins and own.kind[i] != Kind.AS:  # which needs what its stage has left
-                row += [f"{s}RESHARD" for s in over if not whole[s]]
+                row += [f"{s}RESHARD" for s in sorted({*over}) if not whole[s]]
                 over.clear()
             if own.kind[i] == Kind.AS:
                 row.append(f"{stage}REDUCE_GRAD")
@@ -224,7 +226,7 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
                 row.append(_paired(row.pop(), cell) if joins else cell)
                 over += frees.get(t, [])
                 whole.subtract(frees.get(t, []))
-        rows.append([*row, *(f"{s}RESHARD" for s in over)])
+        rows.append([*row, *(f"{s}RESHARD" for s in sorted({*over}))])
     return "".join(",".join(row) + "\n" for row in rows)
 
 
