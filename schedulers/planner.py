@@ -28,7 +28,7 @@ from .layer_times import with_communication
 from .ordered import Ordered, as_ordered, taken
 from .pipeline.network import arranged, plan_network, read_network
 from .pipeline.policy import Policy
-from .pipeline.proof import CapError, prove
+from .pipeline.proof import CapError, as_torch_does, prove
 from .pipeline.synthetic import Pipeline, plan_times, read_times
 from .registry import KINDS, Function, Scheduler, find, made_by, of_function
 from .saved import PAIRS, cut_in, kind_of, policy_notes, sums_in, sums_notes
@@ -150,10 +150,14 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
 
 def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options: Mapping[str, Any]) -> PipelinePlan:
     """The plan of a pipeline."""
-    how = chosen.function
+    how, said = chosen.function, tuple[str, ...]()
+    if isinstance(how, Schedule):
+        runs = not isinstance(graph, Pipeline)
+        micro_batches = int(graph.micro_batch.max(initial=0)) + 1 if runs else graph.micro_batches
+        how, said = as_torch_does(how, machine.ranks, micro_batches, options.get("chunks"), runs)
     if isinstance(graph, Pipeline):
         if isinstance(how, Schedule):
-            return read_times(graph, how, cost, machine, **options)
+            return read_times(graph, how, cost, machine, **options).with_known(remarks=said)
         if isinstance(how, Policy):
             return plan_times(graph, how, cost, machine, **options)
         raise PlanError(f"scheduler {chosen.name} is {KINDS[chosen.parallel]}, not {KINDS['pipeline']}")
@@ -166,7 +170,7 @@ def _staged(graph: Any, chosen: Scheduler, cost: Any, machine: Machine, options:
     if under is not None and under.parallel == "pipeline" and options.get("like") is None:
         known |= {"stage_of_unit": cut_in(how, graph), "dropped": options["dropped"]}
         options = {**options, "like": plan_network(graph, under.staged, cost, machine, **known)}
-    return read_network(graph, how, cost, machine, **options)
+    return read_network(graph, how, cost, machine, **options).with_known(remarks=said)
 
 
 def _uncut(chosen: Scheduler, policy: Function | OnAllRanks | Schedule, graph: TaskGraph, cost: CostModel,

@@ -20,6 +20,7 @@ from ..passes.draft import Sums
 POLICY = "scheduler"  #: of an order that says less than its policy: which weights it reads, where slices begin
 OPTIONS = "options"  #: of that policy
 DROPPED = "layers computed again"
+AS_TORCH = ("runtime", "torch")  #: of a grid that has torch's messages, or adds up micro-batches in its order
 PAIRS = "pairs of tasks"  #: whether costs said how much tasks beside each other slow each other down
 CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over ranks"
 

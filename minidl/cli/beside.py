@@ -23,7 +23,8 @@ SECONDS = 2.0
 
 def beside(arguments: Any, plan: PipelinePlan) -> PipelinePlan:
     """The plan; of an order of one's own on given times, with a note: the policies that have the same order, or how it
-    differs from the nearest one; how far it is above the lower bound; the optimum, if that is soon found."""
+    differs from the nearest one; how far it is above the lower bound of all orders of these stages on these ranks; the
+    optimum, if that is soon found."""
     if arguments.model or plan.stale or plan.scheduler in schedulers.names("pipeline") or len(plan.schedule) > SHOWN:
         return plan
     told = copy(arguments)
@@ -38,7 +39,8 @@ def beside(arguments: Any, plan: PipelinePlan) -> PipelinePlan:
     if others:
         best = min(others, key=lambda name: others[name].timeline.makespan)
         fastest = others[best].timeline.makespan
-        note |= {"fastest": best, "makespan": fastest, "slower": took / fastest - 1}
+        same = np.array_equal(others[best].placement.table, plan.placement.table)
+        note |= {"fastest": best, "makespan": fastest, "slower": took / fastest - 1, "same_placement": same}
     return replace(plan, notes={**plan.notes, "beside": note | {"said": _said(note)}})
 
 
@@ -75,9 +77,10 @@ def _said(note: dict[str, Any]) -> str:
     parts = [f"equals {' and '.join(note['equals'])}" if note["equals"] else
              f"differs from {near['scheduler']} in the places of {near['tasks']} tasks, first on rank {near['rank']}: "
              f"{near['here']} instead of {near['there']}" if near else "no published policy has these tasks",
-             f"{note['above']:.0%} above the bound, {note['bound']:g}"]
+             f"{note['above']:.0%} above the bound of this cut and placement, {note['bound']:g}"]
     parts += [f"`optimal` {note['optimal']:g}"] if note["optimal"] is not None else []
     if "fastest" in note:
-        parts.append(f"the fastest published one is {note['fastest']}, {note['makespan']:g}; this takes "
+        other = "" if note["same_placement"] else " with another cut or placement"
+        parts.append(f"the fastest published one is {note['fastest']}{other}, {note['makespan']:g}; this takes "
                      f"{abs(note['slower']):.1%} {'less' if note['slower'] < 0 else 'more'}")
     return "; ".join(parts)

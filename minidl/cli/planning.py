@@ -120,8 +120,10 @@ def check(arguments: Any) -> int:
     if arguments.model and "--costs" in arguments.given:
         record["predicted_step_ms"] = round(made.predicted_step_ms, 4)
         words.append(f"{made.predicted_step_ms:.3f} ms a step predicted")
+    record["remarks"] = [*made.remarks]
     valid = f"valid{where}: {', '.join(words)}"
-    return show.emit(arguments, record, lambda: f"{made.schedule.grid(show.width())}\n\n{valid}")
+    return show.emit(arguments, record,
+                     lambda: "\n".join([made.schedule.grid(show.width()), "", valid, *made.remarks]))
 
 
 def _given(arguments: Any) -> tuple[TaskGraph, Any, CostModel, Machine, dict[str, Any]]:

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .columns import Columns, Floats, Ints, Rows, column, run_loop, spread
+from .tasks import COLLECTIVE, RECEIVES, SENDS, WORDS, GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Cuts as Cuts
-from .tasks import GraphError, Kind, pack, parse_task, task_name, unpack
 from .tasks import Launch as Launch
 from .tasks import View as View
 from .tasks import moved_views as moved_views
@@ -145,6 +145,14 @@ class Task:
         """A readable name: `4W0 (layers.2)`."""
         where = self.graph.unit_names[self.unit] if self.unit < len(self.graph.unit_names) else ""
         return f"{self.name} ({where})" if where else self.name
+
+    @property
+    def in_words(self) -> str:
+        """What it does: `the update of layers.2 after micro-batch 4`."""
+        where = self.graph.unit_names[self.unit] if self.unit < len(self.graph.unit_names) else ""
+        to = f" to rank {self.destination}" if self.kind in (*SENDS, *RECEIVES) else ""
+        which = "" if self.kind in COLLECTIVE else f", micro-batch {self.micro_batch}"
+        return f"the {WORDS[Kind(self.kind)]} of {where or f'stage or layer {self.unit}'}{which}{to}"
 
     def __str__(self) -> str:
         return self.name

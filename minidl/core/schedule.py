@@ -184,6 +184,19 @@ class Schedule(Columns):
                              [int(self.keys[missing[0]])])
         return ids
 
+    def once(self, graph: TaskGraph) -> Ints:
+        """As `ids`, after the proof that every task of the graph appears exactly once. Raises ScheduleError."""
+        ids = self.ids(graph)
+        count = np.bincount(ids, minlength=len(graph))
+        for what, bad in (("appears twice", count > 1), ("is missing", count < 1)):
+            if bad.any():
+                task = graph[int(np.argmax(bad))]
+                on = np.flatnonzero(self.keys == graph.keys[task.index])
+                where = ", ".join(sorted({str(self.lanes[i]) for i in self.lane_of_each()[on]}))
+                raise self.error(f"task {task} {what}{f' on {where}' if where else ''}, {task.in_words}; every task "
+                                 f"must appear exactly once", [int(graph.keys[task.index])])
+        return ids
+
     def only(self, graph: TaskGraph) -> Schedule:
         """The schedule without the tasks that `graph` does not have, and without the lanes that are empty then."""
         return self.keep(graph.find(self.keys) >= 0)
@@ -234,15 +247,7 @@ class Schedule(Columns):
 
         Raises ScheduleError that names the task.
         """
-        ids = self.ids(graph)
-        count = np.bincount(ids, minlength=len(graph))
-        for what, bad in (("appears twice", count > 1), ("is missing", count < 1)):
-            if bad.any():
-                key = int(graph.keys[int(np.argmax(bad))])
-                on = np.flatnonzero(self.keys == key)
-                where = ", ".join(sorted({str(self.lanes[i]) for i in self.lane_of_each()[on]}))
-                raise self.error(f"task {task_name(key)} {what}{f' on {where}' if where else ''}; every "
-                                 f"task must appear exactly once", [key])
+        ids = self.once(graph)
         place = spread(ids, np.arange(len(ids)), len(graph))  # entry of each task
         lane = self.lane_of_each()
         target = graph.preds.row_of_each()

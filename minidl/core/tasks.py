@@ -46,6 +46,10 @@ COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group ta
 SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
 COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
 COPIES = (Kind.D, Kind.H)  #: out of the memory that counts, and back (`minidl.passes.offload`)
+WORDS = dict(zip(Kind, (
+    "forward", "output gradient", "weight gradient", "backward", "update", "recompute", "quantise", "copy out",
+    "copy back", "all-reduce", "reduce-scatter", "all-gather", "send of the activation", "receive of the activation",
+    "send of the gradient", "receive of the gradient"), strict=True))  #: what each kind does, for messages
 #: the names of axes along which kernels are cut, by their labels; others are called by their number
 AXES = {"n": "samples", "s": "samples", "m": "rows", "r": "rows", "h": "heads", "o": "outputs", "c": "channels"}
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.R)  #: tasks that compute, which can be cut into parts

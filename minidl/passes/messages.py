@@ -58,14 +58,50 @@ def check_same_order(orders: Sequence[Sequence[int]], grid: RankGrid) -> None:
                                     f"wait for each other for ever; ranks that hold the same stages need the same plan")
 
 
+def check_posted(graph: TaskGraph, schedule: Schedule) -> None:
+    """Proves that sends and receives which wait for nothing, as in torch's runtime, do not deadlock: only the reader of
+    a message waits for it. Raises ScheduleError."""
+    if circle := _circle(graph, schedule, posted=True):
+        raise schedule.error(f"deadlock: {_waits(circle)}", circle)
+
+
 def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     """Proves that each send has one receive, and that rendezvous sends, which end only when the receive is posted, do
-    not deadlock. Raises ScheduleError.
+    not deadlock. Raises ScheduleError."""
+    if circle := _circle(graph, schedule):
+        raise schedule.error("deadlock under rendezvous sends, where a send ends only when its receive is posted: "
+                             + _waits(circle), circle)
+
+
+def rendezvous(graph: TaskGraph, schedule: Schedule) -> str:
+    """Whether rendezvous sends do not deadlock, in words: "yes", or "no" and who waits for whom. Raises ScheduleError
+    for a send without one receive."""
+    circle = _circle(graph, schedule)
+    return f"no, {_waits(circle)}" if circle else "yes"
+
+
+def overtaken(graph: TaskGraph, schedule: Schedule) -> tuple[int, int] | None:
+    """The keys of two receives of messages between the same two ranks, of which the first is received first and sent
+    last; None if between any two ranks messages are received in the order in which they are sent."""
+    (sent, got), place = meetings(graph), spread(ids := schedule.ids(graph), np.arange(len(ids)), len(graph))
+    link = schedule.rank_of_tasks(graph)[sent] * schedule.ranks + schedule.rank_of_tasks(graph)[got]
+    order = np.lexsort((place[got], link))
+    late = np.flatnonzero((np.diff(link[order]) == 0) & (np.diff(place[sent][order]) < 0))
+    return (int(graph.keys[got[order[late[0]]]]), int(graph.keys[got[order[late[0] + 1]]])) if late.size else None
+
+
+def _waits(circle: Sequence[int]) -> str:
+    return " waits for ".join(task_name(key) for key in [*circle, circle[0]])
+
+
+def _circle(graph: TaskGraph, schedule: Schedule, posted: bool = False) -> list[int]:
+    """The keys of tasks that wait for each other in a circle, or none. Raises ScheduleError for a send without one
+    receive.
 
     A rendezvous send and its receive are one event on two lanes, so lanes and edges must not form a circle through such
-    events. If a late receive takes the message of the iteration before, this is proved over more iterations than there
-    are ranks; a loop's first and last parts have some of the tasks of one. A rank begins an iteration when all its
-    lanes have ended the one before.
+    events. `posted`: the receive waits for nothing, and its readers for the send. If a late receive takes the message
+    of the iteration before, more iterations are looked at than there are ranks; a loop's first and last parts have some
+    of the tasks of one. A rank begins an iteration when all its lanes have ended the one before.
     """
     sent, got = meetings(graph)
     met = np.bincount(np.concatenate([sent, got]), minlength=len(graph))
@@ -81,11 +117,16 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     turn = np.arange(turns)[:, None] * n
     event = np.arange(turns * n)
     for when in (0, 1):
-        mine = later == when
+        mine = (later == when) & (not posted)
         event[(turn[when:] + got[mine]).ravel()] = (turn[: turns - when] + sent[mine]).ravel()
     after = np.flatnonzero(spread(schedule.ptr[:-1][np.diff(schedule.ptr) > 0], False, n, True))
-    source, target = (np.concatenate(pair) for pair in (
-        (graph.preds.ids.astype(np.int64), ids[after - 1]), (graph.preds.row_of_each().astype(np.int64), ids[after])))
+    source, target = graph.preds.ids.astype(np.int64), graph.preds.row_of_each().astype(np.int64)
+    if posted:
+        send = spread(got, sent, n, -1)
+        waits, received = send[target] != source, send[source] >= 0
+        source, target = (np.concatenate(pair) for pair in (
+            (source[waits], send[source[received]]), (target[waits], target[received])))
+    source, target = np.concatenate([source, ids[after - 1]]), np.concatenate([target, ids[after]])
     last, first = (ids[entries] for entries in schedule.turns)
     source = np.concatenate([(turn + source).ravel(), (turn[:-1] + last).ravel()])
     target = np.concatenate([(turn + target).ravel(), (turn[1:] + first).ravel()])
@@ -96,15 +137,13 @@ def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     succs = Rows.from_pairs(source, target, n)
     done, left = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n), np.zeros(n, np.int64))
     if done == n:
-        return
+        return []
     preds = Rows.from_pairs(target, source, n)
     at, way = int(np.argmax(left.missing > 0)), []
     while at not in way:
         way.append(at)
         at = next(int(q) for q in preds[at] if left.missing[q] > 0)
-    circle = [int(graph.keys[t % len(graph)]) for t in way[way.index(at) :]]
-    raise schedule.error("deadlock under rendezvous sends, where a send ends only when its receive is posted: "
-                         + " waits for ".join(task_name(key) for key in [*circle, circle[0]]), circle)
+    return [int(graph.keys[t % len(graph)]) for t in way[way.index(at) :]]
 
 
 def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]

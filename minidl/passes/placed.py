@@ -7,17 +7,25 @@ summed first, then stages are let go, then others gathered.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ..core.placement import Refused
-from ..core.tasks import Kind, parse_task
+from ..core.tasks import Kind, parse_task, task_name
 from .draft import Draft
 from .shares import WHAT, Gather, Sum
 
+PLACED = "where stages are whole"  #: the note of an order that says it
 ACTION = re.compile(r"(\d{1,6})(UNSHARD|RESHARD|REDUCE_GRAD)(?:@(\d{1,6}[FOWB]\d{1,6}))?")
 CURE = "change the grid, or give --shard 3,prefetch=0,keep=none"
+
+
+def moved(notes: Mapping[str, str], to: Mapping[int, int]) -> dict[str, str]:
+    """The notes of an order whose places come after other tasks. `to`: a task's key -> the other's; -1: before all."""
+    names = {f"@{task_name(a)}": f"@{task_name(b)}" if b >= 0 else "" for a, b in to.items() if PLACED in notes}
+    return {name: re.sub("@[^+]*", lambda at: names.get(at[0], at[0]), text) if name == PLACED else text
+            for name, text in notes.items()}
 
 
 def _places(draft: Draft, placed: Sequence[str], sums: bool) -> list[tuple[int, str, int]]:

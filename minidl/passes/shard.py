@@ -33,11 +33,10 @@ from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, Kind, repack, unpack, widths
 from ..pricing.cost import CostModel
 from .draft import Draft
-from .placed import ACTION, gathers_placed, sums_placed, with_sums_placed
+from .placed import ACTION, PLACED, gathers_placed, sums_placed, with_sums_placed
 from .shares import WHAT, Gather, Sum, Work
 from .updates_last import ended_by_updates
 
-PLACED = "where stages are whole"  #: the note of an order that says it
 DISTANCES = (0, 1, 2, 4)  #: that the search tries
 
 

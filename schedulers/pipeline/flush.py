@@ -28,7 +28,8 @@ def one_f_one_b(problem: Problem) -> Schedule:
 def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
     """1F1B over v chunks per rank, in rounds of micro-batches (Megatron, 2021). Bubble (p-1)(F+O+W)/v.
 
-    A rank takes `round_size` (default p) micro-batches through its first chunk, then through its second, and so on.
+    A rank takes `round_size` micro-batches through its first chunk, then through its second, and so on; by default m is
+    cut in m // p equal rounds, at least one (as torch does).
     """
     p, m, v = problem.ranks, problem.micro_batches, problem.chunks
     size = checked_round(problem, round_size)
@@ -37,17 +38,22 @@ def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
 
 
 def checked_round(problem: Problem, round_size: int | None) -> int:
-    """The round size of an interleaved schedule, by default p. Raises PipelineError with one that fits for another."""
+    """The round size of an interleaved schedule. Raises PipelineError with one that fits for another."""
     p, m = problem.ranks, problem.micro_batches
-    size = p if round_size is None else round_size
-    if size < p:
-        raise PipelineError(f"interleaving needs rounds of at least {p} micro-batches (one per rank), not {size}")
+
+    def size_for(m: int) -> int:
+        return m // max(1, m // p) if round_size is None else round_size
+
+    size, least = size_for(m), min(p, m)
+    if size < least:
+        raise PipelineError(f"interleaving needs rounds of at least {least} micro-batches (one per rank), not {size}")
     if m % size:
-        near = f"{m // size * size} or {(m // size + 1) * size}" if m > size else f"{size}"
-        fits = next((n for n in range(p, m + 1) if m % n == 0), None)
-        raise PipelineError(f"interleaving over {p} ranks in rounds of {size} needs micro-batches in multiples of "
-                            f"{size}, not {m}; use {near}"
-                            + (f", or rounds of {fits} (--scheduler-arg round_size={fits})" if fits else ""))
+        near = [n for n in range(max(1, m - size), m + size + 1) if n % size_for(n) == 0]
+        less, more = [n for n in near if n < m][-1:], next(n for n in near if n > m)
+        use = " or ".join(map(str, [*less, more]))
+        fits = next(n for n in range(least, m + 1) if m % n == 0)
+        raise PipelineError(f"interleaving over {p} ranks in rounds of {size} cannot take {m} micro-batches; use {use}"
+                            f", or rounds of {fits} (--scheduler-arg round_size={fits})")
     return size
 
 

@@ -18,9 +18,10 @@ from ...core.graph import TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, Refused
 from ...core.schedule import Lane, Schedule
-from ...core.tasks import COLLECTIVE, COMMUNICATION, Kind, repack, unpack
+from ...core.tasks import COLLECTIVE, COMMUNICATION, Kind, pack, repack, unpack
 from ...passes.draft import Draft
 from ...passes.every import AFTER_THE_ORDER, OPTIONS, WIDE, Pass, through
+from ...passes.placed import moved
 from ...passes.replicas import replicas
 from ...passes.shard import Shards, searched, with_sums
 from ...passes.shard import shard as shared_out
@@ -148,8 +149,8 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
     stage, given = stage_of_unit if told is None else told, _whole(schedule) if wide else schedule
     sums = machine.replicas == 1 or bool(np.isin(unpack(schedule.keys).kind, (Kind.U, *COLLECTIVE)).any())
     known = machine if sums else replace(machine, replicas=1)  # of a grid of torch's
-    shard = Shards.of(shard).where(schedule.notes if machine.replicas > 1 else {})
-    level = shard.level
+    shares = Shards.of(shard)
+    level = shares.where(schedule.notes if machine.replicas > 1 else {}).level
 
     def read(placement: Placement | int) -> tuple[Draft, PipelinePlan]:
         draft = cut(graph, cost, placement, stage, machine=machine, dropped=dropped)
@@ -158,8 +159,10 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
             order = order.keep(~np.isin(unpack(order.keys).kind, COMMUNICATION))  # messages follow from the rest
         elif level:
             order = with_sums(order, norms_apart(draft).graph)
-        updates = draft.graph.kind == Kind.U
-        if isinstance(placement, Placement) and not (unpack(order.keys).kind == Kind.U).any():  # such as torch's grids
+        updates, bare = draft.graph.kind == Kind.U, not (unpack(order.keys).kind == Kind.U).any()
+        if bare:  # such as torch's grids
+            order = _of_stages_here(order, draft.graph)
+        if bare and isinstance(placement, Placement):
             order = order.followed_by({lane: draft.graph.keys[updates & (draft.rank == lane.rank)]
                                        for lane in order.lanes if lane.name == "main"})
         return draft, read_plan(order, known, micro_batches, chunks, draft.graph, like)
@@ -167,6 +170,8 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
     draft, made = read(stages_in(schedule, machine.ranks, micro_batches, chunks) if like is None else like.placement)
     if like is None:
         draft, made = read(made.placement)  # which says which stages share a rank's scalars
+    if machine.replicas > 1:
+        shares = shares.where(_of_stages_here(schedule, draft.graph).notes)
     times = draft.price(made.graph)
     if machine.collective is not None:
         times = with_communication(made.graph, times, machine.collective)
@@ -176,7 +181,7 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
         up = place.home(made.graph.keys, micro_batches) != place.table[0][unit]  # on a stage of the second direction
         found = through(passes, replace(draft, graph=made.graph, time=times.durations(made.graph), placement=place,
                                         stage=unit + place.stages * up, schedule=order),
-                        {"parts": parts, "shard": shard})
+                        {"parts": parts, "shard": shares})
         return replace(made, graph=found.graph, schedule=found.order, ranks=machine.size), found.priced
 
     if level or not sums:
@@ -186,6 +191,19 @@ def read_network(graph: TaskGraph, schedule: Schedule, cost: CostModel, machine:
         if _lanes(made.schedule) != _lanes(schedule):
             raise schedule.error("second parts of tasks must be on lanes of their own, in the order of the first parts")
     return replace(made, cost=times)
+
+
+def _of_stages_here(order: Schedule, graph: TaskGraph) -> Schedule:
+    """The order of all stages' tasks without the gradients that these stages do not have: of a first stage's input, of
+    parameters where there are none."""
+    own = unpack(order.keys)
+    output, weight = (graph.find(pack(own.unit, kind, own.micro_batch)) >= 0 for kind in (Kind.O, Kind.W))
+    here = np.select([own.kind == Kind.O, own.kind == Kind.W, own.kind == Kind.B], [output, weight, output | weight],
+                     True)
+    last = np.maximum.accumulate(np.where(here, np.arange(len(here)), -1))
+    before = np.where(last >= order.ptr[order.lane_of_each()], order.keys[last], -1)[~here]
+    return replace(order.keep(here), notes=moved(order.notes, dict(zip(order.keys[~here].tolist(), before.tolist(),
+                                                                       strict=True))))
 
 
 def _whole(schedule: Schedule) -> Schedule:

@@ -7,7 +7,7 @@ one before: `2SEND_F0` and `3RECV_F0` are our `2SF0>r` and `2RF0>r` where rank r
 `1REDUCE_GRAD` say when FSDP gathers, frees and sums stage 1's weights among its replicas: the all-gathers, their last
 users and the reduce-scatters of a plan whose replicas share out. If they are read, a note of the order has their
 places, which such a plan keeps (`minidl.passes.placed`). The format has no lanes: all tasks of a rank are on its
-`main` lane.
+`main` lane; another note says that its messages are posted as in torch's runtime (`as_torch_does` in proof.py).
 """
 
 from __future__ import annotations
@@ -28,9 +28,11 @@ from ...core.placement import Refused
 from ...core.schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
 from ...core.tasks import COLLECTIVE, RECEIVES, SENDS, GraphError, Kind, pack, parse_task, repack, task_name, unpack
 from ...passes.boundary import Mask
-from ...passes.shard import PLACED
+from ...passes.placed import PLACED
 from ...passes.shares import WHAT
 from ...plans.plan import PipelinePlan
+from ..saved import AS_TORCH
+from .proof import descending
 
 THEIRS = {Kind.F: "F", Kind.O: "I", Kind.W: "W", Kind.B: "B", Kind.SF: "SEND_F", Kind.RF: "RECV_F", Kind.SO: "SEND_B",
           Kind.RO: "RECV_B"}
@@ -78,8 +80,10 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
         raise ScheduleError(f"{where} is empty; expected one row of tasks per rank")
     keys = schedule.keys
     message = _is_message(keys)
+    notes = dict([AS_TORCH]) if message.any() or descending(schedule).size else {}
     if any("UNSHARD" in action for action in placed):  # without one, sums follow from the order
-        schedule = replace(schedule, notes={PLACED: "+".join(placed)})
+        notes[PLACED] = "+".join(placed)
+    schedule = replace(schedule, notes=notes)
     if not message.any():
         return schedule
     rank = _rank_of_reader(schedule)

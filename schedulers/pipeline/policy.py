@@ -112,8 +112,7 @@ class Policy:
 def at_least(what: str, bound: Callable[[int], int]) -> Callable[[int, int, int], str | None]:
     def needs(ranks: int, micro_batches: int, chunks: int) -> str | None:
         least = bound(ranks)
-        return None if micro_batches >= least else f"needs {what} micro-batches, so {least} for {ranks} ranks, " \
-                                                   f"not {micro_batches}"
+        return None if micro_batches >= least else f"needs {what}, so {least} for {ranks} ranks, not {micro_batches}"
     return needs
 
 
@@ -129,4 +128,4 @@ def even_chunks(ranks: int, micro_batches: int, chunks: int) -> str | None:
 
 def twice_and_even(ranks: int, micro_batches: int, chunks: int) -> str | None:
     return (even(ranks, micro_batches, chunks)
-            or at_least("at least 2p", lambda p: 2 * p)(ranks, micro_batches, chunks))
+            or at_least("at least 2p micro-batches", lambda p: 2 * p)(ranks, micro_batches, chunks))

@@ -16,16 +16,17 @@ from ...core.graph import Role, TaskGraph
 from ...core.machine import Machine
 from ...core.placement import PipelineError, Placement, Versions, bidirectional
 from ...core.schedule import Schedule, ScheduleError
-from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, GraphError, Kind, pack, task_name, unpack
+from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, SENDS, GraphError, Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
 from ...passes.draft import Draft
-from ...passes.messages import check_rendezvous
+from ...passes.messages import check_posted, check_rendezvous, overtaken, rendezvous
+from ...passes.placed import moved
 from ...passes.rewrite import fuse
 from ...passes.send_receive import add_communication, check_messages, talks
 from ...passes.synchronise import norms_apart, synchronise
 from ...passes.versions import newest, updates
 from ...plans.plan import PipelinePlan
-from ..saved import part_bytes_in
+from ..saved import AS_TORCH, part_bytes_in
 from .peaks import COMPUTE, activations
 from .problem import check_numbers, costs
 from .slices import slices_in
@@ -54,6 +55,41 @@ def prove(plan: PipelinePlan) -> PipelinePlan:
         _every_rank(schedule, placement)
         plan = plan.divided()
     return plan
+
+
+def as_torch_does(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None, runs: bool
+                  ) -> tuple[Schedule, tuple[str, ...]]:
+    """A grid of torch's without its messages, which follow from the order, and what is to be said of it.
+
+    Messages are proved as torch's runtime runs them: sends and receives are posted in the order of their rank and wait
+    for nothing, tasks wait for what they receive. `runs`: a network runs in this order, so a stage's backward tasks are
+    numbered as gradients are added. Other schedules are returned as they are. Raises ScheduleError.
+    """
+    if AS_TORCH not in schedule.notes.items():
+        return schedule, ()
+    message = np.isin(unpack(schedule.keys).kind, (*SENDS, *RECEIVES))
+    order = replace(schedule.keep(~message), notes=schedule.notes)
+    made, said = read_plan(order, Machine(ranks), micro_batches, chunks), list[str]()
+    adds = descending(order)
+    if adds.size:
+        second, first = map(task_name, order.keys[adds[0]].tolist())
+        said.append(f"the grid has {first} before {second}, but a network adds up its micro-batches in ascending "
+                    f"order, with the bits of one process: if one runs, backward tasks are numbered so")
+    if message.any():
+        graph, _ = add_communication(made.graph, order.validate(made.graph))
+        schedule.once(graph)
+        _one_lane(schedule)
+        _at_home(schedule, made.placement, micro_batches)
+        check_posted(graph, schedule)
+        said.append(f"the grid's messages are free of deadlock if sends are buffered: yes; rendezvous: "
+                    f"{rendezvous(graph, schedule)}")
+        if late := overtaken(graph, schedule):
+            first, second = map(task_name, late)
+            said.append(f"{first} is received before {second}, but sent after it: messages have numbers here, but not "
+                        f"in torch, whose gradients are wrong then; for its runtime, make it without defer_pp_recv")
+    if runs and adds.size:
+        order = _ascending(order)
+    return order, tuple(said)
 
 
 def chunks_in(schedule: Schedule, ranks: int) -> int:
@@ -105,7 +141,8 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
     joint = fused_in(compute, placement.stages, micro_batches)
     if graph is None:
         _complete(compute, placement.stages, micro_batches)
-        graph = (stage_graph(placement.stages, micro_batches, joint, placement.directions)
+        free = AS_TORCH in schedule.notes.items() and bool(descending(compute).size)
+        graph = (stage_graph(placement.stages, micro_batches, joint, placement.directions, in_turn=not free)
                  if like is None or like.slices == 1 else like.graph)
     elif like is not None and like.stale:
         graph = like.graph  # whose tasks read the versions
@@ -195,15 +232,27 @@ def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
                                  f"and one B or one O and one W", near)
 
 
+def descending(schedule: Schedule) -> Ints:
+    """The entries (n, 2) of weight gradients of a stage that follow each other by micro-batch, but not in the schedule:
+    the first comes after the second."""
+    adds = np.flatnonzero(np.isin(unpack(schedule.keys).kind, (Kind.W, Kind.B)))
+    own = unpack(schedule.keys[adds])
+    adds, unit = (column[np.lexsort((own.micro_batch, own.unit))] for column in (adds, own.unit))
+    return np.stack([adds[:-1], adds[1:]], axis=1)[(unit[:-1] == unit[1:]) & (adds[:-1] > adds[1:])]
+
+
+def _ascending(order: Schedule) -> Schedule:
+    """The order whose B of a stage are numbered in their order."""
+    at, keys = np.flatnonzero(unpack(order.keys).kind == Kind.B), order.keys.copy()
+    own = unpack(keys[at])
+    keys[at[np.lexsort((at, own.unit))]] = own.key[np.lexsort((own.micro_batch, own.unit))]
+    return replace(order, keys=keys, notes=moved(order.notes, dict(zip(own.key.tolist(), keys[at].tolist(),
+                                                                       strict=True))))
+
+
 def _adds_in_order(schedule: Schedule, graph: TaskGraph) -> None:
     """Raises ScheduleError if a stage adds weight gradients in another order of micro-batches than the graph does."""
-    own = unpack(schedule.keys)
-    adds = np.flatnonzero((own.kind == Kind.W) | (own.kind == Kind.B))
-    adds = adds[np.lexsort((own.micro_batch[adds], own.unit[adds]))]
-    first, second = adds[:-1], adds[1:]
-    swapped = (own.unit[first] == own.unit[second]) & (first > second)
-    for a, b in zip(first[swapped].tolist(), second[swapped].tolist(), strict=True):
-        before, after = schedule.keys[[a, b]].tolist()
+    for before, after in schedule.keys[descending(schedule)].tolist():
         if int(graph.index(task_name(before))) in graph.preds[graph.index(task_name(after))]:
             raise schedule.error(
                 f"{task_name(after)} runs before {task_name(before)}, but a stage adds up the weight gradients of its "

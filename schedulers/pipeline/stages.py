@@ -16,12 +16,13 @@ NAMED = 100_000  #: up to this many buffers, each has a name for messages
 
 
 def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = False, directions: int = 1,
-                message_bytes: int = 0) -> TaskGraph:
+                message_bytes: int = 0, in_turn: bool = True) -> TaskGraph:
     """Tasks in sequential order: micro-batch after micro-batch, forward up, backward down.
 
     `fused`: whether the backward of (stage, micro-batch) is one task B; a bool, or bools (stages, micro_batches).
     Weight gradients are added up in ascending order of micro-batches; with two directions each half has its own sum,
-    and the two are added once, first half first. `message_bytes`: the bytes of each activation or gradient on a link.
+    and the two are added once, first half first; if not `in_turn`, the order is free. `message_bytes`: the bytes of
+    each activation or gradient on a link.
     """
     s, m = stages, micro_batches
     joint = np.broadcast_to(np.asarray(fused, bool), (s, m)).T  # (m, s)
@@ -44,8 +45,8 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
     f, o, w, b = (kind == k for k in (Kind.F, Kind.O, Kind.W, Kind.B))
     before, after = unit > 0, unit < s - 1
     reads = _rows([(f & before, activation - 1), (~f, activation), ((o | b) & after, gradient + 1),
-                   (w, gradient), (w | b, total)])
-    writes = _rows([(f, activation), (o | b, gradient), (w | b, total)])
+                   (w, gradient), ((w | b) & in_turn, total)])
+    writes = _rows([(f, activation), (o | b, gradient), ((w | b) & in_turn, total)])
     del f, o, w, b, before, after, activation, gradient, total
     n, sums = len(unit), directions * s
     buffers = 2 * s * m + sums

@@ -1,14 +1,16 @@
 """Torch's own pipeline orders: ours are equal to them, and its lowered grids are read."""
 
 import re
+from collections import defaultdict
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
 import pipelines
 import pytest
+from command_line import SMALL, run, run_json
 from helpers import need
 
-from minidl.cli import main
 from minidl.core.schedule import ScheduleError
 from minidl.core.tasks import Kind, unpack
 from minidl.schedulers import pipeline
@@ -17,6 +19,11 @@ from minidl.schedulers.pipeline.problem import Problem
 
 LOOPED = {"ScheduleInterleaved1F1B": "interleaved", "ScheduleInterleavedZeroBubble": "interleaved_zb",
           "ScheduleLoopedBFS": "looped_bfs"}
+#: each of torch's classes with its numbers of chunks, and our policy if it has the same order; zb_v is a search
+CLASSES = {"ScheduleGPipe": ([1], "gpipe"), "Schedule1F1B": ([1], None),
+           "ScheduleInterleaved1F1B": ([1, 2, 3], "interleaved"),
+           "ScheduleInterleavedZeroBubble": ([1, 2, 3], "interleaved_zb"), "ScheduleLoopedBFS": ([1, 2, 3], None),
+           "ScheduleZBVZeroBubble": ([2], "zb_v"), "ScheduleDualPipeV": ([2], "dualpipe_v")}
 
 
 @pytest.fixture(scope="module")
@@ -24,17 +31,23 @@ def torch_pipelines():
     return need("torch.distributed.pipelining.schedules")
 
 
-def torch_order(module, name, p, m, chunks=1):
-    """The actions of each rank in one of torch's schedules, made without a process group."""
+def torch_schedule(module, name, p, m, chunks=1, **more):
+    """One of torch's schedules, made without a process group. Raises its ValueError."""
     wave = name in ("ScheduleZBVZeroBubble", "ScheduleDualPipeV")
     held = [c * p if not wave or c % 2 == 0 else 2 * p - 1 for c in range(chunks)]
     stages = [SimpleNamespace(group_size=p, group_rank=0, num_stages=p * chunks, stage_index=i, has_backward=True,
                               is_first=i == 0, is_last=i == p * chunks - 1, stage_index_to_group_rank={}, group=None,
                               submod=None) for i in held]
-    if chunks == 1:
-        made = getattr(module, name)(stages[0], m, loss_fn=lambda output, target: 0)
-        return made._get_pipeline_order()
-    return getattr(module, name)(stages, m, loss_fn=lambda output, target: 0).pipeline_order
+    single = name in ("ScheduleGPipe", "Schedule1F1B")
+    return getattr(module, name)(stages[0] if single else stages, m, loss_fn=lambda output, target: 0, **more)
+
+
+def torch_order(module, name, p, m, chunks=1, deferred=False, lowered=False):
+    """The actions of each rank in one of torch's schedules."""
+    if name in ("ScheduleGPipe", "Schedule1F1B"):
+        return torch_schedule(module, name, p, m)._get_pipeline_order()
+    made = torch_schedule(module, name, p, m, chunks, defer_pp_recv=deferred)
+    return made.pipeline_order_with_comms if lowered else made.pipeline_order
 
 
 def as_csv(order):
@@ -65,16 +78,25 @@ def test_torchs_1f1b_table_is_ours_but_for_the_numbers_on_the_last_rank(torch_pi
 
 
 def test_torchs_looped_bfs_adds_gradients_in_descending_order(torch_pipelines, tmp_path, capsys):
-    p, m = 2, 3
+    """On given times its order is what it is; a network's backward tasks are numbered as their gradients are added."""
+    p, m, flags = 2, 3, ["--ranks", "2", "--micro-batches", "3", "--chunks", "2"]
     text = as_csv(torch_order(torch_pipelines, "ScheduleLoopedBFS", p, m, 2))
-    with pytest.raises(ScheduleError, match="runs before .* ascending order, .*LoopedBFS.* number the") as no:
-        pipelines.read_plan(pipeline.from_torch(text), p, m, 2)
-    assert no.value.tasks == ("0B0", "0B1")
+    read = pipelines.read_plan(pipeline.from_torch(text), p, m, 2)
+    assert re.match("the grid has 0B1 before 0B0, but a network adds", read.remarks[0])
+    assert cells(pipeline.for_torch(read)) == cells(text)
     (path := tmp_path / "bfs.csv").write_text(text)
-    assert main(["check", str(path), "--ranks", "2", "--micro-batches", "3", "--chunks", "2"]) == 1
-    assert "LoopedBFS" in capsys.readouterr().out
+    assert run_json(capsys, "check", str(path), *flags)[1]["remarks"] == [*read.remarks]
+    assert run(capsys, "plan", *flags, "--scheduler", str(path), "--save", str(tmp_path / "again.csv"))[0] == 0
+    again = pipelines.read_plan(pipeline.read_file(str(tmp_path / "again.csv")), p, m, 2)
+    assert again.schedule.to_csv() == read.schedule.to_csv()
     ascending = re.sub(r"B(\d+)", lambda found: f"B{m - 1 - int(found[1])}", text)
     assert pipeline.from_torch(ascending).to_csv() == pipelines.plan("looped_bfs", p, m, chunks=2).schedule.to_csv()
+    network = [*SMALL[:-2], "--costs", "analytic", "--batch-size", "6", "--parallel", "pipeline", *flags]
+    for verb in ("plan", "simulate"):
+        assert run(capsys, verb, *network, "--scheduler", str(path))[0] == 0
+    file = tmp_path / "network.csv"
+    run(capsys, "plan", *network, "--scheduler", str(path), "--format", "torch", "--save", str(file))
+    assert cells(file.read_text()) == cells(ascending)
 
 
 @pytest.mark.parametrize("name", LOOPED)
@@ -100,10 +122,151 @@ def test_a_misspelt_fsdp_action_is_one_clear_line(cell):
         pipeline.from_torch(f"0F0,{cell},0B0")
 
 
-def test_interleaving_names_the_rounds_that_fit():
+def test_interleaving_names_what_fits():
     for name in ("interleaved", "interleaved_zb"):
-        with pytest.raises(pipeline.PipelineError, match=r"use 8 or 12, or rounds of 5 \(.* round_size=5\)"):
-            pipelines.plan(name, 4, 10)
-        assert pipelines.plan(name, 4, 10, round_size=5).micro_batches == 10
-        with pytest.raises(pipeline.PipelineError, match="not 3; use 4$"):
-            pipelines.plan(name, 4, 3)
+        with pytest.raises(pipeline.PipelineError, match=r"rounds of 4 cannot take 9 micro-batches; use 8 or 10, or "
+                                                         r"rounds of 9 \(--scheduler-arg round_size=9\)$"):
+            pipelines.plan(name, 4, 9)
+        assert pipelines.plan(name, 4, 9, round_size=9).micro_batches == 9
+        with pytest.raises(pipeline.PipelineError, match=r"rounds of 4 cannot take 6 .* use 4 or 8, or rounds of 6"):
+            pipelines.plan(name, 4, 6, round_size=4)
+        with pytest.raises(pipeline.PipelineError, match="rounds of at least 4 .* not 3$"):
+            pipelines.plan(name, 4, 6, round_size=3)
+
+
+# ----------------------------------------------------------------------------------- all classes, by the rules of torch
+def cells(text):
+    """The tasks of each rank that compute."""
+    return [re.findall(r"\d+[FIWB]\d+", row) for row in text.splitlines()]
+
+
+def accepts(module, order, p, stages, m):
+    """Whether torch's runtime takes the order."""
+    try:
+        module._validate_schedule(order, p, stages, m)
+    except (AssertionError, KeyError):
+        return False
+    return True
+
+
+def links(order, home):
+    """The messages of each pair of ranks as they are sent, and as they are received."""
+    sent, received = defaultdict(list), defaultdict(list)
+    for rank, actions in order.items():
+        for action in actions:
+            found = re.fullmatch(r"(\d+)(SEND|RECV)_([FB])(\d+)", str(action))
+            if found and found[2] == "SEND":
+                to = int(found[1]) + (1 if found[3] == "F" else -1)
+                sent[rank, home[to]].append((to, found[3], found[4]))
+            elif found:
+                by = int(found[1]) - (1 if found[3] == "F" else -1)
+                received[home[by], rank].append((int(found[1]), found[3], found[4]))
+    return sent, received
+
+
+def changed(order, draw):
+    """The order with one of its computing actions left out, on another rank, or earlier."""
+    order = {rank: [*actions] for rank, actions in order.items()}
+    rank = int(draw.integers(len(order)))
+    at = int(draw.choice([i for i, a in enumerate(order[rank]) if a and re.fullmatch(r"\d+[FIWB]\d+", str(a))]))
+    action, way = order[rank].pop(at), draw.integers(3)
+    if way == 1:
+        order[(rank + 1) % len(order)].append(action)
+    elif way == 2:
+        order[rank].insert(int(draw.integers(at + 1)), action)
+    return order
+
+
+@pytest.mark.parametrize("count", [3, pytest.param(30, marks=pytest.mark.wide)])
+@pytest.mark.parametrize("name", CLASSES)
+def test_grids_are_accepted_as_torch_accepts_them_in_the_same_order(torch_pipelines, name, count):
+    """Of 2 to 4 ranks and 2 to 12 micro-batches, lowered or not, with and without deferred receives; also changed."""
+    draw, (chunks, ours) = np.random.default_rng(count), CLASSES[name]
+    for _ in range(count):
+        p, m, v, deferred, lowered = (int(draw.choice(some)) for some in (
+            range(2, 5), range(2, 13), chunks, (0, 1), (0, 1)))
+        try:
+            order = torch_order(torch_pipelines, name, p, m, v, bool(deferred), bool(lowered))
+        except ValueError:
+            assert ours is None or not _planned(ours, p, m, v), (p, m, v)
+            continue
+        text, case = as_csv(order), (p, m, v, deferred, lowered)
+        if not accepts(torch_pipelines, order, p, p * v, m):
+            assert name == "Schedule1F1B", "whose table numbers forwards of the last rank from 1 on"
+            with pytest.raises(ScheduleError):
+                pipelines.read_plan(pipeline.from_torch(text), p, m, v)
+            continue
+        made = pipelines.read_plan(pipeline.from_torch(text), p, m, v)
+        assert cells(pipeline.to_torch(made.schedule)) == cells(text), case
+        assert ours is None or _planned(ours, p, m, v) == cells(text), case
+        home = torch_pipelines._validate_schedule(order, p, p * v, m)
+        assert made.placement.table[0].tolist() == [home[stage] for stage in range(p * v)]
+        said = [line for line in made.remarks if "rendezvous" in line]
+        sent, received = links(order, home)
+        assert len(said) == bool(sent)
+        assert all("buffered: yes; rendezvous: " in line for line in said)
+        assert deferred or all(line.endswith("rendezvous: yes") for line in said), case
+        assert any("defer_pp_recv" in line for line in made.remarks) == (sent != received), case
+        other = changed(order, draw)
+        if not accepts(torch_pipelines, other, p, p * v, m):
+            with pytest.raises(ScheduleError):
+                pipelines.read_plan(pipeline.from_torch(as_csv(other)), p, m, v)
+
+
+def _planned(name, p, m, v):
+    """The tasks of each rank by our policy; none if it does not take these numbers."""
+    try:
+        if name != "zb_v":
+            return cells(pipeline.to_torch(pipelines.plan(name, p, m, chunks=v).schedule))
+    except pipeline.PipelineError:
+        return []
+    placement = pipelines.place("zb_v", p)
+    return cells(pipeline.to_torch(v_shape.handcrafted(Problem.of(placement, m, pipeline.costs(placement, 1, 1, 1)))))
+
+
+def test_torchs_numbers_of_micro_batches():
+    """One round below two times as many as ranks; a V of zero bubbles from 1 on, of pairs as many as stages."""
+    for m, size in ((1, 1), (2, 2), (3, 3), (5, 5), (6, 6), (7, 7), (8, 4), (10, 5)):
+        for name in ("interleaved", "interleaved_zb"):
+            told = pipelines.plan(name, 4, m, chunks=2, round_size=size).schedule
+            assert pipelines.plan(name, 4, m, chunks=2).schedule.to_csv() == told.to_csv()
+    with pytest.raises(pipeline.PipelineError, match="as many micro-batches as stages, so 8 for 4 ranks, not 7"):
+        pipelines.plan("dualpipe_v", 4, 7)
+
+
+TWO = ["0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1",
+       "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1"]
+
+
+@pytest.mark.parametrize(("row", "old", "new", "says"), [
+    (0, "", "", "buffered: yes; rendezvous: no, 1SO0>0 waits for 0SF1>1 waits for 1SO0>0"),
+    (1, "1SEND_B0,1RECV_F1", "1RECV_F1,1SEND_B0", "buffered: yes; rendezvous: yes"),
+    (0, "0SEND_F0,0F1", "0F1,0RECV_B0,0SEND_F0", None),  # two receives of one message
+    (0, "0RECV_B0,0B0", "0B0", "!1RO0>0 is missing, the receive of the gradient of stage or layer 1"),
+    (0, "0SEND_F1,", "", "!0SF1>1 is missing, the send of the activation of stage or layer 0, micro-batch 1"),
+    (0, "0F1,0SEND_F1", "0SEND_F1,0F1", "!deadlock: 0F1 waits for 0SF1>1 waits for 0F1"),
+    (0, "0RECV_B1,0B1", "0B1,0RECV_B1", "!deadlock: "),
+    (1, "1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1", "1RECV_F1,1RECV_F0,1F0,1B0,1SEND_B0", "0RF1>1 is received before 0RF0>1"),
+    (0, "0SEND_F0,0F1", "0F1,0RECV_B0,0B0,0SEND_F0", None)])
+def test_messages_are_judged_as_torchs_runtime_has_them(row, old, new, says):
+    """Each send is posted and each receive, and only the task that reads a message waits for it."""
+    rows = [*TWO]
+    assert old in rows[row]
+    rows[row] = rows[row].replace(old, new)
+    schedule = pipeline.from_torch("\n".join(rows))
+    if says is None or says.startswith("!"):
+        with pytest.raises(ScheduleError, match=says and re.escape(says[1:])):
+            pipelines.read_plan(schedule, 2, 2)
+    else:
+        assert says in " ".join(pipelines.read_plan(schedule, 2, 2).remarks)
+
+
+def test_a_receive_may_be_posted_long_before_its_message_can_come():
+    """On a rank that waited for it there, rank 1 would wait for 0F1, which comes later."""
+    rows = [TWO[0].replace("0F1,0SEND_F1,0RECV_B0", "0RECV_B0,0F1,0SEND_F1"),
+            "1RECV_F0,1F0,1RECV_F1,1F1,1B0,1SEND_B0,1B1,1SEND_B1"]
+    read = pipelines.read_plan(pipeline.from_torch("\n".join(rows)), 2, 2)
+    assert "sends are buffered: yes; rendezvous: no, " in read.remarks[0]
+    own = replace(pipeline.from_torch("\n".join(rows)), notes={})  # an order of one's own, where a receive is a wait
+    with pytest.raises(ScheduleError, match="deadlock"):
+        pipelines.read_plan(own, 2, 2)
