@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import one_line, run, run_json
 from helpers import need
@@ -14,6 +15,7 @@ from test_shards_in_pipelines import BASE, GRID, NAMES, gathers, plan, trained
 from test_torch_grids import as_csv, torch_order
 
 import minidl as ml
+from minidl import schedulers
 from minidl.core.machine import PlanError
 from minidl.passes.shard import Shards
 from minidl.schedulers import pipeline
@@ -51,6 +53,45 @@ def test_a_grid_comes_back(name: str, shard: str, tmp_path: Path) -> None:
     saved = plan(ml.schedulers.find(str(tmp_path / "plan.csv"), "pipeline"), chunks=made.placement.chunks)
     assert saved.schedule.to_csv() == again.schedule.to_csv()
     assert saved.peak_bytes == again.peak_bytes
+
+
+MODELS = {"gpt": ["--model-arg", "preset=tiny"],  # whose first and last stage share a weight
+          "lenet": [],  # some of whose stages have no parameters
+          "rnn": ["--model-arg", "preset=tiny"], "mlp": ["--model-arg", "layers=9", "--model-arg", "hidden=16"]}
+POLICIES = [name for name in schedulers.names("pipeline", exact=True) if name not in ("joint", "optimal", "zb_auto")
+            and (policy := schedulers.find(name).staged).groups == 1 and not policy.sliced]
+
+
+SHARDS = ["0", "1", "2,prefetch=1", "3,prefetch=0,keep=none", "3,prefetch=2,keep=0", "3"]
+MORE = [[], ["--optimizer", "adamw", "--clip", "1"], ["--recompute", "all"]]
+
+
+@pytest.mark.parametrize("seed", [pytest.param(seed, marks=[pytest.mark.wide] * (seed > 5)) for seed in range(100)])
+def test_every_grid_that_is_written_comes_back(seed: int, capsys: Any, tmp_path: Path) -> None:
+    """With equal order and places: with the same --shard, without, and without replicas."""
+    draw = np.random.default_rng(seed)
+    model, shard, ranks = [*MODELS][seed % len(MODELS)], SHARDS[seed % len(SHARDS)], int(draw.integers(2, 4))
+    name, more = POLICIES[draw.integers(len(POLICIES))], MORE[draw.integers(len(MORE))]
+    flags = ["--model", model, *MODELS[model], "--costs", "analytic", "--parallel", "pipeline", "--ranks", str(ranks),
+             "--micro-batches", str(2 * ranks), *more,
+             "--chunks", str(schedulers.find(name).staged.chunks)]
+    both = ["--replicas", "2", "--batch-size", str(4 * ranks)]
+    told = both + ["--shard", shard] * (shard != "0")
+
+    def grid(policy: str, *flags: str) -> str:
+        code, _, err = run(capsys, "plan", *flags, "--scheduler", policy, "--format", "torch", "--save",
+                           str(tmp_path / "again.csv"))
+        assert code == 0, err
+        return (tmp_path / "again.csv").read_text()
+
+    text = grid(name, *flags, *told)
+    assert not re.search(r"(\d+RESHARD),\1", text)
+    (file := tmp_path / "grid.csv").write_text(text)
+    for again in (told, both):
+        assert grid(str(file), *flags, *again) == text
+    tasks = [re.findall(r"\d+[FIWB]\d+", row) for row in text.splitlines()]
+    alone = grid(str(file), *flags, "--batch-size", str(2 * ranks))  # a replica's, so that stages are the same
+    assert [re.findall(r"\d+[FIWB]\d+", row) for row in alone.splitlines()] == tasks
 
 
 def test_stages_are_gathered_and_summed_where_a_grid_says(tmp_path: Path) -> None:
