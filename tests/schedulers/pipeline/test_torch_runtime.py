@@ -60,6 +60,16 @@ def test_gradients_of_torchs_runtime_have_the_bits_of_one_process(tmp_path, p):
 
 
 @pytest.mark.wide
+def test_batch_norm_needs_examples_or_its_buffers_back(tmp_path):
+    """What the page says of torch's runtime: one forward too many, and gradients that are divided again."""
+    need("torch.distributed.pipelining")
+    for lines in on_torch_ranks("torch_norms.py", 2, tmp_path, 3):
+        (_, *bare), *cured = lines
+        assert bare == [5, False, True, 10, 1.25, 2.0]
+        assert [rest for _, *rest in cured] == [[4, True, True, 8, 1.25, 2.0]] * 2
+
+
+@pytest.mark.wide
 def test_200_random_plans_go_to_torch_and_come_back(tmp_path):
     torch = need("torch.distributed.pipelining.schedules")
     draw = np.random.default_rng(0)
