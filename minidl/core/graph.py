@@ -148,7 +148,7 @@ class Task:
 
     @property
     def in_words(self) -> str:
-        """What it does: `the update of layers.2 after micro-batch 4`."""
+        """Its work: `the update of layers.2, micro-batch 4`."""
         where = self.graph.unit_names[self.unit] if self.unit < len(self.graph.unit_names) else ""
         to = f" to rank {self.destination}" if self.kind in (*SENDS, *RECEIVES) else ""
         which = "" if self.kind in COLLECTIVE else f", micro-batch {self.micro_batch}"

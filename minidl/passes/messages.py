@@ -58,26 +58,13 @@ def check_same_order(orders: Sequence[Sequence[int]], grid: RankGrid) -> None:
                                     f"wait for each other for ever; ranks that hold the same stages need the same plan")
 
 
-def check_posted(graph: TaskGraph, schedule: Schedule) -> None:
-    """Proves that sends and receives which wait for nothing, as in torch's runtime, do not deadlock: only the reader of
-    a message waits for it. Raises ScheduleError."""
-    if circle := _circle(graph, schedule, posted=True):
-        raise schedule.error(f"deadlock: {_waits(circle)}", circle)
-
-
 def check_rendezvous(graph: TaskGraph, schedule: Schedule) -> None:
     """Proves that each send has one receive, and that rendezvous sends, which end only when the receive is posted, do
     not deadlock. Raises ScheduleError."""
-    if circle := _circle(graph, schedule):
+    waits, circle = waits_in_circle(graph, schedule)
+    if circle:
         raise schedule.error("deadlock under rendezvous sends, where a send ends only when its receive is posted: "
-                             + _waits(circle), circle)
-
-
-def rendezvous(graph: TaskGraph, schedule: Schedule) -> str:
-    """Whether rendezvous sends do not deadlock, in words: "yes", or "no" and who waits for whom. Raises ScheduleError
-    for a send without one receive."""
-    circle = _circle(graph, schedule)
-    return f"no, {_waits(circle)}" if circle else "yes"
+                             + waits, circle)
 
 
 def overtaken(graph: TaskGraph, schedule: Schedule) -> tuple[int, int] | None:
@@ -90,18 +77,15 @@ def overtaken(graph: TaskGraph, schedule: Schedule) -> tuple[int, int] | None:
     return (int(graph.keys[got[order[late[0]]]]), int(graph.keys[got[order[late[0] + 1]]])) if late.size else None
 
 
-def _waits(circle: Sequence[int]) -> str:
-    return " waits for ".join(task_name(key) for key in [*circle, circle[0]])
-
-
-def _circle(graph: TaskGraph, schedule: Schedule, posted: bool = False) -> list[int]:
-    """The keys of tasks that wait for each other in a circle, or none. Raises ScheduleError for a send without one
-    receive.
+def waits_in_circle(graph: TaskGraph, schedule: Schedule, posted: bool = False) -> tuple[str, list[int]]:
+    """Tasks that wait for each other in a circle, in words and by key; none without one. Raises ScheduleError for a
+    send without one receive.
 
     A rendezvous send and its receive are one event on two lanes, so lanes and edges must not form a circle through such
-    events. `posted`: the receive waits for nothing, and its readers for the send. If a late receive takes the message
-    of the iteration before, more iterations are looked at than there are ranks; a loop's first and last parts have some
-    of the tasks of one. A rank begins an iteration when all its lanes have ended the one before.
+    events. `posted`, as in torch's runtime: both wait for nothing, and the receive's readers for the send. If a late
+    receive takes the message of the iteration before, more iterations are looked at than there are ranks; a loop's
+    first and last parts have some of the tasks of one. A rank begins an iteration when all its lanes have ended the one
+    before.
     """
     sent, got = meetings(graph)
     met = np.bincount(np.concatenate([sent, got]), minlength=len(graph))
@@ -137,13 +121,14 @@ def _circle(graph: TaskGraph, schedule: Schedule, posted: bool = False) -> list[
     succs = Rows.from_pairs(source, target, n)
     done, left = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n), np.zeros(n, np.int64))
     if done == n:
-        return []
+        return "", []
     preds = Rows.from_pairs(target, source, n)
     at, way = int(np.argmax(left.missing > 0)), []
     while at not in way:
         way.append(at)
         at = next(int(q) for q in preds[at] if left.missing[q] > 0)
-    return [int(graph.keys[t % len(graph)]) for t in way[way.index(at) :]]
+    circle = [int(graph.keys[t % len(graph)]) for t in way[way.index(at) :]]
+    return " waits for ".join(map(task_name, [*circle, circle[0]])), circle
 
 
 def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]

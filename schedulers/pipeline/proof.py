@@ -19,7 +19,7 @@ from ...core.schedule import Schedule, ScheduleError
 from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, SENDS, GraphError, Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
 from ...passes.draft import Draft
-from ...passes.messages import check_posted, check_rendezvous, overtaken, rendezvous
+from ...passes.messages import check_rendezvous, overtaken, waits_in_circle
 from ...passes.placed import moved
 from ...passes.rewrite import fuse
 from ...passes.send_receive import add_communication, check_messages, talks
@@ -59,7 +59,7 @@ def prove(plan: PipelinePlan) -> PipelinePlan:
 
 def as_torch_does(schedule: Schedule, ranks: int, micro_batches: int, chunks: int | None, runs: bool
                   ) -> tuple[Schedule, tuple[str, ...]]:
-    """A grid of torch's without its messages, which follow from the order, and what is to be said of it.
+    """A grid of torch's without its messages, which follow from the order, and remarks on it.
 
     Messages are proved as torch's runtime runs them: sends and receives are posted in the order of their rank and wait
     for nothing, tasks wait for what they receive. `runs`: a network runs in this order, so a stage's backward tasks are
@@ -74,15 +74,18 @@ def as_torch_does(schedule: Schedule, ranks: int, micro_batches: int, chunks: in
     if adds.size:
         second, first = map(task_name, order.keys[adds[0]].tolist())
         said.append(f"the grid has {first} before {second}, but a network adds up its micro-batches in ascending "
-                    f"order, with the bits of one process: if one runs, backward tasks are numbered so")
+                    f"order, as one process does: if one runs, backward tasks are numbered so")
     if message.any():
         graph, _ = add_communication(made.graph, order.validate(made.graph))
         schedule.once(graph)
         _one_lane(schedule)
         _at_home(schedule, made.placement, micro_batches)
-        check_posted(graph, schedule)
+        waits, circle = waits_in_circle(graph, schedule, posted=True)
+        if circle:
+            raise schedule.error(f"deadlock: {waits}", circle)
+        waits, circle = waits_in_circle(graph, schedule)
         said.append(f"the grid's messages are free of deadlock if sends are buffered: yes; rendezvous: "
-                    f"{rendezvous(graph, schedule)}")
+                    f"{f'no, {waits}' if circle else 'yes'}")
         if late := overtaken(graph, schedule):
             first, second = map(task_name, late)
             said.append(f"{first} is received before {second}, but sent after it: messages have numbers here, but not "
