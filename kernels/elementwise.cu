@@ -59,6 +59,27 @@ template <typename T> __global__ void abs_(const T* x, T* y, Strides s) {
     map(s, y, [](Sum<T> v) { return fabs(v); }, x);
 }
 
+// NaN stays, as in NumPy.
+template <typename T> __global__ void sign(const T* x, T* y, Strides s) {
+    map(s, y, [](Sum<T> v) { return v != v ? v : Sum<T>((v > 0) - (v < 0)); }, x);
+}
+
+template <typename T> __global__ void round_(const T* x, T* y, Strides s) {
+    map(s, y, [](Sum<T> v) { return rint(v); }, x);
+}
+
+template <typename T> __global__ void floor_(const T* x, T* y, Strides s) {
+    map(s, y, [](Sum<T> v) { return floor(v); }, x);
+}
+
+template <typename T> __global__ void ceil_(const T* x, T* y, Strides s) {
+    map(s, y, [](Sum<T> v) { return ceil(v); }, x);
+}
+
+template <typename T> __global__ void trunc_(const T* x, T* y, Strides s) {
+    map(s, y, [](Sum<T> v) { return trunc(v); }, x);
+}
+
 template <typename T> __global__ void scale(const T* x, T* y, Strides s, double factor) {
     map(s, y, [=](Sum<T> v) { return v * Sum<T>(factor); }, x);
 }

@@ -38,7 +38,8 @@ def _negative(x: Any, y: Any) -> Thunk:
     return ufunc(np.negative, x, y) if dense else ufunc(np.multiply, x, like(x, -1), y)
 
 
-C_FUNCTIONS = ("abs", "cos", "div", "exp", "log", "sin", "sqrt", "tanh")  #: these end in an underscore in C
+#: these end in an underscore in C
+C_FUNCTIONS = ("abs", "ceil", "cos", "div", "exp", "floor", "log", "round", "sin", "sqrt", "tanh", "trunc")
 
 
 def _ufunc_kernel(name: str, function: Any) -> None:
@@ -51,7 +52,8 @@ def _ufunc_kernel(name: str, function: Any) -> None:
 
 for _name, _function in {"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "neg": np.negative,
                          "exp": np.exp, "log": np.log, "sqrt": np.sqrt, "tanh": np.tanh, "abs": np.abs,
-                         "sin": np.sin, "cos": np.cos,
+                         "sin": np.sin, "cos": np.cos, "sign": np.sign, "round": np.rint, "floor": np.floor,
+                         "ceil": np.ceil, "trunc": np.trunc,
                          "maximum": np.maximum, "minimum": np.minimum}.items():
     _ufunc_kernel(_name, _function)
 

@@ -136,3 +136,18 @@ __global__ void __launch_bounds__(256) embedding_sums(const int* __restrict__ or
             __syncthreads();
         }
 }
+
+// Or, third: for each row and column the place behind the rows of its largest element; the row itself if it has none.
+template <typename T>
+__global__ void embedding_largest(const int* __restrict__ order, const int* __restrict__ begins, const T* __restrict__ x,
+                                  long long* found, long long rows, long long width, long long count) {
+    for (long long i = first(); i < count; i += step()) {
+        const long long row = i / width, column = i - row * width;
+        long long best = -1;
+        for (int k = begins[row]; k < begins[row + 1]; k++) {
+            const Sum<T> v = value(x[order[k] * width + column]), top = value(x[max(best, 0LL) * width + column]);
+            if (best < 0 || v > top || (v != v && top == top)) best = order[k];
+        }
+        found[i] = best < 0 ? row : rows + best;
+    }
+}

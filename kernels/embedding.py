@@ -68,7 +68,19 @@ def _few(positions: int, rows: int, width: int) -> bool:
 def _sorted(reads: Any, writes: Any, *, rows: int) -> list[Any]:
     """The scratch arrays: keys, positions by row, and where the positions of each row begin."""
     n = math.prod(reads[0].shape)
-    return [] if _few(n, rows, writes[0].shape[1]) else [((n,), "uint64"), ((n,), "int32"), ((rows + 1,), "int32")]
+    return [] if _few(n, rows, writes[0].shape[1]) else _by_row(n, rows)
+
+
+def _by_row(n: int, rows: int) -> list[Any]:
+    return [((n,), "uint64"), ((n,), "int32"), ((rows + 1,), "int32")]
+
+
+def _sort(index: Any, work: Any, rows: int) -> list[Call]:
+    """Launches that sort the positions by row, and find where the positions of each row begin."""
+    (keys, order, begins), n = work, index.size
+    pieces = Grid("embedding.cu", "embedding_sort", (-(-n // PIECE),), (PIECE // 2,),
+                  (index, strides(index.shape, steps(index, index.shape)), n, keys))
+    return [*[pieces][:n], *each("embedding.cu", "embedding_order", n + rows + 1, keys, n, rows, order, begins)]
 
 
 @embedding_grad.cuda(_sorted)
@@ -86,11 +98,44 @@ def _(index: Any, dy: Any, grad: Any, *work: Any, rows: int) -> Any:
     blocks = min(-(-rows // 8), 2112), -(-width // 128)
     if not work:
         return [Grid("embedding.cu", "embedding_grad" + name, blocks, (256,), (*given, dy, grad, n, rows, width))]
-    keys, order, begins = work
-    calls: list[Call] = [Grid("embedding.cu", "embedding_sort", (-(-n // PIECE),), (PIECE // 2,), (*given, n, keys))]
-    calls += each("embedding.cu", "embedding_order", n + rows + 1, keys, n, rows, order, begins)
-    return [*calls,
-            Grid("embedding.cu", "embedding_sums" + name, blocks, (256,), (order, begins, dy, grad, rows, width))]
+    return [*_sort(index, work, rows),
+            Grid("embedding.cu", "embedding_sums" + name, blocks, (256,), (*work[1:], dy, grad, rows, width))]
+
+
+@kernel("embedding_largest", axes="*,*c->Rc", flops=lambda reads, writes: float(reads[1].size))
+def embedding_largest(xp: Any, index: Any, x: Any, *, rows: int) -> Any:
+    """(rows, d) int64: `rows` plus the position of the largest of the elements x (..., d) whose index is r, of equal
+    ones the first; r if there are none. NaN is the largest."""
+    index, x = index.reshape(-1), x.reshape(index.size, -1)
+    found = xp.repeat(xp.arange(rows)[:, None], x.shape[1], 1)
+    for row in range(rows):
+        if (mine := xp.flatnonzero(index == row)).size:
+            found[row] = rows + mine[xp.argmax(x[mine], 0)]
+    return found
+
+
+@embedding_largest.cpu
+def _(index: Any, x: Any, found: Any, *, rows: int) -> Any:
+    return [loop(_embedding_largest, index.reshape(-1) if index.flags.c_contiguous else index,
+                 x.reshape(-1, found.shape[1]), found)]
+
+
+@embedding_largest.cuda(lambda reads, writes, *, rows: _by_row(reads[0].size, rows))
+def _(index: Any, x: Any, found: Any, *work: Any, rows: int) -> Any:
+    return [*_sort(index, work, rows), *each("embedding.cu", f"embedding_largest<{c_type(x)}>", found.size, *work[1:],
+                                             x, found, rows, found.shape[1], found.size)]
+
+
+def _embedding_largest(index, x, found):  # type: ignore[no-untyped-def]
+    rows = found.shape[0]
+    for i in range(rows):
+        for j in range(found.shape[1]):
+            found[i, j] = i
+    for n, row in enumerate(index.flat):
+        for j in range(found.shape[1]):
+            best = found[row, j] - rows
+            if best < 0 or x[n, j] > x[best, j] or (x[n, j] != x[n, j] and x[best, j] == x[best, j]):
+                found[row, j] = rows + n
 
 
 def _embedding_grad(index, dy, grad):  # type: ignore[no-untyped-def]

@@ -32,17 +32,18 @@ _WHERE = {
     "kernelcheck": "testing.checks", "arange": "ops", "full": "ops", "ones": "ops", "ones_like": "ops", "rand": "ops",
     "randn": "ops", "zeros": "ops", "zeros_like": "ops", "stack": "ops", "where": "ops", "cat": "ops", "maximum": "ops",
     "minimum": "ops", "eye": "ops", "linspace": "ops", "einsum": "ops", "full_like": "ops", "rand_like": "ops",
-    "randn_like": "ops", "randint": "ops", "randperm": "ops",
+    "randn_like": "ops", "randint": "ops", "randperm": "ops", "cdist": "ops",
 }
 #: methods that are functions, too, as in torch: `minidl.exp(x)` is `x.exp()`. They are listed here because each import
 #: of a module of this package asks for its name here first, and must not import the ops
-_METHODS = ("abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bmm", "chunk", "clamp", "clip",
-            "cos", "cumsum", "div", "eq", "exp", "flatten", "flip", "gather", "ge", "gt", "index_select", "isfinite",
-            "isinf", "isnan", "le", "log", "log_softmax", "logsumexp", "lt", "masked_fill", "matmul", "max", "mean",
-            "min", "mm", "movedim", "mul", "ne", "neg", "norm", "numel", "outer", "permute", "pow", "reciprocal",
-            "relu", "repeat_interleave", "reshape", "roll", "rsqrt", "sigmoid", "sin", "softmax", "sort", "split",
-            "sqrt", "square", "squeeze", "std", "sub", "sum", "swapaxes", "t", "tanh", "tile", "topk", "transpose",
-            "tril", "triu", "unbind", "unsqueeze", "var")
+_METHODS = ("abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "argsort", "bincount", "bmm", "ceil",
+            "chunk", "clamp", "clip", "cos", "cumsum", "diagonal", "div", "eq", "exp", "flatten", "flip", "floor",
+            "gather", "ge", "gt", "index_add", "index_select", "isfinite", "isinf", "isnan", "le", "log",
+            "log_softmax", "logsumexp", "lt", "masked_fill", "masked_select", "matmul", "max", "mean", "min", "mm",
+            "movedim", "mul", "ne", "neg", "norm", "numel", "outer", "permute", "pow", "prod", "reciprocal", "relu",
+            "repeat_interleave", "reshape", "roll", "round", "rsqrt", "scatter", "scatter_add", "sigmoid", "sign",
+            "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "swapaxes", "t",
+            "tanh", "tile", "topk", "transpose", "tril", "triu", "trunc", "unbind", "unsqueeze", "var")
 #: a name of torch -> the name to use here
 _INSTEAD = {"tensor": "minidl.array", "from_numpy": "minidl.array", "as_tensor": "minidl.array",
             "manual_seed": "minidl.seed", "save": "minidl.checkpoint.save", "load": "minidl.checkpoint.load",

@@ -141,14 +141,15 @@ def layout_hint(x: Tensor, channels: int) -> str:
     return ""
 
 
-def same_dtype(op: Op, *tensors: Tensor) -> str:
-    """The one float type of these tensors. Raises ShapeError."""
+def same_dtype(op: Op, *tensors: Tensor, also: Sequence[str] = ()) -> str:
+    """The one type of these tensors, a float type or one of `also`. Raises ShapeError."""
     types = {t.dtype for t in tensors}
     if len(types) > 1:
         floats = "; x.astype('float32') changes the type" if {"float32", "float64"} <= types else ""
         raise op.error(f"types differ: {', '.join(t.dtype for t in tensors)}; they must have one type{floats}")
     (dtype,) = types
-    check_float(op, dtype)
+    if dtype not in also:
+        check_float(op, dtype)
     return dtype
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Literal
 
+import numpy as np
+
 from ..autograd.op import Op, same_dtype
-from ..autograd.tensor import Tensor, new
+from ..autograd.tensor import Tensor, array, new
 from ..core.graph import Role
 from .reduce import sum_to
 
@@ -62,11 +64,18 @@ class LinearUnary(Unary):
         return self.grad_by(self.name, [dy], self.x, **self.constants)
 
 
-class Power(Unary):
+class Step(Unary):
+    """A function that is constant between its steps: its gradient is 0."""
+
+    def input_grad(self, i: int, dy: Tensor) -> Tensor:
+        return self.grad_by("fill", [self.x], self.x, value=0.0)
+
+
+class Power(Step):
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         if self.constants["exponent"]:
-            return super().input_grad(i, dy)
-        return self.grad_by("fill", [self.x], self.x, value=0.0)  # also at 0, where 0 x^-1 is NaN
+            return Unary.input_grad(self, i, dy)
+        return super().input_grad(i, dy)  # also at 0, where 0 x^-1 is NaN
 
 
 class Exp(Unary):
@@ -152,6 +161,18 @@ sqrt = _function("sqrt")
 tanh = _function("tanh")
 relu = _function("relu")
 sigmoid = _function("sigmoid")
+sign = _function("sign", Step)
+floor = _function("floor", Step)
+ceil = _function("ceil", Step)
+trunc = _function("trunc", Step)
+
+
+def round(x: Tensor, *, decimals: int = 0) -> Tensor:
+    """x to the nearest multiple of 10^-decimals, of two equally near ones the even one."""
+    if not decimals:
+        return Step("round")(x)
+    ten = array(np.array(10.0 ** abs(decimals), x.dtype))
+    return div(Step("round")(mul(x, ten)), ten) if decimals > 0 else mul(Step("round")(div(x, ten)), ten)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:

@@ -15,27 +15,23 @@ from .names import with_dim
 from .shape import axis_of, transpose, unsqueeze
 
 
-class Take(Op):
-    """x (a, b, ..., rest), for each of its first axes an index of whole numbers, broadcast to one shape -> (that shape,
-    rest). It is an embedding, the first axes of x seen as one."""
+class Places(Op):
+    """An op that is given, for each of the first axes of a tensor, an index of whole numbers: all broadcast to one
+    shape."""
 
-    name = "take"
-
-    def forward(self, x: Tensor, *index: Tensor) -> Tensor:
-        self.lengths, rest = x.shape[: len(index)], x.shape[len(index) :]
+    def places(self, lengths: Sequence[int], rest: Sequence[int], index: Sequence[Tensor]) -> tuple[int, ...]:
+        """Sets `flat`, the numbers of rows (rows, width) with these axes seen as one, and returns its shape. Raises
+        ShapeError or IndexError if the index does not fit."""
         shape = self.broadcast(*index)
-        for t, length in zip(index, self.lengths, strict=True):
+        for t, length in zip(index, lengths, strict=True):
             if t.dtype != "int64":
                 raise self.error(f"an index is int64, not {t.dtype}")
             _check_range(t, length)
-        self.x = self.dense(x)
-        rows, width = int(np.prod(self.lengths)), int(np.prod(rest))
-        if not rows or not width:
-            raise self.error(f"shape {x.shape} has no elements to choose from")
-        self.table, self.flat = self.x.seen([rows, width]), self._joined(shape, index)
-        y = self.out([*shape, *rest], x.dtype)
-        self.call("embedding", [self.table, self.flat], [y.seen([*shape, width])])
-        return y
+        self.lengths, self.table = lengths, [math.prod(lengths), math.prod(rest)]
+        if math.prod(shape) and not self.table[0]:
+            raise self.error(f"shape {(*lengths, *rest)} has no elements to choose from")
+        self.flat = self._joined(shape, index)
+        return shape
 
     def _joined(self, shape: Sequence[int], index: Sequence[Tensor]) -> Tensor:
         """The number of the row, row-major over the indexed axes. Each index is looked up in a table of where its rows
@@ -55,10 +51,27 @@ class Take(Op):
     def _spread(self, flat: Tensor, shape: Sequence[int]) -> Tensor:
         return self.call("copy", [flat], [self.out(shape, "int64", "index")])
 
+
+class Take(Places):
+    """x (a, b, ..., rest), for each of its first axes an index -> (the shape of the indices, rest). It is an embedding,
+    the first axes of x seen as one."""
+
+    name = "take"
+
+    def forward(self, x: Tensor, *index: Tensor) -> Tensor:
+        rest = x.shape[len(index) :]
+        shape = self.places(x.shape[: len(index)], rest, index)
+        if not x.size:
+            raise self.error(f"shape {x.shape} has no elements to choose from")
+        self.x = self.dense(x)
+        y = self.out([*shape, *rest], x.dtype)
+        self.call("embedding", [self.x.seen(self.table), self.flat], [y.seen([*shape, self.table[1]])])
+        return y
+
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx, (rows, width) = self.grad(self.x), self.table.shape
+        dx, (rows, width) = self.grad(self.x), self.table
         self.call("embedding_grad", [self.flat, self.dense(dy).seen([*self.flat.shape, width])],
-                  [dx.seen(self.table.shape)], rows=rows)
+                  [dx.seen(self.table)], rows=rows)
         return dx
 
 
@@ -103,7 +116,7 @@ def _parts(item: Any, shape: Sequence[int]) -> list[Any]:
         if _is_mask(n):
             if n.shape != tuple(shape[axis : axis + n.ndim]):
                 raise ShapeError(f"a mask of shape {n.shape} does not fit shape {tuple(shape)} from axis {axis} on")
-            found += _chosen(n)
+            found += chosen(n)
         elif isinstance(n, np.integer) or (isinstance(n, np.ndarray) and not n.ndim and n.dtype.kind in "iu"):
             found.append(int(n))
         else:
@@ -116,7 +129,7 @@ def _is_mask(n: Any) -> bool:
     return _is_array(n) and n.dtype == "bool"
 
 
-def _chosen(mask: Any) -> list[Any]:
+def chosen(mask: Any) -> list[Any]:
     """For each axis of a mask the places of its true elements."""
     if isinstance(mask, Tensor) and mask.storage.recorded:
         raise RuntimeError("x[mask] has as many elements as the mask has true ones, and a recorded step does not "
@@ -138,8 +151,8 @@ def index(x: Tensor, item: Any) -> Tensor:
     items[at : at + 1] = [slice(None)] * missing
     if missing < 0 or len(items) != x.ndim:
         raise ShapeError(f"{item} does not fit shape {x.shape}")
-    chosen = [a for a, n in enumerate(items) if not isinstance(n, slice)]
-    if chosen != list(range(chosen[0], chosen[-1] + 1)):
+    axes = [a for a, n in enumerate(items) if not isinstance(n, slice)]
+    if axes != list(range(axes[0], axes[-1] + 1)):
         raise ShapeError("index arrays and numbers must be of neighbouring axes; index in two steps")
     arrays = [_whole(n, x.shape[a]) for a, n in enumerate(items) if _is_array(n)]
     first = next(a for a, n in enumerate(items) if not isinstance(n, slice))
@@ -166,11 +179,18 @@ def _with_axes(x: Tensor, items: Sequence[Any]) -> Tensor:
 
 @with_dim
 def gather(x: Tensor, axis: int, index: Any) -> Tensor:
-    """y[..., i, ...] = x[..., index[..., i, ...], ...] along one axis: index (int64) has x's lengths on all other axes
-    (torch also takes shorter ones)."""
+    """y[..., i, ...] = x[..., index[..., i, ...], ...] along one axis: index (int64) has as many axes as x, and is at
+    most as long on all others."""
     axis = axis_of(x, axis, "gather")
     t = _whole(index, x.shape[axis])
-    if t.ndim != x.ndim or any(a != axis and n != m for a, (n, m) in enumerate(zip(t.shape, x.shape, strict=False))):
-        raise ShapeError(f"gather: index {t.shape} does not fit shape {x.shape} along axis {axis}")
-    places = [array(np.arange(n).reshape([-1 if b == a else 1 for b in range(x.ndim)])) for a, n in enumerate(x.shape)]
-    return Take()(x, *(t if a == axis else p for a, p in enumerate(places)))
+    return Take()(x, *along("gather", x, axis, t))
+
+
+def along(name: str, x: Tensor, axis: int, index: Tensor) -> list[Tensor]:
+    """An index for each axis of x: `index` for one, its own places for all others. Raises ShapeError if it does not
+    fit."""
+    if index.ndim != x.ndim or any(a != axis and n > m for a, (n, m) in enumerate(zip(index.shape, x.shape,
+                                                                                      strict=False))):
+        raise ShapeError(f"{name}: index {index.shape} does not fit shape {x.shape} along axis {axis}")
+    return [index if a == axis else array(np.arange(n).reshape([-1 if b == a else 1 for b in range(x.ndim)]))
+            for a, n in enumerate(index.shape)]

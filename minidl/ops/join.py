@@ -36,7 +36,7 @@ class Concat(Op):
         self.given, self.room = axis, room
 
     def forward(self, *tensors: Tensor) -> Tensor:
-        dtype = same_dtype(self, *tensors)
+        dtype = same_dtype(self, *tensors, also=("int64", "bool"))
         first = tensors[0]
         self.axis = axis = axis_of(first, self.given, "concat")
         rest = {(*t.shape[:axis], *t.shape[axis + 1 :]) for t in tensors}

@@ -54,7 +54,7 @@ class Where(Op):
     precision = "widest"
 
     def forward(self, mask: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        dtype = same_dtype(self, a, b)
+        dtype = same_dtype(self, a, b, also=("int64", "bool"))
         if mask.dtype != "bool":
             raise self.error(f"the mask is {mask.dtype}, not bool; x != 0 makes a mask")
         self.mask, self.operands = mask, (a, b)

@@ -12,7 +12,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from ..autograd.tensor import Parameter, ShapeError, Tensor, array
+from . import elementwise
 from .along_axis import argsort, cumsum, logsumexp, norm, root, sort, topk
+from .by_index import bincount, index_add, scatter, scatter_add
 from .cast import astype
 from .elementwise import absolute, add, cos, div, exp, gelu, log, mul, neg, power, relu, sigmoid, sin, sqrt, sub, tanh
 from .extremes import amax, amin, argmax, argmin, max_with_indices, min_with_indices
@@ -21,7 +23,8 @@ from .join import chunk, split
 from .linear import matmul
 from .loss import log_softmax, softmax
 from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
-from .rearrange import flip, movedim, repeat_interleave, roll, take, tile, tril, triu, unbind
+from .pairwise import prod
+from .rearrange import diagonal, flip, masked_select, movedim, repeat_interleave, roll, take, tile, tril, triu, unbind
 from .reduce import broadcast_to, mean, total, variance
 from .shape import axis_of, flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
 
@@ -34,7 +37,6 @@ INSTEAD = {
     "clone": "the tensor itself: no op changes its input",
     "repeat": "tile, or repeat_interleave: NumPy and torch mean different things by repeat",
     "half": "minidl.autocast('float16') in the step", "int": "long()", "new_zeros": "minidl.zeros",
-    "scatter": "minidl.where with a mask", "prod": "x.log().sum().exp() for numbers above 0",
 }
 
 
@@ -174,6 +176,9 @@ METHODS: dict[str, Any] = {
     "le": _comparison("less_equal"), "gt": _comparison("greater"), "ge": _comparison("greater_equal"),
     "isnan": lambda t: compare("not_equal", t, t), "isinf": lambda t: compare("equal", absolute(t), math.inf),
     "isfinite": lambda t: compare("less", absolute(t), math.inf),
+    "index_add": index_add, "scatter_add": scatter_add, "scatter": scatter, "bincount": bincount, "prod": prod,
+    "diagonal": diagonal, "masked_select": masked_select,
+    **{name: getattr(elementwise, name) for name in ("ceil", "floor", "round", "sign", "trunc")},
     "dim": lambda t: t.ndim, "numel": lambda t: t.size, "tolist": lambda t: t.numpy().tolist(),
 }
 

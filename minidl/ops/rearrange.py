@@ -9,7 +9,7 @@ import numpy as np
 
 from ..autograd.arguments import Size
 from ..autograd.tensor import ShapeError, Tensor, array
-from .index import index
+from .index import chosen, index
 from .join import concat, cut
 from .masks import where
 from .names import with_dim
@@ -85,6 +85,35 @@ def tril(x: Tensor, diagonal: int = 0) -> Tensor:
 def triu(x: Tensor, diagonal: int = 0) -> Tensor:
     """x with 0 below a diagonal of its last two axes."""
     return _triangle("triu", x, np.triu, diagonal)
+
+
+def diagonal(x: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Tensor:
+    """The elements of x (..., i, ..., i + offset, ...), i counted along two axes: a copy, with i as its last axis."""
+    first, second = axis_of(x, dim1, "diagonal"), axis_of(x, dim2, "diagonal")
+    if first == second:
+        raise ShapeError(f"diagonal: dim1 {dim1} and dim2 {dim2} are one axis of shape {x.shape}")
+    rest = [a for a in range(x.ndim) if a not in (first, second)]
+    below, above = max(-offset, 0), max(offset, 0)
+    places = np.arange(max(min(x.shape[first] - below, x.shape[second] - above), 0))
+    turned = transpose(x, [first, second, *rest])
+    if not places.size:
+        return reshape(cut(turned, slice(0, 0)), [*(x.shape[a] for a in rest), 0])
+    return movedim(index(turned, (places + below, places + above)), 0, -1)
+
+
+def masked_select(x: Tensor, mask: Any) -> Tensor:
+    """The elements of x where the mask is true, in one row; the two broadcast. How many they are depends on the mask's
+    values, so a mask that a recorded step computes raises RuntimeError: `where(mask, x, 0)` has a known shape."""
+    mask = mask if isinstance(mask, Tensor) else array(mask)
+    if mask.dtype != "bool":
+        raise ShapeError(f"masked_select: the mask is {mask.dtype}, not bool; x != 0 makes a mask")
+    try:
+        shape = np.broadcast_shapes(x.shape, mask.shape)
+    except ValueError:
+        raise ShapeError(f"masked_select: x {x.shape} and mask {mask.shape} do not broadcast") from None
+    (places,) = chosen(mask if mask.storage.recorded else np.broadcast_to(mask.numpy(), shape).reshape(-1))
+    flat = reshape(broadcast_to(x, shape), [-1])
+    return take(flat, places, 0) if places.size else cut(flat, slice(0, 0))
 
 
 def pad(x: Tensor, pad: Sequence[int], mode: str = "constant", value: float = 0.0) -> Tensor:

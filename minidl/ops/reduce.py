@@ -34,7 +34,7 @@ class Sum(Op):
         self.axes, self.average = axes, average
 
     def forward(self, x: Tensor) -> Tensor:
-        dtype = x.dtype if x.dtype == "int64" and not self.average else same_dtype(self, x)
+        dtype = same_dtype(self, x, also=() if self.average else ("int64",))
         self.x = x
         count = math.prod(x.shape[a] for a in self.axes)
         if self.average and not count:

@@ -24,8 +24,10 @@ from ..kernels import Thunk
 from ..kernels.registry import check_range
 from ..plans.memory import MemoryPlan, rounded
 
-#: kernels whose second operand is an index: (the axis of the first operand that it counts, what it is called)
-INDEXED = {"cross_entropy": (-1, "label"), "embedding": (0, "index"), "label_weights": (0, "label")}
+#: kernels with an index: (which operand it is, what it counts: an axis of the first operand or a constant, its name)
+INDEXED: dict[str, tuple[int, Any, str]] = {
+    "cross_entropy": (1, -1, "label"), "embedding": (1, 0, "index"), "label_weights": (1, 0, "label"),
+    "embedding_grad": (0, "rows", "index"), "embedding_largest": (0, "rows", "index")}
 
 
 def _tensor(named: tuple[str, tuple[int, ...], str, tuple[int, ...]], memory: Any) -> Tensor:
@@ -144,10 +146,12 @@ class Bound:
             if (launch.kernel in ("copy", "cast") and launch.reads[0].storage in origin
                 and np.dtype(launch.reads[0].dtype).kind in "iu"):
                 origin[launch.writes[0].storage] = origin[launch.reads[0].storage]
-            elif launch.kernel in INDEXED and launch.reads[1].storage in origin:
-                axis, what = INDEXED[launch.kernel]
-                found.add((origin[launch.reads[1].storage], launch.reads[0].shape[axis], what,
-                           dict(launch.constants).get("ignore", 0)))
+            elif launch.kernel in INDEXED:
+                at, counted, what = INDEXED[launch.kernel]
+                constants = dict(launch.constants)
+                length = constants[counted] if isinstance(counted, str) else launch.reads[0].shape[counted]
+                if launch.reads[at].storage in origin:
+                    found.add((origin[launch.reads[at].storage], length, what, constants.get("ignore", 0)))
         return sorted(found)
 
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:

@@ -36,7 +36,8 @@ def examples(n=3, m=4):
     for name in ("add", "sub", "mul", "div", "maximum", "minimum"):
         for a, b in ((s, s), (s, (m,)), (s, (n, 1)), ((n, 1), (1, m)), ((), s)):
             yield Example(name, (a, b), (s,), positive=name == "div")
-    for name in ("neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "abs", "relu", "sigmoid", "copy"):
+    for name in ("neg", "exp", "log", "sqrt", "sin", "cos", "tanh", "abs", "relu", "sigmoid", "copy", "sign", "round",
+                 "floor", "ceil", "trunc"):
         yield Example(name, (s,), (s,), positive=name in ("log", "sqrt"))
         yield Example(name, ((m,),), ((m,),), positive=name in ("log", "sqrt"))
     yield Example("copy", ((m,),), (s,))
@@ -137,6 +138,8 @@ def mask_examples(n, m):
             yield from (Example("argsort", (tied,), (whole,), {"axis": axis, "descending": d}) for d in (False, True))
         for reverse in (False, True):
             yield Example("cumsum", (s,), (s,), {"axis": axis, "reverse": reverse})
+    for source in (s, np.ones(s), np.where(mask, np.nan, np.arange(m) % 3), whole):
+        yield Example("embedding_largest", (np.arange(n) * 2 % 3, source), (whole[:1].repeat(4, 0),), {"rows": 4})
     yield Example("argmax", (np.where(mask, np.nan, 1.0),), (np.zeros((n, 1), np.int64),), {"axis": 1})
     yield Example("sum", (whole,), (np.zeros((n, 1), np.int64),), {"axes": (1,)})
 

@@ -95,7 +95,7 @@ def test_every_kernel_of_these_families_has_an_example():
                  "sgd_many", "adam_many", "nadam_many", "rmsprop_many", "cast_many", "unscale", "scale_update",
                  "any_set"}
     mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in HERE}
-    assert mine - elsewhere == {e.kernel for e in examples()}
+    assert mine - elsewhere == {e.kernel for e in examples()} - {"embedding_largest"}  # of the sequences
 
 
 @pytest.mark.parametrize("name", ["softmax", "softmax_grad", "log_softmax", "log_softmax_grad"])

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_agree import agree, draw
+from cuda_on_cpu import run_kernel
 from helpers import bits, random_array, torch_or_skip
 
 import minidl as ml
 import minidl.nn.functional as F
 from minidl import nn
 from minidl.core.tasks import Kind
+from minidl.kernels import KERNELS
 from minidl.runtime.executors import SequentialExecutor
 from minidl.testing.checks import gradcheck
 
@@ -275,5 +277,11 @@ def test_cuda_forms_are_the_references(shape: tuple[int, ...], dtype: str) -> No
         agree("argsort", [ties], axis=axis)
         for reverse in (False, True):
             agree("cumsum", [x], times=8, axis=axis, reverse=reverse)
-    for name in ("sin", "cos"):
+    special = np.where(np.isnan(ties), np.nan, np.array([0.5, -0.5, 1.5, 2.5, -0.0, np.inf, -np.inf, 3.0], dtype)[
+        np.arange(x.size).reshape(shape) % 8])
+    for name in ("sin", "cos", "sign", "round", "floor", "ceil", "trunc"):
         agree(name, [x])
+        if name not in ("sin", "cos"):
+            found = np.empty_like(special)
+            run_kernel(name, [special], [found])
+            np.testing.assert_array_equal(found, KERNELS[name].reference(np, special))

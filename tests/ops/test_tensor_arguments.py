@@ -67,6 +67,12 @@ FUNCTIONS: dict[str, Tensors] = {
     "var": Tensors({"input": X, "correction": 1}), "swapaxes": Tensors({"input": X, "axis0": 0, "axis1": 1}),
     "transpose": Tensors({"input": X, "dim0": 0, "dim1": 1}), "tile": Tensors({"input": X, "dims": (2, 1)}),
     "topk": Tensors({"input": X, "k": 2}), "unsqueeze": Tensors({"input": X, "dim": 0}),
+    "bincount": Tensors({"input": np.array([0, 2, 2])}, constant=True),
+    "cdist": Tensors({"x1": X, "x2": floats(5, 4)}), "diagonal": Tensors({"input": SQUARES}),
+    "index_add": Tensors({"input": X, "dim": 0, "index": np.array([2, 0]), "source": floats(2, 4)}),
+    "masked_select": Tensors({"input": X, "mask": MASK}),
+    **dict.fromkeys(("scatter", "scatter_add"),
+                    Tensors({"input": X, "dim": 0, "index": np.array([[2, 0, 1]]), "src": floats(1, 3)})),
     "isfinite": Tensors({"tensor": X}), "isinf": Tensors({"tensor": X}),
 }
 #: where torch's documentation has no signature that can be read
@@ -94,7 +100,7 @@ MATTERS: dict[str, list[Any]] = {
     "sorted": [False], "largest": [False], "k": [1, 3, 9], "chunks": [3, 0], "min": [0.3], "max": [0.1],
     "clamp max": [0.1, -1.0], "clip max": [0.1, -1.0], "start_dim": [1, 7], "end_dim": [1], "sparse_grad": [True],
     "index": [np.array([[2, 1, 0, 1]])], "index_select index": [np.array([1])], "mask": [MASK[:1], ~MASK],
-    "value": [-2.0], "source": [1, (0, 1)], "destination": [0, (1, 0)], "p": [1, float("inf"), 3, "nuc"],
+    "value": [-2.0], "movedim source": [1, (0, 1)], "destination": [0, (1, 0)], "p": [1, float("inf"), 3, "nuc"],
     "exponent": [3, 0.5, floats(3, 4)], "repeats": [3, np.array([1, 2, 3] * 4)], "output_size": [5],
     "shape": [(12,), (2, -1), (5, 5)], "shifts": [2, (1, 2)], "split_size_or_sections": [(1, 2), 3, (1, 1)],
     "permute dims": [(0, 1), (-1, 0), (0, 0)], "flip dims": [(1,), (0, 1), 1], "roll dims": [0, (0, 1)],
@@ -103,7 +109,13 @@ MATTERS: dict[str, list[Any]] = {
     "linspace start": [-1], "linspace end": [3], "steps": [3, 1, 0], "n": [4, 0, -1], "m": [2], "fill_value": [3, True],
     "low": [4, 7], "high": [9], "squeeze dim": [0, 2, -2, 1, (0, 2), 7], "unsqueeze dim": [1, -1, 7],
     "gradient": [np.float32(3)], "retain_graph": [True], "create_graph": [True], "inputs": [()], "force": [True],
-    "requires_grad_ requires_grad": [False],
+    "requires_grad_ requires_grad": [False], "weights": [np.array([0.5, 2.0, 1.5], "float32"), np.array([1, 2, 3]), X],
+    "minlength": [5, 1, -1], "x1": [], "x2": [], "cdist p": [1, float("inf"), 3], "compute_mode": ["wrong"],
+    "offset": [1, -2, 5], "diagonal dim1": [2, -1, 1], "dim2": [0, -1, 7], "decimals": [1], "source": [floats(2, 3)],
+    "index_add index": [np.array([1, 1]), np.array([1, 4]), np.array([0, 1, 2])], "index_add dim": [1, 7],
+    "src": [floats(2, 5), floats(4)], "scatter src": [2.5, floats(1, 2)], "reduce": ["add", "wrong"],
+    "scatter index": [np.array([[0, 1, 2]]), np.array([[2, 1, 3]])],
+    "masked_select mask": [MASK[:1], ~MASK, X],
 }
 BESIDE: dict[str, dict[str, Any]] = {"roll dims": {"shifts": 1}, "keepdim": {"dim": 0}}
 TABLES = Tables(MATTERS, BESIDE,
@@ -113,7 +125,8 @@ TABLES = Tables(MATTERS, BESIDE,
 
 
 #: taken here beside what torch takes, as NumPy does or as a method does
-MORE = {"maximum other", "minimum other", "flip dims", "logsumexp dim", "full size", "randint size"}
+MORE = {"maximum other", "minimum other", "flip dims", "logsumexp dim", "full size", "randint size",
+        "prod dim", "scatter src", "scatter_add src"}
 
 
 def found(name: str, torchs: Any, method: bool) -> list[inspect.Signature]:

@@ -11,7 +11,7 @@ from minidl import nn, ops, optim
 from minidl.runtime.executors import SequentialExecutor
 
 
-@pytest.mark.parametrize("name", ["cuda", "cpu", "to", "data", "clone", "prod", "repeat", "half", "add_", "zero_"])
+@pytest.mark.parametrize("name", ["cuda", "cpu", "to", "data", "clone", "new_zeros", "repeat", "half", "add_", "zero_"])
 def test_what_a_tensor_has_not_says_what_to_use(name):
     with pytest.raises(AttributeError, match=f"a Tensor has no '{name}'; use ") as caught:
         getattr(ml.array(np.ones(2)), name)

@@ -207,3 +207,21 @@ def test_empty_embeddings() -> None:
     grad = np.ones((3, 4))
     run_kernel("embedding_grad", [none, np.ones((0, 4))], [grad], rows=3)
     assert not grad.any()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int64"])
+@pytest.mark.parametrize(("kind", "rows", "width"), [("dense", 9, 3), ("transposed", 12, 1), ("one number", 5, 130)])
+def test_the_largest_of_the_elements_of_a_row(kind: str, rows: int, width: int, dtype: str) -> None:
+    """With ties and NaN, and rows without elements."""
+    index = INDICES[kind](50)
+    x = np.round(draw((*index.shape, width), 4, "float64") * 2).astype(dtype)
+    if dtype != "int64":
+        x[x == -2] = np.nan
+    for seed in (3, 8):
+        found = np.full((rows, width), -1)
+        run_kernel("embedding_largest", [index, x], [found], seed=seed, rows=rows)
+        np.testing.assert_array_equal(found, KERNELS["embedding_largest"].reference(np, index, x, rows=rows))
+    found = np.full((2, 3), -1)
+    run_kernel("embedding_largest", [np.ones(0, np.int64), np.ones((0, 3))], [found], rows=2)
+    assert found.tolist() == [[0] * 3, [1] * 3]
