@@ -16,18 +16,20 @@ from ..ops import (adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_poo
                    hardswish, huber_loss, interpolate, kl_div, l1_loss, leaky_relu, linear, log_softmax, logsigmoid,
                    max_pool1d, max_pool2d, mish, mse_loss, pad, pixel_shuffle, prelu, relu, relu6, selu, sigmoid, silu,
                    smooth_l1_loss, softmax, softplus, softsign, tanh)
+from ..ops.by_index import scatter_max
 from ..ops.pair_loss import BCE, reduce
 from ..ops.shape import axis_of
 from .hints import missing
 
 __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "binary_cross_entropy",
            "binary_cross_entropy_with_logits", "celu", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d",
-           "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding", "gelu", "glu", "group_norm",
-           "hardsigmoid", "hardswish", "hardtanh", "huber_loss", "interpolate", "kl_div", "l1_loss", "layer_norm",
-           "leaky_relu", "linear", "log_softmax", "logsigmoid", "max_pool1d", "max_pool2d", "mish", "mse_loss",
-           "nll_loss", "normalize", "one_hot", "pad", "pixel_shuffle", "prelu", "relu", "relu6", "rms_norm",
-           "scaled_dot_product_attention", "selu", "sigmoid", "silu", "smooth_l1_loss", "softmax", "softplus",
-           "softsign", "tanh"]
+           "cosine_embedding_loss", "cosine_similarity", "cross_entropy", "dropout", "elu", "embedding",
+           "embedding_bag", "gelu", "glu", "group_norm", "hardsigmoid", "hardswish", "hardtanh", "huber_loss",
+           "interpolate", "kl_div", "l1_loss", "layer_norm", "leaky_relu", "linear", "log_softmax", "logsigmoid",
+           "max_pool1d", "max_pool2d", "mish", "mse_loss", "nll_loss", "normalize", "one_hot", "pad",
+           "pairwise_distance", "pixel_shuffle", "prelu", "relu", "relu6", "rms_norm", "scaled_dot_product_attention",
+           "selu", "sigmoid", "silu", "smooth_l1_loss", "softmax", "softplus", "softsign", "tanh",
+           "triplet_margin_loss"]
 
 
 def cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None, *, ignore_index: int = -100,
@@ -106,15 +108,88 @@ def normalize(x: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Te
     return x / _norm(x, axis, eps) if p == 2 else x / ops.clamp(ops.norm(x, p, axis, keepdims=True), min=eps)
 
 
-def cosine_similarity(x: Tensor, y: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """The sum along `dim` of the products of x and y, each divided by its norm, or by `eps` if that is larger."""
-    axis = axis_of(x, dim, "cosine_similarity")
-    return ops.total(x / _norm(x, axis, eps) * (y / _norm(y, axis, eps)), axis)
+def cosine_similarity(x1: Tensor, x2: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
+    """The sum along `dim` of the products of x1 and x2, each divided by its norm, or by `eps` if that is larger."""
+    axis = axis_of(x1, dim, "cosine_similarity")
+    return ops.total(x1 / _norm(x1, axis, eps) * (x2 / _norm(x2, axis, eps)), axis)
 
 
 def _norm(x: Tensor, dim: int, eps: float) -> Tensor:
     """The square is clamped, not its root: the root's gradient at 0 is not finite."""
     return ops.sqrt(ops.clamp(ops.total(x * x, dim, keepdims=True), min=eps * eps))
+
+
+def pairwise_distance(x1: Tensor, x2: Tensor, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """The norm over the last axis of x1 - x2 + eps; `p`: 1, 2 or inf."""
+    return ops.norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+def triplet_margin_loss(anchor: Tensor, positive: Tensor, negative: Tensor, margin: float = 1.0, p: float = 2.0,
+                        eps: float = 1e-6, swap: bool = False, *, reduction: str = "mean") -> Tensor:
+    """max(0, d(anchor, positive) - d(anchor, negative) + margin), d the `pairwise_distance`. `swap`: the distance of
+    the positive to the negative counts if it is smaller."""
+    if margin <= 0:
+        raise ValueError(f"triplet_margin_loss: margin is {margin}; it must be above 0")
+    near, far = pairwise_distance(anchor, positive, p, eps), pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = ops.minimum(far, pairwise_distance(positive, negative, p, eps))
+    return reduce(ops.clamp(near - far + margin, min=0.0), reduction)
+
+
+def cosine_embedding_loss(x1: Tensor, x2: Tensor, target: Tensor, margin: float = 0.0, *,
+                          reduction: str = "mean") -> Tensor:
+    """For rows x1 and x2 (..., d) and a target (...): 1 - cos if it is 1, max(0, cos - margin) if it is -1."""
+    if target.shape != x1.shape[:-1] or x1.shape != x2.shape:
+        raise ShapeError(f"cosine_embedding_loss: rows {x1.shape} and {x2.shape} and the target {target.shape} do not "
+                         f"fit; expected (..., d) twice and (...)")
+    square, other = (ops.total(x * x, -1) + 1e-12 for x in (x1, x2))
+    cos = ops.total(x1 * x2, -1) / ops.sqrt(square * other)
+    unlike = ops.where(ops.compare("equal", target, -1), ops.clamp(cos - margin, min=0.0), 0)
+    return reduce(ops.where(ops.compare("equal", target, 1), 1.0 - cos, unlike), reduction)
+
+
+def embedding_bag(index: Tensor, weight: Tensor, offsets: Tensor | None = None, *, mode: str = "mean",
+                  per_sample_weights: Tensor | None = None, include_last_offset: bool = False,
+                  padding_idx: int | None = None) -> Tensor:
+    """The rows of `weight` (rows, d) at `index`, one sum, mean or maximum (`mode`) a bag -> (bags, d); zeros for an
+    empty one. A row of index (bags, n) int64 is a bag; or index (n,) has several, which begin at `offsets` (bags,)
+    int64, the first at 0; with `include_last_offset` they have the end of the last bag too. `per_sample_weights`: as
+    index, factors of a sum. Entries that are `padding_idx` do not count."""
+    if mode not in ("sum", "mean", "max"):
+        raise ValueError(f"embedding_bag: mode is {mode!r}; it must be sum, mean or max")
+    if index.ndim not in (1, 2) or (index.ndim == 1) != (offsets is not None):
+        raise ShapeError(f"embedding_bag: index {index.shape} with{'' if offsets is not None else 'out'} offsets; "
+                         f"expected (bags, n) without, or (n,) with offsets")
+    rows = ops.embedding(weight, ops.reshape(index, [-1]), padding_idx)
+    if per_sample_weights is not None:
+        if mode != "sum" or per_sample_weights.shape != index.shape:
+            raise ShapeError(f"embedding_bag: per_sample_weights are {per_sample_weights.shape} in mode {mode!r}; "
+                             f"expected {index.shape}, as index, in mode 'sum'")
+        rows = rows * ops.reshape(per_sample_weights, [-1, 1])
+    bags, bag = (index.shape[0], array(np.repeat(np.arange(index.shape[0]), index.shape[1]))) if offsets is None else (
+        _bags(offsets, index.size, include_last_offset))
+    if padding_idx is not None:  # a bag of their own, which is left out
+        bag = ops.where(ops.compare("equal", ops.reshape(index, [-1]), padding_idx), bags, bag)
+    zeros = ops.broadcast_to(array(np.zeros((), rows.dtype)), (bags + 1, rows.shape[1]))
+    if mode == "max":
+        return scatter_max(zeros, bag, rows)[:bags]
+    sums = ops.index_add(zeros, 0, bag, rows)[:bags]
+    if mode == "sum":
+        return sums
+    count = ops.astype(ops.bincount(bag, minlength=bags + 1)[:bags], rows.dtype)
+    return sums / ops.unsqueeze(ops.clamp(count, min=1.0), 1)
+
+
+def _bags(offsets: Tensor, size: int, last: bool) -> tuple[int, Tensor]:
+    """How many bags begin at these offsets, and the number of the bag of each of `size` positions; positions behind the
+    `last` end have the number of bags."""
+    if offsets.ndim != 1 or len(offsets) < 1 + last:
+        raise ShapeError(f"embedding_bag: offsets {offsets.shape}; expected (bags,)" + ", and the last end" * last)
+    if not offsets.storage.recorded and (offsets.numpy()[0] or (np.diff(offsets.numpy()) < 0).any()):
+        raise ValueError("embedding_bag: the offsets must begin with 0 and rise")
+    begun = ops.index_add(ops.zeros(size + 1, dtype="float64"), 0, offsets[1:],
+                          ops.ones(len(offsets) - 1, dtype="float64"))
+    return len(offsets) - last, ops.astype(ops.cumsum(begun, 0)[:size], "int64")
 
 
 def one_hot(index: Tensor, num_classes: int) -> Tensor:
@@ -166,5 +241,4 @@ if not TYPE_CHECKING:  # a checker shall still know which names there are
         "batch_norm": "nn.BatchNorm2d, which keeps its statistics", "instance_norm": "group_norm",
         "dropout2d": "nn.Dropout2d", "multi_head_attention_forward": "nn.MultiheadAttention",
         "adaptive_max_pool2d": "max_pool2d, or x.amax((1, 2)) for one window",
-        "cosine_embedding_loss": "cosine_similarity",
         "unfold": "conv2d, whose weight may be constant", "softmin": "softmax of -x"})

@@ -16,7 +16,8 @@ from ..autograd.tensor import Parameter, Tensor
 from . import functional
 from .module import Dropout, Linear, Module
 
-__all__ = ["Embedding", "LayerNorm", "MultiheadAttention", "Past", "RMSNorm", "TransformerEncoderLayer"]
+__all__ = ["Embedding", "EmbeddingBag", "LayerNorm", "MultiheadAttention", "Past", "RMSNorm", "TransformerDecoderLayer",
+           "TransformerEncoderLayer"]
 
 
 class Embedding(Module):
@@ -28,7 +29,8 @@ class Embedding(Module):
     def __init__(self, num_embeddings: Size, embedding_dim: Size, padding_idx: int | None = None,
                  *, dtype: Float = "float32") -> None:
         if padding_idx is not None and not 0 <= padding_idx < num_embeddings:
-            raise ValueError(f"Embedding: padding_idx is {padding_idx}; it must be from 0 to {num_embeddings - 1}")
+            raise ValueError(f"{type(self).__name__}: padding_idx is {padding_idx}; it must be from 0 to "
+                             f"{num_embeddings - 1}")
         self.padding_idx = padding_idx
         values: Any = random.normal(1, (num_embeddings, embedding_dim), dtype)
         if padding_idx is not None:
@@ -37,6 +39,22 @@ class Embedding(Module):
 
     def forward(self, index: Tensor) -> Tensor:
         return ops.embedding(self.weight, index, self.padding_idx)
+
+
+class EmbeddingBag(Embedding):
+    """`functional.embedding_bag` of weight (rows, width): index (bags, n), or (n,) with offsets (bags,), both int64 ->
+    (bags, width)."""
+
+    def __init__(self, num_embeddings: Size, embedding_dim: Size, *, mode: str = "mean",
+                 include_last_offset: bool = False, padding_idx: int | None = None, dtype: Float = "float32") -> None:
+        super().__init__(num_embeddings, embedding_dim, padding_idx, dtype=dtype)
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(self, index: Tensor, offsets: Tensor | None = None,
+                per_sample_weights: Tensor | None = None) -> Tensor:
+        return functional.embedding_bag(index, self.weight, offsets, mode=self.mode, padding_idx=self.padding_idx,
+                                        per_sample_weights=per_sample_weights,
+                                        include_last_offset=self.include_last_offset)
 
 
 class LayerNorm(Module):
@@ -98,12 +116,13 @@ class Past:
 
 
 class MultiheadAttention(Module):
-    """x (n, t, width), memory (n, s, width) or None for x itself, mask (n, s) int64 with 0 for padding, or None ->
-    (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the other. `dropout`: the
-    rate at which probabilities are dropped while training."""
+    """x (n, t, width), memory (n, s, width) or None for x itself, mask (n, s) of bool or int64 that is False or 0 for
+    padding, or None -> (n, t, width). Parameters as torch's: in_proj_weight holds query, key and value one below the
+    other. `dropout`: the rate at which probabilities are dropped while training. `batch_first`: True, the only way."""
 
     def __init__(self, embed_dim: Size, num_heads: Size, dropout: Rate = 0.0, bias: bool = True, *,
-                 causal: bool = False, dtype: Float = "float32") -> None:
+                 batch_first: bool = True, causal: bool = False, dtype: Float = "float32") -> None:
+        _check_order(self, batch_first)
         if embed_dim % num_heads:
             raise ValueError(f"MultiheadAttention({embed_dim}, {num_heads}): the heads must divide the width")
         self.width, self.heads, self.causal, self.dropout = embed_dim, num_heads, causal, dropout
@@ -134,24 +153,35 @@ class MultiheadAttention(Module):
         return self.out_proj(ops.reshape(y, x.shape))
 
 
+def _check_order(layer: Module, batch_first: bool) -> None:
+    if not batch_first:
+        raise ValueError(f"{type(layer).__name__}: inputs are (n, steps, width) here; say so with batch_first=True")
+
+
 class TransformerEncoderLayer(Module):
-    """Attention and two linear layers, each with a norm and a sum beside: x (n, t, width), mask (n, t) int64 with 0 for
-    padding, or None -> (n, t, width). Parameters as torch's. `batch_first` must be True, which torch's default is not.
-    `activation`: relu or gelu. `causal`: a step sees the ones before it alone."""
+    """Attention and two linear layers, each with a norm and a sum beside: x (n, t, width), mask (n, t) of bool or int64
+    that is False or 0 for padding, or None -> (n, t, width). Parameters as torch's. `batch_first` must be True, which
+    torch's default is not. `activation`: relu or gelu. `causal`: a step sees the ones before it alone."""
+
+    attentions: tuple[str, ...] = ("self_attn",)
+    self_attn: MultiheadAttention
+    norm1: LayerNorm
+    norm2: LayerNorm
 
     def __init__(self, d_model: Size, nhead: Size, dim_feedforward: Size = 2048, dropout: Rate = 0.1,
                  activation: str = "relu", layer_norm_eps: float = 1e-5, batch_first: bool = False,
                  norm_first: bool = False, bias: bool = True, *, causal: bool = False,
                  dtype: Float = "float32") -> None:
-        if not batch_first:
-            raise ValueError("TransformerEncoderLayer: inputs are (n, steps, width) here; say so with batch_first=True")
+        _check_order(self, batch_first)
         if activation not in ("relu", "gelu"):
-            raise ValueError(f"TransformerEncoderLayer: the activation is {activation!r}; it must be relu or gelu")
-        self.self_attn = MultiheadAttention(d_model, nhead, dropout, bias, causal=causal, dtype=dtype)
+            raise ValueError(f"{type(self).__name__}: the activation is {activation!r}; it must be relu or gelu")
+        for name in self.attentions:
+            setattr(self, name, MultiheadAttention(d_model, nhead, dropout, bias, dtype=dtype,
+                                                   causal=causal and name == "self_attn"))
         self.linear1 = Linear(d_model, dim_feedforward, bias, dtype=dtype)
         self.linear2 = Linear(dim_feedforward, d_model, bias, dtype=dtype)
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype)
+        for i in range(len(self.attentions) + 1):
+            setattr(self, f"norm{i + 1}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype))
         self.activation, self.norm_first = {"relu": ops.relu, "gelu": ops.gelu}[activation], norm_first
         self.dropout = Dropout(dropout)
 
@@ -164,3 +194,20 @@ class TransformerEncoderLayer(Module):
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.dropout(self.linear2(self.dropout(self.activation(self.linear1(x)))))
+
+
+class TransformerDecoderLayer(TransformerEncoderLayer):
+    """The same with attention to `memory` (n, s, width) between: x (n, t, width), memory, their masks (n, t) and (n, s)
+    -> (n, t, width). In decoders a step sees the ones before it alone: `causal=True`."""
+
+    attentions = "self_attn", "multihead_attn"
+    multihead_attn: MultiheadAttention
+    norm3: LayerNorm
+
+    def forward(self, x: Tensor, memory: Tensor, mask: Tensor | None = None,  # type: ignore[override]
+                memory_mask: Tensor | None = None) -> Tensor:
+        for norm, block in ((self.norm1, lambda x: self.dropout(self.self_attn(x, None, mask))),
+                            (self.norm2, lambda x: self.dropout(self.multihead_attn(x, memory, memory_mask))),
+                            (self.norm3, self._feed)):
+            x = x + block(norm(x)) if self.norm_first else norm(x + block(x))
+        return x

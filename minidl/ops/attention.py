@@ -13,7 +13,7 @@ from .dropout import check_rate, next_draw
 
 
 class Attention(Op):
-    """q (n, h, t, d), k (n, h, s, d), v (n, h, s, e), mask (n, s) int64 -> (n, h, t, e)."""
+    """q (n, h, t, d), k (n, h, s, d), v (n, h, s, e), mask (n, s) of bool or int64 -> (n, h, t, e)."""
 
     name = "attention"
     precision = "low"
@@ -30,7 +30,8 @@ class Attention(Op):
                              "expected (n, heads, t, d), (n, heads, s, d) and (n, heads, s, e), d at least 1")
         if any(m.dtype not in ("int64", "bool") or m.shape != (k.shape[0], k.shape[2]) for m in mask):
             raise self.error(f"the mask is {mask[0].dtype} {mask[0].shape}; "
-                             f"expected int64 {(k.shape[0], k.shape[2])}, 0 for padding")
+                             f"expected bool or int64 {(k.shape[0], k.shape[2])}, False or 0 for padding; "
+                             f"causal=True hides later keys")
         self.q, self.k, self.v = q, k, v
         self.factor = 1 / math.sqrt(q.shape[3]) if self.scale is None else self.scale
         y = self.out([*q.shape[:3], v.shape[3]], dtype)

@@ -23,7 +23,7 @@ class Embedding(Op):
         if not index.storage.recorded:  # while recording: when the step runs
             check_range("index", index.numpy(), table.shape[0])
         if self.padding is not None and not 0 <= self.padding < table.shape[0]:
-            raise self.error(f"the padding index {self.padding} is out of range for {table.shape[0]} rows")
+            raise self.error(f"padding_idx is {self.padding}; it must be from 0 to {table.shape[0] - 1}")
         self.table, self.index = self.dense(table), index
         return self.out_by("embedding", [self.table, index], [*index.shape, table.shape[1]], dtype)
 

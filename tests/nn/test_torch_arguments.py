@@ -40,6 +40,11 @@ floats, shares, labels = DRAWS.floats, DRAWS.shares, DRAWS.labels
 X, IMAGE, SERIES = floats(3, 4), floats(2, 4, 6, 5), floats(2, 4, 7)
 PAIR = {"input": floats(3, 4), "target": floats(3, 4)}
 CHANCES = {"input": shares(3, 4), "target": shares(3, 4)}
+OTHERS = Draws()
+SIDES = {"x1": OTHERS.floats(3, 4), "x2": OTHERS.floats(3, 4)}
+SIDED = {"input1": OTHERS.floats(3, 4), "input2": OTHERS.floats(3, 4), "target": np.array([1, -1, 1])}
+TRIPLET = {name: OTHERS.floats(3, 4) for name in ("anchor", "positive", "negative")}
+BAG = {"input": np.array([0, 1, 3, 1, 2, 1]), "weight": OTHERS.floats(5, 4), "offsets": np.array([0, 2, 2])}
 CLASSES = {"input": floats(5, 4), "target": np.array([0, 3, 1, 1, 2])}
 SEQUENCE = floats(3, 2, 4)
 WINDOW = {"kernel_size": 2}
@@ -59,6 +64,8 @@ FUNCTIONS: dict[str, Case] = {
     "smooth_l1_loss": Case(PAIR), "huber_loss": Case(PAIR), "kl_div": Case(CHANCES),
     "dropout": Case({"input": np.ones((50, 40), np.float32)}, drawn=True),
     "embedding": Case({"input": labels(3, 2), "weight": floats(5, 4)}),
+    "embedding_bag": Case(BAG), "pairwise_distance": Case(SIDES),
+    "cosine_embedding_loss": Case(SIDED), "triplet_margin_loss": Case(TRIPLET),
     "group_norm": Case({"input": IMAGE, "num_groups": 2}, last=True),
     "interpolate": Case({"input": IMAGE, "size": (12, 15)}, last=True),
     **dict.fromkeys(("layer_norm", "rms_norm"), Case({"input": X, "normalized_shape": (4,)})),
@@ -88,6 +95,9 @@ LAYERS: dict[str, Case] = {
     "Dropout": Case({}, {"input": np.ones((50, 40), np.float32)}, drawn=True),
     "Dropout2d": Case({}, {"input": np.ones((50, 40, 2, 2), np.float32)}, last=True, drawn=True),
     "Embedding": Case({"num_embeddings": 5, "embedding_dim": 4}, {"input": labels(3, 2)}),
+    "EmbeddingBag": Case({"num_embeddings": 5, "embedding_dim": 4}, {n: BAG[n] for n in ("input", "offsets")}),
+    "CosineEmbeddingLoss": Case({}, SIDED), "TripletMarginLoss": Case({}, TRIPLET),
+    **dict.fromkeys(("CosineSimilarity", "PairwiseDistance"), Case({}, SIDES)),
     "Linear": Case({"in_features": 4, "out_features": 5}, {"input": X}),
     "Flatten": Case({}, {"input": floats(2, 3, 4, 5)}), "Unflatten": Case({"dim": 1, "unflattened_size": (2, 2)},
                                                                          {"input": X}),
@@ -95,6 +105,8 @@ LAYERS: dict[str, Case] = {
     "MultiheadAttention": Case({"embed_dim": 4, "num_heads": 2}, dict.fromkeys(("query", "key", "value"), SEQUENCE)),
     "TransformerEncoderLayer": Case({"d_model": 4, "nhead": 2, "dim_feedforward": 5, "dropout": 0.0,
                                      "batch_first": True}, {"src": SEQUENCE}),
+    "TransformerDecoderLayer": Case({"d_model": 4, "nhead": 2, "dim_feedforward": 5, "dropout": 0.0,
+                                     "batch_first": True}, {"tgt": SEQUENCE, "memory": OTHERS.floats(3, 5, 4)}),
     **{name: Case({"input_size": 4, "hidden_size": 3}, {"input": SEQUENCE if len(name) < 5 else X})
        for name in ("RNN", "GRU", "LSTM")},
     **{f"{name}Cell": Case({"input_size": 4, "hidden_size": 3}, {"input": X}) for name in ("RNN", "GRU", "LSTM")},
@@ -147,7 +159,8 @@ MATTERS: dict[str, list[Any]] = {
     "unflattened_size": [(4, 1)], "num_parameters": [4], "init": [0.6], "embed_dim": [6], "num_heads": [4, 3],
     "dropout": [1.0], "add_bias_kv": [True], "add_zero_attn": [True], "kdim": [3], "vdim": [3], "batch_first": [True],
     "d_model": [6], "nhead": [4], "dim_feedforward": [3], "activation": ["gelu", torch.nn.functional.silu],
-    "layer_norm_eps": [0.5], "norm_first": [True], "TransformerEncoderLayer batch_first": [False], "input_size": [3],
+    "layer_norm_eps": [0.5], "norm_first": [True], "TransformerEncoderLayer batch_first": [False],
+    "TransformerDecoderLayer batch_first": [False], "input_size": [3],
     "hidden_size": [2], "num_layers": [2], "nonlinearity": ["relu"], "bidirectional": [True], "proj_size": [2],
     "hx": [floats(1, 2, 3)], "RNNCell hx": [floats(3, 3)], "GRUCell hx": [floats(3, 3)],
     "LSTM hx": [(floats(1, 2, 3), floats(1, 2, 3))], "LSTMCell hx": [(floats(3, 3), floats(3, 3))],
@@ -157,6 +170,16 @@ MATTERS: dict[str, list[Any]] = {
     "nesterov": [True], "maximize": [True], "foreach": [True], "differentiable": [True], "fused": [True],
     "capturable": [True], "betas": [(0.5, 0.7), (1.5, 0.9)], "amsgrad": [True], "decoupled_weight_decay": [True],
     "centered": [True], **{f"{name} alpha": [0.5] for name in ("RMSprop",)},
+    "input1": [], "input2": [], "anchor": [], "positive": [], "negative": [], "keepdim": [True], "swap": [True],
+    "margin": [0.3, -2.0], "offsets": [np.array([0, 4]), np.array([1, 2])], "include_last_offset": [True],
+    "per_sample_weights": [OTHERS.shares(6)], "tgt": [], "memory": [OTHERS.floats(3, 2, 4)],
+    "embedding_bag weight": [OTHERS.floats(6, 4)], "_weight": [], "tgt_mask": [OTHERS.floats(2, 2)],
+    "memory_mask": [OTHERS.floats(2, 5)], "tgt_key_padding_mask": [np.array([[True, False]] * 3)],
+    "memory_key_padding_mask": [np.array([[True] + [False] * 4] * 3)], "tgt_is_causal": [], "memory_is_causal": [],
+    "cosine_embedding_loss target": [np.array([-1, -1, 1])], "CosineEmbeddingLoss target": [np.array([-1, -1, 1])],
+    "pairwise_distance p": [1, 3, float("inf")], "PairwiseDistance p": [1, 3, float("inf")],
+    **{f"{name} mode": ["sum", "max", "wrong"] for name in ("embedding_bag", "EmbeddingBag")},
+    "triplet_margin_loss p": [1, 3], "TripletMarginLoss p": [1, 3],
     "SGD momentum": [0.5, -1.0], "RMSprop momentum": [0.5]}
 BESIDE: dict[str, dict[str, Any]] = {
     "count_include_pad": {"padding": 1}, "norm_type": {"max_norm": 0.5}, "align_corners": {"mode": "bilinear"},
@@ -166,7 +189,7 @@ BESIDE: dict[str, dict[str, Any]] = {
     "padding_mode": {"padding": 1}, "nesterov": {"momentum": 0.9}, "amsgrad": {"betas": (0.5, 0.5)},
     "dampening": {"momentum": 0.9},
     "decoupled_weight_decay": {"weight_decay": 0.3},
-    "dropout": {"num_layers": 2},
+    "dropout": {"num_layers": 2}, "per_sample_weights": {"mode": "sum"},
     "recompute_scale_factor": {"size": None, "scale_factor": 1.3}, "value": {"mode": "constant"}}
 
 
