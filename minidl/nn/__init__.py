@@ -21,10 +21,4 @@ for _room in (activations, losses, module, recurrent, sequence, spiking, vision)
     __all__ += _room.__all__
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
-    __getattr__ = missing(__name__, __all__, {
-        "utils": "the optimizer's max_norm, as in optim.SGD(..., max_norm=1.0), to clip gradients",
-        "DataParallel": "minidl train --parallel data",
-        "TransformerEncoder": "nn.ModuleList of TransformerEncoderLayer",
-        "Transformer": "TransformerEncoderLayer, or models/transformer.py", "Buffer": "nn.state(array, name)",
-        "ParameterList": "attributes of the module", "AdaptiveMaxPool2d": "MaxPool2d, or x.amax((1, 2)) for one window",
-        "InstanceNorm1d": "GroupNorm with as many groups as channels", "Dropout1d": "Dropout2d of x.unsqueeze(1)"})
+    __getattr__ = missing(__name__, __all__)

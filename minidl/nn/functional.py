@@ -153,7 +153,7 @@ def embedding_bag(index: Tensor, weight: Tensor, offsets: Tensor | None = None, 
                   padding_idx: int | None = None) -> Tensor:
     """The rows of `weight` (rows, d) at `index`, one sum, mean or maximum (`mode`) a bag -> (bags, d); zeros for an
     empty one. A row of index (bags, n) int64 is a bag; or index (n,) has several, which begin at `offsets` (bags,)
-    int64, the first at 0; with `include_last_offset` they have the end of the last bag too. `per_sample_weights`: as
+    int64, the first at 0; with `include_last_offset` the end of the last bag follows. `per_sample_weights`: as
     index, factors of a sum. Entries that are `padding_idx` do not count."""
     if mode not in ("sum", "mean", "max"):
         raise ValueError(f"embedding_bag: mode is {mode!r}; it must be sum, mean or max")
@@ -237,8 +237,4 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *, i
 globals().update((name, checked(globals()[name], first=False)) for name in __all__)
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
-    __getattr__ = missing(__name__, __all__, {
-        "batch_norm": "nn.BatchNorm2d, which keeps its statistics", "instance_norm": "group_norm",
-        "dropout2d": "nn.Dropout2d", "multi_head_attention_forward": "nn.MultiheadAttention",
-        "adaptive_max_pool2d": "max_pool2d, or x.amax((1, 2)) for one window",
-        "unfold": "conv2d, whose weight may be constant", "softmin": "softmax of -x"})
+    __getattr__ = missing(__name__, __all__)

@@ -11,6 +11,4 @@ __all__ = ["SGD", "Adam", "AdamW", "GradScaler", "NAdamW", "Optimizer", "Paramet
            "cosine", "step_decay", "warmup"]
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
-    __getattr__ = missing(__name__, __all__, {
-        "lr_scheduler": "cosine, step_decay and warmup, which return the rate of each step: opt.lr = rate(i)",
-        "Adagrad": "RMSprop or Adam", "NAdam": "NAdamW", "RAdam": "AdamW", "Adamax": "Adam", "LBFGS": "SGD or Adam"})
+    __getattr__ = missing(__name__, __all__)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 from helpers import ROOT, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops, optim
+from minidl.nn.hints import INSTEAD
 
 TEXT = (ROOT / "docs" / "from_torch.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
@@ -38,9 +40,63 @@ def test_names_of_the_table_exist(row: list[str]) -> None:
                 assert hasattr(home, word[0]) or word[0] in ("to", "size", "cpu"), f"{name} is not in {home}"
 
 
-def test_what_the_page_calls_absent_is_absent() -> None:
-    absent = TEXT.partition("**Absent**")[2]
-    for name in ("cumprod",):
-        assert f"`{name}`" in absent
-        assert not hasattr(ops, name)
-        assert not hasattr(ml.Tensor, name)
+def test_every_public_name_of_torch_is_here_or_in_the_tables_of_what_is_absent() -> None:
+    """Layers, functions and optimizers, and the functions of torch that are methods of its tensors or in
+    `torch.functional`; the public ones are those that torch lets others override."""
+    torch = torch_or_skip()
+    known, absent = torch.overrides.get_testing_overrides(), TEXT.partition("## What is absent")[2]
+    rooms = {"nn": (nn, torch.nn, lambda name, value: isinstance(value, type)),
+             "F": (nn.functional, torch.nn.functional, lambda name, value: callable(value) and (
+                 value in known or name[-1] == "_")),
+             "optim": (optim, torch.optim, lambda name, value: isinstance(value, type) or name == "lr_scheduler")}
+    lacking: dict[str, list[str]] = {}
+    for room, (mine, theirs, public) in rooms.items():
+        for name in dir(theirs):
+            if name[0] == "_" or name in mine.__all__ or not public(name, getattr(theirs, name)):
+                continue
+            key = next((key for key in INSTEAD if re.fullmatch(key, name)), f"{room}.{name} is in no row")
+            lacking.setdefault(key, []).append(f"`{room}.{name}`")
+            with pytest.raises(AttributeError, match=f"has no attribute '{name}'; (use|torch's has no)") as error:
+                getattr(mine, name)
+            assert "similar" not in str(error.value)
+    rows = "\n".join(f"| {', '.join(lacking[key])} | {text or 'nothing'} |" for key, text in INSTEAD.items()
+                     if key in lacking)
+    assert [key for key in lacking if key not in INSTEAD] == []
+    assert rows in absent, f"put these rows into docs/from_torch.md:\n{rows}"
+
+    def here(name: str) -> bool:
+        return any(hasattr(room, name) for room in (ml.Tensor, ml, nn.functional))
+
+    used = {name for name in dir(torch) if name[0] != "_" != name[-1] and callable(value := getattr(torch, name))
+            and value in known and (hasattr(torch.Tensor, name) or name in torch.functional.__all__)}
+    of_tensors = absent.partition("### Functions of tensors")[2]
+    named = {name for row in re.findall(r"^\| (`.*?) \| ", of_tensors, re.M) for name in re.findall(r"`(\w+)`", row)}
+    assert {name for name in used if not here(name) and f"`F.{name}`" not in rows} - named == set()
+    assert {name for name in named if here(name) or not hasattr(torch, name)} == set()
+
+
+def test_what_the_tables_say_to_write_is_what_torch_computes() -> None:
+    torch = torch_or_skip()
+    x, y, var = (ml.array(np.random.default_rng(i).uniform(0.1, 1.0, (3, 4, 4, 2))) - 0.3 * (i == 0) for i in range(3))
+    sign = ml.array(np.where(y.numpy() > 0.5, 1.0, -1.0))
+    ours = {**{n: getattr(nn.functional, n) for n in nn.functional.__all__}, "where": ml.where, "einsum": ml.einsum,
+            "ops": ops, "x": x, "lambd": 0.3, "threshold": 0.2, "value": -1.0, "margin": 0.4, "var": var, "k": 2,
+            "p": 3, "x1": x, "x2": var}
+    F, t, s = torch.nn.functional, torch.tensor(x.numpy()), torch.tensor(sign.numpy())
+    u, v = torch.tensor(y.numpy()), torch.tensor(var.numpy())
+    for key, wanted, other in (
+            ("Hardshrink|hardshrink", F.hardshrink(t, 0.3), y), ("[Ss]oftshrink", F.softshrink(t, 0.3), y),
+            ("[Tt]anhshrink", F.tanhshrink(t), y), ("[Tt]hreshold", F.threshold(t, 0.2, -1.0), y),
+            ("RReLU|rrelu", F.rrelu(t), y), ("SoftMarginLoss|soft_margin_loss", F.soft_margin_loss(
+                t, s, reduction="none"), sign),
+            ("GaussianNLLLoss|gaussian_nll_loss", F.gaussian_nll_loss(t, u, v, reduction="none"), y),
+            ("PoissonNLLLoss|poisson_nll_loss", F.poisson_nll_loss(t, u, reduction="none"), y),
+            ("HingeEmbeddingLoss|hinge_embedding_loss", F.hinge_embedding_loss(t, s, 0.4, reduction="none"), sign),
+            ("MarginRankingLoss|margin_ranking_loss", F.margin_ranking_loss(t, v, s, 0.4, reduction="none"), sign)):
+        found = eval(INSTEAD[key].partition(", its")[0], ours | {"y": other})
+        np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5, atol=1e-6, err_msg=key)
+    pooled = eval(INSTEAD[r"LPPool\w+|lp_pool\w+"].partition(", to")[0], ours | {"x": y}) ** (1 / 3)
+    np.testing.assert_allclose(pooled.numpy(), F.lp_pool2d(u.permute(0, 3, 1, 2), 3, 2).permute(0, 2, 3, 1).numpy())
+    flat = {"x": x[0, 0], "y": y[0, 0], "weight": var[0]}
+    np.testing.assert_allclose(eval(INSTEAD["[Bb]ilinear"], ours | flat | {"weight": var[0].permute(1, 0, 2)[:, :2]}
+                                    ).numpy(), F.bilinear(t[0, 0], u[0, 0], v[0].permute(1, 0, 2)[:, :2]).numpy())
