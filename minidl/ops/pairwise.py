@@ -33,8 +33,9 @@ def prod(x: Tensor, axis: int | None = None, keepdims: bool = False) -> Tensor:
 
 
 def cdist(x1: Tensor, x2: Tensor, p: float = 2.0) -> Tensor:
-    """The distances between the rows of x1 (..., n, d) and the rows of x2 (..., m, d) -> (..., n, m): norms of p = 1, 2 or
-    inf of their differences, which take n m d numbers of memory. The gradient of a distance that is 0 is 0."""
+    """The distances between rows of x1 (..., n, d) and rows of x2 (..., m, d) -> (..., n, m): norms (p = 1, 2, inf) of
+    their differences, which take n m d numbers of memory. The gradient of a distance that is 0 is 0. Raises ShapeError
+    if they do not fit, and ValueError for another p."""
     if min(x1.ndim, x2.ndim) < 2 or x1.shape[-1] != x2.shape[-1]:
         raise ShapeError(f"cdist: rows of {x1.shape} and {x2.shape} have no distances; expected (..., n, d) and "
                          f"(..., m, d)")
