@@ -153,8 +153,9 @@ def embedding_bag(index: Tensor, weight: Tensor, offsets: Tensor | None = None, 
                   padding_idx: int | None = None) -> Tensor:
     """The rows of `weight` (rows, d) at `index`, one sum, mean or maximum (`mode`) a bag -> (bags, d); zeros for an
     empty one. A row of index (bags, n) int64 is a bag; or index (n,) has several, which begin at `offsets` (bags,)
-    int64, the first at 0; with `include_last_offset` the end of the last bag follows. `per_sample_weights`: as
-    index, factors of a sum. Entries that are `padding_idx` do not count."""
+    int64, the first at 0; with `include_last_offset` the end of the last bag follows, behind which nothing counts.
+    `per_sample_weights`: as index, factors of a sum. Entries that are `padding_idx` do not count. Raises ShapeError or
+    ValueError if they do not fit."""
     if mode not in ("sum", "mean", "max"):
         raise ValueError(f"embedding_bag: mode is {mode!r}; it must be sum, mean or max")
     if index.ndim not in (1, 2) or (index.ndim == 1) != (offsets is not None):

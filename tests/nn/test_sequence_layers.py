@@ -18,6 +18,7 @@ from minidl.core.tasks import Kind
 from minidl.devices.device import CPU
 from minidl.kernels import KERNELS
 from minidl.runtime.checking import random_schedule
+from minidl.testing.checks import gradcheck
 
 
 # -------------------------------------------------------------------------------------------- torch parity
@@ -166,6 +167,87 @@ def test_attention_is_torchs(causal: bool, masked: bool, cross: bool) -> None:
     for bias in (True, False):
         inputs = [random_array((2, 4 if cross else 5, 6)), *([random_array((2, 5, 6), 1)] if cross else [])]
         parity(Mine(6, 3, bias=bias, causal=causal), Theirs(6, 3, bias=bias, batch_first=True), *inputs)
+
+
+@pytest.mark.parametrize("norm_first", [False, True])
+@pytest.mark.parametrize(("causal", "kind"), [(False, "int64"), (True, "bool")])
+def test_a_decoder_layer_is_torchs(causal: bool, kind: str, norm_first: bool) -> None:
+    """With masks of both inputs, in bool and in whole numbers."""
+    torch = torch_or_skip()
+    own, other = np.array([[1, 1, 1, 0], [1, 1, 1, 1]]), np.array([[1, 0, 1, 1, 1], [1, 1, 0, 0, 0]])
+
+    class Theirs(torch.nn.TransformerDecoderLayer):  # type: ignore[misc, name-defined]
+        def forward(self, x: Any, memory: Any) -> Any:
+            hide = torch.ones(4, 4, dtype=bool).triu(1) if causal else None
+            return super().forward(x, memory, hide, None, torch.tensor(own == 0), torch.tensor(other == 0))
+
+    class Mine(nn.TransformerDecoderLayer):
+        def forward(self, x: Any, memory: Any) -> Any:  # type: ignore[override]
+            return super().forward(x, memory, ml.array(own.astype(kind)), ml.array(other.astype(kind)))
+
+    given: dict[str, Any] = {"activation": "gelu", "batch_first": True, "norm_first": norm_first}
+    mine, theirs = Mine(6, 3, 8, 0.0, causal=causal, **given), Theirs(6, 3, 8, 0.0, **given)
+    assert [*mine.state_dict()] == [*theirs.state_dict()]
+    parity(mine, theirs, random_array((2, 4, 6)), random_array((2, 5, 6), 1))
+
+
+def test_a_decoder_layer_drops_while_it_trains() -> None:
+    layer, x, memory = nn.TransformerDecoderLayer(4, 2, 8, 0.5, batch_first=True), ml.ones(2, 3, 4), ml.ones(2, 2, 4)
+    first, second = layer(x, memory).numpy(), layer(x, memory).numpy()
+    assert (first != second).any()
+    layer.eval()
+    assert bits(layer(x, memory)) == bits(layer(x, memory))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_are_torchs_eager_and_recorded(mode: str) -> None:
+    """Empty bags at each end, repeated rows, rows that do not count; bags of one length as well."""
+    torch = torch_or_skip()
+    index, table = np.array([0, 5, 2, 2, 1, 0, 5]), random_array((6, 3))
+    for padding, offsets, last in itertools.product((None, 2), ([0, 0, 3, 3, 7, 7], [0, 7], [0]), (False, True)):
+        if offsets == [0] and last:
+            continue
+        options: dict[str, Any] = {"mode": mode, "padding_idx": padding, "include_last_offset": last}
+
+        def mine(w: Any, i: Any = index, o: Any = offsets, options: Any = options) -> Any:
+            return nn.functional.embedding_bag(i if isinstance(i, ml.Tensor) else ml.array(i), w,
+                                               o if isinstance(o, ml.Tensor) else ml.array(np.array(o)), **options)
+
+        t = torch.tensor(table, requires_grad=True)
+        wanted = torch.nn.functional.embedding_bag(torch.tensor(index), t, torch.tensor(offsets), **options)
+        wanted.sum().backward()
+        p = ml.Parameter(table)
+        found = mine(p)
+        found.sum().backward()
+        np.testing.assert_allclose(found.numpy(), wanted.detach(), rtol=1e-12)
+        np.testing.assert_allclose(p.grad.numpy(), t.grad, rtol=1e-12)
+        gradcheck(mine, table)
+        graph = ml.record(lambda i, o, p=p, mine=mine: mine(p, i, o), index, np.array(offsets))
+        assert bits(ml.SequentialExecutor(graph)(index, np.array(offsets))) == bits(found)
+    rows = index[:6].reshape(3, 2)
+    found = nn.functional.embedding_bag(ml.array(rows), ml.array(table), mode=mode)
+    wanted = torch.nn.functional.embedding_bag(torch.tensor(rows), torch.tensor(table), mode=mode)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-12)
+    none = nn.functional.embedding_bag(ml.array(index[:0]), ml.array(table), ml.array([0, 0]), mode=mode)
+    assert none.tolist() == [[0.0] * 3] * 2
+
+
+def test_factors_of_a_bag_and_what_bags_refuse() -> None:
+    index, offsets, table = ml.array(np.array([0, 1, 1, 2])), ml.array([0, 2, 2]), random_array((3, 2))
+    gradcheck(lambda w, s: nn.functional.embedding_bag(index, w, offsets, mode="sum", per_sample_weights=s,
+                                                       padding_idx=2), table, random_array((4,), 1))
+    bag = nn.EmbeddingBag(3, 2)
+    for act, message in (
+            (lambda: bag(index), r"index \(4,\) without offsets"),
+            (lambda: bag(index, ml.array([1, 2])), "begin with 0"),
+            (lambda: bag(index, ml.array([0, 3, 2])), "begin with 0 and rise"),
+            (lambda: bag(index, ml.array([0, 5])), "index 5 is out of range for an axis of length 5"),
+            (lambda: bag(ml.array([3]), ml.array([0])), "index 3 .* rows 0 to 2"),
+            (lambda: bag(index, offsets, ml.ones(4)), "in mode 'mean'; expected .* in mode 'sum'"),
+            (lambda: nn.EmbeddingBag(3, 2, mode="median")(index, offsets), "mode is 'median'; it must be sum")):
+        with pytest.raises((ValueError, IndexError), match=message) as caught:
+            act()
+        assert "\n" not in str(caught.value)
 
 
 def test_causal_attention_with_earlier_keys_is_torchs() -> None:
