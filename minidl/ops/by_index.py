@@ -23,6 +23,7 @@ class IndexAdd(Places):
     rows that go to one place, added in the order of their positions. Whole numbers are counted."""
 
     name = "index_add"
+    precision = "widest"
 
     def forward(self, x: Tensor, source: Tensor, *index: Tensor) -> Tensor:
         dtype = same_dtype(self, x, source, also=("int64",))
