@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from ..core.graph import TaskGraph
-from ..core.machine import Machine
+from ..core.machine import Machine, PlanError
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION, Kind, unpack
 from ..passes.boundary import Loop, cross_boundary
@@ -74,7 +74,7 @@ def barrier(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
 def buckets(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
     """As `barrier`, but gradients are summed in buckets of about `bucket_bytes` (PyTorch DDP, 2020).
 
-    `buckets`: this many with equal numbers of layers instead. Raises ValueError for more buckets than layers.
+    `buckets`: this many with equal numbers of layers instead. Raises PlanError for more buckets than layers.
     """
     return barrier(graph, cost, machine)
 
@@ -85,7 +85,7 @@ def in_buckets(graph: TaskGraph, *, buckets: int | None = None, bucket_bytes: in
         return Sums(reverse_buckets(graph, bucket_bytes))
     layers = sorted(gradients(graph), key=lambda u: -int(graph.unit[u]))
     if not 1 <= buckets <= len(layers):
-        raise ValueError(f"{len(layers)} layers are too few for {buckets} buckets")
+        raise PlanError(f"{len(layers)} layers are too few for {buckets} buckets")
     return Sums([part.tolist() for part in np.array_split(np.array(layers), buckets)])
 
 
@@ -120,7 +120,7 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
     `k`: None searches the k of the shortest period (without contention) among those that fit the machine's memory.
     The order is the authors'; the search for k is reconstructed. `released`: as in the authors' code, only the updates
     of the first k layers cross the iteration boundary; all others are made before the next forward pass.
-    Raises ValueError for more layers than can wait, and MemoryLimitError if no k fits.
+    Raises PlanError for more layers than can wait, and MemoryLimitError if no k fits.
     """
     iterations = Iterations(late_updates(graph).body[0], cost, Rules("first k" if released else "all", first="need"))
     layers, limit = len(iterations.delayable), machine.memory_limit
@@ -133,8 +133,8 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
         except MemoryLimitError as error:
             raise MemoryLimitError(str(error), peak(0)) from None
     elif not 0 <= k <= layers:
-        raise ValueError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may "
-                         f"wait")
+        raise PlanError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may "
+                        f"wait")
     found = _ordered(iterations, cost, k)
     return replace(found, notes={**found.notes, "k": k, "largest_k": layers})
 

@@ -75,8 +75,8 @@ def chain(graph: TaskGraph, cost: CostModel) -> Chain:
     saved = made & (dies > last)
     free = saved & np.isin(born, [*runs_again(graph, np.unique(graph.unit).tolist())])
     over = {t: np.flatnonzero(made & (born <= t) & (last > t)) for t in forward[:-1].tolist()}
-    crossing = {t: int(some[0]) for t, some in over.items() if len(some) == 1 and saved[some[0]]}
-    block, n = np.searchsorted([*crossing], np.arange(count + 1)), len(crossing) + 1
+    crossing = {int(some[0]): t for t, some in over.items() if len(some) == 1 and saved[some[0]]}  # the last it crosses
+    block, n = np.searchsorted([*crossing.values()], np.arange(count + 1)), len(crossing) + 1
     home = np.zeros(int(graph.unit.max()) + 1, np.int64)
     home[graph.unit[forward]] = block[forward]
     other = ~free & (dies >= 0) & ~np.array([s.role.persistent for s in graph.storages], bool)
@@ -84,7 +84,7 @@ def chain(graph: TaskGraph, cost: CostModel) -> Chain:
     np.add.at(change, born[other], size[other])
     np.add.at(change, dies[other] + 1, -size[other])
     np.maximum.at(needs, home[graph.unit[backward]], np.cumsum(change)[backward])
-    outputs = [*crossing.values(), -1]
+    outputs = [*crossing, -1]
     time = np.bincount(graph.unit, (cost.durations(graph) + cost.launch) * (graph.kind == Kind.F))
 
     def takes(without: Sequence[int]) -> Any:

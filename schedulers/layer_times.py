@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from ..core.graph import GraphBuilder, Role, TaskGraph
+from ..core.machine import PlanError
 from ..core.tasks import Kind
 from ..passes.synchronise import times_of_sums
 from ..pricing.cost import CostModel
@@ -17,12 +18,12 @@ def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: 
     `part_bytes=1`.
 
     Layer 0 is nearest the input and has no output gradient: `output_grad[0]` is not used. Updates take no time. Raises
-    ValueError for lists of different lengths.
+    PlanError for lists of different lengths.
     """
     times = {"forward": forward, "output_grad": output_grad, "weight_grad": weight_grad}
     if len({len(t) for t in times.values()}) > 1 or not len(forward):
-        raise ValueError(f"each list needs one time per layer, but there are "
-                         f"{', '.join(f'{len(t)} for {n}' for n, t in times.items())}")
+        raise PlanError(f"each list needs one time per layer, but there are "
+                        f"{', '.join(f'{len(t)} for {n}' for n, t in times.items())}")
     builder, count = GraphBuilder(), len(forward)
     x = [builder.buffer(f"x{i}", 1, Role.INPUT if i == 0 else Role.ACTIVATION) for i in range(count + 1)]
     dx = [builder.buffer(f"dx{i}", 1, Role.WORKSPACE) for i in range(count + 1)]

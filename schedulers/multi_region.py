@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import accumulate, chain, combinations, islice
 
 from ..core.graph import TaskGraph
-from ..core.machine import Machine
+from ..core.machine import Machine, PlanError
 from ..core.schedule import Schedule
 from ..plans.memory import MemoryLimitError
 from ..plans.program import Program, lower
@@ -60,7 +60,7 @@ def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
     """Weight gradients beside the regions where they gain most, on `main` and `sub`; `4W0@1` runs one step late.
 
     `cost`: of tasks and of pairs (default: from flops and bytes, and none). `crossing`: whether they may cross the
-    boundary. Raises MemoryLimitError if no plan fits the machine's limit, and ValueError unless `streams` is 2.
+    boundary. Raises MemoryLimitError if no plan fits the machine's limit, and PlanError unless `streams` is 2.
     """
     return search(graph, cost, (machine or Machine()).memory_limit, crossing, streams).schedule
 
@@ -132,11 +132,11 @@ def _found(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]
 
 def _check(memory_limit: object, crossing: object, streams: int) -> None:
     if streams != 2:
-        raise ValueError(f"multi_region needs 2 streams, not {streams}")
+        raise PlanError(f"multi_region needs 2 streams, not {streams}")
     if not isinstance(crossing, bool):
-        raise ValueError(f"crossing must be True or False, not {crossing!r}")
+        raise PlanError(f"crossing must be True or False, not {crossing!r}")
     if memory_limit is not None and not isinstance(memory_limit, int):
-        raise ValueError(f"memory_limit must be a whole number of bytes, not {memory_limit!r}")
+        raise PlanError(f"memory_limit must be a whole number of bytes, not {memory_limit!r}")
 
 
 # --------------------------------------------------------------------------------------------------------------- choice

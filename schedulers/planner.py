@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError, shorten
-from ..core.placement import UNCLEAR, PipelineError, Refused
+from ..core.placement import PipelineError, Refused
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import widths
 from ..passes.draft import Draft
@@ -19,7 +19,7 @@ from ..passes.shard import Shards, costs, searched
 from ..passes.shares import WHAT
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel, most_streams
-from ..system.loading import line_of
+from ..system.loading import foreseen, line_of
 from . import away
 from .curve import Level, fastest
 from .data_parallel import Policy as OnAllRanks
@@ -92,17 +92,11 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
                                lambda how, cap, level: planned(graph, cost, cap, how, lambda units, limit: made(
                                    units, limit, level)))
         return planned(graph, cost, machine.memory_limit, recompute, made)
-    except (*UNCLEAR, ValueError) as error:
-        if isinstance(error, ValueError) and type(error) is not ValueError:
-            raise
-        if type(error) is ValueError and not given:
-            raise PlanError(str(error)) from error
+    except MemoryError as error:
         told = "".join(f", {option}={shorten(value)}" for option, value in options.items())
-        why = "there is not enough memory for this" if isinstance(error, MemoryError) else type(error).__name__
-        where = line_of(error)
         raise (PipelineError if given else PlanError)(
             f"scheduler {_name(policy)} cannot plan this {'pipeline' if given else 'graph'} on {machine.size} ranks"
-            f"{told}: {why}: {error}{f' ({where})' if where else ''}") from error
+            f"{told}: there is not enough memory for this: {error}") from error
 
 
 def levels(policy: Any, machine: Machine, shard: Level) -> Sequence[Level]:
@@ -124,8 +118,9 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
         chosen = find(policy, kind)
     else:
         chosen = policy if isinstance(policy, Scheduler) else of_function(_name(policy), policy, kind)
+    own = options if kind is None else getattr(chosen.function, "options", ())
+    chosen.check({option: value for option, value in options.items() if option in own})
     if kind is None:
-        chosen.check(options)
         how = chosen.function
         options = {**options, **(_asked_by(how) if isinstance(how, Schedule) else passes)}
         if isinstance(how, Schedule):  # whose notes say what is shared out
@@ -246,7 +241,7 @@ def _called(chosen: Scheduler, graph: Any, cost: Any, machine: Machine, options:
     except Exception as error:
         where = line_of(error)
         clear = isinstance(error, PipelineError) or (isinstance(error, PlanError) and not where)
-        if clear or not chosen.own or isinstance(chosen.function, Schedule):
+        if clear or not chosen.own or isinstance(chosen.function, Schedule) or not foreseen(error):
             raise
         what = error.message if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"
         raise PlanError(f"scheduler {chosen.name} failed: {what}{f' ({where})' if where else ''}") from error

@@ -10,6 +10,7 @@ higher.)
 from __future__ import annotations
 
 from ..core.graph import TaskGraph
+from ..core.machine import PlanError
 from ..core.schedule import Schedule
 from ..core.tasks import Kind
 from ..pricing.cost import CostModel
@@ -19,24 +20,24 @@ MAPS = ("densenet121", "mobilenet_v3")
 
 
 def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Schedule:
-    """The map of this name for its network, of any width or growth. Raises ValueError for another network or name."""
+    """The map of this name for its network, of any width or growth. Raises PlanError for another network or name."""
     if name not in MAPS:
-        raise ValueError(f"unknown map {name!r}; known: {', '.join(MAPS)}")
+        raise PlanError(f"unknown map {name!r}; known: {', '.join(MAPS)}")
     step = Step.of(graph, cost or CostModel.analytic())
     places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
     if name == "densenet121":
         late = [i for i, item in enumerate(step.items) if "/denseblock4/" in _unit(step, item)
                 and _is_weight_grad(step, item)]
         if not late:
-            raise ValueError(f"the map densenet121 is for a DenseNet; {graph.name_of_graph} has no dense block 4")
+            raise PlanError(f"the map densenet121 is for a DenseNet; {graph.name_of_graph} has no dense block 4")
         # in recorded order, which is the backward pass's: the highest first
         places |= {i: Place(SUB, 0, late=True) for i in late}
         return step.schedule(places)
     layers = [i for i, item in sorted(enumerate(step.items), key=lambda pair: graph.unit[pair[1].tasks[0]])
               if _is_weight_grad(step, item) and "/fc" not in _unit(step, item)]  # without squeeze-and-excite
     if len(layers) != 48:
-        raise ValueError(f"the map mobilenet_v3 is for MobileNetV3-Large with its 48 layers; "
-                         f"{graph.name_of_graph} has {len(layers)}")
+        raise PlanError(f"the map mobilenet_v3 is for MobileNetV3-Large with its 48 layers; "
+                        f"{graph.name_of_graph} has {len(layers)}")
     del places[layers[1]]
     unit = graph.unit[step.items[layers[2]].tasks[0]]
     places[layers[7]] = Place(SUB, next(n for n, t in enumerate(step.chain) if graph.unit[t] == unit

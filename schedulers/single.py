@@ -21,7 +21,7 @@ import numpy as np
 
 from ..core.columns import Floats
 from ..core.graph import TaskGraph
-from ..core.machine import Machine
+from ..core.machine import Machine, PlanError
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind, widths
 from ..passes.boundary import Mask
@@ -53,10 +53,10 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine | None = None, *
     as long as that is faster. Everything on one stream where the simulator shows that this is best; costs from flops
     and bytes, which charge nothing for streams, always show them. `streams`: by default 2, or as many more as are
     predicted to gain, up to the cores that the costs were measured on. `map`: the authors' own placement for
-    densenet121 or mobilenet_v3, whatever it costs. Raises ValueError unless 2 to 1024 streams are asked for, and for a
+    densenet121 or mobilenet_v3, whatever it costs. Raises PlanError unless 2 to 1024 streams are asked for, and for a
     map that does not fit the graph."""
     if map is not None and streams not in (None, 2):
-        raise ValueError(f"the map {map} is for 2 streams, not {streams}")
+        raise PlanError(f"the map {map} is for 2 streams, not {streams}")
     if map is not None:
         return Ordered(published(graph, map, cost), {"streams": 2, "map": map})
     counts = [streams] if streams is not None else counts_up_to(most_streams(cost))
@@ -85,7 +85,7 @@ def on_streams(graph: TaskGraph, cost: CostModel, streams: int = 2) -> tuple[flo
 def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     """Weight gradients and updates on sub streams, as `planned` says, whatever that costs."""
     if not 2 <= streams <= 1024:
-        raise ValueError(f"multi_stream needs 2 to 1024 streams, not {streams}; one stream is in_order")
+        raise PlanError(f"multi_stream needs 2 to 1024 streams, not {streams}; one stream is in_order")
     side = np.isin(graph.kind, [int(Kind.W), int(Kind.U)])
     feeds_chain = np.isin(graph.kind[graph.succs.ids], [int(k) for k in CHAIN])
     producer = graph.succs.row_of_each()

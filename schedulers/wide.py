@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import GraphError, Kind, parse_task, unpack, widths
 from ..passes.split import to_be_priced
+from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel, counts_up_to
 
@@ -66,8 +68,9 @@ def _fastest(graph: TaskGraph, cost: CostModel, lanes: int, make: Callable[[Part
         raise Refused("split=auto", "parts of a stage have no measured costs", "give a number of parts")
     for least, choice in choices(graph, cost, lanes):
         if least < best.step:
-            plan = make(choice)  # on one lane parts gain nothing but the errors of measured costs
-            best = plan if plan.step < best.step and len(plan.schedule.lanes) > 1 else best
+            with suppress(MemoryLimitError, Refused):
+                plan = make(choice)  # on one lane parts gain nothing but the errors of measured costs
+                best = plan if plan.step < best.step and len(plan.schedule.lanes) > 1 else best
     parts = sorted(widths(best.graph.keys).values())
     return best.with_known(remarks=(*best.remarks, f"{len(parts)} of {len(graph)} tasks run in "
                                     f"{' to '.join(map(str, sorted({parts[0], parts[-1]})))} parts, by which a step is "

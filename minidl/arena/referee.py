@@ -72,7 +72,7 @@ def published(task: Task, names: Sequence[str] | None = None) -> Iterator[Entry]
             continue
         try:
             yield _entered(task, schedulers.plan(task.pipeline, found, None, task.machine), name, False)
-        except ValueError as error:
+        except BAD as error:
             yield Entry(name, False, why=str(error).splitlines()[0].removeprefix(f"{name}: "))
 
 

@@ -1,5 +1,5 @@
 """The command line: one function per verb. Exit codes: 0; 1 for a failed check; 2 for bad arguments or input, with one
-clear line; 130 for an interrupt, which `minidl.__main__` handles."""
+clear line, which also tells of an internal error; 130 for an interrupt, which `minidl.__main__` handles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (OSError, ValueError, RuntimeError, TypeError, ArithmeticError, ImportError, MemoryError) as error:
+    except Exception as error:
         if level and not isinstance(error, UsageError):
             raise
         message = show.reason(error)

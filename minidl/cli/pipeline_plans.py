@@ -13,6 +13,7 @@ from ..core.machine import Machine
 from ..plans.plan import PipelinePlan
 from ..pricing.cost import CostModel
 from ..schedulers import pipeline as pipelines
+from ..system.loading import foreseen
 from . import show
 from .flags import UsageError, job
 from .inputs import collective, costs, link, recorded_step, scheduler_of
@@ -155,6 +156,8 @@ def every(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:
             try:
                 found[name] = planned(arguments, name)
             except ValueError as error:
+                if not foreseen(error):
+                    raise
                 left_out[name] = str(error).splitlines()[0].removeprefix(f"{name}: ")
             done(i + 1)
     return found, left_out

@@ -18,8 +18,6 @@ HISTORIES = ("exact", "average", "predicted", "none")  #: the weights on which a
 DECAYS: dict[str, Callable[[int], float]] = {
     "age": lambda age: (age - 1) / age, "window": lambda age: (age - 1) / (age + 1),
     "pipemare": lambda age: 0.135 ** (1 / age)}
-#: errors by which a policy may fail on input that it cannot take, beside a plain ValueError
-UNCLEAR = (ArithmeticError, AssertionError, AttributeError, LookupError, MemoryError, RecursionError, TypeError)
 
 
 class PipelineError(ValueError):
@@ -155,7 +153,7 @@ class Versions(Columns):
     def __post_init__(self) -> None:
         for name, known in (("history", HISTORIES), ("decay", DECAYS)):
             if (value := getattr(self, name)) not in known:
-                raise ValueError(f"unknown {name} {value!r}; known: {', '.join(known)}")
+                raise PipelineError(f"unknown {name} {value!r}; known: {', '.join(known)}")
         super().__post_init__()
 
     def moved(self, schedule: Schedule, to: Schedule) -> Versions:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import linecache
+import opcode
 import os
 import sys
 import threading
@@ -49,9 +51,24 @@ def line_of(error: BaseException) -> str:
     found = ""
     for frame, line in walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename).absolute()
-        if not any(map(path.is_relative_to, _OTHERS)) and "site-packages" not in path.parts and path.is_file():
+        if not any(map(path.is_relative_to, _OTHERS)) and "site-packages" not in path.parts and (
+                linecache.getline(frame.f_code.co_filename, line)):
             found = f"{path.name}, line {line}"
     return found
+
+
+def foreseen(error: BaseException) -> bool:
+    """Whether a `raise` of this package or a user's code made the error, so that its words are for a user. Otherwise an
+    operation of Python or of a library failed, which is a fault of this package."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or line_of(error):
+        return True
+    code = last.tb_frame.f_code
+    return (not isinstance(error, AssertionError)
+            and any(map(Path(code.co_filename).absolute().is_relative_to, _OTHERS[:-1]))
+            and code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"])
 
 
 def place_of(function: Callable[..., Any]) -> str:

@@ -21,7 +21,7 @@ from ..autograd.tensor import Parameter, Tensor, array, record
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.placement import Refused
-from ..core.tasks import GraphError, Kind
+from ..core.tasks import GraphError, Kind, widths
 from ..devices.device import CPU
 from ..devices.lanes import LaneError, Work, run_program
 from ..passes.boundary import cross_boundary, must_stay
@@ -32,6 +32,8 @@ from ..passes.offload import EACH, Moves, offload
 from ..passes.recompute import recompute
 from ..passes.rewrite import rename, unroll
 from ..passes.split import split
+from ..plans.memory import MemoryLimitError
+from ..plans.plan import Plan
 from ..runtime.checking import in_turn, random_schedule
 from ..runtime.comm.loopback import run_ranks
 from ..runtime.executors import CheckingExecutor, DistributedExecutor, SequentialExecutor, StreamExecutor
@@ -239,8 +241,38 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
         parts = {key: int(n) for key, n in zip(graph.keys.tolist(), choices.integers(1, 5, len(graph)), strict=True)}
         with suppress(Refused):  # nothing can be cut in so many parts
             yield "split", partial(_in_parts, graph, split(Draft.of(graph), parts).graph, training, traced, choices)
+    yield _by_plan(graph, training, traced, choices)
     if every or choices.random() < 0.05:
         yield RANKS, partial(_on_two_ranks, make, seed, choices)
+
+
+def _by_plan(graph: TaskGraph, training: Training, traced: Callable[[Run], Trace],
+             choices: np.random.Generator) -> tuple[str, Callable[[], Trace]]:
+    """A plan with random arguments, within a limit between the least that can be had and the most that is needed; the
+    plain one if it is refused."""
+    share, again = choices.choice([0.0, 1.0, choices.random()]), choices.choice(["none", "all", "sqrt", *["auto"] * 3])
+    away = str(choices.choice(["none", "none", *EACH[1:], *["auto"] * (again == "auto")]))
+    name = str(choices.choice([name for name in schedulers.names("none", exact=True) if name != "multi_region"]))
+    parts: Any = [1, 1, 2, 3, "auto"][choices.integers(5)]
+
+    def plan(limit: int | None, again: str, away: str) -> Plan:
+        return schedulers.plan(graph, name, machine=Machine(memory_limit=limit), recompute=again, offload=away,
+                               split=parts)
+
+    def run() -> Trace:
+        try:
+            made = plan(1, str(again), away)
+        except Refused:
+            made = plan(None, "none", "none")
+        except MemoryLimitError as error:
+            least = error.least or max(plan(None, str(again), away).peak_bytes)
+            most = max(least, *plan(None, "none", "none").peak_bytes)
+            made = plan(least + int(share * (most - least)), str(again), away)
+        if widths(made.graph.keys):
+            return _in_parts(graph, made.graph, training, traced, choices)
+        return traced(StreamExecutor(made.graph, made.schedule, device=Shuffled(choices)))
+
+    return f"plan by {name}, recompute {again}, offload {away}, split {parts}, within {share:.0%}", run
 
 
 def _in_parts(graph: TaskGraph, parted: TaskGraph, training: Training, traced: Callable[[Run], Trace],

@@ -115,6 +115,7 @@ class _Writer:
     def __init__(self, random: np.random.Generator) -> None:
         self.random, self.made, self.lines = random, StepSource(), list[str]()
         self.values: list[_Value] = []
+        self.beside, self.sides = list[_Value](), random.spawn(1)[0]  # which leaves the other draws as they are
         self.count, self.kind = 0, "linear"
 
     # ------------------------------------------------------------------------------------------------------- choices
@@ -241,8 +242,10 @@ class _Writer:
         self.lines = [f"def {name}(x, u, y):"]
         shape = made.samples, made.width
         self.values = [_Value("x", shape, False), *([_Value("u", shape, False)] if self.chance(0.4) else [])]
+        self.beside = []
         for _ in range(self.number(0, self.among([8, 16]))):
             self.op()
+            self.side()
         trunk = self.values[-1] if self.chance(0.3) else None
         losses = [self.loss(trunk) for _ in range(self.number(2, 3) if trunk else self.among([1, 1, 2]))]
         trained = [loss for loss in losses if loss.trained]
@@ -256,7 +259,9 @@ class _Writer:
             self.lines.append(f"    backward({loss.name})")
             if self.chance(0.2):
                 self.lines.append(f"    backward({loss.name}{self.among(['', ' * 2.0'])})")
-        results = [losses[0].name, *(v.name for v in self.some(self.values)[:3])]
+        told = [side for side in self.beside if self.sides.random() < 0.5]
+        self.lines += [f"    backward({side.name})" for side in told if side.trained]  # an auxiliary loss
+        results = [losses[0].name, *(v.name for v in (*self.some(self.values)[:3], *told))]
         self.lines.append(f"    return {', '.join(results)},")
         return self.lines, len(results)
 
@@ -282,6 +287,13 @@ class _Writer:
         v = self.among([shaped[-1], shaped[-1], shaped[-2 % len(shaped)], self.among(shaped)])
         self.kind = self.kind if self.chance(0.3) else self.among(OPS)
         self.value(*(getattr(self, f"_{self.kind}")(v) or self._linear(v)))
+
+    def side(self) -> None:
+        """Sometimes adds a statistic of a value between layers, which nothing reads, or a loss or the caller."""
+        if self.sides.random() < 0.3:
+            v, apart = self.values[self.sides.integers(len(self.values))], self.sides.random() < 0.7
+            self.beside.append(_Value(f"s{len(self.beside)}", (), v.trained and not apart))
+            self.lines.append(f"    {self.beside[-1].name} = mean({f'detach({v.name})' if apart else v.name})")
 
     def _linear(self, v: _Value) -> Made:
         if len(v.shape) < 2:

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.columns import Floats, Ints
 from ...core.graph import TaskGraph
-from ...core.machine import Machine
+from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement
 from ...core.tasks import GraphError, Kind
 from ...passes.boundary import Mask
@@ -35,8 +35,9 @@ def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_
     if isinstance(placement, int):
         placement = Placement("stages", placement, np.arange(placement)[None])
     stage_of = balanced(graph, cost, placement.stages) if stage_of_unit is None else np.asarray(stage_of_unit)
-    if len(stage_of) <= graph.unit.max(initial=-1):
-        raise GraphError(f"stages are given for {len(stage_of)} units, but the graph has {graph.unit.max() + 1}")
+    if stage_of.ndim != 1 or stage_of.dtype.kind not in "iu" or len(stage_of) <= graph.unit.max(initial=-1):
+        raise GraphError(f"stage_of_unit is {shorten(stage_of_unit)}; it must have a whole number for each of the "
+                         f"graph's {graph.unit.max(initial=-1) + 1} units")
     outside = np.flatnonzero((stage_of < 0) | (stage_of >= placement.stages))
     if len(outside):
         raise PipelineError(f"unit {outside[0]} is on stage {stage_of[outside[0]]}; stages are 0.."

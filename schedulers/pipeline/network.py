@@ -28,6 +28,7 @@ from ...passes.shard import shard as shared_out
 from ...passes.synchronise import norms_apart
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
+from ...system.loading import foreseen
 from ..layer_times import with_communication
 from ..saved import DROPPED, cut_in, notes_of, policy_notes
 from .choice import reason, with_choices
@@ -131,6 +132,8 @@ def arranged(graph: TaskGraph, chosen: Policy, cost: CostModel, machine: Machine
                                       stage_of_unit=best.stage_of_layer[layer], **told, **fixed))
             return replace(made, scheduler=chosen.name, notes=notes_on_arrangements(found, best))
         except ValueError as error:  # above a limit, or an impossible cut
+            if not foreseen(error):
+                raise
             refused[kind] = reason(error)
     raise PipelineError(f"{chosen.name}: no arrangement is possible; the fastest: {next(iter(refused.values()))}")
 

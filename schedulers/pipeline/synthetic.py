@@ -42,8 +42,9 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         check_numbers(1, self.micro_batches, None)
-        if not is_whole(self.message_bytes, 0):
-            raise PipelineError(f"message_bytes is {shorten(self.message_bytes)}; it must be a whole number >= 0")
+        if not is_whole(self.message_bytes, 0) or self.message_bytes >= 2**63:
+            raise PipelineError(f"message_bytes is {shorten(self.message_bytes)}; it must be a whole number >= 0 and "
+                                f"below 2^63")
 
     def cost(self, placement: Placement, layers: CostModel | None = None) -> CostModel:
         """The costs of these stages; `layers`: of a network's layers, which are summed. Raises PipelineError for a
@@ -58,6 +59,8 @@ def plan_times(pipeline: Pipeline, chosen: Policy, cost: CostModel | None, machi
     """The policy's plan, not proved yet. `cost`: per stage or layer, in place of the pipeline's times. Raises
     PipelineError for a violated precondition."""
     given, placement = placement, chosen.place(machine.ranks, chunks) if placement is None else placement
+    if not isinstance(placement, Placement):
+        raise PipelineError(f"placement is {shorten(placement)}; it must be a Placement")
     cost = pipeline.cost(placement, cost)
     problem = Problem.of(placement, pipeline.micro_batches, cost, machine.activation_cap)
     placement, tried = chosen.placed(problem, options, given)

@@ -50,7 +50,7 @@ def v_schedule(problem: Problem, peak: float, published: Published) -> Schedule:
     """The fastest schedule found on the V with at most `peak` live activations per rank (or the problem's cap), in
     units of a full stage. Neither makespan nor largest span is longer than in `published(problem, cap in chunks)` if
     that gives an order. Raises PipelineError for a cap below 1, which is both chunks of one micro-batch."""
-    cap = int(2 * (peak if problem.cap is None else problem.cap))
+    cap = int(min(2 * (peak if problem.cap is None else problem.cap), 1 << 31))
     if cap < 2:
         raise PipelineError(f"an activation cap of {problem.cap:g} is too small; the smallest feasible one is 1")
     p, m = problem.ranks, problem.micro_batches

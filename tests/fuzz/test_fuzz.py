@@ -94,7 +94,7 @@ def test_random_steps_are_of_every_kind() -> None:
     text = "\n".join(p.source for p in programs)
     for name in ("dropout(", "training=True", "training=False", "transpose(", "concat(", "[", "broadcast_to(",
                  "conv2d(", "attention(", "embedding(", "detach(", "no_grad()", "micro_batch(2,", "drop(", "array(",
-                 "return None", "cast(", "grad(p", "rnn("):
+                 "return None", "cast(", "grad(p", "rnn(", "= mean(detach(", "backward(s"):
         assert name in text, name
     assert any(p.source.count("    backward(") > 1 for p in programs)
     assert any(len(p.optimizers) > 1 and p.source.count("update(") > 2 for p in programs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import pairwise, product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import minidl as ml
+from minidl import nn, ops, optim
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
@@ -195,3 +197,34 @@ def test_a_pipeline_that_never_drains_computes_again_with_the_exact_weights_that
     assert ml.plan(graph, again.schedule, machine=machine).peak_bytes == again.peak_bytes
     with pytest.raises(Refused, match="paci: stages do not keep the exact weights"):
         ml.plan(graph, "paci", machine=machine, recompute="all")
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_statistic_between_layers_ends_no_block(returned: bool):
+    """One storage crossed two boundaries, so that a block's output was larger than all that it makes."""
+    ml.seed(0)
+    layers = [nn.Linear(16, 16) for _ in range(6)]
+    opt = optim.SGD([p for layer in layers for p in layer.parameters()], 0.1)
+
+    def step(x: Any, y: Any) -> Any:
+        found = []
+        for layer in layers:
+            x = nn.relu(layer(x))
+            found.append(ops.mean(x.detach()))
+        loss = nn.cross_entropy(x, y)
+        loss.backward()
+        opt.step()
+        return (loss, *found) if returned else loss
+
+    graph = ml.record(step, np.ones((64, 16), np.float32), np.zeros(64, np.int64))
+    of = kept.chain(graph, ml.CostModel.analytic())
+    assert (of.output <= of.whole).all()
+    peak = ml.plan(graph, "in_order").peak_bytes[0]
+    with pytest.raises(MemoryLimitError) as told:
+        ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=1), recompute="auto")
+    least = told.value.least
+    assert least is not None
+    assert least < 0.8 * peak
+    for limit in (least, (least + peak) // 2):
+        found = ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=limit), recompute="auto")
+        assert found.peak_bytes[0] <= limit
