@@ -32,7 +32,7 @@ from . import show
 from .flags import FLAGS, UsageError, asynchronous, job
 from .inputs import costs, scheduler_of, version_log
 from .ranks import job as on_ranks
-from .runs import SUMS, claimed, deliver, finished, intended, resumed, steps_of, trained
+from .runs import SUMS, begun, claimed, deliver, finished, intended, resumed, steps_of, trained
 from .values import path
 
 MOST = 64  #: the most ranks that run as threads of one process
@@ -141,6 +141,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
             show.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
         grid = _grid(arguments, communicator.size)
+        begun(arguments)
         recorded = _recorded(arguments, grid.place(communicator.rank)[0], grid.replicas, recordings)
         if first:
             held.enter_context(claimed(arguments))

@@ -112,6 +112,13 @@ def takes(arguments: Any, option: str) -> bool:
     return False
 
 
+def saved(arguments: Any) -> bool:
+    """Whether the run has a checkpoint."""
+    from ..training import checkpoint
+
+    return bool(arguments.checkpoint) and checkpoint.exists(arguments.checkpoint)
+
+
 CPU = ("--device cpu", lambda a: a.device == "cpu")
 CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
 OLD = ("a scheduler that trains on older weights", lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler))
@@ -119,8 +126,6 @@ SAVING = ("--checkpoint DIR", lambda a: a.checkpoint)
 RUNNING = ("runs; --dry-run runs nothing", lambda a: not a.dry_run)
 ONE_PLAN = ("one plan; --table and --curve show many", lambda a: not (a.table or a.curve))
 NO_TABLE = ("plans; --table shows figures", lambda a: not a.table)
-NEW_SCHEDULE = ("a new schedule; --resume keeps the checkpoint's, so give --scheduler too",
-                lambda a: not a.resume or "--scheduler" in a.given)
 PRICED_LINK = ("a link that takes time, by --latency or --bandwidth", lambda a: a.latency or a.bandwidth)
 PRICING = ("prices; check needs --costs for them", lambda a: a.command != "check" or "--costs" in a.given)
 CHOOSING = ("a --temperature above 0; at 0 nothing is drawn", lambda a: a.temperature > 0)
@@ -221,12 +226,12 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                 help="the most memory that a plan may need, per rank, such as 2GiB; the fastest plan "
                                      "below it is chosen, also one that computes activations again; in the arena, the "
                                      "memory that an entry may use (default 1GiB)"),
-        "--recompute": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
+        "--recompute": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table),
                              metavar="none|all|sqrt|auto|I,J,..",
                              help="compute activations again instead of keeping all (none); keep those between all "
                                   "blocks, between sqrt(L) parts, the best in --memory-limit, or of layers I, J, .. "
                                   "(default: auto with --memory-limit, else none)"),
-        "--offload": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table), NEW_SCHEDULE,
+        "--offload": _flag(PRICED, ("one policy; --table shows them all", lambda a: not a.table),
                            choices=Names("passes.offload:EACH"), default="none", metavar="WHAT",
                            help="%(choices)s: keep these in a file, on cuda in the host's memory, while no task needs "
                                 "them; with --memory-limit only as many as it needs, and what is fastest if nothing "
@@ -243,8 +248,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               "or --scheduler barrier, buckets or no_overlap (default 0)"),
     },
     "schedule": {
-        "--split": _flag("train:src compare:src plan:src explain:src simulate:src", NEW_SCHEDULE, type=parts_of,
-                         default=1, metavar="none|K|auto",
+        "--split": _flag("train:src compare:src plan:src explain:src simulate:src", type=parts_of, default=1,
+                         metavar="none|K|auto",
                          help="cut each task that can be cut into K parts, which several streams share, or K lanes of "
                               "each rank; auto, on one device or data-parallel ranks: only if that is predicted to be "
                               "faster, into as many as there are streams (default: none)"),
@@ -264,9 +269,9 @@ FLAGS: dict[str, dict[str, Flag]] = {
         "--scheduler-arg": _flag("train:src compare:src plan:srlcp check:rcp explain:srlcp simulate:srlcp",
                                  ("one policy, by --scheduler; --table shows them all",
                                   lambda a: not a.table and (a.command != "check" or "--scheduler" in a.given)),
-                                 NEW_SCHEDULE, type=pair, action="append", default=[], metavar="K=V",
+                                 type=pair, action="append", default=[], metavar="K=V",
                                  help="an argument of the policy, see `minidl schedulers`"),
-        "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"), NEW_SCHEDULE,
+        "--streams": _flag("train:s compare:s plan:s explain:s simulate:s", _told("streams"),
                            type=whole(1, 1024), metavar="N",
                            help="how many streams the policy uses (default: 2; multi_stream also tries more, up to the "
                                 "machine's cores, if costs were measured)"),
@@ -278,7 +283,7 @@ FLAGS: dict[str, dict[str, Flag]] = {
                               "by FILE's, else by analytic ones, so that check cuts them equally"),
         "--pairs": _flag("train:s compare:s plan:s explain:s simulate:s",
                          ("schedulers of several streams, and --save-costs",
-                          lambda a: takes(a, "streams") or a.save_costs), NEW_SCHEDULE,
+                          lambda a: takes(a, "streams") or a.save_costs),
                          choices=["measured", "estimated", "none"],
                          help="source of the slowdown factors for tasks on two streams (default: as "
                               "--costs for multi_region, else none)"),
@@ -301,8 +306,8 @@ FLAGS: dict[str, dict[str, Flag]] = {
                                 "order than the checkpoint's, and so gives other bits"),
         "--cases": _flag("fuzz:*", type=whole(1), metavar="N",
                          help="how many cases, with consecutive seeds (default: 100 random steps, 3 of your own)"),
-        "--init": _flag(RUN, ("a run that begins; --resume has all weights", lambda a: not a.resume), type=path,
-                        metavar="FILE|INDEX|FOLDER",
+        "--init": _flag(RUN, ("a run that begins; --resume has all weights", lambda a: not a.resume or saved(a)),
+                        type=path, metavar="FILE|INDEX|FOLDER",
                         help="start from weights in safetensors, with torchvision's, timm's or Hugging Face's names: a "
                              "file, an index of shards, or a folder that has either, as save_pretrained writes it"),
         "--shards": _flag("export:*", type=size, metavar="SIZE",

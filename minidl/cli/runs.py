@@ -37,6 +37,8 @@ from .machine import versions
 #: flags with which a run began, and which one that goes on must be given again: they change its bits
 REPEATED = ("momentum", "weight_decay", "clip", "dither", "newton", "backward", "sweeps", "block", "feed",
             "lr_schedule", "warmup", "rates_by_delay")
+#: flags of the schedule, which a checkpoint keeps until --scheduler makes another one
+OF_THE_SCHEDULE = ("recompute", "offload", "split", "scheduler_arg", "streams", "pairs")
 #: settings that say in which order a step adds up its gradients
 SUMS = {"groups": "sums over parts of the micro-batches", "slices": "slices of each sequence"}
 HERE = ("root", "device", "workers", "scaling_from")  #: settings of one machine, which a checkpoint does not have
@@ -71,6 +73,32 @@ def claimed(arguments: Any) -> Iterator[None]:
         yield
 
 
+def begun(arguments: Any) -> checkpoint.Checkpoint | None:
+    """The checkpoint of a run that goes on, whose weights replace --init's; None for a run that begins. Raises
+    CheckpointError, and UsageError for flags of the weights or the schedule that are not those of its begin."""
+    arguments.began = {name: json.loads(json.dumps(getattr(arguments, name), default=str))
+                       for name in ("init", *OF_THE_SCHEDULE)}
+    if not arguments.resume:
+        return None
+    found = checkpoint.peek(arguments.checkpoint)
+    before = _job_of(found, arguments.checkpoint).get("began", {})
+    for name in ("init", *(OF_THE_SCHEDULE if "--scheduler" not in arguments.given else ())):
+        flag, there, here = f"--{name.replace('_', '-')}", before.get(name), arguments.began[name]
+        if flag in arguments.given and here != there:
+            raise UsageError(f"{arguments.checkpoint} was made {_with(flag, there)}, and goes on so; "
+                             f"{_with(flag, here)} it needs a new "
+                             f"{'run' if name == 'init' else 'schedule: give --scheduler too'}")
+        arguments.began[name] = there
+    arguments.init = None
+    return found
+
+
+def _with(flag: str, value: Any) -> str:
+    """The value of a flag in words."""
+    text = " ".join("=".join(map(str, pair)) for pair in value) if isinstance(value, list) else value
+    return f"without {flag}" if text in (None, "") else f"with {flag} {text}"
+
+
 def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
     """Restores the state of the checkpoint; a given learning rate overrides the saved one. Raises CheckpointError,
     before anything changes, for a checkpoint that does not fit."""
@@ -83,7 +111,8 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
         raise UsageError(f"{arguments.checkpoint} was made with another tokenizer, whose tokens mean other text; give "
                          f"the --tokenizer and the training text that it was made with")
     before = _job_of(saved, arguments.checkpoint)
-    for name in REPEATED:
+    kept = saved.schedule is not None and "--scheduler" not in arguments.given
+    for name in REPEATED if kept else (*REPEATED, "split"):
         flag = f"--{name.replace('_', '-')}"
         if flag not in arguments.given and before.get(name) not in (None, getattr(arguments, name)):
             raise UsageError(f"{arguments.checkpoint} was made with {flag} {before[name]}; give it again, or another "
@@ -214,7 +243,8 @@ def keeper_of(arguments: Any, recorded: Recorded) -> Keeper | None:
     job = {key: value for key, value in asdict(recorded.job).items()
            if isinstance(value, str | int | float | dict | None) and key not in HERE}
     about = {"job": json.dumps(job | {"model_args": recorded.model_args, "lr_schedule": arguments.lr_schedule,
-                                      "warmup": arguments.warmup, "objective": recorded.objective.name}),
+                                      "warmup": arguments.warmup, "objective": recorded.objective.name,
+                                      "began": arguments.began}),
              "tokenizer": recorded.train_data.dataset.tokenizer}
     return Keeper(arguments.checkpoint, last=arguments.keep, **every, schedules=arguments.parallel == "none",
                   about={name: text for name, text in about.items() if text})

@@ -11,7 +11,6 @@ from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
 from ..system import process
-from ..training import checkpoint
 from ..training.recorded import Recorded
 from ..training.trainer import Trainer, interleaved
 from ..views.diagnosis import of_speedup
@@ -36,7 +35,7 @@ def train(arguments: Any) -> int:
                 else distributed.train(lambda: arguments))
     scheduler_of(arguments)
     show.check_outputs(arguments)
-    found = checkpoint.peek(arguments.checkpoint) if arguments.resume else None
+    found = runs.begun(arguments)
     kept = found is not None and found.schedule is not None and "--scheduler" not in arguments.given
     task = job(arguments, found.scheduler if found is not None and kept else None)
     recorded = Recorded(task)

@@ -255,19 +255,19 @@ def _by_plan(graph: TaskGraph, training: Training, traced: Callable[[Run], Trace
     name = str(choices.choice([name for name in schedulers.names("none", exact=True) if name != "multi_region"]))
     parts: Any = [1, 1, 2, 3, "auto"][choices.integers(5)]
 
-    def plan(limit: int | None, again: str, away: str) -> Plan:
-        return schedulers.plan(graph, name, machine=Machine(memory_limit=limit), recompute=again, offload=away,
+    def plan(limit: int | None) -> Plan:
+        return schedulers.plan(graph, name, machine=Machine(memory_limit=limit), recompute=str(again), offload=away,
                                split=parts)
 
     def run() -> Trace:
+        made = schedulers.plan(graph, name)
         try:
-            made = plan(1, str(again), away)
+            made = plan(1)
         except Refused:
-            made = plan(None, "none", "none")
+            pass
         except MemoryLimitError as error:
-            least = error.least or max(plan(None, str(again), away).peak_bytes)
-            most = max(least, *plan(None, "none", "none").peak_bytes)
-            made = plan(least + int(share * (most - least)), str(again), away)
+            least = error.least or max(plan(None).peak_bytes)
+            made = plan(least + int(share * max(0, *(peak - least for peak in made.peak_bytes))))
         if widths(made.graph.keys):
             return _in_parts(graph, made.graph, training, traced, choices)
         return traced(StreamExecutor(made.graph, made.schedule, device=Shuffled(choices)))

@@ -340,7 +340,7 @@ class _Writer:
         parts = self.some([window, window, w.name, self.parameter(v.shape), self.parameter(v.shape)], 2)
         place = self.number(0, len(parts))
         return (f"({' + '.join([*parts[:place], v.name, *parts[place:]])}) * 0.3", v.shape,
-                v.trained or w.trained or any(part in self.made.parameters for part in parts))
+                v.trained or (w.trained and w.name in parts) or any(part in self.made.parameters for part in parts))
 
     def _constant(self, v: _Value) -> Made | None:
         name = self.constant(v.shape)
