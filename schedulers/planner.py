@@ -19,7 +19,7 @@ from ..passes.shard import Shards, costs, searched
 from ..passes.shares import WHAT
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel, most_streams
-from ..system.loading import foreseen, line_of
+from ..system.loading import foreseen, line_of, text_of
 from . import away
 from .curve import Level, fastest
 from .data_parallel import Policy as OnAllRanks
@@ -243,7 +243,7 @@ def _called(chosen: Scheduler, graph: Any, cost: Any, machine: Machine, options:
         clear = isinstance(error, PipelineError) or (isinstance(error, PlanError) and not where)
         if clear or not chosen.own or isinstance(chosen.function, Schedule) or not foreseen(error):
             raise
-        what = error.message if isinstance(error, ScheduleError) else f"{type(error).__name__}: {error}"
+        what = error.message if isinstance(error, ScheduleError) else f"{type(error).__name__}: {text_of(error)}"
         raise PlanError(f"scheduler {chosen.name} failed: {what}{f' ({where})' if where else ''}") from error
     finally:
         if here is not None:

@@ -84,10 +84,11 @@ def _line(text: str) -> str:
 
 @contextmanager
 def _process(told: bytes) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """The entry's process in an empty folder, and the end of its pipe; all of it is gone at the end."""
+    """The entry's process in an empty folder, and the end of its pipe; all of it is gone at the end. It gets nothing of
+    the environment, where secrets may be, but the folders in which Python finds its libraries."""
     reads, writes = os.pipe()
     code = (f"import sys; sys.path.insert(0, {ROOT!r}); from minidl.arena.entrant import run; run({writes})")
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("OMPI", "PMI", "PYTHON"))}
+    plain = {name: value for name, value in os.environ.items() if name == "LD_LIBRARY_PATH"}
     with tempfile.TemporaryDirectory(prefix="minidl-arena-") as folder:
         process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,

@@ -15,7 +15,7 @@ from ..core.schedule import Schedule
 from ..schedulers.ordered import Ordered, taken
 from ..schedulers.pipeline import Policy, Problem
 from ..schedulers.registry import find
-from ..system.loading import line_of
+from ..system.loading import line_of, text_of
 from . import walls
 from .problems import Task
 
@@ -27,7 +27,7 @@ def run(pipe: int) -> None:
     sys.dont_write_bytecode, columns.writes = True, False
     task = Task(**told["task"])
     walled = walls.close(told["memory"], int(told["seconds"]) + 1)
-    out = os.fdopen(pipe, "w", encoding="utf-8", newline="\n")
+    out = os.fdopen(pipe, "w", encoding="utf-8", errors="backslashreplace", newline="\n")
     out.write(f"ready {int(walled)}\n")
     out.flush()
     try:
@@ -35,10 +35,10 @@ def run(pipe: int) -> None:
     except MemoryError:
         text = f"error\nneeds more memory than {told['memory'] >> 20} MiB (--memory-limit)"
     except (KeyboardInterrupt, SystemExit) as error:
-        text = f"error\nended with {type(error).__name__}: {error}".removesuffix(": ")
+        text = f"error\nended with {type(error).__name__}: {text_of(error)}".removesuffix(": ")
     except BaseException as error:  # of a user's code
         place = f" ({found})" if (found := line_of(error)) else ""
-        text = f"error\n{type(error).__name__}: {error}{place}"
+        text = f"error\n{type(error).__name__}: {text_of(error)}{place}"
     out.write(text)
     out.flush()
     os._exit(0)  # whatever its threads are doing

@@ -75,7 +75,7 @@ def claimed(arguments: Any) -> Iterator[None]:
 
 def begun(arguments: Any) -> checkpoint.Checkpoint | None:
     """The checkpoint of a run that goes on, whose weights replace --init's; None for a run that begins. Raises
-    CheckpointError, and UsageError for flags of the weights or the schedule that are not those of its begin."""
+    CheckpointError, and UsageError for flags of the weights or the schedule with other values than at its begin."""
     arguments.began = {name: json.loads(json.dumps(getattr(arguments, name), default=str))
                        for name in ("init", *OF_THE_SCHEDULE)}
     if not arguments.resume:

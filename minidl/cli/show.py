@@ -68,11 +68,11 @@ def reason(error: BaseException) -> str:
     if isinstance(error, MemoryError):
         said = f"there is not enough memory for this: {error}".removesuffix(": ")
         return f"{said}; take a smaller batch or network, or for a plan --costs analytic"
-    words = str(error) or type(error).__name__
     if isinstance(error, OSError | ImportError) or type(error).__module__.startswith("minidl."):
-        return words
-    from ..system.loading import foreseen
+        return str(error)
+    from ..system.loading import foreseen, text_of
 
+    words = text_of(error) or type(error).__name__
     if foreseen(error):
         return words
     return f"an internal error of minidl: {words}; MINIDL_DEBUG=1 shows where"

@@ -184,11 +184,26 @@ def _pour(handle: int, data: bytes) -> None:
             rest = rest[file.write(rest) :]
 
 
+def copy_atomic(file: Path, to: Path) -> None:
+    """The same file under another name, as a link if that can be; it appears whole or not at all. Raises OSError."""
+    part = to.with_name(f".{to.name}{_PART}")
+    with open(file, "r+b") as held:
+        _lock(held.fileno())  # of the part as well, which is the same file
+        part.unlink(missing_ok=True)
+        try:
+            os.link(file, part)
+            os.replace(part, to)
+        except OSError:  # a file system without links
+            write_atomic(to, held.read())
+        finally:
+            part.unlink(missing_ok=True)
+
+
 def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
     """Writes a temporary file beside the target, then renames it. The writer holds a lock on the temporary file; one
     without a lock was left by a process that was killed, and is removed."""
     begins = f".{target.name[:100]}."
-    _sweep(target.parent, begins)
+    sweep(target.parent, begins)
     while True:
         handle, temporary = tempfile.mkstemp(_PART, begins, target.parent)
         _lock(handle)
@@ -215,7 +230,8 @@ def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
         raise
 
 
-def _sweep(folder: Path, begins: str) -> None:
+def sweep(folder: Path, begins: str | tuple[str, ...]) -> None:
+    """Removes the files whose names begin so and that killed processes left while they wrote: nobody locks them."""
     with os.scandir(folder) as entries:
         left = [e.path for e in entries if e.name.startswith(begins) and e.name.endswith(_PART)
                 and e.is_file(follow_symlinks=False)]

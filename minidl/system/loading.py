@@ -34,7 +34,7 @@ def function_of(name: str) -> Callable[..., Any]:
         with _LOADING:
             module = _of_file(where) if is_file else importlib.import_module(where)
     except Exception as error:
-        raise ValueError(f"{where}: {type(error).__name__}: {error}") from error
+        raise ValueError(f"{where}: {type(error).__name__}: {text_of(error)}") from error
     found = getattr(module, function, None)
     if not callable(found):
         own = [key for key, value in vars(module).items()
@@ -52,9 +52,17 @@ def line_of(error: BaseException) -> str:
     for frame, line in walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename).absolute()
         if not any(map(path.is_relative_to, _OTHERS)) and "site-packages" not in path.parts and (
-                linecache.getline(frame.f_code.co_filename, line)):
+                path.is_file() or frame.f_code.co_filename in linecache.cache):  # a cell of a notebook
             found = f"{path.name}, line {line}"
     return found
+
+
+def text_of(error: BaseException) -> str:
+    """The text of an error, which a user's code may make, and fail."""
+    try:
+        return str(error)
+    except BaseException:
+        return "its text cannot be printed"
 
 
 def foreseen(error: BaseException) -> bool:
@@ -88,7 +96,7 @@ def users_code() -> Iterator[None]:
     except Exception as error:
         if not (place := line_of(error)):
             raise
-        words = " ".join(str(error).split())[:300]
+        words = " ".join(text_of(error).split())[:300]
         kind = "" if words and isinstance(error, ValueError | TypeError) else type(error).__name__
         raise ValueError(f"{place}: {': '.join(filter(None, (kind, words)))}") from error
 

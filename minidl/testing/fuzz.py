@@ -249,7 +249,7 @@ def _arrangements(graph: TaskGraph, training: Training, make: Callable[[int], An
 def _by_plan(graph: TaskGraph, training: Training, traced: Callable[[Run], Trace],
              choices: np.random.Generator) -> tuple[str, Callable[[], Trace]]:
     """A plan with random arguments, within a limit between the least that can be had and the most that is needed; the
-    plain one if it is refused."""
+    plain one if a pass refuses it."""
     share, again = choices.choice([0.0, 1.0, choices.random()]), choices.choice(["none", "all", "sqrt", *["auto"] * 3])
     away = str(choices.choice(["none", "none", *EACH[1:], *["auto"] * (again == "auto")]))
     name = str(choices.choice([name for name in schedulers.names("none", exact=True) if name != "multi_region"]))

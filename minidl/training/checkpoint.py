@@ -28,7 +28,7 @@ from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_array
 from ..optim import Optimizer
-from ..system.files import LARGEST, claimed, write_atomic
+from ..system.files import LARGEST, claimed, sweep, write_atomic
 from .weights import STANDARDIZE
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
@@ -192,6 +192,7 @@ def claim(path: str | Path) -> Iterator[None]:
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(claimed(file.with_name(f".{file.name}.lock")))
+            sweep(file.parent, (f".{file.name[:100]}.", ".step-", ".best."))
         except OSError as error:
             if error.errno == errno.EBUSY:
                 raise CheckpointError(

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +10,7 @@ from time import monotonic
 from typing import Any
 
 from ..autograd.tape import use
+from ..system.files import copy_atomic
 from . import checkpoint
 from .checkpoint import CheckpointError
 from .trainer import Trainer
@@ -69,14 +68,7 @@ class Keeper:
 
 def _put(file: Path, to: Path) -> None:
     """The same file under another name, as a link if that can be. Raises CheckpointError."""
-    part = to.with_name(f".{to.name}.part")
     try:
-        part.unlink(missing_ok=True)
-        try:
-            os.link(file, part)
-        except OSError:
-            shutil.copyfile(file, part)
-        os.replace(part, to)
+        copy_atomic(file, to)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise CheckpointError(f"cannot save {to}: {error.strerror or error}") from error

@@ -99,6 +99,34 @@ def wrong(problem):
 def text(problem):
     return one_f_one_b(problem).to_csv()
 
+class Mute(Exception):
+    def __str__(self):
+        raise SystemExit(3)
+
+class Broken(str):
+    def __format__(self, how):
+        raise Mute
+
+def mute(problem):
+    raise Mute
+
+def half_a_letter(problem):
+    raise ValueError("half \\ud800 a letter")
+
+def text_of_half_a_letter(problem):
+    return "rank,lane,task\\n0,main,\\ud800\\n"
+
+def broken_text(problem):
+    return Broken("rank,lane,task\\n")
+
+def leaves_mute(problem):
+    raise SystemExit(Mute())
+
+def environment(problem):
+    with open("/proc/self/environ", "rb") as file:
+        assert not any(b"SECRET" in text for text in (file.read(), *os.environb.values(), *os.environb))
+    return gpipe(problem)
+
 LOOPED = Policy(looped_bfs, "looped", chunks=2)
 '''
 UNIT = arena.read("unit")[0]
@@ -151,7 +179,9 @@ def test_an_entry_ends_when_its_time_is_over(own):
 @pytest.mark.parametrize(("name", "says"), [
     ("leaves", "ended with SystemExit: enough"), ("wrong", "no attribute 'nothing' (own.py, line"),
     ("crashes", "its process ended by signal 11, without an order"), ("talks", "gave more than 16 MiB of text"),
-    ("missing", "has no function missing; it has")])
+    ("missing", "has no function missing; it has"), ("mute", "Mute: its text cannot be printed (own.py, line"),
+    ("half_a_letter", r"ValueError: half \ud800 a letter (own.py, line"), ("broken_text", "Mute: its text cannot be"),
+    ("leaves_mute", "ended with SystemExit: its text cannot be printed")])
 def test_an_entry_that_fails_is_told(own, name, says):
     assert says in refusal(name, memory=1 << 29)
 
@@ -162,6 +192,18 @@ def test_an_entry_can_touch_nothing(own, name):
     before = (Path("own.py").read_text(), sorted(os.listdir()))
     assert "PermissionError" in refusal(name)
     assert (Path("own.py").read_text(), sorted(os.listdir())) == before
+
+
+def test_what_no_file_can_hold_is_no_order(own):
+    found = arena.ask("own.py:text_of_half_a_letter", UNIT, 20.0, 1 << 28)
+    assert r"\ud800" in arena.judge(UNIT, found.text or "", "half a letter").why
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="this system has no /proc")
+def test_an_entry_cannot_read_the_environment(own, monkeypatch):
+    monkeypatch.setenv("GRADER_TOKEN", "a SECRET")
+    found = arena.ask("own.py:environment", UNIT, 20.0, 1 << 28)
+    assert found.text, found.why
 
 
 def test_an_entry_cannot_reach_the_referee(own):

@@ -17,6 +17,7 @@ from helpers import PATIENCE, ROOT, deadline
 
 from minidl.system import files
 from minidl.system.files import FileError, Growing, check_writable, claimed, read, read_text, write_atomic
+from minidl.training import checkpoint
 
 
 def refused(act: Any, *mentions: str) -> str:
@@ -178,6 +179,52 @@ files.write_atomic({str(tmp_path / "plan.csv")!r}, "half")
     assert (tmp_path / "plan.csv").read_text() == "old"
     write_atomic(tmp_path / "plan.csv", "new")
     assert sorted(os.listdir(tmp_path)) == [".other.csv.abcdefgh.part", ".plan.csv.mine", "plan.csv"]
+
+
+@pytest.mark.parametrize("when", ["link", "replace", "fsync"])
+def test_what_a_run_killed_while_it_saved_left_is_removed_when_the_next_one_starts(tmp_path: Path, when: str) -> None:
+    code = f"""
+import os, sys
+sys.path[:0] = [{str(ROOT)!r}]
+from minidl.system import files
+from minidl.training import checkpoint
+held = checkpoint.claim({str(tmp_path)!r})
+held.__enter__()
+at, real = {str(tmp_path)!r} + "/", files.os.{when}
+files.write_atomic(at + checkpoint.NAME, "old")
+def killed(*names):
+    {when!r} == "replace" or real(*names)
+    os.kill(os.getpid(), 9)
+files.os.{when} = killed
+files.copy_atomic(files.Path(at + checkpoint.NAME), files.Path(at + "step-00000003.safetensors"))
+files.write_atomic(at + checkpoint.NAME, "half")
+"""
+    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False)
+    assert done.returncode == -signal.SIGKILL
+    left = set(os.listdir(tmp_path))
+    assert left - {checkpoint.NAME, f".{checkpoint.NAME}.lock", "step-00000003.safetensors"}, "nothing to clean"
+    (tmp_path / ".best.safetensors.part").write_text("another run writes this one")
+    with open(tmp_path / ".best.safetensors.part", "r+b") as other:
+        files._lock(other.fileno())
+        with checkpoint.claim(tmp_path):
+            pass
+        assert set(os.listdir(tmp_path)) - {"step-00000003.safetensors"} == {checkpoint.NAME, ".best.safetensors.part"}
+    assert (tmp_path / checkpoint.NAME).read_text() == "old"
+
+
+@pytest.mark.parametrize("links", [True, False])
+def test_a_copy_is_whole_and_leaves_nothing(tmp_path: Path, links: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not links:
+        monkeypatch.setattr(os, "link", lambda *_: exec("raise OSError(95, 'no links here')"))
+    first, second, other = (tmp_path / name for name in ("first", "second", "other"))
+    first.write_text("new")
+    second.write_text("old")
+    for _ in range(2):  # the second time both are one file
+        files.copy_atomic(first, second)
+    assert second.read_text() == "new"
+    other.mkdir()
+    refused(lambda: files.copy_atomic(first, other), "is a folder")
+    assert sorted(os.listdir(tmp_path)) == ["first", "other", "second"]
 
 
 def test_many_processes_write_one_file(tmp_path: Path) -> None:
