@@ -10,14 +10,13 @@ A preset is a named set of arguments; arguments that are given override it.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from typing import Any
 
 from .. import nn
-from ..system.loading import function_of, needs_function, users_code
+from ..system.loading import by_name, function_of, needs_function, users_code
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,13 @@ def names() -> list[str]:
 
 
 def arguments(name: str) -> dict[str, Any]:
-    """The arguments that a network takes, with their defaults. Raises ValueError for an unknown name."""
-    parameters = inspect.signature(_entry(name).build).parameters
+    """The arguments that a network takes, with their defaults; `*more` and `**more` take nothing. Raises ValueError for
+    an unknown name."""
+    build = _entry(name).build
+    try:
+        parameters = by_name(build)
+    except ValueError as error:
+        raise ValueError(f"model {name}: {error}") from None
     for key, p in parameters.items():
         if p.default is p.empty:
             raise ValueError(f"model {name}: its argument {key} has no default; give it one, as in {key}=64")

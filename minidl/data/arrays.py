@@ -9,7 +9,6 @@ length), or, for regression, floats (n,) or (n, k). In a table, the way that a l
 from __future__ import annotations
 
 import csv
-import inspect
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -21,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..system.loading import function_of
+from ..system.loading import by_name, function_of
 from .dataset import (IGNORED, MOST, Array, DataError, Dataset, Images, LabelError, Note, Rows, Scaling, Standardize,
                       check_labels, check_scaled, ignores, pieces, statistics)
 from .loader import fifth
@@ -279,7 +278,10 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
         function = function_of(name)
     except ValueError as error:
         raise DataError(str(error)) from None
-    takes = inspect.signature(function).parameters
+    try:
+        takes = by_name(function)
+    except ValueError as error:
+        raise DataError(f"{name}: {error}") from None
     told = {key: value for key, value in {"split": split, "seed": seed}.items() if key in takes}
     parts = ("train", "test") if split == "test" and "split" in takes else (split,)
     made = [_called(name, function, told | ({"split": part} if "split" in takes else {})) for part in parts]

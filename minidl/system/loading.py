@@ -79,6 +79,19 @@ def foreseen(error: BaseException) -> bool:
             and code.co_code[last.tb_lasti] == opcode.opmap["RAISE_VARARGS"])
 
 
+def by_name(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """The parameters of a user's function that may be given by name: not `*more` and `**more`, which take nothing.
+    Raises ValueError for one without a default that may not, and for compiled code that does not say them."""
+    try:
+        found = inspect.signature(function).parameters
+    except ValueError:
+        raise ValueError("does not say its arguments; call it in a function of your own") from None
+    for key, p in found.items():
+        if p.default is p.empty and p.kind == p.POSITIONAL_ONLY:
+            raise ValueError(f"its argument {key} has no name for others; leave out the / after it")
+    return {key: p for key, p in found.items() if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+
+
 def place_of(function: Callable[..., Any]) -> str:
     """The file and line of a function that a user has written, as `own.py, line 12`."""
     code = inspect.unwrap(function).__code__
