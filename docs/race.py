@@ -106,7 +106,7 @@ def main():
     print(f"ZB-H1 is {gain:.2f}x as fast as GPipe on this machine (predicted {expected:.2f}x), and the weights are "
           f"{'equal bit for bit' if equal else 'NOT EQUAL: please report this'}.")
     shown = [Shown.of(plans[order], timelines[order]) for order in ORDERS]
-    PAGE.write_text(page("GPipe against ZB-H1", {"speed_up": round(gain, 3), "predicted": round(expected, 3)}, shown,
+    PAGE.write_text(page("GPipe against ZB-H1", {"speed-up": round(gain, 3), "predicted": round(expected, 3)}, shown,
                          command="python docs/race.py"))
     print(f"Open {PAGE} in a browser to see both steps, task by task.")
     return 0 if equal else 1

@@ -112,7 +112,8 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
         known = kind_of(policy)
         if not kind and known != "pipeline" and made_by(policy)[0] is None:  # of this graph's tasks, sums included
             draft = through(BEFORE_THE_ORDER, Draft.of(graph, cost, machine, name="given"), _asked_by(policy))
-            return Plan("given", draft.graph, policy, cost, machine.size, machine.memory_limit).divided()
+            return Plan("given", draft.graph, policy, cost, machine.size, machine.memory_limit,
+                        remarks=policy.slips).divided()
         chosen = Scheduler("given", kind or known, policy)
     elif isinstance(policy, str):
         chosen = find(policy, kind)
@@ -133,6 +134,8 @@ def _plan(graph: Any, policy: Any, cost: Any, machine: Machine, options: Mapping
     if shard.level:
         options = {**options, "shard": shard}
     made = replace(_called(chosen, graph, cost, machine, options), limit=machine.memory_limit)
+    made = replace(made, remarks=(*made.remarks, *(chosen.function.slips if isinstance(chosen.function, Schedule) else
+                                                   ())))
     if not isinstance(made, PipelinePlan):
         return made.divided()
     try:

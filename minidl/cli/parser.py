@@ -18,6 +18,16 @@ from .values import nearest
 
 
 class _Parser(argparse.ArgumentParser):
+    purpose = ""  #: of a verb: its help begins with it, and has the flags only in their list
+
+    def format_help(self) -> str:
+        if not self.purpose:
+            return super().format_help()
+        places = self._get_formatter()
+        places.add_usage(None, self._get_positional_actions(), ())
+        self.usage = f"{places.format_help().removeprefix('usage: ').strip()} [flags]"
+        return f"{self.purpose}\n\n{super().format_help()}"
+
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
@@ -80,7 +90,8 @@ def _parser(given: str) -> _Parser:
     verbs = parser.add_subparsers(required=True, metavar="VERB", parser_class=_Parser)
     for name in [given] if given in VERBS else VERBS:
         function, text = VERBS[name]
-        verb = verbs.add_parser(name, help=text, description=text[:1].upper() + text[1:] + ".", allow_abbrev=False)
+        verb = verbs.add_parser(name, help=text, allow_abbrev=False)
+        verb.purpose = f"{text[:1].upper()}{text[1:]}."
         if name != given:
             continue
         where, _, function = function.partition(".")

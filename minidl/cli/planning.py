@@ -103,6 +103,7 @@ def check(arguments: Any) -> int:
     the culprit marked in its grid. Raises ScheduleError for a file that is not a plan."""
     graph, order, cost, machine, options = (pipeline.given(arguments) if arguments.subject in "cp"
                                             else _given(arguments))
+    show.notes(getattr(order.function, "slips", ()))
     try:
         made = schedulers.plan(graph, order, cost, machine, **options)
     except (ScheduleError, MemoryLimitError) as error:

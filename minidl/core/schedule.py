@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import difflib
 import io
+import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -125,6 +126,20 @@ class Schedule(Columns):
     @property
     def ranks(self) -> int:
         return max((lane.rank for lane in self.lanes), default=-1) + 1
+
+    @property
+    def slips(self) -> tuple[str, ...]:
+        """A note on each lane that may be a slip of the pen: its name resembles another one of the same rank, which has
+        more than twice as many tasks. Names with other numbers do not count, such as `stage1` and `stage2`."""
+        count = dict(zip(self.lanes, np.diff(self.ptr).tolist(), strict=True))
+        plain = {lane: re.sub(r"\d+", "", lane.name) for lane in self.lanes}
+        found = [(lane, [other for other in self.lanes if other.rank == lane.rank and plain[other] != plain[lane]
+                         and count[other] > 2 * count[lane]
+                         and difflib.SequenceMatcher(None, lane.name.lower(), other.name.lower()).ratio() >= 0.7])
+                 for lane in self.lanes]
+        return tuple(f"lane {lane} has only {count[lane]} task{'s' * (count[lane] != 1)}, and its name is like "
+                     f"{like[0]} with {count[like[0]]}: if it is a slip, correct it; else it is a stream of its own"
+                     for lane, like in found if like)
 
     def lane_of_each(self) -> Ints:
         """For every entry the index of its lane."""

@@ -224,8 +224,10 @@ def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1) -> Division:
     that divides it. Raises ScheduleError if it is wrong."""
     own = max(1, schedule.ranks)
     if ranks % own:
-        raise ScheduleError(f"the schedule has {own} ranks; "
-                            + (f"this run has {ranks}" if ranks > 1 else "one device can run only one"))
+        raise ScheduleError(f"the schedule has {own} ranks; " + (
+            f"this run has {ranks}" if ranks > 1 else
+            "one device can run only one: the first argument of Lane (in a file the column rank) is the rank, and a "
+            "second stream of rank 0 is Lane(0, 'side')"))
     grid = RankGrid(own, ranks // own)
     if ranks > 1 or np.isin(graph.kind, COLLECTIVE).any():
         check_collectives(graph, schedule, grid)

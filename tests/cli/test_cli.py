@@ -13,6 +13,7 @@ from helpers import PATIENCE, ROOT, deadline
 
 from minidl import checkpoint, models
 from minidl.cli import main
+from minidl.cli.parser import VERBS
 from minidl.runtime.executors import TaskError
 from minidl.schedulers import registry
 from minidl.training.job import OPTIMIZERS
@@ -435,6 +436,16 @@ def test_a_learning_rate_given_with_resume_wins_and_one_not_given_goes_on(capsys
         assert run(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "4", "--checkpoint", folder)[0] == 0
         code, record = run_json(capsys, "train", *SMALL, *given, "--steps", "9", "--checkpoint", folder, "--resume")
         assert (code, record["params_sha256"]) == (0, expected)
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_begins_with_the_purpose_of_the_verb(capsys, verb):
+    """It began with fifty flags."""
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    purpose, usage, *_ = capsys.readouterr().out.split("\n\n")
+    assert purpose.lower().rstrip(".") == VERBS[verb][1].lower()
+    assert re.fullmatch(rf"usage: minidl {verb}( [A-Z\[.][^\s-]*)* \[flags\]", " ".join(usage.split())), usage
 
 
 def test_a_resumed_run_says_by_which_scheduler_it_goes_on(capsys, tmp_path):

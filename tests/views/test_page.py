@@ -307,6 +307,8 @@ def test_the_keyboard_reaches_every_task(chromium, tmp_path):
         assert tab.evaluate("document.activeElement.tagName") == "A"
         tab.keyboard.press("Enter")
         assert tab.evaluate("page.chosen()") == name
+        assert tab.evaluate("page.plans[0].timelines[0].names.includes("
+                            "document.getElementById('find').placeholder.split(' ').at(-1))"), "it is there"
         tab.fill("#find", "99W9")
         tab.press("#find", "Enter")
         assert "There is no task 99W9 here; names are like" in tab.inner_text("#explain")

@@ -756,6 +756,7 @@ function showFigures() {
 
 function show(index) {
   plan = plans[index] || all;
+  $("find").placeholder = `find a task, such as ${plan.timelines[0].names[0]}`;
   laidOut = null;
   chosen = hovered = null;
   view = { from: 0, to: plan.span * 1.005 };
