@@ -20,6 +20,7 @@ from test_composition import SHARE, WIDTH, alone, on_ranks
 
 from minidl import nn, ops, schedulers
 from minidl.core.placement import PipelineError, Refused
+from minidl.plans.memory import MemoryLimitError
 from minidl.runtime.comm.places import Share
 
 FIRST = int(os.environ.get("MINIDL_FUZZ_SEED", "1000"))
@@ -32,20 +33,31 @@ POLICIES = [name for name in schedulers.names("pipeline", exact=True)
 class Network(nn.Module):
     """Layers of random widths, some with a norm, dropout or a skip; the last one may have the weight of the first."""
 
-    def __init__(self, tied: bool, norm: bool, drop: bool, widths: tuple[int, ...], skips: tuple[bool, ...]) -> None:
+    def __init__(self, tied: bool, norm: bool, drop: bool, widths: tuple[int, ...], skips: tuple[bool, ...],
+                 sides: tuple[int, ...] = ()) -> None:
         sizes = [WIDTH, *([WIDTH, *widths[1:]] if tied else widths), WIDTH]
         sizes[-2] = WIDTH if tied else sizes[-2]
         self.layers = nn.ModuleList([nn.Linear(a, b, bias=b % 5 > 0)
                                      for a, b in zip(sizes[:-1], sizes[1:], strict=True)])
         self.norms = nn.ModuleList([nn.BatchNorm2d(n) for n in sizes[1:-1]] if norm else [])
-        self.drop, self.skips = nn.Dropout(0.25) if drop else None, skips
+        self.drop, self.skips, self.sides = nn.Dropout(0.25) if drop else None, skips, sides
         if tied:
             self.layers[len(widths)].weight = self.layers[0].weight
 
     def forward(self, x: Any, past: None = None) -> Any:
         assert past is None, "its sequences are not cut into slices"
+        kept: list[Any] = []
         for i, layer in enumerate(self.layers):
             before, x = x, ops.tanh(layer(x))
+            side = self.sides[i] if i < len(self.sides) else ""
+            if side == "statistic":
+                ops.mean(x.detach())
+            elif side == "loss":
+                x = x + ops.mean(x * x) * 0.01
+            elif side == "used later" and x.shape[1] == WIDTH:
+                kept.append(x)
+            elif side == "uses" and kept and x.shape[1] == WIDTH:
+                x = x + kept[0] * 0.5
             if i < len(self.norms):
                 x = self.norms[i](x.reshape(SHARE, 1, 1, -1)).reshape(SHARE, -1)
             if self.drop is not None and i < len(self.skips):
@@ -79,7 +91,18 @@ def draw(seed: int) -> dict[str, Any]:
             "tied": some(False, False, True), "norm": some(False, True), "drop": some(False, True),
             "recompute": some("none", "all", "sqrt", (0, 3)),
             "offload": "none" if saved == "torch" else some("none", "none", "activations", "all"),
-            "network": partial(Network, widths=widths, skips=tuple((random.random(depth) < 0.3).tolist()))}
+            "network": partial(Network, widths=widths, skips=tuple((random.random(depth) < 0.3).tolist()))} | beside(
+                seed, depth)
+
+
+def beside(seed: int, depth: int) -> dict[str, Any]:
+    """For three of four seeds the side branches of a network, and for every second of them a limit for a search."""
+    random = np.random.default_rng([seed, 2])
+    if seed % 4 == 0:
+        return {}
+    sides = tuple(random.choice(["", "", "statistic", "loss", "used later", "uses"], depth).tolist())
+    return {"sides": sides} | ({"limit": float(random.uniform(0.5, 1.0)), "recompute": "auto", "saved": False}
+                               if seed % 2 else {"recompute": str(random.choice(["none", "all", "sqrt"]))})
 
 
 def draw_ranks(seed: int) -> dict[str, Any]:
@@ -99,7 +122,8 @@ def draw_ranks(seed: int) -> dict[str, Any]:
             "clip": some(None, 0.05), "scaled": some(False, True), "tied": some(False, False, True),
             "norm": some(False, True), "drop": some(False, True), "recompute": some("none", "all", "sqrt"),
             "offload": some("none", "none", "activations", "states", "all"),
-            "network": partial(Network, widths=widths, skips=tuple((random.random(depth) < 0.3).tolist()))}
+            "network": partial(Network, widths=widths, skips=tuple((random.random(depth) < 0.3).tolist()))} | beside(
+                seed, depth)
 
 
 def hold(seeds: Sequence[int], draw: Callable[[int], dict[str, Any]] = draw) -> None:
@@ -107,9 +131,10 @@ def hold(seeds: Sequence[int], draw: Callable[[int], dict[str, Any]] = draw) -> 
     ran, refused = 0, []
     for seed in seeds:
         settings = draw(seed)
+        settings["network"] = partial(settings["network"], sides=settings.get("sides", ()))
         try:
             found, _ = on_ranks(settings)
-        except (PipelineError, Refused) as error:
+        except (PipelineError, Refused, MemoryLimitError) as error:
             refused.append(f"{seed}: {error}")
             continue
         assert found == alone(settings, []), f"seed {seed} has other bits: {settings}"

@@ -11,6 +11,7 @@ import functools
 import itertools
 import re
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,9 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
     name = settings.get("scheduler", "zb_h1")
     kind, replicas = schedulers.find(name).parallel, settings.get("replicas", 1)
     machine = ml.Machine(replicas) if kind == "data" else ml.Machine(settings.get("ranks", RANKS), replicas=replicas)
+    if "limit" in settings:  # a share of the bytes that the plain plan needs
+        most = max(ml.plan(graph, name, COST, machine, **settings.get("options", {})).peak_bytes)
+        machine = replace(machine, memory_limit=int(most * settings["limit"]))
     plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
                    split=settings.get("split", 1), offload=settings.get("offload", "none"),
                    shard=settings.get("shard", 0), **settings.get("options", {}))
