@@ -22,7 +22,7 @@ _WHERE = {
     "Buffer": "core.graph", "GraphBuilder": "core.graph", "GraphError": "core.tasks", "Kind": "core.tasks",
     "Role": "core.graph", "Task": "core.graph", "TaskGraph": "core.graph", "MemoryLimitError": "plans.memory",
     "MemoryPlan": "plans.memory", "plan_memory": "plans.memory", "rename": "passes.rewrite", "unroll": "passes.rewrite",
-    "autocast": "autograd.op", "dither": "ops.dither", "seed": "autograd.random", "record": "autograd.tensor",
+    "autocast": "autograd.op", "dither": "ops.dither", "seed": "autograd.random", "record": "autograd.recording",
     "Lane": "core.schedule", "Schedule": "core.schedule", "ScheduleError": "core.schedule",
     "simulate": "pricing.simulation", "measure": "measuring.measure",
     "micro_batch": "autograd.tape", "no_grad": "autograd.tape",

@@ -365,6 +365,9 @@ class Recorder(Tape):
         #: of each parameter what there was of its gradient: uses, total, used, grad_unit, and when it changed
         self._before: dict[int, tuple[Tensor, dict[tuple[int, int], Tensor], Tensor | None, bool, int | None, int]] = {}
         self._spent: list[Tensor] = []
+        #: (id, attribute) of what the step reads: the object and its place; and of what it sets: the object
+        self.read: dict[tuple[int, str], tuple[Any, str]] = {}
+        self.set_by_step: dict[tuple[int, str], Any] = {}
 
     def remember(self, parameter: Tensor) -> None:
         if id(parameter) not in self._before:
@@ -384,6 +387,10 @@ class Recorder(Tape):
                                    f"after its update. The next eager step would add to it, but a recorded step begins "
                                    f"without gradients. Update after the last backward, or drop the gradient: "
                                    f"parameter.grad = None")
+
+    def leaves(self) -> list[Tensor]:
+        """The tensors that were made before the recording."""
+        return [t for t in self._access if t.node is None and not t.storage.recorded]
 
     def restore(self) -> None:
         """Undoes the recording's changes to the attributes of parameters."""
@@ -485,7 +492,18 @@ class Recorder(Tape):
 
 # --------------------------------------------------------------------------------------------------- unsettled steps
 unsettled: set[Any] = set()  #: executors that have not run the late tasks of their last step
-moves = 0  #: how often a storage that lasts has been given other memory
+#: how often something has changed that recorded steps may depend on: an attribute that one has read, the memory of a
+#: storage that lasts
+changes = 0
+
+
+def changed(thing: Any, name: str) -> None:
+    """Notes that this attribute of the object was set. A recorded step does not depend on those that it sets itself."""
+    global changes
+    changes += 1
+    tape = current()
+    if isinstance(tape, Recorder):
+        tape.set_by_step[id(thing), name] = thing
 
 
 def settle() -> None:

@@ -3,7 +3,6 @@
 Output gradients and weight gradients are separate tasks from the start. The walk emits tasks in the conventional
 order (for each layer from the last: its weight gradient, then its output gradient); any other order is a schedule's
 business. The order in which several gradients of one tensor are added is fixed here and so is part of the graph.
-`record` turns the Python function that trains eagerly into a task graph: it executes nothing and changes nothing.
 """
 
 from __future__ import annotations
@@ -11,19 +10,18 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..core.graph import Role, TaskGraph, View
+from ..core.graph import Role, View
 from ..core.tasks import Kind
 from ..devices import device as devices
 from ..devices.device import strides_of, whole
-from ..system.process import paused
-from . import random
 from . import tape as tapes
 from .initial import Initial
-from .tape import Recorder, Storage, StoragePart
+from .tape import Storage, StoragePart
 
 if TYPE_CHECKING:
     from .op import Op
@@ -92,9 +90,17 @@ class Tensor:
         return self.total if len(self.uses) > 1 else next(iter(self.uses.values()), None)
 
     @grad.setter
-    def grad(self, value: None) -> None:
-        tapes.current().remember(self)
+    def grad(self, value: Tensor | None) -> None:
+        tape = tapes.current()
+        tape.remember(self)
         self.uses, self.total = {}, None
+        if value is not None:
+            if (value.shape, value.dtype) != (self.shape, self.dtype):
+                raise ShapeError(f"the gradient of {self.storage.name} must be {self.dtype} {self.shape} as it is, not "
+                                 f"{value.dtype} {value.shape}")
+            self.grad_unit = tape.new_unit(f"gradient of {self.storage.name}")
+            with tape.task(self.grad_unit, Kind.W):
+                _accumulate(self, (0, 0), value, own=False)
 
     # --------------------------------------------------------------------------------------------------- description
     @property
@@ -205,6 +211,7 @@ class Tensor:
         if self.node is not None or self.dtype not in FLOATS:
             raise RuntimeError(f"only a {' or '.join(FLOATS)} tensor that no op has made can be given a gradient")
         self.requires_grad = True
+        tapes.changed(self, "requires_grad")
         return self
 
     def detach(self) -> Tensor:
@@ -248,7 +255,15 @@ class Parameter(Tensor):
     """A leaf that is trained. `value`: a NumPy array, which is copied, or `Initial` values. `axes`: the order of the
     axes in a state dict, if memory has another, faster order. Raises ShapeError if `value` is not a float array."""
 
-    __slots__ = ("axes", "name")
+    __slots__ = ("_trained", "axes", "name")
+
+    def _train(self, trained: bool) -> None:
+        if getattr(self, "_trained", None) is not trained:
+            self._trained = trained
+            tapes.changed(self, "requires_grad")
+
+    #: whether it gets a gradient; recorded steps notice a change
+    requires_grad = property(attrgetter("_trained"), _train)
 
     def __init__(self, value: Any, name: str = "", axes: tuple[int, ...] | None = None) -> None:
         if not isinstance(value, Initial):
@@ -432,46 +447,3 @@ def _accumulate(parameter: Tensor, use: tuple[int, int], g: Tensor, own: bool) -
     else:
         copy = new(f"grad {parameter.storage.name}", parameter.shape, parameter.dtype, Role.GRADIENT)
         parameter.uses[use] = tape.call("copy", [g], [copy])
-
-
-# ------------------------------------------------------------------------------------------------------------ recording
-def record(step: Callable[..., Any], *example: Any, name: str = "") -> TaskGraph:
-    """The graph of `step(*example)`. Only shapes and types of the example arrays matter.
-
-    `step` returns a tensor, a tuple of tensors, or nothing. No kernel runs; parameters, states, counters and gradients
-    stay as they were. `step` cannot read the values of tensors. A recorded step begins without gradients, and it drops
-    those that no update has used. Raises RuntimeError if a gradient is computed after its update, since the next
-    eager call would add to it.
-    """
-    tape = Recorder(tapes.current().device)
-    before = tapes.current()
-    tape.autocast, tape.random, tape.dither = before.autocast, before.random, before.dither
-    inputs = [_input(i, value) for i, value in enumerate(example)]
-    for t in inputs:
-        tape.number[t.storage]  # inputs come first
-    with paused:
-        try:
-            with tapes.use(tape):
-                result = step(*inputs)
-                tape.check_spent()
-                if tape.draws:
-                    counter = Tensor(random.dropout_counter())
-                    with tape.task(tape.new_unit("dropout counter"), Kind.U):
-                        tape.call("tick", [counter], [counter], draws=tape.draws)
-        finally:
-            tape.restore()
-        outputs = [] if result is None else list(result) if isinstance(result, tuple | list) else [result]
-        for i, value in enumerate(outputs):
-            if not isinstance(value, Tensor):
-                raise TypeError(f"the step returned a {type(value).__name__} as output {i}; it may return only tensors")
-        return tape.build(inputs, outputs, name or getattr(step, "__name__", "step"))
-
-
-def _input(i: int, value: Any) -> Tensor:
-    array = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
-    dtype = str(array.dtype)
-    if dtype not in (*FLOATS, *HALVES, "int64"):
-        raise TypeError(f"example {i} is {dtype}; inputs must be {', '.join((*FLOATS, *HALVES))} or int64")
-    return Tensor(Storage(f"input{i}", array.shape, dtype, Role.INPUT))
-
-

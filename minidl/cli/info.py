@@ -74,8 +74,8 @@ def _outline(name: str, model_args: dict[str, Any]) -> tuple[Any, Any]:
 
     from .. import models as networks
     from ..autograd import random
+    from ..autograd.recording import record
     from ..autograd.tape import Tape, no_grad, use
-    from ..autograd.tensor import record
     from ..system.loading import users_code
 
     with use(Tape()), no_grad():

@@ -265,6 +265,7 @@ class TaskGraph(Columns):
     inputs: tuple[View, ...] = ()
     outputs: tuple[View, ...] = ()
     name_of_graph: str = field(default="graph", compare=False)
+    made_of: Any = field(default=None, compare=False, repr=False)  #: what the recorded step has read: its `check()`
 
     def __len__(self) -> int:
         return len(self.keys)
@@ -470,7 +471,7 @@ class TaskGraph(Columns):
     def with_live(self, live: Mapping[int, Any], samples: int = 0) -> TaskGraph:
         """The graph on the data of other objects, `live[id(object)]`; its part of the batch begins `samples` later."""
         own = self.launches if not samples else tuple(tuple(one.shifted(samples) for one in of) for of in self.launches)
-        return replace(self, launches=own, storages=tuple(
+        return replace(self, launches=own, made_of=None, storages=tuple(
             replace(spec, **{name: live.get(id(found), found) for name in ("live", "filled", "share_of")
                              if (found := getattr(spec, name)) is not None}) for spec in self.storages))
 

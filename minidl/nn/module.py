@@ -15,6 +15,7 @@ from ..autograd import random
 from ..autograd import tape as tapes
 from ..autograd.arguments import Float, Rate, Size, check_arguments, checked
 from ..autograd.initial import constant
+from ..autograd.recording import Watched
 from ..autograd.tensor import FLOATS, Parameter, ShapeError, Tensor, array, host_storage
 from ..core.graph import Role
 from ..devices.device import strides_of
@@ -35,7 +36,7 @@ INSTEAD = {
 }
 
 
-class Module:
+class Module(Watched):
     """A layer or a network. Its parameters, its states (tensors that a step changes, without a gradient) and other
     modules are attributes."""
 
@@ -75,7 +76,7 @@ class Module:
             object.__setattr__(value, "_name", name)
         if isinstance(value, Parameter) and not value.name:
             value.name = value.storage.name = name
-        object.__setattr__(self, name, value)
+        super().__setattr__(name, value)
 
     def __getattr__(self, name: str) -> Any:
         """Called for what a module has not."""
@@ -196,7 +197,7 @@ class Module:
     # ---------------------------------------------------------------------------------------------------------- modes
     def train(self, mode: bool = True) -> Module:
         for module in self.modules():
-            object.__setattr__(module, "training", mode)
+            module.training = mode
         return self
 
     def eval(self) -> Module:
@@ -213,6 +214,7 @@ class Module:
                 name, role = t.storage.name, t.storage.role
                 t.storage = host_storage(value, role, name)
                 t.parts, t.strides, t.offset = (t.storage,), strides_of(t.shape), 0
+                tapes.changed(t, "storage")
         return self
 
 

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 
 from ..autograd import tape as tapes
+from ..autograd.recording import Watched
 from ..autograd.tensor import Node, Tensor, host_storage, new
 from ..core.graph import Role
 from ..core.tasks import Kind
 
 
-class GradScaler:
+class GradScaler(Watched):
     """Dynamic loss scaling (Micikevicius et al. 2018), with the names and numbers of torch's GradScaler.
 
         opt = optim.SGD(model.parameters(), lr, scaler=scaler)
@@ -33,7 +34,7 @@ class GradScaler:
             raise ValueError(f"a loss scale of {init_scale} that grows by {growth_factor} after {growth_interval} "
                              f"steps and shrinks by {backoff_factor}; it must be above 0, grow by more than 1 after at "
                              f"least 1 and shrink by less than 1")
-        self.constants = {"growth": growth_factor, "backoff": backoff_factor, "interval": growth_interval}
+        self.growth_factor, self.backoff_factor, self.growth_interval = growth_factor, backoff_factor, growth_interval
         self._scale = Tensor(host_storage(np.full(1, init_scale, np.float32), Role.SCALAR, "loss scale"))
         self._good = Tensor(host_storage(np.zeros(1, np.int32), Role.SCALAR, "good steps"))
         #: the scale before the last step, and until when gradients are of that
@@ -54,7 +55,8 @@ class GradScaler:
             if self._used is None or self._used[0] != now:
                 self._used = now, tape.call("copy", [self._scale], [new("loss scale", [1], "float32", Role.GRADIENT)])
             tape.call("unscale", [*gradients, self._used[1]], [*gradients, flag])
-            tape.call("scale_update", [self._scale, self._good, flag], [self._scale, self._good], **self.constants)
+            tape.call("scale_update", [self._scale, self._good, flag], [self._scale, self._good],
+                      growth=self.growth_factor, backoff=self.backoff_factor, interval=self.growth_interval)
         return flag
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:

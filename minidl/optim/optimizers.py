@@ -13,6 +13,7 @@ import numpy as np
 
 from ..autograd import tape as tapes
 from ..autograd.initial import constant
+from ..autograd.recording import Watched
 from ..autograd.tensor import Parameter, Tensor, add_uses, host_storage, new
 from ..core.columns import grouped
 from ..core.graph import Role
@@ -79,7 +80,7 @@ def _listed(given: Any) -> list[Any]:
     return [given] if isinstance(given, Parameter) else list(given)
 
 
-class Optimizer:
+class Optimizer(Watched):
     """Holds parameters, their learning rate in a buffer, and named states per parameter.
 
     Parameters may come in groups: dictionaries with `params`, and if they differ with `lr` and `weight_decay`.
@@ -91,24 +92,35 @@ class Optimizer:
 
     def __init__(self, parameters: Parameters, lr: float, max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
-        groups = _groups(parameters)
-        self.parameters = [p for group in groups for p in group["params"]]
-        if not self.parameters:
-            raise ValueError("the optimizer needs at least one parameter")
-        if len({id(p) for p in self.parameters}) < len(self.parameters):
-            raise ValueError("a parameter is given to the optimizer twice")
-        types = {p.dtype for p in self.parameters}
-        if len(types) > 1:
-            raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
-        self.param_groups = [ParameterGroup(group, lr, self.parameters[0].dtype, i) for i, group in enumerate(groups)]
-        self._group_of = [group for group in self.param_groups for _ in group.parameters]
+        self.parameters: list[Parameter] = []
+        self.param_groups: list[ParameterGroup] = []
+        self.states: dict[str, list[Tensor]] = {}
+        self._add(_groups(parameters), lr)
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
         self.max_norm, self.scaler = max_norm, scaler
         self._skip: list[Tensor] = []  #: the flag that makes the present step change nothing, if there is one
         self._norm = _buffer(np.zeros(1), Role.SCALAR, "gradient norm")
         self._factor = _buffer(np.ones(1, self.parameters[0].dtype), Role.SCALAR, "clip factor")
-        self.states: dict[str, list[Tensor]] = {}
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Trains the parameters of another group as well, such as layers that were frozen; by default with the first
+        group's present learning rate. Record steps again afterwards. Raises ValueError as the optimizer does."""
+        self._add(_groups([param_group]), self.lr)
+
+    def _add(self, groups: Sequence[Mapping[str, Any]], lr: float) -> None:
+        every = [*self.parameters, *(p for group in groups for p in group["params"])]
+        if not every:
+            raise ValueError("the optimizer needs at least one parameter")
+        if len({id(p) for p in every}) < len(every):
+            raise ValueError("a parameter is given to the optimizer twice")
+        types = {p.dtype for p in every}
+        if len(types) > 1:
+            raise ValueError(f"the parameters have several types: {', '.join(sorted(types))}")
+        made = [ParameterGroup(group, lr, every[0].dtype, i) for i, group in enumerate(groups, len(self.param_groups))]
+        self.parameters, self.param_groups = every, [*self.param_groups, *made]
+        self._group_of = [group for group in self.param_groups for _ in group.parameters]
+        self.states = {name: [*own, *self._zeros(name, every[len(own) :])] for name, own in self.states.items()}
 
     @property
     def lr(self) -> float:
@@ -132,8 +144,26 @@ class Optimizer:
         return float(self._norm.numpy()[0])
 
     def add_state(self, name: str) -> None:
-        self.states[name] = [_buffer(constant(0, p.shape, p.dtype), Role.STATE, f"{name} {p.name}")
-                             for p in self.parameters]
+        """Gives every parameter a state of this name, unless it has one."""
+        if name not in self.states:
+            self.states[name] = self._zeros(name, self.parameters)
+
+    def _zeros(self, name: str, parameters: Sequence[Parameter]) -> list[Tensor]:
+        return [_buffer(constant(0, p.shape, p.dtype), Role.STATE, f"{name} {p.name}") for p in parameters]
+
+    def state_names(self) -> Sequence[str]:
+        """The states that the present arguments need, in the order of the kernel."""
+        return ()
+
+    def states_of(self, i: int) -> list[Tensor]:
+        """The states of parameter i that the present arguments need."""
+        for name in self.state_names():
+            self.add_state(name)
+        return [self.states[name][i] for name in self.state_names()]
+
+    def constants(self, i: int, *names: str) -> dict[str, Any]:
+        """These arguments for parameter i, whose group may have its own."""
+        return {name: getattr(self, name) for name in names} | self._group_of[i].own
 
     def groups(self) -> Iterator[tuple[int, list[int]]]:
         """(unit, indices of the parameters whose gradients it has computed), in the order of the parameters."""
@@ -144,7 +174,8 @@ class Optimizer:
         groups = grouped((p.grad_unit, i) for i, p in enumerate(self.parameters)
                          if p.uses and not p.used and p.grad_unit is not None)
         if not groups:
-            raise RuntimeError("no parameter has a gradient; call backward first")
+            raise RuntimeError("no parameter has a gradient; call backward first. A recorded step drops its gradients "
+                               "when it ends: update within it, or return them (parameter.grad) and assign them again")
         yield from groups.items()
 
     if not TYPE_CHECKING:  # a checker shall still know which names there are
@@ -232,23 +263,23 @@ class SGD(Optimizer):
             raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum")
-        self.momentum, self.constants = momentum, {"momentum": momentum, "weight_decay": weight_decay,
-                                                   "nesterov": nesterov}
-        if momentum:
-            self.add_state("momentum")
+        self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
+        self.states_of(0)
+
+    def state_names(self) -> Sequence[str]:
+        return ["momentum"] * bool(self.momentum)
 
     def update(self, i: int) -> None:
-        p, g = self.parameters[i], self.gradient(i)
-        states = [self.states["momentum"][i]] if self.momentum else []
-        group = self._group_of[i]
-        self.call("sgd", [p, g, group.rate, *states], [p, *states], **self.constants | group.own)
+        p, states = self.parameters[i], self.states_of(i)
+        self.call("sgd", [p, self.gradient(i), self._group_of[i].rate, *states], [p, *states],
+                  **self.constants(i, "momentum", "weight_decay", "nesterov"))
 
 
 class Adam(Optimizer):
-    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient. `rule`: its kernel; `tick`: the
-    constants of the kernel that counts steps."""
+    """Adam (Kingma, Ba 2015) as in torch; weight decay is added to the gradient. `rule`: its kernel."""
 
     rule, decoupled = "adam", False
+    arguments: Sequence[str] = ("eps", "weight_decay", "decoupled")  #: of the kernel, besides the betas
 
     def __init__(self, parameters: Parameters, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None,
@@ -258,22 +289,26 @@ class Adam(Optimizer):
         _check("eps", eps, self.parameters[0].dtype)
         if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
             raise ValueError(f"betas are {betas}; each of the two must be at least 0 and below 1")
-        self.tick: dict[str, float] = {"beta1": betas[0], "beta2": betas[1]}
-        self.constants: dict[str, Any] = {**self.tick, "eps": eps, "weight_decay": weight_decay,
-                                          "decoupled": self.decoupled}
+        self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
         self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
-        self.add_state("mean")
-        self.add_state("square")
+        self.states_of(0)
+
+    def state_names(self) -> Sequence[str]:
+        return "mean", "square"
+
+    def tick(self) -> dict[str, float]:
+        """The constants of the kernel that counts steps."""
+        return dict(zip(("beta1", "beta2"), self.betas, strict=True))
 
     def before_updates(self) -> None:
         tape = tapes.current()
         with tape.task(tape.new_unit(self.rule), Kind.U):
-            tape.call(f"{self.rule}_tick", [self.powers, *self._skip], [self.powers], **self.tick)
+            tape.call(f"{self.rule}_tick", [self.powers, *self._skip], [self.powers], **self.tick())
 
     def update(self, i: int) -> None:
-        p, g, m, v = self.parameters[i], self.gradient(i), self.states["mean"][i], self.states["square"][i]
-        group = self._group_of[i]
-        self.call(self.rule, [p, g, m, v, group.rate, self.powers], [p, m, v], **self.constants | group.own)
+        p, states = self.parameters[i], self.states_of(i)
+        self.call(self.rule, [p, self.gradient(i), *states, self._group_of[i].rate, self.powers], [p, *states],
+                  **dict(zip(("beta1", "beta2"), self.betas, strict=True)), **self.constants(i, *self.arguments))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         yield from super().named_tensors()
@@ -296,16 +331,18 @@ class NAdamW(AdamW):
     with which pipelines on delayed gradients converge (Ajanthan et al. 2025, "Nesterov method for asynchronous pipeline
     parallel optimization": beta1 0.99, lr 3e-4; there with warm-up, a cosine and clipping at 10 on each stage)."""
 
-    rule = "nadam"
+    rule, arguments = "nadam", ("eps", "weight_decay")
 
     def __init__(self, parameters: Parameters, lr: float = 3e-4, betas: tuple[float, float] = (0.99, 0.999),
                  eps: float = 1e-8, weight_decay: float = 0.01, momentum_decay: float = 4e-3, *,
                  max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
         _check("the momentum decay", momentum_decay, self.parameters[0].dtype)
-        self.tick["decay"] = float(momentum_decay)
-        del self.constants["decoupled"]
+        self.momentum_decay = momentum_decay
         self.powers = _buffer(np.array([0.0, 1.0, 1.0, 0.0, 0.0]), Role.SCALAR, "nadam powers")
+
+    def tick(self) -> dict[str, float]:
+        return super().tick() | {"decay": float(self.momentum_decay)}
 
 
 class RMSprop(Optimizer):
@@ -321,17 +358,17 @@ class RMSprop(Optimizer):
         for name, value in (("alpha", alpha), ("momentum", momentum)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} is {value}; it must be at least 0 and below 1")
-        self.constants = {"alpha": alpha, "eps": eps, "momentum": momentum, "weight_decay": weight_decay,
-                          "centered": bool(centered)}
-        self.add_state("square")
-        if centered:
-            self.add_state("mean")
-        if momentum:
-            self.add_state("momentum")
+        self.alpha, self.eps, self.momentum, self.weight_decay = alpha, eps, momentum, weight_decay
+        self.centered = bool(centered)
+        self.states_of(0)
+
+    def state_names(self) -> Sequence[str]:
+        return ["square", *["mean"] * bool(self.centered), *["momentum"] * bool(self.momentum)]
 
     def update(self, i: int) -> None:
-        p, states, group = self.parameters[i], [s[i] for s in self.states.values()], self._group_of[i]
-        self.call("rmsprop", [p, self.gradient(i), *states, group.rate], [p, *states], **self.constants | group.own)
+        p, states = self.parameters[i], self.states_of(i)
+        self.call("rmsprop", [p, self.gradient(i), *states, self._group_of[i].rate], [p, *states],
+                  **self.constants(i, "alpha", "eps", "momentum", "weight_decay", "centered"))
 
 
 def _check(what: str, value: Any, dtype: str) -> None:

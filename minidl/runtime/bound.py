@@ -53,7 +53,7 @@ def with_far(storages: Sequence[StorageSpec], device: Any, rank: int = 0) -> tup
         else:
             device.copier(spec.live.data, own)()
             spec.live.data = own
-            tapes.moves += 1
+            tapes.changes += 1
     return tuple(found)
 
 
@@ -78,7 +78,7 @@ class Bound:
             self._own = offsets(own)
             self.arena = self.device.allocate(max(int(self._own[-1]), 1))
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
-        self._private, self._moves = private, tapes.moves
+        self._private, self._seen = private, -1
         self._inputs = [self.array(v) for v in graph.inputs]
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
         self.feed = self.device.feed(self._inputs)
@@ -156,14 +156,15 @@ class Bound:
 
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
         """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied, and
-        RuntimeError if a parameter or state has moved to other memory since this was made.
+        RuntimeError if a parameter or state has moved to other memory since this was made, or if something that the
+        step has read changed since it was recorded.
 
         `settles`: executors with late tasks run them first.
         """
         if settles and tapes.unsettled:
             tapes.settle()
-        if self._moves != tapes.moves:
-            self._check_places()
+        if self._seen != tapes.changes:
+            self._check_unchanged()
         if len(values) != len(self._inputs):
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
         arrays = [v if isinstance(v, np.ndarray) else v.numpy() if isinstance(v, Tensor) else np.asarray(v)
@@ -177,12 +178,15 @@ class Bound:
             check_range(what, arrays[i], length, ignored)
         self.feed(arrays)
 
-    def _check_places(self) -> None:
+    def _check_unchanged(self) -> None:
+        now = tapes.changes
+        if self.graph.made_of is not None and not self._private:
+            self.graph.made_of.check()
         for i, live in self._live.items():
             if not self._private and live.data is not self._bound_to[i]:
                 raise RuntimeError(f"{live.name} has moved to far memory since this executor was made; make it after "
                                    f"the one that offloads")
-        self._moves = tapes.moves
+        self._seen = now
 
     def results(self) -> Any:
         """Copies of the outputs: a tensor, a tuple of tensors, or None."""

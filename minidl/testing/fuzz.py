@@ -17,7 +17,8 @@ import numpy as np
 
 from .. import schedulers
 from ..autograd import random
-from ..autograd.tensor import Parameter, Tensor, array, record
+from ..autograd.recording import record
+from ..autograd.tensor import Parameter, Tensor, array
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.placement import Refused

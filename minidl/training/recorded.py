@@ -13,8 +13,9 @@ import numpy as np
 
 from .. import data, fusion, models, nn, ops, optim, schedulers
 from ..autograd import random
+from ..autograd.recording import record
 from ..autograd.tape import Tape, micro_batch, use
-from ..autograd.tensor import Tensor, array, record
+from ..autograd.tensor import Tensor, array
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Schedule

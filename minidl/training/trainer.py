@@ -12,8 +12,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .. import data, nn
+from ..autograd.recording import record
 from ..autograd.tape import no_grad, settle, unsettled, use
-from ..autograd.tensor import Tensor, record
+from ..autograd.tensor import Tensor
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..nn.module import state_array
