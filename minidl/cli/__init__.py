@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from ..system import interrupts, process
+from ..system import interrupts, launcher, process
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,7 +22,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     level = 0
     try:
         level = process.debug_level()
-        if argv[:1] == ["train"] and process.size() > 1:
+        if argv[:1] == ["train"] and launcher.size() > 1:
             gc.enable()
             code = _train_on_ranks(argv)
         else:

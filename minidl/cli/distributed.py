@@ -18,7 +18,7 @@ from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.loopback import run_ranks
 from ..runtime.version_log import VersionRead
-from ..system import process
+from ..system import launcher, process
 from ..training.agreement import Disagreement, agree
 from ..training.gossip_trainer import GossipTrainer
 from ..training.pipeline_trainer import PipelineTrainer
@@ -75,7 +75,7 @@ def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
     if first.ranks is None or (first.parallel == "pipeline" and first.ranks < 2):
         raise UsageError("a pipeline needs at least 2 ranks; give --ranks P" if first.ranks else
                          "the number of ranks is missing; give --ranks P")
-    if process.size() > 1:
+    if launcher.size() > 1:
         raise UsageError("compare runs ranks as threads of one process; start it without a launcher, with --ranks P")
     grid = _grid(first, _threads(first))
     recordings = [Recorded(job(arm), 0, grid.replicas) for arm in arms]

@@ -7,6 +7,7 @@ import platform
 from typing import Any
 
 from ..devices.device import default_lanes, no_native_lanes
+from ..system import launcher
 from . import ranks, show
 from .machine import blas, versions
 
@@ -23,16 +24,18 @@ def info(arguments: Any) -> int:
                          f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} "
                          f"flops a sample (forward)\n" + show.table(("layer", "op", "parameters"), rows))
     gpus, why_not = _gpus()
+    library, starts = _mpi()
     record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)),
                            "processor": platform.processor() or platform.machine()}, *gpus],
-              "lanes": default_lanes(), "native_lanes": no_native_lanes() or "available", "blas": blas(), "mpi": _mpi(),
-              "versions": versions()}
+              "lanes": default_lanes(), "native_lanes": no_native_lanes() or "available", "blas": blas(),
+              "mpi": library, "launcher": starts, "versions": versions()}
     return show.emit(arguments, record, show.table(("what", "is"), [
         ("device cpu", f"{record['devices'][0]['cores']} cores, {record['devices'][0]['processor']}"),
         *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}")
           for g in gpus), *([] if gpus else [("device cuda", why_not)]),
         ("lanes on the cpu", f"{record['lanes']} by default; native ones: {record['native_lanes']}"),
         ("BLAS", record["blas"]), ("MPI", record["mpi"] or "none found"),
+        ("launcher", record["launcher"] or "none found"),
         *record["versions"].items()]))
 
 
@@ -49,17 +52,25 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
         found.append({"name": f"cuda:{len(found)}", "gpu": about.pop("name"), **about})
 
 
-def _mpi() -> str | None:
-    """The first line of the MPI library's version, from a separate process, which a broken MPI may abort."""
+def _mpi() -> tuple[str | None, str | None]:
+    """The MPI library with its version, and the launcher: the one that started this process, or the mpiexec that would
+    start ranks, with a word if that does not fit. In a separate process, which a broken MPI may abort."""
+    import json
     import subprocess
     import sys
 
-    code = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
+    code = "import json; from minidl.runtime.comm.mpi import load; print(json.dumps(load()[1:]))"
+    library, known = None, None
     try:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() or None if done.returncode == 0 else None
+        if done.returncode == 0:
+            library, known = json.loads(done.stdout)[::-1]
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        pass
+    found = launcher.first()
+    name, path = (launcher.name(), "") if launcher.name() or not found else (found[1] or "an unknown one", found[0])
+    wrong = f", which cannot connect ranks of {known}" if known and not launcher.connects(name, known) else ""
+    return library, f"{name}{f' ({path})' if path else ''}{wrong}" if name else None
 
 
 def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..system import interrupts
+from ..system import interrupts, launcher
 from . import show
 from .machine import versions
 
@@ -23,9 +23,14 @@ MUST_AGREE = ("minidl", "python", "numpy", "mpi4py")
 def job() -> Iterator[MPI]:
     """This process's rank. If one of several ranks ends early, also by an interrupt, all end, and one of them prints
     one line; with a single rank the error is raised."""
-    from ..runtime.comm.mpi import MPI
+    from ..runtime.comm.mpi import MPI, LauncherError
 
-    communicator = MPI()
+    try:
+        communicator = MPI()
+    except LauncherError:
+        if launcher.local_rank():  # the first one of each machine says it for all, before a launcher ends them
+            raise SystemExit(0) from None
+        raise
     try:
         yield communicator
         communicator.close()

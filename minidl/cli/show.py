@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
-from ..system import interrupts, process
+from ..system import interrupts, launcher
 
 if TYPE_CHECKING:
     from ..views.page import Shown
@@ -28,7 +28,7 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str], 
         from ..core.draw import ansi
 
         print(ansi(text()))
-    if process.size() == 1:  # else the end waits for the other ranks
+    if launcher.size() == 1:  # else the end waits for the other ranks
         interrupts.ignore()
     return code
 

@@ -10,7 +10,7 @@ from ..core.schedule import Schedule, ScheduleError
 from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
-from ..system import process
+from ..system import launcher
 from ..training.recorded import Recorded
 from ..training.trainer import Trainer, interleaved
 from ..views.diagnosis import of_speedup
@@ -29,7 +29,7 @@ def train(arguments: Any) -> int:
         arguments.command, arguments.schedulers, arguments.epochs = "compare", "in_order,multi_stream", 8
         return compare(arguments)
     if arguments.parallel != "none":
-        if arguments.parallel == "pipeline" and arguments.ranks is None and process.rank() is None:
+        if arguments.parallel == "pipeline" and arguments.ranks is None and launcher.rank() is None:
             raise distributed.too_few(arguments)  # before MPI, which may not be here
         return (distributed.train_in_one_process(arguments) if arguments.ranks is not None
                 else distributed.train(lambda: arguments))

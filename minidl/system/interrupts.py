@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from . import process
+from . import launcher
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 GRACE = 1.0  #: seconds that the main thread has to stop by itself
@@ -94,7 +94,7 @@ def leave(number: int) -> NoReturn:
     With other ranks beside it, the process kills itself instead: every launcher then ends the other ranks, while an
     exit code alone does not make it do so before MPI has started.
     """
-    if process.size() > 1:
+    if launcher.size() > 1:
         os.kill(os.getpid(), signal.SIGKILL)
     os._exit(128 + number)
 
@@ -106,7 +106,7 @@ def line(number: signal.Signals) -> str:
 def say(number: signal.Signals) -> None:
     """Prints the one line. Rank 0 goes first: where ranks are interrupted before MPI connects them, its end ends the
     others."""
-    rank = process.rank() if process.size() > 1 else None
+    rank = launcher.rank() if launcher.size() > 1 else None
     time.sleep(0.5 if rank else 0)
     with contextlib.suppress(OSError):  # nobody listens
         os.write(2, f"minidl: {'' if rank is None else f'rank {rank}: '}{line(number)}\n".encode())

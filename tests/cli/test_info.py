@@ -111,4 +111,4 @@ def test_an_mpi_that_does_not_answer_is_none(answer, monkeypatch):
         return SimpleNamespace(returncode=answer[0], stdout=answer[1])
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert info._mpi() is None
+    assert info._mpi()[0] is None

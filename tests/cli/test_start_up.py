@@ -17,7 +17,7 @@ from minidl.cli.parser import VERBS
 from minidl.cli.values import Names
 
 ROOT = Path(__file__).resolve().parents[2]
-PROGRAM = {"__main__", "system", "system.interrupts", "system.process", "cli",
+PROGRAM = {"__main__", "system", "system.interrupts", "system.launcher", "system.process", "cli",
            "cli.parser", "cli.flags", "cli.values", "cli.show", "cli.machine"}
 #: rooms that hold networks, devices and training runs: plans of given times need none of them
 HEAVY = ("autograd", "ops", "nn", "optim", "kernels", "models", "data", "training", "devices", "runtime",
@@ -68,7 +68,7 @@ def test_a_list_of_policies_draws_nothing() -> None:
 def test_garbage_is_collected_once_the_verb_begins(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The program disables it until then: objects that are imported stay."""
     seen: list[bool] = []
-    monkeypatch.setattr("minidl.cli.process.size", lambda: ranks)
+    monkeypatch.setattr("minidl.cli.launcher.size", lambda: ranks)
     for function in ("_train_on_ranks", "training.train"):
         monkeypatch.setattr(f"minidl.cli.{function}", lambda told: seen.append(gc.isenabled()))
     gc.disable()

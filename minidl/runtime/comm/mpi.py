@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ...core.columns import offsets
-from ...system import process
+from ...system import launcher
 from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
@@ -42,6 +42,27 @@ class MPIError(RuntimeError):
     """MPI is missing or cannot be used."""
 
 
+class LauncherError(MPIError):
+    """The launcher and the MPI library are of different kinds."""
+
+
+def load() -> tuple[Any, str, str]:
+    """mpi4py's MPI, which has not started yet unless somebody else has started it; the name of its library; and that
+    with the version. Raises MPIError if there is none."""
+    try:
+        import mpi4py
+
+        mpi4py.rc.initialize, mpi4py.rc.finalize = False, True
+        from mpi4py import MPI as mpi
+    except (ImportError, RuntimeError) as error:
+        why = str(error).partition("\n")[0]
+        raise MPIError(f"MPI cannot be used: {why}; install minidl[mpich], or mpi4py for your cluster's MPI") from error
+    name, version = mpi.get_vendor()
+    if name not in launcher.STARTED_BY:  # what the library says of itself may end in a zero
+        return mpi, name, mpi.Get_library_version().partition("\0")[0].partition("\n")[0].strip()
+    return mpi, name, f"{name} {'.'.join(map(str, version))}"
+
+
 def _seconds(variable: str, default: float) -> float:
     text = os.environ.get(variable) or str(default)
     try:
@@ -56,7 +77,7 @@ def _seconds(variable: str, default: float) -> float:
 def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
     """A helper process that ends this process after some seconds, with one line, unless its context is left before.
     None without a launcher."""
-    rank = process.rank()
+    rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
         return None
     patience = seconds * (1 if rank == 0 else 1.5)  # so that only one rank prints the line, on a busy machine too
@@ -76,12 +97,16 @@ class MPI(Communicator):
                               f"have ended; start all with one mpiexec and the same command "
                               f"(a larger MINIDL_MPI_START_SECONDS waits longer)")
         with timer or contextlib.nullcontext():
-            try:
-                from mpi4py import MPI as mpi
-            except (ImportError, RuntimeError) as error:
-                why = str(error).partition("\n")[0]
-                raise MPIError(f"MPI cannot be used: {why}; install minidl[mpich], or mpi4py for your cluster's "
-                               f"MPI") from error
+            mpi, name, self.library = load()
+            if not launcher.connects(launcher.name(), name):
+                raise LauncherError(f"{launcher.name()} has started this process, and mpi4py uses the library of "
+                                    f"{self.library}, whose ranks it cannot connect; {launcher.cure(name)}")
+            if not mpi.Is_initialized():
+                mpi.Init_thread(mpi.THREAD_MULTIPLE)
+            if mpi.COMM_WORLD.Get_size() == 1 < launcher.size():
+                raise LauncherError(f"{launcher.name() or 'the launcher'} has started {launcher.size()} processes, and "
+                                    f"in the library of {self.library} each is alone; {launcher.cure(name)}, or with "
+                                    f"srun's --mpi choose what the library was built for")
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise MPIError("this MPI lacks MPI_THREAD_MULTIPLE, which the communication lane needs; use another")
             self._mpi, self.deterministic = mpi, deterministic
@@ -92,7 +117,6 @@ class MPI(Communicator):
             machine = control.Split_type(mpi.COMM_TYPE_SHARED)
         self.local_rank, self.own_core = machine.Get_rank(), machine.Get_size() <= (os.cpu_count() or 1)
         machine.Free()
-        self.library: str = mpi.Get_library_version().splitlines()[0].strip()  #: its own name and version
         self._watch = Watch(mpi, control, self.silent_seconds, self.wait_seconds / 2) if self.size > 1 else None
         if self._watch is not None:
             atexit.register(self._watch.close)  # before mpi4py ends MPI

@@ -1,0 +1,117 @@
+"""The launcher by its variables, and what happens if it starts ranks of another MPI: one line, exit 2."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from minidl import __main__ as program
+from minidl.cli import main
+from minidl.runtime.comm import mpi
+from minidl.system import launcher
+
+VARIABLES = {*launcher.NAMES.values(), *launcher.RANK, *launcher.LOCAL_RANK, *launcher.SIZE}
+#: what each launcher sets for rank 1 of 2
+STARTED = {
+    "MPICH's mpiexec": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
+    "Intel MPI's mpiexec": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2",
+                            "I_MPI_HYDRA_UUID": "8a4f"},
+    "Open MPI's mpiexec": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1",
+                           "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
+    "Slurm's srun": {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"},
+    None: {},
+}
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """Sets the variables that a launcher sets, and the MPI library that mpi4py finds, which sees `size` ranks."""
+    def start(by: str | None, library: str = "MPICH", size: int = 2, local: int = 1) -> list[str]:
+        for variable in VARIABLES:
+            monkeypatch.delenv(variable, raising=False)
+        for variable, value in STARTED[by].items():
+            monkeypatch.setenv(variable, str(local) if variable in launcher.LOCAL_RANK else value)
+        did: list[str] = []
+        fake: Any = SimpleNamespace(
+            get_vendor=lambda: (library, (5, 0)), Is_initialized=lambda: False, THREAD_MULTIPLE=3,
+            Init_thread=did.append, Query_thread=lambda: 0, COMM_WORLD=SimpleNamespace(Get_size=lambda: size),
+            Get_library_version=lambda: "Other MPI 7\0\nmore")
+        package: Any = ModuleType("mpi4py")
+        package.rc, package.MPI = SimpleNamespace(), fake
+        monkeypatch.setitem(sys.modules, "mpi4py", package)
+        monkeypatch.setattr(mpi, "_timer", lambda *_: None)
+        return did
+
+    return start
+
+
+@pytest.mark.parametrize("by", STARTED)
+def test_a_launcher_is_known_by_its_variables(by, started):
+    started(by)
+    assert launcher.name() == by
+    assert (launcher.rank(), launcher.local_rank(), launcher.size()) == ((1, 1, 2) if by else (None, 0, 1))
+
+
+@pytest.mark.parametrize("by", STARTED)
+@pytest.mark.parametrize("library", ["MPICH", "Open MPI", "Intel MPI", "MVAPICH", "Unheard MPI"])
+def test_mpi_starts_only_where_launcher_and_library_fit(by, library, started):
+    did = started(by, library)
+    fits = by in (None, "Slurm's srun") or library == "Unheard MPI" or ((by == "Open MPI's mpiexec")
+                                                                         == (library == "Open MPI"))
+    says = f"{by} has started this process, and mpi4py uses the library of {library} 5.0.*; start them with the mpiexec"
+    with pytest.raises(mpi.MPIError, match="THREAD_MULTIPLE" if fits else says) as caught:
+        mpi.MPI()
+    assert did == ([3] if fits else [])
+    assert "\n" not in str(caught.value)
+
+
+def test_ranks_of_which_each_is_alone_are_an_error(started):
+    started("Slurm's srun", size=1)
+    with pytest.raises(mpi.LauncherError, match=r"Slurm's srun has started 2 processes, and in the library of MPICH "
+                                                r"5.0 each is alone; .*--mpi"):
+        mpi.MPI()
+
+
+def test_the_first_rank_of_a_machine_speaks_for_all(started, capsys):
+    started("Open MPI's mpiexec", local=0)
+    assert main(["info", "--each-rank"]) == 2
+    assert capsys.readouterr().err.count("minidl: Open MPI's mpiexec") == 1
+    started("Open MPI's mpiexec")
+    with pytest.raises(SystemExit) as ended:
+        main(["info", "--each-rank"])
+    assert (ended.value.code, capsys.readouterr().err) == (0, "")
+
+
+def test_a_library_whose_version_ends_in_a_zero_is_named_without_it(started):
+    started(None, "Unheard MPI")
+    assert mpi.load()[1:] == ("Unheard MPI", "Other MPI 7")
+
+
+def _foreign() -> tuple[str, str] | None:
+    """A launcher on this machine of another MPI than the library that mpi4py finds, and that library."""
+    code = "from minidl.runtime.comm.mpi import load; print(load()[1])"
+    library = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    paths = [path for name in ("mpiexec", "mpiexec.openmpi", "mpiexec.mpich", "mpiexec.hydra")
+             if (path := shutil.which(name))]
+    return next(((path, library) for path in paths if not launcher.connects(launcher.of(path), library)), None)
+
+
+def test_a_real_launcher_of_another_mpi_ends_in_one_line():
+    found = _foreign()
+    if found is None:
+        pytest.skip("needs a second MPI, such as Debian's openmpi-bin")
+    path, library = found
+    variables = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    more = ["--oversubscribe"] if "Open MPI" in str(launcher.of(path)) else []
+    done = subprocess.run([path, *more, "-n", "2", sys.executable, "-m", program.__package__, "info", "--each-rank"],
+                          capture_output=True, text=True, env=os.environ | variables)
+    said = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
+    assert (done.returncode, len(said), done.stdout.count("everything fits")) == (2, 1, 0), done.stderr
+    assert f"has started this process, and mpi4py uses the library of {library}" in said[0]
+    assert "Abort(" not in done.stderr
