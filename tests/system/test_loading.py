@@ -12,7 +12,7 @@ from command_line import refusal
 
 import minidl as ml
 from minidl import nn, optim
-from minidl.autograd.tensor import record
+from minidl.autograd.recording import record
 from minidl.cli import main
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
