@@ -14,7 +14,7 @@ import minidl as ml
 from minidl import data, device, models, nn, optim, schedulers
 
 MOST = 20  #: files whose functions run in a step
-IN_ALL = 30  #: from the eager call over record, schedule and executor to the step, with Python's lanes
+IN_ALL = 31  #: from the eager call over record, schedule and executor to the step, with Python's lanes
 DOCS = ROOT / "docs"
 TEXT = (DOCS / "walkthrough.md").read_text()
 SECTIONS = re.findall(r"^## \d\. [^\n]*\n\n\[[^\]]*\]\(([^)]+)\)(.*?)(?=^## )", TEXT, re.M | re.S)
