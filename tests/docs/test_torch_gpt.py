@@ -35,7 +35,8 @@ def test_the_whole_way_runs(tmp_path):
 def test_the_pages_network_can_be_profiled():
     need("torch")
     scope = {}
-    exec(re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)[1], scope)
+    blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    exec(next(block for block in blocks if "def network(" in block), scope)
     network = network_of(scope["network"](), "cpu")
     cost = measure_stages(network, [4, 4], "adamw", 0.01, lambda done: None)
     assert cost.sizes["layers"] == [4, 4]

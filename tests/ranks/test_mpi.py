@@ -329,7 +329,7 @@ sys.exit(main(sys.argv[1:]))
 def test_a_rank_that_raises_says_so_and_stops_the_others(ranks):
     done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:])
     assert done.returncode != 0
-    assert done.stderr == "minidl: rank 1: a bad day\n"
+    assert done.stderr == "minidl: rank 1: an internal error of minidl: a bad day; MINIDL_DEBUG=1 shows where\n"
 
 
 FULL = """
