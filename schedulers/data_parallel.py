@@ -12,9 +12,10 @@ Every rank gets the same schedule, so all start their communication in the same 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from inspect import Parameter
+from functools import cached_property
+from inspect import Parameter, signature
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ import numpy as np
 from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError
 from ..core.schedule import Schedule
-from ..core.tasks import COMMUNICATION, Kind, unpack
+from ..core.tasks import Kind
 from ..passes.boundary import Loop, cross_boundary
 from ..passes.draft import Sums
 from ..passes.rewrite import gradients
@@ -31,8 +32,8 @@ from ..plans.memory import MemoryLimitError
 from ..plans.plan import Plan
 from ..plans.program import lower
 from ..pricing.cost import CostModel
-from .iterations import Iterations, Rules
-from .ordered import Ordered, beyond, taken
+from .iterations import Iterations, Rules, search
+from .ordered import Ordered, beyond
 
 BUCKET_BYTES = 25 * 2**20  #: as in DDP
 PART_BYTES = 2**20
@@ -47,17 +48,31 @@ class Policy:
     order: Callable[..., Schedule | Ordered]
     sums: Callable[..., Sums] | None = lambda graph: Sums()
 
-    @property
+    @cached_property
     def options(self) -> dict[str, Parameter]:
+        """The policy's options, of both functions."""
         return beyond(self.order, 3) | (beyond(self.sums) if self.sums else {})
 
-    @property
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The names of the options that `order` accepts."""
+        return frozenset(signature(self.order).parameters)
+
+    @cached_property
     def name(self) -> str:
         return self.order.__name__
 
+    def summed(self, graph: TaskGraph, options: Mapping[str, Any]) -> Sums | None:
+        """How ranks sum the gradients of this step."""
+        return self.sums and self.sums(graph, **{name: options[name] for name in options if name in self._of_sums})
+
+    @cached_property
+    def _of_sums(self) -> frozenset[str]:
+        return frozenset(signature(self.sums).parameters if self.sums else ())
+
     def __call__(self, graph: TaskGraph, cost: CostModel, machine: Machine, **options: Any) -> Schedule | Ordered:
         """The result of `order` for a step with its sums, with the options that it accepts."""
-        return self.order(graph, cost, machine, **taken(self.order, options))
+        return self.order(graph, cost, machine, **{name: options[name] for name in options.keys() & self.taken})
 
 
 def no_overlap(graph: TaskGraph, cost: CostModel, machine: Machine) -> Ordered:
@@ -129,28 +144,19 @@ def reverse_first_k(graph: TaskGraph, cost: CostModel, machine: Machine, *, k: i
             return lower(graph, iterations.schedule(n)).peak_bytes
 
         try:
-            k = search(lambda n: iterations.run(n)[0], layers, None if limit is None else lambda n: peak(n) <= limit)
+            k = search(iterations.periods, layers, None if limit is None else lambda n: peak(n) <= limit)
         except MemoryLimitError as error:
             raise MemoryLimitError(str(error), peak(0)) from None
     elif not 0 <= k <= layers:
         raise PlanError(f"k is {k}; it must be from 0 to {layers}, the number of layers whose weight gradient may "
                         f"wait")
-    found = _ordered(iterations, cost, k)
+    found = iterations.ordered(cost, k)
     return replace(found, notes={**found.notes, "k": k, "largest_k": layers})
 
 
 def _settled(graph: TaskGraph, cost: CostModel, rules: Rules) -> Ordered:
     """The order to which the lanes of a synchronised graph settle."""
-    return _ordered(Iterations(late_updates(graph).body[0], cost, rules), cost)
-
-
-def _ordered(iterations: Iterations, cost: CostModel, k: int = 0) -> Ordered:
-    """The order of these iterations. Its `notes`: sums of one iteration's times, and `lower_bound`: no order of this
-    graph has a shorter period."""
-    duration = iterations.clock.duration
-    return Ordered(iterations.schedule(k), {"compute": float(duration[iterations.compute].sum()),
-                                            "communication": float(duration[iterations.communication].sum()),
-                                            "lower_bound": lower_bound(iterations.graph, cost)})
+    return Iterations(late_updates(graph).body[0], cost, rules).ordered(cost)
 
 
 def late_updates(graph: TaskGraph) -> Loop:
@@ -165,59 +171,3 @@ def hidden(plan: Plan) -> float:
         return 1.0
     lanes = sum(lane.name != "comm" for lane in plan.schedule.lanes)
     return float(max(0.0, 1 - max(0.0, plan.period - plan.notes["compute"] / lanes) / communication))  # includes waits
-
-
-def search(period: Callable[[int], float], largest: int, fits: Callable[[int], bool] | None = None) -> int:
-    """The k in 0..largest with the shortest period; of equal ones, the smallest.
-
-    Throughput is roughly concave in k, so 48 values over the whole range are tried, then ever finer ones around the
-    best. Up to 48 layers, every k is tried. Raises MemoryLimitError if no k `fits`. Reconstructed.
-    """
-    known: dict[int, float] = {}
-
-    def value(n: int) -> tuple[float, int]:
-        if n not in known:
-            known[n] = np.inf if fits is not None and not fits(n) else period(n)
-        return known[n], n
-
-    low, high = 0, largest
-    while True:
-        step = -(-(high - low) // 48) or 1
-        best = min(map(value, {*range(low, high + 1, step), high}))[1]
-        if step == 1:
-            break
-        low, high = max(0, best - step), min(largest, best + step)
-    if not np.isfinite(known[best]):
-        raise MemoryLimitError("no k fits the memory limit, not even k = 0")
-    return min(n for n, t in known.items() if t <= known[best] + 1e-9 * abs(known[best]))
-
-
-def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
-    """A bound: no order of this loop body has a shorter period. It is the largest of the work of a compute stream, the
-    channel's work, and each layer's circuit: forward, weight gradient, and to the end of its communication."""
-    duration = cost.durations(graph) + cost.launch
-    talk = np.isin(graph.kind, COMMUNICATION)
-    lanes = max(1, int(unpack(graph.keys).part[~talk].max(initial=0)))  # each part has one
-    best = max(float(duration[talk].sum()), float(duration[~talk].sum()) / lanes)
-    preds = [graph.preds[t].tolist() for t in range(len(graph))]
-    rate: dict[int, float] = {}  # buffer -> time of communication per byte
-    makers: dict[int, list[int]] = {}
-    for t in range(len(graph)):
-        for b in graph.writes[t].tolist():
-            if talk[t]:
-                rate[b] = rate.get(b, 0.0) + float(duration[t]) / max(1, int(graph.buffer_bytes[graph.writes[t]].sum()))
-            elif graph.kind[t] != Kind.U:
-                makers.setdefault(b, []).append(t)
-    for u in np.flatnonzero(graph.kind == Kind.U).tolist():
-        mine = [b for b in graph.reads[u].tolist() if b in rate]
-        first = next((t for t in graph.succs[u].tolist() if graph.kind[t] == Kind.F), None)
-        if not mine or first is None:
-            continue
-        length = np.full(len(graph), -np.inf)  # the longest way from the layer's forward to the end of each task
-        length[first] = duration[first]
-        for task in range(first + 1, len(graph)):
-            if preds[task] and not talk[task]:
-                length[task] = max(length[task], duration[task] + max(length[p] for p in preds[task]))
-        ready = max(length[t] for b in mine for t in makers.get(b, ()))
-        best = max(best, float(ready + duration[u] + sum(rate[b] * int(graph.buffer_bytes[b]) for b in mine)))
-    return best

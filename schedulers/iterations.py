@@ -7,7 +7,7 @@ devices. All ranks do the same at the same time.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,11 @@ import numpy as np
 from ..core.columns import Floats
 from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COMMUNICATION, Kind
+from ..core.tasks import COMMUNICATION, Kind, unpack
+from ..plans.memory import MemoryLimitError
 from ..pricing.cost import CostModel
 from ..pricing.simulation import MOST, Carried, Clock, Lanes
+from .ordered import Ordered
 
 
 @dataclass(frozen=True)
@@ -117,17 +119,18 @@ class Iterations:
             last[t] = max([own, *(last[p] for p in self._preds[t] if p in last)])
         return sorted(self.body, key=lambda t: (last[t], t))
 
-    def run(self, k: int = 0) -> tuple[float, list[int]]:
-        """(the period without contention, the order of communication) with the first k layers' W at the end."""
-        if k not in self._found:
+    def periods(self, counts: Sequence[int]) -> list[float]:
+        """The period without contention for each number k of `counts`, with the first k layers' W at the end."""
+        tried, new = list[tuple[int, list[int], list[list[int]]]](), [k for k in counts if k not in self._found]
+        for k in new:
             main = self.main(k)
-            orders = self._orders(main, self._needed(k))
-            priced = [(self._quiet.period(self._lanes(main, order)), order) for order in orders]
-            self._found[k] = min(priced, key=lambda found: found[0])
-        return self._found[k]
-
-    def _lanes(self, main: list[int], order: list[int]) -> Lanes:
-        return Lanes.of_tasks([main, order] if self.rules.overlaps else [[*main, *order]])
+            for order in self._orders(main, self._needed(k)):
+                tried.append((k, order, [main, order] if self.rules.overlaps else [[*main, *order]]))
+        times = self._quiet.periods([lanes for *_, lanes in tried]) if tried else []
+        for (k, order, _), time in zip(tried, times, strict=True):
+            if k not in self._found or time < self._found[k][0]:
+                self._found[k] = time, order
+        return [self._found[k][0] for k in counts]
 
     def _orders(self, main: list[int], needed: dict[int, tuple[int, int]]) -> list[list[int]]:
         """The orders of communication that alternate when iterations repeat; usually one."""
@@ -185,7 +188,70 @@ class Iterations:
 
     def schedule(self, k: int = 0) -> Schedule:
         """One iteration on the lanes `main` and `comm`."""
-        order = self.run(k)[1]
+        self.periods([k])
+        order = self._found[k][1]
         if not self.rules.overlaps:
             return Schedule.of(self.graph, {Lane(0): [*self.main(k), *order]})
         return Schedule.of(self.graph, {Lane(0): self.main(k), Lane(0, "comm"): order})
+
+    def ordered(self, cost: CostModel, k: int = 0) -> Ordered:
+        """The order to which the lanes settle. Its `notes`: sums of one iteration's times, and `lower_bound`: no order
+        of this graph has a shorter period."""
+        duration = self.clock.duration
+        return Ordered(self.schedule(k), {"compute": float(duration[self.compute].sum()),
+                                          "communication": float(duration[self.communication].sum()),
+                                          "lower_bound": lower_bound(self.graph, cost)})
+
+
+def search(periods: Callable[[Sequence[int]], Sequence[float]], largest: int,
+           fits: Callable[[int], bool] | None = None) -> int:
+    """The k in 0..largest with the shortest period; of equal ones, the smallest. `periods`: of several k.
+
+    Throughput is roughly concave in k, so 48 values over the whole range are tried, then ever finer ones around the
+    best. Up to 48 layers, every k is tried. Raises MemoryLimitError if no k `fits`. Reconstructed.
+    """
+    known: dict[int, float] = {}
+    low, high = 0, largest
+    while True:
+        step = -(-(high - low) // 48) or 1
+        tried = sorted({*range(low, high + 1, step), high})
+        new = [n for n in tried if n not in known and (fits is None or fits(n))]
+        known |= dict.fromkeys(tried, np.inf) | known | dict(zip(new, periods(new), strict=True))
+        best = min((known[n], n) for n in tried)[1]
+        if step == 1:
+            break
+        low, high = max(0, best - step), min(largest, best + step)
+    if not np.isfinite(known[best]):
+        raise MemoryLimitError("no k fits the memory limit, not even k = 0")
+    return min(n for n, t in known.items() if t <= known[best] + 1e-9 * abs(known[best]))
+
+
+def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
+    """A bound: no order of this loop body has a shorter period. It is the largest of the work of a compute stream, the
+    channel's work, and each layer's circuit: forward, weight gradient, and to the end of its communication."""
+    duration = cost.durations(graph) + cost.launch
+    talk = np.isin(graph.kind, COMMUNICATION)
+    lanes = max(1, int(unpack(graph.keys).part[~talk].max(initial=0)))  # each part has one
+    best = max(float(duration[talk].sum()), float(duration[~talk].sum()) / lanes)
+    preds = [graph.preds[t].tolist() for t in range(len(graph))]
+    rate: dict[int, float] = {}  # buffer -> time of communication per byte
+    makers: dict[int, list[int]] = {}
+    for t in range(len(graph)):
+        for b in graph.writes[t].tolist():
+            if talk[t]:
+                rate[b] = rate.get(b, 0.0) + float(duration[t]) / max(1, int(graph.buffer_bytes[graph.writes[t]].sum()))
+            elif graph.kind[t] != Kind.U:
+                makers.setdefault(b, []).append(t)
+    for u in np.flatnonzero(graph.kind == Kind.U).tolist():
+        mine = [b for b in graph.reads[u].tolist() if b in rate]
+        first = next((t for t in graph.succs[u].tolist() if graph.kind[t] == Kind.F), None)
+        if not mine or first is None:
+            continue
+        length = np.full(len(graph), -np.inf)  # the longest way from the layer's forward to the end of each task
+        length[first] = duration[first]
+        for task in range(first + 1, len(graph)):
+            if preds[task] and not talk[task]:
+                length[task] = max(length[task], duration[task] + max(length[p] for p in preds[task]))
+        ready = max(length[t] for b in mine for t in makers.get(b, ()))
+        best = max(best, float(ready + duration[u] + sum(rate[b] * int(graph.buffer_bytes[b]) for b in mine)))
+    return best

@@ -22,7 +22,7 @@ class Ordered:
 
     For a pipeline: `placement`, if the policy chooses one. For a stale policy: `versions`, the weight version that each
     entry reads, and `steady`, its time per mini-batch in steady state. For a synthetic pipeline whose tasks are not
-    whole stages: `graph`, `cost`, and the number of `slices` of each micro-batch.
+    whole stages: `graph`, and the number of `slices` of each micro-batch. `cost`: by which it was ordered.
     """
 
     schedule: Schedule

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, get_args
 
-from ..core.machine import PlanError
-from ..core.schedule import Schedule
+from ..core.machine import PlanError, shorten
+from ..core.placement import PipelineError
+from ..core.schedule import Schedule, ScheduleError
 from ..passes.delayed import delayed
 from ..passes.draft import Draft, Sums
 from ..passes.halves import in_halves
-from ..system.loading import function_of, needs_function
+from ..system.loading import foreseen, function_of, line_of, needs_function, text_of
 from . import pipeline
 from .beside import acco, delayed_update
 from .data_parallel import Policy as OnAllRanks
@@ -70,7 +71,7 @@ class Scheduler:
     rewrite: Callable[..., Draft] | None = None
     each: bool = False
 
-    @property
+    @cached_property
     def exact(self) -> bool:
         """Whether a step under it computes what the recorded one does."""
         return not (self.each or self.rewrite is not None
@@ -91,7 +92,7 @@ class Scheduler:
         assert isinstance(self.function, Policy)
         return self.function
 
-    @property
+    @cached_property
     def own(self) -> bool:
         """Whether it is a function or a file of the user's."""
         return self.name not in SCHEDULERS
@@ -210,6 +211,46 @@ def find(name: str, parallel: str | None = None) -> Scheduler:
         raise PlanError(f"scheduler {name} is {KINDS[found.parallel]}, not {KINDS[parallel]}; use one of: "
                          f"{', '.join(names(parallel))}")
     return found
+
+
+def name_of(policy: Any) -> str:
+    """The name of a scheduler, a policy or a function; a name as it is."""
+    if isinstance(policy, str):
+        return policy
+    return str(getattr(policy, "name", None) or getattr(policy, "__name__", type(policy).__name__))
+
+
+def scheduler_of(policy: Any, options: Mapping[str, Any], times: bool = False) -> Scheduler:
+    """The scheduler that `minidl.plan` is given as a name, a function or a schedule, for a pipeline on given `times` or
+    for a recorded step. Raises PlanError for anything else, and for options that it does not take."""
+    kind = "pipeline" if times else None
+    if isinstance(policy, Schedule):
+        own = kind_of(policy)
+        alone = own == "data" and made_by(policy)[0] is None  # of the graph's own tasks, sums included
+        chosen = Scheduler("given", kind or ("none" if alone else own), policy)
+    elif isinstance(policy, str):
+        chosen = find(policy, kind)
+    elif isinstance(policy, Scheduler):
+        chosen = policy
+    elif callable(policy):
+        chosen = of_function(name_of(policy), policy, kind)
+    else:
+        raise PlanError(f"policy is {shorten(policy)}; it must be a scheduler's name, a function or a Schedule")
+    if times and not (isinstance(chosen.function, Schedule | Policy)):
+        raise PlanError(f"scheduler {chosen.name} is {KINDS[chosen.parallel]}, not {KINDS['pipeline']}")
+    known = options if not times else getattr(chosen.function, "options", {})
+    chosen.check({option: value for option, value in options.items() if option in known})
+    return chosen
+
+
+def blamed(chosen: Scheduler, error: Exception) -> Exception:
+    """An error in a user's policy as a PlanError that names it and the line; any other one as it is."""
+    where = line_of(error)
+    clear = isinstance(error, PipelineError) or (isinstance(error, PlanError) and not where)
+    if clear or not chosen.own or isinstance(chosen.function, Schedule) or not foreseen(error):
+        return error
+    what = error.message if isinstance(error, ScheduleError) else f"{type(error).__name__}: {text_of(error)}"
+    return PlanError(f"scheduler {chosen.name} failed: {what}{f' ({where})' if where else ''}")
 
 
 def of_function(name: str, function: Function | OnAllRanks | Policy, parallel: str | None = None) -> Scheduler:

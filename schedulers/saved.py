@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,18 @@ import numpy as np
 from ..core.columns import Ints
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import Kind
+from ..core.tasks import COPIES, Kind, unpack, widths
+from ..passes.choices import Choices
 from ..passes.draft import Sums
+from ..passes.offload import EACH, Moves
+from ..passes.shard import Shards
+from ..passes.shares import WHAT
 
 POLICY = "scheduler"  #: of an order that says less than its policy: which weights it reads, where slices begin
 OPTIONS = "options"  #: of that policy
 DROPPED = "layers computed again"
 AS_TORCH = ("runtime", "torch")  #: of a grid that has torch's messages, or adds up micro-batches in its order
+AWAY = "offloaded"  #: of an order with copies: the moves
 PAIRS = "pairs of tasks"  #: whether costs said how much tasks beside each other slow each other down
 CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over ranks"
 
@@ -34,11 +39,6 @@ def notes_of(graph: TaskGraph, stage_of_unit: Ints, options: Mapping[str, Any]) 
 def policy_notes(name: str, options: Mapping[str, Any]) -> dict[str, str]:
     """The notes of an order that only its policy explains."""
     return {POLICY: name} | ({OPTIONS: _text(options)} if options else {})
-
-
-def sums_notes(sums: Sums) -> dict[str, str]:
-    """The notes of an order for ranks that sum gradients so."""
-    return {SUMS: _text(asdict(sums))}
 
 
 def kind_of(schedule: Schedule) -> str:
@@ -78,6 +78,33 @@ def cut_in(schedule: Schedule, graph: TaskGraph) -> Ints | None:
                             + (f"give --scheduler {under[:40]}" if under else "is it the plan of another network?"))
     every = np.arange(int(graph.unit.max(initial=-1)) + 1)  # others, such as an optimizer's, go with the one before
     return found[np.maximum(np.searchsorted(units, every, "right") - 1, 0)]
+
+
+def choices_in(order: Schedule, choices: Choices, alone: bool) -> Choices:
+    """These choices, and what an order shows or says besides. `alone`: its graph has all of its tasks, so it shares
+    nothing out. Raises ScheduleError."""
+    own, noted = unpack(order.keys), Shards.of(order.notes.get(WHAT, "0"))
+    dropped = numbers(order, DROPPED) if DROPPED in order.notes else np.unique(own.unit[own.kind == Kind.R])
+    shard = choices.shard if alone or choices.shard.level not in (0, noted.level) else noted
+    return replace(choices, dropped=tuple(dropped.tolist()), parts=widths(order.keys), shard=shard)
+
+
+def without_copies(order: Schedule) -> Schedule:
+    """The order without the copies of memory that leaves."""
+    return replace(order.keep(~np.isin(unpack(order.keys).kind, COPIES)), notes=order.notes)
+
+
+def moves_in(order: Schedule) -> Moves | None:
+    """The memory that an order offloads, None for an order without copies. Raises ScheduleError."""
+    if AWAY not in order.notes or not np.isin(unpack(order.keys).kind, COPIES).any():
+        return None
+    try:
+        found = Moves(**json.loads(order.notes[AWAY]))
+        if found.what in EACH and min(found.window, found.most or 1) >= 0:
+            return found
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise ScheduleError(f"the plan's {AWAY!r} is {order.notes[AWAY][:40]!r}; it must say what, window and most")
 
 
 def part_bytes_in(schedule: Schedule) -> int | None:

@@ -29,7 +29,7 @@ from ..pricing.cost import CostModel, Cross, counts_up_to, most_streams
 from ..pricing.simulation import Lanes, around, times
 from .ordered import Ordered
 from .published import published
-from .wide import shared
+from .shared_lanes import shared
 
 CHAIN = (Kind.F, Kind.O, Kind.B)  #: the kinds of the critical chain of a step
 
@@ -145,7 +145,7 @@ def why_one(graph: TaskGraph, schedule: Schedule, cost: CostModel, several: floa
     """Why one stream is better than the streams of this schedule, in one line with the largest of the reasons; empty if
     they are worth it, or if only one of them has tasks. `graph` and `schedule`: the input of the simulator; `several`:
     the time that it gives, if that is known."""
-    streams, one = len(Lanes.of(graph, schedule).busy), float((cost.durations(graph) + cost.launch).sum())
+    streams, one = np.count_nonzero(np.diff(schedule.ptr)), float((cost.durations(graph) + cost.launch).sum())
     several = _time(graph, schedule, cost) if several is None else several
     awakening = cost.sync + cost.doze + cost.wake
     least = max(MARGIN * one, awakening) if cost.source == "measured" else -1e-9 * one  # equal up to rounding

@@ -10,7 +10,7 @@ on ranks that share out the optimizer's states.
 import minidl as ml
 from minidl import data, models, nn, optim
 from minidl.runtime.executors import executor
-from minidl.schedulers.curve import curve
+from minidl.schedulers.search.curve import curve
 
 
 def build():

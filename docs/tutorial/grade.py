@@ -19,7 +19,7 @@ from minidl.plans.program import lower
 from minidl.runtime import executors
 from minidl.schedulers import pipeline
 from minidl.schedulers.data_parallel import late_updates
-from minidl.schedulers.data_parallel import lower_bound as bound
+from minidl.schedulers.iterations import lower_bound as bound
 from minidl.schedulers.layer_times import layers as chain
 from minidl.schedulers.layer_times import with_communication
 from minidl.schedulers.partition import LayerCosts, assign

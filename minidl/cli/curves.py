@@ -11,8 +11,8 @@ from ..core.draw import curve_svg
 from ..core.machine import Machine
 from ..core.placement import Refused
 from ..plans.plan import Plan
-from ..schedulers.curve import Point, curve
-from ..schedulers.planner import levels
+from ..schedulers.search import levels
+from ..schedulers.search.curve import Point, curve
 from ..system.files import write_atomic
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
@@ -43,7 +43,7 @@ def show_curve(arguments: Any) -> int:
         return recorded.plan(cost, replace(machine, memory_limit=limit), **options)
 
     for name in names:
-        shards = levels(scheduler_of(arguments, name), machine, usual.shard)
+        shards = levels(scheduler_of(arguments, name).parallel, machine, usual.shard)
         try:
             with show.progress(f"planning {name}", 1.0) as done:
                 points = curve(recorded.graph, cost, make, shards, points, done)

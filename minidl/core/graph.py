@@ -316,6 +316,15 @@ class TaskGraph(Columns):
         """Mask of the buffers that outlive a step."""
         return self.role_is(*(role for role in Role if role.persistent))
 
+    @property
+    def own_buffers(self) -> NDArray[np.bool_]:
+        """Mask of the buffers of which every iteration has its own: inputs, and outputs unless they outlive a step."""
+        own = self.role_is(Role.INPUT)
+        outputs = {view.storage for view in self.outputs}
+        if outputs:
+            own |= np.isin(self.buffer_storage, list(outputs)) & ~self.persistent
+        return own
+
     def role_is(self, *roles: Role) -> NDArray[np.bool_]:
         """Mask of the buffers with one of these roles."""
         return np.isin(self.buffer_role, [role.number for role in roles])

@@ -9,9 +9,11 @@ from typing import Any
 import numpy as np
 
 from .columns import Columns, Ints
+from .machine import shorten
 from .schedule import Schedule
 from .tasks import COLLECTIVE, COPIES, Kind, unpack
 
+LARGEST = 10**8  #: the most tasks of a plan
 HISTORIES = ("exact", "average", "predicted", "none")  #: the weights on which a stale step runs
 #: decays of an average of updates, by the age of the weights that it rebuilds: of LayerPipe2; with the mean lag of the
 #: last `age` updates, (age - 1) / 2; of PipeMare (1910.05124)
@@ -30,6 +32,22 @@ class Refused(PipelineError):
     def __init__(self, what: str, why: str, cure: str) -> None:
         super().__init__(f"{what}: {why}; {cure}")
         self.what, self.why, self.cure = what, why, cure
+
+
+def is_whole(value: Any, least: int = 1) -> bool:
+    """Whether it is a whole number of at least `least`."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
+def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
+    """Raises PipelineError for numbers that no plan can have."""
+    if not is_whole(micro_batches):
+        raise PipelineError(f"the number of micro-batches is {shorten(micro_batches)}; it must be at least 1")
+    if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
+        raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan has at most "
+                            f"{LARGEST:,} tasks and {(1 << 20) - 1:,} micro-batches")
+    if cap is not None and not (isinstance(cap, int | float | np.number) and cap > 0):
+        raise PipelineError(f"the activation cap is {shorten(cap)}; it must be positive")
 
 
 @dataclass(frozen=True)

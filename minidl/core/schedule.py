@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from .columns import Columns, Ints, Rows, offsets, prepared, run_lanes, spread
 from .graph import TaskGraph
-from .tasks import GraphError, parse_task, repack, task_name, unpack
+from .tasks import GraphError, Kind, parse_task, repack, task_name, unpack
 
 HEADER = ["rank", "lane", "task"]
 MOST_LANES = 1 << 16  #: the most lanes of a schedule that is read
@@ -237,6 +237,17 @@ class Schedule(Columns):
         keys = [np.concatenate([own.get(lane, none)[0], keys]) for lane, keys in more.items()]
         second = [np.concatenate([own.get(lane, none)[1], np.zeros(len(keys), bool)]) for lane, keys in more.items()]
         return Schedule.of_keys(more, keys, None if self.joined is None else np.concatenate(second))
+
+    def fused(self, stages: int, micro_batches: int) -> bool | NDArray[np.bool_]:
+        """Where it has one B in place of O and W: bools [stage, micro-batch], or False. The proof reports tasks out of
+        range."""
+        own = unpack(self.keys)
+        joint = (own.kind == Kind.B) & (own.unit < stages) & (own.micro_batch < micro_batches)
+        if not joint.any():
+            return False
+        found = np.zeros((stages, micro_batches), bool)
+        found[own.unit[joint], own.micro_batch[joint]] = True
+        return found
 
     def actions(self) -> tuple[Ints, Ints]:
         """(each entry's action, where each lane begins among the actions). A pair is one action, else each entry."""

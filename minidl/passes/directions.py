@@ -26,8 +26,6 @@ def computes(graph: TaskGraph) -> Mask:
 def two_directions(draft: Draft) -> Draft:
     """The micro-batches of the second direction on stages of their own. Raises Refused if gradients of both
     directions are added to one buffer, or a forward reads a value of the other direction."""
-    if draft.placement.directions == 1:
-        return draft
     graph = draft.graph
     second = computes(graph) & (2 * graph.micro_batch >= int(graph.micro_batch.max(initial=0)) + 1)
     forward = np.isin(graph.unit, graph.unit[graph.kind == Kind.F])

@@ -44,8 +44,9 @@ class Draft:
     `cost` gives links. `schedule`: None until a policy has ordered the step. `stale`: the pipeline never drains;
     `versions` are those that the entries of its schedule read. `reverses`: the backward pass computes inputs of
     reversible blocks from their outputs. `sums`: how ranks that are all alike sum gradients, None if they do not.
-    `name`: of the plan, for messages. `planned`: makes a plan of name, graph, schedule, cost and number of ranks, so
-    that a pass can ask for its time and its bytes.
+    `settled`: no pass has anything to do, as on given times. `read`: its order is somebody's, who may leave
+    nothing out. `name`: of the plan, for messages. `planned`: makes a plan of name, graph, schedule, cost and number of
+    ranks, so that a pass can ask for its time and its bytes.
     """
 
     name: str
@@ -57,6 +58,8 @@ class Draft:
     stage: Ints
     stale: bool = False
     reverses: bool = False
+    settled: bool = False
+    read: bool = False
     schedule: Schedule | None = None
     versions: Versions | None = None
     sums: Sums | None = None

@@ -1,22 +1,28 @@
-"""All passes over a step, in their order. Each is one function of one file.
+"""All passes over a step, in their order, and when each has something to do. Each is one function of one file.
 
 A policy orders the tasks between the first two lists; the last one is of a plan. Nothing else rewrites a step before it
 is proved; messages are added to the result (`send_receive.py`). A backward pass in sweeps is another step, made when it
-is recorded (`sweeps.py`). A step on one device, or on ranks that are all alike, is not cut into stages: of these passes
-it goes through `WHOLE`.
+is recorded (`sweeps.py`). A step on one device, or on ranks that are all alike, is not cut into stages: its placement
+is `ALONE`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable
+from functools import cache
 from inspect import Parameter, signature
 from typing import Any
 
+import numpy as np
+
+from ..core.graph import Role
+from ..core.tasks import Kind, unpack
 from .backward import backwards_apart, fused_backwards
+from .choices import NOTHING, Choices
 from .copies import copies_of_weights
 from .counts import counted_by_each
 from .directions import two_directions
-from .draft import Draft
+from .draft import ALONE, Draft
 from .followers import followers
 from .loss_scale import loss_scale_by_stage
 from .norms import norms_by_stage
@@ -38,49 +44,109 @@ from .uses import at_home
 from .versions import weight_versions
 
 Pass = Callable[..., Draft]
+When = Callable[[Draft, Choices], Any]
+#: a pass; whether it is of steps that are not cut (True), of stages (False), or of both; when it has something to do
+Step = tuple[Pass, tuple[bool, ...], When]
+WHOLE, STAGES, BOTH = (True,), (False,), (True, False)
 
-BEFORE_THE_ORDER: tuple[Pass, ...] = (
-    summed_by_all,  # of a step that is not cut; the others work on stages
-    two_directions,  # first: for all others a stage of the second direction is a stage like any other
-    running_statistics,  # adds updates of the first direction, which are like the step's own
-    at_home,  # before gradients are divided or measured, which is where they are summed
-    loss_scale_by_stage,  # before norms, which are of gradients that are divided
-    norms_by_stage,  # before copies: a sum of uses is still a weight gradient then, so its norm is found
-    copies_of_weights,  # before counts, which each rank does for its own updates
-    counted_by_each,
-    reverse,  # before recompute, which may take other layers
-    recompute,  # when each F has its final reads: an R has the same
-    split,  # an R is cut as well; stages are cut below
-    in_stages,  # last: the others work on units
+
+def _updates_by(kernel: str) -> When:
+    """Whether an update launches this kernel."""
+    return lambda draft, choices: any(launch.kernel == kernel for kind, launches in zip(
+        draft.graph.kind.tolist(), draft.graph.launches, strict=False) if kind == Kind.U for launch in launches)
+
+
+def _shares_weights(draft: Draft, choices: Choices) -> bool:
+    """Whether stages read the same parameters, or a unit adds the gradients of several uses."""
+    graph, reader = draft.graph, draft.graph.reads.row_of_each()
+    weight = graph.role_is(Role.PARAMETER)[graph.reads.ids] & (graph.kind[reader] != Kind.U)
+    lowest, highest = np.full(len(graph.buffer_bytes), len(graph)), np.full(len(graph.buffer_bytes), -1)
+    np.minimum.at(lowest, graph.reads.ids[weight], draft.stage[reader[weight]])
+    np.maximum.at(highest, graph.reads.ids[weight], draft.stage[reader[weight]])
+    alone = np.isin(graph.unit[graph.kind == Kind.W], graph.unit[graph.kind == Kind.F], invert=True)
+    return bool((lowest < highest).any() or alone.any())
+
+
+def _counts(draft: Draft, choices: Choices) -> bool:
+    made = draft.graph.writes.take(np.flatnonzero(draft.graph.kind == Kind.U)).ids
+    return bool(draft.graph.role_is(Role.SCALAR)[made].any())
+
+
+def _never_drains(draft: Draft, choices: Choices) -> bool:
+    return draft.stale
+
+
+def _both_ways(draft: Draft, choices: Choices) -> bool:
+    return draft.placement.directions > 1
+
+
+def _versioned(draft: Draft, choices: Choices) -> bool:
+    return draft.versions is not None
+
+
+def _cut(draft: Draft, choices: Choices) -> bool:
+    return choices.parts not in (1, {})
+
+
+def _orders(draft: Draft, *kinds: Kind) -> bool:
+    return draft.schedule is not None and bool(np.isin(unpack(draft.schedule.keys).kind, kinds).any())
+
+
+def _second_parts(draft: Draft, choices: Choices) -> bool:
+    return draft.schedule is not None and not draft.read and bool((unpack(draft.schedule.keys).part > 1).any())
+
+
+BEFORE_THE_ORDER: tuple[Step, ...] = (
+    (summed_by_all, WHOLE, lambda draft, choices: draft.sums),
+    (two_directions, STAGES, _both_ways),  # first: for all others a stage of the second direction is like any other
+    (running_statistics, STAGES, _both_ways),  # adds updates of the first direction, which are like the step's own
+    (at_home, STAGES, _shares_weights),  # before gradients are divided or measured, which is where they are summed
+    (loss_scale_by_stage, STAGES, _updates_by("unscale")),  # before norms, which are of gradients that are divided
+    # before copies: a sum of uses is still a weight gradient then, so its norm is found
+    (norms_by_stage, STAGES, _updates_by("square_sum")),
+    (copies_of_weights, STAGES, _shares_weights),  # before counts, which each rank does for its own updates
+    (counted_by_each, STAGES, _counts),
+    (reverse, STAGES, lambda draft, choices: draft.reverses),  # before recompute, which may take other layers
+    (recompute, BOTH, lambda draft, choices: choices.dropped),  # when each F has its final reads: an R has the same
+    (split, WHOLE, _cut),  # an R is cut as well; stages are cut when they are in order
+    (in_stages, STAGES, lambda draft, choices: True),  # last: the others work on units
 )
-AFTER_THE_ORDER: tuple[Pass, ...] = (
-    sums_asked_for,  # first: refuses what has no effect, whatever else a step lacks
-    followers,  # before O and W become one task: the rank of W decides where weights live
-    fused_backwards,
-    updates_last,  # for pipelines that drain;
-    updates_together,  # and for those that never do: first the updates that wait for all stages,
-    steady_state,  # then all others, as soon as they can
-    weight_versions,  # by the order of all tasks
-    replicas,  # after versions: what is summed is not a version
-    shard,  # when sums have their place
-    side_by_side,  # of a step that is not cut, which has all its tasks now: parts get lanes
-    more_overlap,  # last: when all that talks has its place
+AFTER_THE_ORDER: tuple[Step, ...] = (
+    (backwards_apart, STAGES, _cut),  # first: a B cannot be cut
+    # refuses what has no effect, whatever else a step lacks
+    (sums_asked_for, STAGES, lambda draft, choices: {"all_reduces", "part_bytes"} & choices.options.keys()),
+    (followers, STAGES, _never_drains),  # before O and W become one task: the rank of W decides where weights live
+    (fused_backwards, STAGES, lambda draft, choices: not draft.read and _orders(draft, Kind.B)),
+    (updates_last, STAGES, lambda draft, choices: not (draft.stale or draft.read)),  # for pipelines that drain;
+    (updates_together, STAGES, _versioned),  # and for those that never do: first the updates that wait for all stages,
+    (steady_state, STAGES, _never_drains),  # then all others, as soon as they can
+    (weight_versions, STAGES, _versioned),  # by the order of all tasks
+    # after versions: what is summed is not a version
+    (replicas, STAGES, lambda draft, choices: draft.machine.replicas > 1 and not draft.read),
+    (shard, BOTH, lambda draft, choices: choices.shard.level),  # when sums have their place
+    (side_by_side, BOTH, _second_parts),  # of a step that is not cut, which has all its tasks now: parts get lanes
+    (more_overlap, STAGES, lambda draft, choices: choices.options.get("overlap")),  # when all that talks has its place
+    (split, STAGES, _cut),  # last: stages in order, and
+    (side_by_side, STAGES, _cut),  # lanes of their parts
 )
-OF_A_PLAN: tuple[Pass, ...] = (offload,)  #: when the bytes of a plan are known, which say what must leave
-#: of stages in order, if they shall be cut: before all passes over an order, and after them
-WIDE: tuple[tuple[Pass, ...], ...] = ((backwards_apart,), (split, side_by_side))
-#: the passes for a step that is not cut
-WHOLE = (summed_by_all, recompute, split, shard, side_by_side, offload)
+OF_A_PLAN: tuple[Step, ...] = ((offload, BOTH, lambda draft, choices: True),)  #: when the bytes of a plan are known
 #: the options of the passes after the order, each by its name; all plans have the others
 OPTIONS: dict[str, Parameter] = {
-    option: parameter for each in AFTER_THE_ORDER
+    option: parameter for each, *_ in AFTER_THE_ORDER
     for option, parameter in [*signature(each, eval_str=True).parameters.items()][1:]
-    if option not in ("dropped", "shard")}
+    if option not in ("dropped", "shard", "parts")}
 
 
-def through(passes: tuple[Pass, ...], draft: Draft, options: Mapping[str, Any]) -> Draft:
-    """The draft after these passes, each with the options that it has."""
-    for each in (p for p in passes if draft.staged or p in WHOLE):
-        known = signature(each).parameters
-        draft = each(draft, **{name: value for name, value in options.items() if name in known})
+@cache
+def _options(each: Pass) -> tuple[str, ...]:
+    return tuple([*signature(each).parameters][1:])
+
+
+def through(passes: Iterable[Step], draft: Draft, choices: Choices = NOTHING) -> Draft:
+    """The draft after the passes that have something to do with it, each with the options that it has."""
+    whole = draft.placement is ALONE
+    for each, where, has_work in passes:
+        if whole in where and has_work(draft, choices):
+            known = {**choices.options, **vars(choices)}
+            draft = each(draft, **{name: known[name] for name in _options(each) if name in known})
     return draft

@@ -27,8 +27,6 @@ def followers(draft: Draft) -> Draft:
     """In a pipeline that never drains, tasks read the copies of their ranks, and new tasks update the copies. The
     placement knows these by their part. Raises Refused if another value that outlives a step, such as a dropout
     counter, is used on several ranks."""
-    if not draft.stale:
-        return draft
     graph, rank, placement = draft.graph, draft.rank, draft.placement
     parts = np.broadcast_to(placement.table[0], (Kind.U + 1, 1, placement.stages)) if placement.parts is None \
         else placement.parts

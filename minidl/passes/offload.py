@@ -38,6 +38,9 @@ class Moves:
     window: int = 1
     most: int | None = None
 
+    def __str__(self) -> str:
+        return f"{self.what},window={self.window}" + ("" if self.most is None else f",most={self.most}")
+
 
 @dataclass(frozen=True)
 class Item:

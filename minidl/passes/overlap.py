@@ -28,8 +28,6 @@ def more_overlap(draft: Draft, overlap: int = 0) -> Draft:
     Needs the order of all tasks, with the sums over replicas. Forwards stay behind their place if activations have a
     cap. Raises Refused if the order also says which weights tasks read.
     """
-    if not overlap:
-        return draft
     if draft.stale:
         raise Refused(draft.name, "overlap moves tasks, but their order also says which weights they read",
                       "leave overlap out")

@@ -50,29 +50,34 @@ def runs_again(graph: TaskGraph, dropped: Collection[int], stage: Ints | None = 
 def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     """The activations of these units are computed again, each just before its first reader. In a pipeline that never
     drains, a stage computes them again with the weights of its output gradient (`versions.py`)."""
-    if not dropped:
-        return draft
     graph = draft.graph
     maker = {b: t for t in runs_again(graph, dropped, draft.stage) for b in graph.writes[t].tolist()
              if graph.buffer_role[b] == Role.ACTIVATION.number}
     together = grouped((int(graph.buffer_storage[b]), b) for b in maker)
-    e, buffers, storages, done = draft.edit(), dict[int, int](), dict[int, int](), set[int]()
-    for t in np.flatnonzero(graph.kind != Kind.F).tolist():
+    runs, done, others = list[tuple[int, list[int]]](), set[int](), np.flatnonzero(graph.kind != Kind.F).tolist()
+    for t in others:
         todo = [maker[b] for b in graph.reads[t].tolist() if b in maker]
         needed = set[int]()
         while todo:
             if (f := todo.pop()) not in done | needed:
                 needed.add(f)
                 todo += [maker[b] for b in graph.reads[f].tolist() if b in maker]
-        for f in sorted(needed):
+        runs += [(t, sorted(needed))] * bool(needed)
+        done |= needed
+    if not runs:
+        return draft
+    e, buffers, storages = draft.edit(), dict[int, int](), dict[int, int]()
+    for t, needed_by in runs:
+        for f in needed_by:
             for s in {int(graph.buffer_storage[b]) for b in e.writes[f] if b in maker} - {*storages}:
                 copies = e.copies(together[s], "again")
                 buffers.update(copies.buffers)
                 storages.update(copies.storages)
             _again(e, f, t - 1, Copies(buffers, storages))
-        done |= needed
-        e.use(t, Copies(buffers, storages))
-    return e.draft if done else draft
+    found = Copies(buffers, storages)
+    for t in others:
+        e.use(t, found)
+    return e.draft
 
 
 def _again(e: Edit, forward: int, after: int, found: Copies) -> None:

@@ -83,8 +83,6 @@ def replicas(draft: Draft, all_reduces: str | None = None, part_bytes: int | Non
     of the shortest step (0 in schedules with pairs). `part_bytes`: the largest part of an all-reduce. Raises GraphError
     like `summed_by_all`, and Refused for another order.
     """
-    if draft.machine.replicas == 1:
-        return draft
     return _between_updates(draft) if draft.stale else _beside(draft, all_reduces or "fifo", part_bytes)
 
 

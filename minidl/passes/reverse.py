@@ -35,8 +35,6 @@ class Block:
 def reverse(draft: Draft) -> Draft:
     """The step with its rows of reversible blocks run backwards, each block on one stage. Raises Refused for a network
     without at least two in a row, or for too many stages."""
-    if not draft.reverses:
-        return draft
     rows = _rows(draft.graph)
     if not rows:
         raise Refused(draft.name, "this network has no two reversible blocks in a row, x[k+1] = x[k-1] + F(x[k]) with "

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from ..core.columns import Ints, Rows, spread
 from ..core.graph import Role, TaskGraph, moved_views
 from ..core.tasks import COPIES, GraphError, Kind, repack, task_name, unpack
-from ..pricing.simulation import own_buffers
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
 
@@ -33,7 +32,7 @@ def unroll(graph: TaskGraph, iterations: int) -> TaskGraph:
         raise GraphError(f"cannot unroll over {iterations} iterations; at least 1 is needed")
     if graph.iteration.any():
         raise GraphError("the graph is unrolled already")
-    separate = own_buffers(graph)
+    separate = graph.own_buffers
     iteration = np.repeat(np.arange(iterations), len(graph))
     tiled = graph.take(np.tile(np.arange(len(graph)), iterations),
                        repack(np.tile(graph.keys, iterations), iteration=iteration))

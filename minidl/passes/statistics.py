@@ -26,8 +26,6 @@ def running_statistics(draft: Draft) -> Draft:
     """Forwards of the second direction do not touch running statistics; tasks at the end of the step move them: two for
     each batch norm and micro-batch. One marks the micro-batch's statistics as complete, so that they may be sent, and
     launches nothing; one moves the running ones. Raises Refused if another state follows the micro-batches."""
-    if draft.placement.directions == 1:
-        return draft
     graph, stages, e = draft.graph, draft.placement.stages, draft.edit()
     for t in np.flatnonzero((draft.stage >= stages) & (graph.kind == Kind.F)).tolist():
         for norm in [launch for launch in e.launches[t] if launch.kernel in NORMS]:

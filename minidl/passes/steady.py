@@ -33,8 +33,6 @@ def steady_state(draft: Draft) -> Draft:
     """The body of a loop: updates and the graph's other tasks join the order, late if what they need is, and scalars of
     a step outlive it. Raises Refused if a task would read another value than in one process, and for a step
     whose updates come at other times than the policy's."""
-    if not draft.stale:
-        return draft
     name, graph, versions = draft.name, draft.graph, draft.versions
     assert versions is not None
     _check_updates(name, graph, versions)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from ..core.columns import Ints
 from ..core.graph import Launch, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import COLLECTIVE, Kind, unpack
-from .draft import Draft, Edit, Sums
+from .draft import ALONE, Draft, Edit, Sums
 from .rewrite import gradients, sums
 
 SUMS = "sums over ranks"  #: for messages
@@ -38,9 +39,12 @@ class _Piece:
 def norms_apart(draft: Draft) -> Draft:
     """The draft in which tasks that add up the gradients of several uses take no norms: ranks sum in between. The norms
     of `0U4` are `0U5` then, right after it; they take no time of their own."""
-    graph, e = draft.graph, draft.edit()
-    spent = {b for buffers in gradients(graph).values() for b in buffers.tolist()}
-    for t in np.flatnonzero(sums(graph)).tolist() if graph.launches else []:
+    graph = draft.graph
+    adding = np.flatnonzero(sums(graph)).tolist() if graph.launches else []
+    if not adding:
+        return draft
+    spent, e = {b for buffers in gradients(graph).values() for b in buffers.tolist()}, draft.edit()
+    for t in adding:
         reads, writes, launches = e.reads[t], e.writes[t], e.launches[t]
         added = {e.storage_of[b] for b in writes & spent}
         adds = tuple(launch for launch in launches if {view.storage for view in launch.writes} <= added)
@@ -185,13 +189,16 @@ def _with_sums(draft: Draft, updates: Ints, groups: Sequence[Sequence[int]], pie
         kinds += [Kind.AG] * len(transfers)
         transfers += [(int(updates[0]) - 1, unit, part, indices)
                       for _, unit, part, indices in sorted(transfers, key=lambda transfer: transfer[1:3])]
-    buffer_of = _in_pieces(e, pieces)
+    buffer_of, staged, made = _in_pieces(e, pieces), draft.placement is not ALONE, list[dict[str, Any]]()
     for (after, unit, part, chosen), kind in zip(transfers, kinds, strict=True):
         views = tuple(v for i in chosen if (v := pieces[i].view) is not None)
         buffers = [buffer_of[i] for i in chosen]
-        e.task(after, unit, kind, part=part, stage=unit if draft.staged else 0, reads=buffers, writes=buffers,
-               launches=[Launch(CALLS[kind], views, views)] if views else (), time=np.nan,
-               nbytes=sum(pieces[i].nbytes for i in chosen))
+        made.append({"after": after, "unit": unit, "kind": kind, "part": part, "stage": unit if staged else 0,
+                     "reads": buffers, "writes": buffers, "time": np.nan,
+                     "launches": [Launch(CALLS[kind], views, views)] if views else (),
+                     "nbytes": sum(pieces[i].nbytes for i in chosen)})
+    for task in made:
+        e.task(**task)
     return e.draft
 
 

@@ -18,6 +18,7 @@ from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, unpack
 from ..core.timeline import Timeline
+from ..passes.choices import NOTHING, Choices
 from ..passes.send_receive import add_communication, count_waits, talks
 from ..pricing.cost import CostModel
 from ..pricing.simulation import CHAINED, Carried, Clock, Lanes, around, simulate, times
@@ -36,6 +37,7 @@ class Plan:
     many ranks, for one if all are alike (data-parallel), or between. `limit`: the most bytes per rank.
     `notes`: the policy's options and findings. `remarks`: facts that a person should know, a line each. `within`: the
     policy's plan within a smaller limit, if it keeps what it has found.
+    `choices`: what was chosen besides the order.
     """
 
     scheduler: str
@@ -47,12 +49,14 @@ class Plan:
     notes: Mapping[str, Any] = field(default_factory=dict)
     remarks: tuple[str, ...] = ()
     within: Callable[[int], Plan] | None = None
+    choices: Choices = NOTHING
 
     def __repr__(self) -> str:
-        """`<Plan zb_h1: 96 tasks on 4 ranks, a step of 27>`."""
+        """`<Plan zb_h1: 96 tasks on 4 ranks, a step of 27 predicted, chunks 2>`."""
         ranks = f" on {self.ranks} ranks" if self.ranks > 1 else ""
         time = f"{self.predicted_step_ms:.4g} ms" if self.cost.unit else f"{self.step:g}"
-        return f"<Plan {self.scheduler}: {len(self.graph)} tasks{ranks}, a step of {time} predicted>"
+        return f"<Plan {self.scheduler}: {len(self.graph)} tasks{ranks}, a step of {time} predicted" + (
+            f", {self.choices}>" if str(self.choices) else ">")
 
     def _repr_svg_(self) -> str:
         """The predicted timeline as a picture, for notebooks."""
@@ -107,7 +111,12 @@ class Plan:
         if self.limit is not None:
             for program in self.distinct_programs:
                 check_limit(program, self.limit)
-        return self if self.division.grid.ranks > 1 else self.with_known(schedule=self.program().schedule)
+        if self.schedule.ranks > 1:
+            assert self.division
+            return self
+        found = copy(self)  # which keeps what has been derived
+        vars(found)["schedule"] = self.program().schedule
+        return found
 
     def with_known(self, **known: Any) -> Self:
         """The plan with some of its fields or properties, which are known from elsewhere; nothing that has been derived

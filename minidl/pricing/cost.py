@@ -176,9 +176,9 @@ class CostModel:
         if self.source == "analytic":
             time[:] = np.maximum(graph.flops / float(self.kinds["flops_per_us"]),  # type: ignore[arg-type]
                                  graph.bytes / float(self.kinds["bytes_per_us"]))  # type: ignore[arg-type]
-        for kind in Kind:
+        for kind in map(Kind, np.flatnonzero(np.bincount(graph.kind)).tolist()):
             mine = graph.kind == kind
-            if kind.name in self.kinds and mine.any():
+            if kind.name in self.kinds:
                 time[mine] = self._of_kind(kind.name, graph.unit[mine])
             elif kind in COMMUNICATION and self.source != "analytic":
                 # the latency of a message lies between send and receive; a collective is one task, latency included
@@ -199,10 +199,9 @@ class CostModel:
                 at = mine[np.minimum(np.searchsorted(keys[mine], bare), len(mine) - 1)]
                 hit = (keys[at] == bare) & (width == (count or width))
                 time[hit] = values[at[hit]]
-        again = np.flatnonzero(np.isnan(time) & (graph.kind == Kind.R))
-        time[again] = time[graph.find(repack(graph.keys[again], kind=Kind.F))]
-        unknown = np.flatnonzero(np.isnan(time))
-        if unknown.size:
+        if (again := np.flatnonzero(np.isnan(time) & (graph.kind == Kind.R))).size:
+            time[again] = time[graph.find(repack(graph.keys[again], kind=Kind.F))]
+        if (unknown := np.flatnonzero(np.isnan(time))).size:
             raise CostError(f"the {self.source} costs lack task {graph.name(int(unknown[0]))} "
                             f"({unknown.size} of {len(graph)} tasks are missing); measure costs for this graph")
         return time

@@ -15,7 +15,7 @@ A lane runs its tasks in order, each as early as its lane and its dependencies a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..core.columns import Floats, Ints, Rows, prepared, run_lanes, run_loop, spread
-from ..core.graph import Role, TaskGraph, derive_edges
+from ..core.graph import TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COMMUNICATION, RECEIVES
 from ..core.timeline import Timeline
@@ -176,7 +176,7 @@ class Carried:
         """
         n, turns = len(bodies[0]), len(bodies)
         buffers = max(len(body.buffer_bytes) for body in bodies)
-        own = own_buffers(bodies[0]) if own is None else own
+        own = bodies[0].own_buffers if own is None else own
 
         def rows(column: str) -> Rows:
             each: list[Rows] = [getattr(bodies[i % turns], column) for i in range(2 * turns)]
@@ -189,15 +189,6 @@ class Carried:
         distance = target // n - source // n
         last = (target >= n * (2 * turns - 1)) & (distance > 0)
         return cls(source[last] % n, target[last] % n, distance[last])
-
-
-def own_buffers(graph: TaskGraph) -> Any:
-    """Mask of the buffers of which every iteration has its own: inputs, and outputs unless they outlive a step."""
-    own = graph.role_is(Role.INPUT)
-    outputs = {view.storage for view in graph.outputs}
-    if outputs:
-        own |= np.isin(graph.buffer_storage, list(outputs)) & ~graph.persistent
-    return own
 
 
 @dataclass(frozen=True)
@@ -285,6 +276,10 @@ class Clock:
                     found.append(found[-turn] + time)
                 break
         return np.array(found)
+
+    def periods(self, orders: Iterable[Sequence[Sequence[int]]]) -> list[float]:
+        """The period of each of these orders of lanes, given by their tasks."""
+        return [self.period(Lanes.of_tasks(lanes)) for lanes in orders]
 
     def period(self, lanes: Lanes) -> float:
         """Time per iteration where iterations follow each other for ever.

@@ -56,10 +56,10 @@ class Job:
     backward: str = "exact"  #: a backward pass of `minidl.passes.sweeps`,
     sweeps: int | None = None  #: with so many sweeps (None: until it is exact),
     block: int | None = None  #: over blocks of so many layers or time steps
-    recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.kept`
-    split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.wide`
+    recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.search.kept`
+    split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.search.wide`
     shard: int | str = 0  #: what ranks share out: 1, the optimizer's states, see `minidl.passes.shard`
-    offload: str = "none"  #: the memory that leaves, see `minidl.schedulers.away`
+    offload: str = "none"  #: the memory that leaves, see `minidl.schedulers.search.away`
     offload_to: str | None = None  #: the file for it; None: a temporary one
     fusion: tuple[str, ...] | None = None
     init: str | None = None  #: a file of weights to start from, see `minidl.training.weights`

@@ -26,15 +26,15 @@ from .problem import Problem
 
 def fast_forward_strict(problem: Problem) -> Schedule:
     """All F, all O, all W on every rank (defined here): makespan (m+p-1)(F+O) + mW + 2(p-1)c, peak m."""
-    m = problem.micro_batches
-    return same_stage(problem, lambda rank: m, lambda rank: m)
+    all_of_them = [problem.micro_batches] * problem.ranks
+    return same_stage(problem, all_of_them, all_of_them)
 
 
 def fast_forward(problem: Problem) -> Schedule:
     """Ranks before the last: all F, then O and W in turn; the last rank: F and O in turn, then all W (out-of-order
     backprop, 2022)."""
     last, m = problem.ranks - 1, problem.micro_batches
-    return same_stage(problem, lambda rank: m if rank < last else 1, lambda rank: 0 if rank < last else m)
+    return same_stage(problem, [m] * last + [1], [0] * last + [m])
 
 
 def fast_forward_greedy(problem: Problem) -> Schedule:
@@ -66,7 +66,7 @@ def fast_forward_push(problem: Problem) -> Schedule:
 
     Needs m > p: otherwise nothing is pushed; use `fast_forward`.
     """
-    return same_stage(problem, lambda rank: problem.ranks - rank, lambda rank: 0)
+    return same_stage(problem, range(problem.ranks, 0, -1), [0] * problem.ranks)
 
 
 def fast_forward_push_released(problem: Problem) -> Ordered:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -17,12 +17,12 @@ Tasks = tuple[Ints | int, Ints]  #: stages (one number if all are equal) and mic
 
 def gpipe(problem: Problem) -> Schedule:
     """All forwards, then all backwards (GPipe, 2018). Bubble (p-1)(F+O+W), peak m."""
-    return same_stage(problem, lambda rank: problem.micro_batches)
+    return same_stage(problem, [problem.micro_batches] * problem.ranks)
 
 
 def one_f_one_b(problem: Problem) -> Schedule:
     """p - s forwards on rank s, then one backward, one forward in turn (DAPPLE, 2020). Peak p - s, GPipe's bubble."""
-    return same_stage(problem, lambda rank: problem.ranks - rank)
+    return same_stage(problem, range(problem.ranks, 0, -1))
 
 
 def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
@@ -83,8 +83,8 @@ def in_turn(forward: Tasks, backward: Tasks, warm_up: int, lag: int | None = Non
     return RankOrder(kind, stage, micro)
 
 
-def same_stage(problem: Problem, warm_up: Callable[[int], int], lag: Callable[[int], int] | None = None) -> Schedule:
+def same_stage(problem: Problem, warm_up: Sequence[int], lag: Sequence[int] | None = None) -> Schedule:
     """`in_turn` on one stage per rank; `warm_up` and `lag` by rank."""
     micro_batch = np.arange(problem.micro_batches)
-    return schedule_of([in_turn((rank, micro_batch), (rank, micro_batch), warm_up(rank), lag and lag(rank))
-                        for rank in range(problem.ranks)])
+    return schedule_of([in_turn((rank, micro_batch), (rank, micro_batch), warm_up[rank],
+                                None if lag is None else lag[rank]) for rank in range(problem.ranks)])

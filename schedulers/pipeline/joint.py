@@ -27,8 +27,8 @@ from .fast_forward import fast_forward_greedy
 from .flush import interleaved, one_f_one_b
 from .looped import hanayo, modulo_greedy
 from .models import linear_partition
+from .peaks import CapError
 from .problem import Problem, rounded
-from .proof import CapError
 from .v_shape import zb_v
 from .zb_auto import zb_auto
 from .zero_bubble import interleaved_zb, zb_h1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,7 @@ from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement
 from ...core.tasks import GraphError, Kind
 from ...passes.boundary import Mask
+from ...passes.choices import Choices
 from ...passes.draft import Draft
 from ...passes.every import BEFORE_THE_ORDER, through
 from ...passes.uses import sums_of_uses
@@ -25,12 +27,20 @@ from ...pricing.cost import CostModel
 
 
 def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_unit: Ints | None = None,
-        *, name: str = "plan", machine: Machine | None = None, stale: bool = False, reverses: bool = False,
-        dropped: Collection[int] = ()) -> Draft:
-    """The step in stages, balanced by `cost` or given by `stage_of_unit`, before a policy orders it.
+        *, dropped: Collection[int] = (), **facts: Any) -> Draft:
+    """The step in stages, after all passes that come before an order. `dropped`: units that are computed again. The
+    other arguments are as in `begun`; it raises as that does, and as passes do."""
+    draft = begun(graph, cost, placement, stage_of_unit, **facts)
+    made = through(BEFORE_THE_ORDER, draft, Choices(tuple(dropped)))
+    return made if isinstance(placement, int) else replace(made, placement=placement)
 
-    `placement`: or the number of stages, each on its own rank. `dropped`: units that are computed again. The
-    others are facts of the draft. Raises PipelineError or GraphError if the step cannot be cut in this way.
+
+def begun(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_unit: Ints | None = None,
+          *, name: str = "plan", machine: Machine | None = None, **facts: Any) -> Draft:
+    """The step whose tasks know their stage, balanced by `cost` or given by `stage_of_unit`, before all passes.
+
+    `placement`: or the number of stages, each on its own rank. `facts`: of the draft. Raises PipelineError or
+    GraphError if the step cannot be cut in this way.
     """
     if isinstance(placement, int):
         placement = Placement("stages", placement, np.arange(placement)[None])
@@ -44,9 +54,8 @@ def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_
                             f"{placement.stages - 1}")
     home = placement if placement.parts is None else replace(placement, table=placement.parts[Kind.U, 0][None],
                                                              parts=None)
-    draft = Draft(name, graph, machine or Machine(placement.ranks), cost, home, cost.durations(graph) + cost.launch,
-                  stage_of[graph.unit], stale, reverses, planned=Plan)
-    return replace(through(BEFORE_THE_ORDER, draft, {"dropped": dropped}), placement=placement)
+    return Draft(name, graph, machine or Machine(placement.ranks), cost, home, cost.durations(graph) + cost.launch,
+                 stage_of[graph.unit], planned=Plan, **facts)
 
 
 def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:

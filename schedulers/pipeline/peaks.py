@@ -7,13 +7,34 @@ and end together. In the body of a loop, late tasks use activations of the step 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from ...core.columns import Floats, Ints
-from ...core.tasks import Kind, unpack
+from ...core.schedule import ScheduleError
+from ...core.tasks import Kind, task_name, unpack
 from ...plans.plan import PipelinePlan
 
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
+
+
+class CapError(ScheduleError):
+    """A plan needs more activations than its cap."""
+
+
+def counted(plan: PipelinePlan) -> PipelinePlan:
+    """The plan with its peak activations. Raises CapError above the cap."""
+    schedule, live = plan.schedule, activations(plan)
+    rank = schedule.rank_of_each
+    peaks = np.zeros(plan.placement.ranks)
+    np.maximum.at(peaks, rank, live)
+    if plan.cap is not None and (over := np.flatnonzero(live > plan.cap + 1e-9)).size:
+        key = int(schedule.keys[over[0]])
+        raise CapError(f"with {task_name(key)} rank {rank[over[0]]} holds {live[over[0]]:g} activations; the cap is "
+                       f"{plan.cap:g} (this plan needs {live.max():g})",
+                       [task_name(key)], schedule.grid(mark=[key], near=True))
+    return replace(plan, peaks=tuple(peaks.tolist()))
 
 
 def activations(plan: PipelinePlan) -> Floats:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
-from inspect import Parameter
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from inspect import Parameter, signature
 from typing import Any
 
 from ...core.machine import shorten
-from ...core.placement import PLACEMENTS, PipelineError, Placement
+from ...core.placement import PLACEMENTS, PipelineError, Placement, check_numbers, is_whole
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered, beyond, taken
-from .choice import best_order
+from .choice import best_order, with_choices
 from .joint import Arrangement
-from .problem import Problem, check_numbers, is_whole
+from .problem import Problem
 
 
 @dataclass(frozen=True)
@@ -42,18 +42,34 @@ class Policy:
     placements: Callable[..., Mapping[str, Placement]] | None = None
     reverses: bool = False
 
-    @property
+    @cached_property
     def options(self) -> dict[str, Parameter]:
         """The policy's options: its parameters beside the problem."""
         return beyond(self.order) | (beyond(self.placements) if self.placements else {})
 
-    @property
+    @cached_property
+    def taken(self) -> frozenset[str]:
+        """The names of the options that `order` accepts."""
+        return frozenset(signature(self.order).parameters)
+
+    @cached_property
     def name(self) -> str:
         return getattr(self.order, "__name__", type(self.order).__name__)
 
     def __call__(self, problem: Problem, **options: Any) -> Ordered:
         """The result of `order` for the problem, with the options that it accepts."""
-        return as_ordered(self.order(problem, **taken(self.order, options)), self.name, self.order)
+        made = self.order(problem, **{name: options[name] for name in options.keys() & self.taken})
+        return Ordered(made) if isinstance(made, Schedule) else as_ordered(made, self.name, self.order)
+
+    def best(self, problem: Problem, options: Mapping[str, Any], given: Placement | None = None,
+             order: Callable[[Problem], Ordered] | None = None) -> Ordered:
+        """The order for the best of its placements, or for the one that is given, with notes on what was tried.
+        `order`: from a problem to the policy's order, if that is not all."""
+        place, tried = self.placed(problem, options, given)
+        problem = problem if place is problem.placement else replace(problem, placement=place)
+        made = self(problem, **options) if order is None else order(problem)
+        return replace(made, placement=made.placement or place,
+                       notes=with_choices(tried, made.notes) if tried else made.notes)
 
     def place(self, ranks: int, chunks: int | None = None) -> Placement:
         """The placement of its stages. Raises PipelineError for numbers that it does not accept."""

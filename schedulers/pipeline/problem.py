@@ -6,41 +6,22 @@ It knows no order: that is the policy's result.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ...core.columns import Floats, offsets
-from ...core.machine import shorten
-from ...core.placement import PipelineError, Placement
+from ...core.graph import TaskGraph
+from ...core.placement import PipelineError, Placement, check_numbers
 from ...core.schedule import Lane, Schedule
 from ...core.tasks import Kind, pack
 from ...pricing.cost import CostModel, Link
 from .stages import stage_graph
 
-LARGEST = 10**8  #: the most tasks of a plan
-
-
-def is_whole(value: Any, least: int = 1) -> bool:
-    """Whether it is a whole number of at least `least`."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
-
 
 def rounded(time: float) -> float:
     """The time, so that times which are equal up to rounding compare equal."""
     return float(f"{time:.11g}")
-
-
-def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
-    """Raises PipelineError for numbers that no plan can have."""
-    if not is_whole(micro_batches):
-        raise PipelineError(f"the number of micro-batches is {shorten(micro_batches)}; it must be at least 1")
-    if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
-        raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan has at most "
-                            f"{LARGEST:,} tasks and {(1 << 20) - 1:,} micro-batches")
-    if cap is not None and not (isinstance(cap, int | float | np.number) and cap > 0):
-        raise PipelineError(f"the activation cap is {shorten(cap)}; it must be positive")
 
 
 @dataclass(frozen=True)
@@ -58,26 +39,31 @@ class Problem:
     cap: float | None = None
     recorded: bool = False
     backward: Floats | None = None
+    ranks: int = field(init=False)
+    chunks: int = field(init=False)  #: stages per rank
+    stages: int = field(init=False)
 
     def __post_init__(self) -> None:
+        place = self.placement
+        vars(self).update(ranks=place.ranks, chunks=place.chunks, stages=place.stages)
         check_numbers(self.stages, self.micro_batches, self.cap)
 
     @classmethod
-    def of(cls, placement: Placement, micro_batches: int, cost: CostModel, cap: float | None = None) -> Problem:
-        """The problem on these costs. Raises PipelineError for fewer than one micro-batch, too many tasks, and a cap or
-        a time that is not positive."""
-        def priced(fused: bool, *kinds: Kind) -> list[Floats]:
-            one = stage_graph(placement.stages, 1, fused)
-            time = cost.durations(one) + cost.launch
-            return [time[one.find(pack(np.arange(placement.stages), kind))] for kind in kinds]
-
-        forward, output_grad, weight_grad = priced(False, Kind.F, Kind.O, Kind.W)
+    def of(cls, placement: Placement, micro_batches: int, cost: CostModel, cap: float | None = None,
+           graph: TaskGraph | None = None) -> Problem:
+        """The problem on these costs. `graph`: of one micro-batch in stages, if it is there. Raises PipelineError for
+        fewer than one micro-batch, too many tasks, and a cap or a time that is not positive."""
+        one = stage_graph(placement.stages, 1) if graph is None else graph
+        place = [one.find(pack(np.arange(placement.stages), kind)) for kind in (Kind.F, Kind.O, Kind.W)]
+        time = cost.durations(one) + cost.launch
+        forward, output_grad, weight_grad = (time[tasks] for tasks in place)
         for what, times in (("forward", forward), ("output_grad", output_grad), ("weight_grad", weight_grad)):
             if not (times > 0).all():
                 stage = int(np.argmin(times))
                 raise PipelineError(f"the {what} time of stage {stage} is {times[stage]:g}; it must be positive")
         return cls(placement, micro_batches, forward, output_grad, weight_grad, float(cost.link.latency), cap,
-                   backward=priced(True, Kind.B)[0] if "B" in cost.kinds else None)
+                   backward=cost.durations(one.take(place[1], pack(np.arange(placement.stages), Kind.B))) + cost.launch
+                   if "B" in cost.kinds else None)
 
     @property
     def fused(self) -> Floats:
@@ -89,19 +75,6 @@ class Problem:
         """The times as costs."""
         times = {"F": self.forward, "O": self.output_grad, "W": self.weight_grad, "B": self.fused}
         return CostModel(kinds={kind: t.tolist() for kind, t in times.items()}, link=Link(self.latency), unit="")
-
-    @property
-    def ranks(self) -> int:
-        return self.placement.ranks
-
-    @property
-    def chunks(self) -> int:
-        """Stages per rank."""
-        return self.placement.chunks
-
-    @property
-    def stages(self) -> int:
-        return self.placement.stages
 
 
 def costs(placement: Placement, forward: float | Sequence[float], output_grad: float | Sequence[float],

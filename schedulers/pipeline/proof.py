@@ -14,10 +14,9 @@ import numpy as np
 from ...core.columns import Ints
 from ...core.graph import Role, TaskGraph
 from ...core.machine import Machine
-from ...core.placement import PipelineError, Placement, Versions, bidirectional
-from ...core.schedule import Schedule, ScheduleError
+from ...core.placement import PipelineError, Placement, Versions, bidirectional, check_numbers
+from ...core.schedule import Schedule
 from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, SENDS, GraphError, Kind, pack, task_name, unpack
-from ...passes.backward import fused_in
 from ...passes.draft import Draft
 from ...passes.messages import check_rendezvous, overtaken, waits_in_circle
 from ...passes.placed import moved
@@ -27,14 +26,10 @@ from ...passes.synchronise import norms_apart, synchronise
 from ...passes.versions import newest, updates
 from ...plans.plan import PipelinePlan
 from ..saved import AS_TORCH, part_bytes_in
-from .peaks import COMPUTE, activations
-from .problem import check_numbers, costs
+from .peaks import COMPUTE, counted
+from .problem import costs
 from .slices import slices_in
 from .stages import stage_graph
-
-
-class CapError(ScheduleError):
-    """A plan needs more activations than its cap."""
 
 
 def prove(plan: PipelinePlan) -> PipelinePlan:
@@ -50,7 +45,7 @@ def prove(plan: PipelinePlan) -> PipelinePlan:
         check_rendezvous(graph, schedule)
     if plan.versions is not None and placement.parts is None:  # with parts, the graph itself says which version is read
         _versions(plan)
-    plan = _counted(plan)
+    plan = counted(plan)
     if graph.launches:  # a recorded network, whose ranks run programs
         _every_rank(schedule, placement)
         plan = plan.divided()
@@ -141,7 +136,7 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
     _once(compute, ranks, ranks * chunks, micro_batches, like.graph if like is not None and stale else graph)
     placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
                  else like.placement)
-    joint = fused_in(compute, placement.stages, micro_batches)
+    joint = compute.fused(placement.stages, micro_batches)
     if graph is None:
         _complete(compute, placement.stages, micro_batches)
         free = AS_TORCH in schedule.notes.items() and bool(descending(compute).size)
@@ -338,20 +333,6 @@ def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
         key = int(schedule.keys[stray[0]])
         raise schedule.error(f"task {task_name(key)} is on rank {rank[stray[0]]}, but stage {unpack(key).unit} "
                              f"lives on rank {home[stray[0]]}; its weights are there", [key])
-
-
-def _counted(plan: PipelinePlan) -> PipelinePlan:
-    """The plan with its peak activations. Raises CapError above the cap."""
-    schedule, live = plan.schedule, activations(plan)
-    rank = schedule.rank_of_each
-    peaks = np.zeros(plan.placement.ranks)
-    np.maximum.at(peaks, rank, live)
-    if plan.cap is not None and (over := np.flatnonzero(live > plan.cap + 1e-9)).size:
-        key = int(schedule.keys[over[0]])
-        raise CapError(f"with {task_name(key)} rank {rank[over[0]]} holds {live[over[0]]:g} activations; the cap is "
-                       f"{plan.cap:g} (this plan needs {live.max():g})",
-                       [task_name(key)], schedule.grid(mark=[key], near=True))
-    return replace(plan, peaks=tuple(peaks.tolist()))
 
 
 def _versions(plan: PipelinePlan) -> None:

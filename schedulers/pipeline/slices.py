@@ -13,12 +13,12 @@ import numpy as np
 
 from ...core.columns import Rows
 from ...core.graph import TaskGraph
-from ...core.placement import PipelineError
+from ...core.placement import PipelineError, check_numbers
 from ...core.tasks import Kind, unpack
 from ...pricing.cost import CostModel
 from ..ordered import Ordered
 from .flush import in_turn
-from .problem import Problem, check_numbers, schedule_of
+from .problem import Problem, schedule_of
 from .stages import stage_graph
 
 

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from ...core.machine import Machine, shorten
-from ...core.placement import PipelineError, Placement
-from ...core.schedule import Schedule
+from ...core.placement import PipelineError, Placement, check_numbers, is_whole
 from ...core.tasks import unpack
-from ...passes.backward import fused_in
+from ...passes.choices import Choices
+from ...passes.draft import Draft
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
-from .choice import with_choices
+from ..ordered import Ordered
 from .models import in_stages
 from .policy import Policy
-from .problem import Problem, check_numbers, costs, is_whole
-from .proof import read_plan
+from .problem import Problem, costs
 from .stages import stage_graph
+
+if TYPE_CHECKING:
+    from ..registry import Scheduler
 
 Times = float | Sequence[float]
 
@@ -54,32 +59,58 @@ class Pipeline:
         return costs(placement, self.forward, self.output_grad, self.weight_grad, self.latency, self.bandwidth)
 
 
-def plan_times(pipeline: Pipeline, chosen: Policy, cost: CostModel | None, machine: Machine, *,
-               chunks: int | None = None, placement: Placement | None = None, **options: Any) -> PipelinePlan:
-    """The policy's plan, not proved yet. `cost`: per stage or layer, in place of the pipeline's times. Raises
-    PipelineError for a violated precondition."""
-    given, placement = placement, chosen.place(machine.ranks, chunks) if placement is None else placement
-    if not isinstance(placement, Placement):
-        raise PipelineError(f"placement is {shorten(placement)}; it must be a Placement")
-    cost = pipeline.cost(placement, cost)
-    problem = Problem.of(placement, pipeline.micro_batches, cost, machine.activation_cap)
-    placement, tried = chosen.placed(problem, options, given)
-    made = chosen(replace(problem, placement=placement), **options)
-    schedule, placement = made.schedule, made.placement or placement
-    total = int(unpack(schedule.keys).micro_batch.max(initial=-1)) + 1  # a stale plan may span several mini-batches
-    if made.versions is None and total != pipeline.micro_batches * made.slices:
-        raise PipelineError(f"{chosen.name} orders {total} micro-batches; there are {pipeline.micro_batches}")
-    graph = made.graph or stage_graph(placement.stages, total, fused_in(schedule, placement.stages, total),
-                                      placement.directions, pipeline.message_bytes
-                                      or max(cost.sizes.get("message_bytes", ()), default=0))
-    times = replace(made.cost, link=cost.link, step=cost.step, unit=cost.unit) if made.cost else cost
-    return PipelinePlan(chosen.name, graph, schedule, times, machine.ranks,
-                        notes=options | with_choices(tried, made.notes), placement=placement, micro_batches=total,
-                        kept=options.get("kept", 1.0), slices=made.slices, versions=made.versions, steady=made.steady)
+@dataclass(frozen=True)
+class GivenTimes:
+    """A pipeline on given times: stages from the first line on, of one micro-batch until they are ordered. `cost`: per
+    stage or layer, in place of the pipeline's times."""
 
+    problem: Pipeline
+    chosen: Scheduler
+    cost: CostModel | None
+    machine: Machine
+    choices: Choices
 
-def read_times(pipeline: Pipeline, schedule: Schedule, cost: CostModel | None, machine: Machine, *,
-               chunks: int | None = None, like: PipelinePlan | None = None) -> PipelinePlan:
-    """The plan of a given order, not proved yet. Raises as `read_plan` does."""
-    made = read_plan(schedule, machine, pipeline.micro_batches, chunks, like=like)
-    return replace(made, cost=pipeline.cost(made.placement, cost))
+    @cached_property
+    def policy(self) -> Policy:
+        policy = self.chosen.function
+        assert isinstance(policy, Policy)
+        return policy
+
+    def draft(self) -> Draft:
+        """One micro-batch in stages."""
+        given = self.choices.placement
+        place = self.policy.place(self.machine.ranks, self.choices.chunks) if given is None else given
+        if not isinstance(place, Placement):
+            raise PipelineError(f"placement is {shorten(place)}; it must be a Placement")
+        cost, graph = self.problem.cost(place, self.cost), stage_graph(place.stages, 1)
+        return Draft(self.policy.name, graph, self.machine, cost, place, np.zeros(len(graph)), graph.unit,
+                     settled=True)  # costs give the times
+
+    def order(self, draft: Draft) -> Ordered:
+        """The policy's order of all micro-batches."""
+        problem = Problem.of(draft.placement, self.problem.micro_batches, draft.cost, self.machine.activation_cap,
+                             draft.graph)
+        return self.policy.best(problem, self.choices.options, self.choices.placement)
+
+    def ordered(self, draft: Draft, found: Ordered) -> Draft:
+        """All micro-batches, in this order. Raises PipelineError for an order of another number."""
+        schedule, place = found.schedule, found.placement or draft.placement
+        total = int(unpack(schedule.keys).micro_batch.max(initial=-1)) + 1  # a stale plan may span several mini-batches
+        if found.versions is None and total != self.problem.micro_batches * found.slices:
+            raise PipelineError(f"{self.policy.name} orders {total} micro-batches; there are "
+                                f"{self.problem.micro_batches}")
+        graph = found.graph or stage_graph(
+            place.stages, total, schedule.fused(place.stages, total), place.directions,
+            self.problem.message_bytes or max(draft.cost.sizes.get("message_bytes", ()), default=0))
+        return replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
+
+    def plan(self, draft: Draft, found: Ordered, limit: int | None) -> PipelinePlan:
+        """The plan, not proved yet."""
+        cost, own, schedule = draft.cost, found.cost, draft.schedule
+        assert schedule is not None
+        times = replace(own, link=cost.link, step=cost.step, unit=cost.unit) if own else cost
+        return PipelinePlan(self.policy.name, draft.graph, schedule, times, self.machine.ranks, limit,
+                            {**self.choices.options, **found.notes}, placement=draft.placement,
+                            micro_batches=int(unpack(schedule.keys).micro_batch.max(initial=-1)) + 1,
+                            kept=self.choices.options.get("kept", 1.0), slices=found.slices, versions=draft.versions,
+                            steady=found.steady)

@@ -15,7 +15,7 @@ def zb_h1(problem: Problem) -> Schedule:
 
     Bubble (p-1)(F+O-W) for m >= p and W <= min(F, O), without latency.
     """
-    return same_stage(problem, lambda rank: problem.ranks - rank, lambda rank: rank)
+    return same_stage(problem, range(problem.ranks, 0, -1), range(problem.ranks))
 
 
 def zb_h2(problem: Problem) -> Schedule:
@@ -24,7 +24,7 @@ def zb_h2(problem: Problem) -> Schedule:
     Bubble max(0, (p-1)(F+O+2c-2W)) in the largest span, for W <= min(F, O) and a round trip 2c of at most F+O. The
     makespan also holds the shift between ranks.
     """
-    return same_stage(problem, lambda rank: 2 * (problem.ranks - rank) - 1, lambda rank: 2 * rank)
+    return same_stage(problem, range(2 * problem.ranks - 1, 0, -2), range(0, 2 * problem.ranks, 2))
 
 
 def interleaved_zb(problem: Problem, round_size: int | None = None) -> Schedule:

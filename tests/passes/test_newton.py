@@ -18,7 +18,7 @@ from minidl.core.schedule import Lane, Schedule
 from minidl.core.tasks import Kind
 from minidl.passes.draft import Draft
 from minidl.passes.newton import newton
-from minidl.schedulers.wide import shared
+from minidl.schedulers.shared_lanes import shared
 
 WIDTHS = (12, 8, 6, 8, 7, 8, 8, 5, 8, 6, 4)
 

@@ -36,7 +36,7 @@ from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm import RankError
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, TaskError
-from minidl.schedulers import away
+from minidl.schedulers.search import away
 
 EXAMPLE = np.zeros((8, 16), np.float32), np.zeros(8, np.int64)
 

@@ -20,7 +20,7 @@ from minidl.passes.deeppcr import deeppcr
 from minidl.passes.draft import Draft
 from minidl.passes.highway import highway
 from minidl.passes.jacobi import jacobi
-from minidl.schedulers.wide import shared
+from minidl.schedulers.shared_lanes import shared
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
 from minidl.training.trainer import Trainer

@@ -18,8 +18,8 @@ from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.plans.memory import MemoryLimitError
-from minidl.schedulers import kept
-from minidl.schedulers.kept import MOST, NOTHING, OUTPUT, WHOLE, Chain
+from minidl.schedulers.search import kept
+from minidl.schedulers.search.kept import MOST, NOTHING, OUTPUT, WHOLE, Chain
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
 

@@ -17,7 +17,8 @@ from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind, widths
 from minidl.pricing.cost import CostError, counts_up_to
-from minidl.schedulers.wide import CHAIN, balanced, choices, critical_path, in_widths, shared
+from minidl.schedulers.search.wide import CHAIN, balanced, choices, in_widths
+from minidl.schedulers.shared_lanes import critical_path, shared
 
 COST = ml.CostModel.analytic(flops_per_us=2e3)
 

@@ -16,21 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from ..core.machine import Machine, PlanError, shorten
-from ..core.placement import Refused
-from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import COPIES, Kind, unpack
-from ..passes.draft import ALONE, Draft
-from ..passes.every import OF_A_PLAN, through
-from ..passes.offload import EACH, Moves
-from ..plans.memory import MemoryLimitError
-from ..plans.plan import PipelinePlan, Plan
-from ..pricing.cost import CostModel
-from .pipeline.proof import prove
-from .registry import Scheduler
+from ...core.machine import Machine, PlanError, shorten
+from ...core.placement import Refused
+from ...core.schedule import Schedule
+from ...core.tasks import COPIES, Kind
+from ...passes.choices import Choices
+from ...passes.draft import ALONE, Draft
+from ...passes.every import OF_A_PLAN, through
+from ...passes.offload import EACH, Moves
+from ...plans.memory import MemoryLimitError
+from ...plans.plan import PipelinePlan, Plan
+from ...pricing.cost import CostModel
+from ..pipeline.proof import prove
+from ..saved import AWAY
 
 WINDOWS = (0, 1, 2, 4, 8)  #: that are tried
-NOTE = "offloaded"  #: of an order with copies: the moves
 
 
 def planned(what: str, cost: Any, limit: int | None, make: Callable[[int | None], Plan]) -> Plan:
@@ -99,30 +99,11 @@ def moved(plan: Plan, cost: CostModel | None, limit: int | None, moves: Moves, o
     draft = Draft(plan.scheduler, plan.graph, Machine(), cost or plan.cost, getattr(plan, "placement", ALONE),
                   plan.cost.durations(plan.graph), plan.graph.unit, plan.stale, schedule=plan.schedule,
                   versions=getattr(plan, "versions", None))
-    draft = through(OF_A_PLAN, draft, {"moves": moves})
+    draft = through(OF_A_PLAN, draft, Choices(moves=moves))
     copies = np.isin(draft.graph.kind, COPIES)
     times = {draft.graph.name(t): float(draft.time[t]) - plan.cost.launch for t in np.flatnonzero(copies).tolist()}
-    notes = {**plan.schedule.notes, NOTE: json.dumps(asdict(moves))}
+    notes = {**plan.schedule.notes, AWAY: json.dumps(asdict(moves))}
     found = replace(plan, graph=draft.graph, schedule=replace(order or draft.order, notes=notes, slots=None),
-                    within=None, cost=replace(plan.cost, tasks={**plan.cost.tasks, **times}), limit=limit)
+                    within=None, cost=replace(plan.cost, tasks={**plan.cost.tasks, **times}), limit=limit,
+                    choices=replace(plan.choices, moves=moves))
     return prove(replace(found, versions=draft.versions)) if isinstance(found, PipelinePlan) else found.divided()
-
-
-def apart(policy: Any) -> tuple[Schedule | None, Any]:
-    """(an order with copies, the same without them); (None, the policy) for any other one."""
-    order = policy.function if isinstance(policy, Scheduler) else policy
-    if not isinstance(order, Schedule) or NOTE not in order.notes:
-        return None, policy
-    plain = replace(order.keep(~np.isin(unpack(order.keys).kind, COPIES)), notes=order.notes)
-    return order, replace(policy, function=plain) if isinstance(policy, Scheduler) else plain
-
-
-def moves_in(order: Schedule) -> Moves:
-    """The memory that the order offloads. Raises ScheduleError if its notes do not say so."""
-    try:
-        found = Moves(**json.loads(order.notes[NOTE]))
-        if found.what in EACH and min(found.window, found.most or 1) >= 0:
-            return found
-    except (ValueError, TypeError, RecursionError):
-        pass
-    raise ScheduleError(f"the plan's {NOTE!r} is {order.notes[NOTE][:40]!r}; it must say what, window and most")

@@ -18,18 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
-from ..core.graph import Role, TaskGraph
-from ..core.machine import PlanError
-from ..core.placement import Refused
-from ..core.schedule import Schedule
-from ..core.tasks import Kind, unpack
-from ..passes.boundary import Mask
-from ..passes.recompute import runs_again
-from ..plans.memory import MemoryLimitError, rounded
-from ..plans.plan import Plan
-from ..pricing.cost import CostModel
-from .saved import DROPPED, numbers
+from ...core.columns import Floats, Ints
+from ...core.graph import Role, TaskGraph
+from ...core.machine import PlanError
+from ...core.placement import Refused
+from ...core.tasks import Kind
+from ...passes.boundary import Mask
+from ...passes.recompute import runs_again
+from ...plans.memory import MemoryLimitError, rounded
+from ...plans.plan import Plan
+from ...pricing.cost import CostModel
 
 SLOTS = 1024  #: into which the bytes of a limit are divided; sizes are rounded up
 WHOLE, MOST, OUTPUT, NOTHING = range(4)  #: the activations that a block keeps
@@ -157,9 +155,11 @@ def optimal(of: Chain, limit: int) -> list[int] | None:
     return choice
 
 
-def dropped(graph: TaskGraph, cost: CostModel, recompute: str | Collection[int]) -> tuple[int, ...]:
+def dropped(graph: Any, cost: Any, recompute: str | Collection[int]) -> tuple[int, ...]:
     """The units whose activations are not kept. `recompute`: all, sqrt, or the units that are kept, as numbers or
     as text with commas, such as 3,5-8. Raises PlanError for a layer that does not exist."""
+    if not isinstance(graph, TaskGraph):
+        raise PlanError("recompute needs a recorded step: tasks on given times have no activations")
     if recompute in ("all", "sqrt"):
         of = chain(graph, cost)
         return of.dropped(spaced(of, round(len(of.whole) ** 0.5) if recompute == "sqrt" else len(of.whole)))
@@ -182,9 +182,7 @@ def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collectio
     again and a limit to a plan."""
     if recompute == "none":
         return make((), limit)
-    if not isinstance(graph, TaskGraph):
-        raise PlanError("recompute needs a recorded step: tasks on given times have no activations")
-    if recompute != "auto":
+    if recompute != "auto" or not isinstance(graph, TaskGraph):
         return make(dropped(graph, cost, recompute), limit)
     if limit is None:
         raise PlanError("recompute auto finds the fastest plan within a memory limit; give one, or all or sqrt")
@@ -221,11 +219,3 @@ def planned(graph: Any, cost: Any, limit: int | None, recompute: str | Collectio
         *best.remarks, f"to fit {limit:,} bytes, activations of {len(units)} of {sum(map(len, of.units))} layers are "
         f"computed again: {max(best.peak_bytes):,} bytes in place of {peak:,}, and {best.step / whole.step - 1:.1%} "
         f"more time a step predicted"))
-
-
-def dropped_by(schedule: Schedule) -> tuple[int, ...]:
-    """The units whose activations an order does not keep: by its notes, or by its tasks."""
-    if DROPPED in schedule.notes:
-        return tuple(numbers(schedule, DROPPED).tolist())
-    own = unpack(schedule.keys)
-    return tuple(np.unique(own.unit[own.kind == Kind.R]).tolist())

@@ -8,26 +8,23 @@ never predicted slower than these, and, up to 16 cores, not slower than with few
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
-from ..core.graph import TaskGraph
-from ..core.machine import PlanError, shorten
-from ..core.placement import Refused
-from ..core.schedule import Lane, Schedule
-from ..core.tasks import GraphError, Kind, parse_task, unpack, widths
-from ..passes.split import to_be_priced
-from ..plans.memory import MemoryLimitError
-from ..plans.plan import PipelinePlan, Plan
-from ..pricing.cost import CostModel, counts_up_to
-
-Parts = int | Mapping[int, int]  #: of every task that can be cut, or of some by their keys
-
+from ...core.columns import Floats, Ints
+from ...core.graph import TaskGraph
+from ...core.machine import PlanError, shorten
+from ...core.placement import Refused
+from ...core.tasks import GraphError, Kind, parse_task, widths
+from ...passes.choices import Parts
+from ...passes.split import to_be_priced
+from ...plans.memory import MemoryLimitError
+from ...plans.plan import PipelinePlan, Plan
+from ...pricing.cost import CostModel, counts_up_to
+from ..shared_lanes import critical_path
 
 CHAIN = (Kind.F, Kind.O, Kind.B, Kind.R)  #: the kinds of the critical chain of a step
 MOST = 1.15  #: parts that together take so many times as long as the whole task are not worth it
@@ -133,51 +130,3 @@ def balanced(graph: TaskGraph, times: Mapping[int, Floats], lanes: int, sync: fl
             width[t], now[:, t] = count, times[count][:, t]
         if (width == before).all():
             return width
-
-
-def critical_path(graph: TaskGraph, time: Floats) -> list[int]:
-    """The tasks of the longest way through a step."""
-    way = ways(graph, time)
-    path = [int(np.argmax(way))]
-    while after := graph.succs[path[-1]].tolist():
-        path.append(max(after, key=way.__getitem__))
-    return path
-
-
-def ways(graph: TaskGraph, time: Floats) -> list[float]:
-    """The longest way from each task to the end of a step, its own time included."""
-    way: list[float] = time.tolist()
-    for t in reversed(range(len(graph))):
-        way[t] += max((way[s] for s in graph.succs[t].tolist()), default=0.0)
-    return way
-
-
-# --------------------------------------------------------------------------------------------------------------- orders
-def shared(graph: TaskGraph, cost: CostModel, lanes: list[str]) -> Schedule:
-    """Any task on any lane: a lane that is free takes the ready task with the longest way to the end of the step, if
-    possible one of the part that this lane took before, whose rows are in its cache. So weight gradients fill the gaps
-    of the chain (list scheduling by critical paths: Graham, 1969; Kohler, 1975)."""
-    time, missing = cost.durations(graph) + cost.launch, np.diff(graph.preds.ptr).tolist()
-    way, part = ways(graph, time), unpack(graph.keys).part.tolist()
-    free, orders = [0.0] * len(lanes), [list[int]() for _ in lanes]
-    later = [(0.0, t) for t, n in enumerate(missing) if not n]  # a heap: when a task is ready
-    ready: list[tuple[float, int]] = []  # a heap: the longest way first
-    for _ in range(len(graph)):
-        lane = min(range(len(lanes)), key=free.__getitem__)
-        if not ready:
-            free[lane] = max(free[lane], later[0][0])
-        while later and later[0][0] <= free[lane]:
-            t = heapq.heappop(later)[1]
-            heapq.heappush(ready, (-way[t], t))
-        first = heapq.heappop(ready)
-        if ready and part[first[1]] and (part[first[1]] - 1) % len(lanes) != lane and (
-                (part[ready[0][1]] - 1) % len(lanes) == lane and first[0] + time[first[1]] > ready[0][0]):
-            first = heapq.heapreplace(ready, first)  # hardly shorter, and this lane's own part
-        t = first[1]
-        orders[lane].append(t)
-        end = free[lane] = free[lane] + time[t]
-        for s in graph.succs[t].tolist():
-            missing[s] -= 1
-            if not missing[s]:
-                heapq.heappush(later, (end, s))
-    return Schedule.of(graph, {Lane(0, name): order for name, order in zip(lanes, orders, strict=True)})

@@ -16,15 +16,15 @@ from typing import Any
 
 import numpy as np
 
-from ..core.graph import TaskGraph
-from ..core.machine import PlanError
-from ..core.placement import Refused
-from ..core.tasks import Kind
-from ..passes.offload import EACH
-from ..passes.shard import Shards
-from ..plans.memory import MemoryLimitError
-from ..plans.plan import Plan
-from ..pricing.cost import CostModel
+from ...core.graph import TaskGraph
+from ...core.machine import PlanError
+from ...core.placement import Refused
+from ...core.tasks import Kind
+from ...passes.offload import EACH
+from ...passes.shard import Shards
+from ...plans.memory import MemoryLimitError
+from ...plans.plan import Plan
+from ...pricing.cost import CostModel
 from .away import offloading
 from .kept import chain, dropped, optimal
 

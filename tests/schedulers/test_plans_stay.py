@@ -1,0 +1,25 @@
+"""Every policy's plans, with every choice besides the order, say what they said before: `tests/helpers/golden_plans.py`
+has the grid, and writes `plans.json` again if a plan shall change."""
+
+from __future__ import annotations
+
+import json
+
+import golden_plans
+import pytest
+
+CASES = dict(golden_plans.cases())
+KNOWN = json.loads(golden_plans.FILE.read_text())
+
+
+def test_the_record_has_all_plans() -> None:
+    assert KNOWN.keys() == CASES.keys()
+
+
+@pytest.mark.parametrize("share", [120, pytest.param(12, marks=pytest.mark.slow),
+                                   pytest.param(1, marks=pytest.mark.campaign)])
+def test_plans_are_those_of_the_record(share: int) -> None:
+    """One of `share` plans: file, remarks, notes, limit, predicted step and planned peaks, or why there is none."""
+    names = [*CASES][::share]
+    changed = [name for name in names if golden_plans.fingerprint(CASES[name]) != KNOWN[name]]
+    assert not changed
