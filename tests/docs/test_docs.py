@@ -15,7 +15,8 @@ from helpers import ROOT, need
 from minidl.cli import main
 from minidl.cli.parser import parse
 
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *sorted(ROOT.glob("minidl/*/README.md")),
+         *sorted(ROOT.glob("schedulers/*/README.md"))]
 #: Python files that the site shows as pages
 PYTHON = [*(ROOT / "docs" / "tutorial").glob("chapter*.py"), *(ROOT / "docs" / "extend").glob("*.py"),
           ROOT / "docs" / "race.py"]

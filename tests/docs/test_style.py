@@ -10,7 +10,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 MADE = {"results.md", "composition.md"}  # by programs
-PAGES = [ROOT / "README.md", *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in MADE)]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("minidl/*/README.md")), *sorted(ROOT.glob("schedulers/*/README.md")),
+         *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page.name not in MADE)]
 #: pattern -> how often it is there today; before anybody counted, there were 53 in all
 HABITS = {
     r"\b(?:is|are|was|were|being)\s+(?:refused|told)\b(?!\s+by\b)": 0,  # by whom?
