@@ -26,7 +26,7 @@ from .pipeline.policy import Policy
 from .pipeline.proof import prove
 from .pipeline.synthetic import GivenTimes, Pipeline
 from .registry import Function, Scheduler, blamed, name_of, scheduler_of
-from .saved import choices_in, moves_in, without_copies
+from .saved import choices_in, moves_in, slips, without_copies
 from .search import arranged, searched
 from .search.away import moved
 from .search.kept import dropped
@@ -51,8 +51,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     task reads, where slices begin).
 
     Raises ValueError if the policy cannot plan this, PlanError for arguments that make no sense, PipelineError if the
-    graph cannot be a pipeline, ScheduleError for a schedule that is not valid, and MemoryLimitError for a plan above
-    the limit.
+    graph cannot be a pipeline, ScheduleError for an order that is not valid, MemoryLimitError above the limit.
     """
     times = isinstance(graph, Pipeline)
     cost = CostModel.analytic() if cost is None and not times else cost
@@ -108,8 +107,8 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
         raise blame from error
     finally:
         os.chdir(here or ".")  # names of files stay what they are, even if a user's policy has gone to another folder
-    slips = order.slips if isinstance(order, Schedule) else ()
-    plan = replace(plan, choices=choices, remarks=(*plan.remarks, *slips), within=less and (lambda limit: made(
+    notes = slips(order) if isinstance(order, Schedule) else ()
+    plan = replace(plan, choices=choices, remarks=(*plan.remarks, *notes), within=less and (lambda limit: made(
         problem, chosen, cost, machine, choices, limit, replace(less(limit), cost=found.cost))))
     if not isinstance(plan, PipelinePlan):
         return plan.divided()

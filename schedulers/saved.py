@@ -5,8 +5,10 @@ which policy and options made it. With these an order can be proved and run agai
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
+from difflib import SequenceMatcher
 from typing import Any
 
 import numpy as np
@@ -105,6 +107,20 @@ def moves_in(order: Schedule) -> Moves | None:
     except (ValueError, TypeError, RecursionError):
         pass
     raise ScheduleError(f"the plan's {AWAY!r} is {order.notes[AWAY][:40]!r}; it must say what, window and most")
+
+
+def slips(order: Schedule) -> tuple[str, ...]:
+    """A note on each lane that may be a slip of the pen: its name resembles another one of the same rank, which has
+    more than twice as many tasks. Names with other numbers do not count, such as `stage1` and `stage2`."""
+    count = dict(zip(order.lanes, np.diff(order.ptr).tolist(), strict=True))
+    plain = {lane: re.sub(r"\d+", "", lane.name) for lane in order.lanes}
+    found = [(lane, [other for other in order.lanes if other.rank == lane.rank and plain[other] != plain[lane]
+                     and count[other] > 2 * count[lane]
+                     and SequenceMatcher(None, lane.name.lower(), other.name.lower()).ratio() >= 0.7])
+             for lane in order.lanes]
+    return tuple(f"lane {lane} has only {count[lane]} task{'s' * (count[lane] != 1)}, and its name is like "
+                 f"{like[0]} with {count[like[0]]}: if it is a slip, correct it; else it is a stream of its own"
+                 for lane, like in found if like)
 
 
 def part_bytes_in(schedule: Schedule) -> int | None:

@@ -13,14 +13,14 @@ from ..core.draw import timeline_svg
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.placement import Refused
-from ..core.schedule import ScheduleError
+from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import parse_task, repack, task_name
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
 from ..schedulers.pipeline import for_torch, price, read_file
-from ..schedulers.saved import SUMS, kind_of
+from ..schedulers.saved import SUMS, kind_of, slips
 from ..system.files import write_atomic
 from ..system.process import paused
 from ..views.page import Shown
@@ -103,7 +103,7 @@ def check(arguments: Any) -> int:
     the culprit marked in its grid. Raises ScheduleError for a file that is not a plan."""
     graph, order, cost, machine, options = (pipeline.given(arguments) if arguments.subject in "cp"
                                             else _given(arguments))
-    show.notes(getattr(order.function, "slips", ()))
+    show.notes(slips(order.function) if isinstance(order.function, Schedule) else ())
     try:
         made = schedulers.plan(graph, order, cost, machine, **options)
     except (ScheduleError, MemoryLimitError) as error:

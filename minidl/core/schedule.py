@@ -9,7 +9,6 @@ from __future__ import annotations
 import csv
 import difflib
 import io
-import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from .columns import Columns, Ints, Rows, offsets, prepared, run_lanes, spread
 from .graph import TaskGraph
-from .tasks import GraphError, Kind, parse_task, repack, task_name, unpack
+from .tasks import GraphError, parse_task, repack, task_name, unpack
 
 HEADER = ["rank", "lane", "task"]
 MOST_LANES = 1 << 16  #: the most lanes of a schedule that is read
@@ -127,20 +126,6 @@ class Schedule(Columns):
     def ranks(self) -> int:
         return max((lane.rank for lane in self.lanes), default=-1) + 1
 
-    @property
-    def slips(self) -> tuple[str, ...]:
-        """A note on each lane that may be a slip of the pen: its name resembles another one of the same rank, which has
-        more than twice as many tasks. Names with other numbers do not count, such as `stage1` and `stage2`."""
-        count = dict(zip(self.lanes, np.diff(self.ptr).tolist(), strict=True))
-        plain = {lane: re.sub(r"\d+", "", lane.name) for lane in self.lanes}
-        found = [(lane, [other for other in self.lanes if other.rank == lane.rank and plain[other] != plain[lane]
-                         and count[other] > 2 * count[lane]
-                         and difflib.SequenceMatcher(None, lane.name.lower(), other.name.lower()).ratio() >= 0.7])
-                 for lane in self.lanes]
-        return tuple(f"lane {lane} has only {count[lane]} task{'s' * (count[lane] != 1)}, and its name is like "
-                     f"{like[0]} with {count[like[0]]}: if it is a slip, correct it; else it is a stream of its own"
-                     for lane, like in found if like)
-
     def lane_of_each(self) -> Ints:
         """For every entry the index of its lane."""
         return np.repeat(np.arange(len(self.lanes), dtype=np.int32), np.diff(self.ptr))
@@ -237,17 +222,6 @@ class Schedule(Columns):
         keys = [np.concatenate([own.get(lane, none)[0], keys]) for lane, keys in more.items()]
         second = [np.concatenate([own.get(lane, none)[1], np.zeros(len(keys), bool)]) for lane, keys in more.items()]
         return Schedule.of_keys(more, keys, None if self.joined is None else np.concatenate(second))
-
-    def fused(self, stages: int, micro_batches: int) -> bool | NDArray[np.bool_]:
-        """Where it has one B in place of O and W: bools [stage, micro-batch], or False. The proof reports tasks out of
-        range."""
-        own = unpack(self.keys)
-        joint = (own.kind == Kind.B) & (own.unit < stages) & (own.micro_batch < micro_batches)
-        if not joint.any():
-            return False
-        found = np.zeros((stages, micro_batches), bool)
-        found[own.unit[joint], own.micro_batch[joint]] = True
-        return found
 
     def actions(self) -> tuple[Ints, Ints]:
         """(each entry's action, where each lane begins among the actions). A pair is one action, else each entry."""

@@ -6,11 +6,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import offsets
+from ..core.columns import offsets, spread
 from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, unpack
+from .boundary import Mask
 from .draft import Draft
 from .rewrite import fuse
+
+
+def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | Mask:
+    """Where the schedule has one B in place of O and W: bools [stage, micro-batch], or False. The proof reports tasks
+    out of range."""
+    own = unpack(schedule.keys)
+    unit, micro_batch = own.unit, own.micro_batch
+    joint = (own.kind == Kind.B) & (unit < stages) & (micro_batch < micro_batches)
+    if not joint.any():
+        return False
+    return spread((unit[joint], micro_batch[joint]), True, (stages, micro_batches))
 
 
 def backwards_apart(draft: Draft, parts: int = 1) -> Draft:
@@ -29,5 +41,5 @@ def backwards_apart(draft: Draft, parts: int = 1) -> Draft:
 
 def fused_backwards(draft: Draft) -> Draft:
     """The tasks of the order. Raises GraphError if another task needs one of the two and the other needs that task."""
-    which = draft.order.fused(draft.placement.stages, draft.micro_batches)
+    which = fused_in(draft.order, draft.placement.stages, draft.micro_batches)
     return draft if isinstance(which, bool) else draft.merged(*fuse(draft.graph, which))

@@ -4,6 +4,7 @@
 """
 
 from ...core.placement import PipelineError, Placement, Versions
+from ...passes.backward import fused_in
 from ...passes.send_receive import add_communication
 from ...plans.plan import PipelinePlan
 from ..saved import POLICY, cut_in
@@ -22,5 +23,5 @@ from .synthetic import Pipeline
 __all__ = ["OF_ORDERS", "POLICY", "Pipeline", "PipelineError", "PipelinePlan", "Placement", "Policy", "Price",
            "Problem", "Versions", "add_communication", "balanced", "bounds",
            "chunks_in", "costs", "cut", "cut_in", "for_torch",
-           "from_torch", "grid", "in_stages", "options_of", "price", "prove", "read_file",
+           "from_torch", "fused_in", "grid", "in_stages", "options_of", "price", "prove", "read_file",
            "read_schedule", "stage_graph", "to_torch"]

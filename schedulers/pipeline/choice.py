@@ -12,6 +12,7 @@ from typing import Any
 
 from ...core.placement import PipelineError, Placement
 from ...core.schedule import Schedule
+from ...passes.backward import fused_in
 from ...plans.plan import PipelinePlan
 from ..ordered import Ordered, as_ordered
 from .peaks import CapError
@@ -60,7 +61,7 @@ def makespan(problem: Problem, schedule: Schedule) -> float:
     """The simulated time of an order, barrier to barrier. Raises ScheduleError for an invalid order, CapError if it
     holds more activations than the problem's cap."""
     stages, m, placement = problem.placement.stages, problem.micro_batches, problem.placement
-    graph = stage_graph(stages, m, schedule.fused(stages, m), placement.directions)
+    graph = stage_graph(stages, m, fused_in(schedule, stages, m), placement.directions)
     plan = PipelinePlan("candidate", graph, schedule, problem.cost, placement.ranks, placement=placement,
                         micro_batches=m, cap=problem.cap)
     return price(prove(plan)).makespan

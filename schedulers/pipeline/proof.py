@@ -17,6 +17,7 @@ from ...core.machine import Machine
 from ...core.placement import PipelineError, Placement, Versions, bidirectional, check_numbers
 from ...core.schedule import Schedule
 from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, SENDS, GraphError, Kind, pack, task_name, unpack
+from ...passes.backward import fused_in
 from ...passes.draft import Draft
 from ...passes.messages import check_rendezvous, overtaken, waits_in_circle
 from ...passes.placed import moved
@@ -136,7 +137,7 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
     _once(compute, ranks, ranks * chunks, micro_batches, like.graph if like is not None and stale else graph)
     placement = (_placement(compute, ranks, micro_batches, chunks, asked, graph is None) if like is None
                  else like.placement)
-    joint = compute.fused(placement.stages, micro_batches)
+    joint = fused_in(compute, placement.stages, micro_batches)
     if graph is None:
         _complete(compute, placement.stages, micro_batches)
         free = AS_TORCH in schedule.notes.items() and bool(descending(compute).size)

@@ -12,6 +12,7 @@ import numpy as np
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, check_numbers, is_whole
 from ...core.tasks import unpack
+from ...passes.backward import fused_in
 from ...passes.choices import Choices
 from ...passes.draft import Draft
 from ...plans.plan import PipelinePlan
@@ -100,7 +101,7 @@ class GivenTimes:
             raise PipelineError(f"{self.policy.name} orders {total} micro-batches; there are "
                                 f"{self.problem.micro_batches}")
         graph = found.graph or stage_graph(
-            place.stages, total, schedule.fused(place.stages, total), place.directions,
+            place.stages, total, fused_in(schedule, place.stages, total), place.directions,
             self.problem.message_bytes or max(draft.cost.sizes.get("message_bytes", ()), default=0))
         return replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
 

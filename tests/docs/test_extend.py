@@ -22,11 +22,11 @@ from minidl.cli import main
 from minidl.core.graph import GraphBuilder, Role
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import Kind
+from minidl.passes import every
 from minidl.passes.draft import Draft
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
-from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline import models as stages
+from minidl.schedulers import pipeline, planner
 from minidl.system.loading import function_of
 
 EXTEND = ROOT / "docs" / "extend"
@@ -110,7 +110,8 @@ def test_a_pass_of_ones_own_is_a_line_of_the_list(monkeypatch: pytest.MonkeyPatc
 
     graph = averaged(Draft.of(recorded())).graph
     alone = averages(ml.StreamExecutor(graph, schedulers.in_order(graph)))
-    monkeypatch.setattr(stages, "BEFORE_THE_ORDER", (averaged, *stages.BEFORE_THE_ORDER))
+    line = averaged, every.STAGES, lambda draft, choices: True
+    monkeypatch.setattr(planner, "BEFORE_THE_ORDER", (line, *every.BEFORE_THE_ORDER))
     for policy in ("zb_h1", "gpipe"):
         plans = [ml.plan(recorded(), policy, machine=ml.Machine(ranks=2)) for _ in range(2)]
         of_each = run_ranks(2, lambda comm, plans=plans: averages(

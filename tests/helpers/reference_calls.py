@@ -94,6 +94,7 @@ def _layers() -> None:
         act(x).sum().backward()
     for loss in (ops.l1_loss, ops.smooth_l1_loss, ops.binary_cross_entropy_with_logits, ops.kl_div):
         loss(x, ops.sigmoid(x * 0.5).detach()).backward()  # not of x, where the gradient of bce is only rounding
+    nn.functional.binary_cross_entropy(ops.sigmoid(x), ops.sigmoid(x * 0.5)).backward()
 
 
 def _sequences() -> None:

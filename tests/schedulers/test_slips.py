@@ -11,6 +11,7 @@ from command_line import SMALL, run
 
 import minidl as ml
 from minidl.core.schedule import Lane, Schedule
+from minidl.schedulers.saved import slips
 
 
 def named(**lanes: int) -> Schedule:
@@ -24,11 +25,11 @@ def named(**lanes: int) -> Schedule:
     ({"main": 9, "comm": 1, "in": 1, "out": 1}, []), ({"stage1": 9, "stage2": 1, "stage": 1}, []),
     ({"forward": 9, "backward": 1}, []), ({"main": 9, "mian": 0}, ["mian"])])
 def test_a_lane_whose_name_is_like_another_one_is_noted(lanes: dict[str, int], noted: list[str]) -> None:
-    assert [note.split()[1] for note in named(**lanes).slips] == [f"0/{name}" for name in noted]
+    assert [note.split()[1] for note in slips(named(**lanes))] == [f"0/{name}" for name in noted]
 
 
 def test_lanes_of_other_ranks_are_not_compared() -> None:
-    assert not Schedule.from_names({Lane(0, "main"): ["0F0", "1F0", "2F0"], Lane(1, "mian"): ["3F0"]}).slips
+    assert not slips(Schedule.from_names({Lane(0, "main"): ["0F0", "1F0", "2F0"], Lane(1, "mian"): ["3F0"]}))
 
 
 @pytest.mark.parametrize("parallel", [[], ["--parallel", "data", "--ranks", "2"]])

@@ -267,8 +267,8 @@ def test_a_rank_that_is_not_alone_says_which_it_is_and_kills_itself(no_signal, m
     monkeypatch.setattr(interrupts.os, "kill", lambda process, number: ends.append((process, number)))
     monkeypatch.setattr(interrupts.os, "_exit", ends.append)
     for size in (1, 2):
-        monkeypatch.setattr(interrupts.process, "size", lambda size=size: size)
-        monkeypatch.setattr(interrupts.process, "rank", lambda: 1)
+        monkeypatch.setattr(interrupts.launcher, "size", lambda size=size: size)
+        monkeypatch.setattr(interrupts.launcher, "rank", lambda: 1)
         interrupts.say(signal.SIGINT)
         interrupts.leave(signal.SIGINT)
     assert capfd.readouterr().err == "minidl: stopped by SIGINT\nminidl: rank 1: stopped by SIGINT\n"

@@ -47,7 +47,7 @@ def graph() -> TaskGraph:
 def test_an_error_of_our_own_is_internal(name: str, monkeypatch: pytest.MonkeyPatch,
                                          capsys: pytest.CaptureFixture[str]) -> None:
     """It was the user's PlanError."""
-    monkeypatch.setattr(planner, "planned", of(name, planner.__file__))
+    monkeypatch.setattr(planner, "through", of(name, planner.__file__))
     with pytest.raises((ValueError, LookupError, TypeError, AttributeError, AssertionError)) as found:
         ml.plan(graph(), "in_order")
     assert not isinstance(found.value, PlanError)
