@@ -21,6 +21,7 @@ from ..core.placement import PipelineError
 from ..core.schedule import Schedule, ScheduleError
 from ..passes.delayed import delayed
 from ..passes.draft import Draft, Sums
+from ..passes.every import options_of_passes
 from ..passes.halves import in_halves
 from ..system.loading import foreseen, function_of, line_of, needs_function, text_of
 from . import pipeline
@@ -84,7 +85,8 @@ class Scheduler:
             return pipeline.OF_ORDERS if self.parallel == "pipeline" else {}
         if isinstance(self.function, Policy):
             return pipeline.options_of(self.function)
-        return self.function.options if isinstance(self.function, OnAllRanks) else beyond(self.function, 3)
+        own = self.function.options if isinstance(self.function, OnAllRanks) else beyond(self.function, 3)
+        return own if self.own else own | dict(options_of_passes(True))
 
     @property
     def staged(self) -> Policy:

@@ -13,6 +13,7 @@ from ..core.machine import Machine, PlanError
 from ..core.schedule import Schedule
 from ..passes.choices import Choices
 from ..passes.draft import Draft
+from ..passes.every import options_of_passes
 from ..passes.shard import costs, searched
 from ..plans.plan import Plan
 from ..pricing.cost import CostModel
@@ -40,7 +41,9 @@ class Whole:
         """The policy of the step, which may be the one behind an order, and its options."""
         how = self.chosen.function
         under, known = made_by(how) if isinstance(how, Schedule) else (None, {})
-        return (self.chosen, {**self.choices.options}) if under is None else (under, known)
+        asked = {} if self.chosen.own else options_of_passes(True)
+        own = {name: value for name, value in self.choices.options.items() if name not in asked}
+        return (self.chosen, own) if under is None else (under, known)
 
     def draft(self) -> Draft:
         """The step, with the sums over ranks that its policy asks for."""
@@ -94,4 +97,4 @@ class Whole:
         if shared.level:
             cost, remarks = costs(draft, cost), remarks + searched(draft, shared)
         return Plan(self.chosen.name, draft.graph, draft.schedule, cost, self.machine.size, limit,
-                    {**self.policy[1], **found.notes}, remarks)
+                    {**self.choices.options, **self.policy[1], **found.notes}, remarks)

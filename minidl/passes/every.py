@@ -8,7 +8,8 @@ is `ALONE`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import cache
 from inspect import Parameter, signature
 from typing import Any
@@ -24,6 +25,7 @@ from .counts import counted_by_each
 from .directions import two_directions
 from .draft import ALONE, Draft
 from .followers import followers
+from .lag import fenced, in_time
 from .loss_scale import loss_scale_by_stage
 from .norms import norms_by_stage
 from .offload import offload
@@ -88,6 +90,10 @@ def _cut(draft: Draft, choices: Choices) -> bool:
     return choices.parts not in (1, {})
 
 
+def _lags(draft: Draft, choices: Choices) -> bool:
+    return choices.options.get("lag") is not None
+
+
 def _orders(draft: Draft, *kinds: Kind) -> bool:
     return draft.schedule is not None and bool(np.isin(unpack(draft.schedule.keys).kind, kinds).any())
 
@@ -109,6 +115,7 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (reverse, STAGES, lambda draft, choices: draft.reverses),  # before recompute, which may take other layers
     (recompute, BOTH, lambda draft, choices: choices.dropped),  # when each F has its final reads: an R has the same
     (split, WHOLE, _cut),  # an R is cut as well; stages are cut when they are in order
+    (fenced, WHOLE, _lags),  # after all that adds or cuts weight gradients
     (in_stages, STAGES, lambda draft, choices: True),  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Step, ...] = (
@@ -116,6 +123,7 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     # refuses what has no effect, whatever else a step lacks
     (sums_asked_for, STAGES, lambda draft, choices: {"all_reduces", "part_bytes"} & choices.options.keys()),
     (followers, STAGES, _never_drains),  # before O and W become one task: the rank of W decides where weights live
+    (in_time, STAGES, _lags),  # while O and W are apart
     (fused_backwards, STAGES, lambda draft, choices: not draft.read and _orders(draft, Kind.B)),
     (updates_last, STAGES, lambda draft, choices: not (draft.stale or draft.read)),  # for pipelines that drain;
     (updates_together, STAGES, _versioned),  # and for those that never do: first the updates that wait for all stages,
@@ -130,11 +138,14 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (side_by_side, STAGES, _cut),  # lanes of their parts
 )
 OF_A_PLAN: tuple[Step, ...] = ((offload, BOTH, lambda draft, choices: True),)  #: when the bytes of a plan are known
-#: the options of the passes after the order, each by its name; all plans have the others
-OPTIONS: dict[str, Parameter] = {
-    option: parameter for each, *_ in AFTER_THE_ORDER
-    for option, parameter in [*signature(each, eval_str=True).parameters.items()][1:]
-    if option not in ("dropped", "shard", "parts")}
+
+
+@cache
+def options_of_passes(whole: bool) -> Mapping[str, Parameter]:
+    """The options, besides choices, of the passes over steps that are not cut, or over stages."""
+    return {name: parameter for each, where, _ in (*BEFORE_THE_ORDER, *AFTER_THE_ORDER) if whole in where
+            for name, parameter in [*signature(each, eval_str=True).parameters.items()][1:]
+            if name not in {field.name for field in fields(Choices)} | {"shard"}}
 
 
 @cache

@@ -18,7 +18,7 @@ from ...core.placement import PipelineError, Placement, Refused, check_numbers
 from ...core.tasks import Kind
 from ...passes.choices import Choices
 from ...passes.draft import Draft
-from ...passes.every import BEFORE_THE_ORDER, OPTIONS, through
+from ...passes.every import BEFORE_THE_ORDER, options_of_passes, through
 from ...passes.shard import searched
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
@@ -41,7 +41,7 @@ OF_CUTS = {name: OF_ORDERS[name] for name in ("chunks", "stage_of_unit")}
 
 def options_of(chosen: Policy) -> dict[str, Parameter]:
     """The options with which this policy plans a recorded step: of the cut, of the passes, and its own."""
-    return OF_CUTS | OPTIONS | chosen.options
+    return OF_CUTS | dict(options_of_passes(False)) | chosen.options
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ class Network:
     @cached_property
     def told(self) -> dict[str, Any]:
         """The options of passes."""
-        return {name: self.choices.options[name] for name in sorted(OPTIONS.keys() & self.choices.options.keys())}
+        known = options_of_passes(False).keys()
+        return {name: self.choices.options[name] for name in sorted(known & self.choices.options.keys())}
 
     @cached_property
     def options(self) -> dict[str, Any]:
