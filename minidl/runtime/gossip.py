@@ -15,8 +15,7 @@ import numpy as np
 
 from ..plans.program import Program
 from .clocks import Clock, Event
-from .comm import Communicator, Transfer
-from .comm.flight import Patience
+from .comm import Communicator, Patience, Transfer
 from .replica import Replica
 from .version_log import VersionRead
 

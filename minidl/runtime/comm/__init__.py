@@ -7,7 +7,9 @@ transport, nor on how tensors are cut, nor on which transfer ends first; and the
 
 from __future__ import annotations
 
+import ctypes
 import math
+import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +22,10 @@ SLOTS = 4  #: how many collectives can be in flight at the same time; a transpor
 WAIT_SECONDS = 60.0  #: how long ranks may wait for each other in a circle
 SILENT_SECONDS = 8.0  #: how long a rank may give no sign of life
 AT_WORK = 10  #: a rank waits this many times longer for one that is at work
+NAP, PROMPT_NAP = 2e-4, 2e-5  #: the longest nap of a thread that waits, and of one whose core has nothing else to do
+LOOKS = 8  #: between two naps of a lane that waits on a core of its own: messages are short; others share their core
+SLACK = 29  #: the request of Linux's prctl that sets how late naps of a thread may end, 50 us by default
+CHECK_SECONDS = 0.02  #: how often a waiting rank checks whether the others still run
 
 Transfer = Callable[[], Iterator[None]]  #: starts a transfer; each `next` polls it; it is over when the iterator ends
 
@@ -75,6 +81,43 @@ class Wait:
         over: its rank may not have looked since."""
         now = time.monotonic()
         return now - self.since > seconds and now - self.looked < seconds
+
+
+class Patience:
+    """Waits without burning a core: it polls at first, then naps ever longer. From time to time it checks for failures,
+    and whether the awaited transfer can still come. Call `reset` when something has arrived, and before the next
+    wait. `lane`: this thread computes when it does not wait; where each rank has a core to itself, its naps stay
+    short, with more `looks` between two, since its core has nothing else to do, and others wait for what it does."""
+
+    def __init__(self, communicator: Communicator, lane: bool = False) -> None:
+        self._communicator = communicator
+        self._longest, self.looks = NAP, 1
+        if lane and communicator.own_core:
+            self._longest, self.looks = PROMPT_NAP, LOOKS
+            if sys.platform == "linux":
+                ctypes.CDLL(None).prctl(SLACK, 1, 0, 0, 0)
+        self._told = False
+        self.reset()
+
+    def reset(self) -> None:
+        self._turns, self._since = 0, time.monotonic()
+        self._next_check = self._since + CHECK_SECONDS
+        if self._told:
+            self._communicator.publish(None)
+            self._told = False
+
+    def wait(self, peers: tuple[int, ...] = (), what: str = "") -> None:
+        """Naps once while this rank waits for the transfer `what` from or to these ranks (none: all others). Raises
+        RankError if another rank failed, or if `what` is given and the wait has become useless."""
+        self._turns += 1
+        time.sleep(min(2e-6 * self._turns, self._longest))
+        if time.monotonic() > self._next_check:
+            self._communicator.check()
+            self._communicator.publish(wait := Wait(peers, what or "to meet", self._since, time.monotonic()))
+            self._told = True
+            if what:
+                self._communicator.await_longer(wait)
+            self._next_check = time.monotonic() + CHECK_SECONDS
 
 
 class Communicator:
@@ -221,8 +264,6 @@ class Communicator:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order; also a barrier. Raises RankError if another rank fails."""
-        from .flight import Patience
-
         patience = Patience(self)
         try:
             for values in self._share(value):
@@ -268,5 +309,5 @@ class Communicator:
         """Frees what the transport holds."""
 
 
-__all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "RankError", "SilentRank", "Staged",
+__all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "Patience", "RankError", "SilentRank", "Staged",
            "Standstill", "Transfer", "Wait"]

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ...devices.lanes import Event
-from . import SLOTS, Communicator, RankError, Transfer, Wait
+from . import SLOTS, Communicator, Patience, RankError, Transfer
 
 CREDIT = 4 * 2**20  #: the most bytes in flight; a single transfer may exceed it
-NAP, PROMPT_NAP = 2e-4, 2e-5  #: the longest nap of a thread that waits, and of one whose core has nothing else to do
-LOOKS = 8  #: between two naps of a lane that waits on a core of its own: messages are short; others share their core
-SLACK = 29  #: the request of Linux's prctl that sets how late naps of a thread may end, 50 us by default
-CHECK_SECONDS = 0.02  #: how often a waiting rank checks whether the others still run
 
 
 class Abandoned(RuntimeError):
@@ -30,43 +23,6 @@ class TransferError(RuntimeError):
     def __init__(self, error: BaseException, task: int) -> None:
         super().__init__(str(error))
         self.error, self.task = error, task
-
-
-class Patience:
-    """Waits without burning a core: it polls at first, then naps ever longer. From time to time it checks for failures,
-    and whether the awaited transfer can still come. Call `reset` when something has arrived, and before the next
-    wait. `lane`: this thread computes when it does not wait; where each rank has a core to itself, its naps stay
-    short, with more `looks` between two, since its core has nothing else to do, and others wait for what it does."""
-
-    def __init__(self, communicator: Communicator, lane: bool = False) -> None:
-        self._communicator = communicator
-        self._longest, self.looks = NAP, 1
-        if lane and communicator.own_core:
-            self._longest, self.looks = PROMPT_NAP, LOOKS
-            if sys.platform == "linux":
-                ctypes.CDLL(None).prctl(SLACK, 1, 0, 0, 0)
-        self._told = False
-        self.reset()
-
-    def reset(self) -> None:
-        self._turns, self._since = 0, time.monotonic()
-        self._next_check = self._since + CHECK_SECONDS
-        if self._told:
-            self._communicator.publish(None)
-            self._told = False
-
-    def wait(self, peers: tuple[int, ...] = (), what: str = "") -> None:
-        """Naps once while this rank waits for the transfer `what` from or to these ranks (none: all others). Raises
-        RankError if another rank failed, or if `what` is given and the wait has become useless."""
-        self._turns += 1
-        time.sleep(min(2e-6 * self._turns, self._longest))
-        if time.monotonic() > self._next_check:
-            self._communicator.check()
-            self._communicator.publish(wait := Wait(peers, what or "to meet", self._since, time.monotonic()))
-            self._told = True
-            if what:
-                self._communicator.await_longer(wait)
-            self._next_check = time.monotonic() + CHECK_SECONDS
 
 
 @dataclass(frozen=True)

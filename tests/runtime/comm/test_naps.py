@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from minidl.runtime.comm import flight
-from minidl.runtime.comm.flight import LOOKS, NAP, PROMPT_NAP, Flight, Patience
+from minidl.runtime import comm
+from minidl.runtime.comm import LOOKS, NAP, PROMPT_NAP, Patience
+from minidl.runtime.comm.flight import Flight
 
 
 @pytest.mark.parametrize(("lane", "own_core", "longest"), [
@@ -16,7 +17,7 @@ from minidl.runtime.comm.flight import LOOKS, NAP, PROMPT_NAP, Flight, Patience
 def test_a_lane_with_a_core_of_its_own_naps_briefly(monkeypatch, lane, own_core, longest):
     """Where ranks share cores, or the thread that waits shares its core with a lane, naps leave the core to others."""
     naps = []
-    monkeypatch.setattr(flight.time, "sleep", naps.append)
+    monkeypatch.setattr(comm.time, "sleep", naps.append)
     patience = Patience(SimpleNamespace(own_core=own_core, check=lambda: None, publish=lambda wait: None), lane)
     for _ in range(500):
         patience.wait()
@@ -33,7 +34,7 @@ def test_a_lane_that_shares_its_core_looks_once_between_naps(monkeypatch, own_co
     seen = []
     flight_ = Flight(SimpleNamespace(own_core=own_core, check=lambda: None, publish=lambda wait: None), lane=True)
     monkeypatch.setattr(flight_, "look", lambda: seen.append("look"))
-    monkeypatch.setattr(flight.time, "sleep", lambda seconds: seen.append("nap"))
+    monkeypatch.setattr(comm.time, "sleep", lambda seconds: seen.append("nap"))
     flight_.until(lambda: seen.count("nap") == 3, (1,), "a message")
     assert seen == [*["look"] * looks, "nap"] * 3
 
