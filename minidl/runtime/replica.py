@@ -128,8 +128,8 @@ class Replayed:
 
     timeline = log = None
 
-    def __init__(self, graph: TaskGraph, entries: Iterable[VersionRead], name: str, device: Any = None) -> None:
-        self._replica, self._name, self._step = Replica(graph, device=device), name, 0
+    def __init__(self, graph: TaskGraph, entries: Iterable[VersionRead], name: str) -> None:
+        self._replica, self._name, self._step = Replica(graph), name, 0
         self._versions, self._steps = Counter[tuple[int, int]](), grouped((e.step, e) for e in entries)
 
     def __call__(self, *inputs: Any) -> Any:

@@ -25,9 +25,9 @@ class Replay:
     `graph`: the recorded step, whose tasks run in the order of emission; `stage_of_unit`: the plan's. Parameters and
     states change as in the run."""
 
-    def __init__(self, graph: TaskGraph, stage_of_unit: Ints, device: Any = None) -> None:
+    def __init__(self, graph: TaskGraph, stage_of_unit: Ints) -> None:
         self.graph, self._stage = graph, np.asarray(stage_of_unit)[graph.unit].tolist()
-        self._bound = Bound(graph, None, device)
+        self._bound = Bound(graph, None)
         own: dict[int, set[int]] = {}
         first: dict[int, int] = {}  # storage -> the first stage that uses it, which updates it
         for t in np.flatnonzero(graph.kind == Kind.F).tolist():
