@@ -55,7 +55,7 @@ from ladder_table import brief
 from processes import GRACE, end
 
 import minidl as ml
-from minidl.devices.device import DeviceError
+from minidl.devices import DeviceError
 from minidl.system.files import write_atomic
 
 ROOT = Path(__file__).parent.parent

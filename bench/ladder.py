@@ -68,7 +68,7 @@ from ladder_torch import COMPILED
 from processes import end
 
 import minidl as ml
-from minidl.devices.device import DeviceError
+from minidl.devices import DeviceError
 from minidl.system.files import write_atomic
 
 #: seconds of a run of a network without earlier runs: on an H100 a first run took 26 to more than 150

@@ -54,8 +54,8 @@ from layerpipe import by_hand
 import minidl as ml
 from minidl import models, ops, optim, schedulers
 from minidl.core.schedule import RankGrid
-from minidl.core.tasks import Kind
-from minidl.core.timeline import Timeline, What
+from minidl.core.tasks import Kind, What
+from minidl.core.timeline import Timeline
 from minidl.measuring.links import measure_messages
 from minidl.measuring.measure import Profile
 from minidl.pricing.cost import CostModel

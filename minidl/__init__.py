@@ -26,7 +26,7 @@ _WHERE = {
     "Lane": "core.schedule", "Schedule": "core.schedule", "ScheduleError": "core.schedule",
     "simulate": "pricing.simulation", "measure": "measuring.measure",
     "micro_batch": "autograd.tape", "no_grad": "autograd.tape",
-    "set_default_device": "autograd.tape", "DeviceError": "devices.device", "Parameter": "autograd.tensor",
+    "set_default_device": "autograd.tape", "DeviceError": "devices", "Parameter": "autograd.tensor",
     "ShapeError": "autograd.tensor", "Tensor": "autograd.tensor", "array": "autograd.tensor",
     "Timeline": "core.timeline", "CheckError": "testing.checks", "gradcheck": "testing.checks",
     "kernelcheck": "testing.checks", "arange": "ops", "full": "ops", "ones": "ops", "ones_like": "ops", "rand": "ops",

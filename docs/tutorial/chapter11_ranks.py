@@ -11,8 +11,7 @@ import numpy as np
 import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.core.schedule import Schedule, ScheduleError
-from minidl.core.tasks import RECEIVES, SENDS
-from minidl.core.timeline import What
+from minidl.core.tasks import RECEIVES, SENDS, What
 from minidl.passes.messages import check_rendezvous
 from minidl.plans.program import lower
 from minidl.runtime.comm import Standstill

@@ -20,7 +20,7 @@ import numpy as np
 
 from ..core.graph import Role
 from ..core.tasks import Kind
-from ..devices.device import DeviceError
+from ..devices import DeviceError
 from . import tape as tapes
 from .tensor import FLOATS, HALVES, Node, Parameter, ShapeError, Tensor, array, cast, new
 

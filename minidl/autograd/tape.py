@@ -66,7 +66,7 @@ class Storage:
         """Gives the storage memory, filled with these values; without them, not filled."""
         memory = device.allocate(max(self.bytes, 1))
         if values is not None and self.bytes:
-            device.write(device.array(memory, devices.whole(self)), np.asarray(values))
+            device.write(device.array(memory, View.of(self)), np.asarray(values))
         # last: other threads, or a second try after an error, must not find memory without its values
         self.data, self.initial = memory, None
 
@@ -331,7 +331,7 @@ class Tape:
             memory |= {-1 - i: s.data for i, s in enumerate(work)}
             launch = Launch(call.kernel, tuple(t.view_of(numbers[id(t.storage)]) for t in call.reads),
                             tuple(t.view_of(numbers[id(t.storage)]) for t in call.writes),
-                            tuple(devices.whole(s, -1 - i) for i, s in enumerate(work)), tuple(call.constants.items()))
+                            tuple(View.of(s, -1 - i) for i, s in enumerate(work)), tuple(call.constants.items()))
             with np.errstate(all="ignore"):
                 for thunk in self.device.bind(launch, lambda v, memory=memory: self.device.array(memory[v.storage], v)):
                     thunk()
@@ -461,7 +461,7 @@ class Recorder(Tape):
             kernel = KERNELS[call.kernel]
             launches.append(Launch(
                 call.kernel, tuple([view for view, *_ in read]), tuple([view for view, *_ in written]),
-                tuple([devices.whole(s, self.number[s]) for s in work]), tuple(call.constants.items()),
+                tuple([View.of(s, self.number[s]) for s in work]), tuple(call.constants.items()),
                 device.cuts(kernel, call.reads, call.constants)))
             for _, buffers, size in read:
                 nbytes += size

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..core.graph import Role, View
-from ..core.tasks import Kind
+from ..core.tasks import Kind, strides_of
 from ..devices import device as devices
-from ..devices.device import strides_of, whole
 from . import tape as tapes
 from .initial import Initial
 from .tape import Storage, StoragePart
@@ -285,7 +284,7 @@ def host_storage(value: Any, role: Role, name: str) -> Storage:
     storage = Storage(name, value.shape, str(value.dtype), role)
     storage.allocate(device)
     if value.size:
-        device.write(device.array(storage.data, whole(storage)), value)
+        device.write(device.array(storage.data, View.of(storage)), value)
     return storage
 
 

@@ -41,13 +41,13 @@ def info(arguments: Any) -> int:
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
     """The GPUs; and if there are none, the reason."""
-    from ..devices import device
+    from ..devices import DeviceError, device
 
     found: list[dict[str, Any]] = []
     while True:
         try:
             about = device.get(f"cuda:{len(found)}").driver.describe()
-        except device.DeviceError as error:
+        except DeviceError as error:
             return found, str(error)
         found.append({"name": f"cuda:{len(found)}", "gpu": about.pop("name"), **about})
 

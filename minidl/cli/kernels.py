@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from ..core.columns import grouped
+from ..devices import DeviceError
 from ..devices import device as devices
-from ..devices.device import DeviceError
 from ..kernels import KERNELS
 from ..measuring.kernel_times import EXAMPLES, Timing, rate, timing
 from . import show

@@ -56,8 +56,8 @@ def _end(error: BaseException, communicator: MPI) -> NoReturn:
 
 def _gpus() -> int:
     """How many GPUs this process sees; 0 also if a package for them is missing."""
+    from ..devices import DeviceError
     from ..devices.cuda.device import gpus
-    from ..devices.device import DeviceError
 
     try:
         return gpus()

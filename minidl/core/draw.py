@@ -13,16 +13,19 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 import numpy as np
 
 from .columns import Ints
-from .graph import TaskGraph
 from .report import count_of, readable_unit
-from .schedule import Lane, Schedule
-from .tasks import COMMUNICATION, NAME, Kind, task_name, unpack
-from .timeline import Timeline, What
+from .tasks import COMMUNICATION, NAME, Kind, What, task_name, unpack
+
+if TYPE_CHECKING:
+    from .graph import TaskGraph
+    from .schedule import Lane, Schedule
+    from .timeline import Timeline
 
 #: group of slices -> its colour and its name in the legend; black text is readable on all of them
 PALETTE = {

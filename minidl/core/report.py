@@ -10,15 +10,18 @@ import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .columns import Floats, Ints, spread
-from .schedule import Lane
-from .tasks import Kind, pack, task_name, unpack, widths
-from .timeline import UNITS, Timeline, What
+from .tasks import Kind, What, pack, task_name, unpack, widths
 
+if TYPE_CHECKING:
+    from .schedule import Lane
+    from .timeline import Timeline
+
+UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: known units in microseconds; any other has no known length
 WIDTH = 100
 _LANE = 16  #: the width at which names of lanes are wrapped
 _PATH = 4  #: the most lines of the critical path, whose middle is left out

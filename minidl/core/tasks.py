@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,14 @@ class Kind(IntEnum):
     RF = 13  #: receive activation
     SO = 14  #: send gradient
     RO = 15  #: receive gradient
+
+
+class What(IntEnum):
+    """The kinds of a timeline's records."""
+
+    TASK = 0
+    WAIT = 1  #: the lane waited until a task of another lane or rank ended
+    TRANSFER = 2  #: the lane waited for data that were on their way from another rank
 
 
 COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group take part
@@ -219,6 +228,11 @@ class View:
     offset: int
     dtype: str
 
+    @classmethod
+    def of(cls, storage: Any, number: int = 0) -> View:
+        """All elements of a storage, which has this number in its graph."""
+        return cls(number, storage.shape, strides_of(storage.shape), 0, storage.dtype)
+
     @property
     def ndim(self) -> int:
         return len(self.shape)
@@ -231,6 +245,24 @@ class View:
         """The elements from `begin` to `end` along an axis."""
         shape = (*self.shape[:axis], end - begin, *self.shape[axis + 1 :])
         return replace(self, shape=shape, offset=self.offset + begin * self.strides[axis])
+
+
+@lru_cache(4096)
+def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides in elements."""
+    strides, step = [], 1
+    for n in reversed(shape):
+        strides.append(step)
+        step *= n
+    return tuple(reversed(strides))
+
+
+def strided(memory: Any, view: View, base: int = 0) -> Any:
+    """The array that `view` means in host memory, whose storage begins at byte `base`."""
+    size = np.dtype(view.dtype).itemsize
+    if 0 in view.shape:
+        return np.empty(view.shape, view.dtype)
+    return np.ndarray(view.shape, view.dtype, memory, base + view.offset * size, tuple(s * size for s in view.strides))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,20 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from . import report as reports
 from .columns import Floats, Ints, offsets, spread
 from .schedule import Lane
-from .tasks import RECEIVES, SENDS, task_name, unpack
+from .tasks import RECEIVES, SENDS, What, task_name, unpack
 
 MESSAGES = (*SENDS, *RECEIVES)
-UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: known units in microseconds; any other has no known length
-
-
-class What(IntEnum):
-    """The kinds of records."""
-
-    TASK = 0
-    WAIT = 1  #: the lane waited until a task of another lane or rank ended
-    TRANSFER = 2  #: the lane waited for data that were on their way from another rank
 
 
 @dataclass(frozen=True)
@@ -153,9 +144,7 @@ class Timeline:
 
     def __repr__(self) -> str:
         """`<Timeline predicted: makespan 339.8 us, 17 tasks on 1 lane>`; `print(timeline.report())` says more."""
-        from .report import title
-
-        return f"<Timeline {title(self)}>"
+        return f"<Timeline {reports.title(self)}>"
 
     def _repr_svg_(self) -> str:
         """The timeline as a picture, for notebooks."""
@@ -206,10 +195,10 @@ class Timeline:
         """The same times in another unit. Raises ValueError if the length of either unit is not known."""
         if unit == self.unit:
             return self
-        if unit not in UNITS or self.unit not in UNITS:
+        if unit not in reports.UNITS or self.unit not in reports.UNITS:
             raise ValueError(f"cannot compare times in {self.unit or 'an unknown unit'} with times in "
-                             f"{unit or 'an unknown unit'}; give the costs in {', '.join(UNITS)}")
-        scale = UNITS[self.unit] / UNITS[unit]
+                             f"{unit or 'an unknown unit'}; give the costs in {', '.join(reports.UNITS)}")
+        scale = reports.UNITS[self.unit] / reports.UNITS[unit]
         return replace(self, issued=self.issued * scale, start=self.start * scale, end=self.end * scale, unit=unit,
                        arrived=None if self.arrived is None else self.arrived * scale)
 
@@ -262,15 +251,11 @@ class Timeline:
     # ------------------------------------------------------------------------------------------------- text and files
     def summary(self) -> dict[str, Any]:
         """The report as data, for JSON: times in `unit`."""
-        from .report import summary
-
-        return summary(self)
+        return reports.summary(self)
 
     def report(self, width: int = 100) -> str:
         """As text, wrapped at `width` columns: the usage of each lane, the critical path, the longest tasks."""
-        from .report import report
-
-        return report(self, width)
+        return reports.report(self, width)
 
     def save(self, path: str | Path) -> None:
         """Writes a trace for ui.perfetto.dev, whole or not at all: `.json` or `.json.gz`.
@@ -286,4 +271,4 @@ class Timeline:
         """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file."""
         from .trace import load
 
-        return load(path)
+        return load(path, cls)

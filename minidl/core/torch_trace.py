@@ -27,7 +27,7 @@ from typing import Any
 from .schedule import MOST_LANES, Lane
 from .tasks import Kind, pack
 from .timeline import Timeline
-from .trace import content, load
+from .trace import content
 
 CALLS = re.compile(r"cpu_op|\w+_(runtime|driver)")  #: categories of calls of PyTorch and of the device's library
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -91,7 +91,7 @@ def load_torch(paths: Sequence[str | Path], known: Sequence[str] = ()) -> Timeli
     read = [_read(path, notes) for path in paths]
     if None in read:
         if len(paths) == 1:
-            return load(paths[0])
+            return Timeline.load(paths[0])
         raise ValueError(f"{paths[read.index(None)]} is a trace of minidl, which has all its ranks; give it alone")
     files, names, ranks = zip(*(file for file in read if file is not None), strict=True)
     named = len(paths) > 1 and None not in ranks

@@ -19,15 +19,18 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..system.files import LARGEST, read, write_atomic
 from .columns import Floats, spread
+from .report import UNITS
 from .schedule import MOST_LANES, Lane
-from .tasks import COMMUNICATION, Kind, parse_task, unpack
-from .timeline import UNITS, Timeline, What
+from .tasks import COMMUNICATION, Kind, What, parse_task, unpack
+
+if TYPE_CHECKING:
+    from .timeline import Timeline
 
 _NCCL = {Kind.A: "ncclDevKernel_AllReduce", Kind.AS: "ncclDevKernel_ReduceScatter", Kind.AG: "ncclDevKernel_AllGather"}
 _CATEGORY = {What.TASK: "kernel", What.WAIT: "wait", What.TRANSFER: "transfer"}
@@ -171,12 +174,12 @@ def _slices(timeline: Timeline, thread: list[int], host: dict[int, int]) -> Iter
                 yield max(start[i], end[i] - 1), event
 
 
-def load(path: str | Path) -> Timeline:
-    """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file, OSError for one that
-    cannot be read."""
+def load(path: str | Path, make: type[Timeline]) -> Timeline:
+    """Makes a timeline of what `save` wrote, exact to the nanosecond. Raises ValueError for any other file, OSError for
+    one that cannot be read."""
     trace = content(path, _OURS)
     try:
-        return _timeline(trace)
+        return _timeline(trace, make)
     except (KeyError, IndexError, TypeError, AttributeError, ArithmeticError):
         why = "a part is missing or has another form"
     except ValueError as error:
@@ -216,7 +219,7 @@ def _unpacked(raw: bytes) -> bytes:
     return content
 
 
-def _timeline(trace: Any) -> Timeline:
+def _timeline(trace: Any, make: type[Timeline]) -> Timeline:
     head, found = trace["minidl"], trace["traceEvents"]
     slices = {e["args"]["record"]: e for e in found if e["ph"] == "X" and "record" in e["args"]}
     launches = {e["args"]["correlation"] - 1: e for e in found if e.get("cat") == "cuda_runtime"}
@@ -232,7 +235,7 @@ def _timeline(trace: Any) -> Timeline:
     both = [(flows["s"][i], flows["f"][i]) for i in sorted(flows["s"])]
     late = [f["args"]["arrived"] for _, f in both if "arrived" in f["args"]]
     what = {name: number for number, name in _CATEGORY.items()}
-    timeline = Timeline(
+    timeline = make(
         lanes=tuple(Lane(rank, name) for rank, name in head["lanes"]),
         what=np.array([what[e["cat"]] for e in rows], np.int8),
         key=np.array([parse_task(e["args"]["task"]) for e in rows], np.int64),

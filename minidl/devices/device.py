@@ -11,24 +11,21 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from ..core.graph import Cuts, Launch, View
+from ..core.tasks import strided
 from ..kernels import KERNELS, Kernel, Thunk, Work
 from ..system import process
-from . import far
+from . import DeviceError, far
 from .lanes import Threads
 from .lanes import Work as Tasks
 
 LANES = ("native", "python")
 ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
-
-
-class DeviceError(RuntimeError):
-    """A device is not available here, or cannot do something. The message is one line and says what is missing."""
 
 
 @dataclass(frozen=True)
@@ -120,13 +117,7 @@ class CPU:
         """Zeros in memory that is not the device's own: in a file. Raises OSError if there is no room for them."""
         return far.mapped(nbytes, self.far_file, rank)
 
-    def array(self, memory: Any, view: View, base: int = 0) -> Any:
-        """The strided array that `view` means in `memory`, whose storage begins at byte `base`."""
-        size = np.dtype(view.dtype).itemsize
-        if 0 in view.shape:
-            return np.empty(view.shape, view.dtype)
-        return np.ndarray(view.shape, view.dtype, memory, base + view.offset * size,
-                          tuple(s * size for s in view.strides))
+    array = staticmethod(strided)  #: the strided array that a view means in memory, from a byte on
 
     def work(self, kernel: Kernel) -> Work | None:
         """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
@@ -247,18 +238,3 @@ def of(memory: Any) -> Any:
 @cache
 def _cuts(kernel: str, axes: str, window: Any) -> Cuts:
     return Cuts(axes, Scratch(kernel), window)
-
-
-@lru_cache(4096)
-def strides_of(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides in elements."""
-    strides, step = [], 1
-    for n in reversed(shape):
-        strides.append(step)
-        step *= n
-    return tuple(reversed(strides))
-
-
-def whole(storage: Any, number: int = 0) -> View:
-    """All elements of a storage, which has this number in its graph."""
-    return View(number, storage.shape, strides_of(storage.shape), 0, storage.dtype)

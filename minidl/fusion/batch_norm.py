@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..core.graph import Launch, View
-from ..core.tasks import Kind
-from ..devices.device import strides_of
+from ..core.tasks import Kind, strides_of
 from .draft import Draft, DraftTask
 
 #: activations that a batch norm can end with, and whether their gradient reads the output (else the input)

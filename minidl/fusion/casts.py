@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ..core.columns import grouped
 from ..core.graph import Launch, Role, View
-from ..core.tasks import Kind
-from ..devices.device import strides_of
+from ..core.tasks import Kind, strides_of
 from .draft import Draft
 from .updates import UPDATES
 

@@ -12,7 +12,6 @@ import numpy as np
 from ..core.columns import Rows, grouped
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import repack
-from ..devices.device import whole
 from ..kernels import KERNELS
 
 
@@ -142,7 +141,7 @@ class Draft:
         spec = StorageSpec(name, tuple(shape), dtype, prod(shape) * np.dtype(dtype).itemsize, role)
         buffer = len(self.graph.buffer_bytes) + len(self.made)
         self.made.append(spec)
-        return whole(spec, len(self.graph.storages) + len(self.made) - 1), buffer
+        return View.of(spec, len(self.graph.storages) + len(self.made) - 1), buffer
 
     def buffers(self, *views: View) -> list[int]:
         """The buffers of the views that are whole storages."""

@@ -10,8 +10,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..core.graph import View
-from ..core.tasks import Kind
-from ..devices.device import strides_of
+from ..core.tasks import Kind, strides_of
 from ..kernels.conv_cuda import way
 from ..kernels.squeeze_excite import fits
 from .draft import Draft

@@ -18,7 +18,7 @@ from ..autograd.initial import constant
 from ..autograd.recording import Watched
 from ..autograd.tensor import FLOATS, Parameter, ShapeError, Tensor, array, host_storage
 from ..core.graph import Role
-from ..devices.device import strides_of
+from ..core.tasks import strides_of
 from ..ops.shape import axis_of
 
 __all__ = ["Dropout", "Flatten", "Hardtanh", "Identity", "Linear", "Module", "ModuleDict", "ModuleList", "PReLU",

@@ -17,8 +17,7 @@ from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
 from ..core.columns import offsets
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
-from ..core.tasks import GraphError
-from ..devices import device as devices
+from ..core.tasks import GraphError, strides_of
 from ..devices.far import FAR
 from ..kernels import Thunk
 from ..kernels.registry import check_range
@@ -83,7 +82,7 @@ class Bound:
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
         self.feed = self.device.feed(self._inputs)
         self._outputs = [self.array(v) for v in graph.outputs]
-        self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, devices.strides_of(v.shape))
+        self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, strides_of(v.shape))
                        for v in graph.outputs]
         self._indices = self._index_limits()
 

@@ -14,7 +14,7 @@ from threading import Lock, Semaphore
 from typing import Any
 
 from ..core.graph import TaskGraph
-from ..devices.device import DeviceError
+from ..devices import DeviceError
 from .replica import Replica
 from .version_log import VersionLog
 

@@ -30,10 +30,9 @@ from ..autograd.tensor import ShapeError, Tensor
 from ..core.columns import Ints, spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.schedule import Schedule
-from ..core.tasks import COMMUNICATION
-from ..core.timeline import Timeline, What
-from ..devices import device as devices
-from ..devices.device import DeviceError
+from ..core.tasks import COMMUNICATION, What
+from ..core.timeline import Timeline
+from ..devices import DeviceError
 from ..devices.lanes import CLOSED, LaneError, Work
 from ..kernels import Thunk
 from ..plans.program import Part, Program, lower
@@ -153,7 +152,7 @@ class Runtime:
             return spec
         memory = self.device.allocate(max(spec.bytes, 1))
         if spec.bytes:
-            self.device.write(self.device.array(memory, devices.whole(spec)), 0)
+            self.device.write(self.device.array(memory, View.of(spec)), 0)
         return self._shared_out(spec, memory)
 
     def _shared_out(self, spec: StorageSpec, memory: Any) -> StorageSpec:
@@ -193,15 +192,15 @@ class Runtime:
 
     def _snapshot(self, source: int, copy: int) -> Thunk:
         """A call that copies a scalar of the host for late tasks."""
-        return self.device.copier(*(self.device.array(spec.live.data, devices.whole(spec))
+        return self.device.copier(*(self.device.array(spec.live.data, View.of(spec))
                                     for spec in (self._storages[source], self._storages[copy])))
 
     def _fill(self, spec: StorageSpec) -> Thunk:
         """A call that fills a storage with what it holds when a loop begins."""
-        own = self.device.array(spec.live.data, devices.whole(spec))
+        own = self.device.array(spec.live.data, View.of(spec))
         if isinstance(spec.filled, float):
             return partial(self.device.write, own, spec.filled)
-        return self.device.copier(self.device.array(spec.filled.data, devices.whole(spec)), own)
+        return self.device.copier(self.device.array(spec.filled.data, View.of(spec)), own)
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def __call__(self, *inputs: Any) -> Any:

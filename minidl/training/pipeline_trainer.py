@@ -10,10 +10,10 @@ import numpy as np
 
 from .. import optim
 from ..autograd.tensor import Parameter
+from ..core.graph import View
 from ..core.machine import Machine
 from ..core.schedule import RankGrid
 from ..core.tasks import Kind, unpack
-from ..devices.device import whole
 from ..optim.rates import Rate
 from ..passes.messages import check_same_order
 from ..passes.versions import updates
@@ -99,7 +99,7 @@ class PipelineTrainer(Trainer):
 
     def _array(self, storage: int) -> Any:
         spec = self.recorded.graph.storages[storage]
-        return self.recorded.device.array(spec.live.data, whole(spec))
+        return self.recorded.device.array(spec.live.data, View.of(spec))
 
     def finish(self) -> None:
         """Ends the run. Every rank then has the losses, which are means over replicas, and the whole model. Raises

@@ -20,10 +20,10 @@ import numpy as np
 from ..core.columns import Ints, Rows, spread
 from ..core.draw import PALETTE, group_of
 from ..core.graph import TaskGraph
-from ..core.report import compare, critical_path, readable_unit, report, usage
+from ..core.report import UNITS, compare, critical_path, readable_unit, report, usage
 from ..core.schedule import Schedule
-from ..core.tasks import NAME, Kind, repack, task_name, unpack
-from ..core.timeline import UNITS, Timeline, What
+from ..core.tasks import NAME, Kind, What, repack, task_name, unpack
+from ..core.timeline import Timeline
 from ..passes.rewrite import unroll
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel

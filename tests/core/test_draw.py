@@ -21,8 +21,8 @@ from minidl.cli import main
 from minidl.core.draw import PALETTE, ansi, schedule_svg, timeline_svg
 from minidl.core.graph import GraphBuilder
 from minidl.core.schedule import Lane, Schedule
-from minidl.core.tasks import Kind, pack, parse_task, task_name, unpack
-from minidl.core.timeline import Timeline, What
+from minidl.core.tasks import Kind, What, pack, parse_task, task_name, unpack
+from minidl.core.timeline import Timeline
 from minidl.pricing.cost import CostModel
 from minidl.pricing.simulation import simulate
 

@@ -14,8 +14,8 @@ from random_plans import Plan, plans
 from minidl.core.graph import GraphBuilder
 from minidl.core.report import compare, critical_path, kinds, longest, usage
 from minidl.core.schedule import Lane, Schedule
-from minidl.core.tasks import Kind, parse_task
-from minidl.core.timeline import Timeline, What
+from minidl.core.tasks import Kind, What, parse_task
+from minidl.core.timeline import Timeline
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import simulate
 

@@ -17,7 +17,7 @@ import minidl as ml
 from minidl.cli import main
 from minidl.core.draw import timelines_svg
 from minidl.core.report import critical_path, usage
-from minidl.core.timeline import What
+from minidl.core.tasks import What
 from minidl.core.torch_trace import load_torch
 
 

@@ -20,8 +20,8 @@ import minidl as ml
 from minidl import nn, optim
 from minidl.core.graph import GraphBuilder
 from minidl.core.schedule import Lane, Schedule
-from minidl.core.tasks import COMMUNICATION, Kind, parse_task, unpack
-from minidl.core.timeline import Timeline, What
+from minidl.core.tasks import COMMUNICATION, Kind, What, parse_task, unpack
+from minidl.core.timeline import Timeline
 from minidl.core.trace import dumps
 from minidl.passes.rewrite import unroll
 from minidl.pricing.cost import CostModel

@@ -27,11 +27,11 @@ import minidl as ml
 from minidl import schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.core.graph import View
+from minidl.devices import DeviceError
 from minidl.devices.cuda import clock, lanes, products, tuner
 from minidl.devices.cuda import device as devices
 from minidl.devices.cuda import driver as drivers
 from minidl.devices.cuda.driver import DeviceArray, Driver
-from minidl.devices.device import DeviceError
 from minidl.kernels import KERNELS, cuda
 from minidl.runtime.executors import GraphExecutor, TaskError
 

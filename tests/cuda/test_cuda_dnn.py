@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from minidl.core.graph import View
+from minidl.core.tasks import strides_of
 from minidl.devices.cuda.dnn import LARGEST, Dnn
-from minidl.devices.device import strides_of
 from minidl.kernels import cuda
 
 

@@ -21,10 +21,10 @@ from minidl.autograd.tape import Tape, use
 from minidl.cli import main
 from minidl.core.graph import View
 from minidl.core.tasks import Kind
+from minidl.devices import DeviceError
 from minidl.devices.cuda import device as devices
 from minidl.devices.cuda import lanes
 from minidl.devices.cuda.device import Cuda
-from minidl.devices.device import DeviceError
 from minidl.devices.far import OnHost
 from minidl.measuring.far import measure_far
 from minidl.runtime.checking import random_schedule

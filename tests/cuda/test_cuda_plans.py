@@ -29,10 +29,10 @@ from helpers import PATIENCE, ROOT
 import minidl as ml
 from minidl import models, nn
 from minidl.autograd.tape import Tape, use
+from minidl.core.tasks import strides_of
 from minidl.devices.cuda import attention, tuner
 from minidl.devices.cuda.convolutions import Key
 from minidl.devices.cuda.dnn import LARGEST
-from minidl.devices.device import strides_of
 from minidl.fusion import fused
 from minidl.kernels import KERNELS, cuda
 

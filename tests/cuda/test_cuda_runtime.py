@@ -23,10 +23,11 @@ from minidl import data, models, nn, optim, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.cli import main
 from minidl.core.graph import View
+from minidl.core.tasks import strides_of
+from minidl.devices import DeviceError
 from minidl.devices.cuda import clock, lanes
 from minidl.devices.cuda import device as devices
 from minidl.devices.cuda.device import Cuda
-from minidl.devices.device import DeviceError
 from minidl.devices.lanes import Work
 from minidl.measuring import measure
 from minidl.measuring.pairs import measure_pairs
@@ -349,7 +350,7 @@ def test_what_is_written_is_read(device, shape, strides, offset):
     np.testing.assert_array_equal(there.fetch(array)(), value)
     assert there.interface(array)["data"][1] is False, "other libraries may write to it"
     copied = there.snapshot(array)
-    copy = there.array(copied, View(0, shape, ml.device.strides_of(shape), 0, "float32"))
+    copy = there.array(copied, View(0, shape, strides_of(shape), 0, "float32"))
     np.testing.assert_array_equal(there.read(copy), value)
 
 

@@ -21,9 +21,9 @@ from test_cuda_runtime import Run, equal
 
 from minidl import schedulers
 from minidl.core.graph import View
+from minidl.devices import DeviceError
 from minidl.devices.cuda import clock, tuner
 from minidl.devices.cuda.tuner import Tuner
-from minidl.devices.device import DeviceError
 from minidl.kernels import cuda
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 

@@ -17,7 +17,7 @@ import minidl as ml
 from minidl import nn, ops, optim
 from minidl.autograd.tape import Tape, use
 from minidl.core.graph import Launch, TaskGraph, View
-from minidl.devices.device import strides_of
+from minidl.core.tasks import strides_of
 from minidl.fusion import fused
 from minidl.fusion.attention import supported
 from minidl.kernels import KERNELS, cuda

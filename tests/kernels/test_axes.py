@@ -10,7 +10,8 @@ from helpers import random_array
 from kernel_examples import Example, arrays, examples
 
 from minidl.core.graph import Launch, View
-from minidl.devices.device import cpu, strides_of
+from minidl.core.tasks import strides_of
+from minidl.devices.device import cpu
 from minidl.kernels import KERNELS
 from minidl.passes.split import axes_of, cut_in_parts
 

@@ -15,7 +15,7 @@ from helpers import deadline
 import minidl as ml
 from minidl import schedulers
 from minidl.core.graph import View
-from minidl.devices.device import strides_of
+from minidl.core.tasks import strides_of
 from minidl.pricing.cost import Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.training.job import Job

@@ -12,8 +12,7 @@ import minidl as ml
 from minidl.core import columns
 from minidl.core.graph import GraphBuilder
 from minidl.core.schedule import Lane, Schedule, ScheduleError
-from minidl.core.tasks import COMMUNICATION, Kind
-from minidl.core.timeline import What
+from minidl.core.tasks import COMMUNICATION, Kind, What
 from minidl.pricing import simulation
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import CostModel, Link

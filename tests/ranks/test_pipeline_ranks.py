@@ -18,8 +18,8 @@ from launcher import MPIEXEC, printed
 import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.core.schedule import Lane, ScheduleError
-from minidl.core.tasks import Kind, parse_task
-from minidl.core.timeline import Timeline, What
+from minidl.core.tasks import Kind, What, parse_task
+from minidl.core.timeline import Timeline
 from minidl.plans.program import lower
 from minidl.runtime.comm import RankError
 from minidl.runtime.comm.loopback import run_ranks

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 
 from ...core.graph import Cuts, Launch, View
+from ...core.tasks import strided
 from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
-from ..device import DeviceError, cpu
+from .. import DeviceError
 from ..far import OnHost
 from . import clock
 from .driver import DeviceArray
@@ -108,7 +109,7 @@ class Cuda:
         """The strided array of `view` in `memory`, whose storage begins at byte `base`. It has only address, shape and
         strides, for launches, and does not keep the memory alive; in far memory it is an array of the host."""
         if isinstance(memory, OnHost):
-            return cpu().array(memory, view, base)
+            return strided(memory, view, base)
         size = np.dtype(view.dtype).itemsize
         return self.driver.array(memory, view.shape, view.dtype, tuple(s * size for s in view.strides),
                                  base + view.offset * size)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from ...kernels import Thunk
-from ..device import DeviceError
+from .. import DeviceError
 from ..lanes import LaneError, Stop, Work, run_program
 
 

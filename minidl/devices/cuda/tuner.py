@@ -27,7 +27,7 @@ import numpy as np
 from numpy.lib.array_utils import byte_bounds
 
 from ...kernels import Thunk, cuda
-from ..device import DeviceError
+from .. import DeviceError
 from . import clock
 from .lanes import capture
 
