@@ -37,8 +37,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
          cost: CostModel | None = None, machine: Machine | None = None, *,
          recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1,
          shard: Shards | int | str = 0, offload: str = "none", **options: Any) -> Plan:
-    """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved: it is valid on every
-    rank and within the machine's limits.
+    """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved to be valid and to be
+    within the machine's limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`search/kept.py`). `split`:
@@ -47,8 +47,7 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or
     all, the memory that leaves (`search/away.py`); auto, with `recompute="auto"`: the fastest of all these, and of
     shards if `shard` is 0, within the machine's limit (`search/curve.py`). `options`: the policy's. For a schedule of
-    stages: `chunks`, and `like`, a plan by the policy that made it, if that says more than an order (which weights a
-    task reads, where slices begin).
+    stages: `chunks`, and `like`, a plan by the policy that made it, if that says more than an order.
 
     Raises ValueError if the policy cannot plan this, PlanError for arguments that make no sense, PipelineError if the
     graph cannot be a pipeline, ScheduleError for an order that is not valid, MemoryLimitError above the limit.
@@ -106,7 +105,8 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
             raise
         raise blame from error
     finally:
-        os.chdir(here or ".")  # names of files stay what they are, even if a user's policy has gone to another folder
+        if here:
+            os.chdir(here)  # names of files stay what they are, even if a user's policy has gone to another folder
     notes = slips(order) if isinstance(order, Schedule) else ()
     plan = replace(plan, choices=choices, remarks=(*plan.remarks, *notes), within=less and (lambda limit: made(
         problem, chosen, cost, machine, choices, limit, replace(less(limit), cost=found.cost))))
