@@ -41,8 +41,12 @@ def planned(what: str, cost: Any, limit: int | None, make: Callable[[int | None]
     if what == "none":
         return make(limit)
     whole = make(None)
-    if limit is not None and max(whole.peak_bytes) <= limit:
+    there = whole.choices.moves  # of a saved order
+    if max(whole.peak_bytes) <= limit if limit is not None else there and there.what == what:
         return whole.with_known(limit=limit)
+    if there:
+        raise PlanError(f"offload: {whole.scheduler} already offloads {there.what}; leave --offload out, or give the "
+                        f"plan without it" + (f" (it needs {max(whole.peak_bytes):,} bytes)" if limit else ""))
     return offloading(whole, cost)(what, limit)
 
 

@@ -320,6 +320,21 @@ def test_what_cannot_be_offloaded_is_refused():
         ml.plan(chain(4), "in_order", offload="everything")
 
 
+@pytest.mark.parametrize("name", ["one_f_one_b", "modulo"])
+def test_a_saved_plan_takes_the_flag_that_it_was_made_with(name: str, tmp_path: Path, capsys):
+    """It offloaded a second time: a refusal, or an error of our own."""
+    flags = ["plan", "--model", "mlp", "--costs", "analytic", "--parallel", "pipeline", "--ranks", "2",
+             "--micro-batches", "4", "--scheduler"]
+    saved, again = tmp_path / "a.csv", tmp_path / "b.csv"
+    assert main([*flags, name, "--offload", "all", "--save", str(saved)]) == 0
+    assert main([*flags, str(saved), "--offload", "all", "--save", str(again)]) == 0
+    assert again.read_text() == saved.read_text()
+    capsys.readouterr()
+    for other in (["--offload", "states"], ["--offload", "all", "--memory-limit", "900KB"]):
+        assert main([*flags, str(saved), *other]) == 2
+        assert "already offloads all; leave --offload out" in capsys.readouterr().err
+
+
 def test_ranks_may_open_files_of_one_name_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Each rank opens the file that was asked for once, to see that it can, and may not meet another rank's."""
     fill, met = os.posix_fallocate, list[str]()
