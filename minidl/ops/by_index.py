@@ -125,7 +125,7 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
     """How often each whole number is in x (n,) int64, as int64; or the sums of its `weights` (n,), in the order of the
     positions, as floats. The result is as long as the largest number needs, and at least `minlength`; in a recorded
     step, which does not know the numbers, it has exactly this length, and a larger number raises an error at the run.
-    Raises ShapeError if they do not fit."""
+    Raises ShapeError if they do not fit, and ValueError for numbers below 0."""
     x = _tensor(x)
     if weights is None:
         weights = array(np.ones(x.shape, np.int64))
@@ -135,6 +135,8 @@ def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Te
         raise ShapeError(f"bincount: x is {x.dtype} {x.shape}, weights {weights.shape}, minlength {minlength}; "
                          f"expected int64 (n,), weights of the same shape, a length of at least 0")
     if not x.storage.recorded:
+        if (least := int(x.numpy().min(initial=0))) < 0:
+            raise ValueError(f"bincount: x holds {least}; expected whole numbers of at least 0")
         minlength = max(minlength, int(x.numpy().max(initial=-1)) + 1)
     elif not minlength:
         raise ValueError("bincount: a recorded step does not know the largest number; give the length: minlength=")
