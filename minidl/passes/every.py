@@ -119,7 +119,8 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (in_stages, STAGES, lambda draft, choices: True),  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Step, ...] = (
-    (backwards_apart, STAGES, _cut),  # first: a B cannot be cut
+    # first: a B cannot be cut
+    (backwards_apart, STAGES, lambda draft, choices: not draft.read and _cut(draft, choices)),
     # refuses what has no effect, whatever else a step lacks
     (sums_asked_for, STAGES, lambda draft, choices: {"all_reduces", "part_bytes"} & choices.options.keys()),
     (followers, STAGES, _never_drains),  # before O and W become one task: the rank of W decides where weights live

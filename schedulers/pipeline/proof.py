@@ -232,12 +232,13 @@ def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
 
 
 def descending(schedule: Schedule) -> Ints:
-    """The entries (n, 2) of weight gradients of a stage that follow each other by micro-batch, but not in the schedule:
-    the first comes after the second."""
-    adds = np.flatnonzero(np.isin(unpack(schedule.keys).kind, (Kind.W, Kind.B)))
-    own = unpack(schedule.keys[adds])
-    adds, unit = (column[np.lexsort((own.micro_batch, own.unit))] for column in (adds, own.unit))
-    return np.stack([adds[:-1], adds[1:]], axis=1)[(unit[:-1] == unit[1:]) & (adds[:-1] > adds[1:])]
+    """The entries (n, 2) of weight gradients of a stage on one lane that follow each other by micro-batch, but not in
+    the schedule: the first comes after the second. In a bidirectional pipeline each lane has a sum of its own."""
+    adds: Ints = np.flatnonzero(np.isin(unpack(schedule.keys).kind, (Kind.W, Kind.B)))
+    own, lane = unpack(schedule.keys[adds]), schedule.lane_of_each()[adds]
+    adds, unit, lane = (column[np.lexsort((own.micro_batch, lane, own.unit))] for column in (adds, own.unit, lane))
+    follows = (unit[:-1] == unit[1:]) & (lane[:-1] == lane[1:])
+    return np.stack([adds[:-1], adds[1:]], axis=1)[follows & (adds[:-1] > adds[1:])]
 
 
 def _ascending(order: Schedule) -> Schedule:
