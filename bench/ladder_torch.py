@@ -79,7 +79,7 @@ class Theirs:
         case, torch = self.ours.case, self.torch
         twin = self.twins.twin(case.model, case.complete())
         network = self.twins.load(twin, self.model).to(self.where, dtype or torch.float32).to(memory_format=self.format)
-        rates = [layer.rate for layer in self.model.modules() if isinstance(layer, nn.Dropout) and layer.rate]
+        rates = [layer.p for layer in self.model.modules() if isinstance(layer, nn.Dropout) and layer.p]
         if rates and dropout:
             network.classifier[2] = torch.nn.Dropout(rates[0])
         return network

@@ -25,7 +25,7 @@ class _Attention(nn.Module):
     def forward(self, x: Any, past: Any = None) -> Any:
         n, t, width = x.shape
         qkv = self.c_attn(x).reshape(n, t, 3, self.heads, width // self.heads).transpose(2, 0, 3, 1, 4)
-        rate, k, v = self.resid_dropout.rate if self.training else 0.0, qkv[1], qkv[2]
+        rate, k, v = self.resid_dropout.p if self.training else 0.0, qkv[1], qkv[2]
         if past is not None:
             k, v = past.join(self, k, v)
         y = ops.attention(qkv[0], k, v, causal=True, dropout=rate, offset=k.shape[2] - t).transpose(0, 2, 1, 3)

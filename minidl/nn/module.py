@@ -339,10 +339,10 @@ class Dropout(Module):
     """Drops elements with probability `p` while training."""
 
     def __init__(self, p: Rate = 0.5) -> None:
-        self.rate = p
+        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.dropout(x, self.rate) if self.training else x
+        return ops.dropout(x, self.p) if self.training else x
 
 
 class Flatten(Module):

@@ -91,12 +91,12 @@ class Dropout2d(Module):
     """Drops whole channels of images (n, h, w, c) with probability `p` while training."""
 
     def __init__(self, p: Rate = 0.5) -> None:
-        self.rate = p
+        self.p = p
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        return x * ops.dropout(ops.ones(x.shape[0], 1, 1, x.shape[-1], dtype=x.dtype), self.rate)
+        return x * ops.dropout(ops.ones(x.shape[0], 1, 1, x.shape[-1], dtype=x.dtype), self.p)
 
 
 class Conv1d(_Conv):

@@ -70,7 +70,7 @@ def test_torch_with_the_same_weights(name: str, given: dict[str, Any], n: int, m
     ml.seed(3)
     model = models.create(name, **given)
     if name.startswith("mobilenet"):
-        model.classifier.__getattribute__("2").rate = 0.0
+        model.classifier.__getattribute__("2").p = 0.0
     model.train(mode == "train")
     arguments = {**models.arguments(name), **models.preset_arguments(name, "tiny"),
                  **{k: v for k, v in given.items() if k != "preset"}}

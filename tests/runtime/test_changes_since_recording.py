@@ -90,7 +90,7 @@ def _other(p: Any) -> nn.Parameter:
 NOTICED = {
     r"net/head.weight.requires_grad changed from True to False \(and 1 more\)": _frozen,
     "net/body/1.training changed from True to False|net/1.training changed from True to False": _evaluating,
-    "net/1.rate changed from 0.5 to 0.25": lambda r: put(r.net.body[1], "rate", 0.25),
+    "net/1.p changed from 0.5 to 0.25": lambda r: put(r.net.body[1], "p", 0.25),
     "net/head.weight was replaced": lambda r: put(r.net.head, "weight", _other(r.net.head.weight)),
     "net.tied was replaced": lambda r: put(r.net, "tied", _other(r.net.tied)),
     "net/head.bias was removed": _deleted,
