@@ -1,8 +1,8 @@
 """A draft: the part of a plan that exists so far for a recorded step, on one device or on ranks; and its editor.
 
-A pass is a function `(draft, **options) -> draft`. It returns the draft as it is if it has nothing to do, and raises
-Refused if it cannot. It may ask the draft for facts, never which policy or which other pass there is.
-`minidl.passes.every` has all passes in their order.
+A pass is a function `(draft, **options) -> draft`. It raises Refused if it cannot do its work. It may ask the draft for
+facts, never which policy or which other pass there is. `minidl.passes.every` has all passes in their order, and says
+when each has something to do.
 """
 
 from __future__ import annotations
