@@ -231,7 +231,7 @@ def test_usual_names_of_arguments_are_torchs():
         assert {k: tuple(v.shape) for k, v in other.state_dict().items()} == {
             k: v.shape for k, v in mine.state_dict().items()}, name
     assert nn.MultiheadAttention(4, 2, 0.25).dropout == 0.25, "the third one, as in torch"
-    assert nn.Dropout(p=0.1).rate == 0.1
+    assert nn.Dropout(p=0.1).p == 0.1
     assert nn.LeakyReLU(negative_slope=0.5)(np.array([-1.0, 1.0])).tolist() == [-0.5, 1]
 
 
