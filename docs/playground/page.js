@@ -287,7 +287,7 @@ function places({ plan, proved, price } = state) {
   const found = [];
   plan.forEach((actions, rank) => actions.forEach((tasks, n) => {
     if (price) {
-      const t = proved.actions[proved.lanes[rank][n]].members[0];
+      const t = proved.first[proved.lane[rank] + n];
       found.push({ rank, n, tasks, from: price.start[t], to: price.end[t] });
     } else found.push({ rank, n, tasks, from: n, to: n + 1 });
   }));

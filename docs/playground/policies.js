@@ -10,14 +10,15 @@ const Policies = (() => {
   /** A free rank never waits while one of its tasks is ready: the first kind of `kinds`, then the oldest micro-batch,
       then the lowest stage. */
   function workConserving({ table, ranks, micros, times }, kinds) {
-    const stages = table.length, names = new Set();
-    for (const kind of kinds) if (kind !== "F") for (const s of range(stages)) for (const i of range(micros))
-      names.add(`${s}${kind}${i}`);
-    const { tasks } = Simulator.graph(names, { stages, directions: 1, direction: () => 0 }, micros);
-    const rank = tasks.map((t) => table[t.stage]), missing = tasks.map((t) => t.needs.length);
-    const after = tasks.map(() => []), readyAt = tasks.map(() => 0), length = Simulator.lengths(times, ranks / stages);
+    const stages = table.length, up = range(stages), down = [...up].reverse(), backward = kinds.filter((k) => k !== "F");
+    const names = range(micros).flatMap((i) => [...up.map((s) => `${s}F${i}`),
+      ...down.flatMap((s) => backward.map((kind) => `${s}${kind}${i}`))]);
+    const columns = Simulator.columns([names.map((name) => [name])]), tasks = names.map(Simulator.parts);
+    const { needs } = Simulator.edges(columns, { stages, directions: 1, direction: () => 0 }, micros);
+    const rank = tasks.map((t) => table[t.stage]), missing = tasks.map(() => 0), readyAt = tasks.map(() => 0);
+    const after = tasks.map(() => []), length = Simulator.lengths(times, ranks / stages);
     const place = tasks.map((t) => (kinds.indexOf(t.kind) * micros + t.micro) * stages + t.stage);
-    tasks.forEach((t, n) => t.needs.forEach(([s]) => after[s].push(n)));
+    needs.forEach((s, n) => { if (s >= 0) { after[s].push(Math.floor(n / 3)); missing[Math.floor(n / 3)]++; } });
     const pending = range(ranks).map(() => []), free = range(ranks).map(() => 0), order = range(ranks).map(() => []);
     const least = 1e-9 * Math.max(...tasks.map((t) => length[t.kind]));
     tasks.forEach((_, n) => { if (!missing[n]) pending[rank[n]].push(n); });

@@ -1,21 +1,28 @@
 "use strict";
 /* Plans of pipelines in the browser: read, prove and price them as minidl does. tests/docs/test_playground.py compares every
-   verdict, message and figure with Python's. A plan is a list of ranks; a rank is a list of actions; an action is a list
-   of task names, one or a pair: [[["0F0"], ["0F1", "0O0"]], ...]. */
+   verdict, message and figure with Python's, in the browser and under node. A plan is a list of ranks; a rank is a list of
+   actions; an action is a list of task names, one or a pair: [[["0F0"], ["0F1", "0O0"]], ...]. Inside, tasks are columns:
+   numbers in the order of the plan, so that a plan of thousands is priced while one drags. */
 
 const Simulator = (() => {
-  const KINDS = ["F", "O", "W", "B"], NAME = /^(\d{1,7})([FOWB])(\d{1,7})$/, HEADER = "rank,lane,task";
+  const KINDS = "FOWB", F = 0, O = 1, W = 2, B = 3, NAME = /^(\d{1,7})([FOWB])(\d{1,7})$/, HEADER = "rank,lane,task";
 
   /** A fault of a plan: its message, the tasks that are to blame, and why the rule is there. */
   class Fault extends Error {
     constructor(message, tasks = [], why = "") { super(message); Object.assign(this, { tasks, why }); }
   }
 
-  const parts = (name) => {
+  const known = new Map(); // name -> its parts
+
+  function parts(name) {
+    const seen = known.get(name);
+    if (seen) return seen;
     const found = NAME.exec(name);
     if (!found) throw new Fault(`${name}: a task here is a stage, F, O, W or B, and a micro-batch, such as 2F0`, [name]);
-    return { name, stage: +found[1], kind: found[2], micro: +found[3] };
-  };
+    const made = Object.freeze({ name, stage: +found[1], kind: found[2], micro: +found[3] });
+    known.set(name, made);
+    return made;
+  }
 
   /** The plan in a CSV of `minidl plan --save` or `simulate`. Throws a Fault. */
   function read(text) {
@@ -42,199 +49,230 @@ const Simulator = (() => {
   const written = (plan) => [HEADER, ...plan.flatMap((actions, rank) =>
     actions.map((tasks) => `${rank},main,${tasks.length > 1 ? `(${tasks.join(";")})` : tasks[0]}`)), ""].join("\n");
 
-  const entriesOf = (plan) => plan.flatMap((actions, rank) => actions.flatMap((tasks, action) =>
-    tasks.map((name) => ({ ...parts(name), rank, action }))));
+  /** The tasks of a plan in columns. Action a has the tasks `first[a]` to `first[a + 1]`, lane r the actions `lane[r]` to
+      `lane[r + 1]`. */
+  function columns(plan) {
+    let count = 0;
+    for (const own of plan) for (const tasks of own) count += tasks.length;
+    const [stage, kind, micro, rank, action] = Array.from({ length: 5 }, () => new Int32Array(count));
+    const names = new Array(count), first = [0], lane = [0];
+    let task = 0;
+    plan.forEach((own, r) => {
+      for (const tasks of own) {
+        for (const name of tasks) {
+          const found = parts(name);
+          names[task] = name;
+          stage[task] = found.stage;
+          kind[task] = KINDS.indexOf(found.kind);
+          micro[task] = found.micro;
+          rank[task] = r;
+          action[task++] = first.length - 1;
+        }
+        first.push(task);
+      }
+      lane.push(first.length - 1);
+    });
+    return { count, names, stage, kind, micro, rank, action, first, lane };
+  }
+
+  const first = (count, found) => { // the first number for which it is true, or -1
+    for (let t = 0; t < count; t++) if (found(t)) return t;
+    return -1;
+  };
 
   /** Where each stage lives: home(stage, micro-batch) -> rank. The forwards show it. Throws a Fault. */
-  function placement(entries, ranks, microBatches, asked) {
-    const highest = Math.max(0, ...entries.filter((e) => e.kind === "F").map((e) => e.stage));
+  function placement(c, ranks, microBatches, asked) {
+    let highest = 0, most = 0;
+    for (let t = 0; t < c.count; t++) {
+      most = Math.max(most, c.stage[t]);
+      if (c.kind[t] === F) highest = Math.max(highest, c.stage[t]);
+    }
     const stages = ranks * (asked || Math.max(1, even((highest + 1) / ranks)));
     const half = (micro) => (micro * 2 >= microBatches ? 1 : 0);
-    once(entries, ranks, stages, microBatches);
+    once(c, ranks, stages, microBatches);
     const table = new Array(stages).fill(-1);
-    for (const e of entries) if (e.kind === "F" && table[e.stage] < 0) table[e.stage] = e.rank;
-    const most = Math.max(0, ...entries.map((e) => e.stage));
-    if (ranks > 1 && most < ranks && (asked === 2 || (!asked && entries.some((e) => table[e.stage] !== e.rank)))) {
+    for (let t = 0; t < c.count; t++) if (c.kind[t] === F && table[c.stage[t]] < 0) table[c.stage[t]] = c.rank[t];
+    const stray = first(c.count, (t) => table[c.stage[t]] !== c.rank[t]);
+    if (ranks > 1 && most < ranks && (asked === 2 || (!asked && stray >= 0))) {
       const home = (stage, micro) => (half(micro) ? ranks - 1 - stage : stage);
-      if (entries.every((e) => home(e.stage, e.micro) === e.rank))
+      if (first(c.count, (t) => home(c.stage[t], c.micro[t]) !== c.rank[t]) < 0)
         return { stages: ranks, directions: 2, home, direction: half };
     }
     const missing = table.indexOf(-1), chunks = stages / ranks;
     if (missing >= 0) throw new Fault(`stage ${missing} has no forward; ${ranks} ranks with ${chunks} `
       + `chunk${chunks > 1 ? "s" : ""} each hold stages 0..${stages - 1}`, [], "The last stage makes the loss, "
       + "and its forward needs all stages before it.");
-    for (const e of entries) if (e.rank !== table[e.stage]) throw new Fault(`task ${e.name} is on rank ${e.rank}, but `
-      + `stage ${e.stage} lives on rank ${table[e.stage]}; its weights are there`, [e.name], "A rank computes with the weights "
-      + `that it holds. Rank ${e.rank} would need a copy of stage ${e.stage}, kept equal after each update.`);
+    if (stray >= 0) throw new Fault(`task ${c.names[stray]} is on rank ${c.rank[stray]}, but `
+      + `stage ${c.stage[stray]} lives on rank ${table[c.stage[stray]]}; its weights are there`, [c.names[stray]], "A rank "
+      + `computes with the weights that it holds. Rank ${c.rank[stray]} would need a copy of stage ${c.stage[stray]}, kept `
+      + "equal after each update.");
     return { stages, directions: 1, home: (stage) => table[stage], direction: () => 0 };
   }
 
   /** Rounds as Python does: a half goes to the even number. */
   const even = (x) => (Math.abs(x % 1) === 0.5 ? 2 * Math.round(x / 2) : Math.round(x));
 
-  function once(entries, ranks, stages, microBatches) {
-    for (const [bad, what] of [
-      [(e) => e.rank >= ranks, `is on a rank that does not exist: ranks are 0..${ranks - 1}`],
-      [(e) => e.stage >= stages, `is out of range: stages are 0..${stages - 1}`],
-      [(e) => e.micro >= microBatches, `is out of range: micro-batches are 0..${microBatches - 1}`]]) {
-      const found = entries.find(bad);
-      if (found) throw new Fault(`task ${found.name} ${what}`, [found.name]);
+  function once(c, ranks, stages, microBatches) {
+    for (const [column, end, what] of [
+      [c.rank, ranks, `is on a rank that does not exist: ranks are 0..${ranks - 1}`],
+      [c.stage, stages, `is out of range: stages are 0..${stages - 1}`],
+      [c.micro, microBatches, `is out of range: micro-batches are 0..${microBatches - 1}`]]) {
+      const bad = first(c.count, (t) => column[t] >= end);
+      if (bad >= 0) throw new Fault(`task ${c.names[bad]} ${what}`, [c.names[bad]]);
     }
-    const seen = new Map();
-    for (const e of entries) seen.set(e.name, [...(seen.get(e.name) || []), e]);
-    const twice = [...seen.values()].filter((all) => all.length > 1).map((all) => all[0])
-      .sort((a, b) => a.micro - b.micro || a.stage - b.stage || KINDS.indexOf(a.kind) - KINDS.indexOf(b.kind))[0];
-    if (twice) {
-      const where = seen.get(twice.name).map((e) => `${e.rank}/main`).join(", ");
-      throw new Fault(`task ${twice.name} appears twice, on ${where}`
-        + ("WB".includes(twice.kind) ? "; its weight gradient would count twice" : ""), [twice.name],
-        "Each task runs once in a step: a second run would give nothing new, or add the same gradient again.");
+    const times = new Uint16Array(stages * microBatches * KINDS.length); // in the order in which Python looks
+    let twice = -1;
+    for (let t = 0; t < c.count; t++) {
+      const code = (c.micro[t] * stages + c.stage[t]) * KINDS.length + c.kind[t];
+      if (++times[code] > 1 && (twice < 0 || code < twice)) twice = code;
     }
+    if (twice < 0) return;
+    const kind = KINDS[twice % 4], stage = Math.floor(twice / 4) % stages, name = `${stage}${kind}${Math.floor(twice / 4 / stages)}`;
+    const where = c.names.flatMap((other, t) => (other === name ? [`${c.rank[t]}/main`] : [])).join(", ");
+    throw new Fault(`task ${name} appears twice, on ${where}`
+      + ("WB".includes(kind) ? "; its weight gradient would count twice" : ""), [name],
+      "Each task runs once in a step: a second run would give nothing new, or add the same gradient again.");
   }
 
-  function complete(names, stages, microBatches) {
-    const each = function* () {
-      for (let i = 0; i < microBatches; i++) for (let s = 0; s < stages; s++) yield [s, i];
-    };
-    for (const [s, i] of each()) {
-      const both = ["O", "W"].filter((k) => names.has(`${s}${k}${i}`)).map((k) => `${s}${k}${i}`);
-      if (names.has(`${s}B${i}`) && both.length) throw new Fault(`stage ${s} has both ${s}B${i} and ${both.join(" and ")} `
+  /** The task of each (kind, stage, micro-batch), at (kind * stages + stage) * micro-batches + micro-batch; -1: none. */
+  function whereabouts(c, stages, microBatches) {
+    const where = new Int32Array(KINDS.length * stages * microBatches).fill(-1);
+    for (let t = 0; t < c.count; t++) where[(c.kind[t] * stages + c.stage[t]) * microBatches + c.micro[t]] = t;
+    return where;
+  }
+
+  function complete(where, stages, microBatches) {
+    const has = (kind, s, i) => where[(kind * stages + s) * microBatches + i] >= 0;
+    for (let i = 0; i < microBatches; i++) for (let s = 0; s < stages; s++) if (has(B, s, i) && (has(O, s, i) || has(W, s, i))) {
+      const both = [O, W].filter((kind) => has(kind, s, i)).map((kind) => `${s}${KINDS[kind]}${i}`);
+      throw new Fault(`stage ${s} has both ${s}B${i} and ${both.join(" and ")} `
         + `for micro-batch ${i}; the weight gradient would count twice`, [`${s}B${i}`, ...both], `${s}B${i} is ${s}O${i} and `
         + `${s}W${i} in one task.`);
     }
-    for (const kind of ["F", "O", "W"]) for (const [s, i] of each()) {
-      if (names.has(`${s}${kind}${i}`) || (kind !== "F" && names.has(`${s}B${i}`))) continue;
-      throw new Fault(`task ${s}${kind}${i}${kind === "F" ? "" : ` (or ${s}B${i})`} is missing; each stage and micro-batch `
-        + "needs one F, and one B or one O and one W", KINDS.map((k) => `${s}${k}${i}`).filter((n) => names.has(n)), "Without it the update would lack a part "
-        + "of the gradient.");
+    for (const kind of [F, O, W]) for (let i = 0; i < microBatches; i++) for (let s = 0; s < stages; s++) {
+      if (has(kind, s, i) || (kind !== F && has(B, s, i))) continue;
+      throw new Fault(`task ${s}${KINDS[kind]}${i}${kind === F ? "" : ` (or ${s}B${i})`} is missing; each stage and micro-batch `
+        + "needs one F, and one B or one O and one W", [F, O, W, B].filter((k) => has(k, s, i)).map((k) => `${s}${KINDS[k]}${i}`),
+        "Without it the update would lack a part of the gradient.");
     }
   }
 
-  /** The tasks in sequential order, each with those that it needs: [task, why] each. */
-  function graph(names, place, microBatches) {
-    const tasks = [], at = new Map(), sum = new Map();
-    const add = (stage, kind, micro) => {
-      const needs = [], name = `${stage}${kind}${micro}`;
-      const need = (other, why) => { if (at.has(other)) needs.push([at.get(other), why]); };
-      const of = (what, s) => `the ${what} of stage ${s}, micro-batch ${micro}`;
-      const gradient = (s) => [`${s}O${micro}`, `${s}B${micro}`].forEach((n) => need(n, `reads ${of("gradient", s)}`));
-      if (kind === "F" && stage) need(`${stage - 1}F${micro}`, `reads ${of("activation", stage - 1)}`);
-      if (kind !== "F") need(`${stage}F${micro}`, `reads ${of("activation", stage)}`);
-      if ((kind === "O" || kind === "B") && stage < place.stages - 1) gradient(stage + 1);
-      if (kind === "W") gradient(stage);
-      if (kind === "W" || kind === "B") {
-        const which = `${stage}/${place.direction(micro)}`;
-        if (sum.has(which)) needs.push([sum.get(which), `reads the weight gradient of stage ${stage}`
-          + (place.directions > 1 ? `, direction ${place.direction(micro)}` : "")]);
-        sum.set(which, tasks.length);
+  /** What each task needs: the sum of weight gradients so far, an activation, a gradient, at 3 t, 3 t + 1, 3 t + 2; -1:
+      none. So they are in sequential order. */
+  function edges(c, place, microBatches) {
+    const { stages, directions } = place, where = whereabouts(c, stages, microBatches), needs = new Int32Array(3 * c.count).fill(-1);
+    const at = (kind, s, i) => where[(kind * stages + s) * microBatches + i];
+    const backward = (s, i) => { const joint = at(B, s, i); return joint >= 0 ? joint : at(O, s, i); };
+    const sums = new Int32Array(stages * directions).fill(-1);
+    for (let i = 0; i < microBatches; i++) for (let s = 0; s < stages; s++) {
+      const forward = at(F, s, i), output = backward(s, i), joint = at(B, s, i), weight = joint >= 0 ? joint : at(W, s, i);
+      if (forward >= 0 && s) needs[3 * forward + 1] = at(F, s - 1, i);
+      if (output >= 0) {
+        needs[3 * output + 1] = forward;
+        if (s < stages - 1) needs[3 * output + 2] = backward(s + 1, i);
       }
-      needs.sort((a, b) => a[0] - b[0]);
-      at.set(name, tasks.length);
-      tasks.push({ name, stage, kind, micro, needs });
-    };
-    for (let i = 0; i < microBatches; i++) {
-      for (let s = 0; s < place.stages; s++) add(s, "F", i);
-      for (let s = place.stages - 1; s >= 0; s--)
-        for (const kind of ["B", "O", "W"]) if (names.has(`${s}${kind}${i}`)) add(s, kind, i);
+      if (weight < 0) continue;
+      const sum = s * directions + place.direction(i);
+      needs[3 * weight] = sums[sum];
+      sums[sum] = weight;
+      if (joint < 0) { needs[3 * weight + 1] = forward; needs[3 * weight + 2] = output; }
     }
-    return { tasks, at };
+    return { where, needs };
+  }
+
+  /** Why task t needs another: `which` of its three needs. */
+  function reason(c, place, t, which) {
+    const stage = c.stage[t], kind = c.kind[t], micro = c.micro[t];
+    const of = (what, s) => `reads the ${what} of stage ${s}, micro-batch ${micro}`;
+    if (which === 1) return of("activation", kind === F ? stage - 1 : stage);
+    if (which === 2) return of("gradient", kind === W ? stage : stage + 1);
+    return `reads the weight gradient of stage ${stage}${place.directions > 1 ? `, direction ${place.direction(micro)}` : ""}`;
   }
 
   /** Stages add up the weight gradients of their micro-batches in ascending order, so that every plan is bit-identical. */
-  function addsInOrder(entries, tasks) {
-    const where = new Map(entries.map((e, i) => [e.name, i]));
-    const adds = tasks.filter((t) => t.kind === "W" || t.kind === "B").sort((a, b) => a.stage - b.stage || a.micro - b.micro);
-    for (let i = 1; i < adds.length; i++) {
-      const [a, b] = [adds[i - 1], adds[i]];
-      if (a.stage !== b.stage || where.get(a.name) < where.get(b.name)) continue;
-      if (b.needs.some(([n]) => tasks[n] === a)) throw new Fault(`${b.name} runs before ${a.name}, but a stage adds up the `
+  function addsInOrder(c, { where, needs }, stages, microBatches) {
+    const adds = (s, i) => Math.max(where[(W * stages + s) * microBatches + i], where[(B * stages + s) * microBatches + i]);
+    for (let s = 0; s < stages; s++) for (let i = 1; i < microBatches; i++) {
+      const a = adds(s, i - 1), b = adds(s, i), [earlier, later] = [c.names[a], c.names[b]];
+      if (a < b) continue;
+      if (needs[3 * b] === a) throw new Fault(`${later} runs before ${earlier}, but a stage adds up the `
         + "weight gradients of its micro-batches in ascending order, so that every plan is bit-identical (torch's "
         + "LoopedBFS adds them in descending order); number the backward tasks of each stage in ascending order",
-        [a.name, b.name], `Gradients are added in micro-batch order: the sum of stage ${a.stage} after ${b.name} starts `
-        + `from the sum after ${a.name}. Rounding makes a sum depend on its order, so another order would train to other `
+        [earlier, later], `Gradients are added in micro-batch order: the sum of stage ${s} after ${later} starts `
+        + `from the sum after ${earlier}. Rounding makes a sum depend on its order, so another order would train to other `
         + "bits.");
+    }
+  }
+
+  /** All tasks in the order in which one process would run them. */
+  function* sequential({ where }, stages, microBatches) {
+    const of = (kind, s, i) => where[(kind * stages + s) * microBatches + i];
+    for (let i = 0; i < microBatches; i++) {
+      for (let s = 0; s < stages; s++) yield of(F, s, i);
+      for (let s = stages - 1; s >= 0; s--) for (const kind of [B, O, W]) if (of(kind, s, i) >= 0) yield of(kind, s, i);
     }
   }
 
   /** The proof: every task once and on its rank, no order against a dependency, no deadlock. Throws a Fault, or returns
       what `price` needs. `asked`: the number of stages per rank, or 0, which reads it off the plan. */
   function prove(plan, ranks, microBatches, asked = 0) {
-    const entries = entriesOf(plan), place = placement(entries, ranks, microBatches, asked);
-    const names = new Set(entries.map((e) => e.name));
-    complete(names, place.stages, microBatches);
-    const { tasks, at } = graph(names, place, microBatches), actions = [], lanes = [];
-    addsInOrder(entries, tasks);
-    plan.forEach((own, rank) => lanes.push(own.map((members) => {
-      actions.push({ rank, place: lanes.length, members: members.map((name) => at.get(name)) });
-      return actions.length - 1;
-    })));
-    actions.forEach((action, a) => action.members.forEach((t, i) => Object.assign(tasks[t], { action: a, rank: action.rank,
-      entry: 2 * a + i })));
-    for (const [wrong, text, why] of [
-      [(t, s) => t.rank === s.rank && s.entry > t.entry,
-        (t, s) => `${t.name} comes before ${s.name} on lane ${t.rank}/main but needs it`,
-        (t, s) => `A rank runs its row from left to right, so ${t.name} would start before there is a result of ${s.name}. `
-          + `Put ${t.name} behind ${s.name}.`],
-      [(t, s) => t.action === s.action,
-        (t, s) => `${t.name} needs ${s.name}, but they run as one action, and its results show at its end`,
-        () => "The two tasks of an action run side by side, so neither can use a result of the other."]])
-      for (const t of tasks) for (const [s, what] of t.needs) if (wrong(t, tasks[s]))
-        throw new Fault(`${text(t, tasks[s])}: it ${what}`, [tasks[s].name, t.name], why(t, tasks[s]));
-    const proved = { tasks, actions, lanes, place, ranks, microBatches };
-    const { order } = walked(proved, () => 1, 0, 1);
-    if (order.length < actions.length) throw deadlock(proved, new Set(order));
-    return { ...proved, order };
+    const c = columns(plan), place = placement(c, ranks, microBatches, asked), graph = edges(c, place, microBatches);
+    complete(graph.where, place.stages, microBatches);
+    addsInOrder(c, graph, place.stages, microBatches);
+    const { needs } = graph, wrong = [
+      [(t, s) => c.rank[t] === c.rank[s] && s > t,
+        (t, s) => `${c.names[t]} comes before ${c.names[s]} on lane ${c.rank[t]}/main but needs it`,
+        (t, s) => `A rank runs its row from left to right, so ${c.names[t]} would start before there is a result of `
+          + `${c.names[s]}. Put ${c.names[t]} behind ${c.names[s]}.`],
+      [(t, s) => c.action[t] === c.action[s],
+        (t, s) => `${c.names[t]} needs ${c.names[s]}, but they run as one action, and its results show at its end`,
+        () => "The two tasks of an action run side by side, so neither can use a result of the other."]];
+    for (const [is, text, why] of wrong) {
+      if (first(3 * c.count, (n) => needs[n] >= 0 && is(Math.floor(n / 3), needs[n])) < 0) continue;
+      for (const t of sequential(graph, place.stages, microBatches)) for (let n = 0; n < 3; n++) {
+        const s = needs[3 * t + n];
+        if (s >= 0 && is(t, s)) throw new Fault(`${text(t, s)}: it ${reason(c, place, t, n)}`, [c.names[s], c.names[t]], why(t, s));
+      }
+    }
+    const order = walked(c, needs);
+    if (order.length < c.first.length - 1) throw deadlock(c, graph, place, microBatches, new Set(order));
+    return { ...c, place, needs, order, ranks, microBatches };
   }
 
-  /** Each lane runs its actions in order, each as early as lane and dependencies allow. */
-  function walked(proved, duration, latency, iterations) {
-    const { tasks, actions, lanes } = proved, free = lanes.map(() => 0), rounds = [];
-    let order = [];
-    for (let k = 0; k < iterations; k++) {
-      const next = lanes.map(() => 0), start = new Float64Array(tasks.length), end = new Float64Array(tasks.length).fill(-1);
-      order = [];
-      for (let moved = true; moved;) {
-        moved = false;
-        lanes.forEach((lane, rank) => {
-          while (next[rank] < lane.length) {
-            const members = actions[lane[next[rank]]].members;
-            let begin = free[rank];
-            const ready = members.every((t) => tasks[t].needs.every(([s]) => {
-              if (tasks[s].action === tasks[t].action) return true;
-              begin = Math.max(begin, end[s] + (tasks[s].rank === rank ? 0 : latency));
-              return end[s] >= 0;
-            }));
-            if (!ready) break;
-            let upto = begin;
-            for (const t of members) upto += duration(tasks[t]);
-            for (const t of members) { start[t] = begin; end[t] = upto; }
-            free[rank] = upto;
-            order.push(lane[next[rank]++]);
-            moved = true;
-          }
-        });
+  /** The actions in an order in which the lanes can run them: all of them, unless there is a deadlock. */
+  function walked({ action, first: begin, lane }, needs) {
+    const next = lane.slice(0, -1), done = new Uint8Array(begin.length), order = [];
+    for (let moved = true; moved;) {
+      moved = false;
+      for (let r = 0; r < next.length; r++) for (; next[r] < lane[r + 1]; next[r]++) {
+        const a = next[r];
+        let ready = true;
+        for (let n = 3 * begin[a]; n < 3 * begin[a + 1] && ready; n++)
+          ready = needs[n] < 0 || done[action[needs[n]]] > 0 || action[needs[n]] === a;
+        if (!ready) break;
+        done[a] = 1;
+        order.push(a);
+        moved = true;
       }
-      rounds.push({ start, end });
-      if (order.length < actions.length) break;
     }
-    return { order, rounds };
+    return order;
   }
 
   /** The circle of waits: starts at a task that never ran and follows what its action waits for. */
-  function deadlock({ tasks, actions, lanes }, done) {
-    let at = tasks.find((t) => !done.has(t.action)).action;
+  function deadlock(c, graph, place, microBatches, done) {
+    let at = -1;
+    for (const t of sequential(graph, place.stages, microBatches)) if (at < 0 && !done.has(c.action[t])) at = c.action[t];
     const way = new Map();
     while (!way.has(at)) {
-      const needs = actions[at].members.flatMap((t) => tasks[t].needs.filter(([s]) => !done.has(tasks[s].action)
-        && tasks[s].action !== at).map(([s]) => [t, s]));
-      if (!needs.length) { // it waits only for its lane
-        const lane = lanes[actions[at].rank], before = actions[lane[lane.indexOf(at) - 1]].members;
-        needs.push([actions[at].members[0], before[before.length - 1]]);
+      let waits = -1, awaited = c.first[at] - 1; // if it waits only for its lane: the task before
+      for (let n = 3 * c.first[at]; n < 3 * c.first[at + 1] && waits < 0; n++) {
+        const s = graph.needs[n];
+        if (s >= 0 && !done.has(c.action[s]) && c.action[s] !== at) { waits = Math.floor(n / 3); awaited = s; }
       }
-      way.set(at, needs[0][0]);
-      at = tasks[needs[0][1]].action;
+      way.set(at, waits < 0 ? c.first[at] : waits);
+      at = c.action[awaited];
     }
-    const all = [...way.keys()], circle = all.slice(all.indexOf(at)).map((a) => tasks[way.get(a)].name);
+    const all = [...way.keys()], circle = all.slice(all.indexOf(at)).map((a) => c.names[way.get(a)]);
     return new Fault(`deadlock: ${[...circle, circle[0]].join(" waits for ")}`, circle, "Each of these waits for the next, "
       + "as its input or as the task before it in its row, and the last one for the first: none can ever start. Move one of "
       + "them to the other side of its neighbour.");
@@ -251,31 +289,53 @@ const Simulator = (() => {
       how many times as long each stage takes; `recompute`: an activation is freed after its forward, and is there
       again from its O or B on; the time of that task includes the second forward. */
   function price(proved, times) {
-    const { tasks, actions, lanes, place, ranks } = proved, share = ranks / place.stages, length = lengths(times, share);
-    const duration = (t) => length[t.kind] * (times.stages ? times.stages[t.stage] : 1);
-    const { rounds } = walked(proved, duration, times.latency, 6), { start, end } = rounds[0];
-    const first = new Array(ranks).fill(Infinity), last = new Array(ranks).fill(0), busy = new Array(ranks).fill(0);
-    const live = lanes.map(() => []);
-    lanes.forEach((lane, rank) => {
-      const uses = new Map(); // activation -> its last action here
-      lane.forEach((a, n) => actions[a].members.forEach((t) => {
-        const { stage, micro, kind } = tasks[t];
-        first[rank] = Math.min(first[rank], start[t]);
-        last[rank] = Math.max(last[rank], end[t]);
-        busy[rank] += duration(tasks[t]);
-        const key = `${stage}/${micro}${times.recompute && kind === "F" ? "F" : ""}`, [from] = uses.get(key) || [n];
-        uses.set(key, [from, n]);
-      }));
-      const change = new Array(lane.length + 2).fill(0);
-      for (const [from, to] of uses.values()) { change[from]++; change[to + 1]--; }
-      let now = 0;
-      live[rank] = lane.map((_, n) => { now += change[n]; return now * share; });
-    });
-    const spans = first.map((f, r) => (Number.isFinite(f) ? last[r] - f : 0)), ends = rounds.map((r) => Math.max(...r.end));
+    const { count, stage, kind, micro, rank, action, first: begin, lane, place, needs, order, ranks, microBatches } = proved;
+    const share = ranks / place.stages, each = lengths(times, share), by = [...KINDS].map((k) => each[k]), { latency } = times;
+    const duration = Float64Array.from({ length: count }, (_, t) => by[kind[t]] * (times.stages ? times.stages[stage[t]] : 1));
+    const start = new Float64Array(count), end = new Float64Array(count), now = new Float64Array(count);
+    const free = new Float64Array(ranks), ends = [];
+    for (let k = 0; k < 6; k++) { // iterations in a row, without a barrier
+      const upto = k ? now : end;
+      let last = 0;
+      for (const a of order) {
+        const r = rank[begin[a]];
+        let from = free[r];
+        for (let n = 3 * begin[a]; n < 3 * begin[a + 1]; n++) {
+          const s = needs[n];
+          if (s >= 0 && action[s] !== a) from = Math.max(from, upto[s] + (rank[s] === r ? 0 : latency));
+        }
+        let to = from;
+        for (let t = begin[a]; t < begin[a + 1]; t++) to += duration[t];
+        for (let t = begin[a]; t < begin[a + 1]; t++) {
+          upto[t] = to;
+          if (!k) start[t] = from;
+        }
+        free[r] = to;
+        if (to > last) last = to;
+      }
+      ends.push(last);
+    }
+    const busy = new Float64Array(ranks), spans = new Array(ranks).fill(0), live = [];
+    const born = new Int32Array(2 * place.stages * microBatches).fill(-1), died = born.slice(); // actions of an activation
+    for (let t = 0; t < count; t++) {
+      const use = 2 * (stage[t] * microBatches + micro[t]) + (times.recompute && kind[t] === F ? 1 : 0);
+      busy[rank[t]] += duration[t];
+      if (born[use] < 0) born[use] = action[t];
+      died[use] = action[t];
+    }
+    const change = new Int32Array(begin.length + 1);
+    for (let use = 0; use < born.length; use++) if (born[use] >= 0) { change[born[use]]++; change[died[use] + 1]--; }
+    for (let r = 0, held = 0; r < ranks; r++) {
+      const levels = [];
+      for (let a = lane[r]; a < lane[r + 1]; a++) levels.push((held += change[a]) * share);
+      live.push(levels);
+      if (levels.length) spans[r] = end[begin[lane[r + 1]] - 1] - start[begin[lane[r]]];
+    }
     const span = Math.max(...spans);
-    return { makespan: Math.max(...end) - Math.min(...start), max_span: span, period: ends[5] - ends[4], spans,
+    return { makespan: ends[0] - start.reduce((a, b) => Math.min(a, b), Infinity), max_span: span, period: ends[5] - ends[4], spans,
       peak_activations: live.map((levels) => Math.max(0, ...levels)), live, bubble_rate: 1 - Math.max(...busy) / span, start, end };
   }
 
-  return { read, written, prove, price, parts, graph, lengths, Fault };
+  return { read, written, prove, price, parts, columns, edges, lengths, Fault };
 })();
+if (typeof module !== "undefined") module.exports = Simulator;
