@@ -30,6 +30,7 @@ from minidl.schedulers import find, layup, names, pipeline
 from minidl.views.page import ASSETS
 
 HERE = Path(__file__).parent
+PARTS = ("simulator.js", "policies.js", "coach.js", "challenges.js", "page.js", "block.js")
 PAGE = HERE.with_suffix(".html")
 RANKS, MICRO_BATCHES, CHUNKS = (2, 3, 4, 6, 8), (2, 3, 4, 6, 8, 12, 16), (1, 2, 4)
 #: playable policies whose order comes from a search on the times; policies.js has the others that depend on them
@@ -152,11 +153,10 @@ def build() -> str:
     data = {"searched": SEARCHED, "palette": {name: list(look) for name, look in PALETTE.items()}, "gallery": gallery(),
             "methods": methods(), "plans": base64.b64encode(packed).decode()}
     text = {name: (HERE / name).read_text(encoding="utf-8")
-            for name in ("page.html", "page.css", "page.js", "simulator.js", "policies.js", "challenges.js")}
+            for name in ("page.html", "page.css", *PARTS)}
     style = (ASSETS / "page.css").read_text(encoding="utf-8") + text["page.css"]
     return Template(text["page.html"]).substitute(
-        style=style, simulator=text["simulator.js"], policies=text["policies.js"],
-        challenges=text["challenges.js"], script=text["page.js"],
+        style=style, **{part.removesuffix(".js"): text[part] for part in PARTS},
         gallery_ranks=GALLERY[0], gallery_micros=GALLERY[1],
         data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"))
 

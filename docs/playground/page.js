@@ -5,9 +5,9 @@
 const $ = (id) => document.getElementById(id);
 const SVG = "http://www.w3.org/2000/svg";
 /* `problem`: the policy and the numbers of the controls; null for a plan from a file, a link or a challenge. `level`: the
-   challenge, or null. `other`: the plan that is drawn above, proved and priced. */
+   challenge, or null. `other`: the plan that is drawn above, proved and priced. `moment`: the time at which a run stands. */
 const state = { plan: [], planned: [], proved: null, price: null, fault: null, before: null, past: [], micros: 0, asked: 0,
-  problem: null, level: null, other: null };
+  problem: null, level: null, other: null, moment: null };
 let plans = {};
 
 function make(tag, attributes = {}, ...children) {
@@ -110,10 +110,10 @@ function setLevel(level) {
 
 /** Begins a challenge: sets all controls and loads its first plan. */
 function challenge(level) {
-  const { ranks, micros, start } = level;
-  $("policy").value = start;
-  fill("ranks", cases().map((c) => c[0]), ranks);
-  fill("micros", cases().filter((c) => c[0] === ranks).map((c) => c[1]), micros);
+  const { ranks, micros, start } = level, stored = start in plans;
+  if (stored) $("policy").value = start;
+  fill("ranks", stored ? cases().map((c) => c[0]) : [ranks], ranks);
+  fill("micros", stored ? cases().filter((c) => c[0] === ranks).map((c) => c[1]) : [micros], micros);
   fill("chunks", [1], 1);
   for (const id of ["F", "O", "W"]) $(id).value = level[id] || 1;
   $("latency").value = level.latency || 0;
@@ -121,7 +121,8 @@ function challenge(level) {
   state.problem = null;
   setLevel(level);
   $("other").value = "planned";
-  load(parted(planOf(plans[start][[ranks, micros, 1]])), micros, 1);
+  load(parted(planOf(stored ? plans[start][[ranks, micros, 1]] : start)), micros, 1);
+  showBlock();
 }
 
 function showChallenge() {
@@ -133,7 +134,8 @@ function showChallenge() {
   const goal = `${level.figure === "makespan" ? "a makespan" : "a largest span"} of at most ${level.goal}`
     + (level.peak ? ` with a peak of at most ${level.peak}` : "");
   $("challenge").replaceChildren(make("b", {}, `${number}. ${level.name}`), `: ${level.text} Goal: ${goal}. `, solved
-    ? make("b", { class: "solved" }, `Solved! minidl's ${level.by} gets there too.`, " ") : "",
+    ? make("b", { class: "solved" }, `Solved! It is proved that no order is better${level.by ? `; ${level.by} gets there too` : ""}.`, " ")
+    : "",
   ...(solved && CHALLENGES[number] ? [make("button", { onclick: () => challenge(CHALLENGES[number]) }, "next challenge")] : []));
 }
 
@@ -178,6 +180,7 @@ function writeLink() {
     for (const id of TIMES) if ($(id).value !== $(id).defaultValue) link.set(id, $(id).value.trim().replaceAll(/[\s,]+/g, "_"));
   }
   if ($("other").value) link.set("above", $("other").value);
+  if (block.start && blockText() !== block.plain) link.set("block", blockText());
   if (!problem && !level) Object.entries({ micros: state.micros, chunks: state.asked }).forEach(([key, n]) => link.set(key, n));
   if (edited() || (!problem && !level))
     link.set("plan", state.plan.map((actions) => actions.map((tasks) => tasks.join("-")).join(".")).join("_"));
@@ -187,6 +190,7 @@ function writeLink() {
 /** Shows the plan of the address. Returns whether there is one. */
 function readLink() {
   const link = new URLSearchParams(location.hash.slice(1)), level = CHALLENGES[link.get("challenge") - 1], policy = link.get("policy");
+  readBlock(link.get("block"));
   if (!level && !(policy in plans) && !link.get("plan")) return false;
   $("recompute").value = link.get("recompute") === "all" ? "all" : "";
   for (const id of TIMES) $(id).value = (link.get(id) || $(id).defaultValue).replaceAll("_", " ");
@@ -252,16 +256,59 @@ function update() {
     state.fault = fault;
   }
   priceOther();
+  state.moment = null;
   showFigures();
   showBoard();
   showChallenge();
+  say("");
   if (!held) writeLink();
+}
+
+/* ------------------------------------------------------------------------------------------------------------- coach */
+const say = (...what) => $("coach").replaceChildren(...what);
+const orders = new Map(); // "ranks,micro-batches,stages per rank" -> {order as text: policy}
+
+/** The policy whose order this plan has; undefined if there is none. */
+function built(plan, micros, chunks) {
+  const key = `${plan.length},${micros},${chunks}`;
+  if (!orders.has(key)) orders.set(key, Object.fromEntries(Object.entries(plans).filter(([, of]) => key in of).reverse()
+    .map(([name, of]) => [Coach.order(planOf(of[key])), name])));
+  return orders.get(key)[Coach.order(plan)];
+}
+
+/** What the action waits for, or the gap before it is there for. */
+function explain(rank, n) {
+  const { proved, price } = state;
+  if (price && !held) say(Coach.wait(proved, price, times().latency, rank, n).text);
+}
+
+/** The best move along a rank, with a button that does it. */
+function advise() {
+  const { plan, micros, asked, proved, level } = state, figure = level ? level.figure : "makespan";
+  if (!proved) return say("Only a plan that is valid has a best move.");
+  const all = { ...times(), stages: stageFactors(proved.place.stages) };
+  const move = Coach.better(plan, micros, asked, all, figure, level && level.peak ? level.peak : Infinity, 1000);
+  say(Coach.advice(plan, move, figure === "makespan" ? "makespan" : "largest span"), ...(move ? [" ", make("button", { id: "doit",
+    onclick: () => { state.past.push(plan); state.plan = move.plan; update(); } }, "do it")] : []));
+}
+
+/** Goes on in time until something strange, and says it. */
+function run() {
+  const { proved, price, level, moment } = state;
+  if (!proved) return say("Only a plan that is valid can run.");
+  const all = Coach.strange(proved, price, times().latency, level && level.peak ? level.peak : Infinity);
+  const next = all.find(({ at }) => moment === null || at > moment + 1e-9) || all[0];
+  state.moment = next.at;
+  showBoard(state.scale);
+  say(...all.filter(({ at }) => Math.abs(at - next.at) < 1e-9).flatMap(({ text }) => [text, make("br")]));
 }
 
 function showFigures() {
   const { price, before, fault } = state;
   $("verdict").className = $("why").textContent = "";
-  $("verdict").textContent = `valid on ${state.plan.length} ranks`;
+  $("verdict").textContent = `valid on ${state.plan.length} rank${state.plan.length > 1 ? "s" : ""}`;
+  const name = !fault && (edited() || !(state.problem || state.level)) && built(state.plan, state.micros, state.proved.place.stages / state.plan.length);
+  $("built").textContent = name ? `You built ${name}.` : "";
   if (fault) refuse("not valid", fault);
   const figure = (name, key, value = (p) => p[key]) => {
     const now = price && value(price), then = before && value(before), delta = price && before ? now - then : 0;
@@ -321,6 +368,7 @@ function showBoard(scale = null) {
       make("text", { class: "soft", x: LEFT + k * step * state.scale, y: state.top - 10 }, short(k * step)));
   }
   drawRows(svg, state.top, state, all, state.scale, true);
+  if (price && state.moment !== null) svg.append(make("path", { class: "moment", d: `M${LEFT + state.moment * state.scale} ${state.top - 4}V${height}` }));
   $("board").replaceChildren(svg);
 }
 
@@ -342,6 +390,9 @@ function drawRows(svg, top, { plan, price }, all, scale, own) {
     if (cap) svg.append(make("path", { class: "cap", d: `M${LEFT} ${level(cap)}H${at(span)}` }));
     svg.append(make("text", { class: "peak", x: 6, y: base - 2 }, `peak ${short(price.peak_activations[rank])}`));
   });
+  if (own && price) for (const { rank, n, from, to, text } of Coach.gaps(state.proved, price, times().latency))
+    svg.append(make("rect", { class: "gap", "data-gap": `${rank}/${n}`, x: LEFT + from * scale, y: top + rank * PITCH, height: ROW,
+      width: (to - from) * scale, onpointerenter: () => explain(rank, n), onclick: () => explain(rank, n) }, make("title", {}, text)));
   for (const a of all) svg.append(drawn(a, top, scale, own));
 }
 
@@ -352,9 +403,9 @@ function drawn({ rank, n, tasks, from, to }, upper, scale, own) {
     "aria-label": `${tasks.join(" and ")} on rank ${rank}`, "data-rank": rank, "data-place": n, "data-task": tasks.join(";") });
   tasks.forEach((name, i) => {
     const { kind, micro, stage } = Simulator.parts(name), tall = ROW / tasks.length, top = y + i * tall;
-    const culprit = fault && fault.tasks.includes(name);
+    const culprit = fault && fault.tasks.includes(name), soon = own && held && held.ready.includes(name);
     group.append(make("rect", { x, y: top, width: Math.max(1, width - 1), height: tall - (tasks.length > 1 ? 1 : 0),
-      fill: colour(kind), class: culprit ? "culprit" : fault ? "stuck" : "" }));
+      fill: colour(kind), class: `${culprit ? "culprit" : fault ? "stuck" : ""}${soon ? " ready" : ""}` }));
     if (recompute && !fault && "OB".includes(kind)) group.append(make("rect", { x, y: top, height: tall - (tasks.length > 1 ? 1 : 0),
       width: width * F / (kind === "B" ? O + W : O) / tasks.length, fill: colour("R"), class: "again" }));
     if (name.length * LETTER + 3 <= width) group.append(make("text", { class: fault && !culprit ? "on faint" : "on", x: x + width / 2, y: top + tall / 2 }, name));
@@ -364,6 +415,7 @@ function drawn({ rank, n, tasks, from, to }, upper, scale, own) {
   if (!own) return group;
   group.addEventListener("pointerdown", (e) => hold(e, rank, n));
   group.addEventListener("keydown", (e) => step(e, rank, n));
+  for (const event of ["pointerenter", "focus"]) group.addEventListener(event, () => explain(rank, n));
   return group;
 }
 
@@ -395,21 +447,31 @@ function step(e, rank, n) {
 
 /* -------------------------------------------------------------------------------------------------------------- drag */
 let held = null;
-let panned = null; // where a finger or the mouse last was that drags the board itself
+let panned = null; // the board that a finger or the mouse drags, and where that was last
+
+function holdBoard(box) {
+  box.addEventListener("pointerdown", (e) => {
+    if (held || block.held || e.button) return;
+    panned = { box, x: e.clientX, y: e.clientY };
+    box.setPointerCapture(e.pointerId);
+  });
+}
 
 function hold(e, rank, n) {
   if (e.button) return;
   e.preventDefault();
   $("board").setPointerCapture(e.pointerId); // the task itself is drawn anew while it moves
+  const all = places();
   held = { rank, n, tasks: state.plan[rank][n], from: copy(state.plan), moved: false, scale: state.scale, x: e.clientX,
-    y: e.clientY, others: places().filter((a) => a.rank !== rank || a.n !== n) };
+    y: e.clientY, all, others: all.filter((a) => a.rank !== rank || a.n !== n), ready: [],
+    before: state.price && [state.proved, state.price, times().latency] };
   $("board").querySelector(`[data-rank="${rank}"][data-place="${n}"]`).classList.add("held");
 }
 
 function pan(e) {
-  $("board").scrollLeft -= e.clientX - panned.x;
+  panned.box.scrollLeft -= e.clientX - panned.x;
   window.scrollBy(0, panned.y - e.clientY);
-  panned = { x: e.clientX, y: e.clientY };
+  Object.assign(panned, { x: e.clientX, y: e.clientY });
 }
 
 /** The held action goes before the first other one of the row whose middle is right of the pointer. */
@@ -425,6 +487,7 @@ function drag(e) {
   const rank = Math.min(Math.max(row, 0), state.plan.length - 1);
   const others = held.others.filter((a) => a.rank === rank);
   const before = others.findIndex((a) => (a.from + a.to) / 2 > x), place = before < 0 ? others.length : before;
+  if (held.before) held.ready = Coach.ready(...held.before, rank, held.all.filter((a) => a.rank === rank && a.to <= x).length);
   const plan = copy(held.from);
   plan[held.rank].splice(held.n, 1);
   plan[rank].splice(place, 0, held.tasks);
@@ -519,7 +582,7 @@ async function start() {
   $("gallery").append(...DATA.gallery.map(card));
   $("methods").append(...DATA.methods.map(card));
   for (const id of ["policy", "ranks", "micros", "chunks"])
-    $(id).addEventListener("change", () => choose(id === "policy"));
+    $(id).addEventListener("change", () => { choose(id === "policy"); showBlock(); });
   for (const id of [...TIMES, "recompute"]) $(id).addEventListener("input", retimed);
   for (const id of ["F", "O", "W", "latency"]) $(id).addEventListener("blur", () => { // what is no time goes
     if ($(id).getAttribute("aria-invalid") === "true") { $(id).value = lasting[id]; times(); }
@@ -528,10 +591,11 @@ async function start() {
     ...CHALLENGES.map(({ name }, i) => make("option", { value: i }, `${i + 1}. ${name}`)));
   $("level").addEventListener("change", () => { if ($("level").value) challenge(CHALLENGES[$("level").value]); else choose(); });
   $("other").addEventListener("change", update);
-  $("board").addEventListener("pointerdown", (e) => {
-    if (!held && !e.button) { panned = { x: e.clientX, y: e.clientY }; $("board").setPointerCapture(e.pointerId); }
-  });
+  holdBoard($("board"));
+  holdBoard($("block"));
   $("undo").addEventListener("click", undo);
+  $("best").addEventListener("click", advise);
+  $("run").addEventListener("click", run);
   $("reset").addEventListener("click", () => { state.past.push(state.plan); state.plan = copy(state.planned); update(); });
   $("export").addEventListener("click", exported);
   $("import").addEventListener("click", () => $("file").click());
@@ -542,8 +606,9 @@ async function start() {
   });
   window.addEventListener("resize", () => showBoard());
   window.addEventListener("hashchange", readLink);
+  startBlock();
   if (!readLink()) choose(true);
-  window.playground = { state, plans, imported, places, planOf, challenge, update };
+  window.playground = { state, plans, imported, places, planOf, challenge, update, block };
 }
 
 start();
