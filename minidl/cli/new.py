@@ -1,4 +1,4 @@
-"""`new`: a small working op, kernel, scheduler or network with its test, to start from."""
+"""`new`: a small working op, kernel, scheduler or network with its test, to start from; or assignments of a course."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ USES = {
     "kernel": 'python -c "import numpy as np, minidl as ml, my_kernel; ml.kernelcheck(\'my_kernel\', np.ones(3))"',
     "scheduler": "minidl compare --model mlp --steps 20 --schedulers in_order,my_scheduler.py:my_scheduler",
     "model": "minidl train --model my_model.py:my_model --epochs 4",
+    "assignment": "python grade.py",
 }
 
 
