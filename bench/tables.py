@@ -472,6 +472,33 @@ left out the time between launches.""", {"ladder": ladder, "gpu_proof": gpu_proo
 )
 
 
+#: the figures at the top: record, the first words of one of its rows, what that row says
+TEN = (
+    ("mlp", "MLP 16 x 64, batch 8: torch eager", "a small MLP, recorded: torch eager's step over minidl's"),
+    ("cnn", "mobilenet_v3, batch 32", "MobileNetV3: minidl's step over torch's, one thread"),
+    ("wide_torch", "gpt, batch 8", "a small GPT: minidl's step over torch's, two threads each"),
+    ("single_device", "densenet121 k24", "weight gradients out of order on a second CPU lane, DenseNet-121"),
+    ("memory", "gpt, sqrt", "memory for time: a GPT's step with a quarter of its activations"),
+    ("data_parallel_waits", "two ranks, head-heavy, communication / computation 0.5", "reverse first-k on two ranks"),
+    ("pipeline_parallel_waits", "8 ranks, mlp of 64 layers", "eight ranks: GPipe's step over other orders'"),
+    ("predicted_steps", "all: size of the error", "the step that `train` predicts before it trains"),
+    ("ladder", "one GPU, tf32: one stream / out of order, both captured", "the order alone within CUDA graphs, H100"),
+    ("ladder", "one GPU, tf32: the fastest of torch's graph", "one graph a step, H100: torch's over minidl's"),
+)
+
+
+def ten() -> Iterator[str]:
+    """The lines of the table of ten figures; none for a record that is not there."""
+    makers = {name: make for section in SECTIONS for name, make in section.rows.items()}
+    shown = []
+    for name, start, words in TEN:
+        if (path := RESULTS / f"{name}.json").exists():
+            found = [seen for what, seen, _ in makers[name](json.loads(path.read_text())) if what.startswith(start)]
+            shown += [f"| {words} | {seen} | [{name}](../bench/results/{name}.json) |" for seen in found[:1]]
+    if shown:
+        yield from ("\n## Ten figures\n", "| what | seen | record |", "|---|---|---|", *shown)
+
+
 def _earlier(record: dict[str, Any]) -> str:
     """The settings of a record that were measured before or after the others, and where; for the ladder, the number of
     runs."""
@@ -528,7 +555,8 @@ def part(section: Section) -> Iterator[str]:
 
 def page() -> str:
     """The page in Markdown."""
-    return "\n".join([INTRODUCTION.rstrip(), *(line for section in SECTIONS for line in part(section))]).rstrip() + "\n"
+    sections = (line for section in SECTIONS for line in part(section))
+    return "\n".join([INTRODUCTION.rstrip(), *ten(), *sections]).rstrip() + "\n"
 
 
 def main() -> None:
