@@ -66,7 +66,8 @@ def points(grade, folder, seed=0, names=None):
     return {name: each.points for name, each in judged.items()}, {name: each.output for name, each in judged.items()}
 
 
-@pytest.mark.parametrize("seed", [0, "hidden"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", ["hidden", 0])
 def test_the_reference_gets_all_points(made, seed):
     assert set(points(made[1], SOLUTIONS, seed)[0].values()) == {10}
 
@@ -88,6 +89,7 @@ def test_a_wrong_solution_gets_what_it_is_worth_and_a_case_that_shows_it(made, n
     assert part in said[name]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("cheat", list(CHEATS))
 def test_a_cheat_gets_nothing(made, cheat, tmp_path):
     folder = copied(tmp_path / "own")
