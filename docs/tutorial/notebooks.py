@@ -1,6 +1,8 @@
 """The chapters as notebooks: `python docs/tutorial/notebooks.py` writes notebooks/*.ipynb (extra `notebooks`).
 
 A chapter's docstring and its paragraphs of comments become text, the rest becomes code. The chapters are the source.
+Cells also say where slides begin, so that `jupyter nbconvert --to slides NAME.ipynb` makes a talk of a chapter: a section
+to the right, its paragraphs below each other.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 FOLDER = HERE / "notebooks"
+SECTION = "(a section begins)"  #: stands for a line across the page while a chapter is cut into cells
 
 
 def notebook(chapter: Path) -> Any:
@@ -22,7 +25,7 @@ def notebook(chapter: Path) -> Any:
     text = chapter.read_text(encoding="utf-8")
     said = ast.get_docstring(ast.parse(text)) or ""
     code = re.sub(r'\A""".*?"""\n', "", text, flags=re.DOTALL)
-    code = re.sub(r"^# -{20,}\n", "", code, flags=re.MULTILINE)
+    code = re.sub(r"^# -{20,}\n", f"# {SECTION}\n", code, flags=re.MULTILINE)
     code = re.sub(r'^if __name__ == "__main__":\n((?:    .*\n|\n)+)', lambda found: re.sub(r"^    ", "", found[1],
                                                                                            flags=re.MULTILINE),
                   code, flags=re.MULTILINE)
@@ -33,8 +36,10 @@ def notebook(chapter: Path) -> Any:
                                             *cells])
     found.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     for number, cell in enumerate(found.cells):
-        cell["id"] = f"cell-{number}"
-        cell["metadata"] = {}
+        begins = number == 0 or cell.source.startswith(SECTION)
+        kind = "slide" if begins else "subslide" if cell.cell_type == "markdown" else "-"
+        cell["id"], cell["source"] = f"cell-{number}", cell.source.removeprefix(SECTION).lstrip("\n")
+        cell["metadata"] = {"slideshow": {"slide_type": kind}}
     return found
 
 

@@ -284,8 +284,11 @@ def test_a_notebook_is_its_chapter(chapter, notebooks):
     import nbformat
 
     stored = nbformat.read(notebooks.FOLDER / f"{chapter.stem}.ipynb", as_version=4)
-    assert [(c.cell_type, c.source) for c in stored.cells] == [
-        (c.cell_type, c.source) for c in notebooks.notebook(chapter).cells]
+    assert [(c.cell_type, c.source, c.metadata) for c in stored.cells] == [
+        (c.cell_type, c.source, c.metadata) for c in notebooks.notebook(chapter).cells]
+    slides = [c.metadata["slideshow"]["slide_type"] for c in stored.cells]
+    assert slides[0] == "slide"
+    assert slides.count("slide") == 1 + chapter.read_text().count(f"# {'-' * 117}\n") > 1
     code = "\n".join(c.source for c in stored.cells if c.cell_type == "code")
     for line in chapter.read_text().splitlines():
         if line and not line.startswith(("#", '"""', "if __name__")) and "    " not in line and "=" in line:
