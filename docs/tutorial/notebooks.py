@@ -1,8 +1,8 @@
 """The chapters as notebooks: `python docs/tutorial/notebooks.py` writes notebooks/*.ipynb (extra `notebooks`).
 
 A chapter's docstring and its paragraphs of comments become text, the rest becomes code. The chapters are the source.
-Cells also say where slides begin, so that `jupyter nbconvert --to slides NAME.ipynb` makes a talk of a chapter: a section
-to the right, its paragraphs below each other.
+Cells also say where slides begin, so that `jupyter nbconvert --to slides NAME.ipynb` makes a talk of a chapter: a
+section to the right, its paragraphs below each other.
 """
 
 from __future__ import annotations
