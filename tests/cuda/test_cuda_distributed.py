@@ -349,7 +349,7 @@ def test_a_missing_wait_shows(gpus, monkeypatch, lost):
                         (lambda self, task, stream: []) if lost == "the gradient's end" else ByEvents.ready)
     if lost == "the sum's return":
         monkeypatch.setattr(Staged, "arrived", lambda self, stream: [])
-    monkeypatch.setattr(OnDevice, "_run", lambda self, calls: _unwatched(calls))
+    monkeypatch.setattr(OnDevice, "_run", lambda self, calls, over: _unwatched(calls))
     assert any({found.bits for found in trained("priority", gpus(2, seed), transport)} != {wanted}
                for seed in range(12)), "no order showed it"
 

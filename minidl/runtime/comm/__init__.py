@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...core.tasks import Kind
@@ -200,40 +201,23 @@ class Communicator:
         if peer is not None:
             return self._to_peer(kind, place, peer, message)
         assert slot is not None
-
-        def run() -> Iterator[None]:
-            if self.size == 1:
-                return
-            if kind != Kind.AG:
-                yield from place.take()
-            if kind == Kind.A and not self.deterministic:
-                yield from self._sum(place.whole, slot)
-                yield from place.scale()
-            else:
-                if kind != Kind.AG:
-                    yield from self._exchange(place.whole, place.received, place.bounds, slot)
-                    yield from place.add()
-                if kind != Kind.AS and place.bounds is not None:
-                    yield from place.lay()
-                    yield from self._collect(place.whole, place.bounds, slot)
-            yield from place.keep() if kind == Kind.AS else place.give()
-
-        return run
+        take, give = place.action("take"), place.action("give")
+        exchange: list[Transfer] = [
+            *take, partial(self._exchange, place.whole, place.received, place.bounds, slot), *place.action("add")]
+        collect: list[Transfer] = []
+        if place.bounds is not None:
+            collect = [*place.action("lay"), partial(self._collect, place.whole, place.bounds, slot)]
+        moves = {Kind.A: [*exchange, *collect, *give], Kind.AS: [*exchange, *place.action("keep")],
+                 Kind.AG: [*collect, *give]}[kind]
+        if kind == Kind.A and not self.deterministic:
+            moves = [*take, partial(self._sum, place.whole, slot), *place.action("scale"), *give]
+        return partial(_in_turn, moves if self.size > 1 else [])
 
     def _to_peer(self, kind: Kind, place: Host, peer: int, message: int) -> Transfer:
         sends = kind in (Kind.SF, Kind.SO)
         moves = [(self._send if sends else self._receive)(array, peer, message) for array in place.arrays]
-
-        def run() -> Iterator[None]:
-            yield from place.take() if sends else place.clear()
-            under_way = [move() for move in moves]  # on both ranks in one order, so each finds its other end
-            while under_way:
-                under_way = [move for move in under_way if next(move, self) is not self]
-                if under_way:
-                    yield
-            yield from place.sent() if sends else place.give()
-
-        return run
+        before, after = ("take", "sent") if sends else ("clear", "give")
+        return partial(_in_turn, [*place.action(before), partial(_at_once, moves), *place.action(after)])
 
     @property
     def host(self) -> Communicator:
@@ -307,6 +291,18 @@ class Communicator:
 
     def close(self) -> None:
         """Frees what the transport holds."""
+
+
+def _in_turn(moves: Sequence[Transfer]) -> Iterator[None]:
+    for move in moves:
+        yield from move()
+
+
+def _at_once(moves: Sequence[Transfer]) -> Iterator[None]:
+    """Starts all on both ranks in one order, so that each finds its other end."""
+    under_way = [move() for move in moves]
+    while under_way := [move for move in under_way if next(move, under_way) is not under_way]:
+        yield
 
 
 __all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "Patience", "RankError", "SilentRank", "Staged",

@@ -1,6 +1,6 @@
 """How data pass from computing lanes to communicating lanes and back: directly on the CPU, by events on CUDA.
 
-The host's events (`minidl.runtime.streams`) say that a call has returned. On the CPU the call is then done; on CUDA its
+The host's events (`minidl.devices.lanes`) say that a call has returned. On the CPU the call is then done; on CUDA its
 work has only been issued, and another stream can wait for it.
 """
 
@@ -46,7 +46,7 @@ class Direct:
 
     def copied(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int]) -> list[Thunk]:
         """The calls that copy this rank's share of an array that is equal on all ranks."""
-        return [Share(communicator, array, share).copy]
+        return Share(communicator, array, share).copied()
 
     def ended(self, place: Host) -> list[Thunk]:
         """The calls at the end of a step after which results of a place can be read."""
@@ -86,10 +86,9 @@ class ByEvents(Direct):
         return StagedShare(communicator, array, share, received, self.device, self._streams, events)
 
     def copied(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int]) -> list[Thunk]:
-        driver, place, stream = self.driver, Share(communicator, array, share), self._stream(communicator)
-        return [*(driver.wait(stream, event) for event in self._awaited(after)),
-                *([driver.copy(place.whole[place.mine], place.total, stream)] if place.total.size else []),
-                *([driver.zeros(place.end, stream)] if place.end.size else [])]
+        stream = self._stream(communicator)
+        place = ShareOnDevice(communicator, self.device, stream, (), array, share)
+        return [*(self.driver.wait(stream, event) for event in self._awaited(after)), *place.copied()]
 
     def ended(self, place: Host) -> list[Thunk]:
         return place.arrived(self.device.main)

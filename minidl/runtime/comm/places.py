@@ -1,14 +1,15 @@
 """The memory in which ranks sum gradients, called a place. On the CPU it is the gradients' own memory if possible; on
 CUDA, copies and events lead there and back.
 
-A place is made once for each transfer and used in every step. Its actions are iterators, as transfers are: each `next`
-polls the device, so a lane that waits for one transfer can move the others.
+A place is made once for each transfer and used in every step. It has a few named actions, all prepared: calls, and for
+some a function that says whether they have run, so that a lane that waits for one transfer can move the others.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -28,7 +29,15 @@ class Host:
     `bounds[r]:bounds[r + 1]`; None: every rank adds up all, since the rows have at most AT_ONCE bytes. Row r of
     `received`: rank r's elements of this rank's share. Without `sums` the arrays only travel, each from its own
     memory: `arrays`.
+
+    `actions`, of which a place may lack some: `take` copies the arrays to `whole`, `give` back. `add` writes the mean
+    of the rows of `received`, added in rank order, to `total`, this rank's share of `whole`; `scale` divides all of
+    `whole` by the number of ranks. `keep` leaves this rank's share of the sums where it belongs, `lay` brings it to
+    `whole`. `clear` waits until what is received may overwrite `arrays`, `sent` ends a send.
     """
+
+    _driver: Any = None
+    _given: Any = None  #: the event after which results can be read
 
     def __init__(self, communicator: Any, arrays: Sequence[Any], sums: bool = True) -> None:
         flat = [a.reshape(-1) for a in arrays]
@@ -41,64 +50,60 @@ class Host:
         self.mine = slice(*self.bounds[communicator.rank :][:2] if self.bounds else (0, count))
         self.arrays = flat
         self.whole = flat[0] if len(flat) == 1 or not sums else self._empty((count,), dtype)
-        self.windows = ([(a, self.whole[i:j]) for a, (i, j) in zip(flat, pairwise(ends), strict=True)]
-                        if len(flat) > 1 and sums else [])
         self.received = self._empty((ranks if sums else 0, self.mine.stop - self.mine.start), dtype)
-        self.total, self.factor = self.whole[self.mine], 1 / ranks
+        self.total = self.whole[self.mine]
+        windows = [self.whole[i:j] for i, j in pairwise(ends)] if len(flat) > 1 and sums else []
+        pairs = [*zip(flat, windows, strict=False)]
+        self._act(take=[call for a, window in pairs for call in self._copy(a, window)],
+                  give=[call for a, window in pairs for call in self._copy(window, a)],
+                  add=self._mean(ranks), scale=self._scaled(self.whole, ranks) if sums else [])
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         return np.empty(shape, dtype)
 
+    def _copy(self, source: Any, out: Any) -> list[Thunk]:
+        return [partial(np.copyto, out, source)] if source.size else []
+
+    def _zeros(self, array: Any) -> list[Thunk]:
+        return [partial(array.fill, 0)] if array.size else []
+
+    def _added(self, one: Any, other: Any, out: Any) -> list[Thunk]:
+        return [partial(np.add, one, other, out=out)]
+
+    def _scaled(self, array: Any, ranks: int) -> list[Thunk]:
+        return [partial(np.multiply, array, array.dtype.type(1 / ranks), out=array)]
+
+    def _mean(self, ranks: int) -> list[Thunk]:
+        """The calls of `add`."""
+        if len(self.received) < 2:
+            return []
+        sums = [self.received[0], *[self.total] * (ranks - 2)]
+        return [*(call for before, row in zip(sums, self.received[1:], strict=True)
+                  for call in self._added(before, row, self.total)), *self._scaled(self.total, ranks)]
+
+    def _act(self, **actions: list[Thunk]) -> None:
+        self.actions: dict[str, tuple[list[Thunk], Callable[[], bool] | None]] = {
+            name: (calls, None) for name, calls in actions.items()}
+
+    def action(self, name: str) -> list[Callable[[], Iterator[None]]]:
+        """An action as a part of a transfer, which each `next` polls; none if there is nothing to do."""
+        calls, over = self.actions.get(name, ((), None))
+        return [partial(self._run, calls, over)] if calls or over else []
+
+    def _run(self, calls: Sequence[Thunk], over: Callable[[], bool] | None) -> Iterator[None]:
+        for call in calls:
+            call()
+        while over is not None and not over():
+            yield
+
     def arrived(self, stream: Any) -> list[Thunk]:
         """The calls that a lane makes before it reads the results of `give`. `stream`: the lane's, on CUDA."""
-        return []
+        return [self._driver.wait(stream, self._given)] if self._given else []
 
     def landed(self) -> list[Thunk]:
         """The calls after the transfer, in the order of its lane; then `arrived` waits for it and for all transfers
         before it, which may have ended later."""
-        return []
-
-    def take(self) -> Iterator[None]:
-        """Copies the gradients to `whole`."""
-        for array, window in self.windows:
-            np.copyto(window, array)
-        yield from ()
-
-    def clear(self) -> Iterator[None]:
-        """Waits until what is received may overwrite `arrays`."""
-        yield from ()
-
-    def add(self) -> Iterator[None]:
-        """Writes the mean of the rows of `received`, added in rank order, to `total`, this rank's share of `whole`."""
-        total = self.total
-        np.add(self.received[0], self.received[1], out=total)
-        for row in self.received[2:]:
-            np.add(total, row, out=total)
-        np.multiply(total, total.dtype.type(self.factor), out=total)
-        yield from ()
-
-    def scale(self) -> Iterator[None]:
-        """Divides the sums by the number of ranks, after the transport has added them."""
-        np.multiply(self.whole, self.whole.dtype.type(self.factor), out=self.whole)
-        yield from ()
-
-    def keep(self) -> Iterator[None]:
-        """Leaves this rank's share of the sums where it belongs."""
-        yield from ()
-
-    def lay(self) -> Iterator[None]:
-        """Lays this rank's share in `whole`."""
-        yield from ()
-
-    def sent(self) -> Iterator[None]:
-        """The end of a send: on a stream, the event after which `arrays` may be overwritten."""
-        yield from ()
-
-    def give(self) -> Iterator[None]:
-        """Copies `whole` back to the gradients."""
-        for array, window in self.windows:
-            np.copyto(array, window)
-        yield from ()
+        return self.actions["give"][0][-1:] if self._given else []
 
 
 class Share(Host):
@@ -110,22 +115,14 @@ class Share(Host):
         self.bounds = [min(r * count, array.size) for r in range(ranks + 1)]
         self.mine = slice(*self.bounds[communicator.rank : communicator.rank + 2])
         own = self.mine.stop - self.mine.start
-        self.whole, self.windows, self.factor = array, [], 1 / ranks
-        self.total, self.end = share[:own], share[own:]
+        self.whole, self.total, self.end = array, share[:own], share[own:]
         self.received = [] if received is None else received[: ranks * own].reshape(ranks, own)
+        self._act(take=[], give=[], add=self._mean(ranks), keep=self._zeros(self.end),
+                  lay=self._copy(self.total, self.whole[self.mine]))
 
-    def keep(self) -> Iterator[None]:
-        self.end[...] = 0
-        yield from ()
-
-    def lay(self) -> Iterator[None]:
-        np.copyto(self.whole[self.mine], self.total)
-        yield from ()
-
-    def copy(self) -> None:
-        """Takes this rank's share of an array that is equal on all ranks."""
-        np.copyto(self.total, self.whole[self.mine])
-        self.end[...] = 0
+    def copied(self) -> list[Thunk]:
+        """The calls that take this rank's share of an array that is equal on all ranks."""
+        return [*self._copy(self.whole[self.mine], self.total), *self._zeros(self.end)]
 
 
 class Staged(Host):
@@ -148,35 +145,16 @@ class Staged(Host):
     def _stage(self, driver: Any, streams: tuple[Any, Any], pinned: Any, after: Sequence[Any],
                out: Sequence[tuple[Any, Any]], then: Sequence[Any], back: Sequence[tuple[Any, Any]]) -> None:
         """Prepares the copies `out` to pinned memory after some events, and `back` after the events `then`."""
-        self._driver, self._down_done, self._up_done = driver, driver.event(), driver.event()
+        self._driver, down_done, self._given = driver, driver.event(), driver.event()
         # keeps pinned memory until it has been copied, also where a step has failed
-        weakref.finalize(self, _wait_for, driver, (self._down_done, self._up_done), pinned).atexit = False
-        self._down, self._up = (
+        weakref.finalize(self, _wait_for, driver, (down_done, self._given), pinned).atexit = False
+        down, up = (
             [*(driver.wait(stream, event) for event in events),
              *(driver.copy(source, to, stream) for source, to in pairs if to.size), driver.record(done, stream)]
-            for stream, events, pairs, done in ((streams[0], after, out, self._down_done),
-                                                (streams[1], then, back, self._up_done)))
-
-    def arrived(self, stream: Any) -> list[Thunk]:
-        return [self._driver.wait(stream, self._up_done)]
-
-    def landed(self) -> list[Thunk]:
-        return self._up[-1:]
-
-    def take(self) -> Iterator[None]:
-        for call in self._down:
-            call()
-        while not self._driver.happened(self._down_done):
-            yield
-
-    def clear(self) -> Iterator[None]:
-        while not self._driver.happened(self._up_done):
-            yield
-
-    def give(self) -> Iterator[None]:
-        for call in self._up:
-            call()
-        yield from ()
+            for stream, events, pairs, done in ((streams[0], after, out, down_done),
+                                                (streams[1], then, back, self._given)))
+        self.actions |= {"take": (down, partial(driver.happened, down_done)), "give": (up, None),
+                         "clear": ([], partial(driver.happened, self._given))}
 
 
 class StagedShare(Staged, Share):
@@ -193,13 +171,8 @@ class StagedShare(Staged, Share):
         if not sums:
             out, back = (share[: self.total.size], whole[self.mine]), (whole, array)
         self._stage(device.driver, streams, pinned, after, [out], (), [back])
-
-    def keep(self) -> Iterator[None]:
-        yield from Share.keep(self)
-        yield from self.give()
-
-    def lay(self) -> Iterator[None]:
-        return self.take()
+        self.actions |= {"keep": ([*self.actions["keep"][0], *self.actions["give"][0]], None),
+                         "lay": self.actions["take"]}
 
 
 def _wait_for(driver: Any, events: Sequence[Any], memory: Any) -> None:
@@ -212,30 +185,25 @@ class OnDevice(Host):
     needs the computation to have ended. `stream`: for sums and copies. `after`: as in `Staged`. `what`: of `Host`."""
 
     def __init__(self, communicator: Any, device: Any, stream: Any, after: Sequence[Any], *what: Any) -> None:
-        self._driver, self._stream = device.driver, stream
-        self._in_order = communicator.stream is not None
-        self._memory: list[Any] = []
-        super().__init__(communicator, *what)
+        self._device, self._driver, self._stream, self._memory = device, device.driver, stream, list[Any]()
         driver = device.driver
-        self._done, self._given = driver.event(), driver.event()
-        copies = [(a, w) for a, w in self.windows if a.size]
-        self._take = [*(driver.wait(stream, event) for event in after), *(driver.copy(a, w, stream) for a, w in copies)]
-        self._add: list[Thunk] = []
-        self._scale: list[Thunk] = []
-        if len(self.received):
-            total = self.total
-            rows = [(self.received[0] if r == 1 else total, self.received[r]) for r in range(1, communicator.size)]
-            self._add += [call for pair in rows for call in device.calls("add", pair, [total], stream)]
-            self._add += device.calls("scale", [total], [total], stream, factor=self.factor)
-            self._scale += device.calls("scale", [self.whole], [self.whole], stream, factor=self.factor)
-        self._give = [*(driver.copy(w, a, stream) for a, w in copies), driver.record(self._given, stream)]
-        self._record = driver.record(self._done, stream)
-
-    def arrived(self, stream: Any) -> list[Thunk]:
-        return [self._driver.wait(stream, self._given)]
+        super().__init__(communicator, *what)
+        self._in_order = communicator.stream is not None
+        done, self._given = driver.event(), driver.event()
+        waits = [driver.wait(stream, event) for event in after]
+        own = {name: calls for name, (calls, _) in self.actions.items()}
+        give = [*own["give"], driver.record(self._given, stream)]
+        found = {**own, "take": [*waits, *own["take"]], "clear": waits}
+        if "keep" in own:
+            found |= {"keep": [*own["keep"], *give], "lay": [*waits, *own["lay"]]}
+        # for a transport without streams, an action is over when its calls have run
+        over = None if self._in_order else partial(driver.happened, done)
+        last = [] if self._in_order else [driver.record(done, stream)]
+        self.actions = {name: ([*calls, *last], over) for name, calls in found.items()}
+        self.actions |= {"give": (give, None), "sent": (give, None)}
 
     def landed(self) -> list[Thunk]:
-        return [] if self._in_order else self._give[-1:]
+        return [] if self._in_order else super().landed()
 
     def _empty(self, shape: tuple[int, ...], dtype: Any) -> Any:
         count = int(np.prod(shape))
@@ -243,47 +211,18 @@ class OnDevice(Host):
         flat = self._driver.array(self._memory[-1], (count,), str(dtype), (dtype.itemsize,), 0)
         return flat.reshape(shape)
 
-    def _run(self, calls: Sequence[Thunk]) -> Iterator[None]:
-        """Issues calls; for a transport without streams, also waits until they have run."""
-        for call in calls:
-            call()
-        if not self._in_order:
-            self._record()
-            while not self._driver.happened(self._done):
-                yield
+    def _copy(self, source: Any, out: Any) -> list[Thunk]:
+        return [self._driver.copy(source, out, self._stream)] if source.size else []
 
-    def take(self) -> Iterator[None]:
-        return self._run(self._take)
+    def _zeros(self, array: Any) -> list[Thunk]:
+        return [self._driver.zeros(array, self._stream)] if array.size else []
 
-    def clear(self) -> Iterator[None]:
-        return self._run(self._take)
+    def _added(self, one: Any, other: Any, out: Any) -> list[Thunk]:
+        return list(self._device.calls("add", (one, other), [out], self._stream))
 
-    def sent(self) -> Iterator[None]:
-        return self.give()
-
-    def add(self) -> Iterator[None]:
-        return self._run(self._add)
-
-    def scale(self) -> Iterator[None]:
-        return self._run(self._scale)
-
-    def give(self) -> Iterator[None]:
-        for call in self._give:
-            call()
-        yield from ()
+    def _scaled(self, array: Any, ranks: int) -> list[Thunk]:
+        return list(self._device.calls("scale", [array], [array], self._stream, factor=1 / ranks))
 
 
 class ShareOnDevice(OnDevice, Share):
     """A share of an array of a CUDA device, for a transport that reads them there. `what`: of `Share`."""
-
-    def __init__(self, communicator: Any, device: Any, stream: Any, after: Sequence[Any], *what: Any) -> None:
-        super().__init__(communicator, device, stream, after, *what)
-        driver, mine = device.driver, self.whole[self.mine]
-        self._keep = [*([driver.zeros(self.end, stream)] if self.end.size else []), *self._give]
-        self._lay = [*self._take, *([driver.copy(self.total, mine, stream)] if mine.size else [])]
-
-    def keep(self) -> Iterator[None]:
-        return self._run(self._keep)
-
-    def lay(self) -> Iterator[None]:
-        return self._run(self._lay)
