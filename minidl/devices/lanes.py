@@ -36,6 +36,10 @@ class Event:
         self.record: Callable[[], Any] = self._lock.release
         self.wait: Callable[[], Any] = self._lock.acquire
 
+    def arrived(self) -> bool:
+        """Whether it was recorded, as a poll: if so, it is reset for the next run."""
+        return self._lock.acquire(False)
+
     def open(self) -> None:
         """Lets a waiter through although nothing was recorded, when a run is given up."""
         with contextlib.suppress(RuntimeError):

@@ -32,16 +32,6 @@ Calls = Callable[[int, Any], list[Thunk]]
 MESSAGES = (*SENDS, *RECEIVES)
 
 
-class Arrival(Event):
-    """An event that can also be polled."""
-
-    __slots__ = ()
-
-    def arrived(self) -> bool:
-        """Whether it was recorded. If so, it is reset for the next run."""
-        return self._lock.acquire(False)
-
-
 class Communication:
     """The communication that all parts of a program share: the thread, the transfers in flight, their memory, and the
     events between one step and the next."""
@@ -60,20 +50,19 @@ class Communication:
         self.hand = handover(device)
         self.hand.use()
         self.failure: BaseException | None = None
-        self._events: list[Arrival] = []
+        self._events: list[Event] = []
         self.places: dict[int, Host] = {}  #: by the key of the transfer
         #: (late task, transfer of the step before)
         self.boundary = {pair: self.event() for pair in program.boundary_waits}
         self._places: dict[Any, Host] = {}  # by the memory of the arrays
         self.closing: list[Thunk] = []  #: calls at the end of a step, when all messages are issued
-        self._lanes: Any = None
         self._started = self._stopped = False
         threaded = not self.polled and any(any(part.communicates) for part in program.parts)
         self._stream = Stream(f"{transport.rank}/comm") if threaded else None
         self._end = weakref.finalize(self, _close, self._stream, weakref.ref(self.flight))
 
-    def event(self) -> Arrival:
-        self._events.append(Arrival())
+    def event(self) -> Event:
+        self._events.append(Event())
         return self._events[-1]
 
     def place(self, key: int, bound: Bound, views: tuple[View, ...], after: Sequence[int],
@@ -113,7 +102,7 @@ class Communication:
     def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
         """Starts the communication lanes of a part, beside its other lanes `lanes`. First it waits until the
         communication of the part before has ended."""
-        self._lanes = self.flight.lanes = lanes
+        self.flight.lanes = lanes
         if not entries:
             return
         self.join()
@@ -128,8 +117,7 @@ class Communication:
         if self.failure is None:
             self.failure = stop.error
         self._let_through()
-        if self._lanes is not None:
-            self._lanes.give_up(Stop(stop.error))
+        self.flight.lanes.give_up(Stop(stop.error))
 
     def _let_through(self) -> None:
         for event in self._events:
@@ -185,36 +173,22 @@ class Meetings:
     """
 
     def __init__(self, common: Communication, part: Part, bound: Bound, calls: Calls) -> None:
-        self.common, self._calls = common, calls
+        self.common, self._calls, self._graph = common, calls, part.graph
         self.times: dict[int, Any] = {}
-        graph, talks = part.graph, part.communicates
-        lanes = [part.lane_tasks(i) for i in range(len(talks))]
+        graph, self._keys = part.graph, part.graph.keys.tolist()
+        lanes = [(part.lane_tasks(i), talks) for i, talks in enumerate(part.communicates)]
+        apart, computing = ([lane for lane, talks in lanes if talks is wanted] for wanted in (True, False))
         self._talks = {t for t in range(len(graph)) if graph.kind[t] in COMMUNICATION}
-        apart = [lane for lane, talk in zip(lanes, talks, strict=True) if talk]
-        self._inline = [t for lane, talk in zip(lanes, talks, strict=True) if not talk
-                        for t in lane if t in self._talks]
-        self._keys = graph.keys.tolist()
-        self._name = {key: t for t, key in enumerate(self._keys)}
+        self._inline = [t for lane in computing for t in lane if t in self._talks]
+        self._ranges = {t: _ranges(part, t) for t in self._talks if graph.kind[t] in (Kind.AS, Kind.AG)}
+        self._drained = self._before_which_to_drain(computing)
         # task -> (key of a transfer, the call that waits for it)
         self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)
         self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> the records of its events
         arrived: dict[int, list[Callable[[], bool]]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
         own = {t: lane for lane, tasks in enumerate(apart) for t in tasks}
-        pairs = [(w, s) for w, s in part.waits.tolist() if w in own or s in own]
-        # lanes overlap their transfers
-        pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]
-        self._ranges = {t: _ranges(part, t) for t in self._talks if graph.kind[t] in (Kind.AS, Kind.AG)}
-        self._drained = self._before_which_to_drain(part,
-                                                    [lane for lane, talk in zip(lanes, talks, strict=True) if not talk])
-        for lane in apart:  # but the plan may put one transfer's memory where an earlier one still reads
-            pairs += [(t, s) for i, t in enumerate(lane) for s in lane[max(0, i + 1 - SLOTS) : i] if self._clash(s, t)]
-            sent = None
-            for t in lane:
-                if graph.kind[t] in RECEIVES and sent is not None:
-                    pairs.append((t, sent))
-                sent = t if graph.kind[t] in SENDS else sent
-        for waiter, source in pairs:
+        for waiter, source in self._pairs(part, apart, own):
             event = common.event()
             self._records[source].append(event.record)
             if waiter in own:
@@ -223,57 +197,73 @@ class Meetings:
                 after[waiter].append(self._keys[source])
             else:
                 self._awaited[waiter].append((self._keys[source],
-                                              self._waiting(event, self._peers(graph, source), graph.name(source))))
+                                              self._waiting(event, self._peers(source), graph.name(source))))
+        name = {key: t for t, key in enumerate(self._keys)}
         for (late, transfer), event in common.boundary.items():
-            if transfer in self._name:
-                self._records[self._name[transfer]].append(event.record)
-            if late in self._name:
-                self._awaited[self._name[late]].append((transfer, self._waiting(event, (), task_name(transfer))))
+            if transfer in name:
+                self._records[name[transfer]].append(event.record)
+            if late in name:
+                self._awaited[name[late]].append((transfer, self._waiting(event, (), task_name(transfer))))
         # on a device that runs behind the host, the step before may still read and send where this one writes: lanes
         # that compute wait for its sends at its end, and say when they begin; what is received waits for that
-        receives = [t for t in own if graph.kind[t] in RECEIVES]
-        self._begins = {lane[0]: -1 - i for i, (lane, talk) in enumerate(zip(lanes, talks, strict=True))
-                        if lane and not talk and common.polled}
+        self._begins = {lane[0]: -1 - i for i, lane in enumerate(computing) if lane and common.polled}
         self._sending = [self._keys[lane[-1]] for lane in apart if graph.kind[lane[-1]] in SENDS
                          and common.transport.link(_peer(graph, lane[-1]), True).stream is not None]
-        for t in receives:
-            after[t] += self._begins.values()
-        order = [*self._inline, *(t for lane in apart for t in lane)]
-        entries = {t: self._entry(t, i % SLOTS, part, bound, after[t] or [self._keys[t]], arrived[t])
+        for t in own:
+            if graph.kind[t] in RECEIVES:
+                after[t] += self._begins.values()
+        order = [*self._inline, *own]
+        entries = {t: self._entry(t, i % SLOTS, bound, after[t] or [self._keys[t]], arrived[t])
                    for i, t in enumerate(order)}
         self.entries = [[entries[t] for t in lane] for lane in apart]
         self._submitted = {t: entries[t] for t in self._inline}
 
-    def _entry(self, task: int, slot: int, part: Part, bound: Bound, after: list[int],
-               arrived: list[Callable[[], bool]]) -> Entry:
+    def _pairs(self, part: Part, apart: list[list[int]], own: dict[int, int]) -> list[tuple[int, int]]:
+        """(waiter, source) of tasks of which one is a transfer on a lane of its own; `own`: their lanes."""
         graph = part.graph
+        pairs = [(w, s) for w, s in part.waits.tolist() if w in own or s in own]
+        # lanes overlap their transfers
+        pairs += [(t, int(p)) for t in own for p in graph.preds[t] if own.get(int(p)) == own[t]]
+        for lane in apart:  # but the plan may put one transfer's memory where an earlier one still reads
+            pairs += [(t, s) for i, t in enumerate(lane) for s in lane[max(0, i + 1 - SLOTS) : i] if self._clash(s, t)]
+            sent = None
+            for t in lane:
+                if graph.kind[t] in RECEIVES and sent is not None:
+                    pairs.append((t, sent))
+                sent = t if graph.kind[t] in SENDS else sent
+        return pairs
+
+    def _entry(self, task: int, slot: int, bound: Bound, after: list[int],
+               arrived: list[Callable[[], bool]]) -> Entry:
+        common, graph, key, kind = self.common, self._graph, self._keys[task], Kind(self._graph.kind[task])
         launch = graph.launches[task][0]
-        constants, sums = dict(launch.constants), graph.kind[task] in COLLECTIVE
-        link = None if sums else self.common.transport.link(constants["peer"], graph.kind[task] in SENDS)
+        constants, sums = dict(launch.constants), kind in COLLECTIVE
+        link = None if sums else common.transport.link(constants["peer"], kind in SENDS)
+        copies, landed, moved = list[Thunk](), list[Thunk](), list[Thunk]()
         if sums and launch.reads != launch.writes:
-            transfer, copies, landed = self.common.shares(self._keys[task], bound, launch, after, slot)
-            moved = self.common.hand.moved(self._keys[task], self.common.group, False)
+            transfer, copies, landed = common.shares(key, bound, launch, after, slot)
+            moved = common.hand.moved(key, common.group, False)
         else:
-            place = self.common.place(self._keys[task], bound, launch.reads or launch.writes, after, link)
-            transfer, copies = (link or self.common.group).bind(
-                Kind(graph.kind[task]), place, slot, constants.get("peer"), constants.get("message", 0)), []
-            landed = [] if graph.kind[task] in SENDS else place.landed()
-            moved = [] if link is None else self.common.hand.moved(self._keys[task], link, graph.kind[task] in SENDS)
+            place = common.place(key, bound, launch.reads or launch.writes, after, link)
+            transfer = (link or common.group).bind(kind, place, slot, constants.get("peer"),
+                                                   constants.get("message", 0))
+            if kind not in SENDS:
+                landed = place.landed()
+            if link is not None:
+                moved = common.hand.moved(key, link, kind in SENDS)
         return Entry(task, transfer, slot if sums else None, int(graph.bytes[task]), arrived,
                      [*self._mark(task, 0, 1), *copies],
                      [*self._mark(task, 2), *landed, *moved, *self._records[task]], graph.name(task),
-                     self._peers(graph, task),
-                     "later" in constants, link is not None and isinstance(bound.device, CPU))
+                     self._peers(task), "later" in constants, link is not None and isinstance(bound.device, CPU))
 
-    def _waiting(self, event: Arrival, peers: tuple[int, ...], name: str) -> Thunk:
+    def _waiting(self, event: Event, peers: tuple[int, ...], name: str) -> Thunk:
         """A call that waits for a transfer."""
         return partial(self.common.flight.until, event.arrived, peers, name) if self.common.polled else event.wait
 
-    def _peers(self, graph: TaskGraph, transfer: int) -> tuple[int, ...]:
+    def _peers(self, transfer: int) -> tuple[int, ...]:
         """The other ranks that a transfer needs."""
-        if graph.kind[transfer] in COLLECTIVE:
-            return self.common.others
-        return (_peer(graph, transfer),)
+        sums = self._graph.kind[transfer] in COLLECTIVE
+        return self.common.others if sums else (_peer(self._graph, transfer),)
 
     def _mark(self, task: int, *which: int) -> list[Thunk]:
         if not self.common.trace:
@@ -285,14 +275,14 @@ class Meetings:
 
         return [mark]
 
-    def _before_which_to_drain(self, part: Part, lanes: list[list[int]]) -> set[int]:
+    def _before_which_to_drain(self, lanes: list[list[int]]) -> set[int]:
         """The tasks of computing lanes before which the transfers submitted on the lane must have ended: the next task
         that is no transfer, and a transfer that needs the result or the memory of another."""
         found, flying = set(), set[int]()
         for lane in lanes:
             flying.clear()
             for t in lane:
-                if flying and (t not in self._talks or flying & set(part.graph.preds[t].tolist())
+                if flying and (t not in self._talks or flying & set(self._graph.preds[t].tolist())
                                or any(self._clash(s, t) for s in flying)):
                     found.add(t)
                     flying.clear()
@@ -319,12 +309,12 @@ class Meetings:
         found += [call for key, wait in self._awaited.get(task, [])
                   for call in (wait, *common.places[key].arrived(stream))]
         if task in self._drained:
-            found += [common.flight.drain, *self._arrivals(stream)]
+            found += self._drain(stream)
         if task in self._submitted:
             found += [*common.hand.ready(self._keys[task], stream),
                       partial(common.flight.submit, self._submitted[task])]
             if task == self._inline[-1]:
-                found += [common.flight.drain, *self._arrivals(stream)]
+                found += self._drain(stream)
         return found
 
     def after(self, task: int, stream: Any) -> list[Thunk]:
@@ -334,9 +324,9 @@ class Meetings:
             found.append(self.common.flight.look)  # a sum needs few looks: only the last ones of a step are awaited
         return found
 
-    def _arrivals(self, stream: Any) -> list[Thunk]:
+    def _drain(self, stream: Any) -> list[Thunk]:
         places = {id(p): p for p in (self.common.places[self._keys[t]] for t in self._inline)}
-        return [call for place in places.values() for call in place.arrived(stream)]
+        return [self.common.flight.drain, *(call for place in places.values() for call in place.arrived(stream))]
 
 
 def _peer(graph: TaskGraph, message: int) -> int:

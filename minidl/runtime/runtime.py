@@ -6,8 +6,9 @@ eager op, another executor, a checkpoint) settles first: it runs the epilogue, s
 training leaves. Loop-back ranks share a process and cannot tell whose parameters are read, and ranks of a pipeline that
 never drains communicate when they settle: settle them yourself, all of them.
 
-The device runs lanes (`device.lanes`, `device.captured`), the transport moves data between ranks. Lanes of
-communication run in a thread of their own (`minidl.runtime.comm.flight`) and may still run when a call returns.
+The device runs lanes (`device.lanes`, `device.captured`), the transport moves data between ranks. Transfers on lanes of
+their own are moved by a thread, or by the lanes that compute (`communication.py`); some may still run when a call
+returns.
 """
 
 from __future__ import annotations
@@ -146,23 +147,17 @@ class Runtime:
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
         """Gives memory, filled with zeros, to weights and states that belong to this run alone, and to shares, filled
         with this rank's part of the whole."""
-        if spec.role == Role.FAR and spec.share_of is not None:
-            return self._shared_out(spec, spec.live.data)
-        if spec.role not in (Role.STATE, Role.PARAMETER) or spec.live is not None:
+        far = spec.role == Role.FAR and spec.share_of is not None
+        if not far and (spec.role not in (Role.STATE, Role.PARAMETER) or spec.live is not None):
             return spec
-        memory = self.device.allocate(max(spec.bytes, 1))
-        if spec.bytes:
+        memory = spec.live.data if far else self.device.allocate(max(spec.bytes, 1))
+        if spec.bytes and not far:
             self.device.write(self.device.array(memory, View.of(spec)), 0)
-        return self._shared_out(spec, memory)
-
-    def _shared_out(self, spec: StorageSpec, memory: Any) -> StorageSpec:
-        """The storage with this memory, which holds a rank's share of the whole if there is one."""
         if spec.share_of is not None:
-            whole = spec.share_of
-            own = self._pieces(spec, whole.values(self.device))[self.program.group.index(self.program.rank)]
+            own = self._pieces(spec, spec.share_of.values(self.device))[self.program.group.index(self.program.rank)]
             self.device.write(self._share(spec, memory)[: own.size], self.device.read(own))
             if spec.role == Role.PARAMETER:
-                whole.given_up()
+                spec.share_of.given_up()
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, spec.role, memory))
 
     def _share(self, spec: StorageSpec, memory: Any) -> Any:
@@ -212,8 +207,9 @@ class Runtime:
             return self._step(inputs)
 
     def _step(self, inputs: tuple[Any, ...]) -> Any:
-        if tapes.unsettled and tapes.unsettled != {self} and (self.transport is None or self.transport.own_process):
-            self._settle_others()
+        if tapes.unsettled and (self.transport is None or self.transport.own_process):
+            for other in tapes.unsettled - {self}:
+                other.settle()
         part = (self._body if self._owed else self._prologue)[self._parity]
         own = self._own(inputs)
         self._await_sends()  # before anything is written where they read
@@ -243,15 +239,6 @@ class Runtime:
         if takes and takes[-1] >= len(inputs):
             raise ShapeError(f"the step takes at least {takes[-1] + 1} inputs, not {len(inputs)}")
         return tuple(inputs[i] for i in takes)
-
-    def _settle_others(self) -> None:
-        mine = self in tapes.unsettled
-        tapes.unsettled.discard(self)
-        try:
-            tapes.settle()
-        finally:
-            if mine:
-                tapes.unsettled.add(self)
 
     def settle(self) -> None:
         """Finishes the last step: waits for its communication, then runs its late tasks."""
@@ -293,13 +280,6 @@ class Runtime:
             except BaseException as error:
                 self._fail(error, self._last)
 
-    def _fail(self, error: BaseException, part: _Ready) -> NoReturn:
-        """Raises the error that the caller gets for this one."""
-        failed = self._failed(error, part)
-        if failed is error:
-            raise error
-        raise failed from getattr(error, "error", error)
-
     def _finish(self) -> None:
         """Waits for communication to end."""
         if self._communication is not None:
@@ -307,31 +287,29 @@ class Runtime:
             self._raise_failure(self._last)
 
     def _raise_failure(self, part: _Ready | None) -> None:
-        if self._communication is not None and self._communication.failure is not None and part is not None:
-            failure = self._communication.failure
-            raise self._failed(failure, part) from getattr(failure, "error", None)
+        if part is not None and self._communication is not None and self._communication.failure is not None:
+            self._fail(self._communication.failure, part)
 
-    def _failed(self, error: BaseException, part: _Ready) -> BaseException:
-        """The error that the caller gets. With other ranks it is final."""
+    def _fail(self, error: BaseException, part: _Ready) -> NoReturn:
+        """Raises the error that the caller gets for this one. With other ranks it is final."""
         if self._communication is not None:
             error = self._communication.stop(error)
         if isinstance(error, LaneError) and isinstance(error.error, RankError | TransferError):
             error = error.error  # the error of a transfer on a computing lane
-        found = error
-        if self.transport is None:
-            self._last = self._timeline = None  # the stamps are of several steps
+        found, where = error, "" if self.transport is None else f" on rank {self.transport.rank}"
         if isinstance(error, LaneError | TransferError):
             task = part.part.graph[error.task]
-            where = f" on lane {part.part.schedule.lanes[part.lane_of[error.task]]}"
-            if self.transport is not None:
-                where = f" on rank {self.transport.rank}"
+            where = where or f" on lane {part.part.schedule.lanes[part.lane_of[error.task]]}"
             found = TaskError(f"task {task.label}{where} failed: {type(error.error).__name__}: {error.error}",
                               task.name)
-        if self.transport is not None:
+            found.__cause__ = error.error
+        if self.transport is None:
+            self._last = self._timeline = None  # the stamps are of several steps
+        else:
             tapes.unsettled.discard(self)
             self._owed = False
             self._error = found if isinstance(found, Exception) else RuntimeError("the step was interrupted")
-        return found
+        raise found
 
     def close(self) -> None:
         """Settles, unless it has failed, and ends the threads; then it cannot run again. Raises RuntimeError while it

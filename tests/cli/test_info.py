@@ -71,7 +71,7 @@ def test_more_ranks_than_cores_are_a_problem_of_their_host(job):
 @pytest.mark.parametrize(("error", "code", "line"), [
     (ValueError("no such file\nmore"), 2, "minidl: rank 0: no such file"),
     (RankError(1, "gone"), 2, "minidl: rank 0: rank 1 failed: gone"),
-    (SilentRank(1, 0, 8.0), 2, f"minidl: {SilentRank(1, 0, 8.0)}"),
+    (SilentRank(1, "rank 1 is silent"), 2, "minidl: rank 1 is silent"),
     (KeyboardInterrupt(), 130, "minidl: rank 0: stopped by SIGINT"),
 ])
 def test_one_of_several_ranks_that_ends_early_ends_all_with_one_line(error, code, line, monkeypatch, capsys):

@@ -41,25 +41,18 @@ class RankError(RuntimeError):
         self.rank = rank
 
 
-class SilentRank(RankError):
-    """A rank no longer answers: it was stopped, hangs, or its machine is gone."""
-
-    own = True
-
-    def __init__(self, rank: int, waiting: int, seconds: float) -> None:
-        super().__init__(rank, "")
-        self.args = (f"rank {waiting} waits for rank {rank}, which has given no sign of life for {seconds:g} s: it was "
-                     f"stopped, or its machine is gone (a larger MINIDL_MPI_SILENT_SECONDS waits longer)",)
-
-
 class Standstill(RankError):
-    """This rank waits for something that will not come."""
+    """This rank waits for something that will not come. `message`: all of it."""
 
     own = True
 
     def __init__(self, rank: int, message: str) -> None:
         super().__init__(rank, "")
         self.args = (message,)
+
+
+class SilentRank(Standstill):
+    """A rank no longer answers: it was stopped, hangs, or its machine is gone."""
 
 
 @dataclass(frozen=True)

@@ -13,15 +13,6 @@ import numpy as np
 from . import Communicator, RankError, Transfer, Wait
 
 
-class _Message:
-    """An array on its way. `taken`: whether the receiver has copied it."""
-
-    __slots__ = ("array", "taken")
-
-    def __init__(self, array: Any) -> None:
-        self.array, self.taken = array, False
-
-
 class _Board:
     """Values that ranks leave for each other, by round."""
 
@@ -30,7 +21,8 @@ class _Board:
         self.rounds: dict[Any, dict[int, Any]] = {}
         self.seen: Counter[Any] = Counter()
         self.failed: tuple[int, str] | None = None
-        self.sent: dict[Any, _Message] = {}  # by communicator, sender, receiver, number, and how many were sent before
+        # an array that its receiver takes; by communicator, sender, receiver, number, and how many were sent before
+        self.sent: dict[Any, list[Any]] = {}
         self.waits: dict[int, Wait] = {}
 
     def post(self, key: Any, rank: int, value: Any) -> None:
@@ -109,10 +101,10 @@ class LoopBack(Communicator):
 
     def _send(self, array: Any, peer: int, number: int) -> Transfer:
         def run() -> Iterator[None]:
-            message, before = _Message(array), self._sent[peer, number]
+            message, before = [array], self._sent[peer, number]
             self._sent[peer, number] += 1
             self._board.sent[self._name, self._me, self._members[peer], number, before] = message
-            while not message.taken:  # a rendezvous, as with large messages over MPI
+            while message:  # a rendezvous, as with large messages over MPI
                 yield
 
         return run
@@ -124,8 +116,8 @@ class LoopBack(Communicator):
             key = self._name, self._members[peer], self._me, number, before
             while (message := self._board.sent.pop(key, None)) is None:
                 yield
-            np.copyto(array, message.array)
-            message.taken = True
+            np.copyto(array, message[0])
+            message.clear()
 
         return run
 

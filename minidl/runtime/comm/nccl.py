@@ -90,14 +90,14 @@ class NCCL(Communicator):
         self._nccl.groupStart()
         for r, (out, into) in enumerate(zip(sent, received, strict=True)):
             if out.size:
-                self._ranks.send(cuda.pointer(out), out.size, self._type(out), r, self.stream.ptr)
+                self._ranks.send(cuda.pointer(out), out.size, _type(self._nccl, out), r, self.stream.ptr)
             if into.size:
-                self._ranks.recv(cuda.pointer(into), into.size, self._type(into), r, self.stream.ptr)
+                self._ranks.recv(cuda.pointer(into), into.size, _type(self._nccl, into), r, self.stream.ptr)
         self._nccl.groupEnd()
 
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
         at = cuda.pointer(array)
-        self._ranks.allReduce(at, at, array.size, self._type(array), self._nccl.NCCL_SUM, self.stream.ptr)
+        self._ranks.allReduce(at, at, array.size, _type(self._nccl, array), self._nccl.NCCL_SUM, self.stream.ptr)
         yield from ()
 
     @property
@@ -124,9 +124,6 @@ class NCCL(Communicator):
 
     def link(self, peer: int, sends: bool) -> Communicator:
         return self._links[(self.rank, peer) if sends else (peer, self.rank)]
-
-    def _type(self, array: Any) -> int:
-        return _type(self._nccl, array)
 
     def close(self) -> None:
         self._ranks.destroy()
