@@ -44,7 +44,6 @@ class CPU:
     """Host memory and NumPy. `blas_threads`: how many threads one matrix product may use, on any stream."""
 
     name = "cpu"
-    xp = np
     kind_of_lanes = ""  #: native or python; empty: as MINIDL_LANES says, or else the default
     captures = False  #: whether lanes can be captured and replayed by one launch
     halves = False  #: whether kernels take 16-bit floats

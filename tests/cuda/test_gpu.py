@@ -224,8 +224,9 @@ def test_references_give_over_cupy_what_they_give_over_numpy(device, name, dtype
     there, reference = device(), KERNELS[name].reference
     for reads, constants in calls()[name]:
         given, wide = ([r.astype(t) if r.dtype == "float32" else r for r in reads] for t in (dtype, "float64"))
+        xp = there.driver.cupy
         with there.driver.device, there.main.raw, np.errstate(all="ignore"):
-            found = [v.get() for v in outputs(reference(there.xp, *map(there.xp.asarray, given), **constants))]
+            found = [v.get() for v in outputs(reference(xp, *map(xp.asarray, given), **constants))]
             own, wanted = (outputs(reference(np, *arrays, **constants)) for arrays in (given, wide))
         largest = max((float(np.abs(r[np.isfinite(r)]).max(initial=0)) for r in given if r.dtype.kind == "f"),
                       default=0.0)

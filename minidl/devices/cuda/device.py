@@ -65,11 +65,6 @@ class Cuda:
         """Whether cuDNN has flash kernels here, forward and gradient: from Ampere on, see `Dnn`."""
         return bool(self.driver.architecture >= 80 and self._library("dnn").flash)
 
-    @property
-    def xp(self) -> Any:
-        """The array module."""
-        return self.driver.cupy
-
     def interface(self, array: Any) -> dict[str, Any]:
         """An array's CUDA array interface (version 3), for other libraries."""
         return {"shape": array.shape, "typestr": array.dtype.str, "data": (cuda.pointer(array), False),
@@ -166,9 +161,8 @@ class Cuda:
             array[...] = value
             return
         if array.size == 1 and array.dtype.kind == "f":
-            for call in KERNELS["fill"].cuda_calls([array], [array], [],
-                                                   {"value": float(np.asarray(value).reshape(()))}):
-                self._thunk(call, self.main)()
+            value = float(np.asarray(value).reshape(()))
+            clock.run(self.calls("fill", [array], [array], self.main, value=value))
             return
         host = np.ascontiguousarray(np.broadcast_to(np.asarray(value, array.dtype), array.shape))
         if not host.size:
@@ -200,8 +194,7 @@ class Cuda:
             return partial(self.write, out, source)
         if cuda.contiguous(source, out):
             return self.driver.copy(source, out, self.main) if source.size else _nothing
-        calls = KERNELS["copy"].cuda_calls([source], [out], [], {})
-        thunks = [self._thunk(call, self.main) for call in calls]
+        thunks = self.calls("copy", [source], [out], self.main)
         return thunks[0] if len(thunks) == 1 else lambda: [thunk() for thunk in thunks]
 
     def _whole(self, memory: Any, array: Any) -> Any:
@@ -299,8 +292,7 @@ class Cuda:
         one, other = self.streams(STEPS)
         memory = self.allocate(256)
         small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
-        calls = KERNELS["fill"].cuda_calls([small], [small], [], {"value": 0.5})
-        first, second = ([self._thunk(call, stream) for call in calls][0] for stream in (one, other))
+        first, second = (self.calls("fill", [small], [small], stream, value=0.5)[0] for stream in (one, other))
         clock.run([first, second])
         self.driver.synchronize_device()
         return clock.hop(self.driver, one, other, (first, second))
@@ -315,8 +307,7 @@ class Cuda:
         """How many times longer two programs take beside each other; `programs(stream, stream)` binds them."""
         one, other = self.streams(STEPS)
         first, second = programs(one, other)
-        for calls in (first, second):
-            clock.run(calls)
+        clock.run([*first, *second])
         self.driver.synchronize_device()
         return clock.together(self.driver, one, other, first, second, alone)
 

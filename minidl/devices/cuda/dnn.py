@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from . import attention, convolutions
 from .tuner import Candidate, Tuner
 
 OPERATIONS: dict[type, Any] = {cuda.Convolution: convolutions, cuda.Attention: attention}
+Key = convolutions.Key | attention.Key  #: of a plan: an operation on arrays of one type, and the arithmetic allowed
 LARGEST = 1 << 28  #: the most bytes of workspace of a plan
 
 
@@ -28,22 +29,6 @@ def library() -> Any:
     import cudnn
 
     return cudnn
-
-
-class Key(Protocol):
-    """The key of a plan: an operation on arrays of one type, and the arithmetic that is allowed."""
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def unwanted(self) -> list[str]:
-        """cuDNN's names of what an engine must not do (`numerical_note`)."""
-        ...
-
-    def describe(self, cudnn: Any, graph: Any) -> None:
-        """Adds the operation to a graph of cuDNN's."""
-        ...
 
 
 def described(cudnn: Any, key: Key, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""CUDA through CuPy: memory, streams, events, copies, our kernels, capture. The only file that imports CuPy.
+"""CUDA through CuPy: memory, streams, events, copies, our kernels, capture.
 
 Work that is issued more than once is a prebuilt call without arguments (`Thunk`). Knows arrays and addresses, no
 tensors, tasks or schedules. The tests replace this driver by one that runs everything on the CPU.

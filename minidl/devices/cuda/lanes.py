@@ -10,12 +10,14 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from graphlib import TopologicalSorter
 from itertools import groupby, pairwise
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 
+from ...core.columns import grouped
 from ...kernels import Thunk
 from .. import DeviceError
 from ..lanes import LaneError, Stop, Work, run_program
@@ -27,24 +29,11 @@ def issue_order(work: Work) -> list[tuple[int, int]]:
     The order is by depth (the longest chain of tasks before one), lanes in turn. So every lane gets its next task about
     when it can start, and no lane has to wait until another one's queue has been issued.
     """
-    before: dict[int, list[int]] = {}
-    for waiter, source in work.waits:
-        before.setdefault(waiter, []).append(source)
-    for tasks in work.tasks:
-        for one, two in pairwise(tasks):
-            before.setdefault(two, []).append(one)
+    awaited = grouped([*work.waits, *((two, one) for tasks in work.tasks for one, two in pairwise(tasks))])
+    before = {task: awaited.get(task, []) for tasks in work.tasks for task in tasks}
     depth: dict[int, int] = {}
-    for tasks in work.tasks:
-        for task in tasks:
-            stack = [task]
-            while stack:
-                top = stack[-1]
-                missing = [s for s in before.get(top, ()) if s not in depth]
-                if missing:
-                    stack += missing
-                else:
-                    depth[top] = 1 + max((depth[s] for s in before.get(top, ())), default=-1)
-                    stack.pop()
+    for task in TopologicalSorter(before).static_order():
+        depth[task] = 1 + max((depth[s] for s in before[task]), default=-1)
     where = {task: (depth[task], lane, i) for lane, tasks in enumerate(work.tasks) for i, task in enumerate(tasks)}
     return [(task, where[task][1]) for task in sorted(where, key=where.__getitem__)]
 
@@ -88,10 +77,8 @@ class Streams:
         driver = self.driver
         part = self._parts()
         events = {source: driver.event() for _, source in self.work.waits}
-        awaited: dict[int, list[int]] = {}
-        for waiter, source in self.work.waits:
-            if part[waiter] == part[source]:  # else all streams have joined in between
-                awaited.setdefault(waiter, []).append(source)
+        # in different parts, all streams have joined in between
+        awaited = grouped((waiter, source) for waiter, source in self.work.waits if part[waiter] == part[source])
         segments = []
         for task, lane in self.order:
             stream = self.streams[lane]
@@ -297,31 +284,25 @@ class Captured(Streams):
         """Raises DeviceError if a captured graph lacks an order of the schedule. `last`: for every task in it the
         nodes after which it is done."""
         nodes, edges = self.driver.dependencies(graph)
-        place = {node: i for i, node in enumerate(nodes)}
-        after: list[list[int]] = [[] for _ in place]
-        missing = [0] * len(place)
+        before: dict[int, list[int]] = {node: [] for node in range(len(nodes))}
         for a, b in edges:
-            after[a].append(b)
-            missing[b] += 1
-        reached = [1 << i for i in range(len(place))]  # the nodes before each, itself included
-        ready = [i for i, n in enumerate(missing) if not n]
-        while ready:
-            node = ready.pop()
-            for n in after[node]:
-                reached[n] |= reached[node]
-                missing[n] -= 1
-                if not missing[n]:
-                    ready.append(n)
+            before[b].append(a)
+        reached: dict[int, int] = {}  # the nodes before each, itself included, as bits
+        for node in TopologicalSorter(before).static_order():
+            reached[node] = 1 << node
+            for other in before[node]:
+                reached[node] |= reached[other]
+        place = {node: i for i, node in enumerate(nodes)}
         pairs = [(source, waiter) for waiter, source in self.work.waits]
         pairs += [pair for tasks in self.work.tasks for pair in pairwise([INPUTS, *tasks])]
         done = {task: sum(1 << place[node] for node in set(nodes)) for task, nodes in last.items()}
         for source, waiter in pairs:
             if source not in last or waiter not in last:
                 continue  # in another piece
-            before = 0
+            ended = 0
             for node in last[waiter]:
-                before |= reached[place[node]]
-            if done[source] & ~before:
+                ended |= reached[place[node]]
+            if done[source] & ~ended:
                 first = "the upload of inputs" if source == INPUTS else self.work.name(source)
                 raise DeviceError(f"the captured graph lets task {self.work.name(waiter)} start before {first} has "
                                   f"ended")
