@@ -23,6 +23,7 @@ from ..system import process
 from . import DeviceError, far
 from .lanes import Threads
 from .lanes import Work as Tasks
+from .native import no_native_lanes
 
 LANES = ("native", "python")
 ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
@@ -186,13 +187,6 @@ class CPU:
 
     def synchronize(self) -> None:
         """Waits for all issued work; on the CPU, calls are done when they return."""
-
-
-def no_native_lanes() -> str:
-    """Why this machine has no native lanes; empty if it has them."""
-    from .native import unavailable
-
-    return unavailable()
 
 
 def default_lanes() -> str:

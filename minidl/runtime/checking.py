@@ -48,7 +48,8 @@ class CheckingExecutor:
         self._bound = Bound(replace(graph, storages=with_far(graph.storages, device)), self.plan, device)
         self._launches = [_launches(graph, self._bound, t) for t in range(len(graph))]
         self._overlaps = _overlapping(graph, self.plan)
-        self._meant = _versions(graph)
+        versions = _Versions(graph)
+        self._meant = [versions.run(task) for task in range(len(graph))]
         self._guard = Guard(forks=not self._bound.device.captures)
 
     def __call__(self, *inputs: Any) -> Any:
@@ -58,27 +59,20 @@ class CheckingExecutor:
     def _step(self, inputs: tuple[Any, ...]) -> Any:
         self._bound.load(inputs)
         self.order = order = random_order(self.graph, self.schedule, self.waits, self._random)
-        graph = self.graph
-        version: dict[int, int] = {}  # buffer -> task that wrote it last (absent: not yet written in this step)
-        readers: dict[int, set[int]] = {}  # buffer -> tasks that have read this version
-        memory = _Memory(graph, self._overlaps)
+        graph, versions, memory = self.graph, _Versions(self.graph), _Memory(self.graph, self._overlaps)
         for view in graph.inputs:
             memory.touch([view.storage], "the caller")
         for task in order:
-            name = graph.name(task)
-            for b in graph.reads[task].tolist():
-                have, meant = version.get(b, -1), self._meant[task][b]
-                if have != meant:
+            name, (read, overwritten) = graph.name(task), versions.run(task)
+            meant_reads, meant_overwritten = self._meant[task]
+            for b, have in read.items():
+                if have != meant_reads[b]:
                     raise VersionError(f"task {name} reads {graph.buffer(b).name} as {self._who(have)} left it, but "
-                                       f"it must read what {self._who(meant)} writes")
-                readers.setdefault(b, set()).add(task)
-            for b in graph.writes[task].tolist():
-                missing = self._meant[task][~b] - readers.get(b, set()) - {task}
-                if missing:
+                                       f"it must read what {self._who(meant_reads[b])} writes")
+            for b, readers in overwritten.items():
+                if missing := meant_overwritten[b] - readers - {task}:
                     raise VersionError(f"task {name} overwrites {graph.buffer(b).name} before "
                                        f"{graph.name(min(missing))} has read it")
-                version[b] = task
-                readers[b] = set()
             for storages, calls in self._launches[task]:
                 memory.touch(storages, f"task {name}")
                 stop = run_program(calls)
@@ -90,6 +84,28 @@ class CheckingExecutor:
 
     def _who(self, task: int) -> str:
         return self.graph.name(task) if task >= 0 else "the step before"
+
+
+class _Versions:
+    """Which version of each buffer tasks see that run in some order."""
+
+    def __init__(self, graph: TaskGraph) -> None:
+        self._graph = graph
+        self._writer: dict[int, int] = {}  # buffer -> the task that wrote it last; absent: from before the step
+        self._readers: dict[int, set[int]] = {}  # buffer -> tasks that have read this version
+
+    def run(self, task: int) -> tuple[dict[int, int], dict[int, set[int]]]:
+        """The next task runs. Returns (buffer -> the writer of the version that it reads, -1: before the step) and
+        (buffer -> the readers of the version that it overwrites)."""
+        read, overwritten = dict[int, int](), dict[int, set[int]]()
+        for b in self._graph.reads[task].tolist():
+            read[b] = self._writer.get(b, -1)
+            self._readers.setdefault(b, set()).add(task)
+        for b in self._graph.writes[task].tolist():
+            overwritten[b] = self._readers.pop(b, set())
+            self._writer[b] = task
+        return read, overwritten
+
 
 class _Memory:
     """Which storages have been touched in this step, and whose bytes another has taken since."""
@@ -154,24 +170,6 @@ def random_schedule(graph: TaskGraph, lanes: int, random: np.random.Generator) -
             if not missing[s]:
                 ready.append(s)
     return Schedule.of(graph, where)
-
-
-def _versions(graph: TaskGraph) -> list[dict[int, Any]]:
-    """For each task: buffer -> the task whose write it must read (-1: from before the step), and ~buffer -> the readers
-    of the version that it overwrites."""
-    writer: dict[int, int] = {}
-    readers: dict[int, set[int]] = {}
-    meant: list[dict[int, Any]] = []
-    for task in range(len(graph)):
-        mine: dict[int, Any] = {}
-        for b in graph.reads[task].tolist():
-            mine[b] = writer.get(b, -1)
-            readers.setdefault(b, set()).add(task)
-        for b in graph.writes[task].tolist():
-            mine[~b] = readers.get(b, set())
-            writer[b], readers[b] = task, set()
-        meant.append(mine)
-    return meant
 
 
 def _overlapping(graph: TaskGraph, plan: MemoryPlan) -> list[Sequence[int]]:

@@ -13,7 +13,7 @@ import sys
 MACHINES = ("x86_64", "aarch64")
 
 
-def unavailable() -> str:
+def no_native_lanes() -> str:
     """Why native lanes do not work on this machine; empty if they do."""
     if sys.platform != "linux" or platform.machine() not in MACHINES or sys.maxsize < 2**32:
         return f"native lanes need Linux on x86-64 or aarch64, not {platform.system()} on {platform.machine()}"

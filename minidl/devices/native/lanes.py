@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.columns import grouped
 from ...kernels import Thunk
 from ..lanes import CLOSED, LaneError, Stop, Work, lower_priority
 from . import calls, code
@@ -52,10 +53,6 @@ class _Lane:
         next(python)
         self._python = _callback(python.send)
         self.python_address = ctypes.cast(self._python, ctypes.c_void_p).value or 0
-
-    @property
-    def address(self) -> int:
-        return int(self.words.ctypes.data)
 
     def add(self, task: int, *found: Call) -> None:
         self.calls += found
@@ -131,8 +128,8 @@ class NativeLanes:
         lanes = self._lanes or [_Lane(0, self._state, self._failures)]
         for lane in lanes:
             lane.finish(spins)
-        self._workers = np.array([lane.address for lane in lanes[1:]], np.int64)
-        self._step = partial(code.step, lanes[0].address, self._workers.ctypes.data, len(self._workers))
+        self._workers = np.array([lane.words.ctypes.data for lane in lanes[1:]], np.int64)
+        self._step = partial(code.step, lanes[0].words.ctypes.data, self._workers.ctypes.data, len(self._workers))
         self._first = lanes[0]
         names = Counter(calls.described(thunk) for lane in self._lanes for thunk, _ in lane.by_python)
         self.by_python = dict(names.most_common())
@@ -148,12 +145,9 @@ class NativeLanes:
         """Makes the calls of each lane: for each task its waits, its kernel calls, its records."""
         work, state = self.work, self._state.ctypes.data
         self._events = _words(8 * len(work.waits))
-        awaited: dict[int, list[Call]] = {}
-        records: dict[int, list[Call]] = {}
-        for number, (waiter, source) in enumerate(work.waits):
-            event = self._events.ctypes.data + code.LINE * number
-            awaited.setdefault(waiter, []).append(_call(code.wait_call, event, state, spins))
-            records.setdefault(source, []).append(_call(code.record_call, event, state))
+        events = [(*pair, self._events.ctypes.data + code.LINE * i) for i, pair in enumerate(work.waits)]
+        awaited = grouped((waiter, _call(code.wait_call, event, state, spins)) for waiter, _, event in events)
+        records = grouped((source, _call(code.record_call, event, state)) for _, source, event in events)
         for lane, tasks in zip(self._lanes, work.tasks, strict=True):
             for i, task in enumerate(tasks):
                 waits, before = awaited.get(task, []), work.before(task, None)
