@@ -18,7 +18,7 @@ from minidl.core.schedule import Lane as ScheduleLane
 from minidl.core.schedule import Schedule, ScheduleError
 from minidl.core.tasks import Kind
 from minidl.passes.rewrite import gradients
-from minidl.runtime.comm import SLOTS, Communicator, Host, RankError
+from minidl.runtime.comm import SLOTS, Host, RankError
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
@@ -51,9 +51,8 @@ def network(optimizer="sgd"):
     return model, OPTIMIZERS[optimizer](model.parameters())
 
 
-def prepared(name, ranks, optimizer="sgd", k=None, optimizers=None):
-    """For each rank its model and its plan, made one after the other as processes would; fills the
-    list of optimizers."""
+def prepared(name, ranks, optimizer="sgd", k=None):
+    """For each rank its model, its plan and its optimizer, made one after the other as processes would."""
     found = []
     for rank in range(ranks):
         model, opt = network(optimizer)
@@ -66,27 +65,45 @@ def prepared(name, ranks, optimizer="sgd", k=None, optimizers=None):
             return loss
 
         x, y = batches(ranks)
-        found.append((model, replicas(ml.record(step, x[0, 0], y[0, 0]), name, None, lambda sizes: 1
-                                      + sum(sizes.values()) / 100, ranks, buckets=2, part_bytes=300, k=k)))
-        if optimizers is not None:
-            optimizers.append(opt)
+        plan = replicas(ml.record(step, x[0, 0], y[0, 0]), name, None, lambda sizes: 1 + sum(sizes.values()) / 100,
+                        ranks, buckets=2, part_bytes=300, k=k)
+        found.append((model, plan, opt))
     return found
 
 
-def trained(name, ranks, optimizer="sgd", k=None):
-    """Losses and parameters of every rank."""
-    own = prepared(name, ranks, optimizer, k)
-    x, y = batches(ranks)
+def nothing(t, rank, run):
+    pass
+
+
+def on_ranks(own, before=nothing, after=nothing, *, schedule=None, trace=False, errors=None):
+    """Trains on every rank; `before(t, rank, run)` and `after(t, rank, run)` come around each step. Returns for each
+    rank the bits of its parameters, and the executor, which is closed. `errors` gets each rank's error and executor."""
+    x, y = batches(len(own))
 
     def work(communicator):
-        model, found = own[communicator.rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator)
-        losses = [float(run(x[t, communicator.rank], y[t, communicator.rank])) for t in range(STEPS)]
-        run.close()
-        return losses, bits(*model.parameters())
+        rank, (model, plan, _) = communicator.rank, own[communicator.rank]
+        run = DistributedExecutor(plan.graph, schedule or plan.schedule, communicator, trace=trace)
+        try:
+            for t in range(STEPS):
+                before(t, rank, run)
+                run(x[t, rank], y[t, rank])
+                after(t, rank, run)
+            run.settle()
+        except Exception as error:
+            if errors is not None:
+                errors[rank] = error, run
+            raise
+        finally:
+            run.close()
+        return bits(*model.parameters()), run
 
     with deadline():
-        return run_ranks(ranks, work)
+        return run_ranks(len(own), work)
+
+
+def trained(*arguments, **around):
+    """The bits of the parameters on every rank; arguments as of `prepared`, and then of `on_ranks`."""
+    return [found for found, _ in on_ranks(prepared(*arguments), **around)]
 
 
 def alone(ranks, optimizer="sgd"):
@@ -118,61 +135,43 @@ def alone(ranks, optimizer="sgd"):
 def test_every_schedule_gives_the_bits_of_one_process_with_the_whole_batch(ranks, optimizer):
     wanted = bits(*alone(ranks, optimizer).parameters())
     for name in names("data", exact=True):
-        results = trained(name, ranks, optimizer, 2 if name == "reverse_first_k" else None)
-        assert {parameters for _, parameters in results} == {wanted}, name
+        assert {*trained(name, ranks, optimizer, 2 if name == "reverse_first_k" else None)} == {wanted}, name
 
 
 @pytest.mark.parametrize("name", ["barrier", "priority"])
-def test_both_kinds_of_lanes_leave_the_same_bits_on_ranks(name, both_lanes):
-    wanted = bits(*alone(2, "sgd").parameters())
-    assert {parameters for _, parameters in trained(name, 2, "sgd", None)} == {wanted}
+def test_both_kinds_of_lanes_leave_the_same_bits_on_ranks_and_no_thread(name, both_lanes):
+    before = set(threading.enumerate())
+    assert {*trained(name, 2)} == {bits(*alone(2).parameters())}
+    assert set(threading.enumerate()) <= before
 
 
 def test_three_ranks_equal_one_process_to_rounding():
-    model, own = alone(3), prepared("priority", 3)
-    x, y = batches(3)
-
-    def work(communicator):
-        net, found = own[communicator.rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator)
-        for t in range(STEPS):
-            run(x[t, communicator.rank], y[t, communicator.rank])
-        run.close()
-        return [p.numpy().copy() for p in net.parameters()]
-
-    for mine, whole in zip(run_ranks(3, work)[0], model.parameters(), strict=True):
-        np.testing.assert_allclose(mine, whole.numpy(), rtol=2e-5, atol=1e-6)
+    own = prepared("priority", 3)
+    on_ranks(own)
+    for mine, whole in zip(own[0][0].parameters(), alone(3).parameters(), strict=True):
+        np.testing.assert_allclose(mine.numpy(), whole.numpy(), rtol=2e-5, atol=1e-6)
 
 
 def test_after_any_step_settled_parameters_are_those_of_synchronous_training():
-    own, oracle = prepared("reverse_first_k", 2, k=3), prepared("no_overlap", 2)
-    x, y = batches(2)
+    def left(steps, *arguments):
+        """The bits after these steps, when each of them is settled, and at the end."""
+        own, seen = prepared(*arguments), []
 
-    def work(plans, settle):
-        def on_rank(communicator):
-            model, found = plans[communicator.rank]
-            run = DistributedExecutor(found.graph, found.schedule, communicator)
-            seen = []
-            for t in range(STEPS):
-                run(x[t, communicator.rank], y[t, communicator.rank])
-                if t in settle:
-                    run.settle()
-                    seen.append(bits(*model.parameters()))
-            run.close()
-            return seen, bits(*model.parameters())
+        def settle(t, rank, run):
+            if t in steps:
+                run.settle()
+                seen.extend([bits(*own[0][0].parameters())] * (rank == 0))
 
-        return on_rank
+        return seen, on_ranks(own, after=settle)[0][0]
 
-    always = run_ranks(2, work(oracle, range(STEPS)))[0]
-    some = run_ranks(2, work(own, (1,)))[0]
-    assert some[0] == [always[0][1]]
-    assert some[1] == always[1]
-    assert len(set(always[0])) == STEPS
+    always, last = left(range(STEPS), "no_overlap", 2)
+    assert left((1,), "reverse_first_k", 2, "sgd", 3) == ([always[1]], last)
+    assert len(set(always)) == STEPS
 
 
 def test_programs_that_take_turns_keep_their_sums_apart():
     """The sums of a step may still be in flight when another program begins its own."""
-    own = {optimizer: prepared("reverse_first_k", 2, optimizer, k=2) for optimizer in ("sgd", "normalised")}
+    own = {optimizer: prepared("reverse_first_k", 2, optimizer, 2) for optimizer in ("sgd", "normalised")}
     x, y = batches(2)
 
     def work(communicator):
@@ -189,14 +188,19 @@ def test_programs_that_take_turns_keep_their_sums_apart():
     with deadline():
         found = run_ranks(2, work)
     for name in own:
-        assert [f[name] for f in found] == [parameters for _, parameters in trained("reverse_first_k", 2, name, 2)]
+        assert [f[name] for f in found] == trained("reverse_first_k", 2, name, 2)
 
 
-def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own():
-    (model, found), = prepared("priority", 1)
+class _Own(LoopBack):
+    own_process = True
+
+
+def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own_and_nothing_else_does():
+    (model, found, opt), = prepared("priority", 1)
     run = DistributedExecutor(found.graph, found.schedule, _Own.ranks(1)[0])
     x, y = batches(1)
     run(ml.array(x[0, 0]), ml.array(y[0, 0]))
+    opt.lr = 0.5
     assert run in tape.unsettled
     with pytest.raises(ml.ShapeError):
         run(x[0, 0, :1], y[0, 0])
@@ -207,55 +211,21 @@ def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own():
     assert bits(*model.parameters()) == seen
 
 
-class _Own(LoopBack):
-    own_process = True
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["no_overlap", "reverse_first_k"])
 def test_a_learning_rate_may_be_set_before_every_step(name):
-    """Late updates use that of their own step, and setting it settles nothing."""
-    rates = [0.05, 0.02, 0.2, 0.01]
-    x, y = batches(2)
+    """Late updates use that of their own step."""
+    def with_rates(after):
+        own = prepared(name, 2)
 
-    def with_rates(settles):
-        optimizers = []
-        own = prepared(name, 2, optimizers=optimizers)
+        def rate(t, rank, run):
+            own[rank][2].lr = (0.05, 0.02, 0.2, 0.01)[t]
 
-        def work(communicator):
-            rank = communicator.rank
-            model, found = own[rank]
-            run = DistributedExecutor(found.graph, found.schedule, communicator)
-            for t in range(STEPS):
-                optimizers[rank].lr = rates[t]
-                run(x[t, rank], y[t, rank])
-                if settles:
-                    run.settle()
-            run.close()
-            return bits(*model.parameters())
+        return [found for found, _ in on_ranks(own, rate, after)]
 
-        return run_ranks(2, work)
-
-    wanted = with_rates(True)
-    assert with_rates(False) == wanted
-    assert wanted[0] != trained(name, 2)[0][1]
-
-
-def test_setting_a_learning_rate_settles_nothing():
-    model, opt = network()
-
-    def step(x, y):
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-
-    x, y = batches(1)
-    plan = replicas(ml.record(step, x[0, 0], y[0, 0]), "priority")
-    run = DistributedExecutor(plan.graph, plan.schedule, _Own.ranks(1)[0])
-    run(x[0, 0], y[0, 0])
-    opt.lr = 0.5
-    assert run in tape.unsettled
-    run.close()
+    wanted = with_rates(lambda t, rank, run: run.settle())
+    assert with_rates(nothing) == wanted
+    assert wanted != trained(name, 2)
 
 
 @settings(max_examples=drawn(15), deadline=None)
@@ -320,93 +290,47 @@ class Boom(Exception):
 @pytest.mark.parametrize("name", ["no_overlap", "barrier", "reverse_first_k", "dear"])
 @pytest.mark.parametrize("step", [0, 2])
 def test_a_rank_that_raises_ends_the_others_with_its_rank_and_error(name, step):
-    own = prepared(name, 3)
-    x, y = batches(3)
     seen = {}
 
-    def work(communicator):
-        _, found = own[communicator.rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator)
-        try:
-            for t in range(STEPS):
-                if communicator.rank == 1 and t == step:
-                    raise Boom("out of patience")
-                run(x[t, communicator.rank], y[t, communicator.rank])
-            run.settle()
-        except Exception as error:
-            seen[communicator.rank] = error
-            with pytest.raises(type(error)):
-                raise error
-            raise
-        finally:
-            run.close()
+    def before(t, rank, run):
+        if (rank, t) == (1, step):
+            raise Boom("out of patience")
 
-    with deadline(), pytest.raises(Boom):
-        run_ranks(3, work)
+    with pytest.raises(Boom):
+        on_ranks(prepared(name, 3), before, errors=seen)
     for rank in (0, 2):
-        assert isinstance(seen[rank], RankError)
-        assert "rank 1 failed: Boom: out of patience" in str(seen[rank])
+        assert isinstance(seen[rank][0], RankError)
+        assert "rank 1 failed: Boom: out of patience" in str(seen[rank][0])
 
 
 @pytest.mark.parametrize("kind", [Kind.F, Kind.W, Kind.U])
 def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind, both_lanes):
-    own = prepared("priority", 2)
-    x, y = batches(2)
-    errors = {}
+    own, errors = prepared("priority", 2), {}
+    label = next(t.label for t in own[0][1].graph if t.kind == kind and t.launches)
 
-    def work(communicator):
-        _, found = own[communicator.rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator)
-        if communicator.rank == 0:
-            task = next(t for t in found.graph if t.kind == kind and t.launches)
-            # in a body updates stand one step late
-            for part in {id(p): p for p in (*run._body, *run._epilogue)}.values():
-                names = [t.label for t in part.part.graph]
-                if task.label not in [n.replace("@1", "") for n in names]:
-                    continue
-                here = [n.replace("@1", "") for n in names].index(task.label)
-                replace_call(part.lanes, _raise, here)
-        try:
-            for t in range(STEPS):
-                run(x[t, communicator.rank], y[t, communicator.rank])
-            run.settle()
-        except Exception as error:
-            errors[communicator.rank] = error
-            with pytest.raises(type(error)):
-                run(x[0, communicator.rank], y[0, communicator.rank])
-            raise
-        finally:
-            run.close()
+    def before(t, rank, run):
+        if t or rank:
+            return
+        for part in {id(p): p for p in (*run._body, *run._epilogue)}.values():
+            names = [t.label.replace("@1", "") for t in part.part.graph]  # in a body updates stand one step late
+            if label in names:
+                replace_call(part.lanes, _raise, names.index(label))
 
-    with deadline(), pytest.raises(TaskError, match=rf"task \d+{kind.name}0(@1)? .*on rank 0 failed: Boom"):
-        run_ranks(2, work)
-    assert isinstance(errors[1], RankError)
-    assert errors[1].rank == 0
+    with pytest.raises(TaskError, match=rf"task \d+{kind.name}0(@1)? .*on rank 0 failed: Boom"):
+        on_ranks(own, before, errors=errors)
+    assert isinstance(errors[1][0], RankError)
+    assert errors[1][0].rank == 0
+    for error, run in errors.values():
+        with pytest.raises(type(error)):
+            run(np.zeros(1))
 
 
 def _raise():
     raise Boom("no")
 
 
-def test_threads_end_when_executors_close(both_lanes):
-    before = set(threading.enumerate())
-    trained("priority", 2)
-    assert set(threading.enumerate()) <= before
-
-
 def test_a_trace_has_every_task_of_a_step_once():
-    own = prepared("reverse_first_k", 2, k=2)
-    x, y = batches(2)
-
-    def work(communicator):
-        _, found = own[communicator.rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator, trace=True)
-        for t in range(STEPS):
-            run(x[t, communicator.rank], y[t, communicator.rank])
-        run.close()
-        return run
-
-    for rank, run in enumerate(run_ranks(2, work)):
+    for rank, (_, run) in enumerate(on_ranks(prepared("reverse_first_k", 2, "sgd", 2), trace=True)):
         timeline = run.timeline
         assert sorted(timeline.key[timeline.tasks].tolist()) == sorted(run.schedule.keys.tolist())
         assert {lane.rank for lane in timeline.lanes} == {rank}
@@ -415,7 +339,7 @@ def test_a_trace_has_every_task_of_a_step_once():
 
 
 def test_what_is_no_data_parallel_schedule_is_refused():
-    (_, found), = prepared("priority", 1)
+    (_, found, _), = prepared("priority", 1)
     graph, communicator = found.graph, LoopBack.ranks(1)[0]
     names = {lane: found.schedule.names(i) for i, lane in enumerate(found.schedule.lanes)}
     with pytest.raises(ScheduleError, match="2 ranks; one device can run only one"):
@@ -466,26 +390,8 @@ def test_the_gradient_of_a_parameter_that_is_used_as_a_view_is_summed_too():
 
 
 def test_weight_gradients_on_a_second_stream_of_each_rank_leave_the_same_bits():
-    own, x, y = prepared("priority", 2), *batches(2)
-
-    def work(communicator):
-        model, found = own[communicator.rank]
-        main, comm = (found.schedule.names(i) for i in range(2))
-        lanes = {ScheduleLane(0): [n for n in main if "W" not in n],
-                 ScheduleLane(0, "sub"): [n for n in main if "W" in n], ScheduleLane(0, "comm"): comm}
-        run = DistributedExecutor(found.graph, Schedule.from_names(lanes), communicator)
-        for t in range(STEPS):
-            run(x[t, communicator.rank], y[t, communicator.rank])
-        run.close()
-        return bits(*model.parameters())
-
-    with deadline():
-        assert set(run_ranks(2, work)) == {trained("priority", 2)[0][1]}
-
-
-def test_the_interface_says_what_a_transport_must_give():
-    bare = Communicator()
-    for call in (bare.check, lambda: bare.fail(ValueError()), lambda: bare._exchange(0, 0, [], 0),
-                 lambda: bare._share(0)):
-        with pytest.raises(NotImplementedError):
-            call()
+    own = prepared("priority", 2)
+    main, comm = (own[0][1].schedule.names(i) for i in range(2))
+    lanes = {ScheduleLane(0): [n for n in main if "W" not in n],
+             ScheduleLane(0, "sub"): [n for n in main if "W" in n], ScheduleLane(0, "comm"): comm}
+    assert {found for found, _ in on_ranks(own, schedule=Schedule.from_names(lanes))} == {*trained("priority", 2)}
