@@ -400,7 +400,7 @@ def device_checker(graph: TaskGraph) -> brute_force.Device:
 
 def data_parallel_of(rng: np.random.Generator) -> Judged | None:
     name = str(rng.choice(list(schedulers.names("data", exact=True))))
-    _, plan = prepared(name, 1, str(rng.choice(["sgd", "adam"])))[0]
+    _, plan, _ = prepared(name, 1, str(rng.choice(["sgd", "adam"])))[0]
     return Judged(f"data-parallel, {name}", plan.schedule.to_csv(),
                   lambda text: lower(plan.graph, Schedule.from_csv(text)), device_checker(plan.graph).judge)
 

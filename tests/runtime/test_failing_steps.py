@@ -10,7 +10,7 @@ import weakref
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, SMALL, deadline, in_stages, recorded
+from helpers import PATIENCE, SMALL, deadline, in_stages
 
 import minidl as ml
 from minidl import nn, optim
@@ -275,13 +275,6 @@ def test_threads_end_with_their_executor(faulty_step):
         for thread in set(threading.enumerate()) - before:
             thread.join()
     assert set(threading.enumerate()) <= before
-
-
-def test_close_may_be_called_twice(both_lanes):
-    graph = recorded()
-    run = StreamExecutor(graph, random_schedule(graph, 3, np.random.default_rng(0)))
-    run.close()
-    run.close()
 
 
 def test_a_value_that_is_not_finite_is_found_with_its_layer_when_debugging(both_lanes, monkeypatch):

@@ -11,7 +11,7 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, SMALL, bits, deadline
+from helpers import PATIENCE, SMALL, bits, deadline, recorded
 
 import minidl as ml
 from minidl.runtime.checking import CheckingExecutor, random_schedule
@@ -23,7 +23,7 @@ import numpy as np
 import minidl as ml
 from minidl import models, nn, schedulers
 from minidl import optim
-from minidl.runtime.executors import SequentialExecutor, executor
+from minidl.runtime.executors import executor
 
 ml.seed(0)
 model = models.create("mlp", preset="tiny")
@@ -35,7 +35,7 @@ def step(x, y):
     return loss
 x, y = np.ones((4, *model.input_shape), np.float32), np.arange(4) % model.classes
 graph = ml.record(step, x, y)
-run = {make}
+run = executor(graph, schedulers.multi_stream({make}))
 for _ in range(3):
     run(x, y)
 child = os.fork()
@@ -52,25 +52,18 @@ assert np.isfinite(run(x, y).numpy())
 """
 
 
+LATE = "ml.cross_boundary(graph, [t.index for t in graph if t.kind in (ml.Kind.W, ml.Kind.U)]).body[0]"
+
+
 @pytest.mark.few(1)
-@pytest.mark.parametrize("make", ["executor(graph, schedulers.multi_stream(graph, streams=2))",
-                                  "executor(graph, schedulers.multi_stream(ml.cross_boundary(graph, [t.index for t in "
-                                  "graph if t.kind in (ml.Kind.W, ml.Kind.U)]).body[0]))"])
+@pytest.mark.parametrize("make", ["graph, streams=2", LATE])
 def test_a_step_in_a_forked_child_says_that_its_threads_stayed_behind(make):
+    """One that needs no thread runs: tests/devices/native/test_native_lanes.py."""
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True,
                           text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("this executor was made before the process was forked")
     assert len(done.stdout.splitlines()) == 1
-
-
-@pytest.mark.wide
-@pytest.mark.few(1)
-@pytest.mark.parametrize("make", ["SequentialExecutor(graph)", "executor(graph, schedulers.in_order(graph))"])
-def test_a_step_in_a_forked_child_runs_where_no_thread_is_needed(make):
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FORKED.format(make=make)], capture_output=True,
-                          text=True, timeout=PATIENCE)
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
 
 
 def lanes(count):
@@ -124,16 +117,14 @@ def test_a_step_within_a_step_is_an_error_and_changes_nothing(kind, both_lanes):
                   run(Hooked(batches[1][0], lambda: signal.raise_signal(signal.SIGUSR2)), *batches[1][1:])]
     assert len(refused) == 2
     assert bits(*(t for pair in losses for t in pair)) + b"#" + SMALL.state(model, opt) == wanted
-    if hasattr(run, "close"):
-        run.close()
+    getattr(run, "close", int)()
 
 
 @pytest.mark.parametrize("kind", EXECUTORS)
 def test_an_entry_that_an_interrupt_has_left_does_not_stop_the_next_step(kind, both_lanes):
     """Also where the traceback, and with it the frame of the interrupted step, is still held."""
-    _, _, step = SMALL.make()
     batches = SMALL.batches(2)
-    run = EXECUTORS[kind](ml.record(step, *batches[0]))
+    run = EXECUTORS[kind](recorded())
     with pytest.MonkeyPatch.context() as patch:
         def interrupted(*_):
             patch.undo()
@@ -153,9 +144,8 @@ def test_an_entry_that_an_interrupt_has_left_does_not_stop_the_next_step(kind, b
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_closed_executor_says_so(count, both_lanes):
-    _, _, step = SMALL.make()
     (batch,) = SMALL.batches(1)
-    run = lanes(count)(ml.record(step, *batch))
+    run = lanes(count)(recorded())
     run(*batch)
     run.close()
     with deadline():
@@ -163,31 +153,6 @@ def test_a_closed_executor_says_so(count, both_lanes):
             with pytest.raises(RuntimeError, match="^this executor is closed; make another one$"):
                 run(*batch)
             run.close()
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_closing_while_another_thread_steps_is_an_error_in_the_one_that_closes(count, both_lanes):
-    wanted = SMALL.trained(SequentialExecutor, 1)
-    model, opt, step = SMALL.make()
-    (batch,) = SMALL.batches(1)
-    run = lanes(count)(ml.record(step, *batch))
-    inside, go_on = threading.Event(), threading.Event()
-
-    def pause():
-        inside.set()
-        assert go_on.wait(PATIENCE)
-
-    losses = []
-    with deadline():
-        first = threading.Thread(target=lambda: losses.append(run(Hooked(batch[0], pause), *batch[1:])), name="a step")
-        first.start()
-        assert inside.wait(PATIENCE)
-        with pytest.raises(RuntimeError, match="running a step in thread 'a step'"):
-            run.close()
-        go_on.set()
-        first.join()
-        run.close()
-    assert bits(*losses[0]) + b"#" + SMALL.state(model, opt) == wanted
 
 
 def test_a_parameter_as_an_input_settles_the_executor_before_its_step():
@@ -214,7 +179,8 @@ def test_a_parameter_as_an_input_settles_the_executor_before_its_step():
 
 
 @pytest.mark.parametrize("kind", ["sequential", "one lane", "three lanes"])
-def test_two_threads_on_one_executor_are_an_error_in_the_second_and_change_nothing_in_the_first(kind):
+def test_two_threads_on_one_executor_are_an_error_in_the_second_and_change_nothing_in_the_first(kind, both_lanes):
+    """Also if the second one closes it."""
     wanted = SMALL.trained(SequentialExecutor, 3)
     model, opt, step = SMALL.make()
     batches = SMALL.batches(3)
@@ -231,12 +197,11 @@ def test_two_threads_on_one_executor_are_an_error_in_the_second_and_change_nothi
                                  name="the first")
         first.start()
         assert inside.wait(PATIENCE)
-        for _ in range(3):
+        for use in (lambda: run(*batches[1]), getattr(run, "close", lambda: run(*batches[1]))):
             with pytest.raises(RuntimeError, match="running a step in thread 'the first'"):
-                run(*batches[1])
+                use()
         go_on.set()
         first.join()
         losses += [run(*b) for b in batches[1:]]
+        getattr(run, "close", int)()
     assert bits(*(t for pair in losses for t in pair)) + b"#" + SMALL.state(model, opt) == wanted
-    if hasattr(run, "close"):
-        run.close()

@@ -9,21 +9,21 @@ import platform
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
 import pytest
-from helpers import SMALL, bits, bytes_allocated, deadline, recorded
+from helpers import SMALL, bits, bytes_allocated, deadline, recorded, recorded_classifier
 
 import minidl as ml
-from minidl import nn, optim, schedulers
+from minidl import nn, optim
 from minidl.devices import device as devices
-from minidl.devices.lanes import LaneError, Work
+from minidl.devices.lanes import LaneError, Stop, Work
 from minidl.kernels.registry import loop
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import SequentialExecutor, StreamExecutor
-from minidl.testing import fuzz
 from minidl.testing.random_steps import training
 
 pytest.importorskip("numba")
@@ -274,29 +274,22 @@ def test_random_steps_have_the_same_bits_on_both_kinds_of_lanes(seeds):
     assert ran > len(seeds) / 2
 
 
+def native(graph, streams=1, trace=False):
+    """An executor of a random schedule on native lanes."""
+    return StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(streams)),
+                          device=device_with("native"), trace=trace)
+
+
 @pytest.mark.parametrize("trace", [False, True])
 @pytest.mark.parametrize("streams", [1, 2, 3])
 def test_many_steps_have_the_oracles_bits(streams, trace):
-    left = []
-    for kind in ("oracle", "native"):
-        model, _, step = SMALL.make()
-        batches = SMALL.batches(20)
-        graph = ml.record(step, *batches[0])
-        if kind == "oracle":
-            run = SequentialExecutor(graph)
-        else:
-            run = StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(streams)),
-                                 device=device_with("native"), trace=trace)
-        outputs = [t.numpy() for batch in batches for t in run(*batch)]
-        left.append(bits(*outputs, *(p.numpy() for p in model.parameters())))
-    assert left[0] == left[1]
+    assert SMALL.trained(lambda g: native(g, streams, trace), 20) == SMALL.trained(SequentialExecutor, 20)
 
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_a_step_is_one_native_call_and_its_outputs_have_their_own_memory(streams, monkeypatch):
     (first, second) = SMALL.batches(2)
-    graph = recorded()
-    run = StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(0)), device=device_with("native"))
+    run = native(recorded(), streams)
     lanes, compiled = run._body[0].lanes, []
     step = lanes._step
     monkeypatch.setattr(lanes, "_step", lambda *a: compiled.append(a) or step(*a))
@@ -322,7 +315,7 @@ def test_inputs_of_every_kind_reach_a_native_step_or_are_refused(change, accepte
     """As they reach the oracle."""
     (values,) = SMALL.batches(1)
     wanted = SequentialExecutor(recorded())(*values)
-    run = StreamExecutor(graph := recorded(), schedulers.in_order(graph), device=device_with("native"))
+    run = native(recorded())
     changed = [change(v) if v.ndim > 1 else v for v in values]
     if not accepted:
         with pytest.raises(ml.ShapeError, match="the step was recorded with"):
@@ -337,26 +330,22 @@ def test_labels_are_checked_before_a_native_step(ignored):
     x, y = np.ones((4, 3), np.float32), np.array([0, 1, 2, 1])
     ml.seed(0)
     linear = nn.Linear(3, 3)
-    run = StreamExecutor(graph := ml.record(lambda x, y: nn.cross_entropy(linear(x), y, ignore_index=ignored), x, y),
-                         schedulers.in_order(graph), device=device_with("native"))
-    assert np.isfinite(run(x, y).numpy())
-    y[1] = ignored
-    assert np.isfinite(run(x, y).numpy())
-    y[1] = 3
-    with pytest.raises(ValueError, match="label 3 of sample 1 is out of range: the model has classes 0 to 2"):
-        run(x, y)
-    y[1] = 0
-    assert np.isfinite(run(x, y).numpy())
+    run = native(ml.record(lambda x, y: nn.cross_entropy(linear(x), y, ignore_index=ignored), x, y))
+    for label in (1, ignored, 3, 0):
+        y[1] = label
+        if label == 3:
+            with pytest.raises(ValueError, match="label 3 of sample 1 is out of range: the model has classes 0 to 2"):
+                run(x, y)
+        else:
+            assert np.isfinite(run(x, y).numpy())
     run.close()
 
 
 @pytest.mark.parametrize("ticks", [False, True])
 def test_stamps_are_in_order_and_on_the_hosts_clock(ticks, monkeypatch):
     monkeypatch.setattr(stamps, "counts_ticks", lambda: ticks)
-    graph = recorded()
     (values,) = SMALL.batches(1)
-    run = StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(0)), device=device_with("native"),
-                         trace=True)
+    run = native(recorded(), 2, trace=True)
     begin = time.perf_counter()
     run(*values)
     end = time.perf_counter()
@@ -379,8 +368,7 @@ def test_lanes_agree_on_the_order_of_moments_if_looks_at_the_clock_are_disturbed
     monkeypatch.setattr(code, "both", disturbed)
     graph = recorded()
     (values,) = SMALL.batches(1)
-    run = StreamExecutor(graph, random_schedule(graph, 3, np.random.default_rng(3)), device=device_with("native"),
-                         trace=True)
+    run = native(graph, 3, trace=True)
     run(*values)
     tasks = run.timeline.tasks
     start, end = (dict(zip(run.timeline.key[tasks].tolist(), x[tasks].tolist(), strict=True))
@@ -496,8 +484,6 @@ def test_a_run_that_comes_back_to_python_in_between_makes_every_call_once():
 
 
 def test_any_thread_can_end_a_run():
-    from minidl.devices.lanes import Stop
-
     x = np.ones(1)
     lanes = NativeLanes(work_of([(0, [slow(x)] * 20_000)], [(1, [slow(x)] * 20_000)]))
     with deadline():
@@ -510,26 +496,18 @@ def test_any_thread_can_end_a_run():
 
 def test_two_executors_run_at_once():
     (values,) = SMALL.batches(1)
-    with deadline():
-        runs = []
-        for seed in range(2):
-            graph = recorded()
-            runs.append(StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(seed)),
-                                       device=device_with("native")))
-        threads = [threading.Thread(target=lambda run=run: [run(*values) for _ in range(30)]) for run in runs]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert all(np.isfinite(t.numpy()).all() for run in runs for t in run(*values))
-        for run in runs:
-            run.close()
+    runs = [native(recorded(), 2) for _ in range(2)]
+    with deadline(), ThreadPoolExecutor(2) as threads:
+        losses = [*threads.map(lambda run: [bits(*run(*values)) for _ in range(30)], runs)]
+    for run in runs:
+        run.close()
+    assert losses[0] == losses[1]
 
 
-def test_a_child_process_may_run_one_lane():
-    graph = recorded()
+@pytest.mark.parametrize("kind", [SequentialExecutor, native])
+def test_a_child_process_may_run_one_lane(kind):
     (values,) = SMALL.batches(1)
-    run = StreamExecutor(graph, schedulers.in_order(graph), device=device_with("native"))
+    run = kind(recorded())
     run(*values)
     child = os.fork()
     if not child:
@@ -539,13 +517,12 @@ def test_a_child_process_may_run_one_lane():
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    run.close()
+    getattr(run, "close", int)()
 
 
 def test_what_python_calls_is_told(capsys, monkeypatch):
     monkeypatch.setenv("MINIDL_DEBUG", "1")
-    graph = recorded()
-    run = StreamExecutor(graph, schedulers.in_order(graph), device=device_with("native"))
+    run = native(recorded())
     assert "native lanes, " in capsys.readouterr().err
     assert "check" in run._body[0].lanes.by_python
     run.close()
@@ -554,7 +531,7 @@ def test_what_python_calls_is_told(capsys, monkeypatch):
 def test_an_output_may_have_gaps():
     x = np.arange(6, dtype=np.float32).reshape(2, 3)
     for output in (lambda x: x * 2.0, lambda x: (x * 2.0).T):
-        run = StreamExecutor(graph := ml.record(output, x), schedulers.in_order(graph), device=device_with("native"))
+        run = native(ml.record(output, x))
         np.testing.assert_array_equal(run(x).numpy(), output(x))
         assert "by Python: none" in str(run._body[0].lanes)
         run.close()
@@ -582,21 +559,10 @@ def running(what):
         run = NativeLanes(work_of([(0, [partial(np.add, x, x, out=np.empty(4, np.float32))]), (1, [int])]), trace=True)
         call = run.run
     else:
-        ml.seed(0)
-        x, y = np.ones((2, 4), np.float32), np.array([0, 1])
         model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
-        opt = optim.SGD(model.parameters(), 0.01, momentum=0.9)
-
-        def step(x, y):
-            loss = nn.cross_entropy(model(x), y)
-            loss.backward()
-            opt.step()
-            return loss
-
-        graph = ml.record(step, x, y)
-        run = StreamExecutor(graph, random_schedule(graph, 2 if what == "two lanes" else 1, np.random.default_rng(0)),
-                             device=device_with("native"), trace=what == "two lanes")
-        call = partial(run, x, y)
+        graph = recorded_classifier(model, optim.SGD(model.parameters(), 0.01, momentum=0.9), 2, 4)
+        run = native(graph, 2 if what == "two lanes" else 1, trace=what == "two lanes")
+        call = partial(run, np.ones((2, 4), np.float32), np.array([0, 1]))
     gc.disable()  # what a step makes goes without the collector
     try:
         yield call
@@ -632,11 +598,3 @@ def test_a_million_steps_do_not_take_memory(what):
         for _ in range(1_000_000):
             call()
         assert resident() - before < 8 << 20, "eight bytes a step"
-
-
-@pytest.mark.slow
-def test_fuzzed_steps_hold_on_native_lanes(monkeypatch):
-    monkeypatch.setenv("MINIDL_LANES", "native")
-    for seed in range(900, 906):
-        verdict = fuzz.check(training, seed, every=False)
-        assert not verdict.failures, verdict
