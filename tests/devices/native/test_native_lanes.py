@@ -431,6 +431,20 @@ def test_an_exception_of_a_compiled_loop_reaches_the_caller():
     lanes.close()
 
 
+@contextmanager
+def interrupt_in(seconds):
+    """The call within gets an interrupt after so long, and ends with it."""
+    timer = threading.Timer(seconds, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with deadline(), pytest.raises(KeyboardInterrupt):
+            timer.start()  # inside: a busy machine may come back here late
+            yield
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.few(1)
 @pytest.mark.parametrize("waiting", [False, True])
 def test_an_interrupt_falls_between_two_compiled_calls(waiting):
@@ -438,19 +452,11 @@ def test_an_interrupt_falls_between_two_compiled_calls(waiting):
     x, counts = np.ones(1), np.zeros(1)
     busy = [(0, [slow(x), partial(np.add, counts, 1.0, out=counts)] * 20_000)]
     lanes = NativeLanes(work_of([], busy) if waiting else work_of(busy))
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with deadline():
-            for _ in range(2):
-                timer = threading.Timer(0.05, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-                with pytest.raises(KeyboardInterrupt):
-                    timer.start()  # inside: a busy machine may come back here late
-                    lanes.run()
-                assert counts[0] < 20_000, "it came at the end"
-                counts[0] = 0
-                timer.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
+    for _ in range(2):
+        with interrupt_in(0.05):
+            lanes.run()
+        assert counts[0] < 20_000, "it came at the end"
+        counts[0] = 0
     lanes.close()
 
 
@@ -464,22 +470,14 @@ def test_a_run_that_comes_back_to_python_in_between_makes_every_call_once():
     wanted = np.array([3.0])
     for _ in range(40):
         slow(wanted)()
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        with deadline():
-            for _ in range(2):
-                calls.clear()
+    for _ in range(2):
+        calls.clear()
+        lanes.run()
+        assert total == wanted
+        assert len(calls) > 1
+        with interrupt_in(0.01):
+            for _ in range(1000):
                 lanes.run()
-                assert total == wanted
-                assert len(calls) > 1
-                timer = threading.Timer(0.01, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGINT))
-                with pytest.raises(KeyboardInterrupt):
-                    timer.start()
-                    for _ in range(1000):
-                        lanes.run()
-                timer.join()
-    finally:
-        signal.signal(signal.SIGINT, before)
     lanes.close()
 
 

@@ -143,27 +143,34 @@ def test_e_all_messages_of_a_rank_in_one_queue(name, micro_batches):
                        batches(micro_batches)) == alone(micro_batches)
 
 
+def message(communicator, kind, peer, array=None, task=0, **more):
+    array = np.zeros(2048, "f") if array is None else array
+    transfer = communicator.bind(kind, Host(communicator, [array], sums=False), None, peer)
+    return Entry(task, transfer, None, array.nbytes, peers=(peer,), **more)
+
+
+def move(communicator, kind, peer, *array):
+    flight = Flight(communicator)
+    flight.submit(message(communicator, kind, peer, *array))
+    flight.drain()
+
+
 def test_f_a_wait_for_one_of_several_transfers_moves_all():
     """Rank 0 waits for rank 2 alone, which sends when it has heard of rank 1, whose message to rank 0 comes first."""
     def work(communicator):
-        def entry(i, kind, peer, array):
-            return Entry(i, communicator.bind(kind, Host(communicator, [array], sums=False), None, peer), None,
-                         array.nbytes, peers=(peer,))
-
-        flight, arrays = Flight(communicator), [np.full(2**16, communicator.rank, "f") for _ in range(2)]
+        arrays = [np.full(2**16, communicator.rank, "f") for _ in range(2)]
         if communicator.rank == 0:
-            ended = []
-            one, two = entry(0, Kind.RF, 1, arrays[0]), entry(1, Kind.RF, 2, arrays[1])
-            flight.begin([[one],
-                          [Entry(1, two.transfer, None, two.nbytes, done=[lambda: ended.append(2)], peers=(2,))]])
+            flight, ended = Flight(communicator), []
+            flight.begin([[message(communicator, Kind.RF, 1, arrays[0])],
+                          [message(communicator, Kind.RF, 2, arrays[1], 1, done=[lambda: ended.append(2)])]])
             flight.until(lambda: bool(ended), 2, "rank 2's")
+            flight.run()
+        elif communicator.rank == 1:
+            move(communicator, Kind.SF, 0, arrays[0])
+            move(communicator, Kind.SF, 2, arrays[0])
         else:
-            other = 3 - communicator.rank
-            order = [(Kind.SF, 0), (Kind.SF, 2)] if communicator.rank == 1 else [(Kind.RF, other), (Kind.SF, 0)]
-            for i, (kind, peer) in enumerate(order):
-                flight.submit(entry(i, kind, peer, arrays[0]))
-                flight.drain()
-        flight.run()
+            move(communicator, Kind.RF, 1, arrays[0])
+            move(communicator, Kind.SF, 0, arrays[0])
         return float(arrays[1][0])
 
     with deadline():
@@ -283,11 +290,9 @@ def test_a_message_without_its_other_end_is_refused():
 
 
 # ------------------------------------------------------------------------------------------------------------ deadlines
-def receives(communicator, peer, name, number=0):
-    array = np.zeros(2048, "f")
-    transfer = communicator.bind(Kind.RF, Host(communicator, [array], sums=False), None, peer, number)
+def receives(communicator, peer, name):
     flight = Flight(communicator)
-    flight.begin([[Entry(0, transfer, None, array.nbytes, name=name, peers=(peer,))]])
+    flight.begin([[message(communicator, Kind.RF, peer, name=name)]])
     flight.run()
 
 
@@ -298,25 +303,30 @@ def waiting(work, ranks, monkeypatch, seconds=0.5):
     return str(error.value)
 
 
-def test_ranks_that_wait_for_each_other_say_who_waits_for_whom(monkeypatch):
-    found = waiting(lambda c: receives(c, (c.rank + 1) % 3, f"{c.rank}RF7"), 3, monkeypatch)
-    both = [f"rank {r} waits for rank {(r + 1) % 3} ({r}RF7)" for r in range(3)]
-    assert found in {"the ranks wait for each other: " + "; ".join(both[i:] + both[:i]) for i in range(3)}
-
-
-def test_a_rank_outside_the_circle_sees_it_too(monkeypatch):
+@pytest.mark.parametrize(("peers", "circle"), [
+    ((1, 2, 0), ["rank 0 waits for rank 1 (0RF7)", "rank 1 waits for rank 2 (1RF7)", "rank 2 waits for rank 0 (2RF7)"]),
+    ((1, 0, 0), ["rank 0 waits for rank 1 (0RF7)", "rank 1 waits for rank 0 (1RF7)"]),
+    ((1, None, None), ["rank 0 waits for rank 1 (0RF7)", "rank 1 waits for all others (to meet)"])],
+    ids=["circle", "outside", "meeting"])
+def test_ranks_that_wait_for_each_other_say_who_waits_for_whom(peers, circle, monkeypatch):
+    """Also a rank outside the circle sees it."""
     seen = {}
 
     def work(communicator):
+        peer = peers[communicator.rank]
         try:
-            receives(communicator, {0: 1, 1: 0, 2: 0}[communicator.rank], f"{communicator.rank}RO3")
+            communicator.gather(None) if peer is None else receives(communicator, peer, f"{communicator.rank}RF7")
         except RankError as error:
-            seen[communicator.rank] = error
+            seen[communicator.rank] = error.rank
             raise
 
-    waiting(work, 3, monkeypatch)
-    assert len(seen) == 3
-    assert {error.rank for error in seen.values()} <= {0, 1, 2}
+    found = waiting(work, 3, monkeypatch)
+    assert seen.keys() == {0, 1, 2}
+    assert {*seen.values()} <= {0, 1, 2}
+    orders = [circle[i:] + circle[:i] for i in range(len(circle))]
+    if peers == (1, 0, 0):  # the one outside may be the first to see it
+        orders += [["rank 2 waits for rank 0 (2RF7)", *circle]]
+    assert found in {"the ranks wait for each other: " + "; ".join(order) for order in orders}
 
 
 def test_a_wait_that_is_over_is_no_longer_known():
@@ -326,12 +336,6 @@ def test_a_wait_that_is_over_is_no_longer_known():
     assert other._waits() == {0: wait}
     one.publish(None)
     assert other._waits() == {}
-
-
-def test_a_rank_that_meets_the_others_is_waited_for_in_vain(monkeypatch):
-    found = waiting(lambda c: c.gather(None) if c.rank else receives(c, 1, "0RO2"), 3, monkeypatch)
-    assert found == ("the ranks wait for each other: rank 0 waits for rank 1 (0RO2); rank 1 "
-                     "waits for all others (to meet)")
 
 
 def test_a_group_that_crosses_its_sums_says_so_whatever_others_do(monkeypatch):
@@ -391,10 +395,7 @@ def test_a_rank_that_has_not_looked_since_something_came_stands_still_with_nobod
 
         communicator.publish(Wait((0,), "1RF7", since=0.0, looked=0.0))
         until(lambda: waits_for_long(communicator, 0, 2 * LoopBack.wait_seconds), "rank 0 has waited for long")
-        place = Host(communicator, [np.zeros(2048, "f")], sums=False)
-        flight = Flight(communicator)
-        flight.submit(Entry(0, communicator.bind(Kind.SF, place, None, 0), None, 8192, peers=(0,)))
-        flight.drain()
+        move(communicator, Kind.SF, 0)
 
     with deadline():
         run_ranks(2, work)
@@ -406,15 +407,11 @@ def test_a_slow_rank_is_no_standstill(monkeypatch):
     monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
 
     def work(communicator):
-        flight, array = Flight(communicator), np.zeros(2048, "f")
-        place = Host(communicator, [array], sums=False)
+        other = 1 - communicator.rank
         for turn in range(4):
-            mine = turn % 2 == communicator.rank
-            if mine:
-                until(lambda: waits_for_long(communicator, 1 - communicator.rank, LoopBack.wait_seconds), "a long wait")
-            flight.submit(Entry(0, communicator.bind(Kind.SF if mine else Kind.RF, place, None, 1 - communicator.rank),
-                                None, 8192, peers=(1 - communicator.rank,)))
-            flight.drain()
+            if mine := turn % 2 == communicator.rank:
+                until(lambda: waits_for_long(communicator, other, LoopBack.wait_seconds), "a long wait")
+            move(communicator, Kind.SF if mine else Kind.RF, other)
 
     with deadline():
         run_ranks(2, work)
