@@ -25,17 +25,19 @@ def _compiled():
 
 
 class Lane:
-    """A lane whose calls return the given statuses, each the next one of its list every time it is made."""
+    """A lane whose calls return the given statuses, each the next one of its list every time it is made; at `STOP`
+    others give up."""
 
     def __init__(self, *statuses):
-        self.made, left = [], [list(each) for each in statuses]
+        self.made, left = [], [each.split() for each in statuses]
 
         def answer(number):
             self.made.append(number)
-            if left[number][0] == "stop":
+            status = left[number].pop(0)
+            if status == "STOP":
                 self.state[code.STOP] = 1
                 return code.OK
-            return left[number].pop(0)
+            return getattr(code, status)
 
         self.function = FUNCTION(answer)
         address = ctypes.cast(self.function, ctypes.c_void_p).value
@@ -44,44 +46,21 @@ class Lane:
         self.words = np.zeros(code.LANE_WORDS, np.int64)
         self.words[[code.CALLS, code.COUNT, code.STATE]] = self.calls.ctypes.data, len(statuses), self.state.ctypes.data
 
-    def walk(self, at=0, *, patient):
-        at, why = divmod(code.walk(self.words.ctypes.data, at, patient), 4)
-        return at, why
 
-
-@pytest.mark.parametrize("patient", [True, False])
-def test_all_calls_are_made_in_order(patient):
-    lane = Lane(*[[code.OK]] * 40)
-    assert lane.walk(patient=patient) == (40, code.DONE)
-    assert lane.made == list(range(40))
-    assert Lane().walk(patient=patient) == (0, code.DONE)
-
-
-@pytest.mark.parametrize("patient", [True, False])
-def test_a_call_that_fails_is_the_last(patient):
-    lane = Lane([code.OK], [code.FAILED], [code.OK])
-    assert lane.walk(patient=patient) == (1, code.FAULT)
-    assert lane.made == [0, 1]
-
-
-@pytest.mark.parametrize("patient", [True, False])
-def test_no_call_is_made_after_others_gave_up(patient):
-    lane = Lane([code.OK], ["stop"], [code.OK])
-    assert lane.walk(patient=patient) == (2, code.STOPPED)
-    assert lane.made == [0, 1]
-
-
-def test_a_call_that_is_not_over_is_made_again():
-    lane = Lane([code.OK], [code.AGAIN, code.AGAIN, code.OK], [code.OK])
-    assert lane.walk(patient=True) == (3, code.DONE)
-    assert lane.made == [0, 1, 1, 1, 2]
-
-
-def test_the_callers_lane_comes_back_between_such_calls_to_look_at_its_signals():
-    lane = Lane([code.OK], [code.AGAIN, code.OK], [code.OK])
-    assert lane.walk(patient=False) == (1, code.LOOK)
-    assert lane.walk(1, patient=False) == (3, code.DONE)
-    assert lane.made == [0, 1, 1, 2]
+@pytest.mark.parametrize(("statuses", "patient", "ends", "made"), [
+    *((statuses, patient, ends, made) for patient in (True, False) for statuses, ends, made in (
+        (["OK"] * 40, ["40 DONE"], [*range(40)]), ([], ["0 DONE"], []), (["OK", "FAILED", "OK"], ["1 FAULT"], [0, 1]),
+        (["OK", "STOP", "OK"], ["2 STOPPED"], [0, 1]))),
+    (["OK", "AGAIN AGAIN OK", "OK"], True, ["3 DONE"], [0, 1, 1, 1, 2]),
+    (["OK", "AGAIN OK", "OK"], False, ["1 LOOK", "3 DONE"], [0, 1, 1, 2]),  # it looks at its signals in between
+])
+def test_a_lane_makes_its_calls_in_order_and_says_why_it_comes_back(statuses, patient, ends, made):
+    lane, at = Lane(*statuses), 0
+    for end in ends:
+        wanted, why = end.split()
+        at, found = divmod(code.walk(lane.words.ctypes.data, at, patient), 4)
+        assert (at, found) == (int(wanted), getattr(code, why))
+    assert lane.made == made
 
 
 def test_an_event_lets_its_own_run_and_earlier_ones_through():

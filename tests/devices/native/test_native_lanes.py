@@ -287,57 +287,15 @@ def test_many_steps_have_the_oracles_bits(streams, trace):
 
 
 @pytest.mark.parametrize("streams", [1, 2])
-def test_a_step_is_one_native_call_and_its_outputs_have_their_own_memory(streams, monkeypatch):
-    (first, second) = SMALL.batches(2)
+def test_a_step_is_one_native_call(streams, monkeypatch):
+    (values,) = SMALL.batches(1)
     run = native(recorded(), streams)
     lanes, compiled = run._body[0].lanes, []
     step = lanes._step
     monkeypatch.setattr(lanes, "_step", lambda *a: compiled.append(a) or step(*a))
-    before = run(*first)
-    kept = bits(*(t.numpy() for t in before))
-    after = run(*second)
+    for _ in range(2):
+        run(*values)
     assert compiled.count((-1,)) == 2  # and some to go on, where a lane waited long
-    assert bits(*(t.numpy() for t in before)) == kept
-    assert not any(np.shares_memory(a.numpy(), b.numpy()) for a, b in zip(before, after, strict=True))
-    run.close()
-
-
-class Other(np.ndarray):
-    """Another type of array."""
-
-
-@pytest.mark.parametrize(("change", "accepted"), [
-    (np.copy, True), (np.asfortranarray, True), (lambda a: a.astype(a.dtype.newbyteorder()), False),
-    (lambda a: np.repeat(a, 2, 0)[::2], True), (lambda a: a.view(Other), True), (ml.array, True),
-    (lambda a: np.frombuffer(b"0" + a.tobytes(), np.uint8)[1:].view(a.dtype).reshape(a.shape), True)],
-    ids=["copy", "column-major", "byte order", "strides", "subclass", "tensor", "unaligned"])
-def test_inputs_of_every_kind_reach_a_native_step_or_are_refused(change, accepted):
-    """As they reach the oracle."""
-    (values,) = SMALL.batches(1)
-    wanted = SequentialExecutor(recorded())(*values)
-    run = native(recorded())
-    changed = [change(v) if v.ndim > 1 else v for v in values]
-    if not accepted:
-        with pytest.raises(ml.ShapeError, match="the step was recorded with"):
-            run(*changed)
-        changed = values
-    assert bits(*(t.numpy() for t in run(*changed))) == bits(*(t.numpy() for t in wanted))
-    run.close()
-
-
-@pytest.mark.parametrize("ignored", [-100, 2])
-def test_labels_are_checked_before_a_native_step(ignored):
-    x, y = np.ones((4, 3), np.float32), np.array([0, 1, 2, 1])
-    ml.seed(0)
-    linear = nn.Linear(3, 3)
-    run = native(ml.record(lambda x, y: nn.cross_entropy(linear(x), y, ignore_index=ignored), x, y))
-    for label in (1, ignored, 3, 0):
-        y[1] = label
-        if label == 3:
-            with pytest.raises(ValueError, match="label 3 of sample 1 is out of range: the model has classes 0 to 2"):
-                run(x, y)
-        else:
-            assert np.isfinite(run(x, y).numpy())
     run.close()
 
 
