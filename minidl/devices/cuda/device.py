@@ -12,13 +12,13 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
 
 from ...core.graph import Cuts, Launch, View
-from ...core.tasks import strided
+from ...core.tasks import strided, strides_of
 from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
 from .. import DeviceError
 from ..far import OnHost
@@ -38,7 +38,8 @@ PACKAGES = {"cupy": "cupy", "nvmath": "nvmath-python", "cudnn": "nvidia-cudnn-fr
 
 
 class Cuda:
-    """One GPU. `driver`, `products`, `dnn` run the kinds of calls; the tests replace them.
+    """One GPU; methods without a docstring do as the same ones of `CPU`. `driver`, `products`, `dnn` run the kinds of
+    calls; the tests replace them.
 
     For calls that are bound from now on: `tf32`: whether float32 products and convolutions may round their inputs for
     the tensor cores; `deterministic`: whether calls of cuDNN must be bit-identical each time.
@@ -130,13 +131,11 @@ class Cuda:
         host = pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
         self.driver.copy(array, host, self.main)()
         self.driver.record(event, self.main)()
-        found: list[Any] = []
 
+        @cache
         def value() -> Any:
-            if not found:
-                self.driver.wait_for(event)
-                found.append(host.copy())
-            return found[0]
+            self.driver.wait_for(event)
+            return host.copy()
 
         weakref.finalize(value, self._slots.append, (pinned, event)).atexit = False
         return value
@@ -183,7 +182,6 @@ class Cuda:
         return copy
 
     def snapshot(self, array: Any) -> Any:
-        """New memory with the array's elements in row-major order."""
         memory = self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main)
         self.copier(array, self._whole(memory, array))()
         return memory
@@ -199,16 +197,12 @@ class Cuda:
 
     def _whole(self, memory: Any, array: Any) -> Any:
         """Memory as an array of the same shape and type, row-major."""
-        strides, step = [], array.dtype.itemsize
-        for n in reversed(array.shape):
-            strides.append(step)
-            step *= n
-        return self.driver.array(memory, array.shape, str(array.dtype), tuple(reversed(strides)), 0)
+        return self.array(memory, View(0, array.shape, strides_of(array.shape), 0, str(array.dtype)))
 
     def pinned(self, shape: tuple[int, ...], dtype: str) -> Pinned:
         """An uninitialised host array that steps take as an input without another copy on the host."""
-        host = self.driver.pinned(max(math.prod(shape) * np.dtype(dtype).itemsize, 1))
-        return host[: math.prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape).view(Pinned)
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        return self.driver.pinned(max(nbytes, 1))[:nbytes].view(dtype).reshape(shape).view(Pinned)
 
     def feed(self, places: Sequence[Any]) -> Feed:
         """A call that copies host arrays to these places for the next step, while the last step may still run."""
@@ -216,7 +210,6 @@ class Cuda:
 
     # --------------------------------------------------------------------------------------------------------- calls
     def work(self, kernel: Kernel) -> Work | None:
-        """The function that returns the scratch arrays of a kernel on this device; None without scratch."""
         return kernel.cuda_work
 
     def cuts(self, kernel: Kernel, reads: Sequence[Any], constants: dict[str, Any]) -> Cuts | None:
@@ -271,7 +264,6 @@ class Cuda:
         return Captured(self, work, trace)
 
     def synchronize(self) -> None:
-        """Waits for all issued work."""
         self.driver.synchronize_device()
 
     # -------------------------------------------------------------------------------------------------------- times
@@ -336,20 +328,17 @@ class Feed:
 
     def _slot(self) -> dict[str, Any]:
         """One buffer: its host arrays, the copies to the device and from there to the inputs, and their events."""
-        driver, main = self.driver, self.device.main
-        hosts, staged, up, across, memories = [], [], [], [], []
-        for place in self.places:
-            hosts.append(np.asarray(self.device.pinned(place.shape, str(place.dtype))))
-            memories.append(driver.allocate(max(hosts[-1].nbytes, 1), main))
-            staged.append(self.device._whole(memories[-1], place))
-            up.append(driver.copy(hosts[-1], staged[-1], self._copies) if place.size else _nothing)
-            across.append(self.device.copier(staged[-1], place))
+        driver, main, copies, places = self.driver, self.device.main, self._copies, self.places
+        hosts = [np.asarray(self.device.pinned(place.shape, str(place.dtype))) for place in places]
+        memories = [driver.allocate(max(host.nbytes, 1), main) for host in hosts]
+        staged = [self.device._whole(memory, place) for memory, place in zip(memories, places, strict=True)]
+        up = [driver.copy(host, to, copies) if host.size else _nothing for host, to in zip(hosts, staged, strict=True)]
+        across = [self.device.copier(source, place) for source, place in zip(staged, places, strict=True)]
         driver.synchronize(main)
         arrived, free = driver.event(), driver.event()
         driver.record(free, main)()
         return {"hosts": hosts, "staged": staged, "memories": memories, "arrived": arrived, "free": free, "up": up,
-                "in_place": across,
-                "before": driver.wait(self._copies, free), "after": driver.record(arrived, self._copies),
+                "in_place": across, "before": driver.wait(copies, free), "after": driver.record(arrived, copies),
                 "across": [driver.wait(main, arrived), *across, driver.record(free, main)]}
 
     def nodes(self) -> list[tuple[list[Thunk], Thunk]]:
