@@ -46,13 +46,12 @@ class Event:
             self._lock.release()
 
 
+@dataclass(eq=False, slots=True)
 class Stop:
     """How a program ended: `error` and the index of the call that raised it, or neither."""
 
-    __slots__ = ("error", "index")
-
-    def __init__(self, error: BaseException | None = None, index: int = -1) -> None:
-        self.error, self.index = error, index
+    error: BaseException | None = None
+    index: int = -1
 
 
 def run_program(program: Program) -> Stop:
@@ -155,11 +154,11 @@ class Work:
 
 
 class LaneError(Exception):
-    """A call of `task` on `lane` failed with `error`."""
+    """A call of `task` on `lane` failed with `error`; the task is -1 if the error came between tasks."""
 
-    def __init__(self, error: BaseException, task: int, lane: int) -> None:
+    def __init__(self, error: BaseException, task: int = -1, lane: int = 0) -> None:
         super().__init__(str(error))
-        self.error, self.task, self.lane = error, task, lane
+        self.error, self.task, self.lane, self.__cause__ = error, task, lane, error
 
 
 class Threads:
@@ -247,9 +246,9 @@ class Threads:
         for stop in failures:
             if stop.error is not None and (stop.index < 0 or not isinstance(stop.error, Exception)):
                 raise stop.error  # KeyboardInterrupt, or the error of a signal handler: not from a task
-        lane, error = stops.index(first), first.error
-        assert error is not None
-        raise LaneError(error, tasks[lane][first.index], lane) from error
+        lane = stops.index(first)
+        assert first.error is not None
+        raise LaneError(first.error, tasks[lane][first.index], lane)
 
     @property
     def given_up(self) -> bool:

@@ -77,6 +77,7 @@ class Bound:
             self._own = offsets(own)
             self.arena = self.device.allocate(max(int(self._own[-1]), 1))
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
+        self.persistent = list(self._bound_to.values())  #: the memory of parameters and states
         self._private, self._seen = private, -1
         self._inputs = [self.array(v) for v in graph.inputs]
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
@@ -100,11 +101,6 @@ class Bound:
         kept = [(self.device.snapshot(place), place) for place in self._inputs]
         return [partial(_held, self.device.copier(self.device._whole(memory, place), place), memory)
                 for memory, place in kept]
-
-    @property
-    def persistent(self) -> list[Any]:
-        """The memory of parameters and states."""
-        return list(self._bound_to.values())
 
     def place(self, storage: int) -> tuple[Any, int]:
         """The memory that holds a storage, and the byte at which the storage begins in it."""

@@ -28,7 +28,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..core.columns import Ints, spread
+from ..core.columns import spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION, What
@@ -68,6 +68,8 @@ class Runtime:
                  trace: bool = False, captured: bool = False, credit: int = CREDIT,
                  log: VersionLog | None = None) -> None:
         self.program, self.trace, self.transport, self.log = program, trace, transport, log
+        self.graph, self.schedule, self.peak_bytes = program.graph, program.schedule, program.peak_bytes  #: of the body
+        self.waits = program.body[0].waits  #: pairs (waiting task, awaited task) between the lanes of a body
         self.device = device or tapes.current().device
         self.debug = process.debug_level()
         if captured and not self.device.captures:
@@ -86,6 +88,7 @@ class Runtime:
                 made[id(part)] = _Ready(self, part, arena, captured and not self.debug)
         self._body, self._prologue, self._epilogue = ([made[id(p)] for p in parts] for parts in
                                                       (program.body, program.prologue, program.epilogue))
+        self.random_inputs = self._body[0].bound.load_random  #: inputs that a step can use
         threads = transport is not None or any(len(part.schedule.lanes) > 1 for part in program.parts)
         self._guard = Guard(forks=not threads and not self.device.captures)
         self._parity, self._owed = 0, False
@@ -98,26 +101,6 @@ class Runtime:
         self._error: Exception | None = None
 
     # ------------------------------------------------------------------------------------------------------ properties
-    @property
-    def graph(self) -> TaskGraph:
-        """The graph of the body."""
-        return self.program.graph
-
-    @property
-    def schedule(self) -> Schedule:
-        """The schedule of the body."""
-        return self.program.schedule
-
-    @property
-    def waits(self) -> Ints:
-        """Pairs (waiting task, awaited task) between the lanes of a body."""
-        return self.program.body[0].waits
-
-    @property
-    def peak_bytes(self) -> int:
-        """The peak of the program, in bytes."""
-        return self.program.peak_bytes
-
     @property
     def timeline(self) -> Timeline | None:
         """The timeline of the last call; None without `trace`, or if the call failed. Waits until communication has
@@ -139,10 +122,6 @@ class Runtime:
         if any(timeline is None for timeline, _ in found):
             return None
         return Timeline.of_ranks([timeline for timeline, _ in found], ahead, [own for _, own in found])
-
-    def random_inputs(self, random: np.random.Generator) -> tuple[Any, ...]:
-        """Inputs that a step can use, as `Bound.load_random`."""
-        return self._body[0].bound.load_random(random)
 
     def _lasting(self, spec: StorageSpec) -> StorageSpec:
         """Gives memory, filled with zeros, to weights and states that belong to this run alone, and to shares, filled

@@ -288,7 +288,7 @@ def test_tasks_larger_than_the_cache_are_timed_on_two_sets_of_buffers(device, mo
     touched = [sum(run.graph.storages[s].bytes for s in {view.storage for launch in launches for view in launch.views})
                for launches in run.graph.launches]
     largest = touched.index(max(touched))
-    monkeypatch.setattr(type(run.device), "cache_bytes", 2 * touched[largest] - 1)
+    monkeypatch.setattr(run.device, "cache_bytes", 2 * touched[largest] - 1)
     costs = ml.measure(run.graph, device=run.device)
     assert timed[0][largest] == 2
     assert timed[0].count(1) > len(timed[0]) / 2

@@ -55,7 +55,7 @@ class Cuda:
         self.driver, self.name = driver, name
         self._make = {"products": products, "dnn": dnn}
         self._made: dict[str, Any] = {}
-        self.main = driver.stream(0)
+        self.main, self.cache_bytes = driver.stream(0), driver.cache_bytes
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
         self.flag_memory = self.allocate(4)
         self._flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: `cuda.FLAG` of launches
@@ -267,11 +267,6 @@ class Cuda:
         self.driver.synchronize_device()
 
     # -------------------------------------------------------------------------------------------------------- times
-    @property
-    def cache_bytes(self) -> int:
-        """The size of the GPU's second-level cache."""
-        return int(self.driver.cache_bytes())
-
     def task_times(self, programs: Sequence[Sequence[Sequence[Thunk]]],
                    progress: Callable[[float], None] | None = None, repeats: int = clock.REPEATS) -> list[float]:
         """Microseconds of each program of the main stream, as it runs `repeats` times inside a replayed graph: a

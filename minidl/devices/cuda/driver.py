@@ -82,6 +82,7 @@ class Driver:
         self.device = cupy.cuda.Device(ordinal)
         self.use()
         self.architecture = int(self.device.compute_capability)
+        self.cache_bytes = int(self.runtime.getDeviceProperties(ordinal)["l2CacheSize"])  #: of the second level
         self._streams = 0
         self._modules: list[Any] = []  # a module is unloaded when no reference is left
 
@@ -92,10 +93,6 @@ class Driver:
                 "memory_bytes": int(properties["totalGlobalMem"]), "driver": self.runtime.driverGetVersion(),
                 "runtime": self.runtime.runtimeGetVersion(), "cupy": self.cupy.__version__,
                 "stream_priorities": self.priorities()}
-
-    def cache_bytes(self) -> int:
-        """The size of the second-level cache."""
-        return int(self.runtime.getDeviceProperties(self.ordinal)["l2CacheSize"])
 
     def use(self) -> None:
         """Makes this GPU the calling thread's; each thread that issues calls needs it once. CuPy and cuda-bindings each

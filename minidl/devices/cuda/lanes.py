@@ -171,7 +171,7 @@ def _issue(program: list[Thunk], owner: list[Segment]) -> None:
         segment = owner[stop.index] if stop.index >= 0 else Segment(BETWEEN, 0, [])
         if segment.task < 0 or not isinstance(stop.error, Exception):
             raise stop.error
-        raise LaneError(stop.error, segment.task, segment.lane) from stop.error
+        raise LaneError(stop.error, segment.task, segment.lane)
 
 
 def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:

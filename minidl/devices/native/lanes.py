@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Generator, Sequence
 from functools import partial
 from time import perf_counter_ns
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -28,18 +28,10 @@ SPINS = 400  #: how often a lane looks for an event before it sleeps: some ten m
 _callback = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
 
 
-class Failure(NamedTuple):
-    """A failure: an error, the task and the lane; no task if a signal's handler raised it between tasks."""
-
-    error: BaseException
-    task: int | None = None
-    lane: int = 0
-
-
 class _Lane:
     """The calls of one lane, in an array, and the memory that they use."""
 
-    def __init__(self, number: int, state: Any, failures: list[Failure], traced: int = 0) -> None:
+    def __init__(self, number: int, state: Any, failures: list[LaneError], traced: int = 0) -> None:
         """`traced`: how many tasks get stamps."""
         self.number, self.state = number, state
         self.stamps = Stamps(3 * traced)
@@ -79,7 +71,7 @@ class _Lane:
         self.words[[code.CALLS, code.COUNT, code.STATE, code.SPINS]] = (self.table.ctypes.data, len(self.table),
                                                                        self.state.ctypes.data, spins)
 
-    def failure(self, at: int) -> Failure:
+    def failure(self, at: int) -> LaneError:
         """Why native call `at` failed. A loop of numba keeps its exception for itself: Python makes the call again, to
         see it."""
         error: BaseException = RuntimeError("a compiled call failed, and did not fail when it was made again")
@@ -87,17 +79,17 @@ class _Lane:
             self.thunks[max(first for first in self.thunks if first <= at)]()
         except BaseException as found:
             error = found
-        return Failure(error, self.tasks[at], self.number)
+        return LaneError(error, self.tasks[at], self.number)
 
 
 def _calls_by_python(thunks: Sequence[tuple[Thunk, int]], lane: int,
-                     failures: list[Failure]) -> Generator[int, int, None]:
+                     failures: list[LaneError]) -> Generator[int, int, None]:
     """Makes the bound call whose number it is sent, and yields its status.
 
     A generator, since a signal that came while compiled code ran is handled at its first step in Python: here that is
     within `try`.
     """
-    status, task = code.OK, None
+    status, task = code.OK, -1
     while True:
         try:
             while True:
@@ -105,12 +97,12 @@ def _calls_by_python(thunks: Sequence[tuple[Thunk, int]], lane: int,
                 status = code.FAILED
                 thunk, task = thunks[number]
                 thunk()
-                status, task = code.OK, None
+                status, task = code.OK, -1
         except GeneratorExit:
             return
         except BaseException as error:
-            failures.append(Failure(error, task, lane))
-            status, task = code.FAILED, None
+            failures.append(LaneError(error, task, lane))
+            status, task = code.FAILED, -1
 
 
 class NativeLanes:
@@ -119,7 +111,7 @@ class NativeLanes:
 
     def __init__(self, work: Work, trace: bool = False, *, spins: int = SPINS) -> None:
         self.work, self.trace = work, trace
-        self._failures: list[Failure] = []
+        self._failures: list[LaneError] = []
         self._clock = StampClock()
         self._state = _words(code.STATE_WORDS)
         self._state[code.NANOSECONDS] = code.NAP
@@ -178,7 +170,7 @@ class NativeLanes:
                 return
             self.give_up(Stop())
         except BaseException as error:  # an interrupt between two calls
-            self._failures.append(Failure(error))
+            self._failures.append(LaneError(error))
             self.give_up(Stop())
         self._fail(result)
 
@@ -192,7 +184,7 @@ class NativeLanes:
     def give_up(self, stop: Stop) -> None:
         """Ends all lanes."""
         if stop.error is not None:
-            self._failures.append(Failure(stop.error))
+            self._failures.append(LaneError(stop.error))
         self._state[code.STOP] = 1  # whoever waits looks at it
 
     @property
@@ -207,7 +199,7 @@ class NativeLanes:
             try:
                 ended = code.join(self._workers.ctypes.data, len(self._workers), self._state.ctypes.data)
             except BaseException as error:
-                self._failures.append(Failure(error))
+                self._failures.append(LaneError(error))
         failures = [*self._failures]
         self._failures.clear()
         if not failures:
@@ -218,11 +210,9 @@ class NativeLanes:
             raise RuntimeError(CLOSED)
         self._state[code.STOP] = 0
         for failure in failures:
-            if failure.task is None or not isinstance(failure.error, Exception):
+            if failure.task < 0 or not isinstance(failure.error, Exception):
                 raise failure.error  # KeyboardInterrupt, or the error of a signal handler: not from a task
-        first = failures[0]
-        assert first.task is not None
-        raise LaneError(first.error, first.task, first.lane) from first.error
+        raise failures.pop(0)
 
     def __str__(self) -> str:
         """`native lanes, 173 calls; by Python: check (40)`."""
