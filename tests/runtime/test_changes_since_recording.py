@@ -124,24 +124,17 @@ def test_a_call_names_what_has_changed_and_runs_once_that_is_undone(kind):
 
 
 def test_a_change_before_the_executor_is_made_is_noticed_as_well():
-    net = nn.Linear(3, 2)
-    opt = optim.SGD(net.parameters(), lr=0.1)
-
-    def step(x: Any, y: Any) -> None:
-        nn.cross_entropy(net(x), y).backward()
-        opt.step()
-
-    graph = ml.record(step, X, Y)
-    net.bias.requires_grad = False
-    with pytest.raises(RuntimeError, match="linear.bias.requires_grad changed from True to False"):
-        two_lanes(graph)(X, Y)
-    frozen = ml.record(step, X, Y)
-    before = net.bias.numpy().copy()
+    r = Run(lambda graph: graph, nn.Linear(3, 4))
+    bias = r.net.body[0].bias
+    bias.requires_grad = False
+    with pytest.raises(RuntimeError, match="bias.requires_grad changed from True to False"):
+        two_lanes(r.run)(X, Y)
+    frozen, before = ml.record(r.step, X, Y), bias.numpy().copy()
     SequentialExecutor(frozen)(X, Y)
-    assert np.array_equal(net.bias.numpy(), before)
-    net.bias.requires_grad = True
-    SequentialExecutor(graph)(X, Y)
-    assert not np.array_equal(net.bias.numpy(), before)
+    assert np.array_equal(bias.numpy(), before)
+    bias.requires_grad = True
+    SequentialExecutor(r.run)(X, Y)
+    assert not np.array_equal(bias.numpy(), before)
     with pytest.raises(RuntimeError, match="changed from False to True"):
         SequentialExecutor(frozen)(X, Y)
 
@@ -177,29 +170,28 @@ def test_what_a_step_sets_itself_does_not_count():
     run(X, Y)
 
 
-def test_added_layers_and_parameter_groups_are_noticed():
-    layers = nn.Sequential(nn.Linear(3, 2))
-    opt = optim.Adam(layers.parameters(), lr=0.1, weight_decay=0.1)
-
-    def step(x: Any, y: Any) -> None:
-        nn.cross_entropy(layers(x), y).backward()
-        opt.step()
-
-    run = SequentialExecutor(ml.record(step, X, Y))
-    layers.append(nn.Linear(2, 2))
-    with pytest.raises(RuntimeError, match=r"sequential\.1 was added since"):
-        run(X, Y)
-    del layers.__dict__["1"]
-    run(X, Y)
-    opt.betas = 0.8, 0.9
+def test_added_layers_and_parameter_groups_and_another_type_are_noticed():
+    r = Run(lambda graph: graph, nn.Sequential(nn.Linear(3, 4)))
+    r.opt = optim.Adam(r.net.parameters(), lr=0.1, weight_decay=0.1)
+    r.run = SequentialExecutor(ml.record(r.step, X, Y))
+    r.net.body[0].append(nn.Linear(4, 4))
+    with pytest.raises(RuntimeError, match=r"0\.1 was added since"):
+        r()
+    del r.net.body[0].__dict__["1"]
+    r()
+    r.opt.betas = 0.8, 0.9
     with pytest.raises(RuntimeError, match=r"Adam.betas changed from \(0.9, 0.999\) to \(0.8, 0.9\) since"):
-        run(X, Y)
-    opt.betas = 0.9, 0.999
-    opt.add_param_group({"params": [nn.Parameter(np.ones(2, np.float32))], "lr": 0.5})
+        r()
+    r.opt.betas = 0.9, 0.999
+    r.opt.add_param_group({"params": [nn.Parameter(np.ones(2, np.float32))], "lr": 0.5})
     with pytest.raises(RuntimeError, match="Adam.parameters was replaced"):
-        run(X, Y)
-    assert [len(states) for states in opt.states.values()] == [3, 3]
-    assert opt.param_groups[1]["lr"] == 0.5
+        r()
+    assert [len(states) for states in r.opt.states.values()] == [7, 7]
+    assert r.opt.param_groups[1]["lr"] == 0.5
+    r = Run()
+    r.net.astype("float64")
+    with pytest.raises(RuntimeError, match=r"net.*weight.storage was replaced \(and 3 more\)"):
+        r()
 
 
 def test_arguments_of_optimizers_are_those_of_the_next_eager_step():
@@ -217,13 +209,6 @@ def test_arguments_of_optimizers_are_those_of_the_next_eager_step():
     nn.cross_entropy(r.net(X), ml.array(Y)).backward()
     plain.step()
     assert any(state.numpy().any() for state in plain.states["momentum"])
-
-
-def test_another_type_of_the_parameters_is_noticed():
-    r = Run()
-    r.net.astype("float64")
-    with pytest.raises(RuntimeError, match=r"net.*weight.storage was replaced \(and 3 more\)"):
-        r()
 
 
 def test_ranks_notice_as_well():
