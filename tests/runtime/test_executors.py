@@ -229,28 +229,12 @@ def _around_micro_batches(model, first, second):
 @pytest.mark.parametrize("make", [_two_optimizers, _two_backwards, _two_updates, _around_micro_batches])
 def test_every_task_of_a_step_has_a_name_of_its_own(make):
     """Weights and biases in two optimizers, two backward passes over a trunk, two updates, ops beside micro-batches."""
-    x = np.linspace(-1, 1, 6, dtype=np.float32).reshape(2, 3)
-
-    def trained(run):
-        ml.seed(1)
-        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-        weights = [p for p in model.parameters() if p.ndim > 1]
-        biases = [p for p in model.parameters() if p.ndim == 1]
-        step, expected = make(model, optim.SGD(weights, 0.1, 0.9, weight_decay=0.1), optim.Adam(biases, 0.1))
-        if run is None:
-            return bits(*(t for _ in range(3) for t in [step(ml.array(x))] if t is not None), *model.parameters())
-        graph = ml.record(step, x)
-        labels = [task.label for task in graph]
-        assert len({task.name for task in graph}) == len(graph)
-        assert [label for label in labels if label in expected] == expected, labels
-        call = run(graph)
-        return bits(*(t for _ in range(3) for t in [call(x)] if t is not None), *model.parameters())
-
-    eager = trained(None)
-    assert trained(SequentialExecutor) == eager
-    for seed in range(5):
-        assert (trained(lambda g, s=seed: CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(s)), seed=s))
-                == eager)
+    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+    weights, biases = ([p for p in model.parameters() if p.ndim == n] for n in (2, 1))
+    step, expected = make(model, optim.SGD(weights, 0.1, 0.9, weight_decay=0.1), optim.Adam(biases, 0.1))
+    graph = ml.record(step, np.zeros((2, 3), np.float32))
+    assert len({task.name for task in graph}) == len(graph)
+    assert [task.label for task in graph if task.label in expected] == expected
 
 
 def test_a_step_that_leaves_a_gradient_to_its_next_run_is_refused():

@@ -24,7 +24,6 @@ from minidl.devices.lanes import LaneError, Stop, Work
 from minidl.kernels.registry import loop
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import SequentialExecutor, StreamExecutor
-from minidl.testing.random_steps import training
 
 pytest.importorskip("numba")
 import llvmlite.binding as llvm
@@ -241,39 +240,7 @@ def test_calls_without_a_native_form_are_unknown(make):
 
 
 # ---------------------------------------------------------------------------------------------------- whole steps
-def in_arms(seed, kinds=devices.LANES):
-    """What a random training leaves under one random schedule with each kind of lanes."""
-    found = []
-    for kind in kinds:
-        ml.seed(seed)
-        case = training(seed)
-        try:
-            graph = ml.record(case.step, *case.inputs[0])
-        except Exception:
-            return []  # refused by all alike
-        run = StreamExecutor(graph, random_schedule(graph, 1 + seed % 3, np.random.default_rng(seed)),
-                             device=device_with(kind), trace=seed % 2 == 0)
-        outputs = []
-        for number, inputs in enumerate(case.inputs):
-            case.before(number)
-            out = run(*inputs)
-            outputs += [out] if not isinstance(out, tuple) and out is not None else [*(out or ())]
-        found.append(bits(*(t.numpy() for t in (*outputs, *case.tensors().values()))))
-        run.close()
-    return found
-
-
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 120), marks=pytest.mark.slow),
-                                   pytest.param(range(10_000), marks=pytest.mark.campaign)], ids=str)
-def test_random_steps_have_the_same_bits_on_both_kinds_of_lanes(seeds):
-    ran = 0
-    for seed in seeds:
-        found = in_arms(seed)
-        ran += bool(found)
-        assert len(set(found)) < 2, f"seed {seed}"
-    assert ran > len(seeds) / 2
-
-
+# (tests/fuzz runs random steps on them)
 def native(graph, streams=1, trace=False):
     """An executor of a random schedule on native lanes."""
     return StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(streams)),
