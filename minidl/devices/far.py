@@ -29,24 +29,22 @@ class File(NamedTuple):
     name: str
 
 
-class Mapped(np.ndarray[Any, Any]):
-    """Bytes of a mapped file, which is open as long as they are used."""
+class _Owned(np.ndarray[Any, Any]):
+    """Bytes that keep their owner alive."""
 
-    file: File
-
-    def __array_finalize__(self, of: Any) -> None:
-        if isinstance(of, Mapped):
-            self.file = of.file
-
-
-class OnHost(np.ndarray[Any, Any]):
-    """Pinned bytes of the host beside the CUDA device of a driver."""
-
-    driver: Any
+    owner: Any
 
     def __array_finalize__(self, of: Any) -> None:
-        if isinstance(of, OnHost):
-            self.driver = of.driver
+        if isinstance(of, _Owned):
+            self.owner = of.owner
+
+
+class Mapped(_Owned):
+    """Bytes of a mapped file, which is open as long as they are used. `owner`: the `File`."""
+
+
+class OnHost(_Owned):
+    """Pinned bytes of the host beside a CUDA device. `owner`: its driver."""
 
 
 FAR = Mapped, OnHost  #: the types of far memory
@@ -70,7 +68,7 @@ def mapped(nbytes: int, path: str | None, rank: int = 0) -> Mapped:
         raise _failed(error, nbytes, "out to", where) from error
     finalize(memory, os.close, number)
     found = np.frombuffer(memory, np.uint8)[:nbytes].view(Mapped)
-    found.file = File(number, size, found.ctypes.data, where if path else f"{where} in {gettempdir()}")
+    found.owner = File(number, size, found.ctypes.data, where if path else f"{where} in {gettempdir()}")
     return found
 
 
@@ -79,7 +77,7 @@ def transfer(source: Any, out: Any) -> Callable[[], None] | None:
     OSError with one line."""
     for move, way, near, far in ((os.pwritev, "out to", source, out), (os.preadv, "back from", out, source)):
         if isinstance(far.base, Mapped):
-            return partial(_move, move, way, near.reshape(-1).view(np.uint8), far, far.base.file)
+            return partial(_move, move, way, near.reshape(-1).view(np.uint8), far, far.base.owner)
     return None
 
 

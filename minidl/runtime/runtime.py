@@ -77,7 +77,8 @@ class Runtime:
         if self.debug:
             print(program, file=sys.stderr)
         self._storages = [self._lasting(s) for s in with_far(program.graph.storages, self.device, program.rank)]
-        self._snapshots = [self._snapshot(*pair) for pair in program.loop.snapshots]
+        self._snapshots = [self.device.copier(*(self._array(self._storages[i]) for i in pair))
+                           for pair in program.loop.snapshots]  # of scalars of the host, for late tasks
         self._fills = [self._fill(spec) for spec in self._storages if spec.filled is not None]
         self._communication = (Communication(self.device, transport, program, trace=trace, credit=credit)
                                if transport is not None else None)
@@ -131,7 +132,7 @@ class Runtime:
             return spec
         memory = spec.live.data if far else self.device.allocate(max(spec.bytes, 1))
         if spec.bytes and not far:
-            self.device.write(self.device.array(memory, View.of(spec)), 0)
+            self.device.write(self._array(spec, memory), 0)
         if spec.share_of is not None:
             own = self._pieces(spec, spec.share_of.values(self.device))[self.program.group.index(self.program.rank)]
             self.device.write(self._share(spec, memory)[: own.size], self.device.read(own))
@@ -164,17 +165,14 @@ class Runtime:
                                        strict=True):
                     self.device.write(piece, shares[rank][: piece.size])
 
-    def _snapshot(self, source: int, copy: int) -> Thunk:
-        """A call that copies a scalar of the host for late tasks."""
-        return self.device.copier(*(self.device.array(spec.live.data, View.of(spec))
-                                    for spec in (self._storages[source], self._storages[copy])))
+    def _array(self, spec: StorageSpec, memory: Any = None) -> Any:
+        return self.device.array(spec.live.data if memory is None else memory, View.of(spec))
 
     def _fill(self, spec: StorageSpec) -> Thunk:
         """A call that fills a storage with what it holds when a loop begins."""
-        own = self.device.array(spec.live.data, View.of(spec))
         if isinstance(spec.filled, float):
-            return partial(self.device.write, own, spec.filled)
-        return self.device.copier(self.device.array(spec.filled.data, View.of(spec)), own)
+            return partial(self.device.write, self._array(spec), spec.filled)
+        return self.device.copier(self._array(spec, spec.filled.data), self._array(spec))
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def __call__(self, *inputs: Any) -> Any:

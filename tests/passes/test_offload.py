@@ -386,7 +386,7 @@ def far_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def remembered(*asked: Any) -> Any:
         found = opened(*asked)
-        files.append((found.file.name, found.file.number))
+        files.append((found.owner.name, found.owner.number))
         return found
 
     def cut_short(name: str) -> None:

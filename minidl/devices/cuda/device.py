@@ -97,7 +97,7 @@ class Cuda:
                               f"or leave --offload out") from error
         pinned[...] = 0
         found = pinned[:nbytes].view(OnHost)
-        found.driver = self.driver
+        found.owner = self.driver
         weakref.finalize(found, _give_back, self.driver, pinned).atexit = False
         return found
 

@@ -112,7 +112,7 @@ class Driver:
 
     def owns(self, memory: Any) -> bool:
         if isinstance(memory, OnHost):
-            return memory.driver is self
+            return memory.owner is self
         return isinstance(memory, self.cupy.ndarray) and memory.device.id == self.ordinal
 
     def array(self, memory: Any, shape: tuple[int, ...], dtype: str, strides: tuple[int, ...], offset: int) -> Any:

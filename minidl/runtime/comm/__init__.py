@@ -11,7 +11,7 @@ import ctypes
 import math
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -145,8 +145,8 @@ class Communicator:
         """Fills `array` with each rank's own share of it."""
         raise NotImplementedError
 
-    def _share(self, value: Any) -> Iterator[list[Any] | None]:
-        """Yields None until the values of all ranks have arrived, then the values."""
+    def _share(self, value: Any) -> Generator[None, None, list[Any]]:
+        """Yields until the values of all ranks have arrived; returns them."""
         raise NotImplementedError
 
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
@@ -241,15 +241,16 @@ class Communicator:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order; also a barrier. Raises RankError if another rank fails."""
-        patience = Patience(self)
+        patience, share = Patience(self), self._share(value)
         try:
-            for values in self._share(value):
-                if values is not None:
-                    return values
+            while True:
+                next(share)
                 patience.wait()
+        except StopIteration as ended:
+            values: list[Any] = ended.value
+            return values
         finally:
             patience.reset()
-        raise AssertionError("a transport's _share ends with the values")
 
     def clocks_ahead(self, rounds: int = 20) -> list[float]:
         """By how many seconds the `perf_counter` of each rank is ahead of rank 0's, estimated from `rounds` barriers: 0

@@ -67,21 +67,14 @@ class LoopBack(Communicator):
         self._duplicates += 1
         return type(self)(self.rank, self._members, self._board, (*self._name, self._duplicates))
 
-    def _all(self, channel: Any, value: Any) -> Iterator[list[Any] | None]:
+    def _everyone(self, channel: Any, value: Any) -> Generator[None, None, list[Any]]:
+        """Waits for all ranks; returns their values."""
         key = (self._name, channel, self._members, self._round[channel])
         self._round[channel] += 1
         self._board.post(key, self._me, value)
         while (values := self._board.take(key, self._members)) is None:
-            yield None
-        yield values
-
-    def _everyone(self, channel: Any, value: Any) -> Generator[None, None, list[Any]]:
-        """Waits for all ranks; returns their values."""
-        for values in self._all(channel, value):
-            if values is not None:
-                return values
             yield
-        raise AssertionError("a round ends with its values")
+        return values
 
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
         sent, mine = (yield from self._everyone(slot, out)), slice(*bounds[self.rank :][:2] if bounds else (None,))
@@ -121,8 +114,8 @@ class LoopBack(Communicator):
 
         return run
 
-    def _share(self, value: Any) -> Iterator[list[Any] | None]:
-        return self._all("share", value)
+    def _share(self, value: Any) -> Generator[None, None, list[Any]]:
+        return self._everyone("share", value)
 
     def publish(self, wait: Wait | None) -> None:
         if wait is None:

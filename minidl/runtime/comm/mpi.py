@@ -16,7 +16,8 @@ import copy
 import os
 import subprocess
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Generator, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -195,18 +196,16 @@ class MPI(Communicator):
 
         return run
 
-    def _share(self, value: Any) -> Iterator[list[Any] | None]:
+    def _share(self, value: Any) -> Generator[None, None, list[Any]]:
         import pickle
 
         mine = np.frombuffer(pickle.dumps(value), np.uint8)
         sizes = np.empty(self.size, np.int64)
-        for _ in self._done(self._sharing.Iallgather(np.array([mine.size], np.int64), sizes)):
-            yield None
+        yield from self._done(self._sharing.Iallgather(np.array([mine.size], np.int64), sizes))
         starts = offsets(sizes).tolist()
         whole = np.empty(starts[-1], np.uint8)
-        for _ in self._done(self._sharing.Iallgatherv(mine, [whole, (sizes.tolist(), starts[:-1])])):
-            yield None
-        yield [pickle.loads(whole[i:j].tobytes()) for i, j in zip(starts[:-1], starts[1:], strict=True)]
+        yield from self._done(self._sharing.Iallgatherv(mine, [whole, (sizes.tolist(), starts[:-1])]))
+        return [pickle.loads(whole[i:j].tobytes()) for i, j in pairwise(starts)]
 
     # -------------------------------------------------------------------------------------------------------- failures
     def publish(self, wait: Wait | None) -> None:
