@@ -15,7 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -56,11 +57,8 @@ class Play:
         self.model, self.opt, step = NET.make()
         (self.batch,) = NET.batches(1)
         graph = ml.record(step, *self.batch)
-        lanes = draw.randint(1, 4)
-        self.run = StreamExecutor(graph, random_schedule(graph, lanes, np.random.default_rng(draw.randrange(1 << 30))))
-        self.tensors = [t for _, t in (*self.model.named_tensors(), *self.opt.named_tensors())]
-        self.before = [t.numpy().copy() for t in self.tensors]
-        self.losses: Any = None
+        schedule = random_schedule(graph, draw.randint(1, 4), np.random.default_rng(draw.randrange(1 << 30)))
+        self.run, self.losses = StreamExecutor(graph, schedule), ()
 
     def step(self) -> None:
         self.losses = self.run(*self.batch)
@@ -68,8 +66,7 @@ class Play:
 
     def check(self) -> None:
         """The bits are those of the oracle after as many steps."""
-        state = NET.state(self.model, self.opt)
-        assert (bits(*self.losses) if self.steps else b"") + state == reference()[self.steps]
+        assert bits(*self.losses) + NET.state(self.model, self.opt) == reference()[self.steps]
 
     def moment(self) -> float:
         """Seconds, from the first microseconds of a step to some steps later."""
@@ -105,6 +102,21 @@ def alarm(seconds: float, handler: Callable[[], Any]) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
+@contextmanager
+def stepping(play: Play, step: Callable[[], bool]) -> Iterator[None]:
+    """Another thread steps until `step` returns True; within, its first step has begun."""
+    def work() -> None:
+        play.began.set()
+        while not step():
+            pass
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    play.wait()
+    yield
+    thread.join()
+
+
 def reentered(play: Play) -> None:
     """A signal handler calls, settles and closes the executor whose step runs."""
     def handler() -> None:
@@ -122,78 +134,44 @@ def reentered(play: Play) -> None:
 def threads(play: Play) -> None:
     """Threads call one executor; each call is a step or is refused."""
     ended: list[Any] = []
-
-    def work() -> None:
-        for _ in range(STEPS):
-            refused(lambda: ended.append(play.run(*play.batch)))
-
-    others = [threading.Thread(target=work) for _ in range(play.draw.randint(2, 4))]
-    for thread in others:
-        thread.start()
-    for thread in others:
-        thread.join()
-    assert NET.state(play.model, play.opt) == reference()[len(ended)][-len(NET.state(play.model, play.opt)):]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(STEPS * play.draw.randint(2, 4)):
+            pool.submit(refused, lambda: ended.append(play.run(*play.batch)))
+    state = NET.state(play.model, play.opt)
+    assert state == reference()[len(ended)][-len(state) :]
     play.run.close()
 
 
 def closed(play: Play) -> None:
     """One thread steps, another closes: refused while a step runs; later steps are refused."""
-    def work() -> None:
-        for _ in range(4 * STEPS):
-            play.began.set()
-            if refused(play.step):
-                return
-
-    stepping = threading.Thread(target=work)
-    stepping.start()
-    play.wait()
-    while refused(play.run.close):
-        pass
-    assert refused(play.step)
-    stepping.join()
+    with stepping(play, lambda: play.steps == 4 * STEPS or refused(play.step)):
+        while refused(play.run.close):
+            pass
+        assert refused(play.step)
     play.check()
 
 
 def stopped(play: Play) -> None:
     """The workers are stopped in a step, as at the end of the process: the thread that steps gets an error."""
-    errors: list[str] = []
-
-    def work() -> None:
-        while not errors:
-            play.began.set()
-            try:
-                play.run(*play.batch)
-            except RuntimeError as error:
-                errors.append(str(error))
-
-    stepping = threading.Thread(target=work)
-    stepping.start()
-    play.wait()
-    play.run._body[0].lanes.close()
-    if len(play.run.schedule.lanes) == 1:  # there was no worker to stop
-        while refused(play.run.close):
+    with stepping(play, lambda: refused(lambda: play.run(*play.batch))):
+        play.run._body[0].lanes.close()
+        while len(play.run.schedule.lanes) == 1 and refused(play.run.close):  # there was no worker to stop
             pass
-    stepping.join()
-    assert errors
-    assert errors[0].startswith("this executor is")
 
 
 def interrupted(play: Play) -> None:
     """An interrupt at a random time: the executor runs again, from what the parameters were before."""
-    class Interrupt(KeyboardInterrupt):
-        pass
+    tensors = [t for _, t in (*play.model.named_tensors(), *play.opt.named_tensors())]
+    before = [t.numpy().copy() for t in tensors]
 
     def handler() -> None:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-        raise Interrupt
+        raise KeyboardInterrupt
 
-    try:
-        with alarm(play.moment(), handler):
-            for _ in range(STEPS):
-                play.step()
-    except Interrupt:
-        pass
-    for tensor, value in zip(play.tensors, play.before, strict=True):
+    with suppress(KeyboardInterrupt), alarm(play.moment(), handler):
+        for _ in range(STEPS):
+            play.step()
+    for tensor, value in zip(tensors, before, strict=True):
         tensor.assign(value)
     play.steps = 0
     for _ in range(2):
