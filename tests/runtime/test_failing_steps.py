@@ -7,6 +7,7 @@ import signal
 import threading
 import traceback
 import weakref
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -29,6 +30,21 @@ class Broken(RuntimeError):
 FAULT: dict[str, object] = {"in": None, "raise": None}
 
 
+@contextmanager
+def failing(place, error=Broken):
+    """Within, the task of this place raises what a call of `error` returns."""
+    FAULT.update({"in": place, "raise": error})
+    try:
+        yield
+    finally:
+        FAULT["in"] = None
+
+
+def at(graph, place):
+    """The task of a place."""
+    return next(t for t in graph for launch in t.launches if ("name", place) in launch.constants)
+
+
 @kernel("faulty_for_tests")
 def faulty(xp, x, *, name):
     return x + 0
@@ -38,9 +54,8 @@ def faulty(xp, x, *, name):
 def _(x, y, *, name):
     def this_line_fails():
         np.copyto(y, x)
-        if FAULT["in"] == name and FAULT["raise"] is not None:
-            error = FAULT["raise"]
-            raise error()
+        if FAULT["in"] == name:
+            raise FAULT["raise"]()
 
     return [this_line_fails]
 
@@ -66,7 +81,7 @@ class Faulty(Op):
 
 @pytest.fixture
 def faulty_step(both_lanes):
-    """A step of two branches that can fail in either, forward or backward; and a way to set the fault."""
+    """A step of two branches that can fail in either, forward or backward."""
     ml.seed(0)
     left, right = nn.Linear(4, 4), nn.Linear(4, 4)
     opt = optim.SGD([*left.parameters(), *right.parameters()], 0.1)
@@ -77,8 +92,7 @@ def faulty_step(both_lanes):
         opt.step()
         return loss
 
-    yield step
-    FAULT["in"] = FAULT["raise"] = None
+    return step
 
 
 X = np.ones((3, 4), np.float32)
@@ -99,11 +113,11 @@ def test_a_failing_kernel_reaches_the_caller_with_its_task_and_traceback_and_the
                                                                                                      lanes, place):
     graph = ml.record(faulty_step, X)
     run = StreamExecutor(graph, lanes_of(graph, lanes), trace=True)
-    task = next(t for t in graph for launch in t.launches if ("name", place) in launch.constants)
+    task = at(graph, place)
     with deadline():
         for _ in range(3):
-            FAULT.update({"in": place, "raise": lambda: Broken("no luck")})
-            with pytest.raises(TaskError, match=r"Broken: no luck") as caught:
+            with (failing(place, lambda: Broken("no luck")),
+                  pytest.raises(TaskError, match=r"Broken: no luck") as caught):
                 run(X)
             assert caught.value.task == task.name
             assert task.label in str(caught.value)
@@ -113,7 +127,6 @@ def test_a_failing_kernel_reaches_the_caller_with_its_task_and_traceback_and_the
             lines = traceback.extract_tb(caught.value.__cause__.__traceback__)
             assert lines[-1].name == "this_line_fails"
             assert run.timeline is None, "some tasks have not run, or only in an earlier step"
-            FAULT["in"] = None
             before = run(X)
             assert run.timeline is not None
         assert np.isfinite(float(before))
@@ -125,10 +138,8 @@ def test_after_a_failure_before_any_update_the_next_steps_are_those_of_the_oracl
     run = StreamExecutor(graph, lanes_of(graph, 3))
     oracle = SequentialExecutor(graph)
     with deadline():
-        FAULT.update({"in": "left", "raise": Broken})
-        with pytest.raises(TaskError):
+        with failing("left"), pytest.raises(TaskError):
             run(X)
-        FAULT["in"] = None
         # parameters are shared, so each step moves the next: compare losses at the same parameters
         live = [s.live for s in graph.storages if s.live is not None]
         saved = [s.data.copy() for s in live]
@@ -141,8 +152,7 @@ def test_after_a_failure_before_any_update_the_next_steps_are_those_of_the_oracl
 def test_two_tasks_that_fail_at_once_are_reported_as_one_of_them(faulty_step):
     """Whichever is reported, name and cause belong together."""
     graph = ml.record(faulty_step, X)
-    left, right = (next(t for t in graph for launch in t.launches if ("name", n) in launch.constants)
-                   for n in ("left", "right"))
+    left, right = at(graph, "left"), at(graph, "right")
     rest = [t for t in range(len(graph)) if t not in (left.index, right.index)]
     schedule = Schedule.of(graph, {Lane(0): rest, Lane(0, "a"): [left.index], Lane(0, "b"): [right.index]})
     run = StreamExecutor(graph, schedule)
@@ -169,8 +179,7 @@ def test_two_tasks_that_fail_at_once_are_reported_as_one_of_them(faulty_step):
                 here.barrier.wait(PATIENCE / 2)
                 return Broken(here.local.name)
 
-            FAULT.update({"in": here, "raise": both})
-            with pytest.raises(TaskError) as caught:
+            with failing(here, both), pytest.raises(TaskError) as caught:
                 run(X)
             assert caught.value.task == names[str(caught.value.__cause__)], str(caught.value)
     run.close()
@@ -183,10 +192,8 @@ def test_what_is_no_exception_reaches_the_caller_as_itself(faulty_step, lanes, p
     graph = ml.record(faulty_step, X)
     run = StreamExecutor(graph, lanes_of(graph, lanes))
     with deadline():
-        FAULT.update({"in": place, "raise": error})
-        with pytest.raises(error):
+        with failing(place, error), pytest.raises(error):
             run(X)
-        FAULT["in"] = None
         assert np.isfinite(float(run(X)))
     run.close()
 
@@ -214,11 +221,8 @@ class Signals:
     def __call__(self, run):
         self.handled.clear()
         self.waits.clear()
-        FAULT.update({"in": self, "raise": self.fault})
-        try:
+        with failing(self, self.fault):
             run(X)
-        finally:
-            FAULT["in"] = None
 
     def __eq__(self, place):
         if place == "right":
@@ -240,7 +244,7 @@ def test_a_signal_while_the_caller_waits_for_a_lane_ends_the_step_and_the_execut
         faulty_step, number, error):
     """Whatever the handler raises is not a task's fault, though the task fails too."""
     graph = ml.record(faulty_step, X)
-    slow = next(t.index for t in graph for launch in t.launches if ("name", "left") in launch.constants)
+    slow = at(graph, "left").index
     after = {slow}  # everything that needs the slow task is on its lane, so that the caller only joins
     for t in range(len(graph)):
         if after & set(graph.preds[t].tolist()):
@@ -262,10 +266,8 @@ def test_threads_end_with_their_executor(faulty_step):
     before = set(threading.enumerate())
     run = StreamExecutor(graph, lanes_of(graph, 3))
     run(X)
-    FAULT.update({"in": "left", "raise": Broken})
-    with pytest.raises(TaskError):
+    with failing("left"), pytest.raises(TaskError):
         run(X)
-    FAULT["in"] = None
     assert len(set(threading.enumerate()) - before) == 2
     gone = weakref.ref(run)
     with deadline():
