@@ -35,7 +35,6 @@ class _Lane:
         """`traced`: how many tasks get stamps."""
         self.number, self.state = number, state
         self.stamps = Stamps(3 * traced)
-        self._traced = traced > 0
         self.words = _words(code.LANE_WORDS)
         self.calls: list[Call] = []
         self.tasks: list[int] = []  # for every call, the task to which it belongs
@@ -59,11 +58,6 @@ class _Lane:
             except Unknown:
                 self.by_python.append((thunk, task))
                 self.add(task, Call(self.python_address, len(self.by_python) - 1))
-
-    def stamp(self, task: int, upto: int) -> None:
-        """One look at the clock for all moments from the last one to this; none if nothing is traced."""
-        if self._traced:
-            self.add(task, *self.stamps.upto(upto))
 
     def finish(self, spins: int) -> None:
         """Makes the array."""
@@ -144,14 +138,14 @@ class NativeLanes:
             for i, task in enumerate(tasks):
                 waits, before = awaited.get(task, []), work.before(task, None)
                 if waits or before:
-                    lane.stamp(task, 3 * i + 1)
+                    lane.add(task, *lane.stamps.upto(3 * i + 1))
                 lane.add(task, *waits)
                 lane.add_thunks(task, before)
-                lane.stamp(task, 3 * i + 2)
+                lane.add(task, *lane.stamps.upto(3 * i + 2))
                 lane.add_thunks(task, work.calls(task, None))
                 recorded, after = records.get(task, []), work.after(task, None)
                 if recorded or after or i == len(tasks) - 1:  # else it ends when the next task is issued
-                    lane.stamp(task, 3 * i + 3)
+                    lane.add(task, *lane.stamps.upto(3 * i + 3))
                 lane.add(task, *recorded)
                 lane.add_thunks(task, after)
 

@@ -28,8 +28,8 @@ class Stamps:
         self._function = code.ticks_call if counts_ticks() else code.clock_call
 
     def upto(self, moment: int) -> list[Call]:
-        """The call for all moments from the last one up to this; none if they have a stamp."""
-        if moment <= self._moments:
+        """The call for all moments from the last one up to this; none if they have a stamp, or if none is traced."""
+        if moment <= self._moments or not len(self.words):
             return []
         self.stamp[self._moments : moment] = self._used
         self._moments, self._used = moment, self._used + 1

@@ -74,7 +74,6 @@ class Flight:
     def look(self) -> bool:
         """Starts every transfer that can start and polls those in flight, unless another lane does so now. Returns
         whether anything has changed."""
-        self._go_on()
         if not self._turn.acquire(blocking=False):
             return False
         try:
@@ -134,7 +133,8 @@ class Flight:
         run."""
         self._patience.reset()
         while not self._room(entry):
-            self._progress()
+            if not self._advance():
+                self._wait()
         self._submitted.append(entry)
         self._start(entry)
 
@@ -142,7 +142,8 @@ class Flight:
         """Waits for all submitted transfers."""
         self._patience.reset()
         while any(entry.task in self._flight for entry in self._submitted):
-            self._progress()
+            if not self._advance():
+                self._wait()
         for entry in self._submitted:
             for call in entry.done:
                 call()
@@ -167,15 +168,6 @@ class Flight:
         self._patience.reset()
         self._poll(entry.task)
 
-    def _go_on(self) -> None:
-        if self._abandoned:
-            raise Abandoned("this rank gave up")
-
-    def _progress(self) -> None:
-        self._go_on()
-        if not self._advance():
-            self._wait()
-
     def _wait(self) -> None:
         """Waits a moment for the oldest transfer in flight."""
         _, entry = next(iter(self._flight.values()))
@@ -183,6 +175,8 @@ class Flight:
 
     def _advance(self) -> bool:
         """Polls every transfer once, but for those in turn. Returns whether one has ended."""
+        if self._abandoned:
+            raise Abandoned("this rank gave up")
         ended = [self._poll(task) for task, (_, entry) in list(self._flight.items()) if not entry.in_turn]
         return any(ended)
 

@@ -25,10 +25,6 @@ class _Board:
         self.sent: dict[Any, list[Any]] = {}
         self.waits: dict[int, Wait] = {}
 
-    def post(self, key: Any, rank: int, value: Any) -> None:
-        with self.lock:
-            self.rounds.setdefault(key, {})[rank] = value
-
     def take(self, key: Any, ranks: Sequence[int]) -> list[Any] | None:
         """The values of these ranks, or None until all have arrived; the last rank to take them clears the round."""
         with self.lock:
@@ -71,7 +67,8 @@ class LoopBack(Communicator):
         """Waits for all ranks; returns their values."""
         key = (self._name, channel, self._members, self._round[channel])
         self._round[channel] += 1
-        self._board.post(key, self._me, value)
+        with self._board.lock:
+            self._board.rounds.setdefault(key, {})[self._me] = value
         while (values := self._board.take(key, self._members)) is None:
             yield
         return values

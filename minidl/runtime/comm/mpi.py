@@ -91,9 +91,9 @@ class MPI(Communicator):
 
     def __init__(self, *, deterministic: bool = True) -> None:
         super().__init__()
-        start, self.wait_seconds, self.silent_seconds = (_seconds("MINIDL_MPI_START_SECONDS", START_SECONDS),
-                                                         _seconds("MINIDL_MPI_WAIT_SECONDS", WAIT_SECONDS),
-                                                         _seconds("MINIDL_MPI_SILENT_SECONDS", SILENT_SECONDS))
+        start, self.wait_seconds, self.silent_seconds = (
+            _seconds(f"MINIDL_MPI_{name}_SECONDS", default) for name, default in (
+                ("START", START_SECONDS), ("WAIT", WAIT_SECONDS), ("SILENT", SILENT_SECONDS)))
         timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or "
                               f"have ended; start all with one mpiexec and the same command "
                               f"(a larger MINIDL_MPI_START_SECONDS waits longer)")
@@ -173,9 +173,8 @@ class MPI(Communicator):
         return self._done(self._slots[slot].Ialltoallv([out, sent], [into, received]))
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        request = self._slots[slot].Iallgatherv(self._mpi.IN_PLACE,
-                                                [array, (np.diff(bounds).tolist(), list(bounds[:-1]))])
-        return self._done(request)
+        return self._done(self._slots[slot].Iallgatherv(
+            self._mpi.IN_PLACE, [array, (np.diff(bounds).tolist(), list(bounds[:-1]))]))
 
     def _sum(self, array: Any, slot: int) -> Iterator[None]:
         return self._done(self._slots[slot].Iallreduce(self._mpi.IN_PLACE, array))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import socket
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 from ...kernels import cuda
@@ -75,14 +76,13 @@ class NCCL(Communicator):
             return str(error)
 
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
-        self._swap([out[bounds[r] : bounds[r + 1]] if bounds else out for r in range(self.size)], list(into))
+        self._swap([out[i:j] for i, j in pairwise(bounds)] if bounds else [out] * self.size, list(into))
         yield from ()
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
-        shares = [array[bounds[r] : bounds[r + 1]] for r in range(self.size)]
-        mine, nothing = shares[self.rank], array[:0]
-        self._swap([nothing if r == self.rank else mine for r in range(self.size)],
-                   [nothing if r == self.rank else shares[r] for r in range(self.size)])
+        shares = [array[i:j] for i, j in pairwise(bounds)]
+        mine, shares[self.rank] = shares[self.rank], array[:0]
+        self._swap([mine[:0] if r == self.rank else mine for r in range(self.size)], shares)
         yield from ()
 
     def _swap(self, sent: Sequence[Any], received: Sequence[Any]) -> None:
