@@ -69,26 +69,18 @@ class Tuner:
                usable: Callable[[str], bool] = lambda choice: True) -> str:
         """The name of the chosen candidate. `candidates` returns all in the library's order, and is called only where
         no `usable` choice is known. Raises RuntimeError if there is none, or none can run."""
-        choice = self._choice(key, candidates)
-        if not usable(choice):
-            self.forget(key)
-            choice = self._choice(key, candidates)
-        return choice
-
-    def _choice(self, key: Any, candidates: Callable[[], Iterable[Candidate]]) -> str:
         entry = json.dumps([*self.about, repr(key)])
-        if entry not in self._chosen and os.environ.get("MINIDL_TUNE") == "first":
-            self._chosen[entry] = next(self._running(entry, candidates))[0]
-        if entry not in self._chosen:
-            self._chosen[entry] = self._file(lambda known: self._look(known, entry, candidates),
-                                            lambda: self._time(entry, candidates)[0])
+        choice = self._choice(entry, candidates)
+        return choice if usable(choice) else self._choice(entry, candidates, anew=True)
+
+    def _choice(self, entry: str, candidates: Callable[[], Iterable[Candidate]], anew: bool = False) -> str:
+        if entry not in self._chosen or anew:
+            if os.environ.get("MINIDL_TUNE") == "first":
+                self._chosen[entry] = next(self._running(entry, candidates))[0]
+            else:
+                self._chosen[entry] = self._file(lambda known: self._look(known, entry, candidates, anew),
+                                                lambda: self._time(entry, candidates)[0])
         return self._chosen[entry]
-
-    def forget(self, key: Any) -> None:
-        """Drops a choice that is no longer available."""
-        entry = json.dumps([*self.about, repr(key)])
-        self._chosen.pop(entry, None)
-        self._file(lambda known: known.execute("delete from choices where key = ?", (entry,)) and None, lambda: None)
 
     # ---------------------------------------------------------------------------------------------------------- file
     def _file(self, use: Callable[[sqlite3.Connection], Any], without: Callable[[], Any]) -> Any:
@@ -121,12 +113,13 @@ class Tuner:
         self._told = True
         return without()
 
-    def _look(self, known: sqlite3.Connection, entry: str, candidates: Callable[[], Iterable[Candidate]]) -> str:
+    def _look(self, known: sqlite3.Connection, entry: str, candidates: Callable[[], Iterable[Candidate]],
+              anew: bool) -> str:
         row = known.execute("select choice from choices where key = ?", (entry,)).fetchone()
-        if row is not None:
+        if row is not None and not anew:
             return str(row[0])
         choice, names, times = self._time(entry, candidates)
-        known.execute("insert into choices values (?, ?, ?, ?)",
+        known.execute("insert or replace into choices values (?, ?, ?, ?)",
                       (entry, choice, json.dumps(names), json.dumps([round(t, 3) for t in times])))
         return choice
 
