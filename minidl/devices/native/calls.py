@@ -45,20 +45,21 @@ def convert(thunk: Thunk) -> list[Call]:
     if isinstance(function, Dispatcher):
         return _numba(function, arguments)
     out = options.pop("out", None)
-    if function is np.matmul and out is not None and not options:
-        return _product([*arguments, out])
-    if function is np.dot and not thunk.keywords:
-        return _product(arguments)
-    if isinstance(function, np.ufunc) and out is not None and not options:
-        return _elementwise(function, [*arguments, out])
-    if function is np.copyto and len(arguments) == 2 and not options:
-        return _copy(arguments[1], arguments[0])
-    owner = getattr(function, "__self__", None)
-    if isinstance(owner, np.ndarray) and function.__name__ == "fill" and len(arguments) == 1:
-        return _fill(owner, arguments[0])
-    if isinstance(owner, np.ufunc) and function.__name__ == "reduce" and len(arguments) == 1 and out is not None and (
-            options.keys() <= {"axis", "keepdims"}):
-        return _reduce(owner, arguments[0], out, **options)
+    operands = [*arguments, *([] if out is None else [out])]
+    owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
+    known = len(operands) == 2 and options.keys() <= {"axis", "keepdims"}
+    if isinstance(owner, np.ufunc) and name == "reduce" and known:
+        return _reduce(owner, *operands, **options)
+    if options:
+        raise Unknown
+    if function in (np.matmul, np.dot):
+        return _product(operands)
+    if isinstance(function, np.ufunc):
+        return _elementwise(function, operands)
+    if function is np.copyto and len(operands) == 2:
+        return _copy(*reversed(operands))
+    if isinstance(owner, np.ndarray) and name == "fill" and len(operands) == 1:
+        return _fill(owner, *operands)
     raise Unknown
 
 
