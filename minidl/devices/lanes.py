@@ -153,7 +153,7 @@ class Work:
     feed: Any = None
 
 
-class LaneError(Exception):
+class LaneError(RuntimeError):
     """A call of `task` on `lane` failed with `error`; the task is -1 if the error came between tasks."""
 
     def __init__(self, error: BaseException, task: int = -1, lane: int = 0) -> None:

@@ -98,9 +98,8 @@ class Bound:
     def refills(self) -> list[Thunk]:
         """Calls that bring today's inputs back to their places, for the same step again: a step uses the memory of its
         inputs for other things after their last use. For devices that capture graphs."""
-        kept = [(self.device.snapshot(place), place) for place in self._inputs]
         return [partial(_held, self.device.copier(self.device._whole(memory, place), place), memory)
-                for memory, place in kept]
+                for memory, place in ((self.device.snapshot(place), place) for place in self._inputs)]
 
     def place(self, storage: int) -> tuple[Any, int]:
         """The memory that holds a storage, and the byte at which the storage begins in it."""

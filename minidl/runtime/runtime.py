@@ -274,7 +274,7 @@ class Runtime:
         if isinstance(error, LaneError) and isinstance(error.error, RankError | TransferError):
             error = error.error  # the error of a transfer on a computing lane
         found, where = error, "" if self.transport is None else f" on rank {self.transport.rank}"
-        if isinstance(error, LaneError | TransferError):
+        if isinstance(error, LaneError):
             task = part.part.graph[error.task]
             where = where or f" on lane {part.part.schedule.lanes[part.lane_of[error.task]]}"
             found = TaskError(f"task {task.label}{where} failed: {type(error.error).__name__}: {error.error}",

@@ -108,10 +108,8 @@ class Streams:
             return segments
         start = driver.event()
         fork = Segment(BETWEEN, 0, [driver.record(start, main), *(driver.wait(stream, start) for stream in others)])
-        joins = []
-        for stream in others:
-            end = driver.event()
-            joins.append(Segment(BETWEEN, 0, [driver.record(end, stream), driver.wait(main, end)]))
+        joins = [Segment(BETWEEN, 0, [driver.record(end, stream), driver.wait(main, end)])
+                 for end, stream in ((driver.event(), stream) for stream in others)]
         return [fork, *segments, *joins]
 
     def _stamp(self, event: Any, stream: Any) -> Thunk:

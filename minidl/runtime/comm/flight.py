@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...devices.lanes import Event
+from ...devices.lanes import Event, LaneError
 from . import SLOTS, Communicator, Patience, RankError, Transfer
 
 CREDIT = 4 * 2**20  #: the most bytes in flight; a single transfer may exceed it
@@ -17,12 +17,8 @@ class Abandoned(RuntimeError):
     """The transfers must stop, since their rank gave up."""
 
 
-class TransferError(RuntimeError):
+class TransferError(LaneError):
     """Transfer `task` failed with `error`."""
-
-    def __init__(self, error: BaseException, task: int) -> None:
-        super().__init__(str(error))
-        self.error, self.task = error, task
 
 
 @dataclass(frozen=True)
