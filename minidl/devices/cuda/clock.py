@@ -42,16 +42,28 @@ def warm(driver: Any, stream: Any) -> None:
     _timed[driver] = perf_counter()
 
 
+def _timer(driver: Any, stream: Any) -> Callable[[Callable[[], Any]], float]:
+    """A function that says for how many microseconds a stream works on what a call issues."""
+    begin, end = driver.event(True), driver.event(True)
+
+    def timed(issue: Callable[[], Any]) -> float:
+        driver.record(begin, stream)()
+        issue()
+        driver.record(end, stream)()
+        driver.synchronize(stream)
+        return float(driver.elapsed(begin, end))
+
+    return timed
+
+
 class Hold:
     """Keeps a stream busy by filling `memory`, while the host issues the calls to be timed behind it."""
 
     def __init__(self, driver: Any, stream: Any, memory: Any) -> None:
         self._fill = driver.zeros(memory, stream)
-        begin, end = driver.event(True), driver.event(True)
-        for call in (self._fill, driver.record(begin, stream), self._fill, driver.record(end, stream)):
-            call()
-        driver.synchronize(stream)
-        self._microseconds = max(1.0, float(driver.elapsed(begin, end)))
+        timed = _timer(driver, stream)
+        self._fill()
+        self._microseconds = max(1.0, timed(self._fill))
 
     def __call__(self, microseconds: float) -> None:
         """Keeps the stream busy for at least this long, up to FILLS calls."""
@@ -69,15 +81,10 @@ def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> f
         issue()
         host.append((perf_counter() - start) * 1e6)
         driver.synchronize(stream)
-    begin, end = driver.event(True), driver.event(True)
-    found = []
+    timed, found = _timer(driver, stream), []
     for _ in range(4 * ROUNDS):
         hold(2 * statistics.median(host))
-        driver.record(begin, stream)()
-        issue()
-        driver.record(end, stream)()
-        driver.synchronize(stream)
-        found.append(driver.elapsed(begin, end))
+        found.append(timed(issue))
     return statistics.median(found)
 
 
@@ -86,16 +93,11 @@ def replayed(driver: Any, stream: Any, *fills: Callable[[], None]) -> list[float
     joins: medians of some rounds, taken in turns."""
     warm(driver, stream)
     launches = [driver.replay(capture(driver, stream, fill), stream) for fill in fills]
-    begin, end = driver.event(True), driver.event(True)
-    found: list[list[float]] = [[] for _ in fills]
+    timed, found = _timer(driver, stream), [list[float]() for _ in fills]
     for _ in range(ROUNDS):
         for launch, times in zip(launches, found, strict=True):
             launch()
-            driver.record(begin, stream)()
-            launch()
-            driver.record(end, stream)()
-            driver.synchronize(stream)
-            times.append(driver.elapsed(begin, end))
+            times.append(timed(launch))
     _timed[driver] = perf_counter()
     return [statistics.median(times) for times in found]
 
