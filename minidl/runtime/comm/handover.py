@@ -73,17 +73,16 @@ class ByEvents(Direct):
         return self.ready(message, link.stream or self._streams[0 if sends else 1])
 
     def place(self, communicator: Communicator, arrays: Sequence[Any], after: Iterable[int], sums: bool = True) -> Host:
-        events = [self._ready[task] for task in after]
-        if communicator.on_device:
-            return OnDevice(communicator, self.device, self._stream(communicator), events, arrays, sums)
-        return Staged(communicator, arrays, self.device, self._streams, events, sums)
+        return self._made((Staged, OnDevice), communicator, [self._ready[task] for task in after], arrays, sums)
 
     def share(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int],
               received: Any = None) -> Share:
-        events = self._awaited(after)
-        if communicator.on_device:
-            return ShareOnDevice(communicator, self.device, self._stream(communicator), events, array, share, received)
-        return StagedShare(communicator, array, share, received, self.device, self._streams, events)
+        return self._made((StagedShare, ShareOnDevice), communicator, self._awaited(after), array, share, received)
+
+    def _made(self, kinds: tuple[Any, Any], communicator: Communicator, events: list[Any], *what: Any) -> Any:
+        """A place of the first kind through host memory, or of the second on the device."""
+        stream = self._stream(communicator) if communicator.on_device else self._streams
+        return kinds[communicator.on_device](communicator, self.device, stream, events, *what)
 
     def copied(self, communicator: Communicator, array: Any, share: Any, after: Iterable[int]) -> list[Thunk]:
         stream = self._stream(communicator)

@@ -133,8 +133,8 @@ class Staged(Host):
     a transfer is started.
     """
 
-    def __init__(self, communicator: Any, arrays: Sequence[Any], device: Any, streams: tuple[Any, Any],
-                 after: Sequence[Any], sums: bool = True) -> None:
+    def __init__(self, communicator: Any, device: Any, streams: tuple[Any, Any], after: Sequence[Any],
+                 arrays: Sequence[Any], sums: bool = True) -> None:
         driver, ends = device.driver, offsets([a.size for a in arrays]).tolist()
         dtype = arrays[0].dtype
         pinned = driver.pinned(max(ends[-1] * dtype.itemsize, 1))[: ends[-1] * dtype.itemsize].view(dtype)
@@ -160,8 +160,8 @@ class Staged(Host):
 class StagedShare(Staged, Share):
     """A share of an array of a CUDA device, which ranks sum or bring together in pinned host memory."""
 
-    def __init__(self, communicator: Any, array: Any, share: Any, received: Any, device: Any,
-                 streams: tuple[Any, Any], after: Sequence[Any]) -> None:
+    def __init__(self, communicator: Any, device: Any, streams: tuple[Any, Any], after: Sequence[Any], array: Any,
+                 share: Any, received: Any) -> None:
         sums, size = received is not None, share.size
         pinned = device.pinned((size + array.size,), str(array.dtype))
         part, whole = pinned[:size], pinned[size:]
