@@ -44,13 +44,6 @@ _METHODS = ("abs", "add", "all", "amax", "amin", "any", "argmax", "argmin", "arg
             "repeat_interleave", "reshape", "roll", "round", "rsqrt", "scatter", "scatter_add", "sigmoid", "sign",
             "sin", "softmax", "sort", "split", "sqrt", "square", "squeeze", "std", "sub", "sum", "swapaxes", "t",
             "tanh", "tile", "topk", "transpose", "tril", "triu", "trunc", "unbind", "unsqueeze", "var")
-#: a name of torch -> the name to use here
-_INSTEAD = {"tensor": "minidl.array", "from_numpy": "minidl.array", "as_tensor": "minidl.array",
-            "manual_seed": "minidl.seed", "save": "minidl.checkpoint.save", "load": "minidl.checkpoint.load",
-            "concat": "minidl.cat", "empty": "minidl.zeros", "allclose": "np.allclose(a.numpy(), b.numpy())",
-            "equal": "(a == b).all()", "meshgrid": "minidl.array of NumPy's",
-            "float32": "'float32'", "float64": "'float64'",
-            "int64": "'int64'", "long": "'int64'", "bool": "'bool'", "compile": "minidl.record"}
 _MODULES = {"checkpoint": "training.checkpoint", "data": "data", "device": "devices.device", "models": "models",
             "nn": "nn", "ops": "ops", "optim": "optim", "schedulers": "schedulers"}
 
@@ -67,8 +60,8 @@ def __getattr__(name: str) -> "Any":
     elif name in _METHODS:
         value = import_module(f"{__name__}.ops.methods").function(name)
     else:
-        instead = f"; use {_INSTEAD[name]}" if name in _INSTEAD else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{instead}")
+        hint = import_module(f"{__name__}.autograd.hints").hint("torch", name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     globals()[name] = value
     return value
 

@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING
 
+from ..autograd.hints import missing
 from ..autograd.tensor import Parameter
 from ..ops import (attention, concat, cross_entropy, dropout, embedding, gelu, layer_norm, log_softmax, mse, relu,
                    softmax, split)
 from . import activations, functional, init, losses, module, recurrent, sequence, spiking, vision
 from .activations import *  # noqa: F403
-from .hints import missing
 from .losses import *  # noqa: F403
 from .module import *  # noqa: F403
 from .recurrent import *  # noqa: F403
@@ -21,4 +21,4 @@ for _room in (activations, losses, module, recurrent, sequence, spiking, vision)
     __all__ += _room.__all__
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
-    __getattr__ = missing(__name__, __all__)
+    __getattr__ = missing(__name__, "nn", __all__)

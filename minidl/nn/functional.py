@@ -10,6 +10,7 @@ import numpy as np
 
 from .. import ops
 from ..autograd.arguments import checked
+from ..autograd.hints import missing
 from ..autograd.tensor import ShapeError, Tensor, array
 from ..ops import (adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_pool2d, binary_cross_entropy_with_logits,
                    celu, conv1d, conv2d, conv_transpose1d, conv_transpose2d, elu, gelu, glu, group_norm, hardsigmoid,
@@ -19,7 +20,6 @@ from ..ops import (adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_poo
 from ..ops.by_index import scatter_max
 from ..ops.pair_loss import BCE, reduce
 from ..ops.shape import axis_of
-from .hints import missing
 
 __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "binary_cross_entropy",
            "binary_cross_entropy_with_logits", "celu", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d",
@@ -238,4 +238,4 @@ def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *, i
 globals().update((name, checked(globals()[name], first=False)) for name in __all__)
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
-    __getattr__ = missing(__name__, __all__)
+    __getattr__ = missing(__name__, "F", __all__)

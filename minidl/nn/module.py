@@ -14,6 +14,7 @@ from .. import ops
 from ..autograd import random
 from ..autograd import tape as tapes
 from ..autograd.arguments import Float, Rate, Size, check_arguments, checked
+from ..autograd.hints import hint
 from ..autograd.initial import constant
 from ..autograd.recording import Watched
 from ..autograd.tensor import FLOATS, Parameter, ShapeError, Tensor, array, host_storage
@@ -23,17 +24,6 @@ from ..ops.shape import axis_of
 
 __all__ = ["Dropout", "Flatten", "Hardtanh", "Identity", "Linear", "Module", "ModuleDict", "ModuleList", "PReLU",
            "Sequential", "Unflatten", "state"]
-
-#: a name of torch -> what to use here
-INSTEAD = {
-    "to": "minidl.set_default_device(name) before the model is made, or astype(dtype)",
-    "cuda": "minidl.set_default_device('cuda') before the model is made",
-    "cpu": "minidl.set_default_device('cpu') before the model is made", "double": "astype('float64')",
-    "float": "astype('float32')", "half": "minidl.autocast('float16') in the step",
-    "bfloat16": "minidl.autocast('bfloat16') in the step", "add_module": "self.name = module",
-    "register_parameter": "self.name = nn.Parameter(array)",
-    "register_forward_hook": "the values that forward returns: there are no hooks",
-}
 
 
 class Module(Watched):
@@ -80,8 +70,7 @@ class Module(Watched):
 
     def __getattr__(self, name: str) -> Any:
         """Called for what a module has not."""
-        instead = f"; use {INSTEAD[name]}" if name in INSTEAD else ""
-        raise AttributeError(f"a {type(self).__name__} has no {name!r}{instead}")
+        raise AttributeError(f"a {type(self).__name__} has no {name!r}{hint('model', name)}")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(f"{type(self).__name__} has no forward")

@@ -1,7 +1,4 @@
-"""The operators and methods that the ops give a Tensor: NumPy's names, and torch's where they mean the same.
-
-A name that torch has and a Tensor lacks gets one line that says what to use (`INSTEAD`).
-"""
+"""The operators and methods that the ops give a Tensor: NumPy's names, and torch's where they mean the same."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..autograd.hints import hint
 from ..autograd.tensor import Parameter, ShapeError, Tensor, array
 from . import elementwise
 from .along_axis import argsort, cumsum, logsumexp, norm, root, sort, topk
@@ -27,17 +25,6 @@ from .pairwise import prod
 from .rearrange import diagonal, flip, masked_select, movedim, repeat_interleave, roll, take, tile, tril, triu, unbind
 from .reduce import broadcast_to, mean, total, variance
 from .shape import axis_of, flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
-
-#: a name of torch -> what to use here
-INSTEAD = {
-    "to": "astype(dtype) for a type; minidl.set_default_device(name) before tensors are made for a device",
-    "cpu": "numpy() for the values", "device": "minidl.set_default_device(name) before tensors are made",
-    "cuda": "minidl.set_default_device('cuda') before tensors are made",
-    "data": "assign(values) to change a tensor, numpy() to read it", "type": "astype(dtype)",
-    "clone": "the tensor itself: no op changes its input",
-    "repeat": "tile, or repeat_interleave: NumPy and torch mean different things by repeat",
-    "half": "minidl.autocast('float16') in the step", "int": "long()", "new_zeros": "minidl.zeros",
-}
 
 
 def _other(t: Tensor, value: Any) -> Any:
@@ -135,9 +122,7 @@ def _in_place(p: Parameter, other: Any) -> NoReturn:
 
 def _missing(t: Tensor, name: str) -> NoReturn:
     """Called for attributes that a Tensor has not."""
-    instead = INSTEAD.get(name) or (name.endswith("_") and not name.startswith("_")
-                                    and "an op that makes a new tensor: none is changed in place")
-    raise AttributeError(f"a Tensor has no {name!r}" + (f"; use {instead}" if instead else ""))
+    raise AttributeError(f"a Tensor has no {name!r}{hint('x', name)}")
 
 
 METHODS: dict[str, Any] = {

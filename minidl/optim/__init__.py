@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from ..nn.hints import missing
+from ..autograd.hints import missing
 from .grad_scaler import GradScaler
 from .optimizers import SGD, Adam, AdamW, NAdamW, Optimizer, ParameterGroup, RMSprop
 from .rates import by_delay, cosine, step_decay, warmup
@@ -11,4 +11,4 @@ __all__ = ["SGD", "Adam", "AdamW", "GradScaler", "NAdamW", "Optimizer", "Paramet
            "cosine", "step_decay", "warmup"]
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are
-    __getattr__ = missing(__name__, __all__)
+    __getattr__ = missing(__name__, "optim", __all__)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..autograd import tape as tapes
+from ..autograd.hints import hint
 from ..autograd.initial import constant
 from ..autograd.recording import Watched
 from ..autograd.tensor import Parameter, Tensor, add_uses, host_storage, new
@@ -181,9 +182,7 @@ class Optimizer(Watched):
     if not TYPE_CHECKING:  # a checker shall still know which names there are
         def __getattr__(self, name: str) -> Any:
             """Called for what an optimizer has not."""
-            instead = {"state_dict": "minidl.checkpoint.save, for model and optimizer",
-                       "load_state_dict": "minidl.checkpoint.load, for model and optimizer"}.get(name)
-            raise AttributeError(f"an optimizer has no {name!r}" + (f"; use {instead}" if instead else ""))
+            raise AttributeError(f"an optimizer has no {name!r}{hint('opt', name)}")
 
     def step(self) -> None:
         """Updates every parameter that has a gradient."""

@@ -230,17 +230,6 @@ def test_a_network_is_walked_frozen_and_kept_by_name() -> None:
         net.heads["items"] = nn.ReLU()
 
 
-@pytest.mark.parametrize(("module", "name", "hint"), [
-    (nn, "utils", "; use the optimizer's max_norm"), (nn, "Convd2", "; similar names: Conv2d, Conv1d"),
-    (ml.optim, "lr_scheduler", "; use cosine, step_decay"), (ml.optim, "SDG", "; similar names: SGD"),
-    (F, "batch_norm", "; use nn.BatchNorm2d"), (F, "nonsense", "'nonsense'$")])
-def test_what_a_module_has_not_says_what_to_use(module: Any, name: str, hint: str) -> None:
-    with pytest.raises(AttributeError, match=f"^module 'minidl.*' has no attribute '{name}'") as caught:
-        getattr(module, name)
-    assert hint.removesuffix("$") in str(caught.value)
-    assert not hasattr(module, "__path_of_nothing__")
-
-
 def test_what_does_not_fit_is_one_line() -> None:
     x, image = ml.array(X), ml.array(values(1, 3, 4, 2))
     for act, message in (
@@ -258,7 +247,6 @@ def test_what_does_not_fit_is_one_line() -> None:
             (lambda: ml.einsum("ij->k", x), "'k' of the result is in no operand"),
             (lambda: F.pixel_shuffle(image, 2), "multiple of 2 x 2"),
             (lambda: nn.TransformerEncoderLayer(8, 2), "batch_first=True"),
-            (lambda: x.repeat(2), "use tile, or repeat_int"),
             (lambda: F.max_pool1d(image, 2), "max_pool1d: needs .n, length, c."),
             (lambda: nn.ZeroPad2d((1, 2)), "left, right, top, bottom")):
         with pytest.raises((ValueError, TypeError, AttributeError), match=message) as caught:

@@ -35,7 +35,7 @@ ROOMS: dict[str, set[str]] = {
     "ops": {"autograd", "core", "kernels"},
     "nn": {"autograd", "core", "ops"},
     "models": {"autograd", "nn", "ops", "system"},
-    "optim": {"autograd", "core", "devices", "nn"},
+    "optim": {"autograd", "core", "devices"},
     "data": {"autograd", "system"},
     "runtime": {"autograd", "core", "devices", "kernels", "plans", "system"},
     "measuring": {"autograd", "core", "devices", "kernels", "passes", "plans", "pricing", "runtime"},
