@@ -18,7 +18,7 @@ from ..ops import (adaptive_avg_pool1d, adaptive_avg_pool2d, avg_pool1d, avg_poo
                    max_pool1d, max_pool2d, mish, mse_loss, pad, pixel_shuffle, prelu, relu, relu6, selu, sigmoid, silu,
                    smooth_l1_loss, softmax, softplus, softsign, tanh)
 from ..ops.by_index import scatter_max
-from ..ops.pair_loss import BCE, reduce
+from ..ops.pair_loss import PairLoss, reduce
 from ..ops.shape import axis_of
 
 __all__ = ["adaptive_avg_pool1d", "adaptive_avg_pool2d", "avg_pool1d", "avg_pool2d", "binary_cross_entropy",
@@ -89,7 +89,7 @@ def binary_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None = None
         if not t.storage.recorded and ((t.numpy() < 0) | (t.numpy() > 1)).any():
             raise ValueError(f"binary_cross_entropy: the {name} has numbers outside 0..1; for logits use "
                              f"binary_cross_entropy_with_logits")
-    losses = BCE("bce")(x, target)
+    losses = PairLoss("bce", "bce_grad a b dy", "bce_target_grad a b dy")(x, target)
     return reduce(losses if weight is None else losses * weight, reduction)
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from .activation import (celu, elu, glu, hardsigmoid, hardswish, leaky_relu, logsigmoid, mish, prelu, relu6, selu, silu,
-                         softsign, spike)
+from .activation import celu, elu, glu, logsigmoid, prelu, selu, spike
 from .along_axis import argsort, cumsum, logsumexp, norm, sort, topk
 from .attention import attention
 from .batch_norm import batch_norm
@@ -15,8 +14,9 @@ from .create import (arange, eye, full, full_like, linspace, ones, ones_like, ra
                      randn_like, randperm, zeros, zeros_like)
 from .dropout import dropout
 from .einsum import einsum
-from .elementwise import (absolute, add, ceil, cos, div, exp, floor, gelu, log, maximum, minimum, mul, neg, power, relu,
-                          round, sigmoid, sign, sin, sqrt, sub, tanh, trunc)
+from .elementwise import (absolute, add, ceil, cos, div, exp, floor, gelu, hardsigmoid, hardswish, leaky_relu, log,
+                          maximum, minimum, mish, mul, neg, power, relu, relu6, round, sigmoid, sign, silu, sin,
+                          softsign, sqrt, sub, tanh, trunc)
 from .embedding import embedding
 from .extremes import amax, amin, argmax, argmin
 from .index import gather, index

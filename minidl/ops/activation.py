@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor, new
 from ..core.graph import Role
-from .elementwise import Unary, exp, relu, sigmoid
+from .elementwise import Alike, exp, sigmoid
 from .join import split
 from .masks import clamp, where
 from .pair_loss import softplus
@@ -13,35 +13,10 @@ from .reduce import sum_to
 from .shape import axis_of
 
 
-def relu6(x: Tensor) -> Tensor:
-    """min(max(x, 0), 6)."""
-    return Unary("relu6")(x)
-
-
-def hardsigmoid(x: Tensor) -> Tensor:
-    """min(max(x + 3, 0), 6) / 6."""
-    return Unary("hardsigmoid", "x")(x)
-
-
-def hardswish(x: Tensor) -> Tensor:
-    """x min(max(x + 3, 0), 6) / 6."""
-    return Unary("hardswish", "x")(x)
-
-
-def silu(x: Tensor) -> Tensor:
-    """x sigmoid(x), also called swish."""
-    return Unary("silu", "x")(x)
-
-
-def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
-    """x where it is above 0, `negative_slope` times x elsewhere."""
-    return Unary("leaky_relu", "x", slope=float(negative_slope))(x) if negative_slope else relu(x)
-
-
 def spike(x: Tensor, surrogate: str = "triangle") -> Tensor:
     """1 where x is at least 1, else 0. In the place of the derivative, which is 0, the gradient has a surrogate:
     max(0, 1 - abs(x - 1)), or with "rectangle" 1 where abs(x - 1) <= 1/2."""
-    return Unary("spike", "x", rectangle=surrogate == "rectangle")(x)
+    return Alike("spike", "spike_grad a dy", rectangle=surrogate == "rectangle")(x)
 
 
 def elu(x: Tensor, alpha: float = 1.0) -> Tensor:
@@ -54,11 +29,6 @@ def logsigmoid(x: Tensor) -> Tensor:
     return -softplus(-x)
 
 
-def mish(x: Tensor) -> Tensor:
-    """x tanh(softplus(x))."""
-    return Unary("mish", "x")(x)
-
-
 def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
     """x where it is above 0, alpha (exp(x / alpha) - 1) elsewhere."""
     return where(x > 0, x, (exp(clamp(x, max=0.0) * (1 / alpha)) - 1.0) * alpha)
@@ -67,11 +37,6 @@ def celu(x: Tensor, alpha: float = 1.0) -> Tensor:
 def selu(x: Tensor) -> Tensor:
     """`elu` with the slope and scale that keep mean and variance."""
     return elu(x, 1.6732632423543772848170429916717) * 1.0507009873554804934193349852946
-
-
-def softsign(x: Tensor) -> Tensor:
-    """x / (1 + abs(x))."""
-    return Unary("softsign", "x")(x)
 
 
 class PReLU(Op):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import ShapeError, Tensor
-from .elementwise import Unary, absolute, exp, log
+from .elementwise import Alike, absolute, exp, log
 from .extremes import Extremes, amax
 from .index import gather
 from .join import cut
@@ -87,14 +87,9 @@ def logsumexp(x: Tensor, axis: int | Sequence[int], keepdims: bool = False) -> T
     return finish(log(total(exp(x - top), axes, keepdims=True)) + top, axes, keepdims)
 
 
-class Root(Unary):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by("root_grad", [self.y, self.dense(dy)], self.x)
-
-
 def root(x: Tensor) -> Tensor:
     """The square root of a sum of squares. Its gradient is 0 at 0, where each square has the slope 0."""
-    return Root("sqrt")(x)
+    return Alike("sqrt", "root_grad y dy")(x)
 
 
 @with_dim

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,166 +13,140 @@ from ..core.graph import Role
 from .reduce import sum_to
 
 
-class Binary(Op):
-    """Two tensors, broadcast to one shape, by the kernel `name`."""
+class Elementwise(Op):
+    """Tensors, broadcast to one shape, by the kernel `name`. `gradients`: of each input a, b the kernel calls that make
+    its gradient, such as "cos a; mul dy dx": a kernel and what it reads, which are inputs, the output y, its gradient
+    dy, and dx, made by the call before; without a call it is dy. `constants`: of all these kernels."""
 
     precision = "widest"
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, name: str, *gradients: str, **constants: Any) -> None:
+        self.name, self.gradients, self.constants = name, gradients, constants
 
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        dtype = same_dtype(self, a, b)
-        self.a, self.b = a, b
-        self.y = self.out_by(self.name, [a, b], self.broadcast(a, b), dtype)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        dtype = same_dtype(self, *inputs)
+        self.inputs: Sequence[Tensor] = inputs
+        self.y = self.out_by(self.name, inputs, self.broadcast(*inputs), dtype, **self.constants)
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        mine, other = (self.b, self.a) if i else (self.a, self.b)
-        # the kernel that makes the gradient in the output's shape, and what it reads; otherwise it is dy
-        made = {"sub": ("neg", [dy]) if i else None, "mul": ("mul", [dy, other]),
-                "div": ("div_grad", [self.y, self.b, dy]) if i else ("div", [dy, self.b]),
-                "maximum": ("maximum_grad", [mine, other, dy]),
-                "minimum": ("minimum_grad", [mine, other, dy])}.get(self.name)
-        if made is not None:
-            dy = self.call(*made, [new(f"grad {self.name}", dy.shape, dy.dtype, Role.GRADIENT)])
-        return sum_to(dy, mine)
+        return sum_to(self.called(i, dy), self.inputs[i])
+
+    def called(self, i: int, dy: Tensor) -> Tensor:
+        """The gradient in the output's shape."""
+        calls, t = self.gradients[i], {"y": self.y, "dy": dy, **dict(zip("ab", self.inputs, strict=False))}
+        if not calls:
+            return dy
+        t["dx"] = dx = new(f"grad {self.inputs[i].storage.name}", self.y.shape, dy.dtype, Role.GRADIENT)
+        for kernel, *reads in map(str.split, calls.split(";")):
+            self.call(kernel, [t[name] for name in reads], [dx], **self.constants)
+        return dx
 
 
-class Unary(Op):
-    """One tensor in, one of the same shape out, by the kernel `name`. The kernel of its gradient, `name`_grad, reads
-    the input or the output (`saved`: x or y), then dy. `constants`: passed to both kernels."""
+class Alike(Elementwise):
+    """The same of contiguous tensors of one shape."""
 
-    def __init__(self, name: str, saved: Literal["x", "y"] = "y", **constants: Any) -> None:
-        self.name, self.saved, self.constants = name, saved, constants
+    precision = "any"
 
-    def forward(self, x: Tensor) -> Tensor:
-        same_dtype(self, x)
-        self.x = self.dense(x)
-        self.y = self.out_by(self.name, [self.x], x.shape, x.dtype, **self.constants)
-        return self.y
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return super().forward(*(self.dense(t) for t in inputs))
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by(f"{self.name}_grad", [self.x if self.saved == "x" else self.y, self.dense(dy)], self.x,
-                            **self.constants)
+        return self.called(i, self.dense(dy) if "_grad " in self.gradients[i] else dy)
 
 
-class LinearUnary(Unary):
-    """A linear function: its own kernel makes its gradient."""
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by(self.name, [dy], self.x, **self.constants)
-
-
-class Step(Unary):
+class Step(Alike):
     """A function that is constant between its steps: its gradient is 0."""
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by("fill", [self.x], self.x, value=0.0)
-
-
-class Power(Step):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        if self.constants["exponent"]:
-            return Unary.input_grad(self, i, dy)
-        return super().input_grad(i, dy)  # also at 0, where 0 x^-1 is NaN
-
-
-class Exp(Unary):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by("mul", [dy, self.y], self.x)
-
-
-class Log(Unary):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by("div", [dy, self.x], self.x)
-
-
-class Sin(Unary):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad_by("cos", [self.x], self.x)
-        return self.call("mul", [dy, dx], [dx])
-
-
-class Cos(Unary):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad_by("sin", [self.x], self.x)
-        self.call("mul", [dy, dx], [dx])
-        return self.call("neg", [dx], [dx])
-
-
-class Shift(Unary):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return dy
+        return self.grad_by("fill", [self.inputs[i]], self.inputs[i], value=0.0)
 
 
 def add(a: Tensor, b: Tensor | float) -> Tensor:
     """a + b."""
-    return Binary("add")(a, b) if isinstance(b, Tensor) else Shift("shift", term=float(b))(a)
+    return Elementwise("add", "", "")(a, b) if isinstance(b, Tensor) else Alike("shift", "", term=float(b))(a)
 
 
 def sub(a: Tensor, b: Tensor | float) -> Tensor:
     """a - b."""
-    return Binary("sub")(a, b) if isinstance(b, Tensor) else Shift("shift", term=-float(b))(a)
+    return Elementwise("sub", "", "neg dy")(a, b) if isinstance(b, Tensor) else add(a, -float(b))
 
 
 def mul(a: Tensor, b: Tensor | float) -> Tensor:
     """a * b."""
-    return Binary("mul")(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=float(b))(a)
+    if isinstance(b, Tensor):
+        return Elementwise("mul", "mul dy b", "mul dy a")(a, b)
+    return Alike("scale", "scale dy", factor=float(b))(a)
 
 
 def div(a: Tensor, b: Tensor | float) -> Tensor:
     """a / b. Raises ZeroDivisionError for the number 0."""
-    return Binary("div")(a, b) if isinstance(b, Tensor) else LinearUnary("scale", factor=1.0 / float(b))(a)
+    return Elementwise("div", "div dy b", "div_grad y b dy")(a, b) if isinstance(b, Tensor) else mul(a, 1.0 / float(b))
 
 
 def power(x: Tensor, exponent: float) -> Tensor:
     """x ** exponent; the exponent is a number. Raises TypeError for a tensor."""
     if isinstance(exponent, Tensor):
         raise TypeError("power: the exponent is a tensor; it must be a number. exp(log(x) * exponent) takes tensors")
-    return Power("power", "x", exponent=float(exponent))(x)
+    if not exponent:  # the gradient is 0 also at 0, where 0 x^-1 is NaN
+        return Step("power", "", exponent=0.0)(x)
+    return Alike("power", "power_grad a dy", exponent=float(exponent))(x)
 
 
 def maximum(a: Tensor, b: Tensor) -> Tensor:
     """The larger of the two tensors; if elements are equal, each gets half the gradient."""
-    return Binary("maximum")(a, b)
+    return Elementwise("maximum", "maximum_grad a b dy", "maximum_grad b a dy")(a, b)
 
 
 def minimum(a: Tensor, b: Tensor) -> Tensor:
     """The smaller of the two tensors; if elements are equal, each gets half the gradient."""
-    return Binary("minimum")(a, b)
+    return Elementwise("minimum", "minimum_grad a b dy", "minimum_grad b a dy")(a, b)
 
 
-def _function(name: str, op: type[Unary] = Unary) -> Callable[[Tensor], Tensor]:
-    """The function of one tensor with this name: an op of the kernel of this name."""
-    def function(x: Tensor) -> Tensor:
-        return op(name)(x)
+def function(name: str, gradient: str = "", text: str = "", op: type[Alike] = Alike) -> Callable[[Tensor], Tensor]:
+    """The function of one tensor with this name, by the kernel of this name. `gradient`: as of `Elementwise`."""
+    def call(x: Tensor) -> Tensor:
+        return op(name, gradient)(x)
 
-    function.__name__ = function.__qualname__ = name
-    return function
+    call.__name__ = call.__qualname__ = name
+    call.__doc__ = text
+    return call
 
 
-neg = _function("neg", LinearUnary)
-exp = _function("exp", Exp)
-log = _function("log", Log)
-sin = _function("sin", Sin)
-cos = _function("cos", Cos)
-sqrt = _function("sqrt")
-tanh = _function("tanh")
-relu = _function("relu")
-sigmoid = _function("sigmoid")
-sign = _function("sign", Step)
-floor = _function("floor", Step)
-ceil = _function("ceil", Step)
-trunc = _function("trunc", Step)
+neg = function("neg", "neg dy")
+exp = function("exp", "mul dy y")
+log = function("log", "div dy a")
+sin = function("sin", "cos a; mul dy dx")
+cos = function("cos", "sin a; mul dy dx; neg dx")
+sqrt = function("sqrt", "sqrt_grad y dy")
+tanh = function("tanh", "tanh_grad y dy")
+sigmoid = function("sigmoid", "sigmoid_grad y dy")
+relu = function("relu", "relu_grad y dy")
+relu6 = function("relu6", "relu6_grad y dy", "min(max(x, 0), 6).")
+hardsigmoid = function("hardsigmoid", "hardsigmoid_grad a dy", "min(max(x + 3, 0), 6) / 6.")
+hardswish = function("hardswish", "hardswish_grad a dy", "x min(max(x + 3, 0), 6) / 6.")
+silu = function("silu", "silu_grad a dy", "x sigmoid(x), also called swish.")
+mish = function("mish", "mish_grad a dy", "x tanh(softplus(x)).")
+softsign = function("softsign", "softsign_grad a dy", "x / (1 + abs(x)).")
+sign, floor, ceil, trunc, _round = (function(name, op=Step) for name in ("sign", "floor", "ceil", "trunc", "round"))
+
+
+def absolute(x: Tensor) -> Tensor:
+    """abs(x)."""
+    return Alike("abs", "abs_grad a dy")(x)
+
+
+def leaky_relu(x: Tensor, negative_slope: float = 0.01) -> Tensor:
+    """x where it is above 0, `negative_slope` times x elsewhere."""
+    return Alike("leaky_relu", "leaky_relu_grad a dy", slope=float(negative_slope))(x) if negative_slope else relu(x)
 
 
 def round(x: Tensor, *, decimals: int = 0) -> Tensor:
     """x to the nearest multiple of 10^-decimals, of two equally near ones the even one."""
     if not decimals:
-        return Step("round")(x)
+        return _round(x)
     ten = array(np.array(10.0 ** abs(decimals), x.dtype))
-    return div(Step("round")(mul(x, ten)), ten) if decimals > 0 else mul(Step("round")(div(x, ten)), ten)
+    return div(_round(mul(x, ten)), ten) if decimals > 0 else mul(_round(div(x, ten)), ten)
 
 
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
@@ -180,8 +154,5 @@ def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     for another one."""
     if approximate not in ("none", "tanh"):
         raise ValueError(f"gelu: approximate must be none or tanh, not {approximate!r}")
-    return Unary("gelu_tanh" if approximate == "tanh" else "gelu", "x")(x)
-
-
-def absolute(x: Tensor) -> Tensor:
-    return Unary("abs", "x")(x)
+    name = "gelu_tanh" if approximate == "tanh" else "gelu"
+    return Alike(name, f"{name}_grad a dy")(x)

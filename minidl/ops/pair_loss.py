@@ -6,56 +6,31 @@ Each is computed element by element, then reduced: `reduction` is mean, sum or n
 from __future__ import annotations
 
 import math
-from typing import Any
 
-from ..autograd.op import Op, same_dtype
+from ..autograd.op import same_dtype
 from ..autograd.tensor import Tensor
 from .create import zeros_like
+from .elementwise import Alike
 from .loss import mse
 from .masks import compare, logic, where
 from .reduce import mean, total
 
 
-class _PairLoss(Op):
-    """x, target -> the loss of each element, by the kernel `name`. `constants`: passed to the kernels."""
+class PairLoss(Alike):
+    """x, target -> the loss of each element. `gradients`: as of `Elementwise`, and the target's may be missing."""
 
     precision = "full"
 
-    def __init__(self, name: str, **constants: Any) -> None:
-        self.name, self.constants = name, constants
-
-    def forward(self, x: Tensor, target: Tensor) -> Tensor:
-        dtype = same_dtype(self, x, target)
-        if x.shape != target.shape:
-            raise self.error(f"prediction {x.shape} and target {target.shape} must have one shape")
-        self.pair = [self.dense(x), self.dense(target)]
-        return self.out_by(self.name, self.pair, x.shape, dtype, **self.constants)
+    def forward(self, *pair: Tensor) -> Tensor:
+        same_dtype(self, *pair)
+        if pair[0].shape != pair[1].shape:
+            raise self.error(f"prediction {pair[0].shape} and target {pair[1].shape} must have one shape")
+        return super().forward(*pair)
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        if i:
+        if i >= len(self.gradients):
             raise NotImplementedError(f"{self.name} has no gradient toward its target; detach() the target")
-        return self.grad_by(f"{self.name}_grad", [*self.pair, self.dense(dy)], self.pair[0], **self.constants)
-
-
-class _Distance(_PairLoss):
-    """A loss of x - target: the gradients toward the two are each other's negative."""
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by(f"{self.name}_grad", [*(self.pair if i == 0 else self.pair[::-1]), self.dense(dy)],
-                            self.pair[i], **self.constants)
-
-
-class BCE(_PairLoss):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by(f"bce_{('', 'target_')[i]}grad", [*self.pair, self.dense(dy)], self.pair[i])
-
-
-class KLDiv(_PairLoss):
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        if i:
-            return super().input_grad(i, dy)
-        dx = self.grad_by("mul", [dy, self.pair[1]], self.pair[0])
-        return self.call("neg", [dx], [dx])
+        return super().input_grad(i, dy)
 
 
 def reduce(losses: Tensor, reduction: str) -> Tensor:
@@ -67,7 +42,7 @@ def reduce(losses: Tensor, reduction: str) -> Tensor:
 
 def l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """The distance `|x - target|`."""
-    return reduce(_Distance("l1")(x, target), reduction)
+    return reduce(PairLoss("l1", "l1_grad a b dy", "l1_grad b a dy")(x, target), reduction)
 
 
 def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", beta: float = 1.0) -> Tensor:
@@ -75,7 +50,8 @@ def smooth_l1_loss(x: Tensor, target: Tensor, *, reduction: str = "mean", beta: 
     unless beta is above 0; with beta 0 it would be `l1_loss`."""
     if not beta > 0:
         raise ValueError(f"the beta of smooth_l1_loss is {beta}; it must be above 0")
-    return reduce(_Distance("smooth_l1", beta=float(beta))(x, target), reduction)
+    losses = PairLoss("smooth_l1", "smooth_l1_grad a b dy", "smooth_l1_grad b a dy", beta=float(beta))(x, target)
+    return reduce(losses, reduction)
 
 
 def huber_loss(x: Tensor, target: Tensor, reduction: str = "mean", delta: float = 1.0) -> Tensor:
@@ -96,10 +72,14 @@ def binary_cross_entropy_with_logits(x: Tensor, target: Tensor, weight: Tensor |
     """-target log s - (1 - target) log(1 - s), with s = sigmoid(x), for any logits x; targets are from 0 to 1.
     `weight` and `pos_weight` broadcast to x: how much each element counts, and the first of the two terms."""
     if pos_weight is None:
-        losses = _PairLoss("bce_with_logits")(x, target)
+        losses = _bce_with_logits(x, target)
     else:
         losses = _times(target * pos_weight, softplus(-x)) + _times(1.0 - target, softplus(x))
     return reduce(losses if weight is None else losses * weight, reduction)
+
+
+def _bce_with_logits(x: Tensor, target: Tensor) -> Tensor:
+    return PairLoss("bce_with_logits", "bce_with_logits_grad a b dy")(x, target)
 
 
 def _times(share: Tensor, loss: Tensor) -> Tensor:
@@ -110,11 +90,11 @@ def _times(share: Tensor, loss: Tensor) -> Tensor:
 
 def softplus(x: Tensor) -> Tensor:
     """log(1 + exp(x)), for any x: the binary cross-entropy of x and 0."""
-    return _PairLoss("bce_with_logits")(x, zeros_like(x))
+    return _bce_with_logits(x, zeros_like(x))
 
 
 def kl_div(x: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
     """target (log target - x) for log-probabilities x and probabilities `target`. With `batchmean` the sum divided by
     the length of the first axis, which is the divergence; the mean over all elements is torch's default."""
-    losses = KLDiv("kl_div")(x, target)
+    losses = PairLoss("kl_div", "mul dy b; neg dx")(x, target)
     return total(losses) / x.shape[0] if reduction == "batchmean" else reduce(losses, reduction)

@@ -301,9 +301,8 @@ def test_what_does_not_fit_is_one_line() -> None:
             (lambda: x.diagonal(0, 1, -1), "dim1 1 and dim2 -1 are one axis"), (lambda: x.prod(2), "axis 2"),
             (lambda: index.prod(), "needs float32 or float64, not int64; whole numbers"),
             (lambda: x.masked_select(index), "the mask is int64, not bool"),
-            (lambda: x.masked_select(X[:2] > 0), r"x \(4, 3\) and mask \(2, 3\) do not broadcast"),
-            (lambda: x.index_add_(0, index, x), "index_add_'; use .*makes a new tensor")):
-        with pytest.raises((ValueError, TypeError, IndexError, AttributeError), match=message) as caught:
+            (lambda: x.masked_select(X[:2] > 0), r"x \(4, 3\) and mask \(2, 3\) do not broadcast")):
+        with pytest.raises((ValueError, TypeError, IndexError), match=message) as caught:
             act()
         assert "\n" not in str(caught.value)
     assert ops.index_add is ml.Tensor.index_add

@@ -253,7 +253,8 @@ def test_every_op_of_these_families_is_checked():
              "reshape", "transpose", "broadcast_to", "flatten", "dropout"}
     # with the ops for sequences, with 16 bits, with masks and indices, with the losses, by index
     elsewhere = {"gelu", "log_softmax", "mse", "label_weights", "cut", "squeeze", "unsqueeze", "swap_axes",
-                 "sign", "round", "floor", "ceil", "trunc"}
+                 "sign", "round", "floor", "ceil", "trunc", "relu6", "hardsigmoid", "hardswish", "silu", "mish",
+                 "softsign", "leaky_relu"}
     assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere == known
 
 
