@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
 from .. import ops
 from ..autograd import random
-from ..autograd.arguments import Float, OneCount, OneSize, Rate, Size, TwoCounts, TwoSizes
+from ..autograd.arguments import Float, Rate, Size, TwoCounts, TwoSizes
 from ..autograd.initial import constant
 from ..autograd.op import layout_hint
 from ..autograd.tensor import Parameter, ShapeError, Tensor
-from ..ops.conv import pair, single
+from ..ops.windows import lengths
 from .activations import layer
 from .module import Module, state
 
@@ -22,11 +23,26 @@ __all__ = ["AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "AvgPool1d", "AvgPool2d", "
            "InstanceNorm2d", "MaxPool1d", "MaxPool2d", "PixelShuffle", "Upsample", "ZeroPad2d"]
 
 
-class _Conv(Module):
-    """The base of convolutions: parameters uniform in +-1/sqrt(taps * columns / groups)."""
+class Conv2d(Module):
+    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (outputs, kh, kw, inputs / groups) in memory and
+    (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
 
-    def _add(self, rows: int, columns: int, taps: tuple[int, ...], groups: int, biases: int, dtype: str) -> None:
+    op: Callable[..., Tensor] = staticmethod(ops.conv2d)
+    axes = 2
+
+    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: TwoSizes, stride: TwoSizes = 1,
+                 padding: TwoCounts = 0, dilation: TwoSizes = 1, groups: Size = 1, bias: bool = True, *,
+                 dtype: Float = "float32") -> None:
+        self._add(out_channels, in_channels, kernel_size, groups, out_channels * bias, dtype)
+        self.geometry = self._numbers(stride=stride, padding=padding, dilation=dilation) | {"groups": groups}
+
+    def _numbers(self, **given: Any) -> dict[str, Any]:
+        return {name: lengths(value, f"{type(self).__name__}: {name}", int("padding" not in name), self.axes)
+                for name, value in given.items()}
+
+    def _add(self, rows: int, columns: int, kernel_size: Any, groups: int, biases: int, dtype: str) -> None:
         """A weight (rows, taps..., columns / groups), and a bias if there are `biases`."""
+        (taps,) = self._numbers(kernel_size=kernel_size).values()
         if rows % groups or columns % groups:
             raise ValueError(f"{type(self).__name__}: groups is {groups}; it must divide {columns} and {rows} channels")
         bound = 1 / math.sqrt(columns // groups * math.prod(taps))
@@ -35,21 +51,34 @@ class _Conv(Module):
         if biases:
             self.bias = Parameter(random.uniform(bound, biases, dtype))
 
+    def forward(self, x: Tensor) -> Tensor:
+        return type(self).op(x, self.weight, getattr(self, "bias", None), **self.geometry)
 
-class Conv2d(_Conv):
-    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (outputs, kh, kw, inputs / groups) in memory and
-    (outputs, inputs / groups, kh, kw) in a state dict; uniform in +-1/sqrt(taps * inputs / groups), as in torch."""
+
+class Conv1d(Conv2d):
+    """x (n, length, inputs) -> (n, out, outputs); the weight lacks kh."""
+
+    op, axes = staticmethod(ops.conv1d), 1
+
+
+class ConvTranspose2d(Conv2d):
+    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (inputs, kh, kw, outputs / groups) in memory and
+    (inputs, outputs / groups, kh, kw) in a state dict."""
+
+    op = staticmethod(ops.conv_transpose2d)
 
     def __init__(self, in_channels: Size, out_channels: Size, kernel_size: TwoSizes, stride: TwoSizes = 1,
-                 padding: TwoCounts = 0, dilation: TwoSizes = 1, groups: Size = 1, bias: bool = True, *,
-                 dtype: Float = "float32") -> None:
-        self.stride, self.padding, self.groups = pair(stride, "stride"), pair(padding, "padding", 0), groups
-        self.dilation = pair(dilation, "dilation")
-        self._add(out_channels, in_channels, pair(kernel_size, "kernel_size"), groups, out_channels * bias, dtype)
+                 padding: TwoCounts = 0, output_padding: TwoCounts = 0, groups: Size = 1, bias: bool = True,
+                 dilation: TwoSizes = 1, *, dtype: Float = "float32") -> None:
+        self._add(in_channels, out_channels, kernel_size, groups, out_channels * bias, dtype)
+        self.geometry = self._numbers(stride=stride, padding=padding, output_padding=output_padding,
+                                      dilation=dilation) | {"groups": groups}
 
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.conv2d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
-                          self.groups)
+
+class ConvTranspose1d(ConvTranspose2d):
+    """x (n, length, inputs) -> (n, out, outputs); the weight lacks kh."""
+
+    op, axes = staticmethod(ops.conv_transpose1d), 1
 
 
 class _BatchNorm(Module):
@@ -99,37 +128,6 @@ class Dropout2d(Module):
         return x * ops.dropout(ops.ones(x.shape[0], 1, 1, x.shape[-1], dtype=x.dtype), self.p)
 
 
-class Conv1d(_Conv):
-    """x (n, length, inputs) -> (n, out, outputs). The weight is (outputs, k, inputs / groups) in memory and
-    (outputs, inputs / groups, k) in a state dict."""
-
-    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: OneSize, stride: OneSize = 1,
-                 padding: OneCount = 0, dilation: OneSize = 1, groups: Size = 1, bias: bool = True, *,
-                 dtype: Float = "float32") -> None:
-        self.stride, self.padding = single(stride, "stride"), single(padding, "padding", 0)
-        self.dilation, self.groups = single(dilation, "dilation"), groups
-        taps = (single(kernel_size, "kernel_size"),)
-        self._add(out_channels, in_channels, taps, groups, out_channels * bias, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.conv1d(x, self.weight, getattr(self, "bias", None), self.stride, self.padding, self.dilation,
-                          self.groups)
-
-
-class ConvTranspose2d(_Conv):
-    """x (n, h, w, inputs) -> (n, oh, ow, outputs). The weight is (inputs, kh, kw, outputs / groups) in memory and
-    (inputs, outputs / groups, kh, kw) in a state dict."""
-
-    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: TwoSizes,
-                 stride: TwoSizes = 1, padding: TwoCounts = 0, output_padding: TwoCounts = 0, groups: Size = 1,
-                 bias: bool = True, dilation: TwoSizes = 1, *, dtype: Float = "float32") -> None:
-        self.geometry = (stride, padding, output_padding, groups, dilation)
-        self._add(in_channels, out_channels, pair(kernel_size, "kernel_size"), groups, out_channels * bias, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.conv_transpose2d(x, self.weight, getattr(self, "bias", None), *self.geometry)
-
-
 class GroupNorm(Module):
     """x (n, ..., channels): each sample's channels in equal groups, each normalised over its places and channels."""
 
@@ -147,22 +145,6 @@ class GroupNorm(Module):
             raise ShapeError(f"{type(self).__name__}: input {x.shape} does not end in {self.channels} channels"
                              f"{layout_hint(x, self.channels)}")
         return ops.group_norm(x, self.groups, getattr(self, "weight", None), getattr(self, "bias", None), self.eps)
-
-
-class ConvTranspose1d(_Conv):
-    """x (n, length, inputs) -> (n, out, outputs). The weight is (inputs, k, outputs / groups) in memory and
-    (inputs, outputs / groups, k) in a state dict."""
-
-    def __init__(self, in_channels: Size, out_channels: Size, kernel_size: OneSize, stride: OneSize = 1,
-                 padding: OneCount = 0, output_padding: OneCount = 0, groups: Size = 1, bias: bool = True,
-                 dilation: OneSize = 1,
-                 *, dtype: Float = "float32") -> None:
-        self.geometry = (stride, padding, output_padding, groups, dilation)
-        taps = (single(kernel_size, "kernel_size"),)
-        self._add(in_channels, out_channels, taps, groups, out_channels * bias, dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.conv_transpose1d(x, self.weight, getattr(self, "bias", None), *self.geometry)
 
 
 class InstanceNorm2d(GroupNorm):

@@ -8,8 +8,8 @@ from .attention import attention
 from .batch_norm import batch_norm
 from .by_index import bincount, index_add, scatter, scatter_add
 from .cast import astype
-from .conv import conv2d
-from .conv_transpose import conv1d, conv_transpose1d, conv_transpose2d
+from .conv import conv1d, conv2d
+from .conv_transpose import conv_transpose1d, conv_transpose2d
 from .create import (arange, eye, full, full_like, linspace, ones, ones_like, rand, rand_like, randint, randn,
                      randn_like, randperm, zeros, zeros_like)
 from .dropout import dropout

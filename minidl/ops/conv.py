@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
-
+from ..autograd.arguments import TwoCounts, TwoSizes
 from ..autograd.op import Layer, layout_hint, same_dtype
 from ..autograd.tensor import Tensor
-from ..kernels.conv import Geometry, Pair
-
-
-def pair(value: int | Sequence[int], name: str, least: int = 1) -> Pair:
-    """A number for both axes, or one for each, as a pair. Raises ValueError for anything else, or below `least`."""
-    both = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(both) != 2 or any(not isinstance(v, int | np.integer) or v < least for v in both):
-        raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}, or two of them")
-    return int(both[0]), int(both[1])
-
-
-def single(value: Any, name: str, least: int = 1) -> int:
-    """A number, also as a sequence of one. Raises ValueError for anything else, or below `least`."""
-    (one,) = value if isinstance(value, Sequence) and len(value) == 1 else (value,)
-    if not isinstance(one, int | np.integer) or one < least:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number >= {least}")
-    return int(one)
+from ..kernels.conv import Geometry
+from .windows import along_one_axis, lengths
 
 
 class Conv2d(Layer):
@@ -70,9 +53,16 @@ class Conv2d(Layer):
         return dict(enumerate(grads, 1))
 
 
-def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | Sequence[int] = 1,
-           padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, groups: int = 1) -> Tensor:
+def geometry_of(stride: TwoSizes, padding: TwoCounts, dilation: TwoSizes, groups: int) -> Geometry:
+    """Numbers, or (vertical, horizontal)."""
+    return Geometry(lengths(stride, "stride"), lengths(padding, "padding", 0), lengths(dilation, "dilation"), groups)
+
+
+def conv2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: TwoSizes = 1, padding: TwoCounts = 0,
+           dilation: TwoSizes = 1, groups: int = 1) -> Tensor:
     """x (n, h, w, c), weight (o, kh, kw, c / groups), bias (o,) -> (n, oh, ow, o), with
     oh = (h + 2 padding - dilation (kh - 1) - 1) // stride + 1. Numbers, or (vertical, horizontal)."""
-    geometry = Geometry(pair(stride, "stride"), pair(padding, "padding", 0), pair(dilation, "dilation"), groups)
-    return Conv2d(geometry)(x, weight, *(() if bias is None else (bias,)))
+    return Conv2d(geometry_of(stride, padding, dilation, groups))(x, weight, *(() if bias is None else (bias,)))
+
+
+conv1d = along_one_axis(conv2d)

@@ -1,15 +1,15 @@
-"""Transposed convolution, and convolutions along one axis: all run on the kernels of `conv2d`."""
+"""Transposed convolution, on the kernels of `conv2d`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ..autograd.arguments import OneCount, OneSize
+from ..autograd.arguments import TwoCounts, TwoSizes
 from ..autograd.op import Layer, layout_hint, same_dtype
 from ..autograd.tensor import Tensor
 from ..kernels.conv import Geometry
-from .conv import conv2d, pair, single
-from .shape import reshape
+from .conv import geometry_of
+from .windows import along_one_axis, lengths
 
 
 class ConvTranspose2d(Layer):
@@ -62,41 +62,13 @@ class ConvTranspose2d(Layer):
         return found
 
 
-def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: int | Sequence[int] = 1,
-                     padding: int | Sequence[int] = 0, output_padding: int | Sequence[int] = 0, groups: int = 1,
-                     dilation: int | Sequence[int] = 1) -> Tensor:
+def conv_transpose2d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: TwoSizes = 1,
+                     padding: TwoCounts = 0, output_padding: TwoCounts = 0, groups: int = 1,
+                     dilation: TwoSizes = 1) -> Tensor:
     """x (n, h, w, c), weight (c, kh, kw, o / groups), bias (o,) -> (n, oh, ow, o), with
     oh = (h - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1. Numbers, or (vertical, horizontal)."""
-    geometry = Geometry(pair(stride, "stride"), pair(padding, "padding", 0), pair(dilation, "dilation"), groups)
-    return ConvTranspose2d(geometry, pair(output_padding, "output_padding", 0))(
-        x, weight, *(() if bias is None else (bias,)))
+    op = ConvTranspose2d(geometry_of(stride, padding, dilation, groups), lengths(output_padding, "output_padding", 0))
+    return op(x, weight, *(() if bias is None else (bias,)))
 
 
-def conv1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: OneSize = 1,
-           padding: OneCount = 0, dilation: OneSize = 1, groups: int = 1) -> Tensor:
-    """x (n, length, c), weight (o, k, c / groups), bias (o,) -> (n, out, o), with
-    out = (length + 2 padding - dilation (k - 1) - 1) // stride + 1. Raises ValueError for other numbers of axes."""
-    return _along_one_axis(conv2d, "(o, k, c / groups)", x, weight, bias, groups, stride=stride, padding=padding,
-                           dilation=dilation)
-
-
-def conv_transpose1d(x: Tensor, weight: Tensor, bias: Tensor | None = None, stride: OneSize = 1,
-                     padding: OneCount = 0, output_padding: OneCount = 0, groups: int = 1,
-                     dilation: OneSize = 1) -> Tensor:
-    """x (n, length, c), weight (c, k, o / groups), bias (o,) -> (n, out, o); see `conv_transpose2d`. Raises ValueError
-    for other numbers of axes."""
-    return _along_one_axis(conv_transpose2d, "(c, k, o / groups)", x, weight, bias, groups, stride=stride,
-                           padding=padding, output_padding=output_padding, dilation=dilation)
-
-
-def _along_one_axis(convolution: Callable[..., Tensor], axes: str, x: Tensor, weight: Tensor, bias: Tensor | None,
-                    groups: int, **geometry: OneCount) -> Tensor:
-    """A convolution of images with one row. `axes`: the weight's, in words."""
-    if x.ndim != 3 or weight.ndim != 3:
-        raise ValueError(f"{convolution.__name__[:-2]}1d needs an input (n, length, c) and a weight {axes}, not "
-                         f"{x.shape} and {weight.shape}")
-    least = {name: int("padding" not in name) for name in geometry}  # also what the one row takes
-    image, row = (reshape(t, [t.shape[0], 1, *t.shape[1:]]) for t in (x, weight))
-    y = convolution(image, row, bias, groups=groups, **{
-        name: (least[name], single(value, name, least[name])) for name, value in geometry.items()})
-    return reshape(y, [y.shape[0], *y.shape[2:]])
+conv_transpose1d = along_one_axis(conv_transpose2d)

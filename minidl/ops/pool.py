@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from ..autograd.arguments import OneCount, OneSize, TwoCounts, TwoSizes
+from ..autograd.arguments import TwoCounts, TwoSizes
 from ..autograd.op import Op, same_dtype
-from ..autograd.tensor import ShapeError, Tensor
+from ..autograd.tensor import Tensor
 from ..kernels.pool import Pair, outputs
-from .conv import pair, single
 from .reduce import mean
-from .shape import squeeze, unsqueeze
+from .windows import along_one_axis, lengths
 
 
 class _Pool(Op):
     """x (n, h, w, c) -> (n, oh, ow, c)."""
 
-    def __init__(self, window: int | Sequence[int], stride: int | Sequence[int] | None,
-                 padding: int | Sequence[int], ceil_mode: bool) -> None:
-        self.geometry: dict[str, Pair] = {"window": pair(window, "kernel_size"), "padding": pair(padding, "padding", 0),
-                                          "stride": pair(window if stride is None else stride, "stride")}
+    def __init__(self, window: TwoSizes, stride: TwoSizes | None, padding: TwoCounts, ceil_mode: bool) -> None:
+        self.geometry: dict[str, Pair] = {
+            "window": lengths(window, "kernel_size"), "padding": lengths(padding, "padding", 0),
+            "stride": lengths(window if stride is None else stride, "stride")}
         self.ceil = bool(ceil_mode)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -75,26 +72,7 @@ def avg_pool2d(x: Tensor, kernel_size: TwoSizes, stride: TwoSizes | None = None,
     return AvgPool2d(kernel_size, stride, padding, ceil_mode)(x)
 
 
-def max_pool1d(x: Tensor, kernel_size: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
-               ceil_mode: bool = False) -> Tensor:
-    """`max_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
-    return _along_one_axis(MaxPool2d, x, kernel_size, stride, padding, ceil_mode)
-
-
-def avg_pool1d(x: Tensor, kernel_size: OneSize, stride: OneSize | None = None, padding: OneCount = 0, *,
-               ceil_mode: bool = False) -> Tensor:
-    """`avg_pool2d` along one axis: x (n, length, c) -> (n, out, c)."""
-    return _along_one_axis(AvgPool2d, x, kernel_size, stride, padding, ceil_mode)
-
-
-def _along_one_axis(pool: type[_Pool], x: Tensor, window: OneSize, stride: OneSize | None, padding: OneCount,
-                    ceil_mode: bool) -> Tensor:
-    if x.ndim != 3:
-        raise ShapeError(f"{pool.name[:-2]}1d: needs (n, length, c), not {x.shape}")
-    size = single(window, "kernel_size")
-    step = size if stride is None else single(stride, "stride")
-    y = pool((1, size), (1, step), (0, single(padding, "padding", 0)), ceil_mode)(unsqueeze(x, 1))
-    return squeeze(y, 1)
+max_pool1d, avg_pool1d = along_one_axis(max_pool2d), along_one_axis(avg_pool2d)
 
 
 def global_avg_pool(x: Tensor, keepdims: bool = False) -> Tensor:

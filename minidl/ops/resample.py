@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from ..autograd.arguments import OneSize, Size, TwoSizes
+from ..autograd.arguments import Size, TwoSizes
 from ..autograd.tensor import ShapeError, Tensor, array
-from .conv import pair, single
 from .linear import matmul
 from .pool import avg_pool2d
 from .reduce import broadcast_to, mean
-from .shape import reshape, squeeze, unsqueeze
+from .shape import reshape
+from .windows import along_one_axis, lengths
 
 
 def adaptive_avg_pool2d(x: Tensor, output_size: Size | tuple[Size | None, Size | None]) -> Tensor:
@@ -27,7 +27,7 @@ def adaptive_avg_pool2d(x: Tensor, output_size: Size | tuple[Size | None, Size |
     rows, columns = output_size if isinstance(output_size, Sequence) and len(output_size) == 2 else [output_size] * 2
     if isinstance(output_size, Sequence):
         rows, columns = x.shape[1] if rows is None else rows, x.shape[2] if columns is None else columns
-    to = single(rows, "output_size"), single(columns, "output_size")
+    to = lengths((rows, columns), "output_size")
     if to == (1, 1):
         return mean(x, axis=(1, 2), keepdims=True)
     if not any(n % m for n, m in zip(x.shape[1:3], to, strict=True)):
@@ -35,11 +35,7 @@ def adaptive_avg_pool2d(x: Tensor, output_size: Size | tuple[Size | None, Size |
     return _products(x, *(_windows(n, m) for n, m in zip(x.shape[1:3], to, strict=True)))
 
 
-def adaptive_avg_pool1d(x: Tensor, output_size: OneSize) -> Tensor:
-    """`adaptive_avg_pool2d` along one axis: `x (n, length, c) -> (n, output_size, c)`."""
-    if x.ndim != 3:
-        raise ShapeError(f"adaptive_avg_pool1d: needs (n, length, c), not {x.shape}")
-    return squeeze(adaptive_avg_pool2d(unsqueeze(x, 1), (1, single(output_size, "output_size"))), 1)
+adaptive_avg_pool1d = along_one_axis(adaptive_avg_pool2d, output_size="OneSize")
 
 
 def interpolate(x: Tensor, size: TwoSizes | None = None, scale_factor: TwoSizes | None = None,
@@ -58,8 +54,8 @@ def interpolate(x: Tensor, size: TwoSizes | None = None, scale_factor: TwoSizes 
     if mode == "nearest" and align_corners is not None:
         raise ValueError("interpolate: align_corners has no effect on the mode nearest; it goes with bilinear")
     h, w = x.shape[1:3]
-    factors = pair(scale_factor, "scale_factor") if scale_factor is not None else (0, 0)
-    to = (h * factors[0], w * factors[1]) if size is None else pair(size, "size")
+    factors = lengths(scale_factor, "scale_factor") if scale_factor is not None else (0, 0)
+    to = (h * factors[0], w * factors[1]) if size is None else lengths(size, "size")
     if mode == "bilinear":
         return _products(x, *(_between(n, m, bool(align_corners)) for n, m in zip((h, w), to, strict=True)))
     if to[0] % h or to[1] % w:

@@ -247,7 +247,7 @@ def test_what_does_not_fit_is_one_line() -> None:
             (lambda: ml.einsum("ij->k", x), "'k' of the result is in no operand"),
             (lambda: F.pixel_shuffle(image, 2), "multiple of 2 x 2"),
             (lambda: nn.TransformerEncoderLayer(8, 2), "batch_first=True"),
-            (lambda: F.max_pool1d(image, 2), "max_pool1d: needs .n, length, c."),
+            (lambda: F.max_pool1d(image, 2), "max_pool1d needs an input .n, length, c."),
             (lambda: nn.ZeroPad2d((1, 2)), "left, right, top, bottom")):
         with pytest.raises((ValueError, TypeError, AttributeError), match=message) as caught:
             act()

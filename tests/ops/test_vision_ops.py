@@ -462,7 +462,7 @@ def test_pool_forms_agree(case: str) -> None:
     shape, window, stride, padding, *ceil = POOLS[case]
     given = {"window": window, "stride": stride or window, "padding": padding}
     more = {"ceil": True} if ceil else {}
-    geometry = {name: ops.conv.pair(value, name, 0) for name, value in given.items()}
+    geometry = {name: ops.windows.lengths(value, name, 0) for name, value in given.items()}
     x = random_array(shape, 1)
     x[0, 0, 0] = np.nan
     y, tap = agree("max_pool2d", [x], **geometry, **more)
