@@ -9,10 +9,11 @@ from typing import Any
 from .. import ops
 from ..autograd.arguments import check_arguments
 from ..autograd.tensor import Tensor
+from . import functional
 from .module import Module
 
-__all__ = ["CELU", "ELU", "GELU", "GLU", "SELU", "Hardsigmoid", "Hardswish", "LeakyReLU", "LogSigmoid", "LogSoftmax",
-           "Mish", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh"]
+__all__ = ["CELU", "ELU", "GELU", "GLU", "SELU", "Hardsigmoid", "Hardswish", "Hardtanh", "LeakyReLU", "LogSigmoid",
+           "LogSoftmax", "Mish", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh"]
 
 
 class Activation(Module):
@@ -43,6 +44,7 @@ ELU = layer("ELU", ops.elu)
 GELU = layer("GELU", ops.gelu)
 GLU = layer("GLU", ops.glu)
 Hardsigmoid = layer("Hardsigmoid", ops.hardsigmoid)
+Hardtanh = layer("Hardtanh", functional.hardtanh)
 Hardswish = layer("Hardswish", ops.hardswish)
 LeakyReLU = layer("LeakyReLU", ops.leaky_relu)
 LogSigmoid = layer("LogSigmoid", ops.logsigmoid)

@@ -216,17 +216,19 @@ def embedding(index: Tensor, weight: Tensor) -> Tensor:
 def layer_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None, bias: Tensor | None = None,
                eps: float = 1e-5) -> Tensor:
     """x normalised over its last axes, whose lengths are `normalized_shape`. Raises ValueError if they are not."""
-    if x.shape[x.ndim - len(normalized_shape) :] != tuple(normalized_shape):
-        raise ValueError(f"layer_norm: input {x.shape} does not end in {tuple(normalized_shape)}")
-    return ops.layer_norm(x, weight, bias, axes=len(normalized_shape), eps=eps)
+    return ops.layer_norm(x, weight, bias, axes=_axes("layer_norm", x, normalized_shape), eps=eps)
 
 
 def rms_norm(x: Tensor, normalized_shape: Sequence[int], weight: Tensor | None = None,
              eps: float | None = None) -> Tensor:
     """x divided by its root mean square over its last axes. Raises ValueError if their lengths are others."""
+    return ops.rms_norm(x, weight, axes=_axes("rms_norm", x, normalized_shape), eps=eps)
+
+
+def _axes(name: str, x: Tensor, normalized_shape: Sequence[int]) -> int:
     if x.shape[x.ndim - len(normalized_shape) :] != tuple(normalized_shape):
-        raise ValueError(f"rms_norm: input {x.shape} does not end in {tuple(normalized_shape)}")
-    return ops.rms_norm(x, weight, axes=len(normalized_shape), eps=eps)
+        raise ValueError(f"{name}: input {x.shape} does not end in {tuple(normalized_shape)}")
+    return len(normalized_shape)
 
 
 def scaled_dot_product_attention(query: Tensor, key: Tensor, value: Tensor, *, is_causal: bool = False,

@@ -22,7 +22,7 @@ from ..core.graph import Role
 from ..core.tasks import strides_of
 from ..ops.shape import axis_of
 
-__all__ = ["Dropout", "Flatten", "Hardtanh", "Identity", "Linear", "Module", "ModuleDict", "ModuleList", "PReLU",
+__all__ = ["Dropout", "Flatten", "Identity", "Linear", "Module", "ModuleDict", "ModuleList", "PReLU",
            "Sequential", "Unflatten", "state"]
 
 
@@ -250,22 +250,24 @@ class Sequential(ModuleList):
         return x
 
 
+def _axes(t: Tensor) -> tuple[int, ...]:
+    """The published order of a tensor's axes, which is how a state dict has them."""
+    return getattr(t, "axes", None) or tuple(range(t.ndim))
+
+
 def state_array(t: Tensor) -> Any:
-    """The array of a tensor as in a state dict: a view with the axes in their published order (`Parameter.axes`)."""
-    axes = t.axes if isinstance(t, Parameter) else None
-    return t.numpy().transpose(axes) if axes else t.numpy()
+    """The array of a tensor as in a state dict: a view."""
+    return t.numpy().transpose(_axes(t))
 
 
 def state_shape(t: Tensor) -> tuple[int, ...]:
     """The shape of a tensor as in a state dict."""
-    axes = t.axes if isinstance(t, Parameter) else None
-    return tuple(t.shape[a] for a in axes) if axes else t.shape
+    return tuple(t.shape[a] for a in _axes(t))
 
 
 def put(t: Tensor, value: Any) -> None:
     """Copies an array to a tensor; its axes are in the published order."""
-    axes = t.axes if isinstance(t, Parameter) else None
-    t.assign(np.transpose(value, np.argsort(axes)) if axes else value)
+    t.assign(np.transpose(value, np.argsort(_axes(t))))
 
 
 class ModuleDict(Module):
@@ -339,18 +341,6 @@ class Flatten(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ops.flatten(x, 1)
-
-
-class Hardtanh(Module):
-    """x, at least `min_val` and at most `max_val`."""
-
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
-        if min_val > max_val:
-            raise ValueError(f"Hardtanh: min_val {min_val} is above max_val {max_val}")
-        self.bounds = min_val, max_val
-
-    def forward(self, x: Tensor) -> Tensor:
-        return ops.clamp(x, *self.bounds)
 
 
 class Identity(Module):

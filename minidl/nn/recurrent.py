@@ -16,11 +16,10 @@ from ..autograd import random
 from ..autograd import tape as tapes
 from ..autograd.arguments import Float, Nonlinearity, Rate, Size
 from ..autograd.tensor import Parameter, Tensor, array
+from ..ops.recurrent import CELLS
 from .module import Module
 
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
-
-GATES = {"rnn": 1, "gru": 3, "lstm": 4}
 
 
 def _run(kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], relu: bool,
@@ -40,7 +39,7 @@ class _Weights(Module):
     relu = False
 
     def _add(self, inputs: int, bias: bool, suffix: str, dtype: str) -> None:
-        rows, bound = GATES[self.kind] * self.hidden, 1 / math.sqrt(self.hidden)
+        rows, bound = CELLS[self.kind].gates * self.hidden, 1 / math.sqrt(self.hidden)
         shapes: dict[str, Any] = {"weight_ih": (rows, inputs), "weight_hh": (rows, self.hidden)}
         shapes |= {"bias_ih": rows, "bias_hh": rows} if bias else {}
         for name, shape in shapes.items():
@@ -52,7 +51,7 @@ class _Weights(Module):
 
     def _states(self, given: Any, shape: tuple[int, ...], dtype: str) -> list[Tensor]:
         """The initial states; zeros if none are given. Raises ValueError for another number or shape."""
-        count = 2 if self.kind == "lstm" else 1
+        count = CELLS[self.kind].states
         if given is None:
             return [array(np.zeros(shape, dtype), name="zeros")] * count
         states = list(given) if self.kind == "lstm" else [given]

@@ -74,19 +74,17 @@ class LayerNorm(Module):
         return functional.layer_norm(x, self.shape, getattr(self, "weight", None), bias, self.eps)
 
 
-class RMSNorm(Module):
+class RMSNorm(LayerNorm):
     """Divides by the root mean square over the last axes, whose lengths are `normalized_shape`;
     `elementwise_affine` scales the result."""
 
     def __init__(self, normalized_shape: Size | Sequence[Size], eps: float | None = None,
                  elementwise_affine: bool = True, *, dtype: Float = "float32") -> None:
-        self.shape = tuple(normalized_shape) if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-        self.eps = eps
-        if elementwise_affine:
-            self.weight = Parameter(constant(1, self.shape, dtype))
+        super().__init__(normalized_shape, 0.0, elementwise_affine, bias=False, dtype=dtype)
+        self.root = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.shape, getattr(self, "weight", None), self.eps)
+        return functional.rms_norm(x, self.shape, getattr(self, "weight", None), self.root)
 
 
 class Past:

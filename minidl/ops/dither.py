@@ -24,7 +24,7 @@ from .conv import Conv2d
 from .conv_transpose import ConvTranspose2d
 from .dropout import next_draw
 from .linear import Linear, MatMul
-from .recurrent import _Recurrent
+from .recurrent import Recurrent
 
 LAYERS = (Linear, MatMul, Conv2d, ConvTranspose2d)  #: ops whose output is a pre-activation
 
@@ -41,9 +41,9 @@ class Dither:
         """The gradient that O and W of this node read."""
         op, tape = node.op, tapes.current()
         weights = [t for t in node.inputs if t.weight]
-        if not self.s or not weights or not isinstance(op, (*LAYERS, _Recurrent)):
+        if not self.s or not weights or not isinstance(op, (*LAYERS, Recurrent)):
             return dy
-        if isinstance(op, _Recurrent):
+        if isinstance(op, Recurrent):
             raise RuntimeError(f"dither: {op.name} computes the gradients of its pre-activations within one kernel, so "
                                f"nothing can round them; train this network without dither")
         if dy.dtype not in FLOATS:

@@ -13,14 +13,12 @@ from .shape import reshape, transpose
 
 
 class LayerNorm(Layer):
-    """Normalises over the last axes. The output gradient and the weight gradient each need only what the forward pass
-    has saved. Weight, bias and saved statistics are float32 where x has 16 bits."""
+    """Normalises over the last axes; `rms_norm` is a layer norm whose mean is 0. The output gradient and the weight
+    gradient each need only what the forward pass has saved. Weight, bias and saved statistics are float32 where x has
+    16 bits."""
 
-    name = "layer_norm"
-    first = 0  #: which of the saved statistics, mean and scale, is the first that the output gradient needs
-
-    def __init__(self, axes: int, eps: float) -> None:
-        self.axes, self.eps = axes, eps
+    def __init__(self, name: str, axes: int, eps: float) -> None:
+        self.name, self.axes, self.eps = name, axes, eps
 
     def forward(self, x: Tensor, *affine: Tensor) -> Tensor:
         dtype = statistics_dtype(self, x, *affine)
@@ -42,9 +40,9 @@ class LayerNorm(Layer):
         return self.dense(t).seen([t.size])
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        dx = self.grad(self.x)
-        reads = [self.rows, *self.kept_sums[self.first :], self._rows(dy), *map(self._row, self.affine[:1])]
-        self.call(f"{self.name}_input_grad", reads, [self._rows(dx)])
+        dx, sums = self.grad(self.x), self.kept_sums[self.name == "rms_norm" :]
+        self.call(f"{self.name}_input_grad", [self.rows, *sums, self._rows(dy), *map(self._row, self.affine[:1])],
+                  [self._rows(dx)])
         return dx
 
     def weights_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
@@ -60,21 +58,15 @@ def layer_norm(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = No
     needs a weight."""
     if bias is not None and weight is None:
         raise ValueError("layer_norm: a bias needs a weight")
-    return LayerNorm(axes, eps)(x, *(t for t in (weight, bias) if t is not None))
-
-
-class RMSNorm(LayerNorm):
-    """Divides by the root mean square over the last axes: a layer norm whose mean is 0."""
-
-    name = "rms_norm"
-    first = 1
+    return LayerNorm("layer_norm", axes, eps)(x, *(t for t in (weight, bias) if t is not None))
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, axes: int = 1, eps: float | None = None) -> Tensor:
     """x / sqrt(mean(x^2) + eps) over its last `axes` axes, times `weight`, which has their shape. `eps`: by default
     the machine epsilon of x's type, as in torch; float32's if x has 16 bits."""
     wide = x.dtype if x.dtype == "float64" else "float32"
-    return RMSNorm(axes, float(np.finfo(wide).eps) if eps is None else eps)(x, *(() if weight is None else (weight,)))
+    op = LayerNorm("rms_norm", axes, float(np.finfo(wide).eps) if eps is None else eps)
+    return op(x, *(() if weight is None else (weight,)))
 
 
 def group_norm(x: Tensor, groups: int, weight: Tensor | None = None, bias: Tensor | None = None,

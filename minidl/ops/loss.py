@@ -13,10 +13,12 @@ from .shape import axis_of, swap_axes
 
 
 class Softmax(Op):
-    """Over the last axis."""
+    """Softmax or its logarithm over the last axis."""
 
-    name = "softmax"
     precision = "full"
+
+    def __init__(self, name: str) -> None:
+        self.name = name
 
     def forward(self, x: Tensor) -> Tensor:
         dtype = same_dtype(self, x)
@@ -27,12 +29,6 @@ class Softmax(Op):
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return self.grad_by(f"{self.name}_grad", [self.y, dy], self.x)
-
-
-class LogSoftmax(Softmax):
-    """Over the last axis."""
-
-    name = "log_softmax"
 
 
 class CrossEntropy(Op):
@@ -98,23 +94,22 @@ class MSE(Op):
         return self.grad_by("mse_grad", [x, target, dy], x, factor=2 / x.size)
 
 
+def _softmax(name: str, x: Tensor, axis: int) -> Tensor:
+    if x.ndim and axis_of(x, axis, name) != x.ndim - 1:
+        return swap_axes(Softmax(name)(swap_axes(x, axis, -1)), axis, -1)
+    return Softmax(name)(x)
+
+
 @with_dim
 def softmax(x: Tensor, axis: int = -1) -> Tensor:
     """Probabilities over one axis."""
-    return _over(Softmax(), x, axis)
+    return _softmax("softmax", x, axis)
 
 
 @with_dim
 def log_softmax(x: Tensor, axis: int = -1) -> Tensor:
     """The logarithm of softmax over one axis."""
-    return _over(LogSoftmax(), x, axis)
-
-
-def _over(op: Op, x: Tensor, axis: int) -> Tensor:
-    """An op that works over the last axis, over another one."""
-    if x.ndim and axis_of(x, axis, op.name) != x.ndim - 1:
-        return swap_axes(op(swap_axes(x, axis, -1)), axis, -1)
-    return op(x)
+    return _softmax("log_softmax", x, axis)
 
 
 def label_weights(weight: Tensor, labels: Tensor, ignore_index: int) -> Tensor:

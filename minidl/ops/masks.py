@@ -25,8 +25,8 @@ def operand(value: Any, dtype: str) -> Tensor:
     return array(value, dtype if fits else None)
 
 
-class _Mask(Op):
-    """One or two tensors, broadcast to one shape -> a mask."""
+class Mask(Op):
+    """One or two tensors, broadcast to one shape -> a mask. Logic takes masks alone."""
 
     precision = "widest"
 
@@ -35,16 +35,11 @@ class _Mask(Op):
 
     def forward(self, *tensors: Tensor) -> Tensor:
         types = {t.dtype for t in tensors}
+        if self.name.startswith("logical") and (other := types - {"bool"}):
+            raise self.error(f"needs masks (bool), not {', '.join(sorted(other))}; x != 0 makes one")
         if len(types) > 1:
             raise self.error(f"types differ: {', '.join(t.dtype for t in tensors)}; convert one with astype")
         return self.out_by(self.name, tensors, self.broadcast(*tensors), "bool")
-
-
-class _Logic(_Mask):
-    def forward(self, *tensors: Tensor) -> Tensor:
-        if other := [t.dtype for t in tensors if t.dtype != "bool"]:
-            raise self.error(f"needs masks (bool), not {other[0]}; x != 0 makes one")
-        return super().forward(*tensors)
 
 
 class Where(Op):
@@ -67,12 +62,12 @@ class Where(Op):
 
 def compare(name: str, a: Tensor, b: Any) -> Tensor:
     """The mask of a kernel of `kernels/masks.py`: equal, not_equal, less, less_equal, greater, greater_equal."""
-    return _Mask(name)(a, operand(b, a.dtype))
+    return Mask(name)(a, operand(b, a.dtype))
 
 
 def logic(name: str, *masks: Any) -> Tensor:
     """The same for logical_and, logical_or, logical_xor, logical_not."""
-    return _Logic(name)(*masks)
+    return Mask(name)(*masks)
 
 
 def where(mask: Any, a: Any, b: Any) -> Tensor:

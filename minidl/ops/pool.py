@@ -10,10 +10,13 @@ from .reduce import mean
 from .windows import along_one_axis, lengths
 
 
-class _Pool(Op):
-    """x (n, h, w, c) -> (n, oh, ow, c)."""
+class Pool(Op):
+    """x (n, h, w, c) -> (n, oh, ow, c). The forward pass of `max_pool2d` saves which tap had the maximum; the first of
+    equal ones gets the gradient."""
 
-    def __init__(self, window: TwoSizes, stride: TwoSizes | None, padding: TwoCounts, ceil_mode: bool) -> None:
+    def __init__(self, name: str, window: TwoSizes, stride: TwoSizes | None, padding: TwoCounts,
+                 ceil_mode: bool) -> None:
+        self.name = name
         self.geometry: dict[str, Pair] = {
             "window": lengths(window, "kernel_size"), "padding": lengths(padding, "padding", 0),
             "stride": lengths(window if stride is None else stride, "stride")}
@@ -31,29 +34,12 @@ class _Pool(Op):
             raise self.error(f"the window {window} is larger than the image {x.shape[1:3]} with padding {padding}")
         self.x = self.dense(x)
         y = self.out([x.shape[0], *size, x.shape[3]], dtype)
-        self.kept = self.keep(y)
+        self.kept = [self.out(y.shape, "int32")] if self.name == "max_pool2d" else []
         return self.call(self.name, [self.x], [y, *self.kept], **self.geometry, ceil=self.ceil)
-
-    def keep(self, y: Tensor) -> list[Tensor]:
-        """The tensors that the forward kernel also writes, for the gradient."""
-        return []
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return self.grad_by(f"{self.name}_grad", [*self.kept, self.dense(dy)], self.x, size=self.x.shape[1:3],
                             **self.geometry)
-
-
-class MaxPool2d(_Pool):
-    """The forward pass saves which tap had the maximum; the first of equal ones gets the gradient."""
-
-    name = "max_pool2d"
-
-    def keep(self, y: Tensor) -> list[Tensor]:
-        return [self.out(y.shape, "int32")]
-
-
-class AvgPool2d(_Pool):
-    name = "avg_pool2d"
 
 
 def max_pool2d(x: Tensor, kernel_size: TwoSizes, stride: TwoSizes | None = None, padding: TwoCounts = 0, *,
@@ -61,7 +47,7 @@ def max_pool2d(x: Tensor, kernel_size: TwoSizes, stride: TwoSizes | None = None,
     """The maximum of each window: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the size of the window.
     `padding`: at most half of the window. `ceil_mode`: the last windows may reach beyond the image and its padding, so
     that none of it is left out."""
-    return MaxPool2d(kernel_size, stride, padding, ceil_mode)(x)
+    return Pool("max_pool2d", kernel_size, stride, padding, ceil_mode)(x)
 
 
 def avg_pool2d(x: Tensor, kernel_size: TwoSizes, stride: TwoSizes | None = None, padding: TwoCounts = 0, *,
@@ -69,7 +55,7 @@ def avg_pool2d(x: Tensor, kernel_size: TwoSizes, stride: TwoSizes | None = None,
     """The mean of each window, padding counted as zeros: x (n, h, w, c) -> (n, oh, ow, c). `stride`: by default the
     size of the window. `ceil_mode`: the last windows may reach beyond the image and its padding, so that none of it is
     left out; they are means of fewer values."""
-    return AvgPool2d(kernel_size, stride, padding, ceil_mode)(x)
+    return Pool("avg_pool2d", kernel_size, stride, padding, ceil_mode)(x)
 
 
 max_pool1d, avg_pool1d = along_one_axis(max_pool2d), along_one_axis(avg_pool2d)

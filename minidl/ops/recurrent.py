@@ -8,6 +8,7 @@ gradient over all steps is then one product.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ..autograd.op import Op, same_dtype
@@ -15,112 +16,78 @@ from ..autograd.tensor import Tensor
 from .join import cut
 
 
-class _Recurrent(Op):
-    """gx (T, n, gates * d), initial states (n, d), w_hh (gates * d, d), b_hh (gates * d,) -> outputs (T, n, d)."""
+@dataclass(frozen=True)
+class Cell:
+    """A kind of cell: how many gates it has, how many states go from step to step, and whether the gradients toward its
+    gates' recurrent products are others than toward the inputs' products."""
 
-    gates = 1  #: how many gates
-    states = 1  #: how many states go from step to step
-    rows = 1  #: how many rows the output array has besides the steps'
+    gates: int
+    states: int = 1
+    inner: bool = False
+
+
+CELLS = {"rnn": Cell(1), "gru": Cell(3, inner=True), "lstm": Cell(4, states=2)}
+
+
+class Recurrent(Op):
+    """gx (T, n, gates * d), initial states (n, d), w_hh (gates * d, d), b_hh (gates * d,) -> outputs (T, n, d). An LSTM
+    has one more row, the last cell: at the end, with `reverse` at the start."""
+
     output_first = True
     precision = "low"
 
-    def __init__(self, reverse: bool, **constants: Any) -> None:
+    def __init__(self, name: str, reverse: bool, **constants: Any) -> None:
+        self.name, self.cell = name, CELLS[name]
         self.reverse, self.constants = reverse, {"reverse": reverse, **constants}
         self.dy: Tensor | None = None
 
     def forward(self, gx: Tensor, *rest: Tensor) -> Tensor:
-        dtype = same_dtype(self, gx, *rest)
-        initial, (self.w, *bias) = rest[: self.states], rest[self.states :]
+        dtype, (gates, states) = same_dtype(self, gx, *rest), (self.cell.gates, self.cell.states)
+        initial, (self.w, *bias) = rest[:states], rest[states:]
         d = self.w.shape[-1] if self.w.ndim == 2 else -1
-        if gx.ndim != 3 or self.w.shape != (gx.shape[-1], d) or gx.shape[-1] != self.gates * d or not gx.shape[0]:
+        if gx.ndim != 3 or self.w.shape != (gx.shape[-1], d) or gx.shape[-1] != gates * d or not gx.shape[0]:
             raise self.error(f"gates {gx.shape} do not fit weight {self.w.shape}; "
-                             f"expected (steps, n, {self.gates} d) and ({self.gates} d, d)")
+                             f"expected (steps, n, {gates} d) and ({gates} d, d)")
         if any(t.shape != (gx.shape[1], d) for t in initial) or any(b.shape != gx.shape[-1:] for b in bias):
             raise self.error(f"states {[t.shape for t in initial]} or bias {[b.shape for b in bias]} do not fit "
                              f"gates {gx.shape}")
         self.gx, self.initial, self.bias = gx, initial, bias
         self.steps, self.n, self.d = gx.shape[0], gx.shape[1], d
-        self.outputs = self.out([self.steps + self.rows, self.n, d], dtype)
-        self.saved = self.make_saved(dtype)
+        self.outputs = self.out([self.steps + states, self.n, d], dtype)
+        kept: dict[str, list[tuple[int, ...]]] = {
+            "rnn": [], "gru": [(self.steps, self.n, 4 * d)], "lstm": [(self.steps + 1, self.n, d), gx.shape]}
+        self.saved = [self.out(shape, dtype) for shape in kept[self.name]]
         self.call(self.name, [gx, *initial, self.w, *bias], [self.outputs, *self.saved], **self.constants)
-        return self._rows(int(not self.reverse), self.steps)
-
-    def make_saved(self, dtype: str) -> list[Tensor]:
-        """The tensors that the forward kernel also writes, for the gradient kernel."""
-        return []
+        return self._rows(int(not self.reverse), self.steps + states - 1)
 
     def _rows(self, begin: int, count: int) -> Tensor:
         return self.outputs.seen([count, self.n, self.d], begin=begin * self.n * self.d)
-
-    def call_grad(self, dy: Tensor) -> list[Tensor]:
-        """Calls the gradient kernel. Returns the gradients toward gx and toward the sum of recurrent product and
-        bias."""
-        raise NotImplementedError
 
     def _back(self, dy: Tensor) -> None:
         """Computes the gradients back through time, once for each incoming gradient dy."""
         if self.dy is not dy:
             self.dy, self.grads = dy, {1 + i: self.grad(t) for i, t in enumerate(self.initial)}
-            self.grads[0], inner = self.call_grad(dy)
-            self.kept = [inner]
+            toward = [self.grad(self.gx) for _ in range(1 + self.cell.inner)]
+            reads = [dy, self.w, *([] if self.name == "lstm" else [self.outputs]), *self.saved]
+            self.call(f"{self.name}_grad", reads, [*toward, *self.grads.values()], **self.constants)
+            self.grads[0], self.kept = toward[0], toward[-1:]
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         self._back(dy)
-        weights = [i for i in wanted if i > self.states]
-        return {**{i: self.grads[i] for i in wanted if i <= self.states},
+        weights = [i for i in wanted if i > self.cell.states]
+        return {**{i: self.grads[i] for i in wanted if i <= self.cell.states},
                 **(self.weight_grad(dy, weights) if weights else {})}
 
     def weight_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         self._back(dy)  # does nothing if the output gradient task has done it
-        found = {i: self.grads[i] for i in wanted if i <= self.states}
+        found = {i: self.grads[i] for i in wanted if i <= self.cell.states}
         if len(found) < len(wanted):
             grads = [self.grad(t) for t in (self.w, *self.bias)]
-            before = self._rows(self.rows if self.reverse else 0, self.steps)
+            before = self._rows(self.cell.states if self.reverse else 0, self.steps)
             flat = [t.seen([self.steps * self.n, t.shape[-1]]) for t in (before, self.kept[0])]
             self.call("linear_weight_grad", flat, grads, bias=len(grads) > 1)
-            found |= dict(enumerate(grads, 1 + self.states))
+            found |= dict(enumerate(grads, 1 + self.cell.states))
         return found
-
-
-class RNN(_Recurrent):
-    name = "rnn"
-
-    def call_grad(self, dy: Tensor) -> list[Tensor]:
-        dgx = self.grad(self.gx)
-        self.call("rnn_grad", [dy, self.w, self.outputs], [dgx, self.grads[1]], **self.constants)
-        return [dgx, dgx]
-
-
-class GRU(_Recurrent):
-    name = "gru"
-    gates = 3
-
-    def make_saved(self, dtype: str) -> list[Tensor]:
-        return [self.out([self.steps, self.n, 4 * self.d], dtype)]
-
-    def call_grad(self, dy: Tensor) -> list[Tensor]:
-        dgx, inner = self.grad(self.gx), self.grad(self.gx)
-        self.call("gru_grad", [dy, self.w, self.outputs, *self.saved], [dgx, inner, self.grads[1]], **self.constants)
-        return [dgx, inner]
-
-
-class LSTM(_Recurrent):
-    """The output array has one more row, the last cell: at its end, with `reverse` at its start."""
-
-    name = "lstm"
-    gates, states, rows = 4, 2, 2
-
-    def forward(self, gx: Tensor, *rest: Tensor) -> Tensor:
-        super().forward(gx, *rest)
-        return self._rows(int(not self.reverse), self.steps + 1)
-
-    def make_saved(self, dtype: str) -> list[Tensor]:
-        return [self.out([self.steps + 1, self.n, self.d], dtype), self.out(self.gx.shape, dtype)]
-
-    def call_grad(self, dy: Tensor) -> list[Tensor]:
-        dgx = self.grad(self.gx)
-        self.call("lstm_grad", [dy, self.w, *self.saved], [dgx, self.grads[1], self.grads[2]], **self.constants)
-        return [dgx, dgx]
 
 
 def _last(y: Tensor, reverse: bool) -> Tensor:
@@ -131,21 +98,21 @@ def rnn(gx: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *, rel
         reverse: bool = False) -> tuple[Tensor, Tensor]:
     """h' = tanh(gx + w_hh h + b_hh) at each step (relu instead of tanh if asked for): gx (T, n, d), h0 (n, d), w_hh
     (d, d), b_hh (d,) -> outputs (T, n, d) and the last state (n, d). `reverse` goes from the last step to the first."""
-    y = RNN(reverse, relu=relu)(gx, h0, w_hh, *(() if b_hh is None else (b_hh,)))
+    y = Recurrent("rnn", reverse, relu=relu)(gx, h0, w_hh, *(() if b_hh is None else (b_hh,)))
     return y, _last(y, reverse)
 
 
 def gru(gx: Tensor, h0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *,
         reverse: bool = False) -> tuple[Tensor, Tensor]:
     """gx (T, n, 3d), gates r, z, n as in torch -> outputs (T, n, d) and the last state (n, d)."""
-    y = GRU(reverse)(gx, h0, w_hh, *(() if b_hh is None else (b_hh,)))
+    y = Recurrent("gru", reverse)(gx, h0, w_hh, *(() if b_hh is None else (b_hh,)))
     return y, _last(y, reverse)
 
 
 def lstm(gx: Tensor, h0: Tensor, c0: Tensor, w_hh: Tensor, b_hh: Tensor | None = None, *,
          reverse: bool = False) -> tuple[Tensor, Tensor, Tensor]:
     """gx (T, n, 4d), gates i, f, g, o as in torch -> outputs (T, n, d), the last state and the last cell (n, d)."""
-    both = LSTM(reverse)(gx, h0, c0, w_hh, *(() if b_hh is None else (b_hh,)))
+    both = Recurrent("lstm", reverse)(gx, h0, c0, w_hh, *(() if b_hh is None else (b_hh,)))
     steps = gx.shape[0]
     y = cut(both, slice(1, None) if reverse else slice(0, steps))
     return y, _last(y, reverse), cut(both, 0 if reverse else steps)

@@ -149,6 +149,16 @@ class Optimizer(Watched):
         if name not in self.states:
             self.states[name] = self._zeros(name, self.parameters)
 
+    def _checked(self, *names: str, rates: Sequence[str] = ()) -> None:
+        """Checks these arguments, of which `rates` are below 1, and makes the states that they ask for."""
+        for name in names:
+            _check(f"the {name.replace('_', ' ')}", getattr(self, name), self.parameters[0].dtype)
+        for name in rates:
+            values = getattr(self, name)
+            if not all(0 <= value < 1 for value in (values if isinstance(values, Sequence) else [values])):
+                raise ValueError(f"{name}: {values} must be at least 0 and below 1")
+        self.states_of(0)
+
     def _zeros(self, name: str, parameters: Sequence[Parameter]) -> list[Tensor]:
         return [_buffer(constant(0, p.shape, p.dtype), Role.STATE, f"{name} {p.name}") for p in parameters]
 
@@ -257,13 +267,10 @@ class SGD(Optimizer):
     def __init__(self, parameters: Parameters, lr: float, momentum: float = 0.0, *, weight_decay: float = 0.0,
                  nesterov: bool = False, max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        _check("the weight decay", weight_decay, self.parameters[0].dtype)
-        if not 0 <= momentum < 1:
-            raise ValueError(f"momentum is {momentum}; it must be at least 0 and below 1")
         if nesterov and not momentum:
             raise ValueError("nesterov needs momentum")
         self.momentum, self.weight_decay, self.nesterov = momentum, weight_decay, nesterov
-        self.states_of(0)
+        self._checked("weight_decay", rates=("momentum",))
 
     def state_names(self) -> Sequence[str]:
         return ["momentum"] * bool(self.momentum)
@@ -284,13 +291,11 @@ class Adam(Optimizer):
                  eps: float = 1e-8, weight_decay: float = 0.0, *, max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        _check("the weight decay", weight_decay, self.parameters[0].dtype)
-        _check("eps", eps, self.parameters[0].dtype)
-        if len(betas) != 2 or not all(0 <= b < 1 for b in betas):
-            raise ValueError(f"betas are {betas}; each of the two must be at least 0 and below 1")
+        if len(betas) != 2:
+            raise ValueError(f"betas are {betas}; they must be two numbers, at least 0 and below 1")
         self.betas, self.eps, self.weight_decay = betas, eps, weight_decay
+        self._checked("weight_decay", "eps", rates=("betas",))
         self.powers = _buffer(np.array([0.0, 1.0, 1.0]), Role.SCALAR, "adam powers")
-        self.states_of(0)
 
     def state_names(self) -> Sequence[str]:
         return "mean", "square"
@@ -336,8 +341,8 @@ class NAdamW(AdamW):
                  eps: float = 1e-8, weight_decay: float = 0.01, momentum_decay: float = 4e-3, *,
                  max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, betas, eps, weight_decay, max_norm=max_norm, scaler=scaler)
-        _check("the momentum decay", momentum_decay, self.parameters[0].dtype)
         self.momentum_decay = momentum_decay
+        self._checked("momentum_decay")
         self.powers = _buffer(np.array([0.0, 1.0, 1.0, 0.0, 0.0]), Role.SCALAR, "nadam powers")
 
     def tick(self) -> dict[str, float]:
@@ -352,14 +357,9 @@ class RMSprop(Optimizer):
                  weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False, *,
                  max_norm: float | None = None, scaler: GradScaler | None = None) -> None:
         super().__init__(parameters, lr, max_norm, scaler)
-        _check("the weight decay", weight_decay, self.parameters[0].dtype)
-        _check("eps", eps, self.parameters[0].dtype)
-        for name, value in (("alpha", alpha), ("momentum", momentum)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} is {value}; it must be at least 0 and below 1")
         self.alpha, self.eps, self.momentum, self.weight_decay = alpha, eps, momentum, weight_decay
         self.centered = bool(centered)
-        self.states_of(0)
+        self._checked("weight_decay", "eps", rates=("alpha", "momentum"))
 
     def state_names(self) -> Sequence[str]:
         return ["square", *["mean"] * bool(self.centered), *["momentum"] * bool(self.momentum)]

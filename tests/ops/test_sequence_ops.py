@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import nn, ops
+from minidl import ops
 from minidl.core.tasks import Kind
 from minidl.runtime.checking import random_schedule
 from minidl.testing.checks import gradcheck
@@ -106,7 +106,7 @@ def test_attention_drops_what_dropout_of_its_probabilities_would() -> None:
 @pytest.mark.parametrize("kind", ["gru", "lstm"])
 def test_recurrence_in_float32_has_its_digits_and_keeps_nan(kind: str) -> None:
     """Also where tanh and sigmoid are flat, and over enough steps for a copy of the weight's columns."""
-    gates, (length, n, d) = nn.recurrent.GATES[kind], (6, 5, 24)
+    gates, (length, n, d) = ops.recurrent.CELLS[kind].gates, (6, 5, 24)
     states = [random_array((n, d), 1)] * (2 if kind == "lstm" else 1)
     inputs = [random_array((length, n, gates * d), low=-12, high=12), *states,
               random_array((gates * d, d), 2, low=-0.3, high=0.3)]
@@ -123,7 +123,7 @@ def test_recurrence_in_float32_has_its_digits_and_keeps_nan(kind: str) -> None:
 @pytest.mark.parametrize("bias", [0, 1])
 @pytest.mark.parametrize("kind", ["rnn", "rnn relu", "gru", "lstm"])
 def test_recurrence_finite_differences(kind: str, bias: int, reverse: bool) -> None:
-    gates, d, n, length = nn.recurrent.GATES[kind.split()[0]], 2, 2, 3
+    gates, d, n, length = ops.recurrent.CELLS[kind.split()[0]].gates, 2, 2, 3
     states = [random_array((n, d), i, low=-0.5, high=0.5) for i in range(2 if kind == "lstm" else 1)]
     rest = [random_array((gates * d, d), 7), *[random_array((gates * d,), 8)][:bias]]
     options: dict[str, Any] = {"relu": kind == "rnn relu"} if kind.startswith("rnn") else {}
