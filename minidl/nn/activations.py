@@ -1,4 +1,4 @@
-"""Activations without parameters as layers, with torch's names: each calls a function of `minidl.ops`."""
+"""Layers that call a function, with torch's names: here activations without parameters."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ __all__ = ["CELU", "ELU", "GELU", "GLU", "SELU", "Hardsigmoid", "Hardswish", "Ha
            "LogSoftmax", "Mish", "ReLU", "ReLU6", "SiLU", "Sigmoid", "Softmax", "Softplus", "Softsign", "Tanh"]
 
 
-class Activation(Module):
-    """A layer that calls a function of x. It is made with the function's other arguments."""
-
-    function: Callable[..., Tensor]
+class Function(Module):
+    """A layer that calls a function of one or several tensors. It is made with the function's other arguments."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         check_arguments(type(self).__name__, type(self), arguments, named)
-        self.arguments, self.named = arguments, named
-
-    def forward(self, x: Tensor) -> Tensor:
-        return type(self).function(x, *self.arguments, **self.named)
+        self.named = inspect.signature(type(self)).bind(*arguments, **named).arguments
 
 
-def layer(name: str, function: Callable[..., Tensor], base: type[Activation] = Activation) -> type[Activation]:
-    """The class of this name, with the function's documentation and with its arguments, except the ones that the base's
-    `forward` takes. `axis` is called `dim`."""
-    taken = inspect.signature(base.forward).parameters
-    others = [p for p in inspect.signature(function).parameters.values() if p.name not in taken]
-    own = inspect.Signature([p.replace(name="dim") if p.name == "axis" else p for p in others])
-    return type(name, (base,), {"__doc__": function.__doc__, "__module__": base.__module__, "__signature__": own,
-                                "function": staticmethod(function)})
+def layer(name: str, function: Callable[..., Tensor], tensors: int = 1) -> type[Function]:
+    """The class of this name, with the function's documentation. Its `forward` has the first arguments of the function,
+    which are so many `tensors`, and it is made with the others; `axis` is called `dim`."""
+    known = [p.replace(name="dim") if p.name == "axis" else p for p in inspect.signature(function).parameters.values()]
+
+    def forward(self: Function, *inputs: Any, **named: Any) -> Tensor:
+        return function(*inputs, **named, **self.named)
+
+    forward.__annotations__ = {p.name: Tensor for p in known[:tensors]}
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    setattr(forward, "__signature__", inspect.Signature([own, *known[:tensors]]))  # noqa: B010  (for the checker)
+    return type(name, (Function,), {
+        "__doc__": function.__doc__, "__module__": __name__, "__signature__": inspect.Signature(known[tensors:]),
+        "function": staticmethod(function), "forward": forward})
 
 
 CELU = layer("CELU", ops.celu)

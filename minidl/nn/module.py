@@ -109,9 +109,7 @@ class Module(Watched):
 
     def modules(self) -> Iterator[Module]:
         """This module and all below it."""
-        yield self
-        for child in self.children():
-            yield from child.modules()
+        return (module for _, module in self.named_modules())
 
     def named_modules(self, prefix: str = "") -> Iterator[tuple[str, Module]]:
         """This module and all below it, with their dotted names; its own is empty."""
@@ -270,7 +268,7 @@ def put(t: Tensor, value: Any) -> None:
     t.assign(np.transpose(value, np.argsort(_axes(t))))
 
 
-class ModuleDict(Module):
+class ModuleDict(Module, Mapping[str, Module]):
     """Modules by name, whose parameters belong to the network. The network calls them itself."""
 
     def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
@@ -285,26 +283,13 @@ class ModuleDict(Module):
     def __getitem__(self, name: str) -> Module:
         return dict(self.named_children())[name]
 
-    def __contains__(self, name: object) -> bool:
-        return name in dict(self.named_children())
-
     def __len__(self) -> int:
         return sum(1 for _ in self.children())
 
     def __iter__(self) -> Iterator[str]:
         return (name for name, _ in self.named_children())
 
-    def keys(self) -> Iterator[str]:
-        """The names."""
-        return iter(self)
-
-    def values(self) -> Iterator[Module]:
-        """The modules."""
-        return self.children()
-
-    def items(self) -> Iterator[tuple[str, Module]]:
-        """Names and modules."""
-        return self.named_children()
+    __eq__, __hash__ = Module.__eq__, Module.__hash__
 
 
 def state(value: Any, name: str) -> Tensor:
