@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from .cuda import Call, Grid, Struct, Zeros, c_type, pointer
-from .optimizer import over_tensors
 from .registry import Thunk, flat, kernel, loop, ufunc
+from .update import over_tensors
 
 
 # ---------------------------------------------------------------------------------------------------------- global norm

@@ -1,6 +1,6 @@
-// Batch norm, alone or with what comes after it; the reference is in norm.py. x is (rows, channels), its rows `step`
-// elements apart; all else is contiguous. What belongs to channels (parameters, statistics, sums) is in Sum<T>. A thread has
-// four channels and some rows; WHOLE where four are one access to memory, in every array: see columns.cuh.
+// Batch norm, alone or with what comes after it; the references are in norm.py and norm_grad.py. x is (rows, channels), its
+// rows `step` elements apart; all else is contiguous. What belongs to channels (parameters, statistics, sums) is in Sum<T>.
+// A thread has four channels and some rows; WHOLE where four are one access to memory, in every array: see columns.cuh.
 #include "norm.cuh"
 
 // Sums of (x - x[0]) and (x - x[0])^2, so that nothing is lost to a large mean. Eight rows at a time are summed about their

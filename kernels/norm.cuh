@@ -2,7 +2,7 @@
 #pragma once
 #include "columns.cuh"
 
-enum { NONE, RELU, RELU6, HARDSWISH };  // as in norm.py
+enum { NONE, RELU, RELU6, HARDSWISH };  // as in channels.py
 
 template <typename S> __device__ __forceinline__ S activated(S v, int act) {
     if (act == RELU) return !(v <= 0) ? v : S(0);  // NaN passes through

@@ -38,23 +38,18 @@ from typing import Any
 
 import numpy as np
 
-from .norm import (
+from .channels import (
     ACTIVATIONS,
-    batch_norm,
-    batch_norm_input_grad,
-    batch_norm_weight_grad,
     columns_of,
-    forward_calls,
     grad_sums_work,
-    input_grad_calls,
     lines_of,
-    normalise,
     per_element,
     rows_of,
     scratch_of,
     statistics_work,
-    weight_grad_calls,
 )
+from .norm import batch_norm, forward_calls, normalise
+from .norm_grad import batch_norm_input_grad, batch_norm_weight_grad, input_grad_calls, weight_grad_calls
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from .channels import lines_of, matrix_of, norm_grid, per_element, rows_of
 from .columns import spread
 from .cuda import c_type, each
-from .norm import lines_of, matrix_of, norm_grid, normalise, per_element, rows_of
+from .norm import normalise
 from .registry import kernel, loop
 
 

@@ -11,7 +11,8 @@ from kernel_examples import IN_PLACE, STRIDED, arrays, examples
 import minidl as ml
 from minidl.kernels import KERNELS, Kernel, KernelError, kernel
 
-HERE = ("elementwise", "masks", "linear", "reduce", "loss", "dropout", "optimizer", "updates", "along_axis", "dither")
+HERE = ("elementwise", "masks", "linear", "reduce", "loss", "dropout", "sgd", "adam", "nadam", "rmsprop",
+        "along_axis", "dither")
 
 
 def bound(example, reads, writes):

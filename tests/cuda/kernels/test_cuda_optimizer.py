@@ -12,7 +12,7 @@ from cuda_sanitizers import SANITIZERS, record, replay
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels import KERNELS, cuda, gradients, optimizer
+from minidl.kernels import KERNELS, cuda, gradients, update
 
 SIZES = (1, 31, 33, 257, 2049, 0, 5000)
 RULES = [("sgd", {"momentum": 0.0, "weight_decay": 0.0}), ("sgd", {"momentum": 0.0, "weight_decay": 0.1}),
@@ -101,7 +101,7 @@ OPTIONS = [{}, {"clipped": True}, {"guarded": True}, {"copy": "float16"},
 @pytest.mark.parametrize(("name", "constants"), [*RULES[2:5], RULES[-1]])
 def test_many_parameters_get_the_bits_of_one_by_one(name, constants, options):
     """More of them than fit in one launch; the factor, the flag, gradients of another type, copies."""
-    sizes = [*SIZES, *(1 + k % 6 for k in range(optimizer.AT_ONCE))]
+    sizes = [*SIZES, *(1 + k % 6 for k in range(update.AT_ONCE))]
     dtype, copy = "float32", options.get("copy")
     for flag in (0, 1) if options.get("guarded") else (None,):
         groups = [own(name, constants, n, dtype, gradient="float16" if copy and i % 2 else None)
@@ -255,7 +255,7 @@ def test_operands_that_do_not_fit_are_refused():
 
 
 def test_arguments_of_a_launch_fit_in_4_kib():
-    for table in (optimizer._Tensors, gradients._Squares):
+    for table in (update._Tensors, gradients._Squares):
         assert ctypes.sizeof(table) <= 4096 - 128
 
 
@@ -264,9 +264,9 @@ def test_every_share_of_every_tensor_has_one_block():
     sizes = [1, 2048, 2049, 0, 2**31 + 5, 10**10]
     arrays = [np.broadcast_to(np.zeros((), "float32"), n) for n in sizes]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(optimizer, "flat", lambda a: a)
-        (call,) = optimizer.over_tensors("gradients.cu", "square_sums<float>", [[a] for a in arrays])
-    table = optimizer._Tensors.from_buffer_copy(call.arguments[0].content)
+        patch.setattr(update, "flat", lambda a: a)
+        (call,) = update.over_tensors("gradients.cu", "square_sums<float>", [[a] for a in arrays])
+    table = update._Tensors.from_buffer_copy(call.arguments[0].content)
     shares = [-(-n // 2048) for n in sizes if n]
     assert list(table.start[:6]) == [0, *np.cumsum(shares)]
     assert set(table.start[5:]) == {sum(shares)} == {call.blocks[0]}
