@@ -156,7 +156,8 @@ class Optimizer(Watched):
         for name in rates:
             values = getattr(self, name)
             if not all(0 <= value < 1 for value in (values if isinstance(values, Sequence) else [values])):
-                raise ValueError(f"{name}: {values} must be at least 0 and below 1")
+                are = "are" if name == "betas" else "is"
+                raise ValueError(f"{name} {are} {values}; it must be at least 0 and below 1")
         self.states_of(0)
 
     def _zeros(self, name: str, parameters: Sequence[Parameter]) -> list[Tensor]:

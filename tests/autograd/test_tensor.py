@@ -214,21 +214,6 @@ def test_recording_an_update_changes_no_parameter_for_a_backward_that_is_still_t
     np.testing.assert_array_equal(w.grad.numpy(), 2 * w.numpy())
 
 
-def test_micro_batches_add_up_to_the_batch():
-    x, y = random_array((6, 5), 1), np.array([0, 1, 2, 2, 1, 0])
-    ml.seed(0)
-    model = nn.Linear(5, 3).astype("float64")
-    (nn.cross_entropy(model(x), y) * 3.0).backward()
-    whole = [p.grad.numpy().copy() for p in model.parameters()]
-    for p in model.parameters():
-        p.grad = None
-    for m in range(3):
-        with ml.micro_batch(m, 2 * m):
-            nn.cross_entropy(model(x[2 * m : 2 * m + 2]), y[2 * m : 2 * m + 2]).backward()
-    for p, w in zip(model.parameters(), whole, strict=True):
-        np.testing.assert_allclose(p.grad.numpy(), w, rtol=1e-12)
-
-
 def test_micro_batches_name_their_tasks_and_do_not_nest():
     graph = recorded()
     for kind in (Kind.F, Kind.O, Kind.W):
@@ -501,32 +486,6 @@ def test_an_update_needs_gradients():
 
 
 # ---------------------------------------------------------------------------------------- what varies from step to step
-@pytest.mark.parametrize("make", [lambda p: optim.SGD(p, 0.1), lambda p: optim.Adam(p, 0.1),
-                                  lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.01, nesterov=True)])
-def test_the_learning_rate_and_the_step_count_are_read_at_each_step_of_a_replay(make):
-    results = []
-    for recording in (False, True):
-        ml.seed(0)
-        model = nn.Linear(3, 2)
-        opt = make(model.parameters())
-
-        def step(x, model=model, opt=opt):
-            loss = (nn.dropout(model(x), 0.5) ** 2).sum()
-            loss.backward()
-            opt.step()
-            return loss
-
-        x = np.ones((4, 3), np.float32)
-        run = SequentialExecutor(ml.record(step, x)) if recording else lambda v, step=step: step(ml.array(v))
-        losses = []
-        for i in range(10):
-            opt.lr = 0.1 / (1 + i)
-            assert opt.lr == pytest.approx(0.1 / (1 + i))
-            losses.append(run(x))
-        results.append(bits(*losses, *model.parameters()))
-    assert results[0] == results[1]
-
-
 def test_masked_numbers_are_refused():
     masked = np.ma.array([1.0, 2.0], mask=[False, True])
     with pytest.raises(ml.ShapeError, match="some of these are masked"):

@@ -112,40 +112,6 @@ def test_a_cell_over_the_steps_is_the_layer(name: str) -> None:
         np.testing.assert_allclose(q.grad.numpy(), p.grad.numpy(), rtol=1e-10, atol=1e-12)
 
 
-def test_layer_norm_embedding_gelu_are_torchs() -> None:
-    torch = torch_or_skip()
-    x = random_array((3, 2, 4))
-    parity(nn.LayerNorm(4), torch.nn.LayerNorm(4), x)
-    parity(nn.LayerNorm((2, 4), 0.1), torch.nn.LayerNorm((2, 4), 0.1), x)
-    parity(nn.LayerNorm(4, elementwise_affine=False), torch.nn.LayerNorm(4, elementwise_affine=False), x)
-    parity(nn.LayerNorm(4, bias=False), torch.nn.LayerNorm(4, bias=False), x)
-    for form in ("none", "tanh"):
-        parity(nn.GELU(form), torch.nn.GELU(form), x * 3)
-    parity(nn.LogSoftmax(), torch.nn.LogSoftmax(-1), x)
-    parity(nn.Softmax(), torch.nn.Softmax(-1), x)
-    ids = np.array([[0, 4, 4], [1, 4, 0]])
-    parity(nn.Embedding(5, 3), torch.nn.Embedding(5, 3), ids)
-    parity(nn.Embedding(5, 3, padding_idx=4), torch.nn.Embedding(5, 3, padding_idx=4), ids)
-    assert not nn.Embedding(5, 3, padding_idx=4).weight.numpy()[4].any()
-    with pytest.raises(ValueError, match="padding_idx is 5; it must be from 0 to 4"):
-        nn.Embedding(5, 3, padding_idx=5)
-
-
-def test_losses_are_torchs() -> None:
-    torch = torch_or_skip()
-    x, y, labels = random_array((4, 5)), random_array((4, 5), 1), np.array([0, 4, 2, 2])
-    for smoothing in (0.0, 0.1, 1.0):
-        p, t = ml.Parameter(x), torch.tensor(x, requires_grad=True)
-        loss = ops.cross_entropy(p, ml.array(labels), smoothing)
-        other = torch.nn.functional.cross_entropy(t, torch.tensor(labels), label_smoothing=smoothing)
-        loss.backward()
-        other.backward()
-        np.testing.assert_allclose(float(loss), other.item(), rtol=1e-12)
-        np.testing.assert_allclose(p.grad.numpy(), t.grad.numpy(), rtol=1e-10, atol=1e-14)
-    np.testing.assert_allclose(float(ops.mse(ml.array(x), ml.array(y))),
-                               float(torch.nn.functional.mse_loss(torch.tensor(x), torch.tensor(y))))
-
-
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("cross", [False, True])
@@ -408,6 +374,12 @@ def test_no_array_data_is_allocated_in_a_step() -> None:
     values = rng.integers(0, 90, (64, 16)), np.ones((64, 16), np.int64), rng.integers(0, 90, 64)  # a tensor has 256 KB
     run = ml.SequentialExecutor(ml.record(step, *values))
     assert bytes_allocated(lambda: run(*values)) < 100_000
+
+
+def test_a_row_for_padding_is_zero_at_first() -> None:
+    assert (nn.Embedding(5, 3, padding_idx=4).weight.numpy().any(1) == [True] * 4 + [False]).all()
+    with pytest.raises(ValueError, match="padding_idx is 5; it must be from 0 to 4"):
+        nn.Embedding(5, 3, padding_idx=5)
 
 
 def test_labels_and_tokens_out_of_range_are_refused() -> None:

@@ -53,14 +53,6 @@ def both(mine: Any, theirs: Any, arrays: list[Any], dtype: str, to: Any = None, 
 
 # ------------------------------------------------------------------------------------------- activations, losses, norms
 CASES: dict[str, tuple[Any, Any, list[Any]]] = {
-    "silu": (ops.silu, lambda t, x: t.silu(x), [values(3, 4)]),
-    "leaky_relu": (ops.leaky_relu, lambda t, x: t.leaky_relu(x), [values(3, 4)]),
-    "leaky_relu 0.2": (lambda x: ops.leaky_relu(x, 0.2), lambda t, x: t.leaky_relu(x, 0.2), [values(2, 3, 2)]),
-    "elu": (lambda x: F.elu(x, 0.7), lambda t, x: t.elu(x, 0.7), [values(3, 4)]),
-    "softplus": (F.softplus, lambda t, x: t.softplus(x, threshold=1e9), [values(3, 4)]),
-    "logsigmoid": (F.logsigmoid, lambda t, x: t.logsigmoid(x), [values(3, 4)]),
-    "mish": (F.mish, lambda t, x: t.mish(x), [values(3, 4)]),
-    "hardtanh": (lambda x: F.hardtanh(x, -0.53, 0.71), lambda t, x: t.hardtanh(x, -0.53, 0.71), [values(3, 4)]),
     "normalize": (F.normalize, lambda t, x: t.normalize(x), [values(3, 4)]),
     "cosine_similarity": (F.cosine_similarity, lambda t, x, y: t.cosine_similarity(x, y),
                           [values(3, 4), values(3, 4, seed=2)]),
@@ -73,13 +65,13 @@ CASES: dict[str, tuple[Any, Any, list[Any]]] = {
     "rms_norm, weight": (ops.rms_norm, lambda t, x, w: t.rms_norm(x, (9,), w), [values(2, 3, 9), values(9, seed=2)]),
     "rms_norm, two axes": (lambda x, w: ops.rms_norm(x, w, axes=2, eps=1e-3),
                            lambda t, x, w: t.rms_norm(x, (3, 2), w, 1e-3), [values(4, 3, 2), values(3, 2, seed=2)])}
-for _reduction in ("mean", "sum", "none"):
+for _reduction in ("mean", "none"):
     CASES |= {f"{name} {_reduction}": (lambda x, t, name=name, r=_reduction: getattr(F, name)(x, t, reduction=r),
                                        lambda t, x, y, name=name, r=_reduction: getattr(t, name)(x, y, reduction=r),
                                        [values(3, 4), values(3, 4, seed=2) * 0.7])
               for name in ("l1_loss", "mse_loss", "smooth_l1_loss")}
 for _name, _constants in (("binary_cross_entropy_with_logits", {}), ("kl_div", {})):
-    for _reduction in ("mean", "sum", "none", *(["batchmean"] if _name == "kl_div" else [])):
+    for _reduction in ("mean", *(["batchmean"] if _name == "kl_div" else [])):
         CASES[f"{_name} {_reduction}"] = (
             lambda x, name=_name, r=_reduction: getattr(F, name)(x, ml.array(probabilities(3, 4).astype(x.dtype)),
                                                                  reduction=r),
@@ -104,17 +96,6 @@ def test_values_and_gradients_are_torchs(case: str, dtype: str) -> None:
 
 
 LABELS = np.array([0, 2, 1, 2, 0])
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_cross_entropy_is_torchs(reduction: str, smoothing: float) -> None:
-    def mine(x):
-        return F.cross_entropy(x, ml.array(LABELS), reduction=reduction, label_smoothing=smoothing)
-
-    both(mine, lambda t, x: t.cross_entropy(x, x.new_tensor(LABELS).long(), reduction=reduction,
-                                            label_smoothing=smoothing), [values(5, 3)], "float64")
-    gradcheck(mine, values(5, 3))
 
 
 @pytest.mark.parametrize("ignored", [-100, 2])
@@ -171,14 +152,6 @@ def test_weights_of_binary_cross_entropy_are_torchs(reduction: str) -> None:
         gradcheck(mine, values(3, 4))
 
 
-def test_probabilities_of_0_and_1_have_finite_losses() -> None:
-    x = ml.Parameter(np.array([0.0, 1.0, 1.0, 0.0]))
-    loss = F.binary_cross_entropy(x, ml.array(np.array([0.0, 1.0, 0.0, 1.0])), reduction="sum")
-    loss.backward()
-    assert loss.item() == 200
-    assert np.isfinite(x.grad.numpy()).all()
-
-
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 def test_losses_of_pixels_have_their_classes_last(reduction: str) -> None:
     labels = np.arange(12).reshape(2, 3, 2) % 4
@@ -186,25 +159,6 @@ def test_losses_of_pixels_have_their_classes_last(reduction: str) -> None:
         both(lambda x, f=mine: f(x, ml.array(labels), reduction=reduction),
              lambda t, x, name=name: getattr(t, name)(x.contiguous(), x.new_tensor(labels).long(), reduction=reduction),
              [values(2, 3, 2, 4)], "float64", to=[NCHW])
-
-
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-@pytest.mark.parametrize("reduction", ["mean", "sum"])
-@pytest.mark.parametrize("ignored", [-100, 1])
-def test_labels_that_are_ignored_are_torchs(ignored: int, reduction: str, smoothing: float) -> None:
-    labels, how = np.array([0, -100, 1, -100, 2]), {"reduction": reduction, "label_smoothing": smoothing}
-    labels[labels < 0] = ignored
-    both(lambda x: F.cross_entropy(x, ml.array(labels), ignore_index=ignored, **how),
-         lambda t, x: t.cross_entropy(x, x.new_tensor(labels).long(), ignore_index=ignored, **how),
-         [values(5, 3)], "float64")
-
-
-def test_losses_of_extreme_logits_are_finite() -> None:
-    x = ml.Parameter(np.array([-1000.0, 1000.0, 0.0]))
-    loss = F.binary_cross_entropy_with_logits(x, ml.array(np.array([0.0, 1.0, 1.0])))
-    loss.backward()
-    np.testing.assert_allclose([loss.item(), *x.grad.tolist()], [np.log(2) / 3, 0, 0, -0.5 / 3], rtol=1e-12)
-    assert F.kl_div(ml.array(np.zeros(2)), ml.array(np.array([0.0, 1.0]))).item() == 0
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
@@ -228,24 +182,6 @@ def test_losses_refuse_in_one_line() -> None:
         with pytest.raises((ValueError, NotImplementedError), match=message) as caught:
             act()
         assert "\n" not in str(caught.value)
-
-
-def test_one_hot_and_functions_that_only_change_the_order_of_arguments() -> None:
-    torch = torch_or_skip()
-    index = np.array([[0, 2], [1, 1]])
-    np.testing.assert_array_equal(F.one_hot(ml.array(index), 3).numpy(),
-                                  torch.nn.functional.one_hot(torch.tensor(index), 3).numpy())
-    both(lambda w: F.embedding(ml.array(index), w), lambda t, w: t.embedding(torch.tensor(index), w), [values(3, 4)],
-         "float64")
-    both(lambda x, w, b: F.layer_norm(x, (4,), w, b), lambda t, x, w, b: t.layer_norm(x, (4,), w, b),
-         [values(3, 4), values(4), values(4, seed=3)], "float64")
-    both(lambda q: F.scaled_dot_product_attention(q, q, q, is_causal=True),
-         lambda t, q: t.scaled_dot_product_attention(q, q, q, is_causal=True), [values(1, 2, 3, 4)], "float64")
-    x = ml.ones(4, 4)
-    assert F.dropout(x, 0.5, training=False) is x
-    assert (F.dropout(x, 0.5) != 1).any()
-    for name in F.__all__:
-        assert callable(getattr(F, name))
 
 
 # --------------------------------------------------------------------------------------------- convolution, resampling
@@ -341,41 +277,17 @@ def test_images_refuse_in_one_line() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------------- modules
-MODULES: dict[str, tuple[Any, Any, tuple[int, ...], Any]] = {
-    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, 2, 1, 1, 2), lambda t: t.Conv1d(4, 6, 3, 2, 1, 1, 2), (2, 7, 4), (0, 2, 1)),
-    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), lambda t: t.ConvTranspose2d(
-        4, 6, 3, 2, 1, 1, 2), (2, 3, 4, 4), NCHW),
-    "GroupNorm": (lambda: nn.GroupNorm(2, 4), lambda t: t.GroupNorm(2, 4), (2, 3, 3, 4), NCHW),
-    "RMSNorm": (lambda: nn.RMSNorm(4), lambda t: t.RMSNorm(4), (2, 3, 4), None),
-    "AdaptiveAvgPool2d": (lambda: nn.AdaptiveAvgPool2d(2), lambda t: t.AdaptiveAvgPool2d(2), (2, 5, 4, 3), NCHW),
-    "Upsample": (lambda: nn.Upsample(scale_factor=2), lambda t: t.Upsample(scale_factor=2), (2, 3, 4, 3), NCHW),
-    "SiLU": (nn.SiLU, lambda t: t.SiLU(), (3, 4), None), "ELU": (nn.ELU, lambda t: t.ELU(), (3, 4), None),
-    "Softplus": (nn.Softplus, lambda t: t.Softplus(), (3, 4), None),
-    "Mish": (nn.Mish, lambda t: t.Mish(), (3, 4), None),
-    "LogSigmoid": (nn.LogSigmoid, lambda t: t.LogSigmoid(), (3, 4), None),
-    "Hardtanh": (nn.Hardtanh, lambda t: t.Hardtanh(), (3, 4), None),
-    "Identity": (lambda: nn.Identity(7), lambda t: t.Identity(7), (3, 4), None),
-    "LeakyReLU": (nn.LeakyReLU, lambda t: t.LeakyReLU(), (3, 4), None),
-    "Softmax": (lambda: nn.Softmax(dim=0), lambda t: t.Softmax(dim=0), (3, 4), None),
-    "LogSoftmax": (lambda: nn.LogSoftmax(1), lambda t: t.LogSoftmax(1), (3, 4, 2), None)}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_with_torchs_weights_computes_what_torch_does(name: str) -> None:
-    torch = torch_or_skip()
-    make, other, shape, axes = MODULES[name]
-    mine, theirs, x = make(), other(torch.nn), random_array(shape, 1, "float32")
-    mine.load_state_dict({k: v.numpy() for k, v in theirs.state_dict().items()})
-    given = torch.tensor(x.transpose(axes) if axes else x)
-    wanted = theirs(given).detach().numpy()
-    np.testing.assert_allclose(mine(ml.array(x)).numpy(), wanted.transpose(np.argsort(axes)) if axes else wanted,
-                               rtol=2e-5, atol=2e-6)
+LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
+    "Conv1d": (lambda: nn.Conv1d(4, 6, 3, 2, 1, 1, 2), (2, 7, 4)),
+    "GroupNorm": (lambda: nn.GroupNorm(2, 4), (2, 3, 3, 4)),
+    "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (2, 3, 4, 4)),
+    "RMSNorm": (lambda: nn.RMSNorm(4), (2, 3, 4))}
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["Conv1d", "ConvTranspose2d", "GroupNorm", "RMSNorm"])
+@pytest.mark.parametrize("name", LAYERS)
 def test_output_gradients_do_not_wait_for_weight_gradients(name: str) -> None:
-    make, _, shape, _ = MODULES[name]
+    make, shape = LAYERS[name]
     first, layer = nn.Linear(shape[-1], shape[-1]), make()
 
     def step(x):
@@ -401,26 +313,6 @@ def test_dropout_of_channels_drops_whole_ones() -> None:
         nn.Dropout2d(1)
 
 
-def test_loss_modules_call_their_functions() -> None:
-    x, y, labels = ml.array(probabilities(4, 3)), ml.array(probabilities(4, 3)), ml.array(np.arange(4) % 3)
-    weight = ml.array(np.array([1.0, 2.0, 3.0]))
-    for module, function, target in (
-            (nn.MSELoss(), F.mse_loss, y),
-            (nn.L1Loss(reduction="sum"), lambda a, b: F.l1_loss(a, b, reduction="sum"), y),
-            (nn.SmoothL1Loss(beta=0.5), lambda a, b: F.smooth_l1_loss(a, b, beta=0.5), y),
-            (nn.BCEWithLogitsLoss(), F.binary_cross_entropy_with_logits, y),
-            (nn.KLDivLoss(reduction="batchmean"), lambda a, b: F.kl_div(a, b, reduction="batchmean"), y),
-            (nn.NLLLoss(), F.nll_loss, labels),
-            (nn.CrossEntropyLoss(weight), lambda a, b: F.cross_entropy(a, b, weight), labels),
-            (nn.NLLLoss(ignore_index=1), lambda a, b: F.nll_loss(a, b, ignore_index=1), labels),
-            (nn.BCEWithLogitsLoss(pos_weight=weight), lambda a, b: F.binary_cross_entropy_with_logits(
-                a, b, pos_weight=weight), y), (nn.BCELoss(), F.binary_cross_entropy, y),
-            (nn.HuberLoss(delta=0.5), lambda a, b: F.huber_loss(a, b, delta=0.5), y),
-            (nn.CrossEntropyLoss(label_smoothing=0.1), lambda a, b: F.cross_entropy(a, b, label_smoothing=0.1),
-             labels)):
-        assert module(x, target).numpy().tobytes() == function(x, target).numpy().tobytes()
-
-
 def test_a_sequential_is_indexed_cut_and_counted() -> None:
     layers = [nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 1)]
     model = nn.Sequential(*layers)
@@ -434,22 +326,6 @@ def test_a_sequential_is_indexed_cut_and_counted() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------------- init
-@pytest.mark.parametrize("name", ["xavier_uniform_", "xavier_normal_", "kaiming_uniform_", "kaiming_normal_"])
-@pytest.mark.parametrize("make", [lambda n: (n.Linear(300, 200)), lambda n: n.Conv2d(30, 20, 3)])
-def test_initial_values_are_spread_as_torchs(name: str, make: Any) -> None:
-    torch = torch_or_skip()
-    ml.seed(1)
-    torch.manual_seed(1)
-    for options in ({},) if "xavier" in name else ({}, {"nonlinearity": "relu"}, {"mode": "fan_out", "a": 0.2}):
-        p, t = make(nn).weight, make(torch.nn).weight
-        assert getattr(nn.init, name)(p, **options) is p
-        getattr(torch.nn.init, name)(t, **options)
-        mine, theirs = p.numpy(), t.detach().numpy()
-        np.testing.assert_allclose(mine.std(), theirs.std(), rtol=0.05)
-        np.testing.assert_allclose(np.abs(mine).max(), np.abs(theirs).max(), rtol=0.35)
-        assert abs(mine.mean()) < 0.05 * mine.std()
-
-
 def test_initial_values_follow_from_the_seed() -> None:
     def drawn():
         ml.seed(4)
@@ -463,6 +339,7 @@ def test_initial_values_follow_from_the_seed() -> None:
     assert 2 <= first.bias.numpy().min() <= first.bias.numpy().max() < 3
     assert nn.init.ones_(first.bias).tolist() == [1, 1]
     assert nn.init.zeros_(first.bias).tolist() == [0, 0]
+    assert nn.init._fans(nn.Conv2d(30, 20, 3).weight) == (270, 180)
     with pytest.raises(ValueError, match="has no inputs and outputs"):
         nn.init.xavier_uniform_(first.bias)
     for nonlinearity in (*nn.init.GAINS, "leaky_relu"):

@@ -164,45 +164,6 @@ def test_random_whole_numbers_and_likes() -> None:
         ml.randint(3, 3, (1,))
 
 
-NLC, NCHW = (0, 2, 1), (0, 3, 1, 2)
-MODULES: dict[str, tuple[Any, tuple[int, ...], Any]] = {
-    "ConvTranspose1d": (lambda n: n.ConvTranspose1d(4, 6, 3, 2, 1, 1, 2), (2, 5, 4), NLC),
-    "MaxPool1d": (lambda n: n.MaxPool1d(3, 2, 1), (2, 7, 4), NLC),
-    "AvgPool1d": (lambda n: n.AvgPool1d(2), (2, 7, 4), NLC),
-    "AdaptiveAvgPool1d": (lambda n: n.AdaptiveAvgPool1d(3), (2, 7, 4), NLC),
-    "InstanceNorm2d": (lambda n: n.InstanceNorm2d(4, affine=True), (2, 3, 5, 4), NCHW),
-    "ZeroPad2d": (lambda n: n.ZeroPad2d((1, 2, 0, 3)), (2, 3, 5, 4), NCHW),
-    "PixelShuffle": (lambda n: n.PixelShuffle(2), (2, 3, 5, 8), NCHW),
-    "PReLU": (lambda n: n.PReLU(), (3, 4), None), "GLU": (lambda n: n.GLU(), (3, 4), None),
-    "SELU": (lambda n: n.SELU(), (3, 4), None), "CELU": (lambda n: n.CELU(0.5), (3, 4), None),
-    "Softsign": (lambda n: n.Softsign(), (3, 4), None), "Unflatten": (lambda n: n.Unflatten(1, (2, -1)), (3, 4), None),
-    "TransformerEncoderLayer": (lambda n: n.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), (2, 5, 8), None),
-    "TransformerEncoderLayer, norm first": (lambda n: n.TransformerEncoderLayer(
-        8, 2, 16, 0.0, "gelu", batch_first=True, norm_first=True), (2, 5, 8), None)}
-
-
-@pytest.mark.parametrize("name", MODULES)
-def test_a_module_with_torchs_weights_computes_and_learns_as_torch_does(name: str) -> None:
-    torch = torch_or_skip()
-    make, shape, axes = MODULES[name]
-    mine, theirs, x = make(nn), make(torch.nn).double(), random_array(shape, 1)
-    mine.astype("float64").load_state_dict({k: v.numpy() for k, v in theirs.state_dict().items()})
-    given, other = ml.array(x).requires_grad_(), torch.tensor(x.transpose(axes) if axes else x, requires_grad=True)
-    y, wanted = mine(given), theirs(other)
-    back = np.argsort(axes) if axes else None
-    (y * y * y).sum().backward()
-    (wanted ** 3).sum().backward()
-
-    def turned(t: Any) -> Any:
-        return t.detach().numpy().transpose(back) if axes else t.detach().numpy()
-
-    np.testing.assert_allclose(y.numpy(), turned(wanted), rtol=1e-9, atol=1e-10)
-    np.testing.assert_allclose(given.grad.numpy(), turned(other.grad), rtol=1e-8, atol=1e-8)
-    for (key, p), q in zip(mine.named_parameters(), theirs.parameters(), strict=True):
-        grad = p.grad.numpy().transpose(p.axes) if p.axes else p.grad.numpy()
-        np.testing.assert_allclose(grad, q.grad.numpy(), rtol=1e-8, atol=1e-8, err_msg=key)
-
-
 def test_a_network_is_walked_frozen_and_kept_by_name() -> None:
     class Net(nn.Module):
         def __init__(self):

