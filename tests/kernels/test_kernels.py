@@ -1,5 +1,4 @@
-"""Each kernel's CPU form against its reference over NumPy: values, exact coverage of the output, no
-memory of its own."""
+"""Kernels' CPU forms: updates in place, strided operands, no memory of their own; random bits; wrong names."""
 
 from __future__ import annotations
 
@@ -11,36 +10,12 @@ from kernel_examples import IN_PLACE, STRIDED, arrays, examples
 import minidl as ml
 from minidl.kernels import KERNELS, Kernel, KernelError, kernel
 
-HERE = ("elementwise", "masks", "linear", "reduce", "loss", "dropout", "sgd", "adam", "nadam", "rmsprop",
-        "along_axis", "dither")
-
 
 def bound(example, reads, writes):
     kernel = KERNELS[example.kernel]
     specs = kernel.work(reads, writes, **example.constants) if kernel.work else ()
     work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 1, t) for shape, t in specs]
     return kernel.bind(reads, writes, work, example.constants)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("example", list(examples()), ids=str)
-def test_the_cpu_form_is_the_reference(example, dtype):
-    reads, writes = arrays(example, dtype)
-    before = [r.copy() for r in reads]
-    expected = KERNELS[example.kernel].reference(np, *reads, **example.constants)
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    thunks = bound(example, reads, writes)
-    for _ in range(2):  # what is prebuilt can be called again
-        for thunk in thunks:
-            thunk()
-        rtol = 3e-6 if dtype == "float32" else 1e-13
-        for y, e in zip(writes, expected, strict=True):
-            np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=rtol, atol=rtol)
-            assert np.asarray(e).dtype == y.dtype
-    for r, b in zip(reads, before, strict=True):
-        np.testing.assert_array_equal(r, b)
-
-
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -88,15 +63,6 @@ def test_strided_operands(example):
         thunk()
     for y, e in zip(writes, expected if isinstance(expected, tuple) else (expected,), strict=True):
         np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=1e-13, atol=1e-13)
-
-
-def test_every_kernel_of_these_families_has_an_example():
-    # sequences, optimizers
-    elsewhere = {"log_softmax", "log_softmax_grad", "mse", "mse_grad", "clip_factor", "square_sum",
-                 "sgd_many", "adam_many", "nadam_many", "rmsprop_many", "cast_many", "unscale", "scale_update",
-                 "any_set"}
-    mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in HERE}
-    assert mine - elsewhere == {e.kernel for e in examples()} - {"embedding_largest"}  # of the sequences
 
 
 @pytest.mark.parametrize("name", ["softmax", "softmax_grad", "log_softmax", "log_softmax_grad"])

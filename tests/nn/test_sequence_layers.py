@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops, optim
-from minidl.autograd.tape import Tape, use
 from minidl.core.tasks import Kind
-from minidl.devices.device import CPU
-from minidl.kernels import KERNELS
 from minidl.runtime.checking import random_schedule
 from minidl.testing.checks import gradcheck
 
@@ -420,67 +417,3 @@ def test_what_does_not_fit_is_one_clear_line(make: Any) -> None:
 
 
 # --------------------------------------------------------------------------------- references of the kernels
-class BothForms(CPU):
-    """A CPU on which every launch is also made by its kernel's reference, and the two are compared."""
-
-    def __init__(self) -> None:
-        self.seen: set[str] = set()
-
-    def bind(self, launch: Any, array: Any, stream: Any = None) -> list[Any]:
-        thunks = super().bind(launch, array, stream)
-
-        def both() -> None:
-            reads = [np.array(array(v)) for v in launch.reads]
-            wanted = KERNELS[launch.kernel].reference(np, *reads, **dict(launch.constants))
-            for thunk in thunks:
-                thunk()
-            wanted = wanted if isinstance(wanted, tuple) else (wanted,)
-            assert len(wanted) == len(launch.writes)
-            for view, value in zip(launch.writes, wanted, strict=True):
-                assert np.shape(value) == view.shape, launch.kernel
-                np.testing.assert_allclose(array(view), value, rtol=1e-9, atol=1e-12, err_msg=launch.kernel)
-            self.seen.add(launch.kernel)
-
-        return [both]
-
-
-def test_cpu_forms_do_what_their_references_say() -> None:
-    device = BothForms()
-    mask = ml.array(MASK)
-    with use(Tape(device)):
-        x = ml.Parameter(random_array((3, 5, 6)))
-        for reverse, bias in itertools.product((False, True), (0, 1)):
-            for kind, gates in (("rnn", 1), ("gru", 3), ("lstm", 4)):
-                w, b = ml.Parameter(random_array((gates * 2, 2),
-                                                 1)), [ml.Parameter(random_array((gates * 2,), 2))][:bias]
-                h, gx = ml.Parameter(random_array((5, 2), 3)), ml.Parameter(random_array((3, 5, gates * 2), 4))
-                for options in ({"relu": True}, {"relu": False}) if kind == "rnn" else ({},):
-                    y = getattr(ops, kind)(gx, h, *[h][: kind == "lstm"], w, *b, reverse=reverse, **options)[0]
-                    (y * y).sum().backward()
-        w, b = ml.Parameter(random_array((6,), 5)), ml.Parameter(random_array((6,), 6))
-        q = ops.transpose(ops.reshape(ops.layer_norm(x, w, b) + ops.layer_norm(x) + ops.layer_norm(x, w),
-                                      (3, 5, 2, 3)), (0, 2, 1, 3))
-        y = ops.attention(q, q, q, mask) + ops.attention(q, q, q, causal=True) + ops.attention(q, q, q, mask,
-                                                                                               causal=True)
-        y = y + ops.attention(q, q, q, mask, dropout=0.3) + ops.attention(q, q, q, causal=True, dropout=0.3)
-        y = ops.log_softmax(ops.gelu(ops.gelu(ops.concat([y, y * 2.0], 3)), "tanh"))[..., ::2]
-        table = ml.Parameter(random_array((7, 3), 7))
-        tokens = ml.array(np.array([[6, 6, 0, 6, 1]] * 2)[None].repeat(3, 0))
-        loss = ops.mse(y, ops.embedding(table, tokens))
-        rows = ops.reshape(y, (30, 3))
-        labels = ml.array(np.arange(30) % 3)
-        ops.label_weights(ml.array(np.array([1.0, 2.0, 0.5])), labels, 1)
-        (loss + ops.cross_entropy(rows, labels, 0.1) + ops.cross_entropy(rows, labels)).backward()
-        for make in (optim.SGD, optim.Adam, optim.AdamW, optim.NAdamW, optim.RMSprop):
-            opt = make([x, w, b, table], 0.1, weight_decay=0.1, max_norm=0.1)
-            opt.step()
-            for p in opt.parameters:
-                p.used = False
-    families = ("attention", "recurrent", "layer_norm", "embedding", "join", "gelu", "loss", "sgd", "adam", "nadam",
-                "rmsprop")
-    mine = {name for name, k in KERNELS.items() if k.reference.__module__.rpartition(".")[2] in families}
-    elsewhere = {"softmax", "softmax_grad", "cast_many", "unscale", "scale_update", "any_set",  # test_kernels,
-                 # test_cuda_optimizer, test_fusion
-                 "sgd_many", "adam_many", "nadam_many", "rmsprop_many",
-                 "embedding_largest", "flash_attention", "flash_attention_grad"}  # test_flash_attention
-    assert mine - device.seen <= elsewhere
