@@ -90,7 +90,8 @@ def _layers() -> None:
     (norm(x) * x).sum().backward()
     for act in (ops.absolute, ops.tanh, ops.sigmoid, ops.gelu, lambda t: ops.gelu(t, "tanh")):
         act(x).sum().backward()
-    for act in (ops.silu, ops.mish, ops.softsign, ops.leaky_relu, ops.rms_norm, ops.spike):
+    for act in (ops.silu, ops.mish, ops.softsign, ops.leaky_relu, ops.rms_norm, ops.spike,
+                lambda t: ops.spike(t, "rectangle"), lambda t: ops.rms_norm(t, given(4, seed=2))):
         act(x).sum().backward()
     for loss in (ops.l1_loss, ops.smooth_l1_loss, ops.binary_cross_entropy_with_logits, ops.kl_div):
         loss(x, ops.sigmoid(x * 0.5).detach()).backward()  # not of x, where the gradient of bce is only rounding

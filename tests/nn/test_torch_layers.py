@@ -3,12 +3,14 @@ each kernel's forms; and that every layer has separate output and weight gradien
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from cuda_agree import DTYPES, agree, draw
 from helpers import bits, bytes_allocated, random_array, torch_or_skip
+from parity import NCHW, NHWC, same
 
 import minidl as ml
 import minidl.nn.functional as F
@@ -18,7 +20,10 @@ from minidl.kernels import KERNELS
 from minidl.runtime.executors import SequentialExecutor
 from minidl.testing.checks import gradcheck
 
-NCHW, NHWC = (0, 3, 1, 2), (0, 2, 3, 1)
+
+def both(mine: Any, theirs: Any, arrays: list[Any], dtype: str, to: Any = (), back: Any = None) -> None:
+    """`theirs` takes torch.nn.functional first."""
+    same(mine, partial(theirs, torch_or_skip().nn.functional), arrays, dtype, to, back)
 
 
 def values(*shape, seed=1):
@@ -27,28 +32,6 @@ def values(*shape, seed=1):
 
 def probabilities(*shape, seed=2):
     return np.abs(random_array(shape, seed)) / 2.01
-
-
-def both(mine: Any, theirs: Any, arrays: list[Any], dtype: str, to: Any = None, back: Any = None) -> None:
-    """Output and gradients, ours and torch's. `to[i]` permutes operand i for torch, `back` its output."""
-    torch = torch_or_skip()
-    arrays, axes = [a.astype(dtype) for a in arrays], to or [None] * len(arrays)
-    given = [ml.Parameter(a) for a in arrays]
-    y = mine(*given)
-    assert y.dtype == dtype
-    dy = random_array(y.shape, 7, dtype)
-    (y * ml.array(dy)).sum().backward()
-    other = [torch.tensor(a.transpose(x) if x else a, requires_grad=True) for a, x in zip(arrays, axes, strict=True)]
-    ty = theirs(torch.nn.functional, *other)
-    tdy = torch.tensor(dy)
-    (ty * (tdy.permute(*np.argsort(back).tolist()) if back else tdy)).sum().backward()
-    found = [y.numpy(), *(p.grad.numpy() for p in given)]
-    wanted = [ty.detach().numpy().transpose(back) if back else ty.detach().numpy(),
-              *(t.grad.numpy().transpose(np.argsort(x)) if x else t.grad.numpy()
-                for t, x in zip(other, axes, strict=True))]
-    rtol = {"float32": 2e-5, "float64": 1e-12}[dtype]
-    for i, (f, w) in enumerate(zip(found, wanted, strict=True)):
-        np.testing.assert_allclose(f, w, rtol=rtol, atol=rtol * max(np.abs(w).max(initial=0), 1), err_msg=str(i))
 
 
 # ------------------------------------------------------------------------------------------- activations, losses, norms

@@ -27,66 +27,6 @@ def whole(m: Any, a: Any) -> Any:
 
 
 X, AT, FEW = values(4, 3), [0, 2, 2, 0, 3], [[0, 2], [1, 1], [0, 0]]
-ONCE = [[2, 0], [1, 3], [0, 2]]  # no place twice, in which torch's `scatter` would be undefined
-ZEROS = np.array([[0.0, 2.0, 3.0, 1.5], [0.0, 0.0, 4.0, 1.5], [1.0, 2.0, 3.0, -1.5]])
-#: a function of either library, operands
-SAME: dict[str, tuple[Any, list[Any]]] = {
-    "index_add": (lambda m, x, s: m.index_add(x, 0, whole(m, AT), s), [X, values(5, 3)]),
-    "index_add, alpha": (lambda m, x, s: x.index_add(dim=-1, index=whole(m, AT[:3]), source=s, alpha=-2.5),
-                         [values(2, 2, 4), values(2, 2, 3)]),
-    "index_add, none": (lambda m, x, s: x.index_add(1, whole(m, np.zeros(0, int)), s), [X, values(4, 0)]),
-    "index_add, no width": (lambda m, x, s: x.index_add(0, whole(m, [1]), s) * 2, [values(4, 0), values(1, 0)]),
-    "scatter_add": (lambda m, x, s: x.scatter_add(0, whole(m, FEW), s), [X, values(3, 2, seed=2)]),
-    "scatter_add 1": (lambda m, x, s: m.scatter_add(x, -1, whole(m, FEW), s), [X, values(3, 2, seed=2)]),
-    "scatter_add 3": (lambda m, x, s: m.scatter_add(x, 2, whole(m, [FEW]), s), [values(2, 3, 3), values(1, 3, 2)]),
-    "scatter_add, none": (lambda m, x, s: x.scatter_add(0, whole(m, np.zeros((0, 3), int)), s), [X, values(0, 3)]),
-    "scatter": (lambda m, x, s: x.scatter(0, whole(m, ONCE), s), [X, values(3, 2, seed=2)]),
-    "scatter 1": (lambda m, x, s: m.scatter(x, dim=1, index=whole(m, ONCE[:2]), src=s), [values(3, 4), values(2, 2)]),
-    "scatter, a number": (lambda m, x: m.scatter(x, 1, whole(m, FEW), 1.5) * x.scatter(0, whole(m, FEW), value=2), [X]),
-    "scatter, none": (lambda m, x, s: x.scatter(0, whole(m, np.zeros((0, 3), int)), s) + s.sum(), [X, values(0, 3)]),
-    "gather, shorter": (lambda m, x: x.gather(0, whole(m, FEW)), [X]),
-    "prod": (lambda m, x: m.prod(x), [X]), "prod 0": (lambda m, x: x.prod(0), [values(7, 2)]),
-    "prod -1": (lambda m, x: m.prod(x, dim=-1, keepdim=True), [values(2, 3, 5)]),
-    "prod of nothing": (lambda m, x: m.prod(x, 1) + x.sum(), [values(2, 0, 3)]),
-    "prod of zeros": (lambda m, x: x.prod(1), [ZEROS]), "prod of columns of zeros": (lambda m, x: x.prod(0), [ZEROS]),
-    "cdist": (lambda m, x, y: m.cdist(x, y), [X, values(5, 3, seed=2)]),
-    "cdist 1": (lambda m, x, y: m.cdist(x, y, 1.0), [values(2, 4, 3), values(2, 5, 3, seed=2)]),
-    "cdist inf": (lambda m, x, y: m.cdist(x, y, p=float("inf")), [X, values(5, 3, seed=3)]),
-    "cdist, broadcast": (lambda m, x, y: m.cdist(x, y), [values(2, 1, 4, 3), values(3, 5, 3, seed=2)]),
-    "diagonal": (lambda m, x: m.diagonal(x), [X]), "diagonal 1": (lambda m, x: x.diagonal(1), [X]),
-    "diagonal of planes": (lambda m, x: x.diagonal(-1, 2, 0) * x.diagonal(offset=1, dim1=-1, dim2=1).sum(),
-                           [values(3, 4, 2)]),
-    "diagonal past the end": (lambda m, x: x.diagonal(7).sum() + x.sum(), [X]),
-    "masked_select": (lambda m, x: m.masked_select(x, whole(m, X > 0)), [X]),
-    "masked_select, broadcast": (lambda m, x: x.masked_select(whole(m, [[True], [False]])), [values(3)]),
-    "masked_select of nothing": (lambda m, x: x.masked_select(whole(m, X > 9)).sum() + x.sum(), [X]),
-    "steps": (lambda m, x: x.sign() * x + m.round(x) + x.floor() * m.ceil(x) + m.trunc(x) * x, [X * 1.1]),
-    "whole numbers": (lambda m, x: x.double() * m.where(whole(m, [True, False, True]), m.cat(
-        [whole(m, AT[:1]), whole(m, AT[3:])]).clamp(min=1), whole(m, 5)).double().mean(), [X])}
-
-
-@pytest.mark.parametrize("name", [n for n in SAME if "zeros" not in n])
-def test_finite_differences(name: str) -> None:
-    f, arrays = SAME[name]
-    gradcheck(lambda *tensors: f(ml, *tensors), *arrays)
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_values_and_gradients_are_torchs(dtype: str) -> None:
-    torch = torch_or_skip()
-    for name, (f, arrays) in SAME.items():
-        mine = [ml.array(a.astype(dtype)).requires_grad_() for a in arrays]
-        theirs = [torch.tensor(a.astype(dtype), requires_grad=True) for a in arrays]
-        y, wanted = f(ml, *mine), f(torch, *theirs)
-        assert y.shape == tuple(wanted.shape), name
-        for out in (y, wanted):
-            (out * out * out + out).sum().backward()
-        tolerance = {"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {"rtol": 1e-11, "atol": 1e-11}
-        for found, other in zip([y, *(t.grad for t in mine)], [wanted.detach(), *(t.grad for t in theirs)],
-                                strict=True):
-            np.testing.assert_allclose(found.numpy(), other.numpy(), err_msg=name, **tolerance)
-
-
 def test_an_element_of_src_without_an_index_has_no_gradient() -> None:
     """Torch has no gradient if `src` is larger than the index."""
     gradcheck(lambda x, s: x.scatter_add(0, ml.array(np.array(FEW)), s), X, values(4, 3, seed=2))

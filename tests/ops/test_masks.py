@@ -263,28 +263,6 @@ def test_the_accuracy_of_a_classifier():
 
 
 # ----------------------------------------------------------------------------------------------------- shapes and casts
-def test_shapes_are_torchs():
-    torch = torch_or_skip()
-    x = random_array((2, 1, 3), 1)
-    t, a = torch.tensor(x), ml.array(x)
-    for f in (lambda v: v.unsqueeze(0), lambda v: v.unsqueeze(-1), lambda v: v.unsqueeze(dim=1), lambda v: v.squeeze(),
-              lambda v: v.squeeze(1), lambda v: v.squeeze(dim=0), lambda v: v.permute(2, 0, 1),
-              lambda v: v.permute((2, 0, 1)), lambda v: v.transpose(0, 2), lambda v: v.transpose(-1, 0),
-              lambda v: v[0].transpose(0, 1), lambda v: v.view(3, 2), lambda v: v.view(-1), lambda v: v.reshape(3, -1),
-              lambda v: v.flatten(), lambda v: v.flatten(1), lambda v: v.flatten(0, 1), lambda v: v.flatten(end_dim=1),
-              lambda v: v.expand(2, 4, 3), lambda v: v.expand(5, -1, 2, -1), lambda v: v.chunk(2, dim=2)[1],
-              lambda v: v.chunk(5)[-1], lambda v: v.split(2, dim=2)[1], lambda v: v.split([1, 1])[1], lambda v: v[0].T,
-              lambda v: v.sum(dim=1, keepdim=True), lambda v: v.mean(dim=(0, 2)), lambda v: v.softmax(dim=0),
-              lambda v: v.log_softmax(0), lambda v: v.abs().sum(), lambda v: v.pow(2)):
-        np.testing.assert_allclose(f(a).numpy(), f(t).numpy(), rtol=1e-13, atol=1e-15)
-        gradcheck(f, x)
-    for axis in (0, 1, -1):
-        np.testing.assert_array_equal(ops.stack([a, a * 2], dim=axis).numpy(), torch.stack([t, t * 2], axis).numpy())
-        np.testing.assert_array_equal(ml.cat([a, a], dim=axis).numpy(), torch.cat([t, t], axis).numpy())
-        gradcheck(lambda v, axis=axis: ml.stack([v, v * 2.0], axis), x)
-    assert (a.dim(), a.numel(), a.tolist()) == (3, 6, x.tolist())
-
-
 def test_two_numbers_exchange_axes_and_a_tuple_is_an_order():
     x = ml.array(random_array((2, 3)))
     assert x.transpose(0, 1).shape == x.transpose(1, 0).shape == (3, 2)

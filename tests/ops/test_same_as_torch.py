@@ -1,0 +1,155 @@
+"""Functions and methods that torch has too: one function for both libraries, in float32 and float64, eager and
+recorded; and finite differences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import bits, random_array, torch_or_skip
+from parity import same
+
+import minidl as ml
+import minidl.nn.functional as F
+from minidl.testing.checks import gradcheck
+
+
+def values(*shape: int, seed: int = 1) -> Any:
+    return random_array(shape, seed)
+
+
+def whole(m: Any, a: Any) -> Any:
+    """A tensor of whole numbers or of bool, ours or torch's."""
+    return ml.array(np.array(a)) if m is ml else m.tensor(a)
+
+
+X, Y, AT, FEW = values(3, 4), values(4, 3), [0, 2, 2, 0, 3], [[0, 2], [1, 1], [0, 0]]
+ONCE = [[2, 0], [1, 3], [0, 2]]  # no place twice, in which torch's `scatter` would be undefined
+ZEROS = np.array([[0.0, 2.0, 3.0, 1.5], [0.0, 0.0, 4.0, 1.5], [1.0, 2.0, 3.0, -1.5]])
+
+#: a function of either library, operands
+SAME: dict[str, tuple[Any, list[Any]]] = {
+    "sin": (lambda m, x: m.sin(x), [X]), "cos": (lambda m, x: x.cos(), [X]),
+    "rsqrt": (lambda m, x: (x * x + 1.0).rsqrt(), [X]), "reciprocal": (lambda m, x: m.reciprocal(x * x + 1.0), [X]),
+    "cumsum 0": (lambda m, x: x.cumsum(0), [X]), "cumsum -1": (lambda m, x: m.cumsum(x, dim=-1), [values(2, 3, 4)]),
+    "sort": (lambda m, x: x.sort(0)[0] * 2, [X]), "sort down": (lambda m, x: m.sort(x, descending=True).values, [X]),
+    "topk": (lambda m, x: x.topk(2, dim=1).values, [X]),
+    "topk smallest": (lambda m, x: m.topk(x, 3, 0, largest=False)[0], [values(5, 2)]),
+    "logsumexp": (lambda m, x: m.logsumexp(x, dim=1), [X * 200]),
+    "logsumexp two": (lambda m, x: x.logsumexp((0, 2), keepdim=True), [values(2, 3, 4)]),
+    "norm": (lambda m, x: x.norm(), [X]), "norm 1": (lambda m, x: x.norm(1, dim=1), [X]),
+    "norm inf": (lambda m, x: m.norm(x, float("inf"), dim=0, keepdim=True), [X * np.arange(1, 13).reshape(3, 4)]),
+    "flip": (lambda m, x: m.flip(x, [0, 1]), [X]), "flip one": (lambda m, x: x.flip(-1), [values(2, 3, 4)]),
+    "roll": (lambda m, x: m.roll(x, 1, 0) + x.roll((2, -1), (1, 0)) + x.roll(5), [X]),
+    "tile": (lambda m, x: m.tile(x, (2, 1, 3)), [X]), "tile one": (lambda m, x: x.tile(2), [X]),
+    "repeat_interleave": (lambda m, x: x.repeat_interleave(3, dim=1).sum(0) + m.repeat_interleave(x, 3)[:12], [X]),
+    "tril": (lambda m, x: m.tril(x) + x.tril(1) * x.tril(-1), [values(2, 3, 4)]),
+    "triu": (lambda m, x: x.triu(-1) * m.triu(x), [X]),
+    "unbind": (lambda m, x: m.unbind(x, 1)[2] * x.unbind()[1][0], [X]),
+    "movedim": (lambda m, x: m.movedim(x, 0, -1) * 1.0, [values(2, 3, 4)]),
+    "swapaxes": (lambda m, x: m.swapaxes(x, 0, 2) * x.movedim(2, 0).swapaxes(1, 2), [values(2, 3, 4)]),
+    "t": (lambda m, x: m.mm(x, x.t()), [X]), "outer": (lambda m, x, y: m.outer(x, y), [values(3), values(4, seed=2)]),
+    "bmm": (lambda m, x, y: m.bmm(x, y), [values(2, 3, 4), values(2, 4, 2, seed=2)]),
+    "arithmetic": (lambda m, x, y: m.add(x, y) * m.sub(x, 2) + m.div(m.mul(x, y), 3.0) + m.neg(x), [X, X * 0.3]),
+    "views": (lambda m, x, y: x.view_as(y) * x[:1].expand_as(x).reshape(4, 3).sum() * y, [X, values(4, 3)]),
+    "einsum outer": (lambda m, x, y: m.einsum("i,j->ij", x, y), [values(3), values(4)]),
+    "einsum batch": (lambda m, x, y: m.einsum("bhid,bhjd->bhij", x, y), [values(2, 2, 3, 4), values(2, 2, 5, 4)]),
+    "einsum sums": (lambda m, x, y: m.einsum("abc, cd -> d", x, y), [values(2, 3, 4), values(4, 2)]),
+    "einsum three": (lambda m, x, y, z: m.einsum("ab,bc,ca->b", x, y, z), [values(2, 3), values(3, 4), values(4, 2)]),
+    "einsum one": (lambda m, x: m.einsum("abc->ca", x), [values(2, 3, 4)]),
+    "einsum implied": (lambda m, x, y: m.einsum("ba,bc", x, y), [values(3, 2), values(3, 4)]),
+    "einsum number": (lambda m, x, y: m.einsum("a,a->", x, y), [values(3), values(3, seed=2)]),
+    "index_add": (lambda m, x, s: m.index_add(x, 0, whole(m, AT), s), [Y, values(5, 3)]),
+    "index_add, alpha": (lambda m, x, s: x.index_add(dim=-1, index=whole(m, AT[:3]), source=s, alpha=-2.5),
+                         [values(2, 2, 4), values(2, 2, 3)]),
+    "index_add, none": (lambda m, x, s: x.index_add(1, whole(m, np.zeros(0, int)), s), [Y, values(4, 0)]),
+    "index_add, no width": (lambda m, x, s: x.index_add(0, whole(m, [1]), s) * 2, [values(4, 0), values(1, 0)]),
+    "scatter_add": (lambda m, x, s: x.scatter_add(0, whole(m, FEW), s), [Y, values(3, 2, seed=2)]),
+    "scatter_add 1": (lambda m, x, s: m.scatter_add(x, -1, whole(m, FEW), s), [Y, values(3, 2, seed=2)]),
+    "scatter_add 3": (lambda m, x, s: m.scatter_add(x, 2, whole(m, [FEW]), s), [values(2, 3, 3), values(1, 3, 2)]),
+    "scatter_add, none": (lambda m, x, s: x.scatter_add(0, whole(m, np.zeros((0, 3), int)), s), [Y, values(0, 3)]),
+    "scatter": (lambda m, x, s: x.scatter(0, whole(m, ONCE), s), [Y, values(3, 2, seed=2)]),
+    "scatter 1": (lambda m, x, s: m.scatter(x, dim=1, index=whole(m, ONCE[:2]), src=s), [values(3, 4), values(2, 2)]),
+    "scatter, a number": (lambda m, x: m.scatter(x, 1, whole(m, FEW), 1.5) * x.scatter(0, whole(m, FEW), value=2), [Y]),
+    "scatter, none": (lambda m, x, s: x.scatter(0, whole(m, np.zeros((0, 3), int)), s) + s.sum(), [Y, values(0, 3)]),
+    "gather, shorter": (lambda m, x: x.gather(0, whole(m, FEW)), [Y]),
+    "prod": (lambda m, x: m.prod(x), [Y]), "prod 0": (lambda m, x: x.prod(0), [values(7, 2)]),
+    "prod -1": (lambda m, x: m.prod(x, dim=-1, keepdim=True), [values(2, 3, 5)]),
+    "prod of nothing": (lambda m, x: m.prod(x, 1) + x.sum(), [values(2, 0, 3)]),
+    "prod of zeros": (lambda m, x: x.prod(1), [ZEROS]), "prod of columns of zeros": (lambda m, x: x.prod(0), [ZEROS]),
+    "cdist": (lambda m, x, y: m.cdist(x, y), [Y, values(5, 3, seed=2)]),
+    "cdist 1": (lambda m, x, y: m.cdist(x, y, 1.0), [values(2, 4, 3), values(2, 5, 3, seed=2)]),
+    "cdist inf": (lambda m, x, y: m.cdist(x, y, p=float("inf")), [Y, values(5, 3, seed=3)]),
+    "cdist, broadcast": (lambda m, x, y: m.cdist(x, y), [values(2, 1, 4, 3), values(3, 5, 3, seed=2)]),
+    "diagonal": (lambda m, x: m.diagonal(x), [Y]), "diagonal 1": (lambda m, x: x.diagonal(1), [Y]),
+    "diagonal of planes": (lambda m, x: x.diagonal(-1, 2, 0) * x.diagonal(offset=1, dim1=-1, dim2=1).sum(),
+                           [values(3, 4, 2)]),
+    "diagonal past the end": (lambda m, x: x.diagonal(7).sum() + x.sum(), [Y]),
+    "masked_select": (lambda m, x: m.masked_select(x, whole(m, Y > 0)), [Y]),
+    "masked_select, broadcast": (lambda m, x: x.masked_select(whole(m, [[True], [False]])), [values(3)]),
+    "masked_select of nothing": (lambda m, x: x.masked_select(whole(m, Y > 9)).sum() + x.sum(), [Y]),
+    "steps": (lambda m, x: x.sign() * x + m.round(x) + x.floor() * m.ceil(x) + m.trunc(x) * x, [Y * 1.1]),
+    "whole numbers": (lambda m, x: x.double() * m.where(whole(m, [True, False, True]), m.cat(
+        [whole(m, AT[:1]), whole(m, AT[3:])]).clamp(min=1), whole(m, 5)).double().mean(), [Y]),
+    "expand": (lambda m, x: x[:1].expand(5, -1, 2, -1) * x.chunk(5)[-1].sum(), [values(2, 2, 3)]),
+    "split": (lambda m, x: x.split(2, dim=2)[1] * x.split([1, 1])[1], [values(2, 1, 3)]),
+    "order": (lambda m, x: x.permute(2, 0, 1) + x.transpose(-1, 0).transpose(1, 2) + x[0].T.unsqueeze(1),
+              [values(2, 2, 2)]),
+    "stack and cat": (lambda m, x: m.stack([x, x * 2], dim=-1).sum(-1) + m.cat([x, x], dim=1)[:, 1:5] * 3, [X]),
+    **{f"matmul {a} {b}": (lambda m, x, y: m.matmul(x, y), [values(*a), values(*b, seed=2)]) for a, b in (
+        ((3, 1), (1, 2)), ((2, 3, 4), (2, 4, 2)), ((2, 3, 4), (4, 2)), ((3, 4), (2, 4, 2)), ((2, 1, 3, 2), (4, 2, 3)),
+        ((1, 3, 2), (5, 2, 2)))},
+    **{f"{name} {a} {b}": (lambda m, x, y, name=name: getattr(m, name)(x, y), [values(*a), values(*b, seed=2) + 3])
+       for name in ("add", "sub", "mul", "div", "maximum", "minimum")
+       for a, b in (((3, 4), (1, 4)), ((2, 1, 3), (4, 1)), ((), (3, 2)))},
+    **{f"{name} {dim}": (lambda m, x, name=name, dim=dim: getattr(x, name)(dim=dim, keepdim=True), [values(2, 3, 4)])
+       for name in ("sum", "mean", "amax") for dim in (0, (0, 2))},
+    **{f"power {e}": (lambda m, x, e=e: x.abs() ** e, [X]) for e in (2, 3.0, -1, 0.5)}}
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    "linear": (lambda f, *x: f.linear(*x), [values(5, 4), values(3, 4), values(3)]),
+    "linear 3d": (lambda f, *x: f.linear(*x), [values(2, 5, 4), values(3, 4)]),
+    "selu": (lambda f, x: f.selu(x), [X]), "celu": (lambda f, x: f.celu(x, 0.5), [X]),
+    "softsign": (lambda f, x: f.softsign(x), [X]), "glu": (lambda f, x: f.glu(x), [X]),
+    "glu 0": (lambda f, x: f.glu(x, 0), [values(4, 3)]),
+    "prelu": (lambda f, x, w: f.prelu(x, w), [X, values(1, seed=2)]),
+    "prelu, channels": (lambda f, x, w: f.prelu(x, w), [X, values(4, seed=2)]),
+    "pad": (lambda f, x: f.pad(x, (1, 2)) * f.pad(x, (2, 1), value=0.5), [X]),
+    "pad two": (lambda f, x: f.pad(x, (1, 0, 0, 2)), [X]), "pad cuts": (lambda f, x: f.pad(x, (-1, 2)), [X]),
+    "pad six": (lambda f, x: f.pad(x, (0, 0, 1, 2, 2, 1)), [values(2, 3, 4, 2)]),
+    "pad reflect": (lambda f, x: f.pad(x, (2, 1), "reflect"), [values(2, 3, 4)]),
+    "pad replicate": (lambda f, x: f.pad(x, (1, 3), "replicate"), [values(2, 3, 4)]),
+    "pad circular": (lambda f, x: f.pad(x, (4, 1), mode="circular"), [values(2, 3, 4)])}
+ALL = {**{name: (ml, "torch", *row) for name, row in SAME.items()},
+       **{name: (F, "functional", *row) for name, row in FUNCTIONS.items()}}
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if "zeros" not in name])
+def test_finite_differences(name: str) -> None:
+    mine, _, f, arrays = ALL[name]
+    gradcheck(lambda *tensors: f(mine, *tensors), *arrays)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_values_and_gradients_are_torchs(dtype: str) -> None:
+    torch = torch_or_skip()
+    for name, (mine, room, f, arrays) in ALL.items():
+        theirs = torch if room == "torch" else torch.nn.functional
+        try:
+            same(lambda *x, f=f, m=mine: f(m, *x), lambda *x, f=f, m=theirs: f(m, *x), arrays, dtype,
+                 tolerance=1e-4 if dtype == "float32" else 1e-11)
+        except Exception as error:
+            error.add_note(name)
+            raise
+
+
+def test_recorded_ones_have_the_bits_of_eager_ones() -> None:
+    for name, (mine, _, f, arrays) in ALL.items():
+        def step(*given: Any, f: Any = f, mine: Any = mine) -> Any:
+            leaves = [t.requires_grad_() for t in given]
+            y = f(mine, *leaves)
+            (y * y).sum().backward()
+            return y, *(t.grad for t in leaves)
+
+        run = ml.SequentialExecutor(ml.record(step, *arrays))
+        assert bits(*run(*arrays)) == bits(*step(*map(ml.array, arrays))), name
