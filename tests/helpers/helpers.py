@@ -99,6 +99,14 @@ def bits(*arrays: Any) -> bytes:
     return b"|".join(np.ascontiguousarray(a.numpy() if isinstance(a, ml.Tensor) else a).tobytes() for a in arrays)
 
 
+def refuses(*rows: tuple[Callable[[], Any], str]) -> None:
+    """Each call raises an error, in one line that matches the text beside it."""
+    for act, message in rows:
+        with pytest.raises((ValueError, TypeError, IndexError, NotImplementedError), match=message) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+
+
 @contextmanager
 def deadline(seconds: float = PATIENCE) -> Iterator[None]:
     """Fails instead of hanging; for the main thread."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bits, bytes_allocated, drawn, random_array, torch_or_skip
+from helpers import bits, bytes_allocated, drawn, random_array, refuses, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,12 +24,15 @@ def parity(mine: Any, theirs: Any, *inputs: Any, tolerance: float = 1e-10) -> No
     torch = torch_or_skip()
     theirs = theirs.double()
     mine.astype("float64").load_state_dict({k: v.numpy() for k, v in theirs.state_dict().items()})
-    xs = [torch.tensor(v, requires_grad=v.dtype == np.float64) for v in inputs]
-    ys = [ml.Parameter(v) if v.dtype == np.float64 else ml.array(v) for v in inputs]
 
     def flat(value: Any) -> list[Any]:
         return [t for v in value for t in flat(v)] if isinstance(value, tuple | list) else [value]
 
+    def made(value: Any, of: Any) -> Any:
+        return tuple(made(v, of) for v in value) if isinstance(value, tuple) else of(value)
+
+    xs = made(inputs, lambda v: torch.tensor(v, requires_grad=v.dtype == np.float64))
+    ys = made(inputs, lambda v: ml.Parameter(v) if v.dtype == np.float64 else ml.array(v))
     theirs_out, mine_out = flat(theirs(*xs)), flat(mine(*ys))
     weights = [random_array(tuple(t.shape), i) for i, t in enumerate(theirs_out)]
     sum((t * torch.tensor(w)).sum() for t, w in zip(theirs_out, weights, strict=True)).backward()
@@ -41,7 +44,7 @@ def parity(mine: Any, theirs: Any, *inputs: Any, tolerance: float = 1e-10) -> No
     total.backward()
     for (name, p), q in zip(mine.named_parameters(), theirs.parameters(), strict=True):
         np.testing.assert_allclose(p.grad.numpy(), q.grad.numpy(), rtol=tolerance, atol=tolerance, err_msg=name)
-    for t, other in zip(ys, xs, strict=True):
+    for t, other in zip(flat(ys), flat(xs), strict=True):
         if other.requires_grad:
             np.testing.assert_allclose(t.grad.numpy(), other.grad.numpy(), rtol=tolerance, atol=tolerance)
 
@@ -63,50 +66,12 @@ def test_recurrent_layers_are_torchs(kind: str) -> None:
 def test_recurrent_layers_take_states_as_torchs_do(name: str) -> None:
     torch = torch_or_skip()
 
-    class Wrap(nn.Module):
-        def __init__(self, layer: Any) -> None:
-            self.layer = layer
-
-        def forward(self, x: Any, *states: Any) -> Any:
-            return self.layer(x, states if name == "LSTM" else states[0])
-
-    class TorchWrap(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self, layer: Any) -> None:
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, x: Any, *states: Any) -> Any:
-            return self.layer(x, states if name == "LSTM" else states[0])
-
     states = [random_array((4, 2, 4), i) for i in range(2 if name == "LSTM" else 1)]
-    parity(Wrap(getattr(nn, name)(3, 4, 2, bidirectional=True)),
-           TorchWrap(getattr(torch.nn, name)(3, 4, 2, bidirectional=True)),
-           random_array((5, 2, 3)), *states)
-    cell = [s[0] for s in states]
-    parity(Wrap(getattr(nn, f"{name}Cell")(3, 4)), TorchWrap(getattr(torch.nn, f"{name}Cell")(3, 4)),
-           random_array((2, 3)), *cell)
-    parity(getattr(nn, f"{name}Cell")(3, 4, bias=False), getattr(torch.nn, f"{name}Cell")(3, 4, bias=False),
-           random_array((2, 3)))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["RNN", "GRU", "LSTM"])
-def test_a_cell_over_the_steps_is_the_layer(name: str) -> None:
-    layer, cell = getattr(nn, name)(3, 4), getattr(nn, f"{name}Cell")(3, 4)
-    cell.load_state_dict({k.removesuffix("_l0"): v for k, v in layer.state_dict().items()})
-    layer.astype("float64")
-    cell.astype("float64")
-    x = random_array((5, 2, 3))
-    y, _ = layer(ml.array(x))
-    (y * y).sum().backward()
-    state, total = None, None
-    for t in range(5):
-        state = cell(ml.array(x[t]), state)
-        h = state[0] if name == "LSTM" else state
-        total = (h * h).sum() if total is None else total + (h * h).sum()
-    total.backward()
-    for p, q in zip(layer.parameters(), cell.parameters(), strict=True):
-        np.testing.assert_allclose(q.grad.numpy(), p.grad.numpy(), rtol=1e-10, atol=1e-12)
+    for layer, x, first in ((lambda n: getattr(n, name)(3, 4, 2, bidirectional=True), (5, 2, 3), states),
+                            (lambda n: getattr(n, f"{name}Cell")(3, 4), (2, 3), [s[0] for s in states]),
+                            (lambda n: getattr(n, f"{name}Cell")(3, 4, bias=False), (2, 3), None)):
+        more = [] if first is None else [tuple(first)] if name == "LSTM" else first
+        parity(layer(nn), layer(torch.nn), random_array(x), *more)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -200,17 +165,14 @@ def test_factors_of_a_bag_and_what_bags_refuse() -> None:
     gradcheck(lambda w, s: nn.functional.embedding_bag(index, w, offsets, mode="sum", per_sample_weights=s,
                                                        padding_idx=2), table, random_array((4,), 1))
     bag = nn.EmbeddingBag(3, 2)
-    for act, message in (
+    refuses(
             (lambda: bag(index), r"index \(4,\) without offsets"),
             (lambda: bag(index, ml.array([1, 2])), "begin with 0"),
             (lambda: bag(index, ml.array([0, 3, 2])), "begin with 0 and rise"),
             (lambda: bag(index, ml.array([0, 5])), "index 5 is out of range for an axis of length 5"),
             (lambda: bag(ml.array([3]), ml.array([0])), "index 3 .* rows 0 to 2"),
             (lambda: bag(index, offsets, ml.ones(4)), "in mode 'mean'; expected .* in mode 'sum'"),
-            (lambda: nn.EmbeddingBag(3, 2, mode="median")(index, offsets), "mode is 'median'; it must be sum")):
-        with pytest.raises((ValueError, IndexError), match=message) as caught:
-            act()
-        assert "\n" not in str(caught.value)
+            (lambda: nn.EmbeddingBag(3, 2, mode="median")(index, offsets), "mode is 'median'; it must be sum"))
 
 
 def test_causal_attention_with_earlier_keys_is_torchs() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_agree import DTYPES, agree, draw
-from helpers import bits, bytes_allocated, random_array, torch_or_skip
+from helpers import bits, bytes_allocated, random_array, refuses, torch_or_skip
 from parity import NCHW, NHWC, same
 
 import minidl as ml
@@ -157,14 +157,11 @@ def test_classes_that_are_ruled_out_are_torchs(reduction: str, weighted: bool) -
 
 def test_losses_refuse_in_one_line() -> None:
     x, y = ml.Parameter(np.zeros((2, 3))), ml.array(np.zeros((2, 1)))
-    for act, message in ((lambda: F.l1_loss(x, y), r"prediction \(2, 3\) and target \(2, 1\) must have one shape"),
+    refuses((lambda: F.l1_loss(x, y), r"prediction \(2, 3\) and target \(2, 1\) must have one shape"),
                          (lambda: F.l1_loss(x, x, reduction="average"), "reduction is 'average'; it must be mean"),
                          (lambda: F.smooth_l1_loss(x, x, beta=0), "beta of smooth_l1_loss is 0; it must be above 0"),
                          (lambda: F.cross_entropy(x, ml.arange(2), label_smoothing=2.0), "label_smoothing is 2.0"),
-                         (lambda: F.binary_cross_entropy_with_logits(x, x).backward(), "no gradient toward its tar")):
-        with pytest.raises((ValueError, NotImplementedError), match=message) as caught:
-            act()
-        assert "\n" not in str(caught.value)
+                         (lambda: F.binary_cross_entropy_with_logits(x, x).backward(), "no gradient toward its tar"))
 
 
 # --------------------------------------------------------------------------------------------- convolution, resampling
@@ -240,7 +237,7 @@ def test_weights_of_grouped_convolutions_are_drawn_as_torch_draws_them() -> None
 
 def test_images_refuse_in_one_line() -> None:
     x = ml.array(values(1, 3, 4, 2))
-    for act, message in (
+    refuses(
             (lambda: ops.conv_transpose2d(x, ml.array(values(3, 2, 2, 2))), "expected 3 channels; images have .* last"),
             (lambda: ops.conv_transpose2d(x, ml.array(values(2, 2, 2, 2)), output_padding=1), "below the stride"),
             (lambda: ops.conv_transpose2d(x, ml.array(values(2, 1, 1, 2)), padding=3), "the padding .* is too large"),
@@ -253,10 +250,7 @@ def test_images_refuse_in_one_line() -> None:
             (lambda: nn.GroupNorm(2, 4)(x), r"does not end in 4 channels"),
             (lambda: nn.Conv1d(1, 1, 0), "kernel_size is 0; it must be a whole number >= 1"),
             (lambda: nn.RMSNorm(3)(x), "does not end in"),
-            (lambda: nn.RMSNorm(0), "normalized_shape is 0; it must be a whole number >= 1")):
-        with pytest.raises(ValueError, match=message) as caught:
-            act()
-        assert "\n" not in str(caught.value)
+            (lambda: nn.RMSNorm(0), "normalized_shape is 0; it must be a whole number >= 1"))
 
 
 # -------------------------------------------------------------------------------------------------------------- modules

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from cuda_agree import agree, draw
 from cuda_on_cpu import run_kernel
-from helpers import bits, random_array
+from helpers import bits, random_array, refuses
 
 import minidl as ml
 import minidl.nn.functional as F
@@ -112,7 +112,7 @@ def test_a_network_is_walked_frozen_and_kept_by_name() -> None:
 
 def test_what_does_not_fit_is_one_line() -> None:
     x, image = ml.array(X), ml.array(values(1, 3, 4, 2))
-    for act, message in (
+    refuses(
             (lambda: F.pad(image, (1, 1, 1, 1)), r"channels last.*write \(0, 0, left, right, top, bottom\)"),
             (lambda: F.pad(x, (1,)), "two for each axis"), (lambda: F.pad(x, (1, 1), "mirror"), "the mode is 'mirror'"),
             (lambda: F.pad(x, (4, 0), "reflect"), "reflect can add at most 3"),
@@ -128,10 +128,7 @@ def test_what_does_not_fit_is_one_line() -> None:
             (lambda: F.pixel_shuffle(image, 2), "multiple of 2 x 2"),
             (lambda: nn.TransformerEncoderLayer(8, 2), "batch_first=True"),
             (lambda: F.max_pool1d(image, 2), "max_pool1d needs an input .n, length, c."),
-            (lambda: nn.ZeroPad2d((1, 2)), "left, right, top, bottom")):
-        with pytest.raises((ValueError, TypeError, AttributeError), match=message) as caught:
-            act()
-        assert "\n" not in str(caught.value)
+            (lambda: nn.ZeroPad2d((1, 2)), "left, right, top, bottom"))
 
 
 @pytest.mark.few(1)

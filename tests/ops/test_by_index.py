@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bits, random_array, torch_or_skip
+from helpers import bits, random_array, refuses, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops
@@ -217,7 +217,7 @@ def test_a_recorded_step_checks_its_indices_before_it_runs() -> None:
 
 def test_what_does_not_fit_is_one_line() -> None:
     x, index = ml.array(X), ml.array(np.array(AT))
-    for act, message in (
+    refuses(
             (lambda: x.index_add(0, index, ml.ones(4, 3)), r"index \(5,\) and source \(4, 3\) do not fit shape \(4, 3\)"
                                                            r" along axis 0; expected \(5,\) and \(5, 3\)"),
             (lambda: x.index_add(0, index, ml.ones(5, 3)), "index_add: types differ: float64, float32"),
@@ -241,8 +241,5 @@ def test_what_does_not_fit_is_one_line() -> None:
             (lambda: x.diagonal(0, 1, -1), "dim1 1 and dim2 -1 are one axis"), (lambda: x.prod(2), "axis 2"),
             (lambda: index.prod(), "needs float32 or float64, not int64; whole numbers"),
             (lambda: x.masked_select(index), "the mask is int64, not bool"),
-            (lambda: x.masked_select(X[:2] > 0), r"x \(4, 3\) and mask \(2, 3\) do not broadcast")):
-        with pytest.raises((ValueError, TypeError, IndexError), match=message) as caught:
-            act()
-        assert "\n" not in str(caught.value)
+            (lambda: x.masked_select(X[:2] > 0), r"x \(4, 3\) and mask \(2, 3\) do not broadcast"))
     assert ops.index_add is ml.Tensor.index_add

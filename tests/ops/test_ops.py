@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import combinations, product
+
 import numpy as np
 import pytest
 from helpers import random_array
@@ -21,43 +23,100 @@ BROADCASTS = (((3, 4), (3, 4)), ((3, 4), (4,)), ((3, 4), (1, 4)), ((3, 4), (3, 1
 MATMULS = (((3, 4), (4, 2)), ((1, 1), (1, 1)), ((3, 1), (1, 2)), ((2, 3, 4), (2, 4, 2)), ((2, 3, 4), (4, 2)),
            ((3, 4), (2, 4, 2)), ((2, 1, 3, 2), (4, 2, 3)), ((1, 3, 2), (5, 2, 2)), ((0, 3), (3, 2)), ((2, 0), (0, 3)),
            ((2, 3), (3, 0)), ((0, 2, 3), (3, 2)))
-REDUCTIONS = (((), None), ((4,), None), ((3, 4), None), ((3, 4), 0), ((3, 4), -1), ((3, 4), (0, 1)),
-              ((2, 3, 4), (0, 2)), ((2, 3, 4), 1), ((1, 4), 0))
-RESHAPES = (((3, 4), (4, 3)), ((3, 4), (12,)), ((3, 4), (2, -1)), ((4,), (1, 4, 1)), ((), (1, 1)), ((1,), ()),
-            ((0, 3), (3, 0)), ((2, 3, 2), (-1, 2)))
-TRANSPOSES = (((3, 4), None), ((2, 3, 4), None), ((2, 3, 4), (1, 0, 2)), ((2, 3, 4), (-1, 0, 1)), ((4,), (0,)),
-              ((1, 3), (1, 0)), ((0, 3), None))
-
-
 def values(shape, seed=0, positive=False):
     """Away from kinks; for logs, roots and divisors also away from 0."""
     return random_array(shape, seed, low=0.5 if positive else -2.0)
 
 
 # --------------------------------------------------------------------------------------------------- finite differences
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", UNARY)
-def test_unary(name, shape):
-    gradcheck(getattr(ops, name), values(shape, 1, UNARY[name] == "positive"))
+VIEWS = {"transposed": ops.transpose, "broadcast": lambda x: ops.broadcast_to(ops.reshape(x, (1, 12)), (3, 12)),
+         "reshaped": lambda x: ops.reshape(x, (2, 6)),
+         "cut": lambda x: ops.transpose(ops.reshape(x, (2, 2, 3)), (2, 0, 1))}
+STRIDED = (ops.relu, ops.sigmoid, ops.tanh, ops.exp, ops.absolute, ops.neg, ops.softmax, lambda x: x * x,
+           lambda x: x - 1.5 * x, lambda x: ops.total(x, 0), lambda x: ops.mean(x, -1), lambda x: ops.amax(x, 0),
+           lambda x: ops.maximum(x, -1 * x), lambda x: x**2, lambda x: ops.reshape(x, (x.size,)), lambda x: x + 1,
+           lambda x: x / 3)
 
 
-@pytest.mark.parametrize(("a", "b"), BROADCASTS)
-@pytest.mark.parametrize("name", BINARY)
-def test_binary(name, a, b):
-    gradcheck(getattr(ops, name), values(a, 1), values(b, 2, name == "div") + 0.001)
+def toward(wanted):
+    """A linear layer of three operands as a function of these."""
+    operands = [values((3, 4), 1), values((2, 4), 2), values((2,), 3)]
+
+    def f(*given):
+        some = iter(given)
+        return ops.linear(*(next(some) if i in wanted else ml.array(t) for i, t in enumerate(operands)))
+
+    return f, [operands[i] for i in wanted]
 
 
-@pytest.mark.parametrize("exponent", [2, 3.0, 0.5, -1, -1.5, 1, 1.7])
-def test_power(exponent):
-    gradcheck(lambda x: ops.power(x, exponent), values((3, 4), 1, positive=True))
-    if float(exponent).is_integer():
-        gradcheck(lambda x: ops.power(x, exponent), values((3, 4), 1))
+def dropped(x, rate):
+    ml.seed(0)  # the same draw again
+    return ops.dropout(x, rate)
 
 
-def test_a_power_of_0_is_constant_at_0_too():
-    x = ml.Parameter(np.array([0.0, 2.0]))
-    (x ** 0).sum().backward()
-    assert x.grad.tolist() == [0, 0]
+def cases():
+    """Op, function, operands."""
+    for name in UNARY:
+        yield from ((name, getattr(ops, name), [values(s, 1, UNARY[name] == "positive")]) for s in SHAPES)
+    for name, (a, b) in product(BINARY, BROADCASTS):
+        yield name, getattr(ops, name), [values(a, 1), values(b, 2, name == "div") + 0.001]
+    for e in (2, 3.0, 0.5, -1, -1.5, 1, 1.7):
+        yield "power", lambda x, e=e: ops.power(x, e), [values((3, 4), 1, positive=not float(e).is_integer())]
+    for name, keep, (shape, axis) in product(("total", "mean", "amax"), (False, True), (
+            ((), None), ((4,), None), ((3, 4), None), ((3, 4), 0), ((3, 4), -1), ((3, 4), (0, 1)), ((2, 3, 4), (0, 2)),
+            ((2, 3, 4), 1), ((1, 4), 0))):
+        yield name, lambda x, name=name, a=axis, k=keep: getattr(ops, name)(x, a, k), [values(shape, 3)]
+    for shape, axis in product(((0,), (3, 0), (0, 3)), (None, -1)):
+        yield "total", lambda x, a=axis: ops.total(x, a), [values(shape)]
+    for n, (inputs, outputs), bias in product((0, 1, 3), ((4, 2), (1, 1), (2, 0), (0, 3)), (False, True)):
+        yield "linear", ops.linear, [values((n, inputs), 1), values((outputs, inputs), 2), values((outputs,), 3)][
+            : 2 + bias]
+    for bias in (False, True):
+        yield "linear", ops.linear, [values((2, 3, 4), 1), values((5, 4), 2), values((5,), 3)][: 2 + bias]
+    yield from (("linear", *toward(some)) for n in (1, 2, 3) for some in combinations(range(3), n))
+    yield from (("matmul", ops.matmul, [values(a, 1), values(b, 2)]) for a, b in MATMULS)
+    for shape in ((4,), (3, 4), (1, 1), (3, 1), (2, 3, 4), (0, 3)):
+        yield "softmax", ops.softmax, [values(shape, 4)]
+    for n, classes in ((1, 1), (1, 3), (5, 1), (4, 3)):
+        labels = ml.array(np.random.default_rng(0).integers(0, classes, n))
+        yield "cross_entropy", lambda x, y=labels: ops.cross_entropy(x, y), [values((n, classes), 5)]
+    for shape, to in (((3, 4), (4, 3)), ((3, 4), (12,)), ((3, 4), (2, -1)), ((4,), (1, 4, 1)), ((), (1, 1)), ((1,), ()),
+                      ((0, 3), (3, 0)), ((2, 3, 2), (-1, 2))):
+        yield "reshape", lambda x, to=to: ops.reshape(x, to), [values(shape, 1)]
+        yield "reshape", lambda x, to=to: ops.reshape(ops.transpose(x), to), [values(shape[::-1], 1)]
+    for shape, axes in (((3, 4), None), ((2, 3, 4), None), ((2, 3, 4), (1, 0, 2)), ((2, 3, 4), (-1, 0, 1)),
+                        ((4,), (0,)), ((1, 3), (1, 0)), ((0, 3), None)):
+        yield "transpose", lambda x, axes=axes: ops.transpose(x, axes), [values(shape, 1)]
+    for shape, to in (((4,), (3, 4)), ((3, 1), (3, 4)), ((), (2, 2)), ((1, 1), (2, 3, 4)), ((3,), (3,)), ((1,), (0,)),
+                      ((0, 1), (0, 3))):
+        yield "broadcast_to", lambda x, to=to: ops.broadcast_to(x, to), [values(shape, 1)]
+        yield "broadcast_to", lambda x, to=to: ops.broadcast_to(x, to) * ops.broadcast_to(x, to), [values(shape, 1)]
+    for shape in ((3, 4), (2, 3, 4), (5,), (0, 3)):
+        yield "flatten", lambda x: ops.flatten(x, min(1, x.ndim - 1)), [values(shape, 1)]
+        yield "flatten", ops.flatten, [values(shape, 1)]
+    for shape, rate in product(((3, 4), (5,), (1, 1), (2, 3, 3), (0, 3), (3, 0)), (0.0, 0.3, 0.9)):
+        yield "dropout", lambda x, rate=rate: dropped(x, rate), [values(shape, 1)]
+    yield from (("of a view", lambda x, f=f, view=view: f(view(x)), [values((3, 4), 6)])
+                for f, view in product(STRIDED, VIEWS.values()))
+
+
+CASES = {}
+for _name, _f, _arrays in cases():
+    CASES.setdefault(_name, []).append((_f, _arrays))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_finite_differences(name):
+    for f, arrays in CASES[name]:
+        gradcheck(f, *arrays)
+
+
+def test_every_op_of_these_families_is_checked():
+    here = {"elementwise", "linear", "reduce", "shape", "loss", "dropout"}
+    # with the ops for sequences, with 16 bits, with masks and indices, with the losses, by index
+    elsewhere = {"gelu", "log_softmax", "mse", "label_weights", "cut", "squeeze", "unsqueeze", "swap_axes",
+                 "sign", "round", "floor", "ceil", "trunc"}
+    assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere <= {*CASES}
 
 
 @pytest.mark.parametrize("f", [lambda x: x + 2, lambda x: 2 + x, lambda x: x - 2, lambda x: 2 - x, lambda x: x * 3,
@@ -70,108 +129,6 @@ def test_operators(f):
     with ml.no_grad():
         np.testing.assert_allclose(f(ml.array(x)).numpy(), f(x), rtol=1e-12)
     gradcheck(f, x)
-
-
-@pytest.mark.parametrize(("shape", "axis"), REDUCTIONS)
-@pytest.mark.parametrize("keepdims", [False, True])
-@pytest.mark.parametrize("name", ["total", "mean", "amax"])
-def test_reductions(name, keepdims, shape, axis):
-    gradcheck(lambda x: getattr(ops, name)(x, axis, keepdims), values(shape, 3))
-
-
-@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3)])
-def test_sums_of_nothing(shape):
-    gradcheck(ops.total, values(shape))
-    gradcheck(lambda x: ops.total(x, -1), values(shape))
-
-
-@pytest.mark.parametrize("n", [0, 1, 3])
-@pytest.mark.parametrize(("inputs", "outputs"), [(4, 2), (1, 1), (2, 0), (0, 3)])
-@pytest.mark.parametrize("bias", [False, True])
-def test_linear(n, inputs, outputs, bias):
-    arrays = [values((n, inputs), 1), values((outputs, inputs), 2), *[values((outputs,), 3)][: int(bias)]]
-    gradcheck(ops.linear, *arrays)
-
-
-def test_linear_over_more_axes():
-    gradcheck(ops.linear, values((2, 3, 4), 1), values((5, 4), 2), values((5,), 3))
-    gradcheck(ops.linear, values((2, 3, 4), 1), values((5, 4), 2))
-
-
-@pytest.mark.parametrize("wanted", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
-def test_linear_toward_some_of_its_operands(wanted):
-    operands = [values((3, 4), 1), values((2, 4), 2), values((2,), 3)]
-
-    def f(*given):
-        full, some = [ml.array(v) for v in operands], iter(given)
-        return ops.linear(*(next(some) if i in wanted else t for i, t in enumerate(full)))
-
-    gradcheck(f, *(operands[i] for i in wanted))
-
-
-@pytest.mark.parametrize(("a", "b"), MATMULS)
-def test_matmul(a, b):
-    gradcheck(ops.matmul, values(a, 1), values(b, 2))
-
-
-@pytest.mark.parametrize("shape", [(4,), (3, 4), (1, 1), (3, 1), (2, 3, 4), (0, 3)])
-def test_softmax(shape):
-    gradcheck(ops.softmax, values(shape, 4))
-
-
-@pytest.mark.parametrize(("n", "classes"), [(1, 1), (1, 3), (5, 1), (4, 3)])
-def test_cross_entropy(n, classes):
-    labels = np.random.default_rng(0).integers(0, classes, n)
-    gradcheck(lambda x: ops.cross_entropy(x, ml.array(labels)), values((n, classes), 5))
-
-
-@pytest.mark.parametrize(("shape", "to"), RESHAPES)
-def test_reshape(shape, to):
-    gradcheck(lambda x: ops.reshape(x, to), values(shape, 1))
-    gradcheck(lambda x: ops.reshape(ops.transpose(x), to), values(shape[::-1], 1))
-
-
-@pytest.mark.parametrize(("shape", "axes"), TRANSPOSES)
-def test_transpose(shape, axes):
-    gradcheck(lambda x: ops.transpose(x, axes), values(shape, 1))
-
-
-@pytest.mark.parametrize(("shape", "to"), [((4,), (3, 4)), ((3, 1), (3, 4)), ((), (2, 2)), ((1, 1), (2, 3, 4)),
-                                           ((3,), (3,)), ((1,), (0,)), ((0, 1), (0, 3))])
-def test_broadcast_to(shape, to):
-    gradcheck(lambda x: ops.broadcast_to(x, to), values(shape, 1))
-    gradcheck(lambda x: ops.broadcast_to(x, to) * ops.broadcast_to(x, to), values(shape, 1))
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5,), (0, 3)])
-def test_flatten(shape):
-    if len(shape) > 1:
-        gradcheck(lambda x: ops.flatten(x, 1), values(shape, 1))
-    gradcheck(ops.flatten, values(shape, 1))
-
-
-@pytest.mark.parametrize("shape", [(3, 4), (5,), (1, 1), (2, 3, 3), (0, 3), (3, 0)])
-@pytest.mark.parametrize("rate", [0.0, 0.3, 0.9])
-def test_dropout(rate, shape):
-    def f(x):
-        ml.seed(0)  # the same draw again
-        return ops.dropout(x, rate)
-
-    gradcheck(f, values(shape, 1))
-
-
-VIEWS = {"transposed": ops.transpose, "broadcast": lambda x: ops.broadcast_to(ops.reshape(x, (1, 12)), (3, 12)),
-         "reshaped": lambda x: ops.reshape(x, (2, 6)),
-         "cut": lambda x: ops.transpose(ops.reshape(x, (2, 2, 3)), (2, 0, 1))}
-
-
-@pytest.mark.parametrize("view", VIEWS)
-@pytest.mark.parametrize("f", [ops.relu, ops.sigmoid, ops.tanh, ops.exp, ops.absolute, ops.neg, ops.softmax,
-                               lambda x: x * x, lambda x: x - 1.5 * x, lambda x: ops.total(x, 0),
-                               lambda x: ops.mean(x, -1), lambda x: ops.amax(x, 0), lambda x: ops.maximum(x, -1 * x),
-                               lambda x: x**2, lambda x: ops.reshape(x, (x.size,)), lambda x: x + 1, lambda x: x / 3])
-def test_strided_operands(f, view):
-    gradcheck(lambda x: f(VIEWS[view](x)), values((3, 4), 6))
 
 
 @pytest.mark.parametrize("name", ["maximum", "minimum"])
@@ -187,17 +144,6 @@ def test_equal_maxima_share_evenly():
     (dx,) = gradients(lambda x: ops.amax(x, 1), [np.array([[2.0, 1.0, 2.0], [0.0, 0.0, 0.0]])], np.array([6.0, 3.0]),
                       leaf=True, strided=False)
     assert dx.tolist() == [[3, 0, 3], [1, 1, 1]]
-
-
-# ---------------------------------------------------------------------------------------------------------------- torch
-def test_every_op_of_these_families_is_checked():
-    here = {"elementwise", "linear", "reduce", "shape", "loss", "dropout"}
-    known = {*UNARY, *BINARY, "power", "total", "mean", "linear", "matmul", "softmax", "cross_entropy",
-             "reshape", "transpose", "broadcast_to", "flatten", "dropout"}
-    # with the ops for sequences, with 16 bits, with masks and indices, with the losses, by index
-    elsewhere = {"gelu", "log_softmax", "mse", "label_weights", "cut", "squeeze", "unsqueeze", "swap_axes",
-                 "sign", "round", "floor", "ceil", "trunc"}
-    assert {n for n in ops.__all__ if getattr(ops, n).__module__.rpartition(".")[2] in here} - elsewhere <= known
 
 
 # ------------------------------------------------------------------------------------------------------------ extremes

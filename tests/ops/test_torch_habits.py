@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import bits, random_array, torch_or_skip
+from helpers import bits, random_array, refuses, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops, optim
@@ -165,12 +165,9 @@ def test_operators_with_numpy_on_the_left_and_formats():
 
 def test_other_habits_say_what_to_write():
     x, whole = ml.ones(2, 3), ml.array([1, 2])
-    for act, message in ((lambda: ml.max(x, x), r"x.max\(y\) is minidl.maximum"),
+    refuses((lambda: ml.max(x, x), r"x.max\(y\) is minidl.maximum"),
                          (lambda: whole + 1.5, "not int64; whole numbers and masks have no arithmetic: x.float"),
-                         (lambda: ml.Tensor([1.0]), r"minidl.array\(values\) makes a tensor")):
-        with pytest.raises((TypeError, ValueError), match=message) as caught:
-            act()
-        assert "\n" not in str(caught.value)
+                         (lambda: ml.Tensor([1.0]), r"minidl.array\(values\) makes a tensor"))
 
 
 def test_modules_take_arguments_by_name():

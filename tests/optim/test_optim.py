@@ -24,32 +24,25 @@ def groups(parameters: Any) -> list[dict[str, Any]]:
     return [{"params": some[::2], "weight_decay": 0.2}, {"params": some[1::2], "lr": 0.02, "weight_decay": 0.0}]
 
 
-PAIRS: dict[str, tuple[Any, Any]] = {
-    "sgd": (lambda p: optim.SGD(p, 0.1), lambda t, p: t.SGD(p, 0.1)),
-    "sgd decay": (lambda p: optim.SGD(p, 0.1, weight_decay=0.2), lambda t, p: t.SGD(p, 0.1, weight_decay=0.2)),
-    "momentum": (lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.2), lambda t, p: t.SGD(p, 0.1, 0.9, weight_decay=0.2)),
-    "nesterov": (lambda p: optim.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True), lambda t,
-                 p: t.SGD(p, 0.1, 0.9, weight_decay=0.2, nesterov=True)),
-    "adam": (lambda p: optim.Adam(p, 0.1), lambda t, p: t.Adam(p, 0.1)),
-    "adam decay": (lambda p: optim.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2), lambda t,
-                   p: t.Adam(p, 0.1, (0.8, 0.9), 0.01, 0.2)),
-    "rmsprop": (lambda p: optim.RMSprop(p, 0.1), lambda t, p: t.RMSprop(p, 0.1)),
-    "rmsprop momentum": (lambda p: optim.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8), lambda t,
-                         p: t.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8)),
-    "rmsprop centered": (lambda p: optim.RMSprop(p, 0.1, centered=True), lambda t, p: t.RMSprop(p, 0.1, centered=True)),
-    "rmsprop centered momentum": (lambda p: optim.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8, True), lambda t,
-                                  p: t.RMSprop(p, 0.1, 0.9, 0.01, 0.2, 0.8, True)),
-    "groups": (lambda p: optim.SGD(groups(p), 0.1, 0.9, weight_decay=0.3), lambda t,
-               p: t.SGD(groups(p), 0.1, 0.9, weight_decay=0.3)),
-    "groups of adam": (lambda p: optim.Adam(groups(p), 0.1), lambda t, p: t.Adam(groups(p), 0.1)),
-    "adamw": (lambda p: optim.AdamW(p, 0.1), lambda t, p: t.AdamW(p, 0.1)),
-    "nadamw": (lambda p: optim.NAdamW(p, 0.1), lambda t,
-               p: t.NAdam(p, 0.1, (0.99, 0.999), weight_decay=0.01, decoupled_weight_decay=True)),
-    "nadamw decay": (lambda p: optim.NAdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5, 0.1), lambda t,
-                     p: t.NAdam(p, 0.1, (0.8, 0.9), 0.01, 0.5, 0.1, decoupled_weight_decay=True)),
-    "adamw decay": (lambda p: optim.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5), lambda t,
-                    p: t.AdamW(p, 0.1, (0.8, 0.9), 0.01, 0.5)),
-}
+ARGUMENTS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
+    "sgd": ("SGD", (), {}), "sgd decay": ("SGD", (), {"weight_decay": 0.2}),
+    "momentum": ("SGD", (0.9,), {"weight_decay": 0.2}),
+    "nesterov": ("SGD", (0.9,), {"weight_decay": 0.2, "nesterov": True}),
+    "adam": ("Adam", (), {}), "adam decay": ("Adam", ((0.8, 0.9), 0.01, 0.2), {}), "rmsprop": ("RMSprop", (), {}),
+    "rmsprop momentum": ("RMSprop", (0.9, 0.01, 0.2, 0.8), {}), "rmsprop centered": ("RMSprop", (), {"centered": True}),
+    "rmsprop centered momentum": ("RMSprop", (0.9, 0.01, 0.2, 0.8, True), {}),
+    "groups": ("SGD", (0.9,), {"weight_decay": 0.3}), "groups of adam": ("Adam", (), {}), "adamw": ("AdamW", (), {}),
+    "adamw decay": ("AdamW", ((0.8, 0.9), 0.01, 0.5), {}),
+    "nadamw": ("NAdamW", ((0.99, 0.999),), {"weight_decay": 0.01}),
+    "nadamw decay": ("NAdamW", ((0.8, 0.9), 0.01, 0.5, 0.1), {})}
+
+
+def made(name: str, library: Any, parameters: Any) -> Any:
+    """An optimizer of ours or torch's, whose NAdam has the decoupled weight decay if it is asked to."""
+    kind, args, named = ARGUMENTS[name]
+    if kind == "NAdamW" and library is not optim:
+        kind, named = "NAdam", {**named, "decoupled_weight_decay": True}
+    return getattr(library, kind)(groups(parameters) if "groups" in name else parameters, 0.1, *args, **named)
 
 
 class Net(nn.Module):
@@ -70,12 +63,12 @@ def torch_net(model: Net) -> Any:
 
 
 @pytest.mark.parametrize("clip", [None, 0.05, 100.0])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_five_steps_are_torchs(name: str, clip: float | None) -> None:
     torch = torch_or_skip()
     model = Net().astype("float64")
     net = torch_net(model)
-    mine, theirs = PAIRS[name][0](model.parameters()), PAIRS[name][1](torch.optim, net.parameters())
+    mine, theirs = made(name, optim, model.parameters()), made(name, torch.optim, net.parameters())
     mine.max_norm = clip
     # torch multiplies the powers of NAdam in float32
     rtol, atol = (1e-7, 1e-8) if "nadam" in name else (1e-9, 1e-12)
@@ -99,7 +92,7 @@ def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", 
     """Losses, parameters, states; the batch in equal parts, learning rate by a schedule."""
     ml.seed(2)
     model = Net()
-    opt = PAIRS[name][0](model.parameters())
+    opt = made(name, optim, model.parameters())
     opt.max_norm = clip
     rate = optim.warmup(optim.step_decay(0.1, 2, 0.5), 2, 0.1)
     data = [[v for m in range(parts) for v in (random_array((batch, 5), n, "float32")[m::parts],
@@ -127,7 +120,7 @@ def trained(executor: Any, parts: int = 1, steps: int = 4, name: str = "adamw", 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_recorded_training_has_the_bits_of_eager_training(name: str, parts: int) -> None:
     eager, _ = trained(None, parts, name=name)
     assert trained(ml.SequentialExecutor, parts, name=name)[0] == eager
@@ -170,11 +163,11 @@ def test_clipping_is_one_task_for_each_sum_and_one_for_the_factor() -> None:
     assert opt.norm == 0  # nothing has run
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize("name", ARGUMENTS)
 def test_a_parameter_without_axes_is_clipped_and_scaled_too(name: str) -> None:
     def trained(shape: tuple[int, ...]) -> Any:
         p = ml.Parameter(np.full(shape, 0.5, np.float32))
-        opt = PAIRS[name][0]([p])
+        opt = made(name, optim, [p])
         opt.max_norm, opt.scaler = 0.05, optim.GradScaler(8.0)
         for _ in range(3):
             (p * 3.0 + p * p).sum().backward(opt.scaler.scale)
