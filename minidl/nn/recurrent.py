@@ -22,20 +22,10 @@ from .module import Module
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 
-def _run(kind: str, x: Tensor, states: list[Tensor], weights: list[Tensor], relu: bool,
-         reverse: bool = False) -> tuple[Tensor, ...]:
-    """x (T, n, i), weights w_ih, w_hh and b_ih, b_hh if there are biases -> outputs and last states."""
-    w_ih, w_hh, *bias = weights
-    gx = ops.linear(x, w_ih, *bias[:1])
-    options = {"relu": relu} if kind == "rnn" else {}
-    return getattr(ops, kind)(gx, *states, w_hh, *bias[1:], reverse=reverse, **options)
-
-
 class _Weights(Module):
     """The base of layers and cells: `kind`, sizes, and parameters uniform in +-1/sqrt(hidden)."""
 
     kind = "rnn"
-
     relu = False
 
     def _add(self, inputs: int, bias: bool, suffix: str, dtype: str) -> None:
@@ -45,9 +35,13 @@ class _Weights(Module):
         for name, shape in shapes.items():
             setattr(self, name + suffix, Parameter(random.uniform(bound, shape, dtype)))
 
-    def _get(self, suffix: str) -> list[Tensor]:
-        names = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        return [getattr(self, n + suffix) for n in names if hasattr(self, n + suffix)]
+    def _run(self, x: Tensor, states: list[Tensor], suffix: str, reverse: bool = False) -> tuple[Tensor, ...]:
+        """x (T, n, i) -> outputs and last states, with the weights w_ih, w_hh and if there are biases b_ih, b_hh."""
+        names = [name + suffix for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")]
+        w_ih, w_hh, *bias = (getattr(self, name) for name in names if hasattr(self, name))
+        options = {"relu": self.relu} if self.kind == "rnn" else {}
+        gx = ops.linear(x, w_ih, *bias[:1])
+        return getattr(ops, self.kind)(gx, *states, w_hh, *bias[1:], reverse=reverse, **options)
 
     def _states(self, given: Any, shape: tuple[int, ...], dtype: str) -> list[Tensor]:
         """The initial states; zeros if none are given. Raises ValueError for another number or shape."""
@@ -89,7 +83,7 @@ class _Layers(_Weights):
             for d, suffix in enumerate(self.directions):
                 with tapes.label(f"l{k}{suffix}"):
                     first = [ops.cut(t, k * each + d) for t in states]
-                    y, *ends = _run(self.kind, x, first, self._get(f"_l{k}{suffix}"), self.relu, reverse=bool(d))
+                    y, *ends = self._run(x, first, f"_l{k}{suffix}", bool(d))
                     sides.append(y)
                     last.append([ops.reshape(t, (1, *t.shape)) for t in ends])
             x = ops.concat(sides, -1) if each > 1 else sides[0]
@@ -132,7 +126,7 @@ class _Cell(_Weights):
         if x.ndim != 2 or x.shape[1] != self.inputs:
             raise ValueError(f"{type(self).__name__}: input {x.shape}; expected (n, {self.inputs})")
         states = self._states(state, (x.shape[0], self.hidden), x.dtype)
-        _, *ends = _run(self.kind, ops.reshape(x, (1, *x.shape)), states, self._get(""), self.relu)
+        _, *ends = self._run(ops.reshape(x, (1, *x.shape)), states, "")
         return tuple(ends) if self.kind == "lstm" else ends[0]
 
 

@@ -54,4 +54,4 @@ __all__ = ["absolute", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "all
            "tile", "topk", "total", "transpose", "tril", "triu", "trunc", "unbind", "unsqueeze", "where", "zeros",
            "zeros_like"]
 
-install()
+install(globals())

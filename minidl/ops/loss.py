@@ -7,28 +7,21 @@ from typing import Any
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
 from ..kernels.registry import check_range
+from .elementwise import Elementwise
 from .masks import compare, where
 from .names import with_dim
 from .shape import axis_of, swap_axes
 
 
-class Softmax(Op):
+class Softmax(Elementwise):
     """Softmax or its logarithm over the last axis."""
 
     precision = "full"
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def forward(self, x: Tensor) -> Tensor:
-        dtype = same_dtype(self, x)
-        if not x.ndim or not x.shape[-1]:
-            raise self.error(f"the last axis of shape {x.shape} must have at least one element")
-        self.x, self.y = x, self.out_by(self.name, [x], x.shape, dtype)
-        return self.y
-
-    def input_grad(self, i: int, dy: Tensor) -> Tensor:
-        return self.grad_by(f"{self.name}_grad", [self.y, dy], self.x)
+    def forward(self, *inputs: Tensor) -> Tensor:
+        if not inputs[0].ndim or not inputs[0].shape[-1]:
+            raise self.error(f"the last axis of shape {inputs[0].shape} must have at least one element")
+        return super().forward(*inputs)
 
 
 class CrossEntropy(Op):
@@ -95,9 +88,10 @@ class MSE(Op):
 
 
 def _softmax(name: str, x: Tensor, axis: int) -> Tensor:
+    op = Softmax(name, f"{name}_grad y dy")
     if x.ndim and axis_of(x, axis, name) != x.ndim - 1:
-        return swap_axes(Softmax(name)(swap_axes(x, axis, -1)), axis, -1)
-    return Softmax(name)(x)
+        return swap_axes(op(swap_axes(x, axis, -1)), axis, -1)
+    return op(x)
 
 
 @with_dim

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
 from ..autograd.hints import hint
 from ..autograd.tensor import Parameter, ShapeError, Tensor, array
-from . import elementwise
-from .along_axis import argsort, cumsum, logsumexp, norm, root, sort, topk
-from .by_index import bincount, index_add, scatter, scatter_add
+from .along_axis import root
 from .cast import astype
-from .elementwise import absolute, add, cos, div, exp, gelu, log, mul, neg, power, relu, sigmoid, sin, sqrt, sub, tanh
-from .extremes import amax, amin, argmax, argmin, max_with_indices, min_with_indices
-from .index import gather, index
-from .join import chunk, split
+from .elementwise import absolute, add, div, exp, mul, neg, power, sub
+from .extremes import amax, amin, max_with_indices, min_with_indices
+from .index import index
 from .linear import matmul
-from .loss import log_softmax, softmax
-from .masks import all_of, any_of, clamp, compare, logic, masked_fill, where
-from .pairwise import prod
-from .rearrange import diagonal, flip, masked_select, movedim, repeat_interleave, roll, take, tile, tril, triu, unbind
-from .reduce import broadcast_to, mean, total, variance
-from .shape import axis_of, flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
+from .masks import all_of, any_of, clamp, compare, logic, where
+from .rearrange import take
+from .reduce import broadcast_to, total, variance
+from .shape import axis_of, reshape, swap_axes, transpose, unsqueeze
 
+#: ops that are methods under their own names
+OPS = ("amax", "amin", "argmax", "argmin", "argsort", "astype", "bincount", "ceil", "chunk", "clamp", "cos", "cumsum",
+       "diagonal", "exp", "flatten", "flip", "floor", "gather", "gelu", "index_add", "log", "log_softmax", "logsumexp",
+       "masked_fill", "masked_select", "matmul", "mean", "movedim", "neg", "norm", "prod", "relu", "repeat_interleave",
+       "roll", "round", "scatter", "scatter_add", "sigmoid", "sign", "sin", "softmax", "sort", "split", "sqrt",
+       "squeeze", "tanh", "tile", "topk", "tril", "triu", "trunc", "unbind", "unsqueeze")
 
 def _other(t: Tensor, value: Any) -> Any:
     """A Tensor or a number stays; an array becomes a tensor of t's type."""
@@ -138,32 +139,24 @@ METHODS: dict[str, Any] = {
     "__and__": _logic("logical_and"), "__or__": _logic("logical_or"), "__xor__": _logic("logical_xor"),
     "__invert__": lambda t: logic("logical_not", t),
     "__getitem__": index, "__setitem__": _set_item, "__getattr__": _missing,
-    "abs": absolute, "exp": exp, "log": log, "sqrt": sqrt, "tanh": tanh, "relu": relu, "sigmoid": sigmoid, "gelu": gelu,
-    "pow": power, "softmax": softmax, "log_softmax": log_softmax, "clamp": clamp, "clip": clamp, "matmul": matmul,
-    "var": _var, "std": lambda t, *args, **named: root(_var(t, *args, **named)), "square": lambda t: mul(t, t),
-    "sum": total, "mean": mean, "amax": amax, "amin": amin, "argmax": argmax, "argmin": argmin,
+    "abs": absolute, "pow": power, "clip": clamp, "square": lambda t: mul(t, t), "sum": total,
+    "var": _var, "std": lambda t, *args, **named: root(_var(t, *args, **named)),
     "max": _extreme("max", amax, max_with_indices), "min": _extreme("min", amin, min_with_indices),
-    "any": any_of, "all": all_of, "where": lambda t, mask, other: where(mask, t, other), "masked_fill": masked_fill,
+    "any": any_of, "all": all_of, "where": lambda t, mask, other: where(mask, t, other),
     "reshape": lambda t, *shape: reshape(t, _shape(shape)), "view": lambda t, *shape: reshape(t, _shape(shape)),
-    "flatten": flatten, "squeeze": squeeze, "unsqueeze": unsqueeze, "expand": _expand, "split": split, "chunk": chunk,
-    "gather": gather, "transpose": _transpose, "permute": lambda t, *axes: transpose(t, _shape(axes)),
-    "T": property(transpose), "astype": astype, "float": lambda t: astype(t, "float32"),
-    "double": lambda t: astype(t, "float64"), "long": lambda t: astype(t, "int64"), "bool": lambda t: astype(t, "bool"),
-    "sin": sin, "cos": cos, "rsqrt": lambda t: power(t, -0.5), "reciprocal": lambda t: power(t, -1.0),
-    "cumsum": cumsum, "sort": sort, "argsort": argsort, "topk": topk, "logsumexp": logsumexp, "norm": norm,
-    "flip": flip, "roll": roll, "tile": tile, "repeat_interleave": repeat_interleave, "tril": tril, "triu": triu,
-    "unbind": unbind, "movedim": movedim, "swapaxes": swap_axes, "t": lambda t: swap_axes(t, 0, 1) if t.ndim > 1 else t,
-    "index_select": lambda t, dim, index: take(t, index, axis_of(t, dim, "index_select")), "mm": matmul, "bmm": matmul,
-    "outer": lambda a, b: mul(unsqueeze(a, 1), _other(a, b)), "view_as": lambda t, other: reshape(t, other.shape),
-    "expand_as": lambda t, other: broadcast_to(t, other.shape), "neg": neg,
+    "view_as": lambda t, other: reshape(t, other.shape), "expand": _expand,
+    "expand_as": lambda t, other: broadcast_to(t, other.shape), "swapaxes": swap_axes, "transpose": _transpose,
+    "permute": lambda t, *axes: transpose(t, _shape(axes)), "t": lambda t: swap_axes(t, 0, 1) if t.ndim > 1 else t,
+    "T": property(transpose), "float": lambda t: astype(t, "float32"), "double": lambda t: astype(t, "float64"),
+    "long": lambda t: astype(t, "int64"), "bool": lambda t: astype(t, "bool"), "mm": matmul, "bmm": matmul,
+    "rsqrt": lambda t: power(t, -0.5), "reciprocal": lambda t: power(t, -1.0),
+    "index_select": lambda t, dim, index: take(t, index, axis_of(t, dim, "index_select")),
+    "outer": lambda a, b: mul(unsqueeze(a, 1), _other(a, b)),
     "add": _operator(add), "sub": _operator(sub), "mul": _operator(mul), "div": _operator(div),
     "eq": _comparison("equal"), "ne": _comparison("not_equal"), "lt": _comparison("less"),
     "le": _comparison("less_equal"), "gt": _comparison("greater"), "ge": _comparison("greater_equal"),
     "isnan": lambda t: compare("not_equal", t, t), "isinf": lambda t: compare("equal", absolute(t), math.inf),
     "isfinite": lambda t: compare("less", absolute(t), math.inf),
-    "index_add": index_add, "scatter_add": scatter_add, "scatter": scatter, "bincount": bincount, "prod": prod,
-    "diagonal": diagonal, "masked_select": masked_select,
-    **{name: getattr(elementwise, name) for name in ("ceil", "floor", "round", "sign", "trunc")},
     "dim": lambda t: t.ndim, "numel": lambda t: t.size, "tolist": lambda t: t.numpy().tolist(),
 }
 
@@ -179,9 +172,9 @@ def function(name: str) -> Any:
     return call
 
 
-def install() -> None:
-    """Puts them on Tensor."""
-    for name, method in METHODS.items():
+def install(ops: Mapping[str, Any]) -> None:
+    """Puts them on Tensor. `ops`: by name."""
+    for name, method in {**{name: ops[name] for name in OPS}, **METHODS}.items():
         setattr(Tensor, name, method)
     for name in ("__iadd__", "__isub__", "__imul__", "__itruediv__"):
         setattr(Parameter, name, _in_place)
