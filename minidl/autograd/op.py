@@ -109,8 +109,6 @@ class Op:
 
     def broadcast(self, *tensors: Tensor) -> tuple[int, ...]:
         """The shape to which all of them broadcast."""
-        if all(t.shape == tensors[0].shape for t in tensors):
-            return tensors[0].shape
         try:
             return np.broadcast_shapes(*(t.shape for t in tensors))
         except ValueError:

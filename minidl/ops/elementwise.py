@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,12 @@ from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor, array, new
 from ..core.graph import Role
 from .reduce import sum_to
+
+
+@cache
+def _parsed(gradient: str) -> list[tuple[str, list[str]]]:
+    """The kernels of a gradient, each with what it reads."""
+    return [(kernel, reads) for kernel, *reads in map(str.split, gradient.split(";") if gradient else [])]
 
 
 class Elementwise(Op):
@@ -26,7 +33,9 @@ class Elementwise(Op):
     def forward(self, *inputs: Tensor) -> Tensor:
         dtype = same_dtype(self, *inputs)
         self.inputs: Sequence[Tensor] = inputs
-        self.y = self.out_by(self.name, inputs, self.broadcast(*inputs), dtype, **self.constants)
+        shape = inputs[0].shape
+        self.y = self.out_by(self.name, inputs, shape if shape == inputs[-1].shape else self.broadcast(*inputs), dtype,
+                             **self.constants)
         return self.y
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
@@ -34,12 +43,13 @@ class Elementwise(Op):
 
     def called(self, i: int, dy: Tensor) -> Tensor:
         """The gradient in the output's shape."""
-        calls, t = self.gradients[i], {"y": self.y, "dy": dy, **dict(zip("ab", self.inputs, strict=False))}
+        calls = _parsed(self.gradients[i])
         if not calls:
             return dy
-        t["dx"] = dx = new(f"grad {self.inputs[i].storage.name}", self.y.shape, dy.dtype, Role.GRADIENT)
-        for kernel, *reads in map(str.split, calls.split(";")):
-            self.call(kernel, [t[name] for name in reads], [dx], **self.constants)
+        dx = new(f"grad {self.inputs[i].storage.name}", self.y.shape, dy.dtype, Role.GRADIENT)
+        known = {"a": self.inputs[0], "b": self.inputs[-1], "y": self.y, "dy": dy, "dx": dx}
+        for kernel, reads in calls:
+            self.call(kernel, [known[name] for name in reads], [dx], **self.constants)
         return dx
 
 
@@ -49,7 +59,7 @@ class Alike(Elementwise):
     precision = "any"
 
     def forward(self, *inputs: Tensor) -> Tensor:
-        return super().forward(*(self.dense(t) for t in inputs))
+        return super().forward(*[self.dense(t) for t in inputs])
 
     def input_grad(self, i: int, dy: Tensor) -> Tensor:
         return self.called(i, self.dense(dy) if "_grad " in self.gradients[i] else dy)
