@@ -24,7 +24,8 @@ def same(mine: Any, theirs: Any, arrays: Sequence[Any], dtype: str = "float64", 
     y = mine(*given)
     dy = random_array(y.shape, 7, y.dtype)
     (y * ml.array(dy)).sum().backward()
-    other = [torch.tensor(a.transpose(x) if x else a, requires_grad=True) for a, x in zip(arrays, axes, strict=True)]
+    other = [torch.tensor(np.ascontiguousarray(a.transpose(x)) if x else a, requires_grad=True)
+             for a, x in zip(arrays, axes, strict=True)]
     ty = theirs(*other)
     assert str(ty.dtype) == f"torch.{y.dtype}"
     tdy = torch.tensor(dy)
