@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bits, random_array, refuses, torch_or_skip
+from any_order import same_in_any_order, trained
+from helpers import random_array, refuses, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops
@@ -162,7 +163,9 @@ class Graph(nn.Module):
         return self.last(ml.zeros(n, 8).scatter_add(0, wide, h[source]) + h.diagonal().sum())
 
 
-def step_of(model: Any) -> Any:
+def made() -> Any:
+    ml.seed(1)
+    model = Graph()
     opt = ml.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
     def step(x: Any, edges: Any, y: Any) -> Any:
@@ -171,7 +174,7 @@ def step_of(model: Any) -> Any:
         opt.step()
         return loss
 
-    return step
+    return step, model.parameters()
 
 
 EDGES = np.array([[0, 1, 2, 3, 4, 4, 0, 5], [1, 2, 2, 2, 0, 1, 2, 0]])
@@ -179,24 +182,10 @@ BATCH = (random_array((6, 3), 4, "float32"), EDGES, np.arange(6) % 2)
 
 
 def test_a_recorded_network_has_the_bits_of_the_eager_one_on_any_schedule_and_in_parts() -> None:
-    def trained(run_of: Any) -> bytes:
-        ml.seed(1)
-        model = Graph()
-        step = step_of(model)
-        run = step if run_of is None else run_of(ml.record(step, *BATCH))
-        losses = [run(*(map(ml.array, BATCH) if run_of is None else BATCH)).numpy().copy() for _ in range(3)]
-        if hasattr(run, "close"):
-            run.close()
-        return bits(*losses, *model.parameters())
-
-    eager = trained(None)
-    assert trained(ml.SequentialExecutor) == eager
-    assert trained(lambda g: ml.StreamExecutor(g, random_schedule(g, 3, np.random.default_rng(5)))) == eager
-    parts = [trained(lambda g, n=n, s=s: ml.CheckingExecutor(
-        (h := split(Draft.of(g), n).graph if n > 1 else g), random_schedule(h, 3, np.random.default_rng(s)), seed=s))
-        for n in (1, 2) for s in (1, 2)]
-    assert parts[0] == parts[1] == eager
-    assert parts[2] == parts[3]
+    same_in_any_order(made, [BATCH] * 3, (1, 2))
+    parts = [trained(made, [BATCH] * 3, lambda g, s=s: ml.CheckingExecutor(
+        h := split(Draft.of(g), 2).graph, random_schedule(h, 3, np.random.default_rng(s)), seed=s)) for s in (1, 2)]
+    assert parts[0] == parts[1]
 
 
 def test_a_recorded_step_checks_its_indices_before_it_runs() -> None:
