@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from any_order import same_in_any_order
-from helpers import SMALL, bits, random_array, recorded, torch_or_skip
+from helpers import SMALL, bits, random_array, recorded
 
 import minidl as ml
 from minidl import nn, ops, optim
@@ -71,23 +71,6 @@ def test_uses_are_added_once_in_a_step_of_several_micro_batches():
     step(*x)
     SequentialExecutor(graph)(*x)
     np.testing.assert_array_equal(recorded.numpy(), eager.numpy())
-
-
-def test_gradients_of_shared_parameters_are_torchs():
-    torch = torch_or_skip()
-    w, b, x = random_array((4, 4), 1), random_array((4,), 2), random_array((3, 4), 3)
-    ours = [ml.Parameter(w), ml.Parameter(b)]
-    theirs = [torch.tensor(w, requires_grad=True), torch.tensor(b, requires_grad=True)]
-
-    def f(linear, tanh, matmul, x, w, b):
-        y = tanh(linear(x, w, b))
-        z = tanh(linear(y, w, b)) + y * y
-        return ((matmul(z, w) - linear(x, w) * z) * b * b).sum()
-
-    f(ops.linear, ops.tanh, ops.matmul, ml.array(x), *ours).backward()
-    f(torch.nn.functional.linear, torch.tanh, torch.matmul, torch.tensor(x), *theirs).backward()
-    for p, t in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(p.grad.numpy(), t.grad.numpy(), rtol=1e-12)
 
 
 def test_what_depends_on_parameters_alone_has_weight_gradient_tasks():

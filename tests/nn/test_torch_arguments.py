@@ -215,20 +215,18 @@ def of_layer(torchs: Any, ours: Any, case: Case, made: Call, x: Call) -> tuple[C
         found = outcome(lambda: layer(*args, **named), [p for _, p in sorted(layer.named_parameters())])
         return [*found, *(t.numpy() for _, t in sorted(layer.named_buffers()))]
 
-    def mine() -> list[Any]:
+    def new() -> Any:
         args, named = made.split(lambda name, value: mapped(value, ml.array))
         layer = ours(*args, **named)
         if weights or layer.state_dict():
             layer.load_state_dict(weights)
+        return layer
+
+    def mine() -> list[Any]:
         tensor = lambda a: ml.array(np.ascontiguousarray(turned(a, case.last)))  # noqa: E731
         args, named = x.split(lambda name, value: mapped(value, tensor))
-        leaves = [p for _, p in sorted(layer.named_parameters())]
-        found = outcome(lambda: layer(*args, **named), [])
-        outputs = [turned(a, case.last, back=True) for a in found]
-        layer = ours(*made.split(lambda name, value: mapped(value, ml.array))[0],
-                     **made.split(lambda name, value: mapped(value, ml.array))[1])
-        if weights or layer.state_dict():
-            layer.load_state_dict(weights)
+        other, layer = new(), new()  # statistics change with each call
+        outputs = [turned(a, case.last, back=True) for a in outcome(lambda: other(*args, **named), [])]
         leaves = [p for _, p in sorted(layer.named_parameters())]
         outcome(lambda: layer(*args, **named), leaves)
         grads = [p.grad.numpy().transpose(p.axes) if p.axes else p.grad.numpy() for p in leaves if p.grad is not None]

@@ -86,7 +86,7 @@ LAYERS: dict[str, tuple[Any, tuple[int, ...]]] = {
     "Conv1d": (lambda: nn.Conv1d(4, 6, 3, 2, 1, 1, 2), (2, 7, 4)),
     "GroupNorm": (lambda: nn.GroupNorm(2, 4), (2, 3, 3, 4)),
     "ConvTranspose2d": (lambda: nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (2, 3, 4, 4)),
-    "RMSNorm": (lambda: nn.RMSNorm(4), (2, 3, 4))}
+    "RMSNorm": (lambda: nn.RMSNorm(4), (2, 3, 4)), "PReLU": (lambda: nn.PReLU(4), (6, 4))}
 
 
 @pytest.mark.few(1)

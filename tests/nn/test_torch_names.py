@@ -7,16 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_agree import agree, draw
-from cuda_on_cpu import run_kernel
-from helpers import bits, random_array, refuses
+from helpers import random_array, refuses
 
 import minidl as ml
 import minidl.nn.functional as F
 from minidl import nn
-from minidl.core.tasks import Kind
-from minidl.kernels import KERNELS
-from minidl.runtime.executors import SequentialExecutor
 
 
 def values(*shape: int, seed: int = 1) -> Any:
@@ -24,27 +19,6 @@ def values(*shape: int, seed: int = 1) -> Any:
 
 
 X = values(3, 4)
-def test_they_are_recorded_and_weights_have_tasks_of_their_own() -> None:
-    """With the bits of the eager run; no output gradient waits for a weight gradient."""
-    first, layer = nn.Linear(4, 4), nn.PReLU(4)
-
-    def step(x):
-        y = layer(first(x))
-        loss = (ml.einsum("ij,kj->ik", y, y).cumsum(1).sort(1).values.topk(2).values.sin() + F.pad(y, (0, -2))).norm()
-        loss.backward()
-        return loss, first.weight.grad, layer.weight.grad
-
-    x = random_array((6, 4), 3, "float32")
-    graph = ml.record(lambda x: step(x[:2]), x)
-    weight = {t.index for t in graph if t.kind == Kind.W}
-    assert len(weight) == 2
-    assert all(not weight & set(graph.preds[t.index].tolist()) for t in graph if t.kind == Kind.O)
-    recorded = bits(*SequentialExecutor(graph)(x))
-    for p in (*first.parameters(), *layer.parameters()):
-        p.grad = None
-    assert recorded == bits(*step(ml.array(x)[:2]))
-
-
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_orders_are_numpys(axis: int) -> None:
     """With ties, NaN and infinities, for short and long axes."""
@@ -129,24 +103,3 @@ def test_what_does_not_fit_is_one_line() -> None:
             (lambda: nn.TransformerEncoderLayer(8, 2), "batch_first=True"),
             (lambda: F.max_pool1d(image, 2), "max_pool1d needs an input .n, length, c."),
             (lambda: nn.ZeroPad2d((1, 2)), "left, right, top, bottom"))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(5, 12), (2, 3, 4), (1, 1), (300, 2)])
-def test_cuda_forms_are_the_references(shape: tuple[int, ...], dtype: str) -> None:
-    x = draw(shape, 1, dtype)
-    ties = np.round(x, 1)
-    ties[ties == 0.5] = np.nan
-    for axis in range(len(shape)):
-        agree("argsort", [ties], axis=axis)
-        for reverse in (False, True):
-            agree("cumsum", [x], times=8, axis=axis, reverse=reverse)
-    special = np.where(np.isnan(ties), np.nan, np.array([0.5, -0.5, 1.5, 2.5, -0.0, np.inf, -np.inf, 3.0], dtype)[
-        np.arange(x.size).reshape(shape) % 8])
-    for name in ("sin", "cos", "sign", "round", "floor", "ceil", "trunc"):
-        agree(name, [x])
-        if name not in ("sin", "cos"):
-            found = np.empty_like(special)
-            run_kernel(name, [special], [found])
-            np.testing.assert_array_equal(found, KERNELS[name].reference(np, special))

@@ -92,61 +92,6 @@ def test_the_gradient_of_a_distance_that_is_0_is_0() -> None:
             np.testing.assert_allclose(a.grad.numpy(), b.grad.numpy(), rtol=1e-12)
 
 
-def graph_network(m: Any, nn: Any) -> Any:
-    """Messages along edges, their mean at each node, and a sum over the nodes of each graph; `m`: minidl or torch."""
-
-    class Layer(nn.Module):
-        def __init__(self, inputs, outputs):
-            super().__init__()
-            self.own, self.other = nn.Linear(inputs, outputs), nn.Linear(inputs, outputs, bias=False)
-
-        def forward(self, x, edges):
-            source, target = edges
-            messages = self.other(x)[source]
-            degree = m.bincount(target, minlength=x.shape[0]).clamp(min=1)
-            sums = m.zeros_like(self.other(x)).index_add(0, target, messages)
-            return self.own(x) + sums / degree.unsqueeze(1).double()
-
-    class Network(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second, self.head = Layer(3, 8), Layer(8, 8), nn.Linear(8, 2)
-
-        def forward(self, x, edges, graph, graphs):
-            h = self.second(self.first(x, edges).relu(), edges).relu()
-            sums = m.zeros_like(h)[:graphs].index_add(0, graph, h)
-            return self.head(sums / m.bincount(graph, minlength=graphs).double().unsqueeze(1))
-
-    return Network().double() if hasattr(nn.Module, "double") else Network().astype("float64")
-
-
-def test_a_graph_network_is_ported_one_to_one_and_learns_as_in_torch() -> None:
-    """Eager and recorded. Node 3 of the first graph gets no message; the second graph has one node."""
-    torch = torch_or_skip()
-    mine, theirs = graph_network(ml, nn), graph_network(torch, torch.nn)
-    mine.load_state_dict({name: t.numpy() for name, t in theirs.state_dict().items()})
-    x, edges = values(6, 3), np.array([[0, 1, 2, 3, 3, 5], [1, 2, 2, 2, 0, 0]])
-    graph, y = np.array([0, 0, 0, 0, 1, 0]), np.array([1, 0])
-    opt, other = ml.optim.SGD(mine.parameters(), lr=0.1), torch.optim.SGD(theirs.parameters(), lr=0.1)
-
-    def step(x: Any, edges: Any, graph: Any, y: Any) -> Any:
-        loss = nn.functional.cross_entropy(mine(x, edges, graph, 2), y)
-        loss.backward()
-        grads = [p.grad for p in mine.parameters()]
-        opt.step()
-        return loss, *grads
-
-    recorded = ml.StreamExecutor(g := ml.record(step, x, edges, graph, y), ml.schedulers.multi_stream(g))
-    for i in range(6):
-        other.zero_grad()
-        loss = torch.nn.functional.cross_entropy(theirs(*map(torch.tensor, (x, edges, graph)), 2), torch.tensor(y))
-        loss.backward()
-        other.step()
-        found = recorded(x, edges, graph, y) if i % 2 else step(*map(ml.array, (x, edges, graph, y)))
-        for a, b in zip(found, [loss.detach(), *(p.grad for p in theirs.parameters())], strict=True):
-            np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-9, atol=1e-12)
-
-
 class Graph(nn.Module):
     """A network on a graph, whose sums, counts and copies are by index."""
 

@@ -31,8 +31,8 @@ def points(dtype: str) -> Any:
     """Where a function may overflow, underflow or divide by 0: both signs of all of them."""
     kind = np.finfo(dtype)
     found = [0, inf, kind.tiny, kind.tiny / 8, kind.smallest_subnormal, kind.max, kind.max / 4, 1e38, 3e38, 1e19,
-             1e9, 3000, 745.2, 710, 709, 104, 103.9, 88, 87.5, 50, 20.5, 20, 19, 13.3, 13, 9.1, 7.9, 6, 5, 3, 2, 1, 0.5,
-             1e-3, 1e-8, 1e-30, *([1e300, 1.5e154] if dtype == "float64" else [])]
+             1e9, 3000, 745.2, 710, 709, 104, 103.9, 88, 87.5, 50, 20.5, 20, 19, 13.3, 13, 9.1, 7.9, 6, 5, 3, 2.5, 2,
+             1.5, 1, 0.5, 1e-3, 1e-8, 1e-30, *([1e300, 1.5e154] if dtype == "float64" else [])]
     return np.array([*found, *(-v for v in found), nan], dtype)
 
 
@@ -111,7 +111,8 @@ def test_every_activation_is_torchs_where_torch_has_a_value(name: str) -> None:
 def _calls(dtype: str) -> Any:
     """(kernel, what it reads): numbers, and pairs of numbers with shares, at all points."""
     x, ones = points(dtype), np.ones_like(points(dtype))
-    for name in ("relu", "relu6", "hardsigmoid", "hardswish", "silu", "gelu", "gelu_tanh", "mish", "softsign"):
+    for name in ("relu", "relu6", "hardsigmoid", "hardswish", "silu", "gelu", "gelu_tanh", "mish", "softsign",
+                 "sign", "round", "floor", "ceil", "trunc"):
         yield name, [x]
     for name in ("hardsigmoid", "hardswish", "silu", "gelu", "gelu_tanh", "mish", "softsign"):
         yield f"{name}_grad", [x, ones]

@@ -213,15 +213,6 @@ def test_indexing_refuses_in_one_line():
         ml.record(lambda t: t[t > 0], np.ones(3))
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-def test_gather_is_torchs(axis):
-    torch = torch_or_skip()
-    x, index = random_array((3, 4), 1), np.array([[0, 2, 1, 1]] if axis == 0 else [[0, 3], [1, 1], [2, 0]])
-    gradcheck(lambda t: t.gather(axis, ml.array(index)), x)
-    found = ops.gather(ml.array(x), dim=axis, index=index).numpy()
-    np.testing.assert_array_equal(found, torch.gather(torch.tensor(x), axis, torch.tensor(index)).numpy())
-
-
 # ------------------------------------------------------------------------------------------------------------- extremes
 @pytest.mark.parametrize("shape", [(3, 4), (2, 3, 2), (5,), (1, 1)])
 def test_argmax_and_argmin_are_numpys(shape):

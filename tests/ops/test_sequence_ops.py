@@ -33,23 +33,6 @@ def test_small_ops_finite_differences() -> None:
     gradcheck(lambda t: ops.embedding(t, ops.transpose(index)), x)
 
 
-@pytest.mark.parametrize("padding", [0, 2, 3])
-def test_embedding_with_a_row_without_gradient(padding: int) -> None:
-    """The other rows have the gradient of a table in which that row is a constant."""
-    index, width = ml.array(np.array([[0, 2, 1], [2, 2, 0]])), 4
-    constant = ml.array(random_array((1, width), 2))
-
-    def of_the_others(rows: ml.Tensor) -> ml.Tensor:
-        table = ops.concat([part for part in (rows[:padding], constant, rows[padding:]) if part.shape[0]], 0)
-        return ops.embedding(table, index, padding)
-
-    gradcheck(of_the_others, random_array((3, width)))
-    table = ml.Parameter(random_array((4, width)))
-    (ops.embedding(table, index, padding) ** 2.0).sum().backward()
-    given = table.grad.numpy().any(axis=1).tolist()
-    assert given == [row in (0, 1, 2) and row != padding for row in range(4)]
-
-
 @pytest.mark.parametrize("axes", [1, 2])
 @pytest.mark.parametrize("affine", [0, 1, 2])
 def test_layer_norm_finite_differences(axes: int, affine: int) -> None:
