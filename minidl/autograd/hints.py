@@ -1,4 +1,4 @@
-"""What to write for a name of torch that is absent here. The names are in absent.md, as in docs/from_torch.md."""
+"""Names of torch that are absent here, and text to write instead. They are in absent.md, as in docs/from_torch.md."""
 
 from __future__ import annotations
 
