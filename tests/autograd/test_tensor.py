@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from any_order import same_in_any_order
-from helpers import SMALL, bits, random_array, recorded
+from helpers import SMALL, bits, random_array, recorded, refuses
 
 import minidl as ml
 from minidl import nn, ops, optim
@@ -52,25 +52,23 @@ def test_uses_are_added_once_in_a_step_of_several_micro_batches():
     """And the recorded step leaves the bits of the eager one."""
     values, x = random_array((4, 4)).astype("f"), random_array((3, 2, 4), 1).astype("f")
 
-    def training():
+    def make():
         w = ml.Parameter(values)
         opt = optim.SGD([w], 0.1)
 
         def step(*parts):
             for i, part in enumerate(parts):
                 with ml.micro_batch(i):
-                    ops.tanh(ops.linear(ops.tanh(ops.linear(part, w)), w)).sum().backward()
+                    loss = ops.tanh(ops.linear(ops.tanh(ops.linear(part, w)), w)).sum()
+                    loss.backward()
             opt.step()
+            return loss
 
-        return w, step
+        return step, [w]
 
-    (eager, step), (recorded, other) = training(), training()
-    graph = ml.record(other, *x)
-    sums = [t for t in graph if t.label.endswith("(parameter))") and t.kind == Kind.W]
+    sums = [t for t in ml.record(make()[0], *x) if t.label.endswith("(parameter))") and t.kind == Kind.W]
     assert [len(t.launches) for t in sums] == [1], "the two uses, each the sum over micro-batches"
-    step(*x)
-    SequentialExecutor(graph)(*x)
-    np.testing.assert_array_equal(recorded.numpy(), eager.numpy())
+    same_in_any_order(make, [x], [0])
 
 
 def test_what_depends_on_parameters_alone_has_weight_gradient_tasks():
@@ -435,25 +433,22 @@ def test_states_load_whole_or_not_at_all():
                           net(np.ones((1, 2), np.float32)).numpy()), "recorded steps see it"
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: nn.Linear(0, 2), r"Linear: in_features is 0; it must be a whole number >= 1"),
-    (lambda: nn.Dropout(1.0), "Dropout: p is 1.0;"), (lambda: nn.Dropout(-1), "Dropout: p is -1;"),
-    (lambda: ml.models.mlp(3), r"mlp\(3,\)|at least"),
-    (lambda: optim.SGD([], 0.1), "needs at least one parameter"),
-    (lambda: optim.SGD([parameter(2)], -0.1), "the learning rate is -0.1; it must be a finite number >= 0"),
-    (lambda: optim.SGD([parameter(2)], float("nan")), "the learning rate is nan"),
-    (lambda: optim.SGD([parameter(2)], 0.1, momentum=1.0), "momentum is 1.0"),
-    (lambda: optim.SGD([parameter(2)], 0.1, nesterov=True), "nesterov needs momentum"),
-    (lambda: optim.Adam([parameter(2)], betas=(1.0, 0.9)), r"betas are \(1.0, 0.9\)"),
-    (lambda: optim.SGD([parameter(2), ml.Parameter(np.ones(2, np.float32))], 0.1), "several types: float32, float64"),
-    (lambda: optim.SGD([w := parameter(2), w], 0.1), "twice"),
-    (lambda: ml.Parameter(np.arange(3)), "a parameter must be float32 or float64, not int64"),
-    (lambda: ml.seed(-1), "the seed is -1; it must be at least 0"),
-])
-def test_layers_and_optimizers_refuse_what_makes_no_sense(make, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        make()
-    assert "\n" not in str(caught.value)
+def test_layers_and_optimizers_refuse_what_makes_no_sense():
+    w = parameter(2)
+    refuses(
+        (lambda: nn.Linear(0, 2), r"Linear: in_features is 0; it must be a whole number >= 1"),
+        (lambda: nn.Dropout(1.0), "Dropout: p is 1.0;"), (lambda: nn.Dropout(-1), "Dropout: p is -1;"),
+        (lambda: ml.models.mlp(3), r"mlp\(3,\)|at least"), (lambda: optim.SGD([], 0.1), "needs at least one parameter"),
+        (lambda: optim.SGD([w], -0.1), "the learning rate is -0.1; it must be a finite number >= 0"),
+        (lambda: optim.SGD([w], float("nan")), "the learning rate is nan"),
+        (lambda: optim.SGD([w], 0.1, momentum=1.0), "momentum is 1.0"),
+        (lambda: optim.SGD([w], 0.1, nesterov=True), "nesterov needs momentum"),
+        (lambda: optim.Adam([w], betas=(1.0, 0.9)), r"betas are \(1.0, 0.9\)"),
+        (lambda: optim.Adam([w], betas=(0.5,)), r"betas are \(0.5,\); they must be two numbers"),
+        (lambda: optim.SGD([w, ml.Parameter(np.ones(2, np.float32))], 0.1), "several types: float32, float64"),
+        (lambda: optim.SGD([w, w], 0.1), "twice"),
+        (lambda: ml.Parameter(np.arange(3)), "a parameter must be float32 or float64, not int64"),
+        (lambda: ml.seed(-1), "the seed is -1; it must be at least 0"))
 
 
 def test_an_update_needs_gradients():

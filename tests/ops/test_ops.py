@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
-from helpers import random_array
+from helpers import random_array, refuses
 
 import minidl as ml
 from minidl import ops
@@ -232,47 +232,44 @@ F3, F34, D3 = np.ones(3, np.float32), np.ones((3, 4), np.float32), np.ones(3)
 L3 = np.zeros(3, np.int64)
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: ops.add(ml.array(F3), ml.array(F34)), r"add: shapes \(3,\) and \(3, 4\) do not broadcast"),
-    (lambda: ops.add(ml.array(F3), ml.array(D3)), r"add: types differ: float32, float64"),
-    (lambda: ops.relu(ml.array(L3)), r"relu: needs float32 or float64, not int64"),
-    (lambda: ops.linear(ml.array(F34), ml.array(F3)), r"linear: input \(3, 4\) does not fit weight \(3,\)"),
-    (lambda: ops.linear(ml.array(F34), ml.array(np.ones((2, 3), np.float32))),
-     r"linear: input \(3, 4\) does not fit weight \(2, 3\); expected \(n, 3\)"),
-    (lambda: ops.linear(ml.array(F34), ml.array(F34), ml.array(np.ones(4, np.float32))),
-     r"linear: bias \(4,\) does not fit weight \(3, 4\)"),
-    (lambda: ops.linear(ml.array(F3), ml.array(F34)), r"linear: input \(3,\)"),
-    (lambda: ops.matmul(ml.array(F34), ml.array(F34)), r"matmul: shapes \(3, 4\) and \(3, 4\) do not fit"),
-    (lambda: ops.matmul(ml.array(F3), ml.array(F34)), r"matmul: shapes \(3,\) and"),
-    (lambda: ops.matmul(ml.array(np.ones((2, 1, 1))), ml.array(np.ones((3, 1, 1)))),
-     r"matmul: leading axes of .* do not broadcast"),
-    (lambda: ops.softmax(ml.array(np.ones((3, 0)))), r"softmax: the last axis of shape \(3, 0\) must have"),
-    (lambda: ops.softmax(ml.array(np.ones(()))), r"softmax: the last axis of shape"),
-    (lambda: ops.cross_entropy(ml.array(F34), ml.array(np.zeros(4, np.int64))),
-     r"cross_entropy: logits \(3, 4\) and labels \(4,\) do not fit"),
-    (lambda: ops.cross_entropy(ml.array(F3), ml.array(L3)), r"cross_entropy: logits \(3,\)"),
-    (lambda: ops.cross_entropy(ml.array(F34), ml.array(F3)), r"cross_entropy: labels must be int64, not float32"),
-    (lambda: ops.cross_entropy(ml.array(np.ones((0, 3))), ml.array(np.zeros(0, np.int64))),
-     r"cross_entropy: logits \(0, 3\)"),
-    (lambda: ops.total(ml.array(F34), 2), r"sum: axis 2 does not fit shape \(3, 4\)"),
-    (lambda: ops.total(ml.array(F34), (0, -2)), r"sum: axis \(0, -2\) does not fit"),
-    (lambda: ops.mean(ml.array(np.ones((3, 0)))), r"shape \(3, 0\) has no elements to average"),
-    (lambda: ops.amax(ml.array(np.ones((3, 0))), 1), r"max: shape \(3, 0\) has no elements"),
-    (lambda: ops.reshape(ml.array(F34), (5, -1)), r"reshape: shape \(3, 4\) \(12 elements\) does not fit \(5, -1\)"),
-    (lambda: ops.reshape(ml.array(F34), (-1, -1)), r"reshape: .* does not fit \(-1, -1\)"),
-    (lambda: ops.reshape(ml.array(F34), (-3, -4)), r"reshape: .* does not fit \(-3, -4\)"),
-    (lambda: ops.transpose(ml.array(F34), (0, 0)), r"transpose: axes \(0, 0\) do not fit shape \(3, 4\)"),
-    (lambda: ops.broadcast_to(ml.array(F34), (4,)), r"broadcast_to: shape \(3, 4\) does not broadcast to \(4,\)"),
-    (lambda: ops.broadcast_to(ml.array(F3), (3, 4)), r"broadcast_to: shape \(3,\) does not broadcast"),
-    (lambda: ops.dropout(ml.array(np.ones(())), 0.5), r"dropout: the input must have a batch axis"),
-    (lambda: ops.dropout(ml.array(F3), 1.0), r"the dropout rate is 1.0; it must be at least 0 and below 1"),
-    (lambda: ops.dropout(ml.array(F3), -0.1), r"the dropout rate is -0.1"),
-    (lambda: ops.dropout(ml.array(F3), float("nan")), r"the dropout rate is nan"),
-])
-def test_what_does_not_fit_is_told_in_one_line(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        call()
-    assert "\n" not in str(caught.value)
+def test_what_does_not_fit_is_told_in_one_line():
+    refuses(
+        (lambda: ops.add(ml.array(F3), ml.array(F34)), r"add: shapes \(3,\) and \(3, 4\) do not broadcast"),
+        (lambda: ops.add(ml.array(F3), ml.array(D3)), r"add: types differ: float32, float64"),
+        (lambda: ops.relu(ml.array(L3)), r"relu: needs float32 or float64, not int64"),
+        (lambda: ops.linear(ml.array(F34), ml.array(F3)), r"linear: input \(3, 4\) does not fit weight \(3,\)"),
+        (lambda: ops.linear(ml.array(F34), ml.array(np.ones((2, 3), np.float32))),
+         r"linear: input \(3, 4\) does not fit weight \(2, 3\); expected \(n, 3\)"),
+        (lambda: ops.linear(ml.array(F34), ml.array(F34), ml.array(np.ones(4, np.float32))),
+         r"linear: bias \(4,\) does not fit weight \(3, 4\)"),
+        (lambda: ops.linear(ml.array(F3), ml.array(F34)), r"linear: input \(3,\)"),
+        (lambda: ops.matmul(ml.array(F34), ml.array(F34)), r"matmul: shapes \(3, 4\) and \(3, 4\) do not fit"),
+        (lambda: ops.matmul(ml.array(F3), ml.array(F34)), r"matmul: shapes \(3,\) and"),
+        (lambda: ops.matmul(ml.array(np.ones((2, 1, 1))), ml.array(np.ones((3, 1, 1)))),
+         r"matmul: leading axes of .* do not broadcast"),
+        (lambda: ops.softmax(ml.array(np.ones((3, 0)))), r"softmax: the last axis of shape \(3, 0\) must have"),
+        (lambda: ops.softmax(ml.array(np.ones(()))), r"softmax: the last axis of shape"),
+        (lambda: ops.cross_entropy(ml.array(F34), ml.array(np.zeros(4, np.int64))),
+         r"cross_entropy: logits \(3, 4\) and labels \(4,\) do not fit"),
+        (lambda: ops.cross_entropy(ml.array(F3), ml.array(L3)), r"cross_entropy: logits \(3,\)"),
+        (lambda: ops.cross_entropy(ml.array(F34), ml.array(F3)), r"cross_entropy: labels must be int64, not float32"),
+        (lambda: ops.cross_entropy(ml.array(np.ones((0, 3))), ml.array(np.zeros(0, np.int64))),
+         r"cross_entropy: logits \(0, 3\)"),
+        (lambda: ops.total(ml.array(F34), 2), r"sum: axis 2 does not fit shape \(3, 4\)"),
+        (lambda: ops.total(ml.array(F34), (0, -2)), r"sum: axis \(0, -2\) does not fit"),
+        (lambda: ops.mean(ml.array(np.ones((3, 0)))), r"shape \(3, 0\) has no elements to average"),
+        (lambda: ops.amax(ml.array(np.ones((3, 0))), 1), r"max: shape \(3, 0\) has no elements"),
+        (lambda: ops.reshape(ml.array(F34), (5, -1)),
+         r"reshape: shape \(3, 4\) \(12 elements\) does not fit \(5, -1\)"),
+        (lambda: ops.reshape(ml.array(F34), (-1, -1)), r"reshape: .* does not fit \(-1, -1\)"),
+        (lambda: ops.reshape(ml.array(F34), (-3, -4)), r"reshape: .* does not fit \(-3, -4\)"),
+        (lambda: ops.transpose(ml.array(F34), (0, 0)), r"transpose: axes \(0, 0\) do not fit shape \(3, 4\)"),
+        (lambda: ops.broadcast_to(ml.array(F34), (4,)), r"broadcast_to: shape \(3, 4\) does not broadcast to \(4,\)"),
+        (lambda: ops.broadcast_to(ml.array(F3), (3, 4)), r"broadcast_to: shape \(3,\) does not broadcast"),
+        (lambda: ops.dropout(ml.array(np.ones(())), 0.5), r"dropout: the input must have a batch axis"),
+        (lambda: ops.dropout(ml.array(F3), 1.0), r"the dropout rate is 1.0; it must be at least 0 and below 1"),
+        (lambda: ops.dropout(ml.array(F3), -0.1), r"the dropout rate is -0.1"),
+        (lambda: ops.dropout(ml.array(F3), float("nan")), r"the dropout rate is nan"))
 
 
 def test_errors_name_the_layer():
