@@ -113,6 +113,7 @@ SAME: dict[str, tuple[Any, list[Any]]] = {
        for a, b in (((3, 4), (1, 4)), ((2, 1, 3), (4, 1)), ((), (3, 2)))},
     **{f"{name} {dim}": (lambda m, x, name=name, dim=dim: getattr(x, name)(dim=dim, keepdim=True), [values(2, 3, 4)])
        for name in ("sum", "mean", "amax") for dim in (0, (0, 2))},
+    "global_avg_pool": (lambda m, x: ml.ops.global_avg_pool(x) if m is ml else x.mean((1, 2)), [values(2, 3, 2, 3)]),
     **{f"{name} of a dim": (lambda m, x, name=name: getattr(x, name)(dim=0).values * x.gather(
         2, getattr(x, name)(dim=-1, keepdim=True).indices), [values(2, 3, 2)]) for name in ("max", "min")},
     **{f"power {e}": (lambda m, x, e=e: x.abs() ** e, [X]) for e in (2, 3.0, -1, 0.5)}}

@@ -349,15 +349,6 @@ def test_pool_forms_agree(case: str) -> None:
     agree("avg_pool2d_grad", [dy], size=shape[1:3], **geometry)
 
 
-@pytest.mark.parametrize("keepdims", [False, True])
-def test_global_avg_pool(keepdims: bool) -> None:
-    torch = torch_or_skip()
-    gradcheck(lambda x: ops.global_avg_pool(x, keepdims), random_array((2, 3, 2, 3), 1))
-    x = random_array((2, 3, 5, 4), 1, "float32")
-    np.testing.assert_allclose(ops.global_avg_pool(ml.array(x), keepdims).numpy(),
-                               torch.from_numpy(x).mean((1, 2), keepdim=keepdims).numpy(), rtol=1e-6)
-
-
 def test_pool_errors() -> None:
     image = ml.array(np.ones((1, 4, 4, 1), "f"))
     refuses((lambda: ops.max_pool2d(image, 5), "larger than the image"),
