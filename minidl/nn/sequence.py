@@ -81,10 +81,10 @@ class RMSNorm(LayerNorm):
     def __init__(self, normalized_shape: Size | Sequence[Size], eps: float | None = None,
                  elementwise_affine: bool = True, *, dtype: Float = "float32") -> None:
         super().__init__(normalized_shape, 0.0, elementwise_affine, bias=False, dtype=dtype)
-        self.root = eps
+        self.eps = eps  # type: ignore[assignment]  # None: of the type, as in torch
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.shape, getattr(self, "weight", None), self.root)
+        return functional.rms_norm(x, self.shape, getattr(self, "weight", None), self.eps)
 
 
 class Past:
