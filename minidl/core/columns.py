@@ -144,6 +144,23 @@ class Rows(Columns):
     def transposed(self, count: int) -> Rows:
         return Rows.from_pairs(self.ids, self.row_of_each(), count)
 
+    def between(self, first: Ints, last: Ints) -> tuple[Rows, Ints]:
+        """Predecessors of tasks as those of actions, of which each task has a `first` and a `last` one: edges lead from
+        the last task of one to the first of another. Also which edges these were."""
+        target = first[self.row_of_each()]
+        kept = np.flatnonzero(first[self.ids] != target)
+        kept = kept[np.argsort(target[kept], kind="stable")]
+        return Rows.from_pairs(target[kept], last[self.ids[kept]], len(self)), kept
+
+
+def ends_of_actions(tasks: Ints, second: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """For each task the first and the last task of its action. `tasks`: in order, lane by lane; `second`: a mask of
+    the ones that run as one action with the task before."""
+    begin = np.flatnonzero(~second)
+    until = np.append(begin[1:], len(tasks))
+    return spread(tasks, np.repeat(tasks[begin], until - begin), len(tasks)), spread(
+        tasks, np.repeat(tasks[until - 1], until - begin), len(tasks))
+
 
 # ---------------------------------------------------------------------------------------------------------------- loops
 LONG = 50_000  #: from this many steps on a loop is worth compiling

@@ -8,11 +8,11 @@ writes edges by hand: `derive_edges` derives them from what tasks read and write
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from .tasks import Cuts as Cuts
 from .tasks import Launch as Launch
 from .tasks import View as View
 from .tasks import moved_views as moved_views
+
+T = TypeVar("T")
 
 
 class Role(StrEnum):
@@ -48,7 +50,21 @@ class Role(StrEnum):
         return ROLES.index(self)
 
 
+ROLES = tuple(Role)
+LISTED = 40  #: the most tasks of a graph in a notebook
+
+
 # --------------------------------------------------------------------------------------------------------------- views
+def _row(column: str, made: Callable[[Any], T]) -> T:
+    """A property of a view: its row of this column of the graph, as this type."""
+    return property(lambda self: made(getattr(self.graph, column)[self.index]))  # type: ignore[return-value]
+
+
+def _field(name: str) -> int:
+    """A property of a task: this field of its key."""
+    return property(lambda self: int(getattr(unpack(self.graph.keys[self.index]), name)))  # type: ignore[return-value]
+
+
 @dataclass(frozen=True, slots=True)
 class Buffer:
     """A view on one buffer of a graph: the unit of dependencies. Several buffers may share a storage (a slab)."""
@@ -56,21 +72,13 @@ class Buffer:
     graph: TaskGraph
     index: int
 
+    bytes = _row("buffer_bytes", int)
+    role = _row("buffer_role", lambda number: ROLES[number])
+    storage = _row("buffer_storage", int)
+
     @property
     def name(self) -> str:
         return self.graph.buffer_names[self.index] if self.graph.buffer_names else f"b{self.index}"
-
-    @property
-    def bytes(self) -> int:
-        return int(self.graph.buffer_bytes[self.index])
-
-    @property
-    def role(self) -> Role:
-        return ROLES[int(self.graph.buffer_role[self.index])]
-
-    @property
-    def storage(self) -> int:
-        return int(self.graph.buffer_storage[self.index])
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -88,37 +96,16 @@ class Task:
     graph: TaskGraph
     index: int
 
-    @property
-    def unit(self) -> int:
-        return int(self.graph.unit[self.index])
-
-    @property
-    def kind(self) -> Kind:
-        return Kind(int(self.graph.kind[self.index]))
-
-    @property
-    def micro_batch(self) -> int:
-        return int(self.graph.micro_batch[self.index])
-
-    @property
-    def part(self) -> int:
-        return int(unpack(self.graph.keys[self.index]).part)
-
-    @property
-    def destination(self) -> int:
-        return int(unpack(self.graph.keys[self.index]).destination)
-
-    @property
-    def late(self) -> bool:
-        return bool(self.graph.late[self.index])
-
-    @property
-    def iteration(self) -> int:
-        return int(self.graph.iteration[self.index])
-
-    @property
-    def name(self) -> str:
-        return self.graph.name(self.index)
+    unit = _row("unit", int)
+    kind = _row("kind", Kind)
+    micro_batch = _row("micro_batch", int)
+    part = _field("part")
+    destination = _field("destination")
+    late = _row("late", bool)
+    iteration = _row("iteration", int)
+    name = _row("keys", task_name)
+    flops = _row("flops", float)
+    bytes = _row("bytes", int)
 
     @property
     def reads(self) -> tuple[Buffer, ...]:
@@ -129,37 +116,28 @@ class Task:
         return tuple(Buffer(self.graph, int(b)) for b in self.graph.writes[self.index])
 
     @property
-    def flops(self) -> float:
-        return float(self.graph.flops[self.index])
-
-    @property
-    def bytes(self) -> int:
-        return int(self.graph.bytes[self.index])
-
-    @property
     def launches(self) -> tuple[Launch, ...]:
         return self.graph.launches[self.index] if self.graph.launches else ()
 
     @property
+    def _where(self) -> str:
+        names = self.graph.unit_names
+        return names[self.unit] if self.unit < len(names) else ""
+
+    @property
     def label(self) -> str:
         """A readable name: `4W0 (layers.2)`."""
-        where = self.graph.unit_names[self.unit] if self.unit < len(self.graph.unit_names) else ""
-        return f"{self.name} ({where})" if where else self.name
+        return f"{self.name} ({self._where})" if self._where else self.name
 
     @property
     def in_words(self) -> str:
         """Its work: `the update of layers.2, micro-batch 4`."""
-        where = self.graph.unit_names[self.unit] if self.unit < len(self.graph.unit_names) else ""
         to = f" to rank {self.destination}" if self.kind in (*SENDS, *RECEIVES) else ""
         which = "" if self.kind in COLLECTIVE else f", micro-batch {self.micro_batch}"
-        return f"the {WORDS[Kind(self.kind)]} of {where or f'stage or layer {self.unit}'}{which}{to}"
+        return f"the {WORDS[Kind(self.kind)]} of {self._where or f'stage or layer {self.unit}'}{which}{to}"
 
     def __str__(self) -> str:
         return self.name
-
-
-ROLES = tuple(Role)
-LISTED = 40  #: the most tasks of a graph in a notebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,25 +269,11 @@ class TaskGraph(Columns):
     def __iter__(self) -> Iterator[Task]:
         return (Task(self, i) for i in range(len(self)))
 
-    @column
-    def unit(self) -> Ints:
-        return unpack(self.keys).unit.astype(np.int32)
-
-    @column
-    def kind(self) -> Ints:
-        return unpack(self.keys).kind.astype(np.int8)
-
-    @column
-    def micro_batch(self) -> Ints:
-        return unpack(self.keys).micro_batch.astype(np.int32)
-
-    @column
-    def late(self) -> NDArray[np.bool_]:
-        return unpack(self.keys).late.astype(bool)
-
-    @column
-    def iteration(self) -> Ints:
-        return unpack(self.keys).iteration.astype(np.int32)
+    unit = column(lambda self: unpack(self.keys).unit.astype(np.int32))
+    kind = column(lambda self: unpack(self.keys).kind.astype(np.int8))
+    micro_batch = column(lambda self: unpack(self.keys).micro_batch.astype(np.int32))
+    late = column(lambda self: unpack(self.keys).late.astype(bool))
+    iteration = column(lambda self: unpack(self.keys).iteration.astype(np.int32))
 
     @column
     def persistent(self) -> NDArray[np.bool_]:
@@ -486,25 +450,20 @@ class TaskGraph(Columns):
 
     def with_storages(self, specs: Sequence[StorageSpec]) -> TaskGraph:
         """The graph with more storages, and a buffer on each. No task touches them yet."""
-        new = len(specs)
-        grown = self.with_buffers(np.zeros(new, np.int64), len(self.storages) + np.arange(new), [s.name for s in specs],
-                                  np.array([spec.bytes for spec in specs], np.int64), specs)
-        role = np.append(self.buffer_role, [spec.role.number for spec in specs])
-        return replace(grown, buffer_role=role.astype(self.buffer_role.dtype))
+        new = np.arange(len(specs))
+        grown = self.with_buffers(0 * new, len(self.storages) + new, [spec.name for spec in specs], specs)
+        size, role = [spec.bytes for spec in specs], [spec.role.number for spec in specs]
+        return replace(grown, buffer_bytes=_longer(self.buffer_bytes, size), buffer_role=_longer(self.buffer_role, role))
 
-    def with_buffers(self, like: Ints, storage: Ints, names: Sequence[str] = (), nbytes: Ints | None = None,
+    def with_buffers(self, like: Ints, storage: Ints, names: Sequence[str] = (),
                      storages: Sequence[StorageSpec] = ()) -> TaskGraph:
-        """The graph with more buffers and storages. New buffer i is like buffer `like[i]`, but on storage `storage[i]`,
-        and with `nbytes[i]` bytes if given. No task touches them yet."""
+        """The graph with more buffers and storages. New buffer i is like buffer `like[i]`, but on storage `storage[i]`.
+        No task touches them yet."""
         like = np.asarray(like, np.int64)
-
-        def longer(column: Ints, new: Any) -> Ints:
-            return np.concatenate([column, np.asarray(new, column.dtype)])
-
         return replace(
-            self, storages=self.storages + tuple(storages), buffer_storage=longer(self.buffer_storage, storage),
-            buffer_bytes=longer(self.buffer_bytes, self.buffer_bytes[like] if nbytes is None else nbytes),
-            buffer_role=longer(self.buffer_role, self.buffer_role[like]),
+            self, storages=self.storages + tuple(storages), buffer_storage=_longer(self.buffer_storage, storage),
+            buffer_bytes=_longer(self.buffer_bytes, self.buffer_bytes[like]),
+            buffer_role=_longer(self.buffer_role, self.buffer_role[like]),
             buffer_names=self.buffer_names + tuple(names) if self.buffer_names else ())
 
     def remap(self, reads: Ints, writes: Ints, moves: Sequence[Mapping[int, int]], move: Ints) -> TaskGraph:
@@ -561,6 +520,10 @@ class TaskGraph(Columns):
         names = [f"{self.buffer_names[b]}'{c}" for b, c in zip(like, which, strict=True)] if self.buffer_names else ()
         graph = self.with_buffers(like, len(self.storages) + storage, names, storages=specs)
         return graph.remap(ids(self.reads), ids(self.writes), moves, group), moves
+
+
+def _longer(column: Ints, more: Any) -> Ints:
+    return np.append(column, np.asarray(more, column.dtype))
 
 
 def _columns(keys: Ints) -> tuple[Ints, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .columns import Columns, Ints, Rows, offsets, prepared, run_lanes, spread
+from .columns import Columns, Ints, Rows, ends_of_actions, offsets, prepared, run_lanes, spread
 from .graph import TaskGraph
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
@@ -153,6 +153,16 @@ class Schedule(Columns):
         """For every entry whether it runs as one action with the entry before it."""
         return np.zeros(len(self), bool) if self.joined is None else np.asarray(self.joined, bool)
 
+    @property
+    def first(self) -> Ints:
+        """For every entry the first entry of its action."""
+        return np.maximum.accumulate(np.where(self.second, 0, np.arange(len(self))))
+
+    @property
+    def place(self) -> Ints:
+        """For every entry its place on its lane."""
+        return np.arange(len(self)) - np.repeat(self.ptr[:-1], np.diff(self.ptr))
+
     def rank_of_tasks(self, graph: TaskGraph) -> Ints:
         """The rank of each task. Raises ScheduleError for a task that the graph does not have."""
         return spread(self.ids(graph), self.rank_of_each, len(graph))
@@ -249,25 +259,18 @@ class Schedule(Columns):
         """
         ids = self.once(graph)
         place = spread(ids, np.arange(len(ids)), len(graph))  # entry of each task
-        lane = self.lane_of_each()
-        target = graph.preds.row_of_each()
-        source = graph.preds.ids
-        against = (lane[place[source]] == lane[place[target]]) & (place[source] > place[target])
-        if against.any():
-            edge = int(np.argmax(against))
-            before, after = int(graph.keys[source[edge]]), int(graph.keys[target[edge]])
-            raise self.error(f"{task_name(after)} comes before {task_name(before)} on lane "
-                             f"{self.lanes[lane[place[target[edge]]]]} but needs "
-                             f"it{_shared(graph, int(source[edge]), int(target[edge]))}", [before, after])
-        if self.joined is not None:
-            action, _ = self.actions()
-            within = action[place[source]] == action[place[target]]
-            if within.any():
-                edge = int(np.argmax(within))
-                before, after = int(graph.keys[source[edge]]), int(graph.keys[target[edge]])
-                raise self.error(f"{task_name(after)} needs {task_name(before)}, but they run as one action, and its "
-                                 f"results show at its end{_shared(graph, int(source[edge]), int(target[edge]))}",
-                                 [before, after])
+        lane, first = self.lane_of_each(), self.first
+        source, target = graph.preds.ids, graph.preds.row_of_each()
+        before, after = place[source], place[target]
+        against = (lane[before] == lane[after]) & (before > after)
+        within = self.joined is not None and first[before] == first[after]
+        for wrong, what in ((against, "{1} comes before {0} on lane {2} but needs it"),
+                            (within, "{1} needs {0}, but they run as one action, and its results show at its end")):
+            if np.any(wrong):
+                edge = int(np.argmax(wrong))
+                p, t = int(source[edge]), int(target[edge])
+                said = what.format(graph.name(p), graph.name(t), self.lanes[lane[after[edge]]])
+                raise self.error(said + _shared(graph, p, t), [int(graph.keys[p]), int(graph.keys[t])])
         held = self._held(graph, ids, waits)
         done, slots, _ = self._run(graph, ids, held)
         if not done:
@@ -290,15 +293,10 @@ class Schedule(Columns):
     def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[bool, Ints, Ints]:
         """Runs the actions of all lanes in unit time. Returns whether all could run, the slot of each task (-1: never
         ran), and the tasks in an order in which they ran."""
-        n, first, duration = len(ids), np.arange(len(graph)), np.ones(len(ids))
+        n, first, duration = len(ids), np.arange(len(ids)), np.ones(len(ids))
         if self.joined is not None:  # an action waits for all that it needs, and its results are visible at its end
-            action, ptr = self.actions()
-            begins = np.append(np.flatnonzero(~self.second), n)
-            last = np.empty(n, np.int64)
-            first[ids], last[ids] = ids[begins[action]], ids[begins[action + 1] - 1]
-            source, target = last[preds.ids], first[preds.row_of_each()]
-            outside = first[preds.ids] != target
-            preds = Rows.from_pairs(target[outside], source[outside], n)
+            first, last = ends_of_actions(ids, self.second)
+            preds, _ = preds.between(first, last)
             duration = (first == np.arange(n)).astype(np.float64)
         rank, nowhere, none = np.zeros(len(self.lanes), np.int64), np.zeros(0, np.int32), np.zeros(0)
         done, begin, _, _ = run_lanes(*prepared(n, self.ptr, ids, rank, nowhere, preds.ptr, preds.ids, duration, none,
@@ -341,12 +339,8 @@ class Schedule(Columns):
         rank = self.rank_of_lane.astype(np.int32)
         local = np.array([sum(o.rank == lane.rank for o in self.lanes[:i]) for i, lane in enumerate(self.lanes)],
                          np.int32)
-        lane = self.lane_of_each()
-        lane_of, place = (spread(ids, own, len(graph)) for own in (lane, np.arange(len(ids)) - self.ptr[lane]))
-        begin = place  # of its action: the other task of a pair has not surely ended
-        if self.joined is not None:
-            begin = place.copy()
-            begin[ids] = place[ids[np.maximum.accumulate(np.where(self.joined, 0, np.arange(len(ids))))]]
+        lane_of, place, begin = (spread(ids, own, len(graph))
+                                 for own in (self.lane_of_each(), self.place, self.place[self.first]))
         done, _, order = self._run(graph, ids, preds)
         if not done:
             raise self.error("deadlock: the lanes and waits cannot all run")
@@ -358,7 +352,7 @@ class Schedule(Columns):
             before = last[lane_of[task]]
             if before >= 0:
                 np.maximum(here, clock[before], out=here)
-                here[column[task]] = begin[task]
+                here[column[task]] = begin[task]  # the other task of a pair has not surely ended
             for p in preds[task].tolist():
                 if rank[lane_of[p]] == rank[lane_of[task]]:
                     np.maximum(here, clock[p], out=here)
@@ -416,10 +410,8 @@ class Schedule(Columns):
         """
         marked = np.isin(self.keys, list(mark))
         title = max((len(str(lane)) for lane in self.lanes), default=0) + 2
-        entries = np.arange(len(self), dtype=np.int64)
-        first = entries if self.joined is None else np.maximum.accumulate(np.where(self.joined, 0, entries))
-        slots = (entries - np.repeat(self.ptr[:-1], np.diff(self.ptr)) if self.slots is None
-                 else np.asarray(self.slots, np.int64))[first]
+        entries, first = np.arange(len(self)), self.first
+        slots = (self.place if self.slots is None else np.asarray(self.slots, np.int64))[first]
         focus = int(slots[np.argmax(marked)]) if marked.any() else None
         if near and focus is not None:  # more does not fit
             entries = entries[np.abs(slots - focus) <= width]

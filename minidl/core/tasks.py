@@ -97,11 +97,18 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
             if np.any(wrong):
                 first = np.broadcast_to(kind, np.shape(wrong)).flat[np.flatnonzero(wrong)[0]]
                 raise GraphError(f"{Kind(first).name} has no {what}")
-    key = (iteration << _LATE_BITS) | late
-    key = (key << _INDEX_BITS) | part | destination
-    key = (key << _MICRO_BITS) | micro_batch
-    key = (key << _UNIT_BITS) | unit
-    return (key << _KIND_BITS) | kind
+    return _packed(unit, kind, micro_batch, part | destination, late, iteration)
+
+
+def _packed(unit: Any, kind: Any, micro_batch: Any, index: Any, late: Any, iteration: Any) -> Any:
+    key = (iteration << _LATE_BITS | late) << _INDEX_BITS | index
+    return ((key << _MICRO_BITS | micro_batch) << _UNIT_BITS | unit) << _KIND_BITS | kind
+
+
+def _bits(begin: int, count: int) -> Any:
+    """A property: so many bits of the key, from bit `begin` on."""
+    mask = (1 << count) - 1
+    return property(lambda self: self.key >> begin & mask)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,37 +128,14 @@ class Identity:
 
     key: Any
 
-    @property
-    def kind(self) -> Any:
-        return self.key & ((1 << _KIND_BITS) - 1)
-
-    @property
-    def unit(self) -> Any:
-        return (self.key >> _UNIT) & ((1 << _UNIT_BITS) - 1)
-
-    @property
-    def micro_batch(self) -> Any:
-        return (self.key >> _MICRO) & ((1 << _MICRO_BITS) - 1)
-
-    @property
-    def part(self) -> Any:
-        return self._index * (self.kind < Kind.SF)
-
-    @property
-    def destination(self) -> Any:
-        return self._index * (self.kind >= Kind.SF)
-
-    @property
-    def late(self) -> Any:
-        return (self.key >> _LATE) & 1
-
-    @property
-    def iteration(self) -> Any:
-        return self.key >> _ITERATION
-
-    @property
-    def _index(self) -> Any:
-        return (self.key >> _INDEX) & ((1 << _INDEX_BITS) - 1)
+    kind = _bits(0, _KIND_BITS)
+    unit = _bits(_UNIT, _UNIT_BITS)
+    micro_batch = _bits(_MICRO, _MICRO_BITS)
+    part = property(lambda self: self._index * (self.kind < Kind.SF))
+    destination = property(lambda self: self._index * (self.kind >= Kind.SF))
+    late = _bits(_LATE, _LATE_BITS)
+    iteration = _bits(_ITERATION, _ITERATION_BITS)
+    _index = _bits(_INDEX, _INDEX_BITS)
 
 
 def unpack(key: Any) -> Identity:
@@ -212,9 +196,7 @@ def parse_task(name: str) -> int:
     if int(late) > 1:
         raise GraphError(f"task {name[:40]!r}: a task runs at most one step late, @1; iteration {late} is "
                          f"{unit}{kind}{micro_batch}#{late}")
-    key = int(iteration) << _LATE_BITS | int(late)  # as `pack`, which is for arrays
-    key = (key << _INDEX_BITS | int(part) | int(destination)) << _MICRO_BITS | int(micro_batch)
-    return (key << _UNIT_BITS | int(unit)) << _KIND_BITS | own
+    return int(_packed(int(unit), own, int(micro_batch), int(part) | int(destination), int(late), int(iteration)))
 
 
 # ------------------------------------------------------------------------------------------------------------ launches

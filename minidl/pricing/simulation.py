@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, prepared, run_lanes, run_loop, spread
+from ..core.columns import Floats, Ints, Rows, ends_of_actions, prepared, run_lanes, run_loop, spread
 from ..core.graph import TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COMMUNICATION, RECEIVES
@@ -143,12 +143,7 @@ class Lanes:
     @cached_property
     def actions(self) -> tuple[Ints, Ints]:
         """For each task the first and the last task of its action. Only for lanes with pairs."""
-        first = np.flatnonzero(~self.joined)
-        last = np.append(first[1:], len(self.tasks)) - 1
-        action = np.cumsum(~self.joined) - 1
-        begin, end = np.empty_like(self.tasks), np.empty_like(self.tasks)
-        begin[self.tasks], end[self.tasks] = self.tasks[first][action], self.tasks[last][action]
-        return begin, end
+        return ends_of_actions(self.tasks, self.joined)
 
 
 def _none() -> Ints:
@@ -386,11 +381,8 @@ class Clock:
     def _of_actions(self, first: Ints, last: Ints) -> Clock:
         """The clock in which edges lead from the ends of actions to their beginnings. `first`, `last`: of
         `Lanes.actions`."""
-        source, target, carried = last[self.preds.ids], first[self.preds.row_of_each()], self.carried
-        kept = np.flatnonzero(last[target] != source)
-        kept = kept[np.argsort(target[kept], kind="stable")]
-        return replace(self, preds=Rows.from_pairs(target[kept], source[kept], len(first)),
-                       far=self.far if len(self.far) == 1 else self.far[kept],
+        (preds, kept), carried = self.preds.between(first, last), self.carried
+        return replace(self, preds=preds, far=self.far if len(self.far) == 1 else self.far[kept],
                        carried=replace(carried, source=last[carried.source], target=first[carried.target]))
 
     # ----------------------------------------------------------------------------------------------------------- rhythm
