@@ -152,7 +152,7 @@ def _draw(graph: Any, schedule: Any, cost: Any, timeline: Any, path: Path) -> No
     body = lower(graph, schedule)
     predicted = ml.simulate(body.graph, body.schedule, cost)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, timeline_svg(predicted, beside=timeline))
+    write_atomic(path, timeline_svg(predicted, timeline))
     print(compare(predicted, timeline))
 
 

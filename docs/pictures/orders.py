@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import minidl as ml
-from minidl.core.draw import timelines_svg
+from minidl.core.draw import timeline_svg
 
 RANKS, MICRO_BATCHES = 4, 8
 ORDERS = {"gpipe": "GPipe", "one_f_one_b": "1F1B", "zb_h1": "ZB-H1, weight gradients out of order"}
@@ -36,8 +36,8 @@ def moving(svg: str) -> str:
 
 
 def picture() -> str:
-    return moving(timelines_svg([(title, ml.plan(ml.Pipeline(MICRO_BATCHES), name, machine=ml.Machine(RANKS)).timeline)
-                                 for name, title in ORDERS.items()]))
+    plans = [ml.plan(ml.Pipeline(MICRO_BATCHES), name, machine=ml.Machine(RANKS)) for name in ORDERS]
+    return moving(timeline_svg(*(plan.timeline for plan in plans), titles=[*ORDERS.values()]))
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
-from ..core.draw import timelines_svg
-from ..core.report import compare, summary
+from ..core.draw import timeline_svg
+from ..core.report import compare
 from ..core.timeline import Timeline
 from ..core.torch_trace import load_torch
 from ..system.files import write_atomic
@@ -18,23 +18,23 @@ from .flags import UsageError
 def run(arguments: Any) -> int:
     """Prints busy time, waits, transfers and the critical path of the traces, and how another trace differs."""
     show.check_outputs(arguments)
-    timelines = [("trace", _load(arguments.traces))]
+    timelines = [_load(arguments.traces)]
     if arguments.against:
-        timelines.append(("against", _load([arguments.against], timelines[0][1].labels)))
-    notes = [show.line(note) for _, t in timelines for note in t.meta.get("notes", ())]
+        timelines.append(_load([arguments.against], timelines[0].labels))
+    notes = [show.line(note) for t in timelines for note in t.meta.get("notes", ())]
     show.notes(notes)
-    text = "\n\n".join(t.report(show.width()) for _, t in timelines)
+    text = "\n\n".join(t.report(show.width()) for t in timelines)
     if len(timelines) > 1:
-        text += f"\n\n{compare(timelines[0][1], timelines[1][1])}"
+        text += f"\n\n{compare(*timelines)}"
     if arguments.html:
         title = escape(f"report: {', '.join(arguments.traces)}")
-        picture, page = timelines_svg(timelines), "\n".join([*notes, "", text])
+        picture, page = timeline_svg(*timelines, titles=("trace", "against")), "\n".join([*notes, "", text])
         write_atomic(arguments.html, f'<!DOCTYPE html>\n<html lang="en"><meta charset="utf-8"><title>{title}</title>\n'
                                      f'<meta name="viewport" content="width=device-width">\n<style>body {{ font: 14px '
                                      f'system-ui; margin: 1em }} pre, div {{ overflow-x: auto }}</style>\n'
                                      f'<h1>{title}</h1>\n<pre>{escape(page)}</pre>\n<div>{picture}</div>\n</html>\n')
-    record = summary(timelines[0][1]) | {"notes": notes}
-    record |= {"against": summary(timelines[1][1])} if len(timelines) > 1 else {}
+    record = timelines[0].summary() | {"notes": notes}
+    record |= {"against": timelines[1].summary()} if len(timelines) > 1 else {}
     return show.emit(arguments, record, text)
 
 

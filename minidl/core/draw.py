@@ -11,7 +11,7 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
@@ -23,7 +23,6 @@ from .report import count_of, readable_unit
 from .tasks import COMMUNICATION, NAME, Kind, What, task_name, unpack
 
 if TYPE_CHECKING:
-    from .graph import TaskGraph
     from .schedule import Lane, Schedule
     from .timeline import Timeline
 
@@ -77,17 +76,10 @@ class _Panel:
     slices: list[_Slice]
 
 
-def schedule_svg(schedule: Schedule, graph: TaskGraph | None = None, *,
-                 versions: Mapping[int, int] | None = None) -> str:
-    """The grid: lanes as rows, unit times as columns, gaps visible; a pair shares its cell.
-
-    With a graph the schedule is validated first, which gives the unit times, and tasks get their layers' names;
-    otherwise a schedule without slots is drawn in plain order. `versions`: the weight version of tasks, by key.
-    """
-    if graph is not None:
-        schedule = schedule.validate(graph)
-    look = _look(graph.unit_names if graph is not None else (), versions, schedule.keys)
-    lanes, first = schedule.lane_of_each(), np.flatnonzero(~schedule.second)
+def schedule_svg(schedule: Schedule) -> str:
+    """The grid: lanes as rows, unit times as columns, gaps visible; a pair shares its cell. Without slots (`validate`)
+    the plain order of each lane."""
+    look, lanes, first = _look((), None, schedule.keys), schedule.lane_of_each(), np.flatnonzero(~schedule.second)
     slots_of = (schedule.place if schedule.slots is None else schedule.slots)[first]
     sizes = np.diff(np.append(first, len(schedule)))
     slices = [_task(lane, slot, slot + 1, key, (i, size), look, f"slot {slot}") for entry, lane, slot, size in
@@ -95,30 +87,23 @@ def schedule_svg(schedule: Schedule, graph: TaskGraph | None = None, *,
               for i, key in enumerate(schedule.keys[entry : entry + size].tolist())]
     slots = max((s.end for s in slices), default=1)
     cell = max((len(s.texts[0]) for s in slices), default=1) * _CHARACTER + 7
-    title = ", ".join(count_of(n, what) for n, what in ((len(schedule), "task"), (len(schedule.lanes), "lane"),
-                                                        (int(slots), "slot")))
-    return _svg([_Panel(title, schedule.lanes, slices)], "slot", versions is not None,
-                min(1.5 * WIDTH, cell * slots), slots)
+    title = ", ".join([count_of(len(schedule), "task"), count_of(len(schedule.lanes), "lane"),
+                       count_of(int(slots), "slot")])
+    return _svg([_Panel(title, schedule.lanes, slices)], "slot", False, min(1.5 * WIDTH, cell * slots), slots)
 
 
-def timeline_svg(timeline: Timeline, *, beside: Timeline | None = None,
-                 versions: Mapping[int, int] | None = None) -> str:
-    """Lanes as rows over time, without messages that take no time. `beside`: a second timeline, drawn below on the same
-    scale.
+def timeline_svg(*timelines: Timeline, titles: Sequence[str] = (), versions: Mapping[int, int] | None = None) -> str:
+    """Lanes as rows over time, without messages that take no time. Several timelines are below each other on one scale.
 
-    `versions`: the weight version of tasks, by key. Raises ValueError if the units of the two cannot be compared.
+    `titles`: by default, whether they are predicted or measured; `versions`: the weight version of tasks, by key.
+    Raises ValueError for units that cannot be compared.
     """
-    return timelines_svg([("predicted" if t.predicted else "measured", t) for t in (timeline, beside) if t is not None],
-                         versions=versions)
-
-
-def timelines_svg(timelines: Sequence[tuple[str, Timeline]], *, versions: Mapping[int, int] | None = None) -> str:
-    """Timelines below each other on one scale, each with its title and its makespan; otherwise as `timeline_svg`."""
-    unit = readable_unit(timelines[0][1])
-    same = [(title, t.in_unit(unit).without_free_messages()) for title, t in timelines]
+    unit = readable_unit(timelines[0])
+    same = [t.in_unit(unit).without_free_messages() for t in timelines]
+    titles = titles or ["predicted" if t.predicted else "measured" for t in same]
     panels = [_Panel(f"{title}: makespan {t.makespan:.5g} {t.unit}".rstrip(), t.lanes, list(_of_timeline(t, versions)))
-              for title, t in same]
-    return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for _, t in same) or 1.0)
+              for title, t in zip(titles, same, strict=False)]
+    return _svg(panels, unit, versions is not None, WIDTH, max(t.makespan for t in same) or 1.0)
 
 
 def curve_svg(points: Sequence[tuple[float, float, str]], x: str, y: str) -> str:
@@ -316,8 +301,17 @@ def _clean(text: str) -> str:
 _TASK = re.compile(rf"(?<![\w/]){NAME.pattern}(?!\w)")
 
 
+def painted(grid: str, paint: Callable[[str, str], str], plain: Callable[[str], str] = str) -> str:
+    """A grid (`Schedule.grid`) with `paint(name, colour)` in place of each task's name, and `plain` of all else."""
+    at, out = 0, list[str]()
+    for match in _TASK.finditer(grid):
+        out += [plain(grid[at : match.start()]), paint(match[0], PALETTE[group_of(Kind[match[2]])][0])]
+        at = match.end()
+    return "".join([*out, plain(grid[at:])])
+
+
 def ansi(grid: str, color: bool | None = None) -> str:
-    """A grid (`Schedule.grid`) with its tasks in the palette's colours, for a terminal of 256 colours.
+    """A grid with its tasks in the palette's colours, for a terminal of 256 colours.
 
     `color=None`: only where standard output is a terminal and `NO_COLOR` is not set.
     """
@@ -326,10 +320,8 @@ def ansi(grid: str, color: bool | None = None) -> str:
     if not color:
         return grid
 
-    def paint(match: re.Match[str]) -> str:
-        kind = Kind[match[2]]
-        colour = PALETTE[group_of(kind)][0]
+    def paint(name: str, colour: str) -> str:
         red, green, blue = (round(int(colour[i : i + 2], 16) / 51) for i in (1, 3, 5))
-        return f"\x1b[38;5;16;48;5;{16 + 36 * red + 6 * green + blue}m{match[0]}\x1b[0m"
+        return f"\x1b[38;5;16;48;5;{16 + 36 * red + 6 * green + blue}m{name}\x1b[0m"
 
-    return _TASK.sub(paint, grid)
+    return painted(grid, paint)

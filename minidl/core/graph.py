@@ -452,8 +452,8 @@ class TaskGraph(Columns):
         """The graph with more storages, and a buffer on each. No task touches them yet."""
         new = np.arange(len(specs))
         grown = self.with_buffers(0 * new, len(self.storages) + new, [spec.name for spec in specs], specs)
-        size, role = [spec.bytes for spec in specs], [spec.role.number for spec in specs]
-        return replace(grown, buffer_bytes=_longer(self.buffer_bytes, size), buffer_role=_longer(self.buffer_role, role))
+        return replace(grown, buffer_bytes=_longer(self.buffer_bytes, [spec.bytes for spec in specs]),
+                       buffer_role=_longer(self.buffer_role, [spec.role.number for spec in specs]))
 
     def with_buffers(self, like: Ints, storage: Ints, names: Sequence[str] = (),
                      storages: Sequence[StorageSpec] = ()) -> TaskGraph:

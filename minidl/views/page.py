@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from ..core.columns import Ints, Rows, spread
-from ..core.draw import PALETTE, group_of
+from ..core.draw import PALETTE, group_of, painted
 from ..core.graph import TaskGraph
 from ..core.report import UNITS, compare, critical_path, readable_unit, report, usage
 from ..core.schedule import Schedule
-from ..core.tasks import NAME, Kind, What, repack, task_name, unpack
+from ..core.tasks import Kind, What, repack, task_name, unpack
 from ..core.timeline import Timeline
 from ..passes.rewrite import unroll
 from ..plans.plan import PipelinePlan, Plan
@@ -128,7 +128,7 @@ def _packed(shown: Shown) -> dict[str, Any]:
                             f"is the peak that the proof counts",
                     "time": _column(np.asarray(c.time) - t.begin, "f8"), "live": _column(c.live, "f8")}
                    for c in shown.curves],
-        "grid": _painted(shown.schedule.grid()) if len(shown.schedule) <= GRID else "",
+        "grid": painted(shown.schedule.grid(), _span, escape) if len(shown.schedule) <= GRID else "",
         "report": report(t) + ("" if m is None else f"\n\n{report(m)}\n\n{compare(t, m)}")}
 
 
@@ -255,15 +255,5 @@ def _activations(plan: PipelinePlan) -> tuple[Curve, ...]:
     return tuple(found)
 
 
-# ---------------------------------------------------------------------------------------------------------------- text
-def _painted(grid: str) -> str:
-    """A grid as HTML, its tasks in the palette's colours."""
-
-    def paint(match: Any) -> str:
-        return f'<span style="background:{PALETTE[group_of(Kind[match[2]])][0]}">{escape(match[0])}</span>'
-
-    at, out = 0, []
-    for match in NAME.finditer(grid):
-        out += [escape(grid[at : match.start()]), paint(match)]
-        at = match.end()
-    return "".join([*out, escape(grid[at:])])
+def _span(name: str, colour: str) -> str:
+    return f'<span style="background:{colour}">{escape(name)}</span>'

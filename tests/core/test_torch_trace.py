@@ -15,7 +15,7 @@ from helpers import need
 
 import minidl as ml
 from minidl.cli import main
-from minidl.core.draw import timelines_svg
+from minidl.core.draw import timeline_svg
 from minidl.core.report import critical_path, usage
 from minidl.core.tasks import What
 from minidl.core.torch_trace import load_torch
@@ -482,7 +482,7 @@ def test_spoiled_traces_have_a_report_or_one_line(tmp_path):
         except ValueError as error:
             says(str(error))
             continue
-        text = t.report() + timelines_svg([("trace", t)]) + json.dumps(t.summary(), allow_nan=False) + str(t.meta)
+        text = t.report() + timeline_svg(t) + json.dumps(t.summary(), allow_nan=False) + str(t.meta)
         assert text.encode()
         assert all(u.busy >= 0 and u.idle >= 0 for u in usage(t))
         read += 1
