@@ -24,6 +24,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
+from .report import count_of
 from .schedule import MOST_LANES, Lane
 from .tasks import Kind, pack
 from .timeline import Timeline
@@ -126,6 +127,13 @@ def _text(value: Any) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+def _called(event: dict[str, Any]) -> str:
+    """An event's name, or its phase, time and thread, for notes."""
+    if event.get("name") is not None:
+        return _text(event["name"])[:40]
+    return f"{event['ph']} at {_text(event.get('ts'))[:20]} on thread {_text(event.get('tid'))[:20]}"
+
+
 def _thread(event: dict[str, Any]) -> tuple[str, str]:
     return _one(_text(event.get("pid")), _text(event.get("tid")))
 
@@ -185,8 +193,11 @@ def _read(path: str | Path, notes: list[str]) -> tuple[list[_Slice], dict[tuple[
     if _dict(head.get("viztracer_metadata")).get("overflow") is True or len(found) == _JAX_MOST:
         notes.append(f"{path}: it had more events than its profiler keeps; some are missing")
     if lost:
-        notes.append(f"{path}: {len(lost)} event{'s' * (len(lost) > 1)} without a valid time, end or duration "
+        notes.append(f"{path}: {count_of(len(lost), 'event')} without a valid time, end or duration "
                      f"{'are' if len(lost) > 1 else 'is'} left out, the first {lost[0]!r}")
+    if early := sum(s.start < base for s in found):
+        notes.append(f"{path}: {count_of(early, 'event')} with a negative time {'are' if early > 1 else 'is'} kept, "
+                     "since only differences of times count")
     found.sort(key=lambda s: (s.thread, s.start, -s.end))
     names = {_thread(e)[:1 + (e["name"] == "thread_name")]: _text(_dict(e.get("args")).get("name"))
              for e in events if e.get("ph") == "M" and e.get("name") in ("process_name", "thread_name")}
@@ -202,7 +213,7 @@ def _slice(e: dict[str, Any], until: Any, base: int, lost: list[str], *, absolut
     except ValueError:
         begin, end = Decimal(1), Decimal(0)
     if end < begin:
-        lost.append(_text(e.get("name"))[:40])
+        lost.append(_called(e))
     else:
         yield _Slice(_text(e.get("name", "?")), e["cat"] if isinstance(e.get("cat"), str) else None, _thread(e),
                      base + round(begin * 1000), base + round(end * 1000), _dict(e.get("args")))
@@ -225,15 +236,15 @@ def _pairs(events: list[dict[str, Any]], base: int, lost: list[str]) -> Iterator
             stack.append(e)
             begun[name] += 1
         elif not stack or ("name" in e and not begun[name]):
-            lost.append(name[:40])
+            lost.append(_called(e))
         else:
             while (own := _text((begin := stack.pop()).get("name"))) != name and "name" in e:
                 begun[own] -= 1
-                lost.append(own[:40])
+                lost.append(_called(begin))
             begun[own] -= 1
             args = _dict(begin.get("args")) | _dict(e.get("args"))
             yield from _slice(begin | {"args": args}, e.get("ts"), base, lost, absolute=True)
-    lost += [_text(b.get("name"))[:40] for b in stack]
+    lost += map(_called, stack)
 
 
 def _when(event: dict[str, Any]) -> Decimal:

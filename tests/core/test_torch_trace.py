@@ -158,6 +158,7 @@ LOST = {
     "an end without a time": (1, [in_pairs([kernel("bad", 9, 5, 9)])[0], {"ph": "E", "pid": 0, "tid": 7, "ts": None}]),
     "no end, and no begin": (2, [{"ph": "E", "name": "bad", "pid": 0, "tid": 7, "ts": 3},
                                  in_pairs([kernel("b", 3, 1, 9)])[0]]),
+    "an end of nothing": (1, [{"ph": "E", "pid": 0, "tid": 7, "ts": 3.5}]),
 }
 
 
@@ -169,7 +170,16 @@ def test_an_event_whose_time_cannot_be_is_left_out_with_a_line(tmp_path, capsys,
     assert main(["report", path, "--json"]) == 0
     line, *_ = json.loads(capsys.readouterr().out)["notes"]
     assert f"{count} event" in line
-    assert "'bad'" in line
+    assert ("'E at 3.5 on thread 7'" if what == "an end of nothing" else "'bad'") in line
+
+
+def test_times_before_0_are_kept_and_said(tmp_path):
+    early = [{**e, "ts": e["ts"] - 7} for e in STEP if "ts" in e]
+    moved, right = (load_torch([written(tmp_path / "a.json", events)]) for events in (early, STEP))
+    assert moved.report() == right.report()
+    assert "a.json: 4 events with a negative time are kept, since only differences of times count" in (
+        moved.meta["notes"][0])
+    assert len(moved.meta["notes"]) == len(right.meta["notes"]) + 1
 
 
 def test_collectives_are_matched_within_their_group(tmp_path):
