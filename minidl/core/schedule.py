@@ -7,7 +7,6 @@ graph. It knows no durations and no devices.
 from __future__ import annotations
 
 import csv
-import difflib
 import io
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -293,7 +292,8 @@ class Schedule(Columns):
     def _run(self, graph: TaskGraph, ids: Ints, preds: Rows) -> tuple[bool, Ints, Ints]:
         """Runs the actions of all lanes in unit time. Returns whether all could run, the slot of each task (-1: never
         ran), and the tasks in an order in which they ran."""
-        n, first, duration = len(ids), np.arange(len(ids)), np.ones(len(ids))
+        n, duration = len(ids), np.ones(len(ids))
+        first: Ints = np.arange(n)
         if self.joined is not None:  # an action waits for all that it needs, and its results are visible at its end
             first, last = ends_of_actions(ids, self.second)
             preds, _ = preds.between(first, last)
@@ -476,11 +476,6 @@ class Schedule(Columns):
     def load(cls, path: str | Path) -> Schedule:
         """Raises ScheduleError for a file that is not a plan, OSError for one that cannot be read."""
         return cls.from_csv(text_of(path), str(path))
-
-    def diff(self, other: Schedule) -> str:
-        """The changes from this schedule to the other, as a unified diff of their rows; empty if they are equal."""
-        return "".join(difflib.unified_diff(self.to_csv().splitlines(True), other.to_csv().splitlines(True),
-                                            "this", "other", n=1))
 
 
 @dataclass(frozen=True)

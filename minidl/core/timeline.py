@@ -21,6 +21,7 @@ from .schedule import Lane
 from .tasks import RECEIVES, SENDS, What, task_name, unpack
 
 MESSAGES = (*SENDS, *RECEIVES)
+COLUMNS = ("what", "key", "lane", "issued", "start", "end", "bytes")  #: of a timeline, one row for each record
 
 
 @dataclass(frozen=True)
@@ -91,38 +92,36 @@ class Timeline:
         receive of rank r -> number of its message. A receive begins when its send does, since nothing was on its way
         before. So the time in which a lane stood still is a wait until then, and a transfer from then on.
         """
-        begin = [(t.meta["begin_s"] - a) * 1e6 for t, a in zip(own, ahead, strict=True)]
-        shift = np.repeat(np.array(begin) - min(begin), [len(t) for t in own])
-        lanes, records = (offsets([*map(len, each)]) for each in ([t.lanes for t in own], own))
-        what, key = (np.concatenate([getattr(t, name) for t in own]) for name in ("what", "key"))
-        issued, start, end = (np.concatenate([getattr(t, name) for t in own]) + shift
-                              for name in ("issued", "start", "end"))
+        begin, count = [(t.meta["begin_s"] - a) * 1e6 for t, a in zip(own, ahead, strict=True)], [*map(len, own)]
+        what, key, lane, issued, start, end, size = (np.concatenate([getattr(t, name) for t in own])
+                                                     for name in COLUMNS)
+        rank, shift = np.repeat(np.arange(len(own)), count), np.array(begin) - min(begin)
+        issued, start, end = (times + shift[rank] for times in (issued, start, end))
+        lane = lane + offsets([len(t.lanes) for t in own])[rank]
+        tasks = np.flatnonzero(what == What.TASK)
         # for each message, the records of its send and of its receive
         ends: tuple[dict[int, int], dict[int, int]] = {}, {}
-        for t, base, number in zip(own, records, messages, strict=False):
-            for i in np.flatnonzero(t.what == What.TASK).tolist():
-                if (k := int(t.key[i])) in number:
-                    ends[int(unpack(k).kind in RECEIVES)][number[k]] = base + i
+        for i, r, k in zip(tasks.tolist(), rank[tasks].tolist(), key[tasks].tolist(), strict=True):
+            if k in messages[r]:
+                ends[int(unpack(k).kind in RECEIVES)][messages[r][k]] = i
         met = np.array([(ends[0][n], ends[1][n]) for n in ends[0] if n in ends[1]], np.int64).reshape(-1, 2)
         late = unpack(key).late
         met = met[late[met[:, 0]] == late[met[:, 1]]]  # others were sent in the step before
         sent, got = met.T
         start[got] = np.clip(start[sent], start[got], end[got])
-        inside = np.concatenate([t.edges + base for t, base in zip(own, records, strict=False)])
+        inside = np.concatenate([t.edges + base for t, base in zip(own, offsets(count), strict=False)])
         on_way = np.full(len(key), -np.inf)  # for each record, when the last message that it needs was sent
         needs = inside[spread(got, True, len(key))[inside[:, 0]]]
         np.maximum.at(on_way, needs[:, 1], start[needs[:, 0]])
         waits = np.flatnonzero(what == What.WAIT)
-        lane = np.concatenate([t.lane + base for t, base in zip(own, lanes, strict=False)])
-        task_of = {(int(key[i]), int(lane[i])): i for i in np.flatnonzero(what == What.TASK).tolist()}
-        waiter = np.array([task_of[int(key[i]), int(lane[i])] for i in waits.tolist()], np.int64)
+        task_of = dict(zip(zip(key[tasks], lane[tasks], strict=True), tasks.tolist(), strict=True))
+        waiter = np.array([task_of[pair] for pair in zip(key[waits], lane[waits], strict=True)], np.int64)
         since = np.clip(on_way[waiter], start[waits], end[waits])
         moves = np.flatnonzero((on_way[waiter] > -np.inf) & (since < end[waits]))
-        until = end[waits[moves]].copy()
-        end[waits[moves]] = since[moves]
         extra = waits[moves]
+        until = end[extra]
+        end[extra] = since[moves]
         again = np.append(np.arange(len(key)), extra)
-        size = np.concatenate([t.bytes for t in own])
         return cls(tuple(x for t in own for x in t.lanes),
                    np.append(what, np.full(len(extra), What.TRANSFER)).astype(np.int8), key[again], lane[again],
                    np.append(issued, since[moves]), np.append(start, since[moves]), np.append(end, until),
@@ -188,8 +187,7 @@ class Timeline:
         inside = keep[self.edges].all(axis=1)
         return replace(self, edges=(np.cumsum(keep) - 1)[self.edges[inside]],
                        arrived=None if self.arrived is None else self.arrived[inside],
-                       **{name: getattr(self, name)[keep]
-                          for name in ("what", "key", "lane", "issued", "start", "end", "bytes")})
+                       **{name: getattr(self, name)[keep] for name in COLUMNS})
 
     def in_unit(self, unit: str) -> Timeline:
         """The same times in another unit. Raises ValueError if the length of either unit is not known."""

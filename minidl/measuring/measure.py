@@ -34,8 +34,8 @@ ORDERS = 3  #: whole orders that are replayed, on a device that captures graphs
 DISTURBED = 1.25  #: a repeat that takes so many times as long as the faster ones was disturbed
 
 
-def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed: int = 0,
-            parts: int | Sequence[int] = 1, progress: Callable[[float], None] | None = None) -> CostModel:
+def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, parts: int | Sequence[int] = 1,
+            progress: Callable[[float], None] | None = None) -> CostModel:
     """A cost model with the mean time of each task in microseconds. It works on copies, so no parameter changes.
 
     Runs for about `seconds`, without the time that it takes to draw orders, but at least RUNS and at most MOST_RUNS
@@ -45,8 +45,8 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
     """
     device = device or tape.current().device
     if device.captures:
-        return _measure_captured(graph, device, np.random.Generator(np.random.Philox(seed)), progress)
-    profile = Profile(graph, device, seed)
+        return _measure_captured(graph, device, np.random.Generator(np.random.Philox(0)), progress)
+    profile = Profile(graph, device)
     for n in range(MOST_RUNS):
         if n >= RUNS and profile.seconds >= seconds:
             break
@@ -58,7 +58,7 @@ def measure(graph: TaskGraph, *, device: Any = None, seconds: float = 1.0, seed:
     for count in sorted({1, *([parts] if isinstance(parts, int) else parts)})[1:]:
         with suppress(Refused):  # no task can be cut in so many
             parted = split(Draft.of(graph), count).graph
-            cut = measure(parted, device=device, seconds=seconds, seed=seed, progress=progress).tasks
+            cut = measure(parted, device=device, seconds=seconds, progress=progress).tasks
             tasks |= {f"{name}/{count}": time for name, time in cut.items() if name not in tasks}
     return replace(cost, tasks=tasks)
 

@@ -120,26 +120,22 @@ class CostModel:
     far: Link | None = None
 
     def __post_init__(self) -> None:
-        for name, texts in {"source": self.source, "unit": self.unit, "device": self.device}.items():
-            if not isinstance(texts, str):
-                raise CostError(f"{name} is {shorten(texts)}; it must be a text")
-        named: dict[str, Any] = {**self.tasks, "launch": self.launch, "sync": self.sync, "spin": self.spin,
-                                 "doze": self.doze, "wake": self.wake, "step": self.step,
-                                 "reading from another lane": self.cross.read,
-                                 "writing after another lane": self.cross.write}
-        for name, value in named.items():
+        for name in ("source", "unit", "device"):
+            if not isinstance(text := getattr(self, name), str):
+                raise CostError(f"{name} is {shorten(text)}; it must be a text")
+        own = {name: getattr(self, name) for name in ("launch", "sync", "spin", "doze", "wake", "step")}
+        crossing = {"reading from another lane": self.cross.read, "writing after another lane": self.cross.write}
+        for name, value in {**self.tasks, **own, **crossing}.items():
             _check(f"the cost of {name}", value, 0)
         if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
             raise CostError(f"cores is {shorten(self.cores)}; it must be a whole number >= 1")
-        kinds: Mapping[str, Any] = self.kinds
-        for name, value in kinds.items():
+        for name, given in self.kinds.items():
             if name not in _KINDS:
                 raise CostError(f"unknown kind of task {name[:40]!r}; known: {', '.join(k.name for k in Kind)}")
             if name in _RATES:
-                _check(name, value, LEAST)
+                _check(name, given, LEAST)
             else:
-                for each in (value if isinstance(value, Sequence) else np.asarray(value).tolist()
-                             if np.ndim(value) else [value]):
+                for each in np.atleast_1d(np.asarray(given, object)).tolist():
                     _check(f"the cost of {name}", each, 0)
         for name, numbers in self.sizes.items():
             for each in numbers:

@@ -12,7 +12,7 @@ from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..core.tasks import repack, widths
 from .cost import CostModel
-from .simulation import Clock, Lanes
+from .simulation import clock_of
 
 
 class Places(NamedTuple):
@@ -87,8 +87,7 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
 
 def places(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Places:
     """The places of all tasks in a valid schedule."""
-    lanes = Lanes.of(graph, schedule)
-    clock = Clock.of(graph, cost, lanes)
+    lanes, clock = clock_of(graph, schedule, cost)
     start, end, ready = clock.run(lanes)
     return Places(start, end, ready, latest_ends(graph, schedule, clock.edges(lanes), start, end))
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, ends_of_actions, prepared, run_lanes, run_loop, spread
+from ..core.columns import Floats, Ints, Rows, ends_of_actions, prepared, run_lanes, spread
 from ..core.graph import TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COMMUNICATION, RECEIVES
@@ -47,8 +47,7 @@ class Times(NamedTuple):
 
 def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
     """The predicted timeline of a valid schedule. Raises ScheduleError if it would deadlock."""
-    lanes = Lanes.of(graph, schedule)
-    clock = Clock.of(graph, cost, lanes)
+    lanes, clock = clock_of(graph, schedule, cost)
     start, end, _ = clock.run(lanes)
     ids, lane = lanes.tasks, lanes.lane_of
     place = spread(ids, np.arange(len(ids)), len(graph))
@@ -63,8 +62,14 @@ def simulate(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Timeline:
 
 def times(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Times:
     """The times of each task. Raises ScheduleError for a schedule that cannot run."""
+    lanes, clock = clock_of(graph, schedule, cost)
+    return clock.run(lanes)
+
+
+def clock_of(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> tuple[Lanes, Clock]:
+    """The lanes of a schedule, and their clock."""
     lanes = Lanes.of(graph, schedule)
-    return Clock.of(graph, cost, lanes).run(lanes)
+    return lanes, Clock.of(graph, cost, lanes)
 
 
 def around(lanes: Lanes, end: Floats, cost: CostModel) -> float:
@@ -469,18 +474,8 @@ class _Network:
 
 
 def _message_bytes(graph: TaskGraph, source: Ints, target: Ints) -> Ints:
-    """The bytes that go over the link for each edge: the buffers that both tasks share."""
-    reads, writes = graph.reads, graph.writes
-    _, after = run_loop(_shared_bytes, len(source), source, target, writes.ptr, writes.ids, reads.ptr, reads.ids,
-                        graph.buffer_bytes, np.zeros(len(source), np.int64))
-    shared: Ints = after.shared
-    return shared
-
-
-def _shared_bytes(source, target, write_ptr, write_ids, read_ptr, read_ids,  # type: ignore[no-untyped-def]
-                  size, shared):
-    for e in range(len(source)):
-        for i in range(write_ptr[source[e]], write_ptr[source[e] + 1]):
-            for j in range(read_ptr[target[e]], read_ptr[target[e] + 1]):
-                if write_ids[i] == read_ids[j]:
-                    shared[e] += size[write_ids[i]]
+    """The bytes that go over the link for each edge: the buffers that its source writes and its target reads."""
+    made, read = graph.writes.take(source), graph.reads.take(target)
+    edge, buffers = read.row_of_each(), np.int64(len(graph.buffer_bytes))
+    shared = np.isin(edge * buffers + read.ids, made.row_of_each() * buffers + made.ids)
+    return np.bincount(edge[shared], graph.buffer_bytes[read.ids[shared]], len(source)).astype(np.int64)
