@@ -60,14 +60,6 @@ def test_keys_pack_as_columns_too():
     assert [task_name(key) for key in keys] == ["1F5@1", "2RO0>6#3", "3A0/2", "4O1/1"]
 
 
-@pytest.mark.parametrize(("name", "fields"), [
-    ("4W0", {"unit": 4, "kind": Kind.W}), ("4W3@1", {"unit": 4, "kind": Kind.W, "micro_batch": 3, "late": 1}),
-    ("4A0", {"unit": 4, "kind": Kind.A}), ("12U0@1", {"unit": 12, "kind": Kind.U, "late": 1}),
-    ("0B7", {"unit": 0, "kind": Kind.B, "micro_batch": 7})])
-def test_names_of_older_files_mean_what_they_meant(name, fields):
-    assert parse_task(name) == int(pack(**fields))
-
-
 @pytest.mark.parametrize(("name", "says"), [
     ("4A2", "'4A2': a collective has no micro-batch; its part 2 is 4A0/2"),
     ("4AS1", "its part 1 is 4AS0/1"),
