@@ -287,7 +287,7 @@ def test_the_grid_wraps_and_marks():
 
 
 def test_lanes():
-    assert str(Lane(2, "sub")) == "2/sub"
+    assert str(Lane(np.int64(2), "sub")) == "2/sub"
     assert Lane(0).priority < Lane(0, "sub").priority
     schedule = Schedule.from_names({Lane(3): ["0F0"], Lane(1): []})
     assert schedule.ranks == 4
@@ -323,8 +323,6 @@ def test_older_files_that_mean_nothing_now_fail_with_the_line(row, says):
 
 
 def test_lanes_and_names_of_a_wrong_type_are_named():
-    with pytest.raises(ScheduleError, match=r"a lane is Lane\(RANK, NAME\), as in Lane\(0, 'main'\), not 'main'"):
-        Schedule.from_names({"main": ["0F0"]})
     with pytest.raises(ScheduleError, match=r"lanes are \['0F0'\]; give the names by lane, as in {Lane\(0, 'main'\)"):
         Schedule.from_names(["0F0"])
     with pytest.raises(ScheduleError, match=r"0/main are one text; give a list of names: \['0F0', '1F0'\]"):
