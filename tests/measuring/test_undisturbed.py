@@ -33,6 +33,7 @@ TIMES = np.array([5.0, 200.0, 20_000.0])  #: of three tasks, in microseconds
 def test_equal_repeats_give_their_mean():
     orders = [np.array([TIMES, 1.02 * TIMES]), np.array([1.04 * TIMES, 1.06 * TIMES])]
     assert undisturbed(orders) == pytest.approx(1.03 * TIMES)
+    assert undisturbed([np.zeros((7, 2))]).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -64,10 +65,6 @@ def test_costs_of_ranks_are_those_of_the_ranks_that_nothing_disturbed():
     assert measure.of_ranks([cost(1, 2, source="given"), cost(3, 4)]) == cost(1, 2, source="given")
     others = ml.CostModel(tasks={"0F0": 1.0}, source="measured")
     assert measure.of_ranks([cost(1.0, 2.0), others]) == cost(1.0, 2.0)
-
-
-def test_a_task_that_takes_no_time_costs_nothing():
-    assert undisturbed([np.zeros((7, 2))]).tolist() == [0, 0]
 
 
 def test_repeats_that_are_as_different_as_caches_make_them_count():
@@ -152,6 +149,9 @@ def test_trainers_take_turns_of_several_steps_of_which_the_first_is_not_timed():
     assert seen == [5, 7]
     assert one.step_ms() == two.step_ms() == {"median": 1000.0, "p10": 1000.0, "p90": 1000.0}
     assert one.params_sha256() == two.params_sha256()
+    alone = Trainer(Recorded(Job(model="mlp", model_args={"preset": "tiny"})), ml.CostModel.analytic())
+    interleaved([alone], 1)
+    assert alone.step_ms()["median"] == pytest.approx(alone.seconds[0] * 1e3, abs=1e-3), "a single step is timed"
 
 
 def test_a_step_after_an_evaluation_is_not_timed():
@@ -265,21 +265,29 @@ def test_ranks_that_share_cores_are_predicted_to_compute_and_sum_in_turn():
     assert two.step < 0.95 * whole
 
 
-def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
-    """A start of 1 us a sum, and an end of 16 us however many there are."""
+def flights_take(monkeypatch, start, end):
+    """On the clock of measurements, each rank's transfers take so many microseconds to start, and to end together."""
     clocks = threading.local()
+
+    def later(microseconds):
+        clocks.now = getattr(clocks, "now", 0.0) + microseconds * 1e-6
 
     class Counting(links.Flight):
         def _start(self, entry):
             super()._start(entry)
-            clocks.now = getattr(clocks, "now", 0.0) + 1e-6
+            later(start)
 
         def run(self, step=False):
             super().run(step)
-            clocks.now += 16e-6
+            later(end)
 
     monkeypatch.setattr(links, "Flight", Counting)
     monkeypatch.setattr(links, "perf_counter", lambda: getattr(clocks, "now", 0.0))
+
+
+def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
+    """A start of 1 us a sum, and an end of 16 us however many there are."""
+    flights_take(monkeypatch, 1, 16)
     for each, rate in run_ranks(2, lambda c: links.measure_link(c, sizes=(4, 64, 256), repeats=3)):
         assert each == pytest.approx(2.0)
         assert rate == pytest.approx(0.0)
@@ -288,19 +296,7 @@ def test_a_small_sum_costs_its_part_of_a_row(monkeypatch):
 @pytest.mark.parametrize(("machines", "latency"), [(1, 6.0), (2, 28.0)])
 def test_a_message_costs_both_cores_of_a_machine_and_time_between_machines(monkeypatch, machines, latency):
     """A start of 3 us on each rank, and 50 us until all have ended: no rank waits for that within a step."""
-    clocks = threading.local()
-
-    class Counting(links.Flight):
-        def _start(self, entry):
-            super()._start(entry)
-            clocks.now = getattr(clocks, "now", 0.0) + 3e-6
-
-        def run(self, step=False):
-            super().run(step)
-            clocks.now = getattr(clocks, "now", 0.0) + 50e-6
-
-    monkeypatch.setattr(links, "Flight", Counting)
-    monkeypatch.setattr(links, "perf_counter", lambda: getattr(clocks, "now", 0.0))
+    flights_take(monkeypatch, 3, 50)
     monkeypatch.setattr(links, "gethostname", lambda: str(int(threading.current_thread().name[-1]) % machines))
     for link in run_ranks(2, lambda c: links.measure_messages(c, RankGrid(2, 1))):
         assert link.core == (machines == 1)
@@ -353,9 +349,3 @@ def test_others_are_the_processes_beside_this_one(monkeypatch, tmp_path):
     assert count.cores() == pytest.approx((15 + 1 - 6) / 10)
     stat.unlink()
     assert count.cores() == 0, "a system that does not say"
-
-
-def test_a_single_step_is_timed():
-    one = Trainer(Recorded(Job(model="mlp", model_args={"preset": "tiny"})), ml.CostModel.analytic())
-    interleaved([one], 1)
-    assert one.step_ms()["median"] == pytest.approx(one.seconds[0] * 1e3, abs=1e-3)
