@@ -32,11 +32,9 @@ Floats = NDArray[np.floating[Any]]
 
 def read_only(value: T) -> T:
     """The same array, or tuple of arrays, which can no longer be written; other values as they are."""
-    if isinstance(value, np.ndarray):
-        value.setflags(write=False)
-    elif isinstance(value, tuple):
-        for each in value:
-            read_only(each)
+    for each in value if isinstance(value, tuple) else (value,):
+        if isinstance(each, np.ndarray):
+            each.setflags(write=False)
     return value
 
 
@@ -76,9 +74,7 @@ class Columns:
     have the fields alone, not what is computed from them, and are read-only as well."""
 
     def __post_init__(self) -> None:
-        for value in vars(self).values():
-            if isinstance(value, np.ndarray):
-                value.setflags(write=False)
+        read_only(tuple(vars(self).values()))
 
     def __getstate__(self) -> dict[str, Any]:
         return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]

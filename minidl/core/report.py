@@ -134,12 +134,10 @@ def kinds(timeline: Timeline) -> dict[str, float]:
 
 def longest(timeline: Timeline, count: int = 8) -> list[dict[str, Any]]:
     """The units and kinds that took the most time, over all micro-batches and iterations, longest first."""
-    tasks = timeline.tasks
-    own = unpack(timeline.key[tasks])
+    own, took = unpack(timeline.key[timeline.tasks]), timeline.durations[timeline.tasks]
     group, which = np.unique(pack(own.unit, own.kind), return_inverse=True)
-    took = timeline.durations[tasks]
-    total, number, most = np.bincount(which, took), np.bincount(which), np.zeros(len(group))
-    np.maximum.at(most, which, took)
+    total, number = np.bincount(which, took), np.bincount(which)
+    most = spread(which, took, len(group), by=np.maximum)
     found = []
     for g in np.argsort(-total, kind="stable")[:count].tolist():
         unit, kind = unpack(int(group[g])).unit, unpack(int(group[g])).kind

@@ -7,6 +7,7 @@ graph. It knows no durations and no devices.
 from __future__ import annotations
 
 import csv
+import difflib
 import io
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -97,9 +98,9 @@ class Schedule(Columns):
     @classmethod
     def from_names(cls, lanes: Mapping[Lane, Iterable[str]]) -> Schedule:
         """From lists of task names, per lane; `(2F3;5B1)` is a pair that runs as one action. Raises ScheduleError."""
-        read = _Actions()
         if not isinstance(lanes, Mapping):
             raise ScheduleError(f"lanes are {lanes!r:.40}; give the names by lane, as in {{Lane(0, 'main'): ['0F0']}}")
+        read = _Actions()
         for lane, names in lanes.items():
             if isinstance(names, str):
                 raise ScheduleError(f"the tasks of lane {lane} are one text; give a list of names: {names.split()}")
@@ -476,6 +477,11 @@ class Schedule(Columns):
     def load(cls, path: str | Path) -> Schedule:
         """Raises ScheduleError for a file that is not a plan, OSError for one that cannot be read."""
         return cls.from_csv(text_of(path), str(path))
+
+    def diff(self, other: Schedule) -> str:
+        """The changes from this schedule to the other, as a unified diff of their rows; empty if they are equal."""
+        return "".join(difflib.unified_diff(self.to_csv().splitlines(True), other.to_csv().splitlines(True),
+                                            "this", "other", n=1))
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import report as reports
+from . import trace as traces
 from .columns import Floats, Ints, offsets, spread
 from .schedule import Lane
 from .tasks import RECEIVES, SENDS, What, task_name, unpack
@@ -169,14 +170,12 @@ class Timeline:
     @property
     def makespan(self) -> float:
         """From the first start to the last end of a task."""
-        tasks = self.what == What.TASK
-        return float(self.end[tasks].max() - self.start[tasks].min()) if tasks.any() else 0.0
+        return float(self.end[self.tasks].max() - self.begin) if len(self.tasks) else 0.0
 
     @property
     def begin(self) -> float:
         """The first start of a task."""
-        tasks = self.what == What.TASK
-        return float(self.start[tasks].min()) if tasks.any() else 0.0
+        return float(self.start[self.tasks].min()) if len(self.tasks) else 0.0
 
     def of_rank(self, rank: int) -> Timeline:
         """The records of one rank, and the edges within it."""
@@ -247,26 +246,11 @@ class Timeline:
         return took
 
     # ------------------------------------------------------------------------------------------------- text and files
-    def summary(self) -> dict[str, Any]:
-        """The report as data, for JSON: times in `unit`."""
-        return reports.summary(self)
-
-    def report(self, width: int = 100) -> str:
-        """As text, wrapped at `width` columns: the usage of each lane, the critical path, the longest tasks."""
-        return reports.report(self, width)
-
-    def save(self, path: str | Path) -> None:
-        """Writes a trace for ui.perfetto.dev, whole or not at all: `.json` or `.json.gz`.
-
-        With `{rank}` in the name it is one file per rank, which is what Holistic Trace Analysis reads.
-        """
-        from .trace import save
-
-        save(self, path)
+    summary = reports.summary
+    report = reports.report
+    save = traces.save
 
     @classmethod
     def load(cls, path: str | Path) -> Timeline:
         """Reads what `save` wrote, exact to the nanosecond. Raises ValueError for any other file."""
-        from .trace import load
-
-        return load(path, cls)
+        return traces.load(path, cls)

@@ -39,8 +39,8 @@ _OWN_UNIT = 1e3  #: microseconds for one unit of an unknown length
 
 
 def save(timeline: Timeline, path: str | Path) -> None:
-    """Writes `.json` or `.json.gz`, whole or not at all; with `{rank}` in the name one file per rank. Raises ValueError
-    for another suffix, OSError where the file cannot be written."""
+    """Writes a trace for ui.perfetto.dev, `.json` or `.json.gz`, whole or not at all; with `{rank}` in the name one
+    file per rank, as HTA reads. Raises ValueError for another suffix, OSError if the file cannot be written."""
     path = str(path)
     check_path(path)
     if "{rank}" in path:

@@ -271,6 +271,13 @@ def test_a_file_that_is_no_text_is_refused_by_name(tmp_path):
         Schedule.load(path)
 
 
+def test_diff_tells_rows():
+    other = names("0F0 1F0 1O0 0U0 0W0", "1W0 1U0")
+    assert GOOD.diff(GOOD) == ""
+    changed = [line for line in GOOD.diff(other).splitlines() if line[0] in "+-" and line[:3] not in ("+++", "---")]
+    assert sorted(changed) in (["+0,main,0U0", "-0,main,0U0"], ["+0,main,0W0", "-0,main,0W0"])
+
+
 def test_pairs_print_as_one_action_and_share_a_cell():
     schedule = Schedule.from_names({MAIN: ["0F0", "(2F3;5B1)", "1F0"]})
     assert schedule.names(0) == ["0F0", "(2F3;5B1)", "1F0"]
