@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import COLLECTIVE, Kind, parse_task, unpack
+from minidl.core.timeline import Timeline
+from minidl.pricing.cost import CostModel
 
 MAIN, SUB = Lane(0), Lane(0, "sub")
 QUICK = settings(deadline=None)
@@ -220,20 +222,25 @@ def test_csv_round_trip(lanes):
     assert Schedule.from_csv(text.replace("\n", "\r\n")).to_csv() == text
 
 
-def test_files_round_trip_and_old_ones_stay_when_a_new_one_cannot_be_written(tmp_path, monkeypatch):
-    path = tmp_path / "plan.csv"
-    GOOD.save(path)
-    assert path.read_text().splitlines()[1] == "0,main,0F0"
-    assert Schedule.load(path).to_csv() == GOOD.to_csv()
+@pytest.mark.parametrize(("name", "value"), [
+    ("plan.csv", GOOD), ("costs.json", CostModel(kinds={"F": 1.0})),
+    ("trace.json", Timeline.of_tasks([MAIN], [parse_task("0F0")], [0], [0.0], [1.0]))])
+def test_an_old_file_stays_when_a_new_one_cannot_be_written(name, value, tmp_path, monkeypatch):
+    path = tmp_path / name
+    value.save(path)
+    old = path.read_bytes()
+    type(value).load(path).save(path)
+    assert path.read_bytes() == old
 
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    path.write_bytes(b"precious")
     monkeypatch.setattr("os.fsync", full)
     with pytest.raises(OSError, match=r"No space left"):
-        names("0F0").save(path)
-    assert path.read_text() == GOOD.to_csv()
-    assert [p.name for p in tmp_path.iterdir()] == ["plan.csv"]
+        value.save(path)
+    assert path.read_bytes() == b"precious"
+    assert [p.name for p in tmp_path.iterdir()] == [name]
 
 
 @pytest.mark.parametrize(("text", "message"), [
