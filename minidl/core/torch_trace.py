@@ -13,13 +13,13 @@ is a name, and a micro-batch the number of the name's call. Times are whole nano
 from __future__ import annotations
 
 import re
+import sys
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
-from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, count
 from pathlib import Path
 from statistics import median_low
 from typing import Any
@@ -135,13 +135,7 @@ def _called(event: dict[str, Any]) -> str:
 
 
 def _thread(event: dict[str, Any]) -> tuple[str, str]:
-    return _one(_text(event.get("pid")), _text(event.get("tid")))
-
-
-@lru_cache
-def _one(process: str, thread: str) -> tuple[str, str]:
-    """The same object for all events of a thread, since files have many."""
-    return process, thread
+    return sys.intern(_text(event.get("pid"))), sys.intern(_text(event.get("tid")))
 
 
 def _exact(value: Any) -> Decimal:
@@ -221,12 +215,8 @@ def _slice(e: dict[str, Any], until: Any, base: int, lost: list[str], *, absolut
 
 def _pairs(events: list[dict[str, Any]], base: int, lost: list[str]) -> Iterator[_Slice]:
     """The slices of a thread's B and E events: in the order of the file, or by time where that does not nest."""
-    depth = 0
-    for e in events:
-        depth += 1 if e["ph"] == "B" else -1
-        if depth < 0:
-            break
-    if depth:
+    depths = [*accumulate(1 if e["ph"] == "B" else -1 for e in events)]
+    if min(depths) < 0 or depths[-1]:
         events.sort(key=_when)
     stack: list[dict[str, Any]] = []
     begun: Counter[str] = Counter()
@@ -497,12 +487,9 @@ def _meet(tasks: list[_Slice], matches: list[tuple[_Slice, ...]]) -> Iterator[Ed
 
 def _timeline(tasks: list[_Slice], edges: list[Edge], notes: list[str], known: Sequence[str]) -> Timeline:
     unit = {name: i for i, name in enumerate(dict.fromkeys([*known, *(s.name for s in tasks)]))}
-    count: Counter[str] = Counter()
-    number = []
-    for s in tasks:
-        number.append(count[s.name])
-        count[s.name] += 1
-    if max(len(unit), *count.values()) > MOST:
+    counts: dict[str, Iterator[int]] = defaultdict(count)
+    number = [next(counts[s.name]) for s in tasks]
+    if max(len(unit), max(number) + 1) > MOST:
         raise ValueError(f"the traces have {len(tasks):,} calls and kernels; at most {MOST:,} of one name can be read")
     lanes = sorted({Lane(s.rank, s.lane) for s in tasks})
     lane = {lane: i for i, lane in enumerate(lanes)}

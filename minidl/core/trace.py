@@ -13,6 +13,7 @@ HTA_DISABLE_NS_ROUNDING=1 is set.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
 from collections import defaultdict
@@ -203,8 +204,6 @@ def content(path: str | Path, what: str, **how: Any) -> Any:
             return json.loads(text.removesuffix("]").rstrip().removesuffix(",") + "]", **how)
     except RecursionError:
         why = "nested too deeply"
-    except zlib.error:
-        why = "its packed content is damaged"
     except ValueError as error:
         why = str(error).partition(";")[0]
     raise ValueError(f"{path} is not {what}: {why}")
@@ -212,10 +211,12 @@ def content(path: str | Path, what: str, **how: Any) -> Any:
 
 def _unpacked(raw: bytes) -> bytes:
     """The content of a gzip file, of at most the size that an unpacked trace may have. Raises ValueError."""
-    machine = zlib.decompressobj(16 + zlib.MAX_WBITS)
-    content = machine.decompress(raw, LARGEST["trace"] + 1)
-    if not machine.eof or machine.unused_data:
-        raise ValueError(f"its content is damaged, or larger than {LARGEST['trace'] >> 20} MiB")
+    try:
+        content = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(LARGEST["trace"] + 1)
+    except (EOFError, gzip.BadGzipFile, zlib.error):
+        raise ValueError("its packed content is damaged") from None
+    if len(content) > LARGEST["trace"]:
+        raise ValueError(f"its content is larger than {LARGEST['trace'] >> 20} MiB")
     return content
 
 

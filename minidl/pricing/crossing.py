@@ -7,6 +7,7 @@ as well, so the measured time of a task has this already."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
@@ -39,10 +40,10 @@ class Crossing:
         n = max(len(graph), 1)
         written = np.sort(_accesses(graph.writes, n))
         read = _accesses(graph.reads, n)
-        wrote = _before(written, read, n)
+        wrote = _near(written, read, n, "left")
         read, wrote = read[wrote >= 0], wrote[wrote >= 0]
         touched = np.unique(np.concatenate([read, written]))
-        after = _after(written, touched, n)
+        after = _near(written, touched, n, "right")
         touched, after = touched[after >= 0], after[after >= 0]
         both = np.concatenate([read, after])
         payer, other, buffer = both % n, np.concatenate([wrote, touched]) % n, both // n
@@ -70,26 +71,13 @@ def _accesses(rows: Rows, n: int) -> Ints:
     return rows.ids.astype(np.int64) * n + rows.row_of_each()
 
 
-def _before(written: Ints, access: Ints, n: int) -> Ints:
-    """The write of the same buffer before each access, the last one of all if there is none before; -1 without any.
-    `written` is sorted."""
-    return _same(written, access, np.searchsorted(written, access) - 1,
-                 np.searchsorted(written, (access // n + 1) * n) - 1, n)
-
-
-def _after(written: Ints, access: Ints, n: int) -> Ints:
-    """The write of the same buffer after each access, the first one of all if there is none after; -1 without any."""
-    return _same(written, access, np.searchsorted(written, access, "right"),
-                 np.searchsorted(written, access // n * n), n)
-
-
-def _same(written: Ints, access: Ints, near: Ints, around: Ints, n: int) -> Ints:
-    """The write number `near`, or else `around`, if it is to the same buffer as the access; else -1."""
-    known: Ints = np.append(written, -n)  # a number out of range belongs to no write
-    for at in (near, around):
-        at[(at < 0) | (at > len(written))] = len(written)
-    found = np.where(known[near] // n == access // n, known[near], known[around])
-    return np.where(found // n == access // n, found, -1)
+def _near(written: Ints, access: Ints, n: int, side: Literal["left", "right"]) -> Ints:
+    """The write of the same buffer before each access ("left") or after it ("right"), beyond the step's end if there is
+    none; -1 without any. `written` is sorted."""
+    first, last = (np.searchsorted(written, (access // n + i) * n) for i in (0, 1))
+    place = np.searchsorted(written, access, side) - first - (side == "left")
+    found: Ints = np.append(written, -1)[first + place % np.maximum(last - first, 1)]
+    return np.where(last > first, found, -1)
 
 
 def _first(*columns: Ints) -> Ints:
