@@ -17,6 +17,15 @@ def shorten(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
+def is_whole(value: Any, least: int = 1) -> bool:
+    """Whether it is a whole number of at least `least`."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)
+
+
 class PlanError(ValueError):
     """No plan can satisfy the request. The message says what is wrong with it."""
 
@@ -40,13 +49,13 @@ class Machine:
     def __post_init__(self) -> None:
         for name in ("ranks", "replicas"):
             value = getattr(self, name)
-            if not isinstance(value, int | np.integer) or isinstance(value, bool) or not 1 <= value <= MOST_LANES:
+            if not is_whole(value) or value > MOST_LANES:
                 raise PlanError(f"{name} is {shorten(value)}; it must be a whole number from 1 to {MOST_LANES}")
         if self.size > MOST_LANES:
             raise PlanError(f"{self.replicas} replicas of {self.ranks} ranks are more than {MOST_LANES} ranks")
         for name in ("memory_limit", "activation_cap"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int | float | np.number) or isinstance(value, bool)):
+            if value is not None and not is_number(value):
                 raise PlanError(f"{name} is {shorten(value)}; it must be a number, or None")
         if self.collective is not None and not callable(self.collective):
             raise PlanError(f"collective is {shorten(self.collective)}; it must be a function, or None")

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from .columns import Columns, Ints
-from .machine import shorten
+from .machine import is_number, shorten
+from .machine import is_whole as is_whole
 from .schedule import Schedule
 from .tasks import COLLECTIVE, COPIES, Kind, unpack
 
@@ -34,11 +35,6 @@ class Refused(PipelineError):
         self.what, self.why, self.cure = what, why, cure
 
 
-def is_whole(value: Any, least: int = 1) -> bool:
-    """Whether it is a whole number of at least `least`."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(value >= least)
-
-
 def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
     """Raises PipelineError for numbers that no plan can have."""
     if not is_whole(micro_batches):
@@ -46,7 +42,7 @@ def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
     if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
         raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan has at most "
                             f"{LARGEST:,} tasks and {(1 << 20) - 1:,} micro-batches")
-    if cap is not None and not (isinstance(cap, int | float | np.number) and cap > 0):
+    if cap is not None and not (is_number(cap) and cap > 0):
         raise PipelineError(f"the activation cap is {shorten(cap)}; it must be positive")
 
 

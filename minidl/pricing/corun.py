@@ -14,6 +14,7 @@ import numpy as np
 
 from ..core.columns import Floats, Ints
 from ..core.graph import TaskGraph
+from ..core.machine import is_number
 from ..core.tasks import as_recorded, task_name
 
 FLOPS_PER_US, BYTES_PER_US = 2e4, 1e4  #: assumed of one modest CPU core, as in `CostModel.analytic`
@@ -29,14 +30,13 @@ class CoRun:
     source: str = "given"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.groups, Mapping) or not all(isinstance(g, str) for g in self.groups.values()):
-            raise ValueError("the groups of tasks that run beside others must be a table of names")
-        if not isinstance(self.slowdown, Mapping) or not all(isinstance(row, Mapping)
-                                                             for row in self.slowdown.values()):
-            raise ValueError("the slowdown of groups beside others must be a table of tables")
+        for what, table, kind, name in (("the groups of tasks that run beside others", self.groups, str, "names"),
+                                        ("the slowdown of groups beside others", self.slowdown, Mapping, "tables")):
+            if not isinstance(table, Mapping) or not all(isinstance(value, kind) for value in table.values()):
+                raise ValueError(f"{what} must be a table of {name}")
         for a, row in self.slowdown.items():
             for b, factor in row.items():
-                if not isinstance(factor, int | float) or isinstance(factor, bool) or not 1e-6 <= factor <= 1e6:
+                if not is_number(factor) or not 1e-6 <= factor <= 1e6:
                     raise ValueError(f"the slowdown of {a[:40]} beside {b[:40]} is {repr(factor)[:40]}; it must "
                                      f"be a finite number above 0")
 

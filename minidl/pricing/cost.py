@@ -17,7 +17,7 @@ import numpy as np
 
 from ..core.columns import Floats, Ints, spread
 from ..core.graph import TaskGraph
-from ..core.machine import shorten
+from ..core.machine import is_number, is_whole, shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
 from .corun import CoRun
 
@@ -47,11 +47,9 @@ class CostError(ValueError):
 
 
 def _check(what: str, value: Any, least: float) -> None:
-    number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not number or not least <= value <= MOST:
-        bound = f"a finite number >= {least:g}"
-        raise CostError(f"{what} is {shorten(value)}; it must be "
-                        f"{bound}{f', at most {MOST:g}' if number and value > MOST else ''}")
+    if not is_number(value) or not least <= value <= MOST:
+        most = f", at most {MOST:g}" if is_number(value) and value > MOST else ""
+        raise CostError(f"{what} is {shorten(value)}; it must be a finite number >= {least:g}{most}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class CostModel:
         crossing = {"reading from another lane": self.cross.read, "writing after another lane": self.cross.write}
         for name, value in {**self.tasks, **own, **crossing}.items():
             _check(f"the cost of {name}", value, 0)
-        if self.cores is not None and (not isinstance(self.cores, int) or self.cores < 1):
+        if self.cores is not None and not is_whole(self.cores):
             raise CostError(f"cores is {shorten(self.cores)}; it must be a whole number >= 1")
         for name, given in self.kinds.items():
             if name not in _KINDS:
