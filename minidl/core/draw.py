@@ -19,7 +19,7 @@ from xml.sax.saxutils import escape
 import numpy as np
 
 from .columns import Ints
-from .report import count_of, readable_unit
+from .report import count_of, labelled, readable_unit
 from .tasks import COMMUNICATION, NAME, Kind, What, task_name, unpack
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ class _Panel:
 def schedule_svg(schedule: Schedule) -> str:
     """The grid: lanes as rows, unit times as columns, gaps visible; a pair shares its cell. Without slots (`validate`)
     the plain order of each lane."""
-    look, lanes, first = _look((), None, schedule.keys), schedule.lane_of_each(), np.flatnonzero(~schedule.second)
+    task, lanes, first = _drawer((), None, schedule.keys), schedule.lane_of_each(), np.flatnonzero(~schedule.second)
     slots_of = (schedule.place if schedule.slots is None else schedule.slots)[first]
     sizes = np.diff(np.append(first, len(schedule)))
-    slices = [_task(lane, slot, slot + 1, key, (i, size), look, f"slot {slot}") for entry, lane, slot, size in
+    slices = [task(lane, slot, slot + 1, key, (i, size), f"slot {slot}") for entry, lane, slot, size in
               zip(first.tolist(), lanes[first].tolist(), slots_of.tolist(), sizes.tolist(), strict=True)
               for i, key in enumerate(schedule.keys[entry : entry + size].tolist())]
     slots = max((s.end for s in slices), default=1)
@@ -143,30 +143,17 @@ def _picture(width: float, height: float, title: str, out: Iterable[str]) -> str
 
 
 def _of_timeline(t: Timeline, versions: Mapping[int, int] | None) -> Iterator[_Slice]:
-    begin, look = t.begin, _look(t.labels, versions, t.key)
+    begin, task = t.begin, _drawer(t.labels, versions, t.key)
     first, _, size = t.actions
     for a, count in zip(first.tolist(), size.tolist(), strict=True):
         for i, record in enumerate(t.tasks[a : a + count].tolist()):
             when = f"{t.start[record] - begin:.6g} to {t.end[record] - begin:.6g} {t.unit}".rstrip()
-            yield _task(int(t.lane[record]), t.start[record] - begin, t.end[record] - begin, int(t.key[record]),
-                        (i, count), look, when)
+            yield task(int(t.lane[record]), t.start[record] - begin, t.end[record] - begin, int(t.key[record]),
+                       (i, count), when)
     for what, group, low, high in ((What.WAIT, "wait", 0.44, 0.56), (What.TRANSFER, "transfer", 0.36, 0.64)):
         for record in (t.what == what).nonzero()[0].tolist():
             tip = f"{group} for {t.name(record)}, {t.end[record] - t.start[record]:.6g} {t.unit}".rstrip()
             yield _Slice(int(t.lane[record]), t.start[record] - begin, t.end[record] - begin, group, low, high, tip=tip)
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """The text on tasks."""
-
-    labels: tuple[str, ...]
-    versions: Mapping[int, int]
-    by_unit: bool  # one micro-batch only: the short text is the unit, else the micro-batch
-
-
-def _look(labels: tuple[str, ...], versions: Mapping[int, int] | None, keys: Ints) -> _Look:
-    return _Look(labels, versions or {}, not unpack(keys).micro_batch.any())
 
 
 def group_of(kind: Kind) -> str:
@@ -174,16 +161,21 @@ def group_of(kind: Kind) -> str:
     return "communication" if kind in COMMUNICATION else kind.name
 
 
-def _task(row: int, begin: float, end: float, key: int, part: tuple[int, int], look: _Look, when: str) -> _Slice:
-    """The slice of one task. `part`: (its place, how many tasks) in its action."""
-    own = unpack(key)
-    unit, kind, micro_batch, name = own.unit, Kind(own.kind), own.micro_batch, task_name(key)
-    label = f"{name} {look.labels[unit]}" if unit < len(look.labels) and look.labels[unit] else name
-    version = f"v{look.versions[key]}" if key in look.versions else ""
-    short = (f"{unit}{kind.name}", str(unit)) if look.by_unit else (f"{kind.name}{micro_batch}", str(micro_batch))
-    return _Slice(row, float(begin), float(end), group_of(kind),
-                  part[0] / part[1], (part[0] + 1) / part[1], (name, *short), version,
-                  ", ".join(filter(None, (label, version and f"weights {version}", when))))
+def _drawer(labels: tuple[str, ...], versions: Mapping[int, int] | None, keys: Ints) -> Callable[..., _Slice]:
+    """A function that makes the slice of a task: row, begin, end, key, (its place, how many tasks) in its action, when.
+    If all have one micro-batch, the short text is the unit, else the micro-batch."""
+    known, by_unit = versions or {}, not unpack(keys).micro_batch.any()
+
+    def task(row: int, begin: float, end: float, key: int, part: tuple[int, int], when: str) -> _Slice:
+        own, name = unpack(key), task_name(key)
+        unit, kind, micro_batch = own.unit, Kind(own.kind), own.micro_batch
+        version = f"v{known[key]}" if key in known else ""
+        short = (f"{unit}{kind.name}", str(unit)) if by_unit else (f"{kind.name}{micro_batch}", str(micro_batch))
+        tip = ", ".join(filter(None, (labelled(labels, name, unit), version and f"weights {version}", when)))
+        return _Slice(row, float(begin), float(end), group_of(kind), part[0] / part[1], (part[0] + 1) / part[1],
+                      (name, *short), version, tip)
+
+    return task
 
 
 # ----------------------------------------------------------------------------------------------------------------- SVG

@@ -141,7 +141,7 @@ def longest(timeline: Timeline, count: int = 8) -> list[dict[str, Any]]:
     found = []
     for g in np.argsort(-total, kind="stable")[:count].tolist():
         unit, kind = unpack(int(group[g])).unit, unpack(int(group[g])).kind
-        found.append({"label": _labelled(timeline, f"{unit}{_KINDS[kind]}", unit), "tasks": int(number[g]),
+        found.append({"label": labelled(timeline.labels, f"{unit}{_KINDS[kind]}", unit), "tasks": int(number[g]),
                       "total": float(total[g]), "mean": float(total[g] / number[g]), "longest": float(most[g])})
     return found
 
@@ -235,7 +235,7 @@ def compare(predicted: Timeline, measured: Timeline) -> str:
     worst = sorted(common, key=lambda key: -abs(one_task[key] - other_task[key]))[:8]
     number = _number(max((max(one_task[key], other_task[key]) for key in worst), default=0.0))
     lines += ["", *_table(["largest errors", *short, "error"],
-                          [[_labelled(m, task_name(key), int(unpack(key).unit)),
+                          [[labelled(m.labels, task_name(key), int(unpack(key).unit)),
                             *pair(one_task[key], other_task[key])] for key in worst])]
     for name, mine, theirs in ((names[0], one_task, other_task), (names[1], other_task, one_task)):
         if only := [key for key in mine if key not in theirs]:
@@ -250,8 +250,9 @@ def _by_key(t: Timeline) -> dict[int, float]:
     return dict(zip(key.tolist(), mean.tolist(), strict=True))
 
 
-def _labelled(t: Timeline, name: str, unit: int) -> str:
-    return f"{name} {t.labels[unit] if unit < len(t.labels) else ''}".strip()
+def labelled(labels: Sequence[str], name: str, unit: int) -> str:
+    """A name, and the label of its unit if it has one: `4W0 layers.2`."""
+    return f"{name} {labels[unit] if unit < len(labels) else ''}".rstrip()
 
 
 # ---------------------------------------------------------------------------------------------------------------- text

@@ -157,9 +157,7 @@ class Timeline:
 
     def label(self, record: int) -> str:
         """The task's name, and the name of its unit if it has one: `4W0 layers.2`."""
-        unit = int(unpack(int(self.key[record])).unit)
-        where = self.labels[unit] if unit < len(self.labels) else ""
-        return f"{self.name(record)} {where}" if where else self.name(record)
+        return reports.labelled(self.labels, self.name(record), int(unpack(self.key[record]).unit))
 
     @cached_property
     def tasks(self) -> Ints:

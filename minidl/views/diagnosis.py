@@ -158,4 +158,4 @@ def lanes(plan: Plan) -> int:
     schedule = plan.schedule
     works = ~np.isin(unpack(schedule.keys).kind, COMMUNICATION)
     busy = np.unique(schedule.lane_of_each()[works])
-    return int(np.bincount([schedule.lanes[i].rank for i in busy.tolist()] or [0]).max())
+    return int(np.bincount(schedule.rank_of_lane[busy], minlength=1).max())
