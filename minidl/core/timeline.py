@@ -51,18 +51,15 @@ class Timeline:
     meta: dict[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of_tasks(cls, lanes: Sequence[Lane], key: Any, lane: Any, start: Any, end: Any, *, issued: Any = None,
-                 bytes: Any = None, edges: Any = (), arrived: Any = None, **rest: Any) -> Timeline:
-        """The timeline of these tasks, with the waits and transfers that follow from them and from `edges`.
-
-        A lane that has ended a task waits until the last producer of its next task has ended; the time from there to
-        the arrival is a transfer if that producer is on another rank. `issued`: by default the start.
-        """
+    def of_tasks(cls, lanes: Sequence[Lane], key: Any, lane: Any, start: Any, end: Any, *, bytes: Any = None,
+                 edges: Any = (), arrived: Any = None, **rest: Any) -> Timeline:
+        """The timeline of these tasks, issued as they start, with the waits and transfers that follow from them and
+        from `edges`: a lane that has ended a task waits until the last producer of its next task has ended; the time
+        from there to the arrival is a transfer if that producer is on another rank."""
         start, end = np.asarray(start, np.float64), np.asarray(end, np.float64)
         count = np.zeros(len(start), np.int64) if bytes is None else np.asarray(bytes, np.int64)
         tasks = cls(tuple(lanes), np.zeros(len(start), np.int8), np.asarray(key, np.int64), np.asarray(lane, np.int32),
-                    start if issued is None else np.asarray(issued, np.float64), start, end, count,
-                    np.asarray(edges, np.int64).reshape(-1, 2),
+                    start, start, end, count, np.asarray(edges, np.int64).reshape(-1, 2),
                     None if arrived is None else np.asarray(arrived, np.float64), **rest)
         first, free, _ = tasks.actions
         producer, arrivals = tasks.last_arrival
