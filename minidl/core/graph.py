@@ -52,6 +52,7 @@ class Role(StrEnum):
 
 ROLES = tuple(Role)
 LISTED = 40  #: the most tasks of a graph in a notebook
+SMALL = 10_000  #: up to so many tasks, a search among sorted keys is faster than a table
 
 
 # --------------------------------------------------------------------------------------------------------------- views
@@ -312,7 +313,7 @@ class TaskGraph(Columns):
         not distinguish all tasks."""
         columns = _columns(self.keys)
         extents = tuple(int(column.max(initial=0)) + 1 for column in columns)
-        if math.prod(extents) > 8 * len(self) + 1024:
+        if math.prod(extents) > 8 * len(self):
             return None
         table = np.full(math.prod(extents), -1, np.int32)
         at = np.ravel_multi_index(columns, extents)
@@ -323,7 +324,7 @@ class TaskGraph(Columns):
         """The task id of each key, -1 if the graph has no such task."""
         if not len(self):
             return np.full(len(keys), -1, np.int64)
-        if self._dense is not None:
+        if len(self) > SMALL and self._dense is not None:
             extents, table = self._dense
             columns = _columns(keys)
             known = np.ones(len(keys), bool)
