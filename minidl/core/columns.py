@@ -141,8 +141,8 @@ class Rows(Columns):
         return Rows.from_pairs(self.ids, self.row_of_each(), count)
 
     def between(self, first: Ints, last: Ints) -> tuple[Rows, Ints]:
-        """Predecessors of tasks as those of actions, of which each task has a `first` and a `last` one: edges lead from
-        the last task of one to the first of another. Also which edges these were."""
+        """The edges between actions, from the last task of one to the first of another, and which edges of tasks they
+        were. `first`, `last`: of each task's action."""
         target = first[self.row_of_each()]
         kept = np.flatnonzero(first[self.ids] != target)
         kept = kept[np.argsort(target[kept], kind="stable")]
