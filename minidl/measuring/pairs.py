@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from time import perf_counter
 from typing import Any
@@ -47,18 +48,29 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
     pieces = {name: _piece(members[name], duration) for name in {g for pair in pairs for g in pair}}
     alone = {name: max(float(duration[piece].sum()), 1.0) for name, piece in pieces.items()}
 
+    @cache
     def program(name: str, stream: Any = None) -> Program:
         calls = [c for t in pieces[name] for c in bound.thunks(t, stream)]
         return calls if bound.device.captures else bound.device.program(calls)
 
+    def beside(stream: Stream, a: str, b: str) -> tuple[float, float]:
+        """How many times longer each of two programs takes while the other runs."""
+        before = by_itself(a), by_itself(b)
+        times = max(1, round(max(PIECE, 3 * alone[b]) / alone[a]))
+        repeats = 2 + round(2.5 * times * alone[a] / alone[b])  # longer than the other
+        both = _together(stream, program(a), times, program(b), repeats)
+        return 1 + (both[0] - before[0]) / alone[a], 1 + (both[1] - before[1]) / alone[b]
+
     found: dict[tuple[str, str], list[tuple[float, float]]] = {pair: [] for pair in pairs}
-    with _Pairs(bound.device, program, alone) as measured:
-        if bound.device.captures:
+    with nullcontext() if bound.device.captures else _lane_beside() as stream:
+        if stream is None:
             rounds = 1  # a replayed graph repeats the tasks itself
         for n in range(rounds):
-            measured.by_itself.clear()
-            for i, pair in enumerate(pairs):
-                found[pair].append(measured(*pair))
+            # anew in each round, since the machine's speed drifts
+            by_itself = cache(lambda name: _microseconds(program(name), max(1, round(PIECE / alone[name]))))
+            for i, (a, b) in enumerate(pairs):
+                found[a, b].append(beside(stream, a, b) if stream is not None else bound.device.together(
+                    lambda one, other, a=a, b=b: (program(a, one), program(b, other)), (alone[a], alone[b])))
                 if progress:
                     progress((n * len(pairs) + i + 1) / (rounds * len(pairs)))
     slowdown: dict[str, dict[str, float]] = {}
@@ -68,42 +80,20 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
     return CoRun(dict(groups), slowdown, "measured")
 
 
-class _Pairs:
-    """Runs two programs beside each other on two streams of a device, and returns how many times longer each takes. The
-    time of a program alone is measured once a round, since the machine's speed drifts."""
-
-    def __init__(self, device: Any, program: Callable[..., Program], alone: Mapping[str, float]) -> None:
-        self.device, self.program, self.alone = device, cache(program), alone
-        self.by_itself: dict[str, float] = {}
-
-    def __enter__(self) -> _Pairs:
-        self.stream = None
-        if not self.device.captures:
-            self.stream, self.cores = Stream("pairs", 1), os.sched_getaffinity(0)
-            self.held = lane_cores()
-            if len(self.held) == 2:
-                os.sched_setaffinity(0, self.held[:1])
-                self.stream.start([partial(os.sched_setaffinity, 0, self.held[1:])])
-                self.stream.join()
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        if self.stream is not None:
-            self.stream.close()
-            if self.held:
-                os.sched_setaffinity(0, self.cores)
-
-    def __call__(self, a: str, b: str) -> tuple[float, float]:
-        if self.stream is None:
-            return self.device.together(
-                lambda one, other: (self.program(a, one), self.program(b, other)), (self.alone[a], self.alone[b]))
-        for name in (a, b):
-            if name not in self.by_itself:
-                self.by_itself[name] = _microseconds(self.program(name), max(1, round(PIECE / self.alone[name])))
-        times = max(1, round(max(PIECE, 3 * self.alone[b]) / self.alone[a]))
-        repeats = 2 + round(2.5 * times * self.alone[a] / self.alone[b])  # longer than the other
-        both = _together(self.stream, self.program(a), times, self.program(b), repeats)
-        return (1 + (both[0] - self.by_itself[a]) / self.alone[a], 1 + (both[1] - self.by_itself[b]) / self.alone[b])
+@contextmanager
+def _lane_beside() -> Iterator[Stream]:
+    """A stream beside this thread, each held to a core of its own if the system allows it."""
+    stream, cores, held = Stream("pairs", 1), os.sched_getaffinity(0), lane_cores()
+    try:
+        if len(held) == 2:
+            os.sched_setaffinity(0, held[:1])
+            stream.start([partial(os.sched_setaffinity, 0, held[1:])])
+            stream.join()
+        yield stream
+    finally:
+        stream.close()
+        if held:
+            os.sched_setaffinity(0, cores)
 
 
 def _piece(tasks: Sequence[int], duration: Any) -> list[int]:
