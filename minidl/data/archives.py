@@ -1,5 +1,6 @@
-"""Archives and compressed files: the files of tar archives, and what is packed in one another. An archive that ends too
-early is noticed, which Python's reader does not always do, and nothing is inflated without a limit."""
+"""Files that no one trusts: what readers raise for them, the files of tar archives, and what is packed in one another.
+An archive that ends too early is noticed, which Python's reader does not always do, and nothing is inflated without a
+limit."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import io
 import lzma
 import tarfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import IO, Any
 
 from .dataset import DataError
@@ -16,6 +19,22 @@ PIECE = 1 << 20  #: how many bytes are read at a time
 DEPTH = 4  #: how often packed files may be in one another: OpenWebText is texts in a .tar in an .xz in a .tar
 #: the first bytes of compressed files -> how they are opened
 READERS: dict[bytes, Callable[..., Any]] = {b"\xfd7zXZ\0": lzma.open, b"\x1f\x8b": gzip.open}
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turns any error that a reader raises for a bad file into a DataError: one line that names the file."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise DataError(f"{path}: not a regular file")
+    try:
+        yield
+    except (DataError, MemoryError):
+        raise
+    except Exception as error:  # a parser may raise nearly any error on a bad file
+        what = " ".join(str(error).split())[:300]
+        if type(error) is not ValueError:
+            what = f"damaged or truncated ({type(error).__name__}: {what})"
+        raise DataError(f"{path}: {what}") from error
 
 
 def files(archive: tarfile.TarFile, where: object) -> Iterator[tarfile.TarInfo]:

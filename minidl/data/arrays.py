@@ -11,22 +11,32 @@ from __future__ import annotations
 import csv
 import math
 import re
+import zipfile
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib import format as npy
 from numpy.typing import NDArray
 
 from ..system.loading import by_name, function_of
-from .dataset import (IGNORED, MOST, Array, DataError, Dataset, Images, LabelError, Note, Rows, Scaling, Standardize,
-                      check_labels, check_scaled, ignores, pieces, statistics)
+from .archives import reading
+from .dataset import (FLOAT32, IGNORED, MOST, Array, DataError, Dataset, LabelError, Note, Rows, Scaling, Standardize,
+                      Wanted, check_labels, of_images, pieces, statistics)
 from .loader import fifth
 from .streams import HEAD, MOST_BATCHES, MOST_BYTES, owners_code, stream
 
 LARGEST = 4 << 30  #: the most bytes of arrays
+PACKED = 100  #: the largest compression ratio of arrays that take more than SMALL; images reach about 5
+SMALL = 16 << 20
+#: the names of arrays: of the training and the test part, or of both
+ARRAYS = (("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_labels", "test_images", "test_labels"),
+          ("x", "y"), ("images", "labels"))
 LARGE = 16.0  #: numbers above it are large for a network, and the run says how to standardise them
 LABELS = ("label", "class", "target", "species", "y")  #: names of the label column of a table, the first that it has
 #: the numbers of a table; Python's own also have underscores, other scripts' digits, nan and inf
@@ -40,74 +50,74 @@ def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[
     """A part of the samples (x, y): train or test. Without `test`, the samples of the test part, a fixed random fifth
     of them is the test part. Images and numbers stay as they are, or with `standardize` get mean 0 and variance 1 over
     the training part; or they are standardised by a given `Scaling`. Raises DataError."""
+    return part_of(name, x, y, test, Wanted(split, dtype=dtype, note=note, image_size=image_size, channels=channels,
+                                            classes=classes, standardize=standardize))
+
+
+def part_of(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, wanted: Wanted) -> Dataset:
+    """What `from_arrays` returns."""
+    classes, standardize, note = wanted.classes, wanted.standardize, wanted.note
     x, y = _paired(name, x, y)
     if test is None:
-        rows = fifth(len(x), "train")
-        kept = fifth(len(x), split)
-        own, targets, seen, every, labels = x[kept], y[kept], x[rows], [x], [y]
+        parts = {part: (x[rows], y[rows]) for part in ("train", "test") for rows in [fifth(len(x), part)]}
     else:
         u, v = _paired(f"{name} (test)", *test)
         if u.shape[1:] != x.shape[1:] or v.shape[1:] != y.shape[1:] or v.dtype.kind != y.dtype.kind:
             raise DataError(f"{name}: training has x {x.shape[1:]} and y {y.dtype} {y.shape[1:]} a sample, test "
                             f"{u.shape[1:]} and {v.dtype} {v.shape[1:]}")
-        own, targets = (u, v) if split == "test" else (x, y)
-        seen, every, labels = x, [x, u], [y, v]
+        parts = {"train": (x, y), "test": (u, v)}
+    (seen, _), (own, targets) = parts["train"], parts[wanted.split]
     if not len(seen) or not len(own):
         raise DataError(f"{name}: {len(x)} samples are too few for a training and a test part")
     whole = y.dtype.kind in "iu"
     known, uneven = 0, False
     if whole:
-        known = 1 + max(int(part.max()) for part in (y, targets))
-        check_labels(targets, classes or known, name, ignored=True)
-        uneven = any(ignores(part, name, note) for part in labels)
-    if x.ndim == 4:
-        if not whole or y.ndim != 1:
-            raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
-        scaling = scaling_of(name, seen, None, standardize)
-        check_range(name, own, scaling, dtype, note)
-        images = Images(name, own, targets.astype(np.int64), classes or known, scaling, uneven)
-        return replace(images.dataset(image_size, channels, dtype, note), scaling=scaling)
-    if x.dtype.kind in "iu" and whole:
-        vocabulary = 1 + max(int(part.max()) for part in every if part.size)
+        labels = np.concatenate([part.reshape(-1) for _, part in parts.values()])
+        known = classes or 1 + int(labels.max())
+        check_labels(targets, known, name, ignored=True)
+        if ignored := int((labels == IGNORED).sum()):
+            note(f"{name}: {ignored:,} of {labels.size:,} labels are {IGNORED}, which do not count")
+        uneven = ignored > 0
+    if x.dtype.kind in "iu" and x.ndim == 2 and whole:
+        vocabulary = 1 + max(int(part.max()) for part, _ in parts.values() if part.size)
         note(f"{name}: x holds whole numbers, so they are tokens, of a vocabulary of {vocabulary:,}; save x as floats "
              f"if they are numbers")
-        return replace(_tokens(name, own, targets, vocabulary, classes or known, classes), uneven=uneven)
+        return replace(_tokens(name, own, targets, vocabulary, known, classes), uneven=uneven)
+    if x.ndim == 4 and (not whole or y.ndim != 1):
+        raise DataError(f"{name}: images need one class each, whole numbers (n,), not {y.dtype} {y.shape}")
     if whole and y.ndim == 2:
         raise DataError(f"{name}: y is {y.dtype} {y.shape}; a class is one whole number for each sample, (n,), and for "
                         f"regression y holds floats; of rows with a single 1, y.argmax(1) is the class")
     if not whole and (y == np.rint(y)).all():
         note(f"{name}: y holds floats, though none has a fraction: it is for regression; save whole numbers if they "
              f"are classes")
-    scaling = scaling_of(name, _as_pixels(seen), None, standardize)
-    check_range(name, _as_pixels(own), scaling, dtype, note)
-    return replace(_numbers(name, own, targets, scaling, classes or known, dtype), uneven=uneven)
-
-
-def _as_pixels(x: Array) -> Array:
-    """Rows of numbers (n, features) as images of one pixel (n, 1, 1, features)."""
-    return x[:, None, None]
-
-
-def scaling_of(name: str, seen: Array, rows: Array | None, standardize: Standardize) -> Scaling | None:
-    """How images are standardised: by the training part, `seen` or these rows of it; or as is given. Raises DataError
-    if that does not fit."""
     if isinstance(standardize, Scaling):
         standardize.check(seen, name)
-        return standardize
-    return statistics(seen, rows) if standardize else None
+    scaling = standardize if isinstance(standardize, Scaling) else statistics(seen) if standardize else None
+    _check_range(name, own, scaling, wanted.dtype, note)
+    found = (_numbers(name, own, targets, scaling, known, wanted.dtype) if x.ndim == 2 else
+             of_images(name, own, targets.astype(np.int64), known, scaling, wanted))
+    return replace(found, scaling=scaling, uneven=uneven)
 
 
-def check_range(name: str, x: Array, scaling: Scaling | None, dtype: str, note: Note) -> None:
-    """Raises DataError if images are out of the range of their type; notes it if they are large and stay so."""
-    if scaling is not None:
-        check_scaled(x, scaling, name)
-        return
-    largest = max(abs(float(end)) for piece in pieces(x) for end in (piece.min(), piece.max()))
-    if largest > float(np.finfo(dtype).max):
-        raise DataError(f"{name}: its numbers reach {largest:g}, which is out of the range of {dtype}")
-    if largest > LARGE:
-        note(f"{name}: its numbers stay as they are, above {LARGE:g}; --standardize scales them to mean 0 and "
-             f"variance 1")
+def _check_range(name: str, x: Array, scaling: Scaling | None, dtype: str, note: Note) -> None:
+    """Raises DataError if numbers (n, ..., features), or what becomes of them by scaling, are out of the range of their
+    type; notes it if they are large and stay so."""
+    axes = tuple(range(x.ndim - 1))
+    with np.errstate(all="ignore"):
+        ends = [end(piece, axis=axes).astype(np.float64) for piece in pieces(x) for end in (np.min, np.max)]
+        if scaling is None:
+            largest = float(np.max(np.abs(ends)))
+            if largest > float(np.finfo(dtype).max):
+                raise DataError(f"{name}: its numbers reach {largest:g}, which is out of the range of {dtype}")
+            if largest > LARGE:
+                note(f"{name}: its numbers stay as they are, above {LARGE:g}; --standardize scales them to mean 0 and "
+                     f"variance 1")
+            return
+        ends = [end - scaling.mean for end in ends]
+        every = (scaling.mean, 1 / scaling.std, *ends, *(end / scaling.std for end in ends))
+        if not all((np.abs(values) <= FLOAT32).all() for values in every):
+            raise DataError(f"{name}: scaled to mean 0 and variance 1, its numbers are out of the range of float32")
 
 
 def _tokens(name: str, x: Array, y: Array, vocabulary: int, classes: int, told: int | None) -> Dataset:
@@ -142,53 +152,83 @@ def _numbers(name: str, x: Array, y: Array, scaling: Scaling | None, classes: in
             raise DataError(f"{name}: y has numbers that are out of the range of {dtype}")
         classes = targets.shape[1]
     return Dataset(name, len(x), x.shape[1:], classes,
-                   lambda i: (np.take(values, i, axis=0), np.take(targets, i, axis=0)), serves, scaling=scaling)
+                   lambda i: (np.take(values, i, axis=0), np.take(targets, i, axis=0)), serves)
 
 
 def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
     """x and y, checked. Raises DataError."""
     x, y = np.asarray(x), np.asarray(y)
     for what, values in (("x", x), ("y", y)):
-        if values.dtype.kind not in "biuf":
+        if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
             raise DataError(f"{name}: {what} holds {values.dtype}, not numbers")
         if values.dtype.kind == "f" and not np.isfinite(values).all():
             at = int(np.argwhere(~np.isfinite(values))[0][0])
             raise DataError(f"{name}: sample {at} of {what} holds a number that is not finite")
+    if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "iu":
+        y = y[:, 0]
     if x.ndim == 3 and not (x.dtype.kind == "f" and y.ndim == 2):
         x = x[..., None]
     if x.ndim not in (2, 4) or y.ndim not in (1, 2) or len(x) != len(y):
-        raise DataError(f"{name}: x is {x.shape} and y {y.shape}; x must be images (n, h, w, c), numbers (n, features) "
-                        f"or tokens (n, length), and y must be (n,) or (n, k)")
+        raise DataError(f"{name}: x is {x.shape} and y {y.shape}; x must be images, channels last, (n, h, w, c), "
+                        f"numbers (n, features) or tokens (n, length), and y must be (n,) or (n, k)")
+    if x.ndim == 4 and x.shape[1] <= 4 < min(x.shape[2:]):
+        raise DataError(f"{name}: x is {x.shape}; these look like channels first: save x.transpose(0, 2, 3, 1)")
     if not all(x.shape[1:]):
         raise DataError(f"{name}: x is {x.shape}; a sample has no numbers")
-    if y.ndim == 2 and y.shape[1] == 1 and y.dtype.kind in "iu":
-        y = y[:, 0]
     return x, y.astype(np.int64) if y.dtype.kind == "b" else y
 
 
 # ---------------------------------------------------------------------------------------------------------- npy and csv
-def read_npy(path: Path) -> Array:
-    """The array of a .npy file. Raises DataError, also for pickled objects, which are never read."""
-    try:
-        if path.stat().st_size > LARGEST:
-            raise ValueError(f"larger than {LARGEST >> 30} GiB")
-        return np.asarray(np.load(path, allow_pickle=False))
-    except (ValueError, EOFError, OSError) as error:
-        raise DataError(f"{path}: not an array of numbers ({' '.join(str(error).split())[:200]})") from None
+def is_folder(path: Path) -> bool:
+    """Whether it is a folder of .npy files."""
+    return any((path / f"{names[0]}.npy").is_file() for names in ARRAYS)
 
 
-def load_npy(folder: Path, split: str, **sizes: Any) -> Dataset:
-    """A folder with x.npy and y.npy, or x_train.npy, y_train.npy, x_test.npy and y_test.npy. Raises DataError."""
-    own = (folder / "x_train.npy").is_file()
-    names = ["x_train", "y_train", "x_test", "y_test"] if own else ["x", "y"]
-    for name in names:
-        if not (folder / f"{name}.npy").is_file():
-            raise DataError(f"{folder}: has {names[0]}.npy but not {name}.npy")
-    x, y, *test = (read_npy(folder / f"{name}.npy") for name in names)
-    return from_arrays(folder.name, x, y, split, test=(test[0], test[1]) if test else None, **sizes)
+def load_arrays(path: Path, wanted: Wanted) -> Dataset:
+    """A .npz file, or a folder of .npy files, with the arrays of one line of ARRAYS. Raises DataError, before memory is
+    allocated for what a header or an index only declares; pickled objects are never read."""
+    with reading(path), ExitStack() as stack:
+        files: dict[str, tuple[int, Callable[[], Any]]]  # the bytes of a .npy file, and a function that opens it
+        if path.is_dir():
+            files = {f.stem: (f.stat().st_size, partial(open, f, "rb")) for f in path.glob("*.npy") if f.is_file()}
+        else:
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            files = {i.filename.removesuffix(".npy"): (i.file_size, partial(_unpacked, archive, i, path.stat().st_size))
+                     for i in archive.infolist()}
+        names = next((names for names in ARRAYS if names[0] in files), ARRAYS[0])
+        if lacks := next((name for name in names if name not in files), None):
+            raise ValueError(f"has no array {lacks}; name them {', or '.join(' and '.join(n) for n in ARRAYS)}")
+        if (total := sum(files[name][0] for name in names)) > LARGEST:
+            raise ValueError(f"has {total} bytes of arrays; the limit is {LARGEST >> 30} GiB")
+        x, y, *test = (_array(path / f"{name}.npy", *files[name]) for name in names)
+    return part_of(path.name, x, y, (test[0], test[1]) if test else None, wanted)
 
 
-def load_csv(path: Path, split: str, **sizes: Any) -> Dataset:
+def _unpacked(archive: zipfile.ZipFile, info: zipfile.ZipInfo, size: int) -> Any:
+    """A file of an archive of `size` bytes. Raises ValueError for one that holds much more than it is packed in."""
+    packed = min(info.compress_size, size)
+    if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) or (
+            info.file_size > max(SMALL, packed * PACKED)):
+        raise ValueError(f"truncated, or compressed more, or otherwise, than arrays are: {info.file_size} bytes in "
+                         f"{packed}; unpack it first")
+    return archive.open(info)
+
+
+def _array(path: Path, size: int, opened: Callable[[], Any]) -> Array:
+    """The array of a .npy file of `size` bytes. Raises DataError."""
+    with reading(path), opened() as file:
+        if (version := npy.read_magic(file)) != (1, 0):
+            raise ValueError(f"has npy version {version}, which is not for plain numbers")
+        shape, column_major, dtype = npy.read_array_header_1_0(file)
+        need, content = math.prod(shape) * dtype.itemsize, file.read(size)
+        if dtype.hasobject:
+            raise ValueError("holds objects, which are pickled and never read")
+        if need != len(content) or min(shape, default=0) < 0:
+            raise ValueError(f"declares {shape} of {dtype}, {need} bytes, but holds {len(content)}")
+        return np.frombuffer(content, dtype).reshape(shape, order="F" if column_major else "C")
+
+
+def load_csv(path: Path, wanted: Wanted) -> Dataset:
     """A table of numbers with a first line of names. The label is the column called label, class, target, species or
     y, else the last one: words or whole numbers are classes, numbers with a point or an exponent are for regression; a
     note says which. Raises DataError that names line and column, also for a number with more digits than a float
@@ -233,8 +273,8 @@ def load_csv(path: Path, split: str, **sizes: Any) -> Dataset:
                     "is not a finite number" if found is None else "has more digits than a float64 holds"))
             values[i, j] = found
     y, how = _classes(path, names[at], labels, [n for n, _ in lines])
-    sizes["note"](f"{path.name}: the label is the column {names[at]}, {how}; the others are numbers")
-    return from_arrays(path.name, values, y, split, **sizes)
+    wanted.note(f"{path.name}: the label is the column {names[at]}, {how}; the others are numbers")
+    return part_of(path.name, values, y, None, wanted)
 
 
 def _number(text: str) -> float | None:
@@ -270,10 +310,11 @@ def _classes(path: Path, column: str, labels: list[str], lines: list[int]) -> tu
 
 
 # --------------------------------------------------------------------------------------------------------------- yours
-def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
+def load_own(name: str, wanted: Wanted) -> Dataset:
     """The data set of a user's function, `file.py:function`, which returns a Dataset, arrays (x, y), or an iterable of
     batches (x, y), which is read to its end, or taken as it comes if it has none. It may take `split` and `seed`;
     without `split`, a fifth is the test part. Raises DataError."""
+    split = wanted.split
     try:
         function = function_of(name)
     except ValueError as error:
@@ -282,31 +323,31 @@ def load_own(name: str, split: str, seed: int, **sizes: Any) -> Dataset:
         takes = by_name(function)
     except ValueError as error:
         raise DataError(f"{name}: {error}") from None
-    told = {key: value for key, value in {"split": split, "seed": seed}.items() if key in takes}
+    told = {key: value for key, value in {"split": split, "seed": wanted.seed}.items() if key in takes}
     parts = ("train", "test") if split == "test" and "split" in takes else (split,)
     made = [_called(name, function, told | ({"split": part} if "split" in takes else {})) for part in parts]
     if isinstance(made[-1], Dataset):
         _check_fields(name, made[-1])
-        if sizes.get("classes") and made[-1].classes > sizes["classes"]:
-            raise LabelError(f"{name}: has {made[-1].classes} classes, the network {sizes['classes']}")
+        if wanted.classes and made[-1].classes > wanted.classes:
+            raise LabelError(f"{name}: has {made[-1].classes} classes, the network {wanted.classes}")
         tokens = {"next_token", "translation"} & {*made[-1].serves}
         # nobody knows how long its rows take, and what y has
-        return replace(made[-1], rows=_checked(name, made[-1], sizes["dtype"]), slow=True,
+        return replace(made[-1], rows=_checked(name, made[-1], wanted.dtype), slow=True,
                        uneven=made[-1].uneven or bool(tokens))
     found = [_arrays(name, part) for part in made]
     (arrays, ends), (tests, _) = found[0], found[-1]
     short = name.rpartition("/")[2]
     if ends:
-        return from_arrays(short, *arrays, split, test=tests if "split" in takes else None, **sizes)
-    if sizes["standardize"] is True:
+        return part_of(short, *arrays, tests if "split" in takes else None, wanted)
+    if wanted.standardize is True:
         raise DataError(f"{name}: --standardize needs all numbers, and its batches have no end; scale them in the "
                         f"function")
-    head = from_arrays(short, *arrays, split, test=tests, **sizes)
+    head = part_of(short, *arrays, tests, wanted)
     if split == "test":
         return head
-    alike = sizes | {"classes": sizes["classes"] or head.classes, "note": lambda line: None}
+    alike = replace(wanted, classes=wanted.classes or head.classes, note=lambda line: None)
     return stream(short, head, lambda: _called(name, function, told), 0 if "split" in takes else HEAD,
-                  lambda x, y: from_arrays(short, x, y, test=(x, y), **alike))
+                  lambda x, y: part_of(short, x, y, (x, y), alike))
 
 
 SERVES = ("classification", "regression", "next_token", "masked_token", "translation")  #: the objectives

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..autograd.random import generator
-from .dataset import Array, Dataset, Images, adapt, check_labels, statistics
+from .dataset import Array, DataError, Dataset, Wanted, adapt, check_labels, of_images, statistics
 from .loader import fifth
 from .text import windows
 
@@ -26,18 +26,30 @@ def _digits() -> tuple[Array, Array]:
     return table[:, :-1].astype(np.uint8).reshape(-1, 8, 8, 1), table[:, -1].copy()
 
 
-def digits(split: str, classes: int | None) -> Images:
+def digits(wanted: Wanted) -> Dataset:
     """1,797 handwritten digits, 8x8x1, pixels 0..16; `fifth` chooses the 359 of the test part. Their origin is in
     README.md in this folder."""
     x, y = _digits()
-    check_labels(y, classes or 10, "digits")
-    rows = fifth(len(x), split)
-    return Images("digits", x[rows], y[rows], classes or 10, statistics(x[fifth(len(x), "train")]))
+    classes = wanted.classes or 10
+    check_labels(y, classes, "digits")
+    rows = fifth(len(x), wanted.split)
+    return of_images("digits", x[rows], y[rows], classes, statistics(x[fifth(len(x), "train")]), wanted)
 
 
-def images(split: str, image_size: int, channels: int, classes: int, seed: int, dtype: str) -> Dataset:
+def synthetic(wanted: Wanted) -> Dataset:
+    """Generated tokens for a network that takes them, else generated images."""
+    if wanted.sequence_length is None:
+        return images(wanted)
+    if wanted.image_size or wanted.channels:
+        raise DataError("synthetic has tokens, not images, with a sequence length")
+    return tokens(wanted)
+
+
+def images(wanted: Wanted) -> Dataset:
     """Learnable images: sample i has class i mod `classes` and is the smooth random mean image of its class plus one of
     `NOISES` images of unit noise. Train and test share the means; their noise differs."""
+    split, seed, image_size = wanted.split, wanted.seed, wanted.image_size or 32
+    channels, classes = wanted.channels or 3, wanted.classes or 10
     part = list(SAMPLES).index(split)
     coarse = generator("synthetic", MEANS, 0, seed=seed).standard_normal((classes, 4, 4, channels), np.float32)
     means = adapt(coarse, image_size, None)
@@ -49,13 +61,14 @@ def images(split: str, image_size: int, channels: int, classes: int, seed: int, 
         labels = indices % classes
         x = np.take(means, labels, axis=0)
         x += np.take(noises, np.take(drawn, indices), axis=0)
-        return x.astype(dtype, copy=False), labels
+        return x.astype(wanted.dtype, copy=False), labels
 
     return Dataset("synthetic", SAMPLES[split], shape, classes, rows)
 
 
-def tokens(split: str, length: int, vocabulary: int, seed: int) -> Dataset:
+def tokens(wanted: Wanted) -> Dataset:
     """Learnable tokens: nine times out of ten a random permutation gives the next token, else it is drawn uniformly."""
+    split, seed, length, vocabulary = wanted.split, wanted.seed, wanted.length, wanted.classes or 256
     follower = generator("synthetic", FOLLOWERS, 0, seed=seed).permutation(vocabulary)
     count = SAMPLES[split] * 16 + length
     drawn = generator("synthetic", TOKENS, list(SAMPLES).index(split), seed=seed)

@@ -10,54 +10,26 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import arrays, builtin, formats, pictures, sentences, text
-from .dataset import DataError, Dataset, Images, Note, Standardize
+from .dataset import DataError, Dataset, Note, Standardize, Wanted
 from .loader import Loader, check_seed
 
-NAMES = ("digits", "mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext", "pydoc",
-         "synthetic")  #: names of data sets
-STORED = ("mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext")  #: those in files
+STORED = ("mnist", "cifar10", "cifar100", "imagenet", "iwslt", "mnli", "mrpc", "openwebtext")  #: data sets in files
+NAMES = ("digits", *STORED, "pydoc", "synthetic")  #: names of data sets
 ROOT = Path("data")  #: the default of `root`
-LENGTH = 64  #: tokens of a sample, by default
 
 
 @functools.cache  # once in a process
 def _say(line: str) -> None:
     """Prints a note about data to standard error."""
     print(line, file=sys.stderr)
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """The data that a network needs, see `load`."""
-
-    split: str
-    seed: int
-    dtype: str
-    note: Note
-    image_size: int | None
-    channels: int | None
-    classes: int | None
-    sequence_length: int | None
-    tokenizer: str
-    workers: int | None
-    standardize: Standardize
-
-    @property
-    def length(self) -> int:
-        return self.sequence_length or LENGTH
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        """The options of `from_arrays`."""
-        return {"classes": self.classes, "image_size": self.image_size, "channels": self.channels, "dtype": self.dtype,
-                "standardize": self.standardize, "note": self.note}
 
 
 def digits(batch_size: int = 64, *, split: str = "train", seed: int = 0, dtype: str = "float32") -> Loader:
@@ -130,84 +102,53 @@ def load(
 
 
 def _named(name: str | os.PathLike[str], root: Path, wanted: Wanted) -> Dataset:
-    if name == "pydoc":
-        return _of_text("pydoc", lambda: text.running("pydoc", *text.pydoc_text(), wanted.split, wanted.length,
-                                                      wanted.classes, wanted.tokenizer), wanted)
-    if name == "synthetic" and wanted.sequence_length is not None:
-        return _of_text("synthetic", lambda: builtin.tokens(wanted.split, wanted.length, wanted.classes or 256,
-                                                            wanted.seed), wanted)
-    if name == "synthetic":
-        return builtin.images(wanted.split, wanted.image_size or 32, wanted.channels or 3, wanted.classes or 10,
-                              wanted.seed, wanted.dtype)
-    if name == "digits":
-        return _of_images("digits", lambda: builtin.digits(wanted.split, wanted.classes), wanted)
-    if name not in STORED:
-        if isinstance(name, str) and ":" in name and not Path(name).exists():
-            return arrays.load_own(name, wanted.split, wanted.seed, **wanted.sizes)
-        if str(name).endswith(".py"):
-            raise DataError(f"{name}: name its function as well: {name}:FUNCTION")
-        path = _path(name)
+    if name in BUILT_IN:
+        holds, load = BUILT_IN[name]
+        return _checked(name, wanted, holds, load)
+    if name in STORED:
         for kind in KINDS:
-            if (found := kind.find(path)) is not None:
-                return kind.load(found, wanted)
-        raise DataError(f"{path}: has none of the files that are known: {'; '.join(kind.what for kind in KINDS)}")
-    assert isinstance(name, str)
+            if kind.name == name and (found := kind.find(root / name) or kind.find(root)) is not None:
+                return _checked(name, wanted, kind.holds, partial(kind.load, found))
+        other = {"mnist": "digits", "cifar10": "digits", "openwebtext": "pydoc"}.get(name, "synthetic")
+        looked = " or ".join(kind.what for kind in KINDS if kind.name == name)
+        raise DataError(f"{name}: not found (looked for {looked} in {root}); nothing is downloaded: say where its "
+                        f"files are (--root DIR), or give --data {other}")
+    if isinstance(name, str) and ":" in name and not Path(name).exists():
+        return arrays.load_own(name, wanted)
+    if str(name).endswith(".py"):
+        raise DataError(f"{name}: name its function as well: {name}:FUNCTION")
+    path = _path(name)
     for kind in KINDS:
-        if kind.name == name and (found := kind.find(root / name) or kind.find(root)) is not None:
-            return kind.load(found, wanted)
-    raise _missing(name, root, wanted.split)
+        if (found := kind.find(path)) is not None:
+            return _checked(path, wanted, kind.holds, partial(kind.load, found))
+    raise DataError(f"{path}: has none of the files that are known: {'; '.join(kind.what for kind in KINDS)}")
 
 
-def _missing(name: str, root: Path, split: str) -> DataError:
-    """The error for a named data set without files: where they were looked for, and data that need none."""
-    looked = LOOKED.get(name, "").replace("ROOT", str(root))
-    stored = next((s for s in formats.STORED if s.name == name), None)
-    if stored is not None:
-        looked = f"{stored.files[split][0]} in {root} and its {', '.join(stored.folders[1:])}"
-    other = {"mnist": "digits", "cifar10": "digits", "openwebtext": "pydoc"}.get(name, "synthetic")
-    return DataError(f"{name}: not found (looked for {looked}); nothing is downloaded: say where its files are "
-                     f"(--root DIR), or give --data {other}")
-
-
-def _of_text(name: str, make: Callable[[], Dataset], wanted: Wanted) -> Dataset:
-    if wanted.image_size or wanted.channels:
+def _checked(name: object, wanted: Wanted, holds: str, load: Callable[[Wanted], Dataset]) -> Dataset:
+    """What `load` makes. Raises DataError if the sizes that are wanted are not for what it holds."""
+    if holds == "tokens" and (wanted.image_size or wanted.channels):
         raise DataError(f"{name} has tokens, not images; use digits, synthetic, or files of images")
-    return make()
-
-
-def _of_images(name: str | Path, make: Callable[[], Any], wanted: Wanted) -> Dataset:
-    """The data set that `make` returns, whole or as images."""
-    if wanted.sequence_length is not None:
+    if holds == "images" and wanted.sequence_length is not None:
         raise DataError(f"{name} has images, not tokens; use pydoc, synthetic, or files of text")
-    made: Images | Dataset = make()
-    return made if isinstance(made, Dataset) else made.dataset(wanted.image_size, wanted.channels, wanted.dtype,
-                                                               wanted.note)
+    return load(wanted)
+
+
+#: what data that need no files hold, and how they are made
+BUILT_IN: dict[Any, tuple[str, Callable[[Wanted], Dataset]]] = {
+    "digits": ("images", builtin.digits), "pydoc": ("tokens", text.pydoc), "synthetic": ("", builtin.synthetic)}
 
 
 # --------------------------------------------------------------------------------------------------------------- files
 @dataclass(frozen=True)
 class Kind:
-    """A kind of files: the data set's name, or "" if it has none; the file or folder at or below a path that has it, or
-    None; and its reader. `what`: the thing looked for, in words."""
+    """A kind of files: the data set's name, or "" if it has none; what is looked for, in words; whether it `holds`
+    tokens or images, "" if either; the file or folder at or below a path that has it, or None; and its reader."""
 
     name: str
+    what: str
+    holds: str
     find: Callable[[Path], Path | None]
     load: Callable[[Path, Wanted], Dataset]
-    what: str
-
-
-def _tokens_of(load: Callable[..., Dataset]) -> Callable[[Path, Wanted], Dataset]:
-    """A reader of text, which takes (path, split, length, classes, tokenizer)."""
-    return lambda path, wanted: _of_text(path.name, lambda: load(path, wanted.split, wanted.length, wanted.classes,
-                                                                 wanted.tokenizer), wanted)
-
-
-def _load_npz(path: Path, wanted: Wanted) -> Dataset:
-    found = formats.load_npz(path, wanted.split, classes=wanted.classes, dtype=wanted.dtype,
-                             standardize=wanted.standardize, note=wanted.note)
-    if isinstance(found, Dataset):
-        return found
-    return replace(_of_images(path.name, lambda: found, wanted), scaling=found.scaling)
 
 
 def _suffix(suffix: str) -> Callable[[Path], Path | None]:
@@ -216,27 +157,19 @@ def _suffix(suffix: str) -> Callable[[Path], Path | None]:
 
 #: the kinds of files in the order in which a path is tried
 KINDS = (
-    *(Kind(s.name, lambda path, s=s: s.find(path) if path.is_dir() else None,  # type: ignore[misc]
-           lambda folder, wanted, s=s: _of_images(  # type: ignore[misc]
-               s.name, lambda: s.load(folder, wanted.split, wanted.classes), wanted),
-           f"the files of {s.name}") for s in formats.STORED),
-    *(Kind(glue.name, glue.find, _tokens_of(functools.partial(sentences.load_glue, glue)),
-           f"{glue.files['train'][0]} of {glue.name}") for glue in sentences.GLUE),
-    Kind("iwslt", sentences.find_parallel, _tokens_of(sentences.load_parallel), "parallel text"),
-    Kind("", lambda folder: folder if any((folder / f"{x}.npy").is_file() for x in ("x", "x_train")) else None,
-         lambda folder, wanted: arrays.load_npy(folder, wanted.split, **wanted.sizes), "x.npy and y.npy"),
-    Kind("imagenet", pictures.find, lambda folder, wanted: _of_images(folder, lambda: pictures.load_pictures(
-        folder, wanted.split, wanted.image_size, wanted.channels, wanted.classes, wanted.dtype, wanted.workers,
-        wanted.note), wanted), "folders of classes, or shards, with pictures"),
-    Kind("", _suffix(".npz"), _load_npz, "a .npz file"),
-    Kind("", _suffix(".csv"), lambda path, wanted: arrays.load_csv(path, wanted.split, **wanted.sizes), "a .csv file"),
-    Kind("openwebtext", text.find, _tokens_of(text.load_text), "text or tokens (.txt, .xz, .tar, .bin)"),
+    *(Kind(s.name, f"{s.files['train'][0]} of {s.name}", "images", s.find, s.load) for s in formats.STORED),
+    *(Kind(g.name, f"{' or '.join(g.files['train'])} of {g.name}", "tokens", g.find, partial(sentences.load_glue, g))
+      for g in sentences.GLUE),
+    Kind("iwslt", "train.tags.de-en.de and .en, or train.de and train.en", "tokens", sentences.find_parallel,
+         sentences.load_parallel),
+    Kind("", "x.npy and y.npy", "", lambda path: path if arrays.is_folder(path) else None, arrays.load_arrays),
+    Kind("imagenet", "imagenet/train with folders of classes, or imagenet/train-*.tar", "images", pictures.find,
+         pictures.load_pictures),
+    Kind("", "a .npz file", "", _suffix(".npz"), arrays.load_arrays),
+    Kind("", "a .csv file", "", _suffix(".csv"), arrays.load_csv),
+    Kind("openwebtext", "text (.txt, .xz, .tar), or tokens in train.bin and val.bin", "tokens", text.find,
+         text.load_text),
 )  # fmt: skip
-#: the files to look for if a named data set has no published names of files
-LOOKED = {"imagenet": "imagenet/train with folders of classes, or imagenet/train-*.tar, in ROOT",
-          "openwebtext": "openwebtext with .xz, .tar, .txt, or train.bin and val.bin in ROOT",
-          "iwslt": "iwslt with train.tags.de-en.de and .en, or train.de and train.en, in ROOT",
-          **{glue.name: f"{glue.name} with {' or '.join(glue.files['train'])} in ROOT" for glue in sentences.GLUE}}
 
 
 def _path(name: str | os.PathLike[str]) -> Path:

@@ -22,6 +22,7 @@ IGNORED = -100  #: in y: a sample, or a position of tokens, that does not count,
 MOST = 1 << 20  #: the most classes or tokens
 PIECE = 4 << 20  #: how many numbers of images are read at a time
 FLOAT32 = float(np.finfo(np.float32).max)
+LENGTH = 64  #: tokens of a sample, by default
 PREPARED_BYTES = 256 << 20  #: an image set up to this size is standardised and resized once, not per batch
 
 
@@ -62,6 +63,27 @@ Standardize = bool | Scaling  #: whether to standardise data of one's own, or by
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The data that a network needs, see `minidl.data.load`."""
+
+    split: str
+    seed: int = 0
+    dtype: str = "float32"
+    note: Note = lambda line: None
+    image_size: int | None = None
+    channels: int | None = None
+    classes: int | None = None
+    sequence_length: int | None = None
+    tokenizer: str = "bytes"
+    workers: int | None = None
+    standardize: Standardize = False
+
+    @property
+    def length(self) -> int:
+        return self.sequence_length or LENGTH
+
+
+@dataclass(frozen=True)
 class Dataset:
     """`samples`: how many. `rows(indices)`: new arrays (x, y) of the samples at int64 `indices` (B,).
 
@@ -97,80 +119,51 @@ class Dataset:
     scaling: Scaling | None = None
 
 
-@dataclass(frozen=True)
-class Images:
-    """Stored images: x (N, H, W, C) numbers as stored, y (N,) int64; `scaling`: how they are standardised, if they
-    are; `uneven`: whether a label of either part is IGNORED."""
+def of_images(name: str, x: Array, y: Array, classes: int, scaling: Scaling | None, wanted: Wanted) -> Dataset:
+    """Stored images x (N, H, W, C) with classes y (N,) int64, standardised per channel if they have a scaling, then
+    resized and repeated.
 
-    name: str
-    x: Array
-    y: Array
-    classes: int
-    scaling: Scaling | None
-    uneven: bool = False
+    Standardised ones are computed in float32 for every type, so that runs of another precision get the same numbers.
+    """
+    stored = x.shape[1:]
+    shape = (wanted.image_size or stored[0], wanted.image_size or stored[1], wanted.channels or stored[2])
+    if shape != stored:
+        wanted.note(f"{name}: images of {'x'.join(map(str, stored))} are resized and repeated to "
+                    f"{'x'.join(map(str, shape))}")
 
-    def dataset(self, image_size: int | None, channels: int | None, dtype: str, note: Note) -> Dataset:
-        """The images, standardised per channel if they have a scaling, then resized and repeated.
+    def prepare(x: Array) -> Array:
+        x = x if scaling is None else scaling.images(x)
+        return adapt(x, wanted.image_size, wanted.channels).astype(wanted.dtype, copy=False)
 
-        Standardised ones are computed in float32 for every `dtype`, so that runs of another precision get the same
-        numbers.
-        """
-        stored = self.x.shape[1:]
-        shape = (image_size or stored[0], image_size or stored[1], channels or stored[2])
-        if shape != stored:
-            note(f"{self.name}: images of {_by(stored)} are resized and repeated to {_by(shape)}")
+    images, finish = x, prepare
+    if len(x) * np.prod(shape) * np.dtype(wanted.dtype).itemsize <= PREPARED_BYTES:
+        images, finish = np.concatenate([prepare(piece) for piece in pieces(x)]), lambda x: x
 
-        def prepare(x: Array) -> Array:
-            x = x if self.scaling is None else self.scaling.images(x)
-            return adapt(x, image_size, channels).astype(dtype, copy=False)
+    def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
+        return finish(np.take(images, indices, axis=0)), np.take(y, indices)
 
-        images, finish = self.x, prepare
-        if len(images) * np.prod(shape) * np.dtype(dtype).itemsize <= PREPARED_BYTES:
-            images, finish = np.empty((len(images), *shape), dtype), lambda x: x
-            done = 0
-            for piece in pieces(self.x):
-                images[done : done + len(piece)] = prepare(piece)
-                done += len(piece)
-
-        def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
-            return finish(np.take(images, indices, axis=0)), np.take(self.y, indices)
-
-        return Dataset(self.name, len(images), shape, self.classes, rows, uneven=self.uneven)
+    return Dataset(name, len(images), shape, classes, rows)
 
 
-def _by(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
+def pieces(x: Array) -> Iterator[Array]:
+    """Numbers x (N, ...) in pieces, so that computations on them need little memory."""
+    step = max(1, PIECE // max(1, math.prod(x.shape[1:])))
+    for begin in range(0, len(x), step):
+        yield x[begin : begin + step]
 
 
-def pieces(x: Array, rows: Array | None = None) -> Iterator[Array]:
-    """Images x (N, H, W, C), or these rows of them, in pieces, so that computations on them need little memory."""
-    step, count = max(1, PIECE // max(1, math.prod(x.shape[1:]))), len(x) if rows is None else len(rows)
-    for begin in range(0, count, step):
-        yield x[begin : begin + step] if rows is None else x[rows[begin : begin + step]]
-
-
-def statistics(x: Array, rows: Array | None = None) -> Scaling:
-    """Mean and standard deviation per channel of images x (N, H, W, C) or these rows of them; a constant channel has
-    1."""
-    count = (len(x) if rows is None else len(rows)) * x.shape[1] * x.shape[2]
-    total, squares = np.zeros(x.shape[3]), np.zeros(x.shape[3])
-    for piece in pieces(x, rows):
-        total += piece.sum(axis=(0, 1, 2), dtype=np.float64)
+def statistics(x: Array) -> Scaling:
+    """Mean and standard deviation of each feature or channel, the last axis of x; a constant one has 1."""
+    axes, count = tuple(range(x.ndim - 1)), math.prod(x.shape[:-1])
+    total, squares = np.zeros(x.shape[-1]), np.zeros(x.shape[-1])
+    for piece in pieces(x):
+        total += piece.sum(axis=axes, dtype=np.float64)
     mean = total / count
-    with np.errstate(over="ignore", invalid="ignore"):  # `check_scaled` tells
-        for piece in pieces(x, rows):
-            squares += np.square(piece - mean).sum(axis=(0, 1, 2))
+    with np.errstate(over="ignore", invalid="ignore"):  # a check of ranges tells
+        for piece in pieces(x):
+            squares += np.square(piece - mean).sum(axis=axes)
     std = np.sqrt(squares / count)
     return Scaling(mean, np.where(std > 0, std, 1.0))
-
-
-def check_scaled(x: Array, scaling: Scaling, where: object) -> None:
-    """Raises DataError if images x (N, H, W, C), scaled to mean 0 and variance 1, are out of float32's range."""
-    mean, std = scaling.mean, scaling.std
-    with np.errstate(all="ignore"):
-        ends = [end(piece.astype(np.float64), axis=(0, 1, 2)) - mean for piece in pieces(x) for end in (np.min, np.max)]
-        if not all(bool((np.abs(v) <= FLOAT32).all()) for v in (mean, 1 / std, *ends, *(end / std for end in ends))):
-            raise DataError(f"{where}: scaled to mean 0 and variance 1, its numbers are out of the range of float32")
 
 
 def adapt(x: Array, image_size: int | None, channels: int | None) -> Array:
@@ -199,14 +192,6 @@ def _resize(x: Array, axis: int, size: int) -> Array:
     low = at.astype(np.int64)
     share = (at - low).astype(x.dtype).reshape([-1 if d == axis else 1 for d in range(x.ndim)])
     return np.asarray(np.take(x, low, axis) * (1 - share) + np.take(x, np.minimum(low + 1, old - 1), axis) * share)
-
-
-def ignores(y: Array, where: object, note: Note) -> bool:
-    """Whether labels y are IGNORED, which a note says."""
-    count = int((y == IGNORED).sum())
-    if count:
-        note(f"{where}: {count:,} of {y.size:,} labels are {IGNORED}, which do not count")
-    return count > 0
 
 
 def check_labels(y: Array, classes: int, where: object, ignored: bool = False) -> None:

@@ -26,8 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import draws
-from .archives import files
-from .dataset import MOST, Array, DataError, Dataset, Note, Scaling, check_labels
+from .archives import files, reading
+from .dataset import MOST, Array, DataError, Dataset, Scaling, Wanted, check_labels
 from .loader import fifth
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".ppm", ".webp", ".gif")
@@ -134,17 +134,12 @@ def _of_classes(folder: Path, known: tuple[str, ...] | None) -> Listing:
 
 def _members(archive: Path) -> Iterable[tuple[str, int, int]]:
     """(name, first byte, size) of the files of an archive. Raises DataError for a damaged or truncated one."""
-    try:
-        size = archive.stat().st_size
-        with tarfile.open(archive, "r:") as content:
-            for member in files(content, archive):
-                if member.offset_data + member.size > size:
-                    raise DataError(f"{archive}: truncated: {member.name} ends after the file")
-                yield member.name, member.offset_data, member.size
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # Python's reader may raise nearly any error on a bad archive
-        raise DataError(f"{archive}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
+    size = archive.stat().st_size
+    with reading(archive), tarfile.open(archive, "r:") as content:
+        for member in files(content, archive):
+            if member.offset_data + member.size > size:
+                raise ValueError(f"truncated: {member.name} ends after the file")
+            yield member.name, member.offset_data, member.size
 
 
 def _of_shards(shards: Sequence[Path]) -> Listing:
@@ -173,28 +168,27 @@ def _of_shards(shards: Sequence[Path]) -> Listing:
 
 
 # ------------------------------------------------------------------------------------------------------------ decoding
-def load_pictures(root: Path, split: str, image_size: int | None, channels: int | None, classes: int | None,
-                  dtype: str, workers: int | None, note: Note = lambda line: None) -> Dataset:
+def load_pictures(root: Path, wanted: Wanted) -> Dataset:
     """x (B, image_size, image_size, channels), y (B,). Raises DataError, also when a damaged picture is read. A note
     says so if a folder that is called by a number is another class."""
-    found, size = listing(root, split), image_size or SIZE
+    found, size, channels = listing(root, wanted.split), wanted.image_size or SIZE, wanted.channels or 3
     if other := next((c for c in enumerate(found.classes) if c[1].isdecimal() and c[1] != str(c[0])), None):
-        note(f"{root}: folders are classes in the order of their names as text: {other[1]} is class {other[0]}")
-    known = len(found.classes) or 1 + int(listing(root, "train").labels.max())
-    check_labels(found.labels, classes or known, root)
-    if channels not in (None, 1, 3):
+        wanted.note(f"{root}: folders are classes in the order of their names as text: {other[1]} is class {other[0]}")
+    classes = wanted.classes or len(found.classes) or 1 + int(listing(root, "train").labels.max())
+    check_labels(found.labels, classes, root)
+    if channels not in (1, 3):
         raise DataError(f"{root}: pictures have 1 or 3 channels, not {channels}")
     _pillow()
-    training = split == "train"
     scaling = Scaling(*(v.mean(keepdims=True) if channels == 1 else v for v in (MEAN, STD)))
 
     def rows(indices: NDArray[np.int64], numbers: draws.Draws) -> tuple[Array, Array]:
-        jobs = [(found.pictures[i], int(n) if training else None) for i, n in zip(indices, numbers, strict=True)]
-        x = scaling.images(_decoded(jobs, size, channels or 3, workers))
-        return x.astype(dtype, copy=False), found.labels[indices]
+        jobs = [(found.pictures[i], int(n) if wanted.split == "train" else None)
+                for i, n in zip(indices, numbers, strict=True)]
+        x = scaling.images(_decoded(jobs, size, channels, wanted.workers))
+        return x.astype(wanted.dtype, copy=False), found.labels[indices]
 
-    return Dataset(root.name, len(found.pictures), (size, size, channels or 3), classes or known, rows, random=True,
-                   slow=True, faster="give more --workers")
+    return Dataset(root.name, len(found.pictures), (size, size, channels), classes, rows, random=True, slow=True,
+                   faster="give more --workers")
 
 
 def _pillow() -> Any:

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .dataset import IGNORED, Array, DataError, Dataset, check_labels, check_vocabulary
+from .dataset import IGNORED, Array, DataError, Dataset, Wanted, check_labels, check_vocabulary
 from .text import coder_of
 
 LARGEST = 1 << 30  #: the largest file, in bytes; MNLI's has 400 MB
@@ -123,10 +123,11 @@ def _table(file: Path, columns: Sequence[tuple[str, str, str]]) -> Iterator[tupl
         yield number, (cells[a], cells[b], cells[label])
 
 
-def load_glue(glue: Glue, folder: Path, split: str, length: int, classes: int | None, kind: str) -> Dataset:
+def load_glue(glue: Glue, folder: Path, wanted: Wanted) -> Dataset:
     """Pairs of sentences with their classes: x (B, length) tokens, y (B,). Raises DataError."""
-    pairs, labels = glue.rows(folder, split)
-    check_labels(labels, classes or len(glue.labels), folder)
+    kind, length, classes = wanted.tokenizer, wanted.length, wanted.classes or len(glue.labels)
+    pairs, labels = glue.rows(folder, wanted.split)
+    check_labels(labels, classes, folder)
     coder = coder_of(_as_text(glue.rows(folder, "train")[0]) if kind.isdigit() else b"", kind)
     first, between = (coder.token(what, glue.name) for what in ("first", "separator"))
     if coder.special.get("pad", 0):
@@ -148,8 +149,8 @@ def load_glue(glue: Glue, folder: Path, split: str, length: int, classes: int | 
             x[i, : len(tokens)] = tokens
         return x, labels[indices]
 
-    return Dataset(glue.name, len(pairs), (length,), classes or len(glue.labels), rows, vocabulary=coder.vocabulary,
-                   slow=True, tokenizer=coder.saved)
+    return Dataset(glue.name, len(pairs), (length,), classes, rows, vocabulary=coder.vocabulary, slow=True,
+                   tokenizer=coder.saved)
 
 
 def _as_text(pairs: Sequence[Pair]) -> bytes:
@@ -215,10 +216,11 @@ def _parallel(folder: Path, split: str) -> list[Pair]:
     return pairs
 
 
-def load_parallel(folder: Path, split: str, length: int, classes: int | None, kind: str) -> Dataset:
+def load_parallel(folder: Path, wanted: Wanted) -> Dataset:
     """Sentences and their translations: x (B, length) `a separator b`, y (B, length) the tokens that follow, of which
     only b's and the end count. Half of the length is for each. Raises DataError."""
-    pairs = _parallel(folder, split)
+    kind, length = wanted.tokenizer, wanted.length
+    pairs = _parallel(folder, wanted.split)
     coder = coder_of(_as_text(_parallel(folder, "train")) if kind.isdigit() else b"", kind)
     between, end = (coder.token(what, "translation") for what in ("separator", "end"))
     if length < 4:
@@ -235,6 +237,6 @@ def load_parallel(folder: Path, split: str, length: int, classes: int | None, ki
             y[i, len(a) : len(tokens) - 1] = tokens[len(a) + 1 :]
         return x, y
 
-    return Dataset(folder.name, len(pairs), (length,), check_vocabulary(coder.vocabulary, classes, folder.name), rows,
-                   ("translation",), slow=True, uneven=True, vocabulary=coder.vocabulary,
+    return Dataset(folder.name, len(pairs), (length,), check_vocabulary(coder.vocabulary, wanted.classes, folder.name),
+                   rows, ("translation",), slow=True, uneven=True, vocabulary=coder.vocabulary,
                    tokenizer=coder.saved, references=tuple(b for _, b in pairs))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -16,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from . import tokens
-from .archives import unpacked
-from .dataset import Array, DataError, Dataset, check_vocabulary
+from .archives import reading, unpacked
+from .dataset import Array, DataError, Dataset, Wanted, check_vocabulary
 from .tokens import Tokenizer
 
 TEXT = ("next_token", "masked_token")  #: the objectives that running text serves
@@ -47,12 +46,12 @@ def windows(name: str, text: Array, length: int, vocabulary: int, *, bytes_per_t
                    tokenizer=tokenizer)
 
 
-def running(name: str, train: bytes, test: bytes, split: str, length: int, classes: int | None, kind: str) -> Dataset:
+def running(name: str, train: bytes, test: bytes, wanted: Wanted) -> Dataset:
     """Windows of one part of a text, by a tokenizer that has seen the training part."""
-    coder, ids = _encoded(train, test if split == "test" else train, kind)
-    size = check_vocabulary(coder.vocabulary, classes, name)
-    part = test if split == "test" else train
-    return windows(name, ids, length, size, bytes_per_token=len(part) / max(1, len(ids)),
+    part = test if wanted.split == "test" else train
+    coder, ids = _encoded(train, part, wanted.tokenizer)
+    size = check_vocabulary(coder.vocabulary, wanted.classes, name)
+    return windows(name, ids, wanted.length, size, bytes_per_token=len(part) / max(1, len(ids)),
                    mask=coder.special.get("mask"), tokenizer=coder.saved)
 
 
@@ -66,6 +65,11 @@ def _encoded(train: bytes, part: bytes, kind: str) -> tuple[Tokenizer, Array]:
 def coder_of(train: bytes, kind: str) -> Tokenizer:
     """The tokenizer of a training text."""
     return tokens.tokenizer(kind, lambda: [train])
+
+
+def pydoc(wanted: Wanted) -> Dataset:
+    """Windows of Python's manual."""
+    return running("pydoc", *pydoc_text(), wanted)
 
 
 def pydoc_text() -> tuple[bytes, bytes]:
@@ -92,14 +96,15 @@ def find(path: Path) -> Path | None:
     return path if any(f.is_file() and f.suffix in PLAIN + PACKED + TOKENS for f in files) else None
 
 
-def load_text(path: Path, split: str, length: int, classes: int | None, kind: str) -> Dataset:
+def load_text(path: Path, wanted: Wanted) -> Dataset:
     """Windows of a file or a folder. Raises DataError."""
     files = sorted(f for f in path.iterdir() if f.is_file()) if path.is_dir() else [path]
-    streams = [f for f in files if f.suffix in TOKENS]
-    if streams:
-        return _memmap(path, streams, split, length, classes)
-    train, test = _read([f for f in files if f.suffix in PLAIN + PACKED], path)
-    return running(path.name, train, test, split, length, classes, kind)
+    if streams := [f for f in files if f.suffix in TOKENS]:
+        return _memmap(path, streams, wanted)
+    files = [f for f in files if f.suffix in PLAIN + PACKED]
+    apart = _of_split(files)
+    train, test = (_joined(part, path) for part in apart) if apart else _cut(_joined(files, path))
+    return running(path.name, train, test, wanted)
 
 
 def _of_split(files: Iterable[Path]) -> tuple[list[Path], list[Path]] | None:
@@ -108,15 +113,6 @@ def _of_split(files: Iterable[Path]) -> tuple[list[Path], list[Path]] | None:
     test = [f for f in words if words[f] & set(TESTS)]
     train = [f for f in words if "train" in words[f]]
     return (train, test) if train and test else None
-
-
-def _read(files: Iterable[Path], where: Path) -> tuple[bytes, bytes]:
-    """(training text, test text) of these files."""
-    split = _of_split(files)
-    if split:
-        train, test = (_joined(part, where) for part in split)
-        return train, test
-    return _cut(_joined(files, where))
 
 
 def _joined(files: Iterable[Path], where: Path) -> bytes:
@@ -135,16 +131,9 @@ def _documents(file: Path) -> Iterator[bytes]:
     """The texts of a file: itself, or what an archive of texts holds. Raises DataError for bytes that are not UTF-8,
     and for more text than there can be in a file of this size."""
     room = min(LARGEST, max(SMALL, INFLATED * file.stat().st_size))
-    try:
-        with open(file, "rb") as opened:
-            for where, text in unpacked(opened, str(file), room, tar=file.suffix == ".tar"):
-                yield _checked(where, text)
-    except (DataError, MemoryError):
-        raise
-    except Exception as error:  # Python's readers may raise nearly any error on a bad file
-        if isinstance(error, tarfile.ReadError) and file.suffix == ".tar" and "unexpected" not in str(error):
-            raise DataError(f"{file}: not an archive") from None
-        raise DataError(f"{file}: damaged or truncated ({' '.join(str(error).split())[:200]})") from error
+    with reading(file), open(file, "rb") as opened:
+        for where, text in unpacked(opened, str(file), room, tar=file.suffix == ".tar"):
+            yield _checked(where, text)
 
 
 def _checked(where: str, text: bytes) -> bytes:
@@ -155,7 +144,7 @@ def _checked(where: str, text: bytes) -> bytes:
     return text.replace(b"\r\n", b"\n")
 
 
-def _memmap(path: Path, files: list[Path], split: str, length: int, classes: int | None) -> Dataset:
+def _memmap(path: Path, files: list[Path], wanted: Wanted) -> Dataset:
     """Windows of uint16 tokens that stay on disk."""
     apart = _of_split(files)
     if apart is None and len(files) > 1:
@@ -163,13 +152,14 @@ def _memmap(path: Path, files: list[Path], split: str, length: int, classes: int
                         f"one file")
     if apart and (len(apart[0]) > 1 or len(apart[1]) > 1):
         raise DataError(f"{path}: has several files of tokens for one part: {', '.join(f.name for f in files)}")
-    file = files[0] if apart is None else apart[split == "test"][0]
+    file = files[0] if apart is None else apart[wanted.split == "test"][0]
     text = _tokens(file)
-    size = check_vocabulary(1 + max(_largest(f, f.stat().st_mtime_ns, f.stat().st_size) for f in files), classes, path)
+    size = check_vocabulary(1 + max(_largest(f, f.stat().st_mtime_ns, f.stat().st_size) for f in files),
+                            wanted.classes, path)
     if apart is None:
         cut = len(text) - len(text) // 5
-        text = text[cut:] if split == "test" else text[:cut]
-    return windows(path.name, text, length, size, slow=True)
+        text = text[cut:] if wanted.split == "test" else text[:cut]
+    return windows(path.name, text, wanted.length, size, slow=True)
 
 
 def _tokens(file: Path) -> Array:

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
 
-#: the largest file of each kind that is read, in bytes; a packed trace counts unpacked. data/formats.py has the limits
+#: the largest file of each kind that is read, in bytes; a packed trace counts unpacked. data/ has the limits
 #: for files of data
 LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 8 << 10, "trace": 256 << 20, "problems": 1 << 20,
            "checkpoint header": 16 << 20, "index of weights": 16 << 20, "version log": 256 << 20}

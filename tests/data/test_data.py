@@ -377,20 +377,21 @@ def test_nothing_stands_in_for_a_path(tmp_path, name):
 
 def test_statistics_are_those_of_the_whole_whatever_the_pieces(monkeypatch):
     x = np.random.default_rng(0).integers(0, 256, (1000, 5, 4, 3), np.uint8)
-    rows = np.random.default_rng(1).permutation(1000)[:800]
-    for pixels, some in ((x, None), (x, rows), (x.astype(np.float32) / 7, rows)):
-        seen = pixels if some is None else pixels[some]
-        scaling = dataset.statistics(pixels, some)
-        np.testing.assert_array_equal(scaling.mean, seen.mean((0, 1, 2), np.float64))
-        np.testing.assert_array_equal(scaling.std, seen.std((0, 1, 2), np.float64))
-        images = dataset.Images("x", pixels, np.zeros(1000, np.int64), 10, scaling)
-        whole = images.dataset(7, 1, "float32", print).rows(rows)[0]
+    for pixels in (x, x.astype(np.float32) / 7):
+        scaling = dataset.statistics(pixels)
+        np.testing.assert_array_equal(scaling.mean, pixels.mean((0, 1, 2), np.float64))
+        np.testing.assert_array_equal(scaling.std, pixels.std((0, 1, 2), np.float64))
+        wanted, rows = dataset.Wanted("train", image_size=7, channels=1), np.random.default_rng(1).permutation(1000)
+
+        def read(pixels=pixels, scaling=scaling, wanted=wanted, rows=rows):
+            return dataset.of_images("x", pixels, np.zeros(1000, np.int64), 10, scaling, wanted).rows(rows)[0]
+
+        whole = read()
         with monkeypatch.context() as patch:
             patch.setattr(dataset, "PIECE", 977)
-            found = dataset.statistics(pixels, some)
+            found = dataset.statistics(pixels)
             np.testing.assert_allclose([found.mean, found.std], [scaling.mean, scaling.std], rtol=1e-12)
-            again = images.dataset(7, 1, "float32", print).rows(rows)[0]
-            np.testing.assert_array_equal(again, whole)
+            np.testing.assert_array_equal(read(), whole)
 
 
 def test_a_path_that_cannot_be_looked_at(tmp_path):
