@@ -55,7 +55,7 @@ def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[
 
 
 def part_of(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, wanted: Wanted) -> Dataset:
-    """What `from_arrays` returns."""
+    """The data set that `from_arrays` returns."""
     classes, standardize, note = wanted.classes, wanted.standardize, wanted.note
     x, y = _paired(name, x, y)
     if test is None:

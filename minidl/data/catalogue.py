@@ -125,7 +125,7 @@ def _named(name: str | os.PathLike[str], root: Path, wanted: Wanted) -> Dataset:
 
 
 def _checked(name: object, wanted: Wanted, holds: str, load: Callable[[Wanted], Dataset]) -> Dataset:
-    """What `load` makes. Raises DataError if the sizes that are wanted are not for what it holds."""
+    """The data set that `load` makes. Raises DataError if the sizes that are wanted are not for what it holds."""
     if holds == "tokens" and (wanted.image_size or wanted.channels):
         raise DataError(f"{name} has tokens, not images; use digits, synthetic, or files of images")
     if holds == "images" and wanted.sequence_length is not None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import stat
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -28,7 +28,8 @@ from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_array
 from ..optim import Optimizer
-from ..system.files import LARGEST, claimed, sweep, write_atomic
+from ..system.files import claimed, sweep, write_atomic
+from .tensors import Slot, WeightsError, header
 from .weights import STANDARDIZE
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
@@ -109,35 +110,22 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     seed than this run's (`minidl.seed`)."""
     file = file_of(path)
     mine = _tensors(model, optimizer)
-    with _opened(file) as (about, header, content):
-        every = sorted(content.keys())
-        if optimizer is not None:
-            _fits(file, "seed", about.seed, random.current_seed())
-            _fits(file, "optimizer", about.optimizer, type(optimizer).__name__)
-        there = {name for name in every if optimizer is not None or name.startswith("model.")} - {*STANDARDIZE}
-        missing, unknown = sorted(mine.keys() - there), sorted(there - mine.keys())
-        if missing or unknown:
-            what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
-            raise CheckpointError(f"{file} is of another model or optimizer: {what}")
-        for name, t in mine.items():  # before memory is allocated for any of them
-            here, slot = state_array(t), content.get_slice(name)
-            shape, dtype = tuple(slot.get_shape()), _dtype(slot.get_dtype())
-            if (dtype, shape) != (str(here.dtype), here.shape):
-                raise CheckpointError(f"{file} is of another model: {name} is {dtype} {shape} in the file, "
-                                      f"{here.dtype} {here.shape} in this run")
-        values, scales = dict[str, Any](), dict[str, Any]()
-
-        def tensors() -> Iterator[tuple[str, Any]]:
-            for name in every:
-                value = content.get_tensor(name)
-                if name in mine:
-                    values[name] = value
-                elif name in STANDARDIZE:
-                    scales[name] = value
-                yield name, value
-
-        if _digest({k: v for k, v in header.items() if k != "sha256"}, tensors()) != header.get("sha256"):
-            raise CheckpointError(f"{file} is damaged: its digest is wrong")
+    about, slots, header = _opened(file)
+    if optimizer is not None:
+        _fits(file, "seed", about.seed, random.current_seed())
+        _fits(file, "optimizer", about.optimizer, type(optimizer).__name__)
+    there = {name for name in slots if optimizer is not None or name.startswith("model.")} - {*STANDARDIZE}
+    missing, unknown = sorted(mine.keys() - there), sorted(there - mine.keys())
+    if missing or unknown:
+        what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
+        raise CheckpointError(f"{file} is of another model or optimizer: {what}")
+    for name, t in mine.items():  # before memory is allocated for any of them
+        here, slot = state_array(t), slots[name]
+        if (slot.dtype, slot.shape) != (str(here.dtype), here.shape):
+            raise CheckpointError(f"{file} is of another model: {name} is {slot.dtype} {slot.shape} in the file, "
+                                  f"{here.dtype} {here.shape} in this run")
+    values = _values(file, slots, header)
+    scales = {name: values[name] for name in STANDARDIZE if name in values}
     if loader is not None:
         if about.loader is None:
             raise CheckpointError(f"{file} does not say its place in the data")
@@ -163,19 +151,15 @@ def weights(path: str | Path) -> dict[str, Any]:
     """The state dict of the model in a checkpoint; and by which mean and deviation its data were standardised, if they
     were (`weights.STANDARDIZE`). Raises CheckpointError."""
     file = file_of(path)
-    with _opened(file) as (_, header, content):
-        values = {name: content.get_tensor(name) for name in sorted(content.keys())}
-        if _digest({k: v for k, v in header.items() if k != "sha256"}, values.items()) != header.get("sha256"):
-            raise CheckpointError(f"{file} is damaged: its digest is wrong")
-        return {name.removeprefix("model."): value for name, value in values.items()
-                if name.startswith("model.") or name in STANDARDIZE}
+    _, slots, header = _opened(file)
+    return {name.removeprefix("model."): value for name, value in _values(file, slots, header).items()
+            if name.startswith("model.") or name in STANDARDIZE}
 
 
 def peek(path: str | Path) -> Checkpoint:
     """A checkpoint without its tensors, which are not read: enough to make a model and a loader that fit. Raises
     CheckpointError."""
-    with _opened(file_of(path)) as (about, _, _):
-        return about
+    return _opened(file_of(path))[0]
 
 
 def exists(path: str | Path) -> bool:
@@ -227,12 +211,6 @@ def _identity(loader: Loader) -> dict[str, Any]:
     return {key: getattr(loader, key) for key in IDENTITY if hasattr(loader, key)}
 
 
-def _dtype(name: str) -> str:
-    """NumPy's name of a type: `F32` is float32."""
-    kind = name.rstrip("0123456789")
-    return {"F": "float", "I": "int", "U": "uint", "BF": "bfloat"}.get(kind, kind.lower()) + name[len(kind) :]
-
-
 def _fits(file: Path, what: str, there: Any, here: Any) -> None:
     if there != here:
         raise CheckpointError(f"{file} is of another run: {what} is {there!r} in the file, {here!r} in this run")
@@ -247,32 +225,32 @@ def _digest(header: Mapping[str, str], tensors: Iterable[tuple[str, Any]]) -> st
     return found.hexdigest()
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[tuple[Checkpoint, dict[str, str], Any]]:
-    """(the checkpoint without tensors, its texts, the open file). Any error of the reader becomes a CheckpointError of
-    one line."""
-    from safetensors import SafetensorError, safe_open
-
+def _opened(file: Path) -> tuple[Checkpoint, dict[str, Slot], dict[str, str]]:
+    """The checkpoint without tensors, its tensors in the file, and its texts. Raises CheckpointError."""
+    if not os.path.exists(file):
+        raise CheckpointError(f"there is no checkpoint {file}")
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise CheckpointError(f"{file} is not a checkpoint: it is not a regular file")
-        with open(file, "rb") as start:
-            if int.from_bytes(start.read(8), "little") > LARGEST["checkpoint header"]:
-                raise CheckpointError(f"{file} is damaged or not a checkpoint: its header is larger than "
-                                      f"{LARGEST['checkpoint header'] >> 20} MiB")
-        with safe_open(file, framework="np") as content:
-            header = content.metadata() or {}
-            if "minidl" not in header:
-                raise CheckpointError(f"{file} is not a checkpoint of minidl: its header lacks minidl's metadata")
-            yield _about(file, json.loads(header["minidl"]), header), header, content
+        slots, texts = header(file)
+        if "minidl" not in texts:
+            raise CheckpointError(f"{file} is not a checkpoint of minidl: its header lacks minidl's metadata")
+        return _about(file, json.loads(texts["minidl"]), texts), slots, texts
     except CheckpointError:
         raise
-    except FileNotFoundError:
-        raise CheckpointError(f"there is no checkpoint {file}") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {file}: {error.strerror or error}") from error
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from None
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged or not a checkpoint: {str(error).splitlines()[0][:200]}") from error
+
+
+def _values(file: Path, slots: Mapping[str, Slot], texts: Mapping[str, str]) -> dict[str, Any]:
+    """All tensors. Raises CheckpointError if the digest is another one."""
+    try:
+        values = {name: slots[name].read() for name in sorted(slots)}
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from None
+    if _digest({k: v for k, v in texts.items() if k != "sha256"}, values.items()) != texts.get("sha256"):
+        raise CheckpointError(f"{file} is damaged: its digest is wrong")
+    return values
 
 
 def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:

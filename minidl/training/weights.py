@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import glob
 import json
-import math
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -26,18 +25,10 @@ import numpy as np
 from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_shape
-from ..system.files import LARGEST, FileError, read_text, write_atomic
+from ..system.files import FileError, read_text, write_atomic
+from .tensors import PICKLED, TORCH, Slot, WeightsError, header
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"  #: the file, or the index, in a folder of weights
-#: NumPy's type of each type of safetensors; bfloat16 is the upper half of a float32
-TYPES = {"BOOL": "?", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8",
-         **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}}
-#: how files in other formats begin -> what they are, and how they become safetensors
-TORCH = ("a pickle of torch, which could run any code when it is read; with torch, safetensors.torch.save_file("
-         "torch.load(FILE, weights_only=True), NEW) writes its tensors")
-FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive, such as NumPy's .npz",
-           rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"GGUF": "a GGUF file", rb"\x93NUMPY": "a NumPy array"}
-PICKLED = (".bin", ".ckpt", ".pt", ".pth")  #: suffixes of torch's pickles
 STYLES = ("state", "timm")  #: names as in a state dict, or as timm has them
 PREFIXES = ("bert.", "transformer.")  #: of the network without its head, which some files leave out
 #: masks and numbers of positions, which are no weights (a bias has one axis): a file may have them
@@ -51,10 +42,6 @@ COUNTER = "num_batches_tracked"  #: of a batch norm: a file may lack it
 STANDARDIZE = ("standardize.mean", "standardize.std")
 #: prefixes of the task head: a file may lack it, or have it for other classes
 HEADS = re.compile(r"fc\.|classifier\.|cls\.|bert\.pooler\.|pooler\.|conv_head\.")
-
-
-class WeightsError(ValueError):
-    """A file of weights cannot be written, or does not fit the network. The message is one line and says why."""
 
 
 @dataclass(frozen=True)
@@ -211,36 +198,13 @@ def scaling(path: str | Path) -> Scaling | None:
 
 
 # -------------------------------------------------------------------------------------------------------- what is there
-@dataclass(frozen=True)
-class _Slot:
-    """A tensor in a file: its name and type there, its shape, and its first byte."""
-
-    file: Path
-    name: str
-    kind: str
-    shape: tuple[int, ...]
-    begin: int
-
-    def read(self) -> Any:
-        """Its array; bfloat16 as float32. Raises WeightsError."""
-        if self.kind not in TYPES:
-            raise WeightsError(f"{self.file}: {self.name} has the type {self.kind}, which cannot be read; save it as "
-                               f"BF16, F16 or F32")
-        try:
-            value = np.fromfile(self.file, TYPES[self.kind], math.prod(self.shape), offset=self.begin)
-        except OSError as error:
-            raise WeightsError(f"cannot read {self.file}: {error.strerror or error}") from None
-        value = (value.astype("<u4") << 16).view("<f4") if self.kind == "BF16" else value
-        return value.reshape(self.shape)
-
-
 def read(path: str | Path) -> dict[str, Any]:
     """The arrays by name of a safetensors file, of the shards of an index (.json), or of a folder that has either;
     bfloat16 as float32. Raises WeightsError."""
     return {name: slot.read() for name, slot in _slots(Path(path)).items()}
 
 
-def _slots(path: Path) -> dict[str, _Slot]:
+def _slots(path: Path) -> dict[str, Slot]:
     """The tensors by name. Raises WeightsError."""
     if os.path.isdir(path):
         there = [name for name in (ONE, INDEX) if (path / name).exists()]
@@ -252,11 +216,11 @@ def _slots(path: Path) -> dict[str, _Slot]:
                 + (f", {TORCH}" if other and all(Path(name).suffix in PICKLED for name in other) else "")))
         path = path / there[0]
     if path.suffix != ".json":
-        return {name: slot for name, slot in _header(path).items() if isinstance(slot, _Slot)}
-    places, found = weight_map(path), dict[str, _Slot]()
+        return header(path)[0]
+    places, found = weight_map(path), dict[str, Slot]()
     for file in dict.fromkeys(places.values()):
-        found |= {name: slot for name, slot in _header(path.parent / file).items()
-                  if isinstance(slot, _Slot) and places.get(name, file) == file}
+        found |= {name: slot for name, slot in header(path.parent / file)[0].items()
+                  if places.get(name, file) == file}
     if lost := next((name for name in places if name not in found), None):
         raise WeightsError(f"{path.parent / places[lost]} lacks {lost}, which {path.name} says it has")
     return found
@@ -281,44 +245,9 @@ def weight_map(index: Path) -> dict[str, str]:
     return places
 
 
-def _header(file: Path) -> dict[str, Any]:
-    """A safetensors file's tensors, `_Slot`, by name, and its texts as `__metadata__`, if it has any. Raises
-    WeightsError."""
-    from safetensors import SafetensorError, safe_open
-
-    if os.path.exists(file) and not os.path.isfile(file):  # pathlib's raise errors for some names
-        raise WeightsError(f"cannot read {file}: it is not a regular file")
-    start = b""
-    try:
-        with open(file, "rb") as content:
-            start = content.read(1 << 10)
-            size = int.from_bytes(start[:8], "little")
-            if size > LARGEST["checkpoint header"]:
-                raise ValueError("its header is too large")
-            content.seek(8)
-            with safe_open(file, framework="np"):  # raises if the header does not fit the file
-                slots = json.loads(content.read(size))
-                if not all(map(str.isprintable, slots)):
-                    raise ValueError("the name of a tensor cannot be printed")
-                return {name: slot if name == "__metadata__" else _Slot(
-                    file, name, slot["dtype"], tuple(slot["shape"]), 8 + size + slot["data_offsets"][0])
-                    for name, slot in slots.items()}
-    except FileNotFoundError:
-        raise WeightsError(f"there is no file {file}") from None
-    except OSError as error:
-        raise WeightsError(f"cannot read {file}: {error.strerror or error}") from None
-    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        what = "" if start[8:9] == b"{" else next(
-            (what for begins, what in FORMATS.items() if re.match(begins, start, re.DOTALL)),
-            TORCH if file.suffix in PICKLED else "")
-        raise WeightsError(f"{file} is {what}" if what else f"{file} is damaged or no file of weights in safetensors: "
-                           f"{str(error).splitlines()[0][:200]}") from None
-
-
 def _of_checkpoint(path: str | Path) -> bool:
     """Whether a run of minidl has saved it."""
-    return Path(path).is_file() and Path(path).suffix != ".json" and (
-        "minidl" in _header(Path(path)).get("__metadata__", ()))
+    return Path(path).is_file() and Path(path).suffix != ".json" and "minidl" in header(Path(path))[1]
 
 
 # --------------------------------------------------------------------------------------------------------------- names

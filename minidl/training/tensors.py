@@ -1,0 +1,90 @@
+"""The tensors of safetensors files, read from where they are. A file is only data: nothing in it is ever executed."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..system.files import LARGEST
+
+#: NumPy's type of each type of safetensors; bfloat16 is the upper half of a float32
+TYPES = {"BOOL": "?", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8",
+         **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}}
+#: how files in other formats begin -> what they are, and how they become safetensors
+TORCH = ("a pickle of torch, which could run any code when it is read; with torch, safetensors.torch.save_file("
+         "torch.load(FILE, weights_only=True), NEW) writes its tensors")
+FORMATS = {rb"PK\x03\x04.*data\.pkl|\x80[\x02-\x05]": TORCH, rb"PK\x03\x04": "a ZIP archive, such as NumPy's .npz",
+           rb"\x89HDF": "an HDF5 file, such as Keras writes", rb"GGUF": "a GGUF file", rb"\x93NUMPY": "a NumPy array"}
+PICKLED = (".bin", ".ckpt", ".pt", ".pth")  #: suffixes of torch's pickles
+
+
+class WeightsError(ValueError):
+    """A file of weights cannot be written, or does not fit the network. The message is one line and says why."""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A tensor in a file: its name and type there, its shape, and its first byte."""
+
+    file: Path
+    name: str
+    kind: str
+    shape: tuple[int, ...]
+    begin: int
+
+    @property
+    def dtype(self) -> str:
+        """NumPy's name of its type; the file's own name if NumPy has none."""
+        return np.dtype(TYPES[self.kind]).name if self.kind in TYPES and self.kind != "BF16" else self.kind
+
+    def read(self) -> Any:
+        """Its array; bfloat16 as float32. Raises WeightsError."""
+        if self.kind not in TYPES:
+            raise WeightsError(f"{self.file}: {self.name} has the type {self.kind}, which cannot be read; save it as "
+                               f"BF16, F16 or F32")
+        try:
+            value = np.fromfile(self.file, TYPES[self.kind], math.prod(self.shape), offset=self.begin)
+        except OSError as error:
+            raise WeightsError(f"cannot read {self.file}: {error.strerror or error}") from None
+        value = (value.astype("<u4") << 16).view("<f4") if self.kind == "BF16" else value
+        return value.reshape(self.shape)
+
+
+def header(file: Path) -> tuple[dict[str, Slot], dict[str, str]]:
+    """A safetensors file's tensors and texts by name. Raises WeightsError."""
+    from safetensors import SafetensorError, safe_open
+
+    if os.path.exists(file) and not os.path.isfile(file):  # pathlib's raise errors for some names
+        raise WeightsError(f"cannot read {file}: it is not a regular file")
+    start = b""
+    try:
+        with open(file, "rb") as content:
+            start = content.read(1 << 10)
+            size = int.from_bytes(start[:8], "little")
+            if size > LARGEST["checkpoint header"]:
+                raise ValueError("its header is too large")
+            content.seek(8)
+            with safe_open(file, framework="np"):  # raises if the header does not fit the file
+                about = json.loads(content.read(size))
+        if not all(map(str.isprintable, about)):
+            raise ValueError("the name of a tensor cannot be printed")
+        texts = about.pop("__metadata__", None) or {}
+        return {name: Slot(file, name, slot["dtype"], tuple(slot["shape"]), 8 + size + slot["data_offsets"][0])
+                for name, slot in about.items()}, texts
+    except FileNotFoundError:
+        raise WeightsError(f"there is no file {file}") from None
+    except OSError as error:
+        raise WeightsError(f"cannot read {file}: {error.strerror or error}") from None
+    except (SafetensorError, ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        what = "" if start[8:9] == b"{" else next(
+            (what for begins, what in FORMATS.items() if re.match(begins, start, re.DOTALL)),
+            TORCH if file.suffix in PICKLED else "")
+        raise WeightsError(f"{file} is {what}" if what else f"{file} is damaged or no file of weights in safetensors: "
+                           f"{str(error).splitlines()[0][:200]}") from None
