@@ -22,7 +22,6 @@ class GossipTrainer(RankTrainer):
     Only ranks that run all batches of a step have losses. `log`: of all ranks, after `finish`. `replays`: a log of such
     a run and its name, which says the order of all events in place of a clock."""
 
-    log: list[VersionRead]
     replays: tuple[list[VersionRead], str] | None = None
 
     @functools.cached_property

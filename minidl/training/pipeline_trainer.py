@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .. import optim
-from ..autograd.tensor import Parameter
+from ..autograd.tensor import Parameter, Tensor
 from ..core.graph import View
 from ..core.machine import Machine
 from ..core.schedule import RankGrid
@@ -19,9 +19,9 @@ from ..passes.messages import check_same_order
 from ..passes.versions import updates
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
-from ..runtime.version_log import VersionRead, drift, staleness
+from ..runtime.version_log import drift, staleness
 from .recorded import Recorded
-from .trainer import Trainer, TrainingError, sha256_of, shared
+from .trainer import Trainer, shared
 
 
 def delays(plan: Any, parameters: Sequence[Parameter]) -> list[int]:
@@ -59,7 +59,6 @@ class PipelineTrainer(Trainer):
         plan, of = shared(communicator, lambda: (recorded.plan(self.cost, machine, chunks=chunks), recorded))
         self.delays = delays(plan, of.optimizer.parameters) if recorded.job.rates_by_delay else []
         self.program = program = recorded.program(plan, communicator.rank, of)
-        self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, if the policy is stale
         peaks, orders = zip(*communicator.gather((program.peak_bytes, program.collectives)), strict=True)
         check_same_order(orders, self.grid)
         self.plan = plan.with_known(peak_bytes=peaks)
@@ -84,7 +83,7 @@ class PipelineTrainer(Trainer):
         self.run.settle()
         super().settle()
 
-    def share(self) -> None:
+    def share(self, everywhere: bool = True) -> None:
         """Copies the parameters and states of all stages to every rank, from the first replica: the others may have
         other running statistics, from their own shares. All ranks must call it together."""
         self.settle()
@@ -101,29 +100,14 @@ class PipelineTrainer(Trainer):
         spec = self.recorded.graph.storages[storage]
         return self.recorded.device.array(spec.live.data, View.of(spec))
 
-    def finish(self) -> None:
-        """Ends the run. Every rank then has the losses, which are means over replicas, and the whole model. Raises
-        TrainingError as `collect` does, and where replicas have different parameters."""
-        self.share()  # which settles before ranks talk of anything else: one may still await a message
-        self._check_replicas()
-        self.run.close()
-        _ = self.others
-        shares = [losses for losses in self.communicator.gather(self.losses) if losses]
-        self.losses = np.mean(shares, axis=0).tolist()
-        if self.run.log is not None:
-            every = self.communicator.gather(self.run.log.entries)
-            self.log = [entry for entries in every[: self.grid.ranks] for entry in entries]
-
-    def _check_replicas(self) -> None:
-        """Raises TrainingError if ranks that hold the same stages hold different parameters."""
+    def held(self) -> Sequence[Tensor]:
+        """The parameters of this rank's stages."""
         mine = {id(self.recorded.graph.storages[i].live) for i in self._mine}
-        digests = self.communicator.gather(
-            sha256_of(p for _, p in self.recorded.model.named_parameters() if id(p.storage) in mine))
-        for rank, digest in enumerate(digests):
-            first = self.grid.group(rank)[0]
-            if digest != digests[first]:
-                raise TrainingError(f"rank {rank} has other parameters than rank {first}, which holds the same stages, "
-                                    f"after {len(self.seconds)} steps")
+        return [p for p in super().held() if id(p.storage) in mine]
+
+    def twin_of(self, rank: int) -> int:
+        """The first rank that holds the same stages."""
+        return self.grid.group(rank)[0]
 
     def staleness(self) -> dict[str, Any]:
         """Updates between reading weights and changing them: mean and most of all forwards, and of

@@ -13,7 +13,7 @@ from ..plans.plan import Plan
 from ..pricing.cost import CostModel
 from ..runtime.comm import Communicator
 from .recorded import Recorded
-from .trainer import Trainer, TrainingError, shared
+from .trainer import Trainer, shared
 
 TRIAL_STEPS = 6  #: steps for each k when measurement confirms k
 
@@ -89,16 +89,3 @@ class RankTrainer(Trainer):
         self.run.settle()
         self.settle()
         self.run.whole(everywhere)
-
-    def finish(self) -> None:
-        """Runs the last updates, and averages the losses over ranks. Raises TrainingError as `collect` does, and where
-        parameters differ between ranks."""
-        self.share(everywhere=True)
-        self.run.close()
-        self.settle()
-        _ = self.others
-        shares = self.communicator.gather((self.losses, self.params_sha256()))
-        self.losses = np.mean([losses for losses, _ in shares], axis=0).tolist()
-        different = [r for r, (_, sha) in enumerate(shares) if sha != shares[0][1]]
-        if different:
-            raise TrainingError(f"rank {different[0]} has other parameters than rank 0 after {len(self.losses)} steps")

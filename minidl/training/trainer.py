@@ -23,6 +23,7 @@ from ..pricing.cost import CostModel
 from ..runtime.comm import Communicator
 from ..runtime.executors import SequentialExecutor, runtime
 from ..runtime.race import Race
+from ..runtime.version_log import VersionRead
 from ..schedulers.batches import Batches
 from ..system.loading import users_code
 from .agreement import Disagreement, together
@@ -86,6 +87,7 @@ class Trainer:
         self.waits: list[float] = []
         self.strange: list[int] = [0]  #: steps that follow something else, which filled caches and kept ranks apart
         self.ended = 0.0  #: when the last step ended
+        self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, if the policy is stale
         self._judges: dict[int, SequentialExecutor] = {}
         self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()
         settle()
@@ -151,9 +153,33 @@ class Trainer:
         if self.recorded.device.not_finite():
             raise self._failed("a gradient is not finite", len(self.losses))
 
-    def share(self) -> None:
-        """Settles the run; on ranks, all of them together. Rank 0 then has the whole model."""
+    def share(self, everywhere: bool = False) -> None:
+        """Settles the run; on ranks, all of them together. Rank 0 then has the whole model, or each rank."""
         self.settle()
+
+    def finish(self) -> None:
+        """Ends the run of all ranks. Every rank then has the losses, which are means over the ranks that have them, the
+        versions that forwards have read, and the whole model. Raises TrainingError as `collect` does, and where ranks
+        hold the same layers with different parameters."""
+        assert self.communicator is not None
+        self.share(everywhere=True)  # which settles before ranks talk of anything else: one may still await a message
+        self.run.close()
+        _ = self.others
+        shares = self.communicator.gather((self.losses, sha256_of(self.held()), getattr(self.run.log, "entries", ())))
+        for rank, (_, digest, _) in enumerate(shares):
+            if digest != shares[first := self.twin_of(rank)][1]:
+                raise TrainingError(f"rank {rank} has other parameters than rank {first}, which holds the same layers, "
+                                    f"after {len(self.seconds)} steps")
+        self.losses = np.mean([losses for losses, _, _ in shares if losses], axis=0).tolist()
+        self.log = [e for rank, (_, _, entries) in enumerate(shares) if self.twin_of(rank) == rank for e in entries]
+
+    def held(self) -> Sequence[Tensor]:
+        """The parameters that this rank trains."""
+        return self.recorded.model.parameters()
+
+    def twin_of(self, rank: int) -> int:
+        """The first rank that trains what this one does."""
+        return 0
 
     def latest(self) -> float:
         """The loss of the last step, the mean over ranks that have it; all must ask together. Raises TrainingError as

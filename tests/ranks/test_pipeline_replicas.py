@@ -519,7 +519,7 @@ def test_replicas_that_drift_apart_are_noticed():
         trainer.finish()
 
     with deadline(), pytest.raises(TrainingError, match="rank 3 has other parameters than rank 1, which holds the same "
-                                                        "stages, after 1 steps"):
+                                                        "layers, after 1 steps"):
         on_ranks(GRID, work)
 
 
