@@ -130,29 +130,28 @@ def _tokens(name: str, x: Array, y: Array, vocabulary: int, classes: int, told: 
     if vocabulary > MOST:
         raise DataError(f"{name}: a token is {vocabulary - 1}; the largest that a network is made for is {MOST - 1}; "
                         f"if x holds numbers and no tokens, save it as floats")
-    tokens, labels = x.astype(np.int64), y.astype(np.int64)
     if y.ndim == 2:
         classes = told or max(classes, vocabulary)
-        check_labels(tokens, classes, name)
-    return Dataset(name, len(x), x.shape[1:], classes,
-                   lambda i: (np.take(tokens, i, axis=0), np.take(labels, i, axis=0)),
-                   ("next_token",) if y.ndim == 2 else ("classification",), vocabulary=vocabulary)
+        check_labels(x.astype(np.int64), classes, name)
+    return replace(_rows(name, x.astype(np.int64), y.astype(np.int64), classes,
+                         "next_token" if y.ndim == 2 else "classification"), vocabulary=vocabulary)
 
 
 def _numbers(name: str, x: Array, y: Array, scaling: Scaling | None, classes: int, dtype: str) -> Dataset:
     """The data set of vectors."""
     values = (x if scaling is None else (x - scaling.mean) / scaling.std).astype(dtype)
     if y.dtype.kind in "iu":
-        targets: Array = y.astype(np.int64)
-        serves: tuple[str, ...] = ("classification",)
-    else:
-        with np.errstate(over="ignore"):
-            targets, serves = (y[:, None] if y.ndim == 1 else y).astype(dtype), ("regression",)
-        if not np.isfinite(targets).all():
-            raise DataError(f"{name}: y has numbers that are out of the range of {dtype}")
-        classes = targets.shape[1]
-    return Dataset(name, len(x), x.shape[1:], classes,
-                   lambda i: (np.take(values, i, axis=0), np.take(targets, i, axis=0)), serves)
+        return _rows(name, values, y.astype(np.int64), classes, "classification")
+    with np.errstate(over="ignore"):
+        targets = y.reshape(len(y), -1).astype(dtype)
+    if not np.isfinite(targets).all():
+        raise DataError(f"{name}: y has numbers that are out of the range of {dtype}")
+    return _rows(name, values, targets, targets.shape[1], "regression")
+
+
+def _rows(name: str, x: Array, y: Array, classes: int, serves: str) -> Dataset:
+    return Dataset(name, len(x), x.shape[1:], classes, lambda i: (np.take(x, i, axis=0), np.take(y, i, axis=0)),
+                   (serves,))
 
 
 def _paired(name: str, x: Any, y: Any) -> tuple[Array, Array]:
@@ -316,11 +315,7 @@ def load_own(name: str, wanted: Wanted) -> Dataset:
     without `split`, a fifth is the test part. Raises DataError."""
     split = wanted.split
     try:
-        function = function_of(name)
-    except ValueError as error:
-        raise DataError(str(error)) from None
-    try:
-        takes = by_name(function)
+        takes = by_name(function := function_of(name))
     except ValueError as error:
         raise DataError(f"{name}: {error}") from None
     told = {key: value for key, value in {"split": split, "seed": wanted.seed}.items() if key in takes}

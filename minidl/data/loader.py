@@ -125,10 +125,6 @@ class Loader:
             yield epoch, _kept(self._orders, epoch, self._order)[first : first + count]
             begin += count
 
-    def indices(self, begin: int) -> NDArray[np.int64]:
-        """The samples of the global batch at a position in order, int64 (B,)."""
-        return np.concatenate([rows for _, rows in self._parts(begin, self.after(begin))])
-
     def _drawn(self, epoch: int) -> draws.Draws:
         return draws.of_epoch(self.samples, epoch, self.seed)
 

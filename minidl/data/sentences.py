@@ -9,15 +9,17 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .dataset import IGNORED, Array, DataError, Dataset, Wanted, check_labels, check_vocabulary
 from .text import coder_of
+from .tokens import Tokenizer
 
 LARGEST = 1 << 30  #: the largest file, in bytes; MNLI's has 400 MB
 Pair = tuple[str, str]
@@ -70,7 +72,11 @@ class Glue:
             raise DataError(f"{folder}: has no {' or '.join(self.files[split])}, which {split} needs")
         pairs, labels = list[Pair](), list[int]()
         known = {name: i for i, label in enumerate(self.labels) for name in (str(i), label)}
-        for number, (a, b, label) in _table(file, self.columns):
+        for number, row in _records(file):
+            columns = next((c for c in self.columns if {*c} <= row.keys()), None)
+            if columns is None:
+                raise DataError(f"{file}, line {number}: lacks {' or '.join(', '.join(c) for c in self.columns)}")
+            a, b, label = (str(row[column]) for column in columns)
             if label == "-":  # MNLI: the judges did not agree
                 continue
             if label not in known:
@@ -95,57 +101,46 @@ GLUE = (
 )  # fmt: skip
 
 
-def _table(file: Path, columns: Sequence[tuple[str, str, str]]) -> Iterator[tuple[int, tuple[str, str, str]]]:
-    """(line number, the three columns) of each row of a table with tabs, or of JSON lines. Quotes mean nothing."""
-    lines = _lines(file)
-    if file.suffix == ".jsonl":
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                chosen = next(c for c in columns if all(key in row for key in c))
-                yield number, (str(row[chosen[0]]), str(row[chosen[1]]), str(row[chosen[2]]))
-            except (ValueError, RecursionError) as error:
-                raise DataError(f"{file}, line {number}: not JSON ({str(error)[:100]})") from None
-            except (StopIteration, TypeError):
-                raise DataError(f"{file}, line {number}: lacks {' or '.join(', '.join(c) for c in columns)}") from None
+def _records(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """(line number, row) of a table with tabs, in which quotes mean nothing, or of JSON lines. Raises DataError."""
+    head, *lines = _lines(file)
+    if file.suffix != ".jsonl":
+        names = head.split("\t")
+        for number, line in enumerate(lines, 2):
+            cells = line.split("\t")
+            if len(cells) != len(names):
+                raise DataError(f"{file}, line {number}: has {len(cells)} columns, its first line {len(names)}")
+            yield number, dict(zip(names, cells, strict=True))
         return
-    head = lines[0].split("\t")
-    names = next((c for c in columns if all(key in head for key in c)), None)
-    if names is None:
-        raise DataError(f"{file}: its first line must name the columns {' or '.join(', '.join(c) for c in columns)}")
-    a, b, label = (head.index(key) for key in names)
-    for number, line in enumerate(lines[1:], 2):
-        cells = line.split("\t")
-        if len(cells) != len(head):
-            raise DataError(f"{file}, line {number}: has {len(cells)} columns, its first line {len(head)}")
-        yield number, (cells[a], cells[b], cells[label])
+    for number, line in enumerate((head, *lines), 1):
+        try:
+            row = json.loads(line) if line.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{file}, line {number}: not JSON ({str(error)[:100]})") from None
+        if row is not None:
+            yield number, row if isinstance(row, dict) else {}
 
 
 def load_glue(glue: Glue, folder: Path, wanted: Wanted) -> Dataset:
     """Pairs of sentences with their classes: x (B, length) tokens, y (B,). Raises DataError."""
-    kind, length, classes = wanted.tokenizer, wanted.length, wanted.classes or len(glue.labels)
+    length, classes = wanted.length, wanted.classes or len(glue.labels)
     pairs, labels = glue.rows(folder, wanted.split)
     check_labels(labels, classes, folder)
-    coder = coder_of(_as_text(glue.rows(folder, "train")[0]) if kind.isdigit() else b"", kind)
-    first, between = (coder.token(what, glue.name) for what in ("first", "separator"))
+    coder = _coder(wanted, lambda: glue.rows(folder, "train")[0])
+    first, between = (coder.token(name, glue.name) for name in ("first", "separator"))
     if coder.special.get("pad", 0):
         raise DataError(f"{glue.name}: the padding of the tokenizer is token {coder.special['pad']}, and networks "
                         f"leave out token 0; use a tokenizer whose padding is 0, such as BERT's, or bytes")
     if length < 5:
         raise DataError(f"{glue.name}: a length of {length} is too small for two sentences; the least is 5")
 
-    def row(pair: Pair) -> list[int]:
-        a, b = (coder.encode(part.encode()).tolist() for part in pair)
-        while len(a) + len(b) > length - 3:  # the longer one loses its end
-            (a if len(a) > len(b) else b).pop()
-        return [first, *a, between, *b, between]
-
     def rows(indices: NDArray[np.int64]) -> tuple[Array, Array]:
         x = np.zeros((len(indices), length), np.int64)
         for i, index in enumerate(indices.tolist()):
-            tokens = row(pairs[index])
+            a, b = (coder.encode(part.encode()).tolist() for part in pairs[index])
+            while len(a) + len(b) > length - 3:  # the longer one loses its end
+                (a if len(a) > len(b) else b).pop()
+            tokens = [first, *a, between, *b, between]
             x[i, : len(tokens)] = tokens
         return x, labels[indices]
 
@@ -153,8 +148,10 @@ def load_glue(glue: Glue, folder: Path, wanted: Wanted) -> Dataset:
                    tokenizer=coder.saved)
 
 
-def _as_text(pairs: Sequence[Pair]) -> bytes:
-    return "\n".join(part for pair in pairs for part in pair).encode()
+def _coder(wanted: Wanted, pairs: Callable[[], Sequence[Pair]]) -> Tokenizer:
+    """The tokenizer that is wanted, which may learn from the pairs for training."""
+    learns = wanted.tokenizer.isdigit()
+    return coder_of("\n".join(part for pair in pairs() for part in pair).encode() if learns else b"", wanted.tokenizer)
 
 
 # --------------------------------------------------------------------------------------------------------------- IWSLT
@@ -219,10 +216,9 @@ def _parallel(folder: Path, split: str) -> list[Pair]:
 def load_parallel(folder: Path, wanted: Wanted) -> Dataset:
     """Sentences and their translations: x (B, length) `a separator b`, y (B, length) the tokens that follow, of which
     only b's and the end count. Half of the length is for each. Raises DataError."""
-    kind, length = wanted.tokenizer, wanted.length
-    pairs = _parallel(folder, wanted.split)
-    coder = coder_of(_as_text(_parallel(folder, "train")) if kind.isdigit() else b"", kind)
-    between, end = (coder.token(what, "translation") for what in ("separator", "end"))
+    pairs, length = _parallel(folder, wanted.split), wanted.length
+    coder = _coder(wanted, lambda: _parallel(folder, "train"))
+    between, end = (coder.token(name, "translation") for name in ("separator", "end"))
     if length < 4:
         raise DataError(f"{folder.name}: a length of {length} is too small for a sentence and its translation; the "
                         f"least is 4")
