@@ -26,28 +26,33 @@ from minidl.training.trainer import Trainer, params_sha256
 
 SMALL: dict[str, dict[str, Any]] = {
     "gpt": {"data": "pydoc", "optimizer": "adamw", "lr": 0.001, "batch_size": 4},
+    "bert": {"data": "pydoc", "optimizer": "adamw", "lr": 0.01, "batch_size": 8},
+    "rnn": {"data": "pydoc", "optimizer": "adamw", "lr": 0.01, "batch_size": 8},
     "mobilenet_v3_large": {"data": "digits", "batch_size": 16},
     "densenet121": {"data": "digits", "batch_size": 8},
 }
+LANGUAGE = ("gpt", "bert", "rnn")
+TIED = ("gpt", "bert")  #: the head uses the embedding's weight
 COST = ml.CostModel.analytic()
 STEPS, MICRO_BATCHES, RANKS = 2, 4, 2
 ALONE = [name for name, s in schedulers.SCHEDULERS.items() if s.parallel == "none" and s.exact]
+DATA = schedulers.names("data", exact=True)
 #: without those that change the training, search for an optimum, or plan slices
 PIPELINES = [n for n, p in pipelines.POLICIES.items() if not p.stale and n not in ("optimal", "seq1f1b")]
 
 
-def cases(kind: Iterable[str], quick: Sequence[str], slow: Mapping[str, Iterable[str]]) -> list[Any]:
-    """(network, scheduler): by default these of the first network, those of `slow` if slow tests run, else a
-    campaign's."""
-    return [pytest.param(name, scheduler, marks=[] if name == "gpt" and scheduler in quick else
-                         pytest.mark.slow if scheduler in slow[name] else pytest.mark.campaign)
+def cases(kind: Iterable[str], quick: Mapping[str, Sequence[str]], slow: Mapping[str, Iterable[str]]) -> list[Any]:
+    """(network, scheduler): the quick ones by default, those of `slow` if slow tests run, else a campaign's."""
+    return [pytest.param(name, scheduler, marks=[] if scheduler in quick.get(name, ()) else
+                         pytest.mark.slow if scheduler in slow.get(name, ()) else pytest.mark.campaign)
             for name in SMALL for scheduler in kind]
 
 
 def job(name: str, parallel: str, groups: int) -> Job:
     """Of data-parallel ranks, each has its share of the micro-batches."""
-    return Job(model=name, model_args={"preset": "small"}, parallel=parallel, clip=1.0, groups=groups,
-               micro_batches=MICRO_BATCHES // (RANKS if parallel == "data" else 1), **SMALL[name])
+    return Job(model=name, model_args={"preset": "tiny" if name in ("bert", "rnn") else "small"}, parallel=parallel,
+               clip=1.0, groups=groups, micro_batches=MICRO_BATCHES // (RANKS if parallel == "data" else 1),
+               **SMALL[name])
 
 
 def arrays(recorded: Recorded) -> list[Any]:
@@ -120,35 +125,37 @@ def wanted(runs: Any) -> Any:
 
 
 @pytest.mark.parametrize(("name", "scheduler"), cases(
-    ALONE, ["multi_region"], {"gpt": ALONE, "mobilenet_v3_large": ["multi_region"], "densenet121": ["multi_region"]}))
+    ALONE, {"gpt": ["multi_region"], "bert": ["multi_stream"]},
+    {name: ALONE if name in LANGUAGE else ["multi_region"] for name in SMALL}))
 def test_one_device(runs: Any, wanted: Any, name: str, scheduler: str) -> None:
     assert runs(name, "none", 1).alone(scheduler) == wanted(name)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("name", "scheduler"), cases(
-    schedulers.names("data", exact=True), ["priority"], {"gpt": ["reverse_first_k", "dear"],
-                                           "mobilenet_v3_large": ["reverse_first_k"], "densenet121": []}))
+    DATA, {"bert": ["priority"], "rnn": ["barrier"]},
+    {"gpt": ["priority", "reverse_first_k", "dear"], "bert": DATA, "rnn": DATA,
+     "mobilenet_v3_large": ["reverse_first_k"]}))
 def test_data_parallel_ranks(runs: Any, wanted: Any, name: str, scheduler: str) -> None:
     """Ranks have the losses and parameters of one process that adds up as many groups; of a tied weight, a rank adds
     up both uses first, so there they have those of each other."""
     (losses, parameters), other = runs(name, "data", 1).together(scheduler, shared)
     assert other[1] == parameters
-    if name == "gpt":
-        assert parameters == reference(runs)
+    if name in TIED:
+        assert parameters == reference(runs, name)
         assert losses == pytest.approx(wanted(name, RANKS)[0], rel=1e-5)
     else:
         assert parameters == wanted(name, RANKS)[1]
 
 
 @functools.cache
-def reference(runs: Any) -> str:
-    """The parameters that ranks leave of GPT where nothing overlaps."""
-    return str(runs("gpt", "data", 1).together("no_overlap", shared)[0][1])
+def reference(runs: Any, name: str) -> str:
+    """The parameters that ranks leave where nothing overlaps."""
+    return str(runs(name, "data", 1).together("no_overlap", shared)[0][1])
 
 
 @pytest.mark.parametrize(("name", "scheduler"), cases(
-    PIPELINES, ["modulo"], {"gpt": PIPELINES[::5], "mobilenet_v3_large": ["zb_h1"], "densenet121": []}))
+    PIPELINES, {"gpt": ["modulo"], "rnn": ["gpipe"], "bert": ["zb_h1"]},
+    {"gpt": PIPELINES[::5], "bert": PIPELINES, "rnn": PIPELINES, "mobilenet_v3_large": ["zb_h1"]}))
 def test_pipelines(runs: Any, wanted: Any, name: str, scheduler: str) -> None:
     groups = pipelines.groups(scheduler)
     first, other = runs(name, "pipeline", groups).together(scheduler, piped)
