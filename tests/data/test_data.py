@@ -79,37 +79,6 @@ def test_a_loader_goes_through_the_order_of_its_epoch():
     np.testing.assert_array_equal(got, np.concatenate([permutation(20, "order", epoch, seed=3) for epoch in (0, 1)]))
 
 
-@given(samples=st.integers(4, 120), batch=st.integers(1, 4), steps=st.integers(0, 70), more=st.integers(1, 40))
-@settings(deadline=None)
-def test_resuming_gives_the_batches_of_an_uninterrupted_run(samples, batch, steps, more):
-    whole = data.Loader(counting(samples), batch, seed=9)
-    for _ in range(steps):
-        next(whole)
-    place = whole.state()
-    assert all(type(value) is int for value in place.values())
-    later = data.Loader(counting(samples), batch, seed=9)
-    later.restore(place)
-    for _ in range(more):
-        assert same(next(whole), next(later))
-    assert whole.state() == later.state()
-
-
-@given(rows=st.integers(1, 6), ranks=st.integers(1, 6), steps=st.integers(0, 9), seed=st.integers(0, 99))
-@settings(deadline=None)
-def test_ranks_share_the_batches_of_one_rank(rows, ranks, steps, seed):
-    one = data.Loader(counting(150), rows * ranks, seed=seed)
-    for _ in range(steps):
-        next(one)
-    parts = [one.shard(rank, ranks) for rank in range(ranks)]
-    assert {part.steps() for part in parts} == {one.steps()}
-    for _ in range(one.steps() + 1):
-        x, y = next(one)
-        shares = [next(part) for part in parts]
-        assert {len(share) for _, share in shares} == {rows}
-        assert same((x, y), [np.concatenate(columns) for columns in zip(*shares, strict=True)])
-        assert all(part.state() == one.state() for part in parts)
-
-
 @given(batches=st.integers(1, 8), rest=st.integers(0, 11), seed=st.integers(0, 99), random=st.booleans(),
        slow=st.booleans(), parts=st.lists(st.tuples(st.integers(0, 9), st.sampled_from([1, 2, 3, 4, 6])), max_size=5))
 @settings(deadline=None, max_examples=drawn(60))
@@ -130,6 +99,9 @@ def test_however_often_a_run_resumes_on_other_ranks_each_sample_comes_once_an_ep
             assert same((x, y), next(whole))
             seen.append(y)
         place = own[-1].state()
+        assert {part.steps() for part in own} == {one.steps()}
+        assert all(part.state() == place for part in own)
+        assert all(type(value) is int for value in place.values())
     order = np.concatenate(seen)
     for epoch in range(len(order) // samples):
         assert sorted(order[epoch * samples : (epoch + 1) * samples]) == list(range(samples))
@@ -348,11 +320,6 @@ def test_pydoc():
 # ---- names and missing files
 
 
-@pytest.mark.parametrize("name", ["iwslt", "mnli", "mrpc"])
-def test_nothing_stands_in_for_pairs_of_sentences(tmp_path, name):
-    refused(name, "not found", "train", str(tmp_path), act=lambda: data.load(name, root=tmp_path, batch_size=4))
-
-
 def test_unknown_names():
     refused("'mnits'", "did you mean mnist?", act=lambda: data.load("mnits", batch_size=4))
     refused("'zzzzzz'", "digits", "pydoc", act=lambda: data.load("zzzzzz", batch_size=4))
@@ -361,14 +328,15 @@ def test_unknown_names():
 @pytest.mark.parametrize(("name", "looked", "other"), [
     ("mnist", "train-images-idx3-ubyte", "digits"), ("cifar10", "data_batch_1", "digits"),
     ("cifar100", "train", "synthetic"), ("imagenet", "imagenet/train", "synthetic"),
-    ("openwebtext", "train.bin", "pydoc"),
+    ("openwebtext", "train.bin", "pydoc"), ("iwslt", "train.tags.de-en.de", "synthetic"),
+    ("mnli", "train.tsv", "synthetic"), ("mrpc", "msr_paraphrase_train.txt", "synthetic"),
 ])  # fmt: skip
 def test_a_named_data_set_without_files_is_an_error(tmp_path, name, looked, other):
     refused(f"{name}: not found (looked for", looked, str(tmp_path), f"--root DIR), or give --data {other}",
             act=lambda: data.load(name, root=tmp_path, batch_size=4))
 
 
-@pytest.mark.parametrize("name", ["none.npz", "none", "no/such"])
+@pytest.mark.parametrize("name", ["none.npz", "none", "no/such", "x.csv", "x.txt", "x.bin", "own.py:f"])
 def test_nothing_stands_in_for_a_path(tmp_path, name):
     refused(str(tmp_path / name), "no such", act=lambda: data.load(tmp_path / name, batch_size=4))
     refused(str(tmp_path / name), "no such", act=lambda: data.load(str(tmp_path / name), batch_size=4, root=tmp_path))

@@ -10,7 +10,6 @@ import pickle
 import tarfile
 import threading
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -692,8 +691,3 @@ def test_a_batch_that_cannot_be_read_is_told_where_it_is_used_and_can_be_read_la
     assert loader.state() == place
     broken[0] = False
     assert next(loader)[0].tolist() == [2, 3]
-
-
-def test_nothing_stands_in_for_a_path_of_any_kind(tmp_path):
-    for name in ("x.csv", "x.txt", "x.bin", "folder", "own.py:f"):
-        refused("no such", act=lambda n=name: data.load(str(Path(tmp_path) / n), batch_size=2))

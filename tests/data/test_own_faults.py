@@ -176,13 +176,6 @@ class Sizes(Base):
         assert (code, one_line(err)) == (2, f"minidl: {says}\n")
 
 
-def test_weights_from_a_folder_are_one_line(tmp_path: Path, capsys: Any) -> None:
-    code, _, err = run(capsys, "train", "--model", "mlp", "--steps", "1", "--init", str(tmp_path))
-    assert code == 2
-    assert one_line(err) == (f"minidl: {tmp_path}: the folder has neither model.safetensors nor "
-                             f"model.safetensors.index.json\n")
-
-
 @pytest.mark.parametrize("size", ["1000000000", "1048577", "9" * 5000])
 def test_a_tokenizer_that_is_too_large_is_one_line(capsys: Any, size: str) -> None:
     code, _, err = run(capsys, "train", "--model", "gpt", "--model-arg", "preset=tiny", "--tokenizer", size,

@@ -170,17 +170,3 @@ def test_a_masked_language_model_trains_alike_on_one_device_and_on_ranks(capsys,
     code, found = run(capsys, *argv, "--parallel", "data", "--ranks", "2", "--scheduler", "priority")
     assert code == 0
     assert found["test"] == pytest.approx(alone["test"], rel=1e-9)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("more", [["--parallel", "data", "--scheduler", "priority"],
-                                  ["--parallel", "pipeline", "--micro-batches", "4", "--scheduler", "zb_h1"]])
-def test_ranks_train_a_language_model_as_one_does(capsys, bigram, more):
-    kept = ["--micro-batches", "4"] if "pipeline" in more else []
-    _, alone = run(capsys, "train", *bigram, *kept, "--steps", "4", "--dtype", "float64")
-    code, found = run(capsys, "train", *bigram, *more, "--ranks", "2", "--steps", "4", "--dtype", "float64")
-    assert code == 0, found
-    assert found["loss_last"] == pytest.approx(alone["loss_last"], rel=1e-9)
-    assert found["test"] == pytest.approx(alone["test"], rel=1e-9)
-    if "pipeline" in more:
-        assert found["params_sha256"] == alone["params_sha256"]

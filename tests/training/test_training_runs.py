@@ -19,6 +19,7 @@ from helpers import PATIENCE, ROOT
 from minidl import checkpoint, data, models
 from minidl.cli import main, runs
 from minidl.data import tokens
+from minidl.data.loader import permutation
 from minidl.pricing.cost import CostModel
 from minidl.system.files import Growing
 from minidl.training import loop, sampling, trainer
@@ -270,13 +271,22 @@ def points(split):
 """
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("ranks", [[], ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
-                                   ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler",
-                                    "gpipe"]], ids=["alone", "data", "pipeline"])
-def test_test_data_that_cannot_be_read_lose_no_step(capsys, tmp_path, ranks):
+@pytest.fixture
+def fragile(tmp_path):
+    """Flags of a run on data that break where a file says so."""
     (tmp_path / "own.py").write_text(FRAGILE)
-    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", "16", *ranks]
+    return ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size"]
+
+
+RANKS = {"alone": [], "data": ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
+         **{name: ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", name]
+            for name in ("gpipe", "pipedream")}}
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("ranks", ["alone", "data", "gpipe"])
+def test_test_data_that_cannot_be_read_lose_no_step(capsys, tmp_path, fragile, ranks):
+    flags = [*fragile, "16", *RANKS[ranks]]
     whole, _ = train(capsys, *flags, "--steps", 12)
     (tmp_path / "bad_test").write_text("5")
     saves = [*flags, "--checkpoint", tmp_path / "c", "--checkpoint-every", 100]
@@ -290,56 +300,33 @@ def test_test_data_that_cannot_be_read_lose_no_step(capsys, tmp_path, ranks):
     assert resumed["params_sha256"] == whole["params_sha256"]
 
 
-def test_training_data_that_cannot_be_read_lose_no_step(capsys, tmp_path):
-    (tmp_path / "own.py").write_text(FRAGILE)
-    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", "4"]
-    whole, _ = train(capsys, *flags, "--steps", 20)
-    last = data.load(flags[3], batch_size=4).indices(36)[1]  # in the tenth batch
-    (tmp_path / "bad_train").write_text(str(last))
-    saves = [*flags, "--checkpoint", tmp_path / "c"]
-    _, err = train(capsys, *saves, "--steps", 20, code=2)
-    assert err.splitlines()[-2:] == [f"saved {tmp_path / 'c'} before the end; continue with --resume",
-                                     f"minidl: sample {last} of train is damaged"]
-    assert checkpoint.peek(tmp_path / "c").step == 9
-    (tmp_path / "bad_train").unlink()
-    resumed, _ = train(capsys, *saves, "--resume", "--steps", 20)
-    assert resumed["params_sha256"] == whole["params_sha256"]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("ranks", "where"), [
-    (["--parallel", "data", "--ranks", "2", "--scheduler", "priority"], "rank 1: "),
-    (["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "gpipe"], ""),
-    (["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "pipedream"], "")],
-    ids=["data", "pipeline", "stale"])
-def test_training_data_that_a_rank_cannot_read_lose_no_step(capsys, tmp_path, ranks, where):
+@pytest.mark.few(2)
+@pytest.mark.parametrize("ranks", RANKS)
+def test_training_data_that_a_rank_cannot_read_lose_no_step(capsys, tmp_path, fragile, ranks):
     """Of data-parallel ranks only one reads the sample; all ranks of a pipeline do."""
-    (tmp_path / "own.py").write_text(FRAGILE)
-    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", 4, *ranks]
-    last = data.load(flags[3], batch_size=4).indices(36)[-1]  # in the tenth batch, and on the last rank
-    saves, save_at_all = [*flags, "--log-every", 3, "--checkpoint", tmp_path / "c"], ["--checkpoint-every", 100]
+    flags, where = [*fragile, 4, *RANKS[ranks]], "rank 1: " if ranks == "data" else ""
+    last = permutation(64, "order", 0, seed=0)[39]  # in the tenth batch, and on the last rank
+    saves = [*flags, "--log-every", 3, "--checkpoint", tmp_path / "c", "--checkpoint-every", 100]
     (tmp_path / "bad_train").write_text(str(last))
     _, err = train(capsys, *flags, "--steps", 20, code=2)  # without a checkpoint
     assert err.endswith(f"minidl: {where}sample {last} of train is damaged\n")
-    _, err = train(capsys, *saves, *save_at_all, "--steps", 20, code=2)
+    _, err = train(capsys, *saves, "--steps", 20, code=2)
     assert err.splitlines()[-2:] == [f"saved {tmp_path / 'c'} before the end; continue with --resume",
                                      f"minidl: {where}sample {last} of train is damaged"]
     assert checkpoint.peek(tmp_path / "c").step == 9
     (tmp_path / "bad_train").unlink()
-    resumed, _ = train(capsys, *saves, *save_at_all, "--resume", "--steps", 20)
-    if "pipedream" not in ranks:  # which drains where it saves
+    resumed, _ = train(capsys, *saves, "--resume", "--steps", 20)
+    if ranks != "pipedream":  # which drains where it saves
         assert resumed["params_sha256"] == train(capsys, *flags, "--steps", 20)[0]["params_sha256"]
 
 
-def test_test_data_that_do_not_fit_are_told_before_the_first_step(capsys, tmp_path):
-    (tmp_path / "own.py").write_text(FRAGILE)
+@pytest.mark.parametrize("ranks", ["alone", "data"])
+def test_test_data_that_do_not_fit_are_told_before_the_first_step(capsys, tmp_path, fragile, ranks):
     (tmp_path / "more").touch()
     (tmp_path / "bad_train").write_text("0")  # a first epoch would end otherwise
-    flags = ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size", "16"]
-    for ranks in ([], ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"]):
-        _, err = train(capsys, *flags, *ranks, "--steps", 8, code=2)
-        who = "rank 0: " if ranks else ""
-        assert err == f"minidl: {who}{tmp_path / 'own.py'}:points: has 11 classes, the network 10\n"
+    _, err = train(capsys, *fragile, 16, *RANKS[ranks], "--steps", 8, code=2)
+    who = "rank 0: " if ranks == "data" else ""
+    assert err == f"minidl: {who}{tmp_path / 'own.py'}:points: has 11 classes, the network 10\n"
 
 
 def test_a_full_disk_costs_no_step_and_no_result(capsys, tmp_path):
