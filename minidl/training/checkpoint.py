@@ -18,13 +18,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ..autograd import random
 from ..autograd.tensor import Tensor
-from ..data import Scaling
+from ..data import Loader
 from ..nn import Module
 from ..nn.module import put, state_array
 from ..optim import Optimizer
@@ -37,19 +37,7 @@ FORMAT = 3
 IDENTITY = ("name", "samples", "seed", "batch_size", "training")  #: attributes of a loader: its order of samples
 
 
-class CheckpointError(ValueError):
-    """A checkpoint cannot be saved, read, or used here. The message is one line and says why."""
-
-
-class Loader(Protocol):
-    """The attributes of a data loader that a checkpoint needs."""
-
-    @property
-    def scaling(self) -> Scaling | None: ...
-
-    def state(self) -> dict[str, int]: ...
-
-    def restore(self, state: Mapping[str, int]) -> None: ...
+CheckpointError = WeightsError  #: a checkpoint cannot be saved, read, or used here: one line, which says why
 
 
 @dataclass(frozen=True)
@@ -203,12 +191,12 @@ def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
 
 def _standardize(loader: Loader | None) -> dict[str, Any]:
     """By which mean and deviation the data are standardised, by name; none if they are as stored."""
-    scaling = getattr(loader, "scaling", None)
+    scaling = None if loader is None else loader.scaling
     return {} if scaling is None else dict(zip(STANDARDIZE, (scaling.mean, scaling.std), strict=True))
 
 
 def _identity(loader: Loader) -> dict[str, Any]:
-    return {key: getattr(loader, key) for key in IDENTITY if hasattr(loader, key)}
+    return {key: getattr(loader, key) for key in IDENTITY}
 
 
 def _fits(file: Path, what: str, there: Any, here: Any) -> None:
@@ -229,25 +217,19 @@ def _opened(file: Path) -> tuple[Checkpoint, dict[str, Slot], dict[str, str]]:
     """The checkpoint without tensors, its tensors in the file, and its texts. Raises CheckpointError."""
     if not os.path.exists(file):
         raise CheckpointError(f"there is no checkpoint {file}")
+    slots, texts = header(file)
+    if "minidl" not in texts:
+        raise CheckpointError(f"{file} is not a checkpoint of minidl: its header lacks minidl's metadata")
     try:
-        slots, texts = header(file)
-        if "minidl" not in texts:
-            raise CheckpointError(f"{file} is not a checkpoint of minidl: its header lacks minidl's metadata")
-        return _about(file, json.loads(texts["minidl"]), texts), slots, texts
-    except CheckpointError:
-        raise
-    except WeightsError as error:
-        raise CheckpointError(str(error)) from None
-    except (ValueError, RecursionError) as error:
+        raw = json.loads(texts["minidl"])
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged or not a checkpoint: {str(error).splitlines()[0][:200]}") from error
+    return _about(file, raw, texts), slots, texts
 
 
 def _values(file: Path, slots: Mapping[str, Slot], texts: Mapping[str, str]) -> dict[str, Any]:
     """All tensors. Raises CheckpointError if the digest is another one."""
-    try:
-        values = {name: slots[name].read() for name in sorted(slots)}
-    except WeightsError as error:
-        raise CheckpointError(str(error)) from None
+    values = {name: slots[name].read() for name in sorted(slots)}
     if _digest({k: v for k, v in texts.items() if k != "sha256"}, values.items()) != texts.get("sha256"):
         raise CheckpointError(f"{file} is damaged: its digest is wrong")
     return values
@@ -260,16 +242,15 @@ def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:
             raise CheckpointError(f"{file} was made by an older minidl, in format {made}; this one reads only format "
                                   f"{FORMAT}: train anew")
         raise CheckpointError(f"{file} is not a checkpoint of this format ({FORMAT})")
-    said: list[Any] = [raw.get(key) for key in ("step", "seed", "optimizer", "loader")]
-    step, seed, optimizer, loader = said
+    said = [raw.get(key) for key in ("step", "seed", "optimizer", "loader", "test")]
+    step, seed, optimizer, loader, test = said
     if (type(step) is not int or step < 0 or type(seed) is not int or not isinstance(optimizer, str | None)
-        or not isinstance(loader, dict | None)):
-        raise CheckpointError(f"{file} is damaged: step, seed, optimizer and place in the data are {str(said)[1:100]}")
-    test = raw.get("test")
-    if not isinstance(test, dict | None) or not all(isinstance(v, int | float) for v in (test or {}).values()):
-        raise CheckpointError(f"{file} is damaged: its metrics are {str(test)[:100]}")
+        or not isinstance(loader, dict | None) or not isinstance(test, dict | None)
+        or not all(isinstance(value, int | float) for value in (test or {}).values())):
+        raise CheckpointError(f"{file} is damaged: step, seed, optimizer, place in the data and metrics are "
+                              f"{str(said)[1:100]}")
     about = {name.removeprefix("about "): text for name, text in header.items() if name.startswith("about ")}
     return Checkpoint(step, seed, optimizer, loader, header.get("schedule"), header.get("scheduler"), test, about)
 
 
-__all__ = ["Checkpoint", "CheckpointError", "Loader", "claim", "load", "peek", "save"]
+__all__ = ["Checkpoint", "CheckpointError", "claim", "load", "peek", "save"]

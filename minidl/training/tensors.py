@@ -26,7 +26,7 @@ PICKLED = (".bin", ".ckpt", ".pt", ".pth")  #: suffixes of torch's pickles
 
 
 class WeightsError(ValueError):
-    """A file of weights cannot be written, or does not fit the network. The message is one line and says why."""
+    """A file of tensors cannot be written or read, or does not fit here. The message is one line and says why."""
 
 
 @dataclass(frozen=True)

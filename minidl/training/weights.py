@@ -320,26 +320,26 @@ def timm_names(names: Iterable[str]) -> dict[str, str]:
 
 def to_timm(values: Mapping[str, Any]) -> dict[str, Any]:
     """A MobileNetV3's state dict under timm's names; in timm the first linear layer of the head is a convolution."""
-    if "features.0.0.weight" not in values:
-        if any(name.startswith(PREFIXES) for name in values):
-            raise WeightsError("BERT and GPT are not in timm; their names are Hugging Face's")
-        return dict(values)
-    names = timm_names(name for name in values if name not in STANDARDIZE)
-    found = {name: values[name] for name in STANDARDIZE if name in values}
-    for name, value in values.items():
-        if name in found:
-            continue
-        module, _, what = name.rpartition(".")
-        found[f"{names[module]}.{what}"] = value[:, :, None, None] if name == "classifier.0.weight" else value
-    return found
+    if "features.0.0.weight" in values:
+        return _renamed(values, timm_names(name for name in values if name not in STANDARDIZE))
+    if any(name.startswith(PREFIXES) for name in values):
+        raise WeightsError("BERT and GPT are not in timm; their names are Hugging Face's")
+    return dict(values)
 
 
 def from_timm(values: Mapping[str, Any], ours: Iterable[str]) -> dict[str, Any]:
     """The reverse of `to_timm` for a network with our names. Names that it does not know stay."""
-    back = {theirs: mine for mine, theirs in timm_names(ours).items()}
+    return _renamed(values, {theirs: mine for mine, theirs in timm_names(ours).items()})
+
+
+def _renamed(values: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, Any]:
+    """The values under the names of other modules. The weight of `conv_head` has four axes there, elsewhere two."""
     found = {}
     for name, value in values.items():
         module, _, what = name.rpartition(".")
-        flat = module == "conv_head" and what == "weight" and value.ndim == 4
-        found[f"{back.get(module, module)}.{what}"] = value[:, :, 0, 0] if flat else value
+        if what == "weight" and modules.get(module) == "conv_head":
+            value = value[:, :, None, None]
+        elif name == "conv_head.weight" and value.ndim == 4:
+            value = value[:, :, 0, 0]
+        found[f"{modules.get(module, module)}.{what}"] = value
     return found
