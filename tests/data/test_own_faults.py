@@ -14,48 +14,19 @@ from minidl.data.dataset import DataError
 DATA = """
 import numpy as np
 from minidl import data
-
 X, Y = np.zeros((16, 3)), np.arange(16) % 2
 
-
-def ok():
-    return X, Y
-
-
-def lists():
-    return X.tolist(), Y.tolist()
-
-
-def one():
-    return X
-
-
-def none():
-    return iter([])
-
-
-def shapes():
-    yield X, Y
-    yield X[:, :2], Y
-
-
-def negative():
-    return X, -Y
-
-
-def large():
-    return X, Y + 10**12
-
-
-def fails():
-    return {}["key"]
-
-
+def ok(): return X, Y
+def lists(): return X.tolist(), Y.tolist()
+def one(): return X
+def none(): return iter([])
+def shapes(): return iter([(X, Y), (X[:, :2], Y)])
+def negative(): return X, -Y
+def large(): return X, Y + 10**12
+def fails(): return {}["key"]
 def made(**changes):
     fields = {"name": "mine", "samples": 16, "shape": (3,), "classes": 2, "rows": lambda i: (X[i], Y[i])} | changes
     return data.Dataset(**fields)
-
-
 def wide(): return made()
 def samples(): return made(samples=16.5)
 def shape(): return made(shape=3)
@@ -70,7 +41,7 @@ def fractions(): return made(rows=lambda i: (X[i], Y[i] / 2))
     ("none", "it gives no batches"), ("shapes", "batch 1 has x (16, 2) and y (16,), batch 0 (16, 3) and (16,)"),
     ("negative", "sample 1 has label -1; labels are whole numbers from 0 on"),
     ("large", "a label is 1000000000001; the largest that a network is made for is 1048575"),
-    ("fails", "own.py:fails: KeyError: 'key' (own.py, line 38)"), ("samples", "the samples of its Dataset are 16.5"),
+    ("fails", "own.py:fails: KeyError: 'key' (own.py, line 13)"), ("samples", "the samples of its Dataset are 16.5"),
     ("shape", "the shape of its Dataset is 3"), ("serves", "its Dataset serves 'classification'; it must be a tuple"),
     ("labels", "sample 0 has label 7; with 2 classes it must be 0 to 1"),
     ("fractions", "y of its rows is float64 (4,); it must be one whole number for each sample"),
@@ -90,65 +61,39 @@ def test_rows_of_a_dataset_have_the_networks_type(tmp_path: Path) -> None:
 
 NETWORKS = """
 from minidl import nn
-
-
 class Base(nn.Module):
     input_shape, classes = (3,), 2
-
-    def __init__(self):
-        self.layer = nn.Linear(3, 2)
-
-
+    def __init__(self): self.layer = nn.Linear(3, 2)
 class Nothing(Base):
-    def forward(self, x):
-        self.layer(x)
-
-
+    def forward(self, x): self.layer(x)
 class Pair(Base):
-    def forward(self, x):
-        return self.layer(x), x
-
-
+    def forward(self, x): return self.layer(x), x
 class Missing(Base):
-    def forward(self, x):
-        return self.lyer(x)
-
-
+    def forward(self, x): return self.lyer(x)
 class Shapes(Base):
-    def forward(self, x):
-        return self.layer(x.reshape(-1, 6))
-
-
+    def forward(self, x): return self.layer(x.reshape(-1, 6))
 class Fails(Base):
-    def forward(self, x):
-        raise RuntimeError("two\\nlines")
-
-
+    def forward(self, x): raise RuntimeError("two\\nlines")
 class Silent(Base):
-    def forward(self, x):
-        raise ValueError
-
-
+    def forward(self, x): raise ValueError
 class Uncalled(Base):
-    def forward(self, x):
-        return self.layer()
-
-
+    def forward(self, x): return self.layer()
 class Judged(Base):
-    def forward(self, x):
-        return self.layer(x) if self.training else self.lyer(x)
+    def forward(self, x): return self.layer(x) if self.training else self.lyer(x)
+class Sizes(Base):
+    def __init__(self): self.layer = nn.Linear("3", 2)
 """
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("Nothing", "net.py, line 13: forward of Nothing returned nothing, not a tensor"),
-    ("Pair", "net.py, line 18: forward of Pair returned a tuple, not a tensor"),
-    ("Missing", "net.py, line 24: AttributeError: a Missing has no 'lyer'"),
-    ("Shapes", "net.py, line 29: linear in shapes/layer: input (2, 6) does not fit weight (2, 3)"),
-    ("Fails", "net.py, line 34: RuntimeError: two lines"),
-    ("Silent", "net.py, line 39: ValueError"),
-    ("Uncalled", "net.py, line 44: Linear: missing a required argument: 'x'; its forward takes (x)"),
-    ("Judged", "net.py, line 49: AttributeError: a Judged has no 'lyer'"),
+    ("Nothing", "net.py, line 7: forward of Nothing returned nothing, not a tensor"),
+    ("Pair", "net.py, line 9: forward of Pair returned a tuple, not a tensor"),
+    ("Missing", "net.py, line 11: AttributeError: a Missing has no 'lyer'"),
+    ("Shapes", "net.py, line 13: linear in shapes/layer: input (2, 6) does not fit weight (2, 3)"),
+    ("Fails", "net.py, line 15: RuntimeError: two lines"),
+    ("Silent", "net.py, line 17: ValueError"),
+    ("Uncalled", "net.py, line 19: Linear: missing a required argument: 'x'; its forward takes (x)"),
+    ("Judged", "net.py, line 21: AttributeError: a Judged has no 'lyer'"),
 ])
 def test_networks_of_ones_own_that_are_wrong(tmp_path: Path, monkeypatch: Any, capsys: Any, name: str,
                                              says: str) -> None:
@@ -165,13 +110,9 @@ def test_networks_of_ones_own_that_are_wrong(tmp_path: Path, monkeypatch: Any, c
 
 def test_info_names_the_line_of_a_network_that_fails(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("net.py").write_text(NETWORKS + """
-class Sizes(Base):
-    def __init__(self):
-        self.layer = nn.Linear("3", 2)
-""")
-    for name, says in {"Fails": "net.py, line 34: RuntimeError: two lines",
-                       "Sizes": "net.py, line 53: Linear: in_features is '3'; it must be a whole number >= 1"}.items():
+    Path("net.py").write_text(NETWORKS)
+    for name, says in {"Fails": "net.py, line 15: RuntimeError: two lines",
+                       "Sizes": "net.py, line 23: Linear: in_features is '3'; it must be a whole number >= 1"}.items():
         code, _, err = run(capsys, "info", "--model", f"net.py:{name}")
         assert (code, one_line(err)) == (2, f"minidl: {says}\n")
 
@@ -198,23 +139,13 @@ def test_a_table_with_other_marks_is_named(tmp_path: Path, text: str, says: str)
 
 FLAT = """
 from minidl import nn
-
-
 class Flat(nn.Module):
     input_shape, classes = (64,), 10
-
-    def __init__(self):
-        self.layer = nn.Linear(64, 10)
-
-    def forward(self, x):
-        return self.layer(x)
-
-
+    def __init__(self): self.layer = nn.Linear(64, 10)
+    def forward(self, x): return self.layer(x)
 class Wide(Flat):
     input_shape = (8, 8, 1)
-
-    def forward(self, x):
-        return self.layer(x.flatten(1).double())
+    def forward(self, x): return self.layer(x.flatten(1).double())
 """
 
 

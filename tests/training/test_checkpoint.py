@@ -5,9 +5,14 @@ from __future__ import annotations
 import errno
 import json
 import os
+import resource
+import signal
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -271,67 +276,37 @@ def test_a_file_with_any_byte_changed_is_refused_or_fits(saved: bytes, draw: Any
 FUZZED: dict[str, Run] = {}
 
 
-@pytest.mark.parametrize("call", ["write", "fsync", "replace", "mkstemp"])
-def test_a_full_disk_leaves_the_old_file(call: str, tmp_path: Path, monkeypatch: Any) -> None:
-    run = Run("sgd", recorded=False)
-    file = run.save(tmp_path)
-    old = file.read_bytes()
-    run.go(1)
-
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    if call == "write":
-        real = os.fdopen
-
-        def fdopen(*a: Any, **k: Any) -> Any:
-            opened = real(*a, **k)
-
-            class Full:
-                def __enter__(self) -> Any:
-                    return self
-
-                def __exit__(self, *_: Any) -> None:
-                    opened.close()
-
-                def write(self, content: bytes) -> int:
-                    opened.write(content[:100])
-                    return full()  # type: ignore[func-returns-value]
-
-            return Full()
-
-        monkeypatch.setattr(os, "fdopen", fdopen)
-    else:
-        monkeypatch.setattr("minidl.system.files.tempfile.mkstemp" if call == "mkstemp" else f"os.{call}", full)
-    with pytest.raises(CheckpointError,
-                       match=r"^cannot save .*: No space left on device; an earlier file is unchanged$"):
-        run.save(tmp_path)
-    monkeypatch.undo()
-    assert os.listdir(tmp_path) == [checkpoint.NAME]
-    assert file.read_bytes() == old
-    run.save(tmp_path)
-    assert file.read_bytes() != old
-
-
-def test_a_disk_that_is_really_full(tmp_path: Path) -> None:
-    """The limit on the size of a file makes the system refuse a write half-way, as a full disk does."""
-    import resource
-    import signal
-
-    run = Run("sgd", recorded=False)
-    file = run.save(tmp_path)
-    old = file.read_bytes()
+@contextmanager
+def full_at(call: str) -> Iterator[None]:
+    """A disk that is full at this call of the system; at "write", a limit on the size of a file refuses it half-way."""
+    if call != "write":
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(call, Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+            yield
+        return
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-        with pytest.raises(CheckpointError, match="cannot save"):
-            run.save(tmp_path)
+        yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("call", ["write", "os.fsync", "os.replace", "minidl.system.files.tempfile.mkstemp"])
+def test_a_full_disk_leaves_the_old_file(call: str, tmp_path: Path) -> None:
+    run = Run("sgd", recorded=False)
+    file = run.save(tmp_path)
+    old = file.read_bytes()
+    run.go(1)
+    why = "File too large" if call == "write" else "No space left on device"
+    with full_at(call), pytest.raises(CheckpointError, match=f"^cannot save .*: {why}; an earlier file is unchanged$"):
+        run.save(tmp_path)
     assert os.listdir(tmp_path) == [checkpoint.NAME]
     assert file.read_bytes() == old
+    run.save(tmp_path)
+    assert file.read_bytes() != old
 
 
 def test_saving_between_backward_and_update_is_refused(tmp_path: Path) -> None:
