@@ -39,6 +39,7 @@ ARRAYS = (("x_train", "y_train", "x_test", "y_test"), ("train_images", "train_la
           ("x", "y"), ("images", "labels"))
 LARGE = 16.0  #: numbers above it are large for a network, and the run says how to standardise them
 LABELS = ("label", "class", "target", "species", "y")  #: names of the label column of a table, the first that it has
+MARKS = {";": "semicolons", "\t": "tabs", "|": "bars"}  #: between columns, in place of commas
 #: the numbers of a table; Python's own also have underscores, other scripts' digits, nan and inf
 NUMBER, WHOLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII), re.compile(r"[+-]?\d+", re.ASCII)
 ABSENT = ("nan", "na", "n/a", "null", "none", "?", "-", "inf", "+inf", "-inf")  #: no words, in a column with numbers
@@ -232,34 +233,19 @@ def load_csv(path: Path, wanted: Wanted) -> Dataset:
     y, else the last one: words or whole numbers are classes, numbers with a point or an exponent are for regression; a
     note says which. Raises DataError that names line and column, also for a number with more digits than a float
     holds."""
-    if not path.is_file() or path.stat().st_size > LARGEST:
-        raise DataError(f"{path}: not a regular file, or larger than {LARGEST >> 30} GiB")
-    try:
+    with reading(path):
+        if path.stat().st_size > LARGEST:
+            raise ValueError(f"larger than {LARGEST >> 30} GiB")
         with open(path, encoding="utf-8-sig", newline="") as file:
-            head, *lines = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: not a table of commas in UTF-8 ({str(error)[:100]})") from None
-    except ValueError:
-        raise DataError(f"{path}: is empty") from None
-    names = [name.strip() for name in head[1]]
-    if comment := next((at for at, row in (head, *lines) if row[0].lstrip().startswith("#")), 0):
-        raise DataError(f"{path}, line {comment}: is a comment; the first line must name the columns, and no line "
-                        f"may be a comment")
-    if len(names) == 1 and (other := next((s for s in (";", "\t", "|") if s in names[0]), None)):
-        word = {";": "semicolons", "\t": "tabs", "|": "bars"}[other]
-        raise DataError(f"{path}: its columns are separated by {word}; save it with commas")
-    if "" in names:
-        raise DataError(f"{path}: its column {names.index('') + 1} has no name; if these are pandas' numbers of lines, "
-                        f"save it with index=False")
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise DataError(f"{path}: two of its columns are called {twice}")
-    if all(_number(name) is not None for name in names):
-        raise DataError(f"{path}: its first line must name the columns; it has numbers")
-    at = next((i for label in LABELS for i, name in enumerate(names) if name.lower() == label), len(names) - 1)
-    if len(names) < 2 or not lines:
-        raise DataError(f"{path}: needs at least two columns and a line of numbers")
-    values = np.empty((len(lines), len(names) - 1))
-    labels = []
+            rows = [(reader.line_num, row) for reader in [csv.reader(file)] for row in reader if row]
+        if not rows:
+            raise ValueError("is empty")
+        names, lines = [name.strip() for name in rows[0][1]], rows[1:]
+        _check_names(names, rows)
+        at = next((i for label in LABELS for i, name in enumerate(names) if name.lower() == label), len(names) - 1)
+        if len(names) < 2 or not lines:
+            raise ValueError("needs at least two columns and a line of numbers")
+    values, labels = np.empty((len(lines), len(names) - 1)), list[str]()
     for i, (number, row) in enumerate(lines):
         if len(row) != len(names):
             raise DataError(f"{path}, line {number}: has {len(row)} columns, its first line {len(names)}")
@@ -271,9 +257,25 @@ def load_csv(path: Path, wanted: Wanted) -> Dataset:
                 raise DataError(f"{path}, line {number}, column {column}: {cell[:40]!r} " + (
                     "is not a finite number" if found is None else "has more digits than a float64 holds"))
             values[i, j] = found
-    y, how = _classes(path, names[at], labels, [n for n, _ in lines])
+    y, how = _classes(path, names[at], labels, [number for number, _ in lines])
     wanted.note(f"{path.name}: the label is the column {names[at]}, {how}; the others are numbers")
     return part_of(path.name, values, y, None, wanted)
+
+
+def _check_names(names: list[str], rows: list[tuple[int, list[str]]]) -> None:
+    """Raises ValueError if these are no names of a table's columns."""
+    if comment := next((at for at, row in rows if row[0].lstrip().startswith("#")), 0):
+        raise ValueError(f"line {comment}: is a comment; the first line must name the columns, and no line may be a "
+                         f"comment")
+    if len(names) == 1 and (other := next((mark for mark in MARKS if mark in names[0]), None)):
+        raise ValueError(f"its columns are separated by {MARKS[other]}; save it with commas")
+    if "" in names:
+        raise ValueError(f"its column {names.index('') + 1} has no name; if these are pandas' numbers of lines, save "
+                         f"it with index=False")
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise ValueError(f"two of its columns are called {twice}")
+    if all(_number(name) is not None for name in names):
+        raise ValueError("its first line must name the columns; it has numbers")
 
 
 def _number(text: str) -> float | None:

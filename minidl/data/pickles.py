@@ -74,7 +74,7 @@ class _Unpickler(pickle.Unpickler):
         """A function of this module in place of the one that is named. Raises ValueError for any other name."""
         full = f"{module}.{name}"
         known: dict[str, Callable[..., Any]] = {
-            "numpy.dtype": _dtype, "_codecs.encode": self._encode, "numpy.ndarray": _refuse,
+            "numpy.dtype": _Type, "_codecs.encode": self._encode, "numpy.ndarray": _refuse,
             **{f"{room}.multiarray._reconstruct": _Holder.of_nothing for room in ("numpy.core", "numpy._core")},
             **{f"{room}.numeric._frombuffer": _Holder.of_bytes for room in ("numpy.core", "numpy._core")}}
         if full not in known:
@@ -90,12 +90,13 @@ class _Unpickler(pickle.Unpickler):
         return text.encode("latin-1")
 
 
-@dataclass
 class _Type:
     """A numeric dtype: kind and size, then the byte order."""
 
-    spec: str
-    order: str = "|"
+    def __init__(self, spec: Any, *_: Any) -> None:
+        self.spec, self.order = _text(spec), "|"
+        if not re.fullmatch(r"[iu][1248]|f[248]", self.spec):
+            raise ValueError(f"the pickle holds an array of type {self.spec[:20]!r}; only numbers are read")
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         """State: version, byte order, ..."""
@@ -128,13 +129,6 @@ class _Holder:
         if self.found is None:
             raise ValueError("the pickle holds an array without content")
         return self.found
-
-
-def _dtype(spec: Any, *_: Any) -> _Type:
-    spec = _text(spec)
-    if not re.fullmatch(r"[iu][1248]|f[248]", spec):
-        raise ValueError(f"the pickle holds an array of type {spec[:20]!r}; only numbers are read")
-    return _Type(spec)
 
 
 def _refuse(*_: Any) -> Any:

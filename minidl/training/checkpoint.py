@@ -70,11 +70,10 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
         raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
                               "has used")
     file = file_of(path)
-    place: dict[str, Any] = {"format": FORMAT, "step": step, "seed": random.current_seed()}
-    place["optimizer"] = None if optimizer is None else type(optimizer).__name__
-    place["loader"] = None if loader is None else {"state": loader.state(), **_identity(loader)}
-    if test is not None:
-        place["test"] = dict(test)
+    place = {"format": FORMAT, "step": step, "seed": random.current_seed(),
+             "optimizer": None if optimizer is None else type(optimizer).__name__,
+             "loader": None if loader is None else {"state": loader.state(), **_identity(loader)},
+             **({} if test is None else {"test": dict(test)})}
     arrays = {name: np.asarray(state_array(t), order="C") for name, t in _tensors(model, optimizer).items()}
     arrays |= _standardize(loader)
     texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,

@@ -53,7 +53,6 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
     data, keeper = trainer.recorded.train_data, course.keeper
     speed, looks, record = _Speed(trainer, course.steps, done_before), _Looks(trainer, course), dict[str, Any]()
     first = trainer.communicator is None or trainer.communicator.rank == 0
-    trouble = _Trouble(keeper is not None)
     for step in range(done_before + 1, course.steps + 1):
         if course.rate is not None:
             trainer.learn_by(course.rate, step - 1)
@@ -71,17 +70,17 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
             if first:
                 record = speed.record(step, loss)
         if told and first:
-            with trouble.held():
+            with looks.held():
                 course.log(record)
         test = None
         if ended and step < course.steps:
             trainer.share()
             if first:
-                with trouble.held():
+                with looks.held():
                     test = trainer.evaluate()
                     course.log(judged(trainer, step, test))
             speed.pause()
-        stop, told_by, why = looks.told(step, trouble.first, now=ended or step == course.steps)
+        stop, told_by, why = looks.told(step, now=ended or step == course.steps)
         if keeper is not None:
             if stop:
                 _stop(trainer, keeper, step, test, told_by, why)
@@ -102,24 +101,6 @@ def _stop(trainer: Trainer, keeper: Keeper, step: int, test: Mapping[str, float]
     if trainer.communicator is not None:
         trainer.communicator.gather(None)  # none ends before the checkpoint is whole
     raise Stopped(told_by) from why
-
-
-class _Trouble:
-    """The `first` error of this rank: if a checkpoint can be saved, it ends the run when ranks next ask each other;
-    else it is raised at once."""
-
-    def __init__(self, holds: bool) -> None:
-        self.first: Exception | None = None
-        self._holds = holds
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        try:
-            yield
-        except (DataError, FileError) as error:
-            if not self._holds:
-                raise
-            self.first = self.first or error
 
 
 def judged(trainer: Trainer, step: int, test: Mapping[str, float]) -> dict[str, Any]:
@@ -158,23 +139,33 @@ class _Speed:
 
 class _Looks:
     """Whether the run shall stop, after which signal to which rank, and why. Ranks ask each other, at steps that all of
-    them know, twice a second."""
+    them know, twice a second. `trouble`: the first error of this rank: if a checkpoint can be saved, it ends the run
+    when ranks next ask each other; else it is raised at once."""
 
     def __init__(self, trainer: Trainer, course: Course) -> None:
         self.communicator, self.course = trainer.communicator, course
+        self.trouble: Exception | None = None
         self.next, self.last, self.at = 1, 0, monotonic()
 
-    def told(self, step: int, trouble: Exception | None,
-             now: bool) -> tuple[bool, tuple[int, int] | None, Exception | None]:
-        """`trouble`: why this rank cannot go on. `now`: whether all ranks ask at this step."""
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        try:
+            yield
+        except (DataError, FileError) as error:
+            if self.course.keeper is None:
+                raise
+            self.trouble = self.trouble or error
+
+    def told(self, step: int, now: bool) -> tuple[bool, tuple[int, int] | None, Exception | None]:
+        """`now`: whether all ranks ask at this step."""
         if self.course.keeper is None or self.communicator is None:
             signal = self.course.stopping()
-            return (self.course.keeper is not None and (trouble or signal) is not None,
-                    None if signal is None else (signal, 0), trouble)
+            return (self.course.keeper is not None and (self.trouble or signal) is not None,
+                    None if signal is None else (signal, 0), self.trouble)
         if step < self.next and not now:
             return False, None, None
         moment = monotonic()
-        seen = self.communicator.gather((self.course.stopping(), trouble and str(trouble),
+        seen = self.communicator.gather((self.course.stopping(), self.trouble and str(self.trouble),
                                          (moment - self.at) / max(1, step - self.last)))
         slowest = max(seconds for _, _, seconds in seen)
         self.next, self.last, self.at = step + max(1, int(LOOKS / max(slowest, 1e-6))), step, moment

@@ -32,6 +32,11 @@ from minidl.training.trainer import Trainer, TrainingError
 SMALL = ["--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "128", "--costs", "analytic"]
 
 
+RANKS = {"alone": [], "data": ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
+         **{name: ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", name]
+            for name in ("gpipe", "pipedream", "zb_h1")}}
+
+
 def train(capsys, *argv, code=0):
     assert main(["train", *SMALL, *map(str, argv), "--json"]) == code
     caught = capsys.readouterr()
@@ -182,12 +187,9 @@ def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize("ranks", [[], ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler",
-                                        "zb_h1"],
-                                   ["--parallel", "data", "--ranks", "2", "--scheduler", "reverse_first_k"]],
-                         ids=["alone", "pipeline", "data"])
-def test_an_interrupt_leaves_a_whole_checkpoint_from_which_the_run_goes_on(capsys, tmp_path, ranks):
-    micro = ranks[ranks.index("--micro-batches") :][:2] if "--micro-batches" in ranks else []
+@pytest.mark.parametrize("kind", ["alone", "zb_h1", "data"])
+def test_an_interrupt_leaves_a_whole_checkpoint_from_which_the_run_goes_on(capsys, tmp_path, kind):
+    ranks, micro = RANKS[kind], ["--micro-batches", "4"] if kind == "zb_h1" else []
     argv = ["train", *SMALL, *ranks, "--steps", "100000", "--checkpoint", str(tmp_path / "c"), "--log",
             str(tmp_path / "l"), "--log-every", "1"]
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # that of the tests may be ignored: inherited
@@ -209,17 +211,16 @@ def test_an_interrupt_leaves_a_whole_checkpoint_from_which_the_run_goes_on(capsy
     assert done >= 5
     steps = str(done + 3)
     more, _ = train(capsys, *ranks, "--steps", steps, "--checkpoint", tmp_path / "c", "--resume")
-    whole, _ = train(capsys, *(ranks if "data" in ranks else micro), "--steps", steps)
+    whole, _ = train(capsys, *(ranks if kind == "data" else micro), "--steps", steps)
     assert more["params_sha256"] == whole["params_sha256"]
 
 
-@pytest.mark.parametrize("ranks", [["--parallel", "pipeline", "--micro-batches", "4", "--scheduler", "zb_h1"],
-                                   ["--parallel", "data", "--scheduler", "priority"]], ids=["pipeline", "data"])
-def test_ranks_log_and_judge_as_one_device_does(capsys, tmp_path, ranks):
+@pytest.mark.parametrize("kind", ["zb_h1", "data"])
+def test_ranks_log_and_judge_as_one_device_does(capsys, tmp_path, kind):
     flags = ["--dtype", "float64", "--epochs", 2, "--log-every", 5, "--lr-schedule", "cosine", "--warmup", 2]
-    micro = ["--micro-batches", "4"] if "--micro-batches" in ranks else []
+    micro = ["--micro-batches", "4"] if kind == "zb_h1" else []
     train(capsys, *flags, *micro, "--log", tmp_path / "one")
-    train(capsys, *flags, *ranks, "--ranks", 2, "--log", tmp_path / "two", "--checkpoint", tmp_path / "c", "--keep", 1)
+    train(capsys, *flags, *RANKS[kind], "--log", tmp_path / "two", "--checkpoint", tmp_path / "c", "--keep", 1)
     for one, two in zip(lines(tmp_path / "one"), lines(tmp_path / "two"), strict=True):
         assert one.keys() == two.keys()
         for key in ("step", "epoch", "loss", "lr", "test_loss", "test_accuracy"):
@@ -278,11 +279,6 @@ def fragile(tmp_path):
     return ["--model-arg", "features=64", "--data", f"{tmp_path / 'own.py'}:points", "--batch-size"]
 
 
-RANKS = {"alone": [], "data": ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
-         **{name: ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", name]
-            for name in ("gpipe", "pipedream")}}
-
-
 @pytest.mark.few(1)
 @pytest.mark.parametrize("ranks", ["alone", "data", "gpipe"])
 def test_test_data_that_cannot_be_read_lose_no_step(capsys, tmp_path, fragile, ranks):
@@ -301,7 +297,7 @@ def test_test_data_that_cannot_be_read_lose_no_step(capsys, tmp_path, fragile, r
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", ["alone", "data", "gpipe", "pipedream"])
 def test_training_data_that_a_rank_cannot_read_lose_no_step(capsys, tmp_path, fragile, ranks):
     """Of data-parallel ranks only one reads the sample; all ranks of a pipeline do."""
     flags, where = [*fragile, 4, *RANKS[ranks]], "rank 1: " if ranks == "data" else ""
@@ -334,11 +330,10 @@ def test_a_full_disk_costs_no_step_and_no_result(capsys, tmp_path):
     _, err = train(capsys, *flags, "--log", "/dev/full", "--checkpoint", tmp_path / "c", code=2)
     assert err.splitlines()[-1] == "minidl: /dev/full: No space left on device"
     assert checkpoint.peek(tmp_path / "c").step == 4
-    ranks = ["--parallel", "data", "--ranks", 2, "--scheduler", "priority"]
     for steps, least in ((100_000, 4), (4, 4)):  # until ranks look at each other; in the last step
         folder = tmp_path / f"ranks{steps}"
-        _, err = train(capsys, *ranks, "--log-every", 4, "--steps", steps, "--log", "/dev/full", "--checkpoint", folder,
-                       code=2)
+        _, err = train(capsys, *RANKS["data"], "--log-every", 4, "--steps", steps, "--log", "/dev/full",
+                       "--checkpoint", folder, code=2)
         assert err.splitlines()[-2:] == [f"saved {folder} before the end; continue with --resume",
                                          "minidl: /dev/full: No space left on device"]
         assert least <= checkpoint.peek(folder).step < 10_000
@@ -396,9 +391,7 @@ def test_a_run_that_resumes_in_mid_epoch_on_other_ranks_sees_each_sample_once_an
     monkeypatch.setattr(data.Loader, "__next__", noted)
     flags = ["--model", "mlp", "--model-arg", "features=3", "--data", f"{tmp_path / 'own.py'}:numbers", "--batch-size",
              12, "--checkpoint", tmp_path / "c"]
-    on = [[], ["--parallel", "data", "--ranks", 2, "--scheduler", "priority"],
-          ["--parallel", "data", "--ranks", 3, "--scheduler", "barrier"],
-          ["--parallel", "pipeline", "--ranks", 2, "--micro-batches", 4, "--scheduler", "gpipe"]]
+    on = [[], RANKS["data"], ["--parallel", "data", "--ranks", 3, "--scheduler", "barrier"], RANKS["gpipe"]]
     for steps, ranks in zip((3, 6, 7, 13), on, strict=True):
         judged.clear()
         train(capsys, *flags, *ranks, "--steps", steps, *(["--resume"] if steps > 3 else []))
@@ -487,15 +480,15 @@ def test_a_network_writes_only_with_the_tokens_that_it_knows(capsys, tmp_path, w
                                        f"256\n")
 
 
-@pytest.mark.parametrize("ranks", [[], ["--parallel", "data", "--ranks", "2", "--scheduler", "barrier"]],
-                         ids=["alone", "ranks"])
+@pytest.mark.parametrize("ranks", ["alone", "data"])
 def test_a_run_goes_on_only_with_its_own_tokenizer(capsys, tmp_path, ranks):
     """A vocabulary that is trained on other text has as many tokens, which mean something else."""
     pytest.importorskip("tokenizers")
     file, folder = tmp_path / "a.txt", tmp_path / "c"
     file.write_text("the quick brown fox jumps over a lazy dog\n" * 99)
     flags = ["train", "--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=1", "--data", str(file),
-             "--tokenizer", "270", "--batch-size", "4", "--costs", "analytic", "--checkpoint", str(folder), *ranks]
+             "--tokenizer", "270", "--batch-size", "4", "--costs", "analytic", "--checkpoint", str(folder),
+             *RANKS[ranks]]
     assert main([*flags, "--steps", "2"]) == 0
     assert main([*flags, "--steps", "4", "--resume"]) == 0
     file.write_text("how vexingly quick daft zebras jump, said he\n" * 99)
