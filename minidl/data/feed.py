@@ -6,9 +6,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
-
-from . import draws
 from .dataset import DataError
 from .loader import Loader
 
@@ -27,12 +24,8 @@ class Feed(Loader):
         if self.hold:
             return super().read(step // self.hold * n)
         newest = step + n - 1  # row j has the newest sample whose number is j modulo n
-        parts = [part for j in range(n) for at in [newest - (newest - j) % n] for part in self._parts(at, at + 1)]
-        own = np.concatenate([rows for _, rows in parts])
-        if not self.dataset.random:
-            return self.dataset.rows(own)
-        return self.dataset.rows(own, np.concatenate([draws.of_epoch(self.samples, epoch, self.seed)[rows]
-                                                      for epoch, rows in parts]))
+        return self._rows([part for j in range(n) for at in [newest - (newest - j) % n]
+                           for part in self._parts(at, at + 1)])
 
 
 def fed(loader: Loader, feed: str) -> Loader:

@@ -6,7 +6,7 @@ It does not know what a sample is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeGuard
 
@@ -132,7 +132,10 @@ class Loader:
         """This rank's rows of the global batch at a position. Raises DataError for samples that cannot be read."""
         share = (self.after(begin) - begin) // self.ranks
         first = begin + self.rank * share
-        parts = list(self._parts(first, first + share))
+        return self._rows(list(self._parts(first, first + share)))
+
+    def _rows(self, parts: Sequence[tuple[int, NDArray[np.int64]]]) -> tuple[Array, Array]:
+        """The samples of these epochs, with the choices that are theirs there."""
         own = np.concatenate([rows for _, rows in parts])
         if not self.dataset.random:
             return self.dataset.rows(own)
