@@ -97,7 +97,7 @@ class _Limited(io.RawIOBase):
         return True
 
     def readinto(self, into: Any) -> int:
-        part = self._stream.read(len(into))
+        part = self._stream.read(min(len(into), PIECE))  # an archive may ask for as much as a header says
         if self._stream.tell() > self._room:
             raise DataError(f"{self._where}: holds more text than is read from a file of this size; unpack it, or save "
                             f"its tokens as uint16 in train.bin and val.bin")

@@ -146,7 +146,15 @@ BOMBS = {
     "b.tar": lambda zeros: tar({"b.xz": xz(tar({"c.txt": zeros[1::2], "d.txt": zeros[::2]}))}),
     "c.tar": lambda zeros: tar({f"{i}.xz": xz(zeros[::32]) for i in range(5)}),
     "sparse.tar": lambda zeros: sparse(len(zeros)),
+    "name.xz": lambda zeros: xz(long_name(len(zeros)) + zeros),
 }
+
+
+def long_name(size):
+    """The head of an archive whose first file has a name of so many bytes."""
+    info = tarfile.TarInfo("a.txt")
+    info.type, info.size = tarfile.GNUTYPE_LONGNAME, size
+    return info.tobuf(tarfile.GNU_FORMAT)
 
 
 def sparse(size):
@@ -159,7 +167,7 @@ def sparse(size):
     return bytes(head) + bytes(1024)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", BOMBS)
 def test_what_inflates_without_end_is_refused_before_it_fills_the_memory(tmp_path, monkeypatch, name):
     """A file of some hundred bytes that holds more than it may."""
@@ -169,7 +177,7 @@ def test_what_inflates_without_end_is_refused_before_it_fills_the_memory(tmp_pat
     refused(name, "holds more text", act=lambda: data.load(tmp_path / name, batch_size=1, sequence_length=4))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert most < 12 << 20
+    assert most < (20 if name == "name.xz" else 12) << 20  # Python makes room for a name first
 
 
 def test_files_that_are_packed_in_one_another_without_end_are_refused(tmp_path):
