@@ -1,4 +1,4 @@
-"""Arrays as data sets: of .npz and .npy files, of a table of numbers (CSV), and of functions of the user's own.
+"""Arrays as data sets: of .npz and .npy files, and of a table of numbers (CSV).
 
 The meaning of x and y follows from their shapes and types, and where these leave a doubt, a note says it. x: images
 (n, h, w, c) or (n, h, w); numbers (n, features); tokens (n, length), whole numbers. y: classes (n,), tokens (n,
@@ -12,7 +12,7 @@ import csv
 import math
 import re
 import zipfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from decimal import Decimal
@@ -22,14 +22,11 @@ from typing import Any
 
 import numpy as np
 from numpy.lib import format as npy
-from numpy.typing import NDArray
 
-from ..system.loading import by_name, function_of
 from .archives import reading
-from .dataset import (FLOAT32, IGNORED, MOST, Array, DataError, Dataset, LabelError, Note, Rows, Scaling, Standardize,
+from .dataset import (FLOAT32, IGNORED, MOST, Array, DataError, Dataset, Note, Scaling, Standardize,
                       Wanted, check_labels, of_images, pieces, statistics)
 from .loader import fifth
-from .streams import HEAD, MOST_BATCHES, MOST_BYTES, owners_code, stream
 
 LARGEST = 4 << 30  #: the most bytes of arrays
 PACKED = 100  #: the largest compression ratio of arrays that take more than SMALL; images reach about 5
@@ -308,122 +305,3 @@ def _classes(path: Path, column: str, labels: list[str], lines: list[int]) -> tu
     shown = ", ".join(f"{i} is {str(value)[:40]}" for i, value in enumerate(kept[:3]))
     return y, (f"of {len(kept):,} {'whole numbers' if all(whole) else 'words'}, which are classes in their order: "
                + shown + (" ..." if len(kept) > 3 else ""))
-
-
-# --------------------------------------------------------------------------------------------------------------- yours
-def load_own(name: str, wanted: Wanted) -> Dataset:
-    """The data set of a user's function, `file.py:function`, which returns a Dataset, arrays (x, y), or an iterable of
-    batches (x, y), which is read to its end, or taken as it comes if it has none. It may take `split` and `seed`;
-    without `split`, a fifth is the test part. Raises DataError."""
-    split = wanted.split
-    try:
-        takes = by_name(function := function_of(name))
-    except ValueError as error:
-        raise DataError(f"{name}: {error}") from None
-    told = {key: value for key, value in {"split": split, "seed": wanted.seed}.items() if key in takes}
-    parts = ("train", "test") if split == "test" and "split" in takes else (split,)
-    made = [_called(name, function, told | ({"split": part} if "split" in takes else {})) for part in parts]
-    if isinstance(made[-1], Dataset):
-        _check_fields(name, made[-1])
-        if wanted.classes and made[-1].classes > wanted.classes:
-            raise LabelError(f"{name}: has {made[-1].classes} classes, the network {wanted.classes}")
-        tokens = {"next_token", "translation"} & {*made[-1].serves}
-        # nobody knows how long its rows take, and what y has
-        return replace(made[-1], rows=_checked(name, made[-1], wanted.dtype), slow=True,
-                       uneven=made[-1].uneven or bool(tokens))
-    found = [_arrays(name, part) for part in made]
-    (arrays, ends), (tests, _) = found[0], found[-1]
-    short = name.rpartition("/")[2]
-    if ends:
-        return part_of(short, *arrays, tests if "split" in takes else None, wanted)
-    if wanted.standardize is True:
-        raise DataError(f"{name}: --standardize needs all numbers, and its batches have no end; scale them in the "
-                        f"function")
-    head = part_of(short, *arrays, tests, wanted)
-    if split == "test":
-        return head
-    alike = replace(wanted, classes=wanted.classes or head.classes, note=lambda line: None)
-    return stream(short, head, lambda: _called(name, function, told), 0 if "split" in takes else HEAD,
-                  lambda x, y: part_of(short, x, y, (x, y), alike))
-
-
-SERVES = ("classification", "regression", "next_token", "masked_token", "translation")  #: the objectives
-
-
-def _check_fields(name: str, made: Dataset) -> None:
-    """Raises DataError for a field of a Dataset of the user's own that cannot be used."""
-    whole = {"samples": made.samples, "classes": made.classes, "vocabulary": made.vocabulary}
-    for field, value in whole.items():
-        least = 0 if field == "vocabulary" else 1
-        if not isinstance(value, int | np.integer) or not least <= value:
-            raise DataError(f"{name}: the {field} of its Dataset are {value!r}; it must be a whole number of at least "
-                            f"{least}")
-    if not isinstance(made.shape, tuple) or not all(isinstance(n, int | np.integer) and n > 0 for n in made.shape):
-        raise DataError(f"{name}: the shape of its Dataset is {made.shape!r}; it must be a tuple of whole numbers, as "
-                        f"in (28, 28, 1)")
-    if not isinstance(made.serves, tuple) or not {*made.serves} <= {*SERVES}:
-        raise DataError(f"{name}: its Dataset serves {made.serves!r}; it must be a tuple of {', '.join(SERVES)}")
-
-
-def _checked(name: str, made: Dataset, dtype: str) -> Rows:
-    """The rows of a Dataset of the user's own, x as `dtype` unless it is tokens; they raise DataError if they fail or
-    are not what the Dataset says."""
-    labels = not {"regression", "next_token", "masked_token", "translation"} & {*made.serves}
-
-    def rows(indices: NDArray[np.int64], *numbers: Any) -> tuple[Array, Array]:
-        x, y = _called(name, lambda: tuple(map(np.asarray, made.rows(indices, *numbers))), {})
-        if x.shape != (len(indices), *made.shape) or len(y) != len(indices):
-            raise DataError(f"{name}: its rows of {len(indices)} samples are x {x.shape} and y {y.shape}; x must be "
-                            f"{(len(indices), *made.shape)}, as its shape says, and y have {len(indices)} rows")
-        if labels:
-            if y.dtype.kind not in "iu" or y.ndim != 1:
-                raise DataError(f"{name}: y of its rows is {y.dtype} {y.shape}; it must be one whole number for each "
-                                f"sample, its class")
-            if not made.uneven and (y == IGNORED).any():
-                raise DataError(f"{name}: a label of its rows is {IGNORED}, which does not count; make its Dataset "
-                                f"with uneven=True, so that the parts of a batch weigh as many labels as they have")
-            check_labels(y, made.classes, name, ignored=True)
-        return x if made.vocabulary or x.dtype.kind in "iu" else x.astype(dtype, copy=False), y
-
-    return rows
-
-
-def _called(name: str, function: Callable[..., Any], told: dict[str, Any]) -> Any:
-    with owners_code(name):
-        return function(**told)
-
-
-def _arrays(name: str, made: Any) -> tuple[tuple[Array, Array], bool]:
-    """The arrays (x, y) of what a function has returned, and whether they are all: of batches without end, they are the
-    first HEAD."""
-    if isinstance(made, tuple) and len(made) == 2 and all(isinstance(part, np.ndarray) for part in made):
-        return made, True
-    batches = isinstance(made, Iterable) and not isinstance(made, np.ndarray | str | bytes | dict)
-    if isinstance(made, list | tuple):
-        batches = all(isinstance(part, list | tuple) and len(part) == 2 for part in made)
-    if not batches:
-        parts_of = f" of {' and '.join(type(p).__name__ for p in made[:3])}" if isinstance(made, list | tuple) else ""
-        raise DataError(f"{name}: returned {type(made).__name__}{parts_of}; it must return a Dataset, NumPy arrays "
-                        f"(x, y), or an iterable of batches (x, y)")
-    parts: list[tuple[NDArray[Any], NDArray[Any]]] = []
-    size, ends = 0, True
-    try:
-        for batch in made:
-            x, y = (np.asarray(part) for part in batch)
-            size += x.nbytes + y.nbytes
-            if parts and (x.shape[1:] != parts[0][0].shape[1:] or y.shape[1:] != parts[0][1].shape[1:]):
-                raise DataError(f"{name}: batch {len(parts)} has x {x.shape} and y {y.shape}, batch 0 "
-                                f"{parts[0][0].shape} and {parts[0][1].shape}")
-            parts.append((x, y))
-            if size > MOST_BYTES or len(parts) > MOST_BATCHES:
-                parts, ends = parts[:HEAD], False
-                break
-        if not parts:
-            raise DataError(f"{name}: it gives no batches")
-        x, y = (np.concatenate(column) for column in zip(*parts, strict=True))
-    except DataError:
-        raise
-    except Exception as error:
-        raise DataError(f"{name}: batch {len(parts)}: {type(error).__name__}: {' '.join(str(error).split())[:300]}; a "
-                        f"batch is (x, y), arrays with a row for each sample") from error
-    return (x, y), ends

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from . import arrays, builtin, formats, pictures, sentences, text
+from . import arrays, builtin, formats, own, pictures, sentences, text
 from .dataset import DataError, Dataset, Note, Standardize, Wanted
 from .loader import Loader, check_seed
 
@@ -46,24 +46,17 @@ def load(
     note: Note = _say,
 ) -> Loader:  # fmt: skip
     """A loader of a data set by name (`NAMES`), by path, or of a function of one's own (`file.py:function`); see
-    docs/data.md.
+    docs/data.md for files, scales and tokens.
 
-    Images: x (B, H, W, C) of `dtype`, resized to `image_size` and repeated to `channels`; y (B,) int64. Images of named
-    sets are standardised before, per channel: digits to mean 0 and variance 1 over the training part, MNIST, CIFAR and
-    pictures by the published numbers. Arrays of one's own, images or numbers x (B, features), stay as they are, unless
-    `standardize` is True, or a `Scaling` to standardise them by; `Dataset.scaling` then says how.
+    Images: x (B, H, W, C) of `dtype`, resized to `image_size` and repeated to `channels`; y (B,) int64. Arrays of one's
+    own, images or numbers x (B, features), stay as they are, unless `standardize` is True, or a `Scaling` to scale them
+    by. Running text: x and y (B, sequence_length) int64, y the tokens that follow. Pairs of sentences: x (B,
+    sequence_length) int64; y (B,), or of translations (B, sequence_length).
 
-    Running text: x and y (B, sequence_length) int64, y the tokens that follow. Pairs of sentences: x (B,
-    sequence_length) int64; y (B,), or of translations (B, sequence_length). `classes`: how many classes, or tokens, the
-    model knows; None takes the data's own number. `tokenizer`: bytes, a number of tokens, or a file, see
-    data/tokens.py. `workers`: processes that decode pictures; None: one for each core but one.
-
-    `split`: train (each epoch in an order of its own, without a gap between them, see `Loader`) or test (stored
-    order). Files of named data are looked for in `root`, by default ./data; nothing is ever downloaded. `note` gets a
-    line if images are resized.
-
-    Raises DataError, with one line, for arguments that do not fit, an unknown name, a missing or damaged file, a label
-    out of range.
+    `split`: train or test, see `Loader`. `root`: the folder of named data's files, by default ./data. `classes`: how
+    many classes, or tokens, the model knows; None takes the data's own number. `tokenizer`: bytes, a number of tokens,
+    or a file. `workers`: processes that decode pictures; None: one for each core but one. `note` gets lines for the
+    user. Raises DataError, with one line.
     """
     if split not in ("train", "test"):
         raise DataError(f"the split is {split!r}; it must be train or test")
@@ -114,7 +107,7 @@ def _named(name: str | os.PathLike[str], root: Path, wanted: Wanted) -> Dataset:
         raise DataError(f"{name}: not found (looked for {looked} in {root}); nothing is downloaded: say where its "
                         f"files are (--root DIR), or give --data {other}")
     if isinstance(name, str) and ":" in name and not Path(name).exists():
-        return arrays.load_own(name, wanted)
+        return own.load_own(name, wanted)
     if str(name).endswith(".py"):
         raise DataError(f"{name}: name its function as well: {name}:FUNCTION")
     path = _path(name)

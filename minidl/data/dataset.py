@@ -19,6 +19,7 @@ Rows = Callable[..., tuple[Array, Array]]
 Note = Callable[[str], None]
 
 IGNORED = -100  #: in y: a sample, or a position of tokens, that does not count, as in torch
+ENDLESS = 1 << 62  #: the number of samples of data without end
 MOST = 1 << 20  #: the most classes or tokens
 PIECE = 4 << 20  #: how many numbers of images are read at a time
 FLOAT32 = float(np.finfo(np.float32).max)

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 
 from ..autograd.random import generator
 from . import draws
-from .dataset import Array, DataError, Dataset, Scaling
-from .streams import ENDLESS
+from .dataset import ENDLESS, Array, DataError, Dataset, Scaling
 
 DEPTH = 2  #: how many batches are read ahead, where reading takes long
 
@@ -38,9 +37,8 @@ class Loader:
     that each sample comes exactly once an epoch. Otherwise the stored order is kept, and an epoch's last batch may be
     short.
 
-    `next(loader)` goes on for ever, from epoch to epoch. `for x, y in loader` runs through the batches that begin in
-    the present epoch, from the first one, even if some of them have been taken before. To continue in the middle of an
-    epoch, after `restore`, use `next`.
+    `next(loader)` goes on for ever. `for x, y in loader` runs through all batches that begin in the present epoch, even
+    if some of them have been taken before.
 
     With ranks, each rank gets its own equal, contiguous rows of every global batch; `batch_size`, `position` and
     `state` refer to global batches and are the same for every layout.

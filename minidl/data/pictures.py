@@ -2,9 +2,7 @@
 
 For training a picture is cropped to a random part of 8 to 100 % of its area with a ratio of 3/4 to 4/3 (Szegedy et al.
 2015) and flipped half of the time; for testing its shorter side becomes 8/7 of the size, and the middle is cut out. The
-channels are scaled by the mean and deviation of ImageNet. Pixels of 16 bits lose the lower 8, in gray as in colours; of
-an animation the first picture counts, and a camera's note of how it was held does not, as in torchvision. Pixels of
-floats, or that one can see through, are no gray and no colour.
+channels are scaled by the mean and deviation of ImageNet. docs/data.md says which pixels can be read.
 """
 
 from __future__ import annotations

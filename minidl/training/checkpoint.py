@@ -1,11 +1,9 @@
 """Checkpoints: everything that a run needs to resume bit-identically to an uninterrupted run.
 
 One safetensors file holds as tensors the parameters and states of the model, the optimizer's states with learning rate
-and Adam's powers, and the dropout counter; and as JSON the place in the data, seed and schedule. A file is only data:
-nothing in it is ever executed. A load changes nothing unless the whole file fits and its digest is right.
-
-A checkpoint is made between two steps: gradients that wait for an update are not saved. Values are restored in place,
-so recorded steps remain valid.
+and Adam's powers, and the dropout counter; and as JSON the place in the data, seed and schedule. It is made between two
+steps. A load changes nothing unless the whole file fits and its digest is right; values are restored in place, so
+recorded steps remain valid.
 """
 
 from __future__ import annotations

@@ -489,7 +489,7 @@ def twice():
 
 def test_a_function_may_give_batches_without_end(tmp_path, capsys, monkeypatch):
     """In their order, as batches of another size, on all layouts of ranks, and from any place on."""
-    monkeypatch.setattr(data.arrays, "MOST_BATCHES", 120)
+    monkeypatch.setattr(data.own, "MOST_BATCHES", 120)
     file = tmp_path / "own.py"
     file.write_text(ENDLESS)
     for name, first in (("numbered", 300), ("split", 0), ("twice", 300)):
