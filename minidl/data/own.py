@@ -25,7 +25,7 @@ MOST_BYTES = 1 << 30
 RECENT = 64  #: how many batches are kept
 SERVES = ("classification", "regression", "next_token", "masked_token", "translation")  #: the objectives
 Batch = tuple[Array, Array]
-END: Any = object()
+END: Any = object()  #: after the last batch
 
 
 def load_own(name: str, wanted: Wanted) -> Dataset:
