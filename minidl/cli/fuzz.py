@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
+from functools import partial
 from typing import Any
 
 from ..system.loading import function_of
@@ -30,11 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: Any) -> int:
     """Returns exit code 1 for a difference, or if no case could be compared."""
     make, cases = (function_of(arguments.step), 3) if arguments.step else (random_steps.training, 100)
-    cases = arguments.cases or cases
+    cases, arrangements = arguments.cases or cases, partial(fuzz.arranged, all_policies=bool(arguments.step))
     verdicts: list[fuzz.Verdict] = []
     with show.progress("comparing", cases) as done:
         for seed in range(arguments.seed, arguments.seed + cases):
-            verdicts.append(fuzz.check(make, seed, every=bool(arguments.step)))
+            verdicts.append(fuzz.check(make, seed, arrangements))
             done(len(verdicts))
     bad = [v for v in verdicts if v.failures]
     runs = sum(v.runs for v in verdicts)
