@@ -8,7 +8,6 @@ from typing import Any
 
 from .. import schedulers
 from ..core.draw import curve_svg
-from ..core.machine import Machine
 from ..core.placement import Refused
 from ..plans.plan import Plan
 from ..schedulers.search import levels
@@ -16,10 +15,10 @@ from ..schedulers.search.curve import Point, curve
 from ..system.files import write_atomic
 from ..views.page import Shown
 from . import data_parallel_plans as data_parallel
-from . import pipeline_plans as pipeline
 from . import show
-from .flags import UsageError, job
-from .inputs import costs, named, recorded_step, scheduler_of
+from .flags import UsageError
+from .inputs import named, scheduler_of
+from .problem import problem
 
 #: flags of --curve's command that a point's own command has in another way, or not: name -> whether it has a value
 OTHERWISE = {"--curve": False, "--json": False, "--html": True, "--svg": True, "--scheduler": True, "--recompute": True,
@@ -32,15 +31,15 @@ def show_curve(arguments: Any) -> int:
         if flag in arguments.given:
             raise UsageError(f"--curve tries every {flag}; leave it out")
     names = [name for name in named(arguments) if scheduler_of(arguments, name)]
-    recorded, cost, options = (
-        data_parallel.network(arguments) if arguments.subject == "r" else pipeline.network(arguments)
-        if arguments.subject == "c" else (alone := recorded_step(job(arguments)), costs(arguments, alone), {}))
-    machine = options.pop("machine", None) or Machine()
-    usual, points = recorded.job, list[Point]()
+    asked = problem(arguments, names[0])
+    recorded, machine, points = asked.recorded, asked.machine, list[Point]()
+    assert recorded is not None
+    assert asked.cost is not None
+    usual, cost = recorded.job, asked.cost
 
     def make(recompute: str, limit: int | None, shard: Any) -> Plan:
         recorded.job = replace(usual, scheduler=name, recompute=recompute, shard=shard)
-        return recorded.plan(cost, replace(machine, memory_limit=limit), **options)
+        return replace(asked, machine=replace(machine, memory_limit=limit)).plan()
 
     for name in names:
         shards = levels(scheduler_of(arguments, name).parallel, machine, usual.shard)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .. import schedulers
-from ..pricing.collectives import Collective
-from ..pricing.cost import CostModel, Link
+from ..pricing.cost import CostModel
 from ..system.files import read_text
 from . import show
 from .flags import UsageError, kind_of
@@ -88,14 +86,3 @@ def version_log(name: str) -> list[VersionRead]:
         return from_lines(read_text(name, "version log").splitlines(), name)
     except ValueError as error:
         raise UsageError(str(error)) from None
-
-
-def link(arguments: Any) -> Link:
-    """The link between two ranks, in microseconds."""
-    return Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)
-
-
-def collective(arguments: Any, ranks: int) -> Callable[[Mapping[int, int]], float]:
-    """How long so many ranks take to sum so many bytes, by unit."""
-    shape = Collective(ranks, link(arguments), arguments.collective, arguments.servers)
-    return lambda sizes: shape.time(sum(sizes.values()))

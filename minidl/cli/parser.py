@@ -11,7 +11,7 @@ import re
 import shlex
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from .flags import FLAGS, UsageError, add_flags, check_flags, kind_of, subject_of
 from .values import nearest
@@ -122,17 +122,16 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     flag that would have no effect."""
     parser = _parser(next((a for a in argv if not a.startswith("-")), ""))
     arguments = _parsed(parser, argv or ["--help"])
-    given = {a.split("=")[0] for a in argv if a.startswith("--")}
-    if arguments.config:
-        from_file = _config(arguments.config, arguments.parser)
+    given, path = _names(argv), arguments.config
+    if path:
+        told = _config(path, arguments.parser)
         if given & {"--steps", "--epochs"}:  # only one of them counts, and the command line overrides
-            from_file = {key: value for key, value in from_file.items() if key not in ("steps", "epochs")}
-        arguments.parser.set_defaults(**{k: v for k, v in from_file.items() if k not in ("model_arg", "scheduler_arg")})
-        arguments = _parsed(parser, argv)
-        given |= {"--" + k.replace("_", "-") for k, value in from_file.items() if value is not False}
-        for key in ("model_arg", "scheduler_arg"):  # single names on the command line override
-            if key in from_file:
-                setattr(arguments, key, [*from_file[key], *getattr(arguments, key)])
+            told = [word for word in told if not word.startswith(("--steps=", "--epochs="))]
+        try:
+            arguments = _parsed(parser, [argv[0], *told, *argv[1:]])
+        except UsageError as error:
+            raise UsageError(f"{path}: {error}") from None
+        given |= _names(told)
     arguments.given, arguments.line = given, shlex.join(["minidl", *argv])
     arguments.subject = subject_of(arguments)
     if (kind := kind_of(arguments)) != "none":
@@ -149,8 +148,13 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
-def _config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
-    """The flags of a TOML file, checked like flags of the command line. Raises UsageError that names the key."""
+def _names(words: Sequence[str]) -> set[str]:
+    """The flags among the words of a command."""
+    return {word.partition("=")[0] for word in words if word.startswith("--")}
+
+
+def _config(path: str, parser: argparse.ArgumentParser) -> list[str]:
+    """The flags of a TOML file as words of a command. Raises UsageError that names the key."""
     import tomllib
 
     from ..system.files import read_text
@@ -161,27 +165,17 @@ def _config(path: str, parser: argparse.ArgumentParser) -> dict[str, Any]:
         raise UsageError(f"{path}: {' '.join(str(error).split())[:200]}") from None
     except (RecursionError, OverflowError):
         raise UsageError(f"{path}: nested too deeply, or a number too large") from None
-    actions = {o.lstrip("-"): action for action in parser._actions for o in action.option_strings if o.startswith("--")}
-    found: dict[str, Any] = {}
+    actions = {o.removeprefix("--"): a for a in parser._actions for o in a.option_strings if o.startswith("--")}
+    words = list[str]()
     for key, value in content.items():
-        action = actions.get(key)
-        if action is None or key in ("config", "help"):
+        if key not in actions or key in ("config", "help"):
             raise UsageError(f"{path}: unknown flag {key!r}; {nearest(key, sorted(actions))}")
-        if key in ("model-arg", "scheduler-arg"):
-            if not isinstance(value, dict):
-                raise UsageError(f"{path}: {key} must be a table, as in [{key}]")
-            found[action.dest] = list(value.items())
-        elif action.nargs == 0:
-            if not isinstance(value, bool):
-                raise UsageError(f"{path}: {key} must be true or false")
-            found[action.dest] = value
+        if isinstance(value, bool) and actions[key].nargs == 0:
+            words += [f"--{key}"] if value else []
+        elif key not in ("model-arg", "scheduler-arg"):
+            words.append(f"--{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
+        elif not isinstance(value, dict):
+            raise UsageError(f"{path}: {key} must be a table, as in [{key}]")
         else:
-            text = ",".join(map(str, value)) if isinstance(value, list) else str(value)
-            try:
-                converted = action.type(text) if callable(action.type) else text
-            except (argparse.ArgumentTypeError, ValueError) as error:
-                raise UsageError(f"{path}: {key}: {error}") from None
-            if action.choices is not None and converted not in action.choices:
-                raise UsageError(f"{path}: unknown {key} {text!r}; {nearest(text, list(action.choices))}")
-            found[action.dest] = converted
-    return found
+            words += [f"--{key}={name}={argument!r}" for name, argument in value.items()]
+    return words

@@ -1,93 +1,21 @@
-"""Pipeline policies on given times or of a network: plan, simulate one or all of them, check a plan, explain a task."""
+"""Pipelines: their plans as text, and a table of all policies."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .. import schedulers
-from ..core.graph import TaskGraph
-from ..core.machine import Machine
 from ..plans.plan import PipelinePlan
-from ..pricing.cost import CostModel
 from ..schedulers import pipeline as pipelines
 from ..system.loading import foreseen
 from . import show
-from .flags import UsageError, job
-from .inputs import collective, costs, link, recorded_step, scheduler_of
-
-if TYPE_CHECKING:
-    from ..training.recorded import Recorded
+from .flags import UsageError
+from .inputs import scheduler_of
+from .problem import problem
 
 SHOWN = 4000  #: the most tasks of a readable grid
-
-
-def planned(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True
-            ) -> PipelinePlan:
-    """The proved plan for the flags. `name`: another policy; `cost`: replaces the network's; `capped`: whether cap and
-    limit hold. Raises UsageError, PipelineError, MemoryLimitError or CostError."""
-    if arguments.model:
-        recorded, cost, options = network(arguments, name, cost, capped)
-        made = recorded.plan(cost, **options)
-    else:
-        times, cost = _given(arguments)
-        chosen, machine, options = _asked(arguments, name, capped)
-        made = schedulers.plan(times, chosen, cost, machine, **options)
-    assert isinstance(made, PipelinePlan)
-    return made
-
-
-def network(arguments: Any, name: str | None = None, cost: CostModel | None = None, capped: bool = True
-            ) -> tuple[Recorded, CostModel, dict[str, Any]]:
-    """The recorded step of a rank of the first replica, its costs, and what `Recorded.plan` takes beside them."""
-    chosen, machine, options = _asked(arguments, name, capped)
-    recorded = recorded_step(job(arguments, chosen.name), 0, arguments.replicas)
-    cost = cost or replace(costs(arguments, recorded), link=link(arguments))
-    cut = _cut(arguments, recorded, chosen.function)
-    return recorded, cost, {"machine": machine, "stage_of_unit": cut, **options}
-
-
-def _asked(arguments: Any, name: str | None, capped: bool) -> tuple[schedulers.Scheduler, Machine, dict[str, Any]]:
-    """The policy, its machine and its options by the flags."""
-    if not arguments.ranks:
-        raise UsageError("the number of ranks is missing; give --ranks P")
-    chosen = scheduler_of(arguments, name)
-    options = dict(arguments.scheduler_arg)
-    options |= chosen.known(objective=arguments.objective, time_limit=arguments.time_limit)
-    return chosen, _machine(arguments, capped), chosen.known(chunks=arguments.chunks) | options
-
-
-def _machine(arguments: Any, capped: bool = True) -> Machine:
-    """The machine of the flags; with or without its cap and limit."""
-    return Machine(arguments.ranks, arguments.memory_limit if capped else None,
-                   arguments.activation_cap if capped else None, collective(arguments, arguments.replicas),
-                   arguments.replicas)
-
-
-def _cut(arguments: Any, recorded: Recorded, order: Any) -> Any:
-    """The stage of each unit, balanced by costs that are never measured: a plan and its check must have equal ones."""
-    cost = CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
-    stages = (order.place(arguments.ranks, arguments.chunks).stages if isinstance(order, pipelines.Policy)
-              else arguments.ranks * (arguments.chunks or pipelines.chunks_in(order, arguments.ranks)))
-    return pipelines.balanced(recorded.graph, cost, stages)
-
-
-def _given(arguments: Any) -> tuple[pipelines.Pipeline, CostModel | None]:
-    """A pipeline on the times of the flags, by default 1, and the costs of a file. Raises UsageError for both."""
-    cost = None
-    if "--costs" in arguments.given and not arguments.model:
-        if times := arguments.given & {"--forward", "--output-grad", "--weight-grad"}:
-            raise UsageError(f"--costs {arguments.costs} has all times; leave {' and '.join(sorted(times))} out")
-        cost = CostModel.load(arguments.costs)
-        if cost.source == "analytic":
-            raise UsageError(f"--costs {arguments.costs} has rates of a device, not times of stages; measure them "
-                             f"with minidl profile, or give --forward, --output-grad and --weight-grad")
-        cost = replace(cost, link=link(arguments)) if arguments.given & {"--latency", "--bandwidth"} else cost
-    forward, output_grad, weight_grad = (1.0 if value is None else value
-                                         for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
-    return pipelines.Pipeline(arguments.micro_batches, forward, output_grad, weight_grad, arguments.latency), cost
 
 
 def text(plan: PipelinePlan) -> str:
@@ -154,7 +82,9 @@ def every(arguments: Any) -> tuple[dict[str, PipelinePlan], dict[str, str]]:
     with show.progress("pricing policies", len(names)) as done:
         for i, name in enumerate(names):
             try:
-                found[name] = planned(arguments, name)
+                made = problem(arguments, name).plan()
+                assert isinstance(made, PipelinePlan)
+                found[name] = made
             except ValueError as error:
                 if not foreseen(error):
                     raise
@@ -179,30 +109,3 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
     text = show.table(("scheduler", "chunks", *(name.rjust(11) for name in columns), ""), rows)
     notes = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
     return text + "\n\n* the best of the synchronous ones" + (f"\nleft out:{notes}" if notes else "")
-
-
-def given(arguments: Any) -> tuple[TaskGraph | pipelines.Pipeline, schedulers.Scheduler, CostModel | None, Machine,
-                                   dict[str, Any]]:
-    """The order of a file as `minidl.plan` takes it: the step, the order, costs, the machine and options. Raises
-    ScheduleError for a file that is not a plan."""
-    if not arguments.ranks:
-        raise UsageError("the number of ranks is missing; give --ranks P, --micro-batches M and, if a rank has "
-                         "several stages, --chunks V")
-    order, like, chunks = pipelines.read_file(arguments.plan), None, arguments.chunks
-    if "--scheduler" in arguments.given:
-        policy = scheduler_of(arguments).staged
-        if not policy.placements and not policy.arranges:  # else it chooses where stages live, by the times
-            like = planned(arguments, cost=None if "--costs" in arguments.given else CostModel.analytic(), capped=False)
-        chunks = like.placement.chunks if like is not None else None if policy.arranges else chunks
-    graph: TaskGraph | pipelines.Pipeline
-    graph, cost = _given(arguments)
-    options = {"chunks": chunks, "like": like, "shard": arguments.shard or 0}
-    if arguments.model:
-        under = arguments.scheduler if "--scheduler" in arguments.given else arguments.plan
-        recorded = recorded_step(job(arguments, under), 0, arguments.replicas)
-        pipelines.cut_in(order, recorded.graph)  # rejects the plan of another network
-        graph = recorded.graph
-        cost = (replace(costs(arguments, recorded), link=link(arguments)) if "--costs" in arguments.given
-                else CostModel.analytic())
-        options["stage_of_unit"] = _cut(arguments, recorded, order)
-    return graph, schedulers.Scheduler(arguments.plan, "pipeline", order), cost, _machine(arguments), options

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from .. import schedulers
 from ..core.draw import timeline_svg
 from ..core.graph import TaskGraph
-from ..core.machine import Machine
 from ..core.placement import Refused
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import parse_task, repack, task_name
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
-from ..pricing.cost import CostModel
 from ..pricing.explain import explain as explain_task
-from ..schedulers.pipeline import for_torch, price, read_file
-from ..schedulers.saved import SUMS, kind_of, slips
+from ..schedulers.pipeline import for_torch, price
+from ..schedulers.saved import slips
 from ..system.files import write_atomic
 from ..system.process import paused
 from ..views.page import Shown
@@ -28,33 +25,25 @@ from . import curves, show
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from .beside import beside
-from .flags import job
-from .inputs import collective, costs, named, recorded_step, scheduler_of
-
-if TYPE_CHECKING:
-    from ..training.recorded import Recorded
+from .inputs import named
+from .problem import Problem, given, problem
 
 
 def planned(arguments: Any) -> Plan:
     """The proved plan for the flags."""
-    if arguments.subject in "rl":
-        return data_parallel.planned(arguments)
-    if arguments.subject in "cp":
-        return pipeline.planned(arguments)
-    scheduler_of(arguments)
-    recorded = recorded_step(job(arguments))
-    cost, names = costs(arguments, recorded), named(arguments)
-    return recorded.plan(cost) if len(names) == 1 else _fastest(recorded, cost, names)
+    asked, names = problem(arguments), named(arguments)
+    return asked.plan() if len(names) == 1 else _fastest(asked, names)
 
 
-def _fastest(recorded: Recorded, cost: CostModel, names: Sequence[str]) -> Plan:
+def _fastest(asked: Problem, names: Sequence[str]) -> Plan:
     """The fastest plan within the job's memory limit by any of these schedulers. Raises MemoryLimitError if nothing
     fits, and Refused if none of them can plan this."""
-    found, errors, usual = list[Plan](), list[MemoryLimitError | Refused](), recorded.job
+    assert asked.recorded is not None
+    found, errors, usual = list[Plan](), list[MemoryLimitError | Refused](), asked.recorded.job
     for name in names:
-        recorded.job = replace(usual, scheduler=name)
+        asked.recorded.job = replace(usual, scheduler=name)
         try:
-            found.append(recorded.plan(cost))
+            found.append(asked.plan())
         except (MemoryLimitError, Refused) as error:
             errors.append(error)
     if not found:
@@ -101,11 +90,11 @@ def _figures(arguments: Any, plan: Plan) -> tuple[dict[str, Any], Callable[[Any]
 def check(arguments: Any) -> int:
     """Returns 0 for a valid plan, and prices it if a network's costs are given; 1 for a plan that is not valid, with
     the culprit marked in its grid. Raises ScheduleError for a file that is not a plan."""
-    graph, order, cost, machine, options = (pipeline.given(arguments) if arguments.subject in "cp"
-                                            else _given(arguments))
-    show.notes(slips(order.function) if isinstance(order.function, Schedule) else ())
+    order = given(arguments)
+    assert isinstance(order.scheduler.function, Schedule)
+    show.notes(slips(order.scheduler.function))
     try:
-        made = schedulers.plan(graph, order, cost, machine, **options)
+        made = order.plan()
     except (ScheduleError, MemoryLimitError) as error:
         why = error if isinstance(error, ScheduleError) else ScheduleError(str(error))
         record = {"valid": False, "error": why.message, "tasks": list(why.tasks)}
@@ -125,19 +114,6 @@ def check(arguments: Any) -> int:
     valid = f"valid{where}: {', '.join(words)}"
     return show.emit(arguments, record,
                      lambda: "\n".join([made.schedule.grid(show.width()), "", valid, *made.remarks]))
-
-
-def _given(arguments: Any) -> tuple[TaskGraph, Any, CostModel, Machine, dict[str, Any]]:
-    """The order of a file for one rank, or for ranks that are all alike, as `minidl.plan` takes it."""
-    order, ranks = read_file(arguments.plan), arguments.ranks or 1
-    if arguments.subject == "r" and ("--scheduler" in arguments.given or kind_of(order) != "data" or ranks == 1):
-        like = data_parallel.planned(arguments).schedule.notes  # which say how ranks sum
-        order = replace(order, notes={**like, **order.notes, **{k: v for k, v in like.items() if k == SUMS}})
-    recorded = recorded_step(job(arguments, arguments.plan), 0, ranks)
-    cost = costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
-    machine = Machine(ranks, arguments.memory_limit, collective=collective(arguments, ranks))
-    chosen = schedulers.Scheduler(arguments.plan, kind_of(order), order)
-    return recorded.graph, chosen, cost, machine, {"shard": arguments.shard}
 
 
 def explain(arguments: Any) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pipelines
@@ -11,7 +12,7 @@ import pytest
 from helpers import PATIENCE, deadline
 
 from minidl import schedulers
-from minidl.cli import main, pipeline_plans
+from minidl.cli import main, problem
 
 NETWORK = ["--model", "mlp", "--model-arg", "layers=6", "--model-arg", "hidden=32", "--batch-size", "32"]
 RUN = [*NETWORK, "--steps", "3", "--costs", "analytic", "--json"]
@@ -33,20 +34,20 @@ def refused(capsys, *flags: str) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def _published_orders_are_planned_once():
     """On the same numbers, for all commands that price them beside another one, and with little effort."""
-    plan, made = pipeline_plans.planned, {}
+    plan, made = problem.Problem.plan, {}
 
-    def planned(arguments, name=None, *more):
-        if arguments.model or name not in schedulers.names("pipeline"):
-            return plan(arguments, name, *more)
-        asked = {key: str(value) for key, value in vars(arguments).items() if key not in ("scheduler", "given", "json")}
-        key = name, *more, *sorted(asked.items())
+    def planned(asked):
+        if asked.recorded is not None or asked.scheduler.name not in schedulers.names("pipeline"):
+            return plan(asked)
+        machine = replace(asked.machine, collective=None)
+        key = asked.scheduler.name, str((asked.step, asked.cost, machine, asked.options))
         if key not in made:
-            made[key] = plan(arguments, name, *more)
+            made[key] = plan(asked)
         return made[key]
 
     with pytest.MonkeyPatch.context() as patch:
         pipelines.little_effort(patch)
-        patch.setattr(pipeline_plans, "planned", planned)
+        patch.setattr(problem.Problem, "plan", planned)
         yield
 
 
