@@ -27,12 +27,11 @@ from ..training.recorded import Recorded
 from ..training.same import device_of, identity, transport
 from ..training.sums import between_tasks
 from ..training.trainer import Trainer, interleaved
-from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import FLAGS, UsageError, asynchronous, job
 from .inputs import costs, scheduler_of, version_log
 from .ranks import job as on_ranks
-from .runs import SUMS, begun, claimed, deliver, finished, intended, resumed, steps_of, trained
+from .runs import SUMS, begun, claimed, complete, resumed, steps_of
 from .values import path
 
 MOST = 64  #: the most ranks that run as threads of one process
@@ -160,31 +159,10 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
         hold_to_cores(communicator)
     summing = transport(arguments.transport, communicator, recorded.device)
     trainer = _trainer(arguments, recorded, summing, *_measured(arguments, recorded, summing), log)
-    if arguments.log_versions and not trainer.plan.stale:
-        raise Disagreement(f"--log-versions has no effect here: {trainer.plan.scheduler} trains on the newest weights")
-    if arguments.dry_run:
-        return _dry_run(arguments, trainer, first)
-    if first and saved is not None:
-        show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
-    try:
-        metrics = trained(arguments, trainer, f"training {arguments.model} on {communicator.size} ranks", saved)
-    except Disagreement:  # on all ranks, between two steps
-        trainer.share()
-        trainer.run.close()
-        raise
-    trainer.finish()
-    timeline = trainer.run.timeline_of_all() if arguments.trace or arguments.html else None
-    if first:
-        record = finished(arguments, trainer, metrics) | {"ranks": communicator.size}
-        if "k" in trainer.plan.notes:
-            record["k"] = trainer.plan.notes["k"]
-        if arguments.parallel == "pipeline" and trainer.log:
-            record["staleness"] = trainer.staleness()
-        deliver(arguments, trainer, metrics, record, timeline, trainer.log if arguments.log_versions else ())
-    communicator.gather(None)  # no rank ends before rank 0 has printed everything
+    code = complete(arguments, trainer, f"training {arguments.model} on {communicator.size} ranks", saved)
     if summing is not communicator:
         summing.close()
-    return 0
+    return code
 
 
 def _flags(arguments: Any) -> dict[str, Any]:
@@ -273,16 +251,3 @@ def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, 
         return trainer
     return PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
                            trace=traced, **links)
-
-
-def _dry_run(arguments: Any, trainer: Any, first: bool) -> int:
-    plan = trainer.plan
-    if first:
-        record = {"model": arguments.model, "ranks": trainer.communicator.size,
-                  "scheduler": arguments.scheduler, **intended(arguments, trainer.recorded), **plan.as_json()}
-        if arguments.parallel == "data":
-            found = data_parallel.figures(plan)
-            record |= {"lower_bound_ms": found["lower_bound"] / 1000} if "lower_bound" in found else {}
-            record |= {name: found[name] for name in ("hidden", "k") if name in found}
-        show.emit(arguments, record, lambda: show.order(plan.schedule, record))
-    return 0

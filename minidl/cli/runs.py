@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
@@ -14,15 +14,15 @@ import numpy as np
 
 from .. import optim
 from ..autograd.tape import use
-from ..core.timeline import Timeline
 from ..data import DataError
 from ..devices import device as devices
 from ..measuring.lanes import lane_cores, measure_hand_over
 from ..optim.rates import Rate
-from ..runtime.version_log import VersionRead, as_lines
+from ..runtime.version_log import as_lines
 from ..system import interrupts
 from ..system.files import FileError, write_atomic
 from ..training import checkpoint, loop
+from ..training.agreement import Disagreement
 from ..training.job import Job
 from ..training.keeper import Keeper
 from ..training.metrics import Metrics
@@ -30,6 +30,7 @@ from ..training.recorded import Recorded
 from ..training.trainer import Trainer
 from ..views.diagnosis import Diagnosis, Surroundings, lanes, of_run
 from ..views.page import Shown
+from . import data_parallel_plans as data_parallel
 from . import show
 from .flags import UsageError
 from .machine import versions
@@ -48,15 +49,6 @@ WAITING, LEAST = 0.2, 1.0  #: the share of a step, and the milliseconds, above w
 
 def steps_of(arguments: Any, recorded: Recorded) -> int:
     return int(arguments.steps) if arguments.steps else recorded.train_data.steps(arguments.epochs or 1)
-
-
-def intended(arguments: Any, recorded: Recorded) -> dict[str, Any]:
-    """The settings of a run, for --dry-run, which runs nothing."""
-    job = recorded.job
-    return {"data": recorded.train_data.name, "steps": steps_of(arguments, recorded), "batch_size": job.batch_size,
-            "optimizer": job.optimizer, "lr": job.lr, "lr_schedule": arguments.lr_schedule, "warmup": arguments.warmup,
-            "weight_decay": job.weight_decay, "seed": job.seed, "init": job.init,
-            "lanes": job.lanes or devices.default_lanes() if job.device == "cpu" else None}
 
 
 @contextmanager
@@ -211,20 +203,64 @@ def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, An
     return record
 
 
-def deliver(arguments: Any, trainer: Trainer, metrics: Metrics, record: dict[str, Any], timeline: Timeline | None,
-            log: Sequence[VersionRead]) -> None:
-    """Writes the files of a run that has ended, then prints its result, even if a file cannot be written. `log`: of
-    weight versions, with --log-versions."""
+def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpoint | None) -> int:
+    """Trains, writes the files, then prints the result, even if a file cannot be written; on rank 0 if there are ranks.
+    With --dry-run, prints the plan. Raises Disagreement, the same on all ranks."""
+    plan, communicator = trainer.plan, trainer.communicator
+    first = communicator is None or communicator.rank == 0
+    if arguments.log_versions and not plan.stale:
+        raise Disagreement(f"--log-versions has no effect here: {plan.scheduler} trains on the newest weights")
+    if arguments.dry_run:
+        return _dry_run(arguments, trainer) if first else 0
+    if first and saved is not None:
+        show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
     try:
-        if arguments.log_versions:
-            write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(log)))
-        if arguments.trace and timeline is not None:
-            timeline.save(arguments.trace)
-        if arguments.html:
-            show.write_page(arguments, record, [Shown.of(trainer.plan, timeline)],
-                            curves=_curves(trainer, metrics, steps_of(arguments, trainer.recorded)))
-    finally:
-        show.emit(arguments, record, lambda: summary(record))
+        metrics = trained(arguments, trainer, title, saved)
+    except Disagreement:  # on all ranks, between two steps
+        trainer.share()
+        trainer.run.close()
+        raise
+    trainer.settle() if communicator is None else trainer.finish()
+    traced, timeline = arguments.trace or arguments.html, None
+    if traced:
+        timeline = trainer.run.timeline if communicator is None else trainer.run.timeline_of_all()
+    if first:
+        record = finished(arguments, trainer, metrics)
+        if communicator is not None:
+            record |= {"ranks": communicator.size} | ({"k": plan.notes["k"]} if "k" in plan.notes else {})
+            if arguments.parallel == "pipeline" and trainer.log:
+                record["staleness"] = trainer.staleness()
+        try:
+            if arguments.log_versions:
+                log = (trainer.log if communicator is not None
+                       else sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key)))
+                write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(log)))
+            if arguments.trace and timeline is not None:
+                timeline.save(arguments.trace)
+            if arguments.html:
+                show.write_page(arguments, record, [Shown.of(plan, timeline)],
+                                curves=_curves(trainer, metrics, steps_of(arguments, trainer.recorded)))
+        finally:
+            show.emit(arguments, record, lambda: summary(record))
+    if communicator is not None:
+        communicator.gather(None)  # no rank ends before rank 0 has printed everything
+    return 0
+
+
+def _dry_run(arguments: Any, trainer: Any) -> int:
+    """Prints the plan and the settings of a run."""
+    recorded, plan, job = trainer.recorded, trainer.plan, trainer.job
+    record = {"model": job.model, "parameters": parameters(recorded),
+              "ranks": 1 if trainer.communicator is None else trainer.communicator.size, "scheduler": job.scheduler,
+              "data": recorded.train_data.name, "steps": steps_of(arguments, recorded), "batch_size": job.batch_size,
+              "optimizer": job.optimizer, "lr": job.lr, "lr_schedule": arguments.lr_schedule,
+              "warmup": arguments.warmup, "weight_decay": job.weight_decay, "seed": job.seed, "init": job.init,
+              "lanes": job.lanes or devices.default_lanes() if job.device == "cpu" else None, **plan.as_json()}
+    if arguments.parallel == "data":
+        found = data_parallel.figures(plan)
+        record |= {"lower_bound_ms": found["lower_bound"] / 1000} if "lower_bound" in found else {}
+        record |= {name: found[name] for name in ("hidden", "k") if name in found}
+    return show.emit(arguments, record | {"remarks": [*plan.remarks]}, lambda: show.order(plan.schedule, record))
 
 
 def _curves(trainer: Trainer, metrics: Metrics, steps: int) -> dict[str, dict[str, list[tuple[int, float]]]]:

@@ -40,24 +40,13 @@ def train(arguments: Any) -> int:
     task = job(arguments, found.scheduler if found is not None and kept else None)
     recorded = Recorded(task)
     show.notes(recorded.remarks)
-    if arguments.dry_run:
-        return _dry_run(arguments, recorded, costs(arguments, recorded))
     _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
     with runs.claimed(arguments):
         cost = costs(arguments, recorded)
         saved = runs.resumed(arguments, recorded) if arguments.resume else None
         trainer = _trainer(arguments, recorded, cost, saved.schedule if saved is not None and kept else None)
-        if arguments.log_versions and not trainer.plan.stale:
-            raise UsageError("--log-versions has no effect here: all tasks read the newest weights")
-        if saved is not None:
-            show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
         show.notes(trainer.plan.remarks)
-        metrics = runs.trained(arguments, trainer, f"training {task.model}", saved)
-        trainer.settle()
-        record = runs.finished(arguments, trainer, metrics)
-    log = sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key)) if arguments.log_versions else ()
-    runs.deliver(arguments, trainer, metrics, record, trainer.run.timeline, log)
-    return 0
+        return runs.complete(arguments, trainer, f"training {task.model}", saved)
 
 
 def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | None) -> Trainer:
@@ -73,14 +62,6 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
             raise
         raise UsageError(f"the schedule in {arguments.checkpoint} is not for the step of these flags "
                          f"({error.message}); give --scheduler to make a new one") from None
-
-
-def _dry_run(arguments: Any, recorded: Recorded, cost: CostModel) -> int:
-    made = recorded.plan(cost)
-    show.notes(made.remarks)
-    record = {"model": recorded.job.model, "parameters": runs.parameters(recorded),
-              "scheduler": recorded.job.scheduler, **runs.intended(arguments, recorded), **made.as_json()}
-    return show.emit(arguments, {**record, "remarks": [*made.remarks]}, lambda: show.order(made.schedule, record))
 
 
 def compare(arguments: Any) -> int:
