@@ -168,7 +168,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
 def _flags(arguments: Any) -> dict[str, Any]:
     """The flags that must be equal on all ranks, since they meet where these say: their values; of a file or a folder,
     whether there is one."""
-    served = {name: flag for flags in FLAGS.values() for name, flag in flags.items() if "train" in flag.serves}
+    served = {name: flag for name, flag in FLAGS.items() if "train" in flag.serves}
     values = {name: getattr(arguments, name[2:].replace("-", "_")) for name in served.keys() - OWN}
     return {name: bool(values[name]) if served[name].options.get("type") is path else values[name]
             for name in sorted(values)}

@@ -31,10 +31,8 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         unknown = re.match(r"unrecognized arguments: (--[\w-]+)", message)
         if unknown:
-            verbs = [verb for flags in FLAGS.values() for name, flag in flags.items() if name == unknown[1]
-                     for verb in flag.serves]
-            if verbs:
-                raise UsageError(f"{unknown[1]} has no effect on `{self.prog}`; it is for {', '.join(verbs)}")
+            if flag := FLAGS.get(unknown[1]):
+                raise UsageError(f"{unknown[1]} has no effect on `{self.prog}`; it is for {', '.join(flag.serves)}")
             known = [o for action in self._actions for o in action.option_strings]
             near = difflib.get_close_matches(unknown[1], known, 1)
             message += f"; did you mean {near[0]}?" if near else ""

@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_flags import COMMANDS, EVERY
+from test_flags import COMMANDS
 
 from minidl.cli import main
+from minidl.cli.flags import FLAGS
 
 NETWORK = ["--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "16"]
 #: the flags of a command on each subject; "text": of one on text
@@ -100,7 +101,7 @@ def test_every_flag_changes_something_or_is_refused(capsys: Any, folder: Path, v
     plain = does(capsys, base)
     assert plain[0] == 0, plain
     idle, refused = [], []
-    for name, flag in EVERY.items():
+    for name, flag in FLAGS.items():
         if subject not in flag.serves.get(verb, "") or name in SET_APART:
             continue
         argv = list(base)
@@ -128,7 +129,7 @@ def test_so_it_does_beside_a_flag_that_changes_the_command(capsys: Any, folder: 
     plain, subject = does(capsys, mode), {"--table": "p"}.get(mode[-1], "c" if "--ranks" in mode else "s")
     assert plain[0] == 0, plain
     usual = {"--epochs", "--pairs"}  # given as they are by default
-    for name, flag in EVERY.items():
+    for name, flag in FLAGS.items():
         if subject in flag.serves.get(mode[0], "") and name not in {*SET_APART, *usual, *mode} - {"--lanes"}:
             store = flag.options.get("action") == "store_true"
             found = does(capsys, [*mode, name, *([] if store else [VALUES.get(name, "2")])])

@@ -15,7 +15,6 @@ from minidl.cli.flags import FLAGS, UsageError
 from minidl.cli.parser import VERBS, parse
 from minidl.cli.values import pair
 
-EVERY = {name: flag for flags in FLAGS.values() for name, flag in flags.items()}
 #: a command for each verb and subject that there is
 COMMANDS = {
     ("train", "s"): ["train", "--model", "mlp"], ("train", "r"): ["train", "--model", "mlp", "--parallel", "data"],
@@ -47,22 +46,22 @@ OF_COMMANDS = {("--scheduler-arg", "compare", subject): "part_bytes=64" for subj
 
 
 def given(flag: str, command: tuple[str, str]) -> list[str]:
-    return ([flag] if "action" in EVERY[flag].options and EVERY[flag].options["action"] == "store_true"
+    return ([flag] if "action" in FLAGS[flag].options and FLAGS[flag].options["action"] == "store_true"
             else [flag, OF_COMMANDS.get((flag, *command), VALUES.get(flag, "2"))])
 
 
 def test_every_subject_of_the_table_has_a_command() -> None:
-    served = {(verb, subject) for flag in EVERY.values() for verb, subjects in flag.serves.items()
+    served = {(verb, subject) for flag in FLAGS.values() for verb, subjects in flag.serves.items()
               for subject in subjects if subject != "*"}
     assert served == set(COMMANDS)
-    assert {verb for flag in EVERY.values() for verb in flag.serves} == set(VERBS)
+    assert {verb for flag in FLAGS.values() for verb in flag.serves} == set(VERBS)
     for (verb, subject), command in COMMANDS.items():
         arguments = parse(command)
         assert (arguments.command, arguments.subject) == (verb, subject)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("flag", EVERY)
+@pytest.mark.parametrize("flag", FLAGS)
 def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tuple[str, str], flag: str) -> None:
     verb, subject = command
     if flag in ("--parallel", "--config", "--model", "--ranks", "--table") or flag in COMMANDS[command]:
@@ -70,7 +69,7 @@ def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tup
     if (flag in ("--latency", "--chunks", "--activation-cap", "--forward", "--output-grad", "--weight-grad")
         and subject == "s" and verb not in ("train", "compare")):
         return
-    if subject not in EVERY[flag].serves.get(verb, ""):
+    if subject not in FLAGS[flag].serves.get(verb, ""):
         with pytest.raises(UsageError) as caught:
             parse([*COMMANDS[command], *given(flag, command)])
         line = str(caught.value)
@@ -78,7 +77,7 @@ def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tup
         assert "no effect" in line or "leave one out" in line, line
         assert "\n" not in line
         return
-    needs = EVERY[flag].needs
+    needs = FLAGS[flag].needs
     arguments = parse(COMMANDS[command])
     for name, value in zip((flag[2:].replace("-", "_"),), given(flag, command)[1:] or [True], strict=True):
         setattr(arguments, name, value)

@@ -85,7 +85,7 @@ def test_every_verb_has_its_function(verb: str) -> None:
     assert callable(getattr(import_module(f"minidl.cli.{module}"), function))
 
 
-@pytest.mark.parametrize(("name", "flag"), [(name, flag) for flags in FLAGS.values() for name, flag in flags.items()])
+@pytest.mark.parametrize(("name", "flag"), FLAGS.items())
 def test_names_that_a_flag_accepts_are_known_where_it_says(name: str, flag) -> None:
     choices = flag.options.get("choices")
     if choices is not None:
