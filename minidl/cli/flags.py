@@ -67,9 +67,9 @@ def _served(text: str) -> dict[str, str]:
 
 
 EVERY = "info,models:* train,compare:src check:srcp plan,explain,simulate:srlcp"
-NETWORK = "train,compare,plan,check,explain,simulate:src"
+STEP = "train,compare,plan,check,explain,simulate"
+NETWORK, UNCUT = f"{STEP}:src", f"{STEP}:sr"
 RUN = "train,compare:src"
-UNCUT = "train,compare,plan,check,explain,simulate:sr"
 PRICED = "train,compare,plan,explain,simulate:src"
 
 
@@ -231,7 +231,7 @@ FLAGS: dict[str, Flag] = {
              "--memory-limit only as many as it needs, or what is fastest (default none)"),
     "--offload-to": _flag(PRICED, path, "FILE", ("--offload", lambda a: a.offload != "none"), CPU,
         help="a new file for it, on a disk with room, which goes with the process (default: a temporary one)"),
-    "--shard": _flag("train,compare,plan,check,explain,simulate:rc", shards_of, "LEVEL[,prefetch=N][,keep=I+J]", default=0,
+    "--shard": _flag(STEP + ":rc", shards_of, "LEVEL[,prefetch=N][,keep=I+J]", default=0,
         help="what ranks share out: the optimizer's states (1, ZeRO 1), gradients too (2), parameters too (3, FSDP); "
              "how many layers (stages) ahead are whole (prefetch), and which stay whole (keep), is searched if it is "
              "left out; with --replicas or --scheduler barrier, buckets or no_overlap (default 0)"),
@@ -300,7 +300,7 @@ FLAGS: dict[str, Flag] = {
     "--top": _flag("sample:*", whole(1), "K", CHOOSING, help="draw among the K likeliest tokens"),
     "--ranks": _flag("train,compare:rc plan,check,explain,simulate:rcp", whole(1, 1 << 20), "P",
         help="the number of ranks of each replica; compare, and train without a launcher, run them as threads"),
-    "--replicas": _flag("train,compare,plan,check,explain,simulate:c", whole(1, 1 << 20), "R", default=1,
+    "--replicas": _flag(STEP + ":c", whole(1, 1 << 20), "R", default=1,
         help="copies of the pipeline, on R times as many ranks, each on its share of every batch (default 1)"),
     "--chunks": _flag("train:c plan,check,explain,simulate:cp", whole(1, 1 << 20), "V", help="stages per rank"),
     "--stages": _flag("profile:*", whole(1, 1 << 12), "N",
@@ -316,10 +316,10 @@ FLAGS: dict[str, Flag] = {
     "--bandwidth": _flag("plan,explain,simulate:rcp check:r", size, "BYTES", PRICING,
         ("bytes: a network, or --costs FILE", lambda a: a.subject != "p" or "--costs" in a.given),
         help="the bandwidth of a link, per second, such as 1.25GB (default: unlimited)"),
-    "--update-every": _flag("train,compare,plan,check,explain,simulate:c", whole(1), "A",
+    "--update-every": _flag(STEP + ":c", whole(1), "A",
         ("a scheduler of your own, file.py:function; the others have their own number", _own),
         help="update weights after every A micro-batches, on older weights (default: at the end of a step)"),
-    "--slices": _flag("train,compare,plan,check,explain,simulate:c", whole(1), "Q",
+    "--slices": _flag(STEP + ":c", whole(1), "Q",
         ("a scheduler of your own, file.py:function; seq1f1b has its --scheduler-arg slices=Q", _own),
         help="cut the sequences of each micro-batch into Q slices, ordered as seq1f1b does (default 1)"),
     "--activation-cap": _flag("train,compare:c plan,check,explain,simulate:cp", number(0), "K",
