@@ -16,15 +16,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
+from typing import Any
 
 #: the largest file of each kind that is read, in bytes; a packed trace counts unpacked. data/ has the limits
 #: for files of data
 LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 8 << 10, "trace": 256 << 20, "problems": 1 << 20,
            "checkpoint header": 16 << 20, "index of weights": 16 << 20, "version log": 256 << 20}
-#: reading a file takes at most this many times its size in memory, plus SPARE; a checkpoint also takes the model's size
-MEMORY = {"plan": 10, "costs": 40, "problems": 40, "config": 400, "trace": 40, "checkpoint header": 10,
-          "index of weights": 40, "version log": 20}
-SPARE = 128 << 20
 READER_SECONDS = 10.0  #: how long to wait for a reader before writing to a pipe
 _PART = ".part"  #: the suffix of a file that is still being written
 
@@ -36,24 +33,31 @@ class FileError(OSError):
         return f"{self.filename}: {self.strerror}"
 
 
+@contextmanager
+def _naming(path: str | Path) -> Iterator[None]:
+    """Raises FileError, with this name, for what the system refuses inside."""
+    try:
+        yield
+    except OSError as error:
+        raise FileError(error.errno, error.strerror, str(path)) from None
+
+
 # -------------------------------------------------------------------------------------------------------------- reading
 def read(path: str | Path, kind: str) -> bytes:
     """The bytes of a regular file of at most `LARGEST[kind]`. It rejects a pipe or a device instead of waiting for it.
     Raises FileError."""
-    try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
-            status = os.fstat(file.fileno())
-            if not stat.S_ISREG(status.st_mode):
-                raise FileError(errno.EINVAL, "not a regular file", str(path))
-            parts, size = list[bytes](), status.st_size
-            while size <= LARGEST[kind] and (part := file.read(1 << 20)):
-                parts.append(part)
-                size = max(size, sum(map(len, parts)))
-    except OSError as error:
-        raise FileError(error.errno, error.strerror, str(path)) from None
-    if size > LARGEST[kind]:
-        raise FileError(errno.EFBIG, f"larger than {LARGEST[kind] >> 10:,} KiB, the limit for a {kind} file", str(path))
-    return b"".join(parts)
+    most = LARGEST[kind]
+    with _naming(path), open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise FileError(errno.EINVAL, "not a regular file", str(path))
+        parts, size = list[bytes](), status.st_size
+        while size <= most and (part := file.read(1 << 20)):  # it may grow meanwhile
+            parts.append(part)
+            size = max(size, sum(map(len, parts)))
+        if size > most:
+            raise FileError(errno.EFBIG, f"larger than {most >> 10:,} KiB, the limit for a {kind} file", str(path))
+        return b"".join(parts)
 
 
 def read_text(path: str | Path, kind: str) -> str:
@@ -72,7 +76,7 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
     """Writes `content` to `path`, and follows links. The file appears whole or not at all, and keeps its mode and
     owner; on any error the old file stays. A pipe or a device is written to in place. Raises FileError."""
     data = content.encode() if isinstance(content, str) else content
-    try:
+    with _naming(path):
         status = _status(path)
         if status is not None and not stat.S_ISREG(status.st_mode):
             _pour(_opened(path), data)
@@ -80,8 +84,6 @@ def write_atomic(path: str | Path, content: str | bytes) -> None:
             _pour(os.dup(stream), data)
         else:
             _replace(Path(os.path.realpath(path)), data, status)
-    except OSError as error:
-        raise FileError(error.errno, error.strerror, str(path)) from None
 
 
 class Growing:
@@ -91,14 +93,12 @@ class Growing:
 
     def __init__(self, path: str | Path, *, anew: bool) -> None:
         self._path = str(path)
-        try:
+        with _naming(path):
             status = _status(path)
             if status is not None and not stat.S_ISREG(status.st_mode):
                 self._file = os.fdopen(_opened(path), "wb", buffering=0)
                 return
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-        except OSError as error:
-            raise FileError(error.errno, error.strerror, self._path) from None
         try:
             _lock(self._file.fileno(), fcntl.LOCK_NB)
         except OSError:
@@ -109,14 +109,14 @@ class Growing:
             self._file.truncate(0)
 
     def write(self, record: bytes) -> None:
-        size, rest = os.fstat(self._file.fileno()).st_size, memoryview(record)
+        size = os.fstat(self._file.fileno()).st_size
         try:
-            while rest:
-                rest = rest[self._file.write(rest) :]
-        except OSError as error:
+            with _naming(self._path):
+                _written(self._file, record)
+        except FileError:
             with suppress(OSError):  # of a pipe, what is written is gone
                 self._file.truncate(size)
-            raise FileError(error.errno, error.strerror, self._path) from None
+            raise
 
     def close(self) -> None:
         self._file.close()
@@ -124,16 +124,14 @@ class Growing:
 
 def check_writable(path: str | Path) -> None:
     """Checks before a long run that `path` can be written at its end. Raises FileError if it cannot."""
-    try:
+    with _naming(path):
         status = _status(path)
         folder = os.path.dirname(os.path.realpath(path))
-        if status is None or stat.S_ISREG(status.st_mode):
-            if not os.path.isdir(folder):
-                raise FileError(errno.ENOENT, f"the folder {folder} does not exist", str(path))
-            if not os.access(folder, os.W_OK | os.X_OK):
-                raise FileError(errno.EACCES, f"the folder {folder} cannot be written to", str(path))
-    except OSError as error:
-        raise FileError(error.errno, error.strerror, str(path)) from None
+    if status is None or stat.S_ISREG(status.st_mode):
+        if not os.path.isdir(folder):
+            raise FileError(errno.ENOENT, f"the folder {folder} does not exist", str(path))
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise FileError(errno.EACCES, f"the folder {folder} cannot be written to", str(path))
 
 
 def _status(path: str | Path) -> os.stat_result | None:
@@ -179,9 +177,14 @@ def _opened(path: str | Path) -> int:
 def _pour(handle: int, data: bytes) -> None:
     sys.stdout.flush()
     with os.fdopen(handle, "wb", buffering=0) as file:
-        rest = memoryview(data)
-        while rest:
-            rest = rest[file.write(rest) :]
+        _written(file, data)
+
+
+def _written(file: Any, data: bytes) -> None:
+    """Writes all of the data to a file without a buffer, which may take a part at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
 
 
 def copy_atomic(file: Path, to: Path) -> None:
@@ -251,10 +254,8 @@ def claimed(path: Path) -> Iterator[None]:
     """Holds the lock file `path` inside. The system frees the lock when the process ends, however it ends. Raises
     FileError if another process holds it."""
     while True:
-        try:
+        with _naming(path):
             handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise FileError(error.errno, error.strerror, str(path)) from None
         try:
             _lock(handle, fcntl.LOCK_NB)
         except OSError:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import deadline
-from mutations import Campaign, Format, campaign, measured, quiet, watched
+from mutations import MEMORY, SPARE, Campaign, Format, campaign, measured, quiet, watched
 
 import minidl as ml
 from minidl.cli.parser import parse
@@ -190,8 +190,8 @@ def test_reading_takes_no_more_memory_than_is_stated(tmp_path: Path, kind: str, 
             line = str(error)
     assert "\n" not in line
     assert len(line) < 1500
-    assert (took.bytes <= files.MEMORY[kind] * size
-            + files.SPARE // (1 if name in ("lanes", "rows of a grid", "a dotted key") else 16))
+    assert (took.bytes <= MEMORY[kind] * size
+            + SPARE // (1 if name in ("lanes", "rows of a grid", "a dotted key") else 16))
 
 
 def test_a_trace_that_unpacks_to_much_is_refused_before_it_does(tmp_path: Path, monkeypatch: Any) -> None:

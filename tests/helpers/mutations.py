@@ -37,12 +37,14 @@ from minidl.cli import main
 from minidl.core.torch_trace import load_torch
 from minidl.data import formats
 from minidl.pricing.corun import CoRun
-from minidl.system import files
 from minidl.training import job, recorded
 
 Rng = np.random.Generator
 Bytes = Callable[[Rng, bytes], bytes]
 
+#: reading a file takes at most this many times its size in memory, plus SPARE
+MEMORY = {"plan": 10, "costs": 40, "config": 400, "trace": 40}
+SPARE = 128 << 20
 SMALL = ["--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16"]
 DATA = ["plan", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "4", "--costs", "analytic",
         "--data"]
@@ -238,7 +240,7 @@ def every_format(folder: Path) -> dict[str, Format]:
 
     def add(kind: str, name: str, whole: bytes, argv: list[str], mutate: Any, memory: int = 0, act: Any = None,
             **beside: bytes) -> None:
-        made[kind] = Format(name, whole, argv, mutate, beside, memory or files.SPARE, act)
+        made[kind] = Format(name, whole, argv, mutate, beside, memory or SPARE, act)
 
     def written(argv: list[str], flag: str, name: str) -> bytes:
         assert quiet([*argv, flag, str(folder / name)])[0] == 0, argv
@@ -281,7 +283,7 @@ def every_format(folder: Path) -> dict[str, Format]:
         assert quiet([*train, "2", "--optimizer", "adam"])[0] == 0
     saved = (folder / "run" / ml.checkpoint.NAME).read_bytes()
     add("checkpoint", f"run/{ml.checkpoint.NAME}", saved, [*train, "3", "--optimizer", "adam", "--resume"], safetensors,
-        memory=2 * files.SPARE)
+        memory=2 * SPARE)
 
     rng = np.random.default_rng(0)
     x, y = rng.integers(0, 256, (20, 8, 8), np.uint8), (np.arange(20) % 10).astype(np.uint8)
