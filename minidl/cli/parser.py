@@ -107,10 +107,10 @@ def _parsed(parser: _Parser, argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; a list of names may go on after flags, where argparse leaves it."""
     arguments, rest = parser.parse_known_args(argv)
     lists = [a.dest for a in arguments.parser._actions if not a.option_strings and a.nargs in ("*", "+")]
-    if lists and not any(word.startswith("-") for word in rest):
+    if unknown := [word for word in rest if not lists or word.startswith("-")]:
+        arguments.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    if rest:
         getattr(arguments, lists[0]).extend(rest)
-    elif rest:
-        arguments.parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return arguments
 
 

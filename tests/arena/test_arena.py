@@ -285,17 +285,6 @@ def test_a_problem_that_makes_no_sense_is_one_line(tmp_path, record, says):
     assert len(str(caught.value).splitlines()) == 1
 
 
-@pytest.mark.parametrize(("argv", "says"), [
-    (["nothing"], "'nothing' is neither a .json file nor a bundled problem; known: all, unit,"),
-    (["none.json"], "none.json"), (["unit", "zbh1"], "entry 'zbh1' is neither"),
-    (["unit", "--alone"], "--alone leaves the published policies out"), (["unit", "--ranks", "2"], "--ranks has no")])
-def test_arguments_that_make_no_sense_are_one_line(capsys, argv, says):
-    assert main(["arena", *argv]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert len(error.splitlines()) == 1
-
-
 @pytest.mark.parametrize("line", ["unit gpipe zb_h1 --alone --json", "unit --alone gpipe zb_h1 --json",
                                   "--alone unit --json gpipe zb_h1", "--json --alone unit gpipe zb_h1",
                                   "unit gpipe --json --alone zb_h1"])
@@ -303,11 +292,6 @@ def test_flags_and_entries_come_in_any_order(line, capsys):
     assert main(["arena", *line.split()]) == 0
     (problem,) = json.loads(capsys.readouterr().out)["problems"]
     assert {e["entry"] for e in problem["entries"]} == {"gpipe", "zb_h1"}
-
-
-def test_an_unknown_flag_is_named_after_entries_too(capsys):
-    assert main(["arena", "unit", "--alone", "gpipe", "--bogus"]) == 2
-    assert capsys.readouterr().err.startswith("minidl: unrecognized arguments: ")
 
 
 def test_the_board_is_text_and_a_page(own, capsys):

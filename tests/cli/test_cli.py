@@ -212,60 +212,6 @@ def test_table_marks_the_best(capsys):
 
 
 # --------------------------------------------------------------------------------------------------------- bad input
-@pytest.mark.parametrize(("argv", "says"), [
-    (["train", "--model", "mpl"], "mlp"),
-    (["train", "--model", "mlp", "--model-arg", "widht=3"], "widht"),
-    (["train", "--model", "mlp", "--model-arg", "hidden"], "name=value"),
-    (["train", *SMALL, "--scheduler", "multistream"], "multi_stream"),
-    (["train", *SMALL, "--scheduler-arg", "streems=3", "--scheduler", "multi_stream"], "streems"),
-    (["train", *SMALL, "--steps", "1", "--epochs", "1"], "--epochs"),
-    (["train", *SMALL, "--steps", "0"], "at least 1"),
-    (["train", *SMALL, "--stes", "3"], "--steps"),
-    (["train", *SMALL, "--lr", "nan"], "learning rate"),
-    (["train", *SMALL, "--lr", "-1"], "learning rate"),
-    (["train", *SMALL, "--micro-batches", "3"], "divide"),
-    (["train", *SMALL, "--data", "digitz"], "digits"),
-    (["train", *SMALL, "--batch-size", "100000"], "100000"),
-    (["train", *SMALL, "--device", "tpu"], "tpu"),
-    (["train", *SMALL, "--device", "cuda"], "cuda"),
-    (["train", *SMALL, "--nondeterministic"], "--nondeterministic has no effect here; it goes with --device cuda"),
-    (["compare", *SMALL, "--device", "cpu", "--nondeterministic"], "goes with --device cuda"),
-    (["train", *SMALL, "--scheduler", "in_order", "--streams", "2"],
-     "--streams has no effect here; it goes with --scheduler multi_stream or multi_region"),
-    (["train", *SMALL, "--scheduler", "multi_stream", "--streams", "1"], "2 to 1024 streams"),
-    (["train", *SMALL, "--memory-limit", "1kB"], "limit"),
-    (["train", *SMALL, "--memory-limit", "much"], "size"),
-    (["train", *SMALL, "--resume"], "--checkpoint"),
-    (["train", *SMALL, "--dry-run", "--trace", "x.json"], "--dry-run"),
-    (["train", *SMALL, "--trace", "/nowhere/x.json"], "/nowhere"),
-    (["train", *SMALL, "--trace", "x.txt"], ".json"),
-    (["plan", *SMALL, "--svg", "/"], "is a folder"),
-    (["train", *SMALL, "--save-costs", "/nowhere/c.json"], "/nowhere"),
-    (["train", *SMALL, "--costs", "/nowhere.json"], "/nowhere.json"),
-    (["train", *SMALL, "--config", "/nowhere.toml"], "/nowhere.toml"),
-    (["compare", *SMALL, "--schedulers", "in_order"], "two"),
-    (["compare", *SMALL, "--schedulers", "in_order,nope"], "nope"),
-    (["check", "/nowhere.csv", *SMALL], "/nowhere.csv"),
-    (["explain", "99W0", *SMALL], "99W0"),
-    (["explain", "W", *SMALL], "task name"),
-    (["plan", *SMALL, "--save", "/proc/x.csv"], "/proc/x.csv"),
-    (["plan"], "--model"),
-    (["simulate", "--model", "mlp", "--forward", "2"], "leave one out"),
-    (["simulate", "--scheduler", "zb_h3", "--ranks", "2"], "zb_h"),
-    (["simulate", "--scheduler", "zb_h2", "--ranks", "4", "--micro-batches", "3"], "micro-batches"),
-    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "-1"], "-1"),
-    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "0"], "positive"),
-    (["simulate", "--scheduler", "gpipe", "--ranks", "4", "--forward", "nan"], "nan"),
-    (["simulate", "--scheduler", "gpipe", "--ranks", "0"], "at least 1"),
-    (["trian"], "train"),
-])
-def test_bad_input_is_one_clear_line_and_exit_2(capsys, argv, says):
-    code, out, err = run(capsys, *argv)
-    assert code == 2
-    assert out == ""
-    assert says in one_line(err)
-
-
 def test_a_loss_that_is_not_finite_names_the_step(capsys):
     code, _, err = run(capsys, "train", *SMALL, "--lr", "1e30", "--steps", "50")
     assert code == 2

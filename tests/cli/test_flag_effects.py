@@ -146,24 +146,6 @@ def test_an_unknown_argument_of_a_policy_on_given_times_is_refused(capsys: Any, 
     assert f"scheduler {policy} takes no argument 'streams'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("argv", "says"), [
-    (["compare", *BASE["s"], "--scheduler-arg", "foo=1"], "none of in_order,multi_stream takes it"),
-    (["train", *BASE["s"], "--workers", "2"], "--workers has no effect on digits: it is for pictures"),
-    (["train", *BASE["s"], "--tokenizer", "300"], "--tokenizer has no effect on digits: it is for text"),
-    (["train", *BASE["r"], "--transport", "nccl"], "it goes with --device cuda"),
-    (["plan", *BASE["r"], "--collective", "tree"], "it goes with a link that takes time, by --latency or --bandwidth"),
-    (["sample", "x", "--temperature", "0", "--top", "3"], "it goes with a --temperature above 0"),
-    (["sample", "x", "--temperature", "0", "--seed", "3"], "it goes with a --temperature above 0"),
-    (["train", *BASE["s"], "--resume"], "--resume has no effect here; it goes with --checkpoint DIR"),
-    (["train", *BASE["s"], "--resume", "--checkpoint", "x", "--init", "y"], "--resume has all weights"),
-    (["train", *BASE["s"], "--dry-run", "--log-every", "3"], "it goes with runs; --dry-run runs nothing")])
-def test_what_the_flag_needs_is_said(capsys: Any, folder: Path, argv: list[str], says: str) -> None:
-    code, _, told, new = does(capsys, argv)
-    assert (code, new) == (2, [])
-    assert says in told
-    assert len(told.splitlines()) == 1
-
-
 def test_a_dry_run_says_what_would_run(capsys: Any, folder: Path) -> None:
     _, record, *_ = does(capsys, ["train", *BASE["s"], "--dry-run", "--epochs", "3", "--optimizer", "rmsprop"])
     assert {name: record[name] for name in ("data", "steps", "optimizer", "lr", "batch_size", "seed")} == {

@@ -1,5 +1,5 @@
-"""Mistakes of a newcomer on the command line: each is one line that says what to do. Every case was a riddle, a
-traceback, or was taken without a word."""
+"""Mistakes on the command line: each is one line that says what to do, exit code 2, and nothing is done. Many were a
+riddle, a traceback, or were taken without a word."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import SMALL, one_line, run
 
 from minidl.cli import main
 
@@ -38,46 +39,199 @@ def points(split, seed): return np.zeros((100, 2)), np.zeros(100, int)
 def values(split, seed): return np.zeros((100, 2)), np.zeros(100)
 def one_argument(graph): return None
 '''
-NET = "--model own.py:net --data own.py:points --steps 1"
-CASES = [
-    ("train --model own.py", "own.py: name its function as well: own.py:FUNCTION"),
-    ("train --model mlp --data own.py", "own.py: name its function as well: own.py:FUNCTION"),
-    (f"train {NET} --scheduler own.py", "own.py: name its function as well: own.py:FUNCTION"),
-    ("train --model own.py:nett", "own.py has no function nett; it has Net, net, needs, number,"),
-    ("train --model own.py:needs", "its argument width has no default; give it one, as in width=64"),
-    ("train --model own.py:number", "own.py:number is a int; its function must return an nn.Module"),
-    ("train --model own.py:bare", "lacks input_shape and classes; set on its class: input_shape ="),
-    ("train --model own.py:fails", "own.py, line 18: RuntimeError: no such thing"),
-    ("train --model own.py:five --data own.py:points", "gives (64, 5) for a batch of 64; expected (64, 3)"),
-    ("train --model own.py:looking --data own.py:points", "for item(), numpy() or `if`: return it from the step "
-                                                          "instead, or choose with where"),
-    ("train --model own.py:net --data own.py:values", "has 1 number to predict for each sample, and own.py:net "
-                                                      "gives 3; if y are classes, make them whole numbers"),
-    (f"train {NET} --scheduler own.py:one_argument", "a scheduler is a function of (graph, cost, machine)"),
-    (f"train {NET} --scheduler none.csv", "none.csv: No such file"),
-    (f"train {NET} --parallel tensor", "unknown parallel 'tensor'; known: none, data, pipeline"),
-    (f"train {NET} --lr-schedule step", "known: constant, cosine"),
-    (f"train {NET} --lr fast", "'fast' must be a number"),
-    (f"train {NET} --checkpoint own.py", "cannot save to own.py: it is a file, and a folder is needed"),
-    (f"train {NET} --tensorboard own.py", "own.py: a folder is needed, and this is a file"),
-    ("new op own.py", "own.py: a folder is needed, and this is a file"),
-    ("train own.py:net", "unrecognized arguments: own.py:net; a network is named with --model"),
-    ("compare --model mlp --schedulers in_order, --steps 1", "in_order,: a name between the commas is empty"),
-    ("simulate", "give --model NAME (see `minidl models`); or --ranks P for a pipeline on given times")]
+#: words of the cases below that stand for several
+WORDS = {"SMALL": shlex.join(SMALL), "NET": "--model own.py:net --data own.py:points --steps 1",
+         "DENSE": "--model densenet121 --model-arg preset=tiny --batch-size 4 --costs analytic",
+         "FIFO": "simulate --parallel data --scheduler fifo", "GPIPE": "--scheduler gpipe --ranks 2 --micro-batches 4",
+         "NINES": "9" * 5000, "BRACKETS": "(" * 5000, "MINUSES": "-" * 100_000, "MANY": "1," * 5000 + "1"}
+CASES = """
+train --model own.py => own.py: name its function as well: own.py:FUNCTION
+train --model mlp --data own.py => own.py: name its function as well: own.py:FUNCTION
+train NET --scheduler own.py => own.py: name its function as well: own.py:FUNCTION
+train --model own.py:nett => own.py has no function nett; it has Net, net, needs, number,
+train --model own.py:needs => its argument width has no default; give it one, as in width=64
+train --model own.py:number => own.py:number is a int; its function must return an nn.Module
+train --model own.py:bare => lacks input_shape and classes; set on its class: input_shape =
+train --model own.py:fails => own.py, line 18: RuntimeError: no such thing
+train --model own.py:five --data own.py:points => gives (64, 5) for a batch of 64; expected (64, 3)
+train --model own.py:looking --data own.py:points => or `if`: return it from the step instead, or choose with where
+train --model own.py:net --data own.py:values => own.py:net gives 3; if y are classes, make them whole numbers
+train NET --scheduler own.py:one_argument => a scheduler is a function of (graph, cost, machine)
+train NET --scheduler none.csv => none.csv: No such file
+train NET --parallel tensor => unknown parallel 'tensor'; known: none, data, pipeline
+train NET --lr-schedule step => known: constant, cosine
+train NET --lr fast => 'fast' must be a number
+train NET --checkpoint own.py => cannot save to own.py: it is a file, and a folder is needed
+train NET --tensorboard own.py => own.py: a folder is needed, and this is a file
+new op own.py => own.py: a folder is needed, and this is a file
+new nothing x => unknown kind 'nothing'
+train own.py:net => unrecognized arguments: own.py:net; a network is named with --model
+trian => 'trian'; similar names: train
+compare --model mlp --schedulers in_order, --steps 1 => in_order,: a name between the commas is empty
+compare SMALL --schedulers in_order => give at least two different ones
+compare SMALL --schedulers in_order,nope => nope
+compare SMALL --schedulers in_order,partime --scheduler-arg foo=1 => none of in_order,partime takes it
+simulate => give --model NAME (see `minidl models`); or --ranks P for a pipeline on given times
+plan => --model
+simulate --model mlp --forward 2 => leave one out
+train --model mpl => mlp
+train --model mlp --model-arg widht=3 => widht
+train --model mlp --model-arg hidden => name=value
+train --model mlp --model-arg hidden=NINES => hidden
+train --model mlp --model-arg hidden=BRACKETS => hidden
+train --model mlp --model-arg hidden=MINUSES1 => hidden
+train SMALL --scheduler multistream => multi_stream
+train SMALL --scheduler-arg streems=3 --scheduler multi_stream => streems
+plan SMALL --scheduler multi_stream --scheduler-arg cost=5 => --scheduler-arg cost has no effect here; use --costs
+plan SMALL --scheduler multi_stream --scheduler-arg streams=2.5 => streams
+plan SMALL --scheduler multi_stream --scheduler-arg streams=many => streams
+train SMALL --scheduler multi_stream --streams 1 => 2 to 1024 streams
+train SMALL --scheduler multi_stream --streams 100000 => at most 1024
+train SMALL --steps 0 => at least 1
+train SMALL --steps NINES => too large
+train SMALL --steps -NINES => at least 1
+train SMALL --steps 99999999999 => too large
+train SMALL --stes 3 => --steps
+train SMALL --seed 18446744073709551616 => too large
+train SMALL --lr nan => learning rate
+train SMALL --lr -1 => learning rate
+train SMALL --lr 1e300 => learning rate
+train SMALL --micro-batches 3 => divide
+train SMALL --data digitz => digits
+train SMALL --data nothere.npz => no such file
+train SMALL --data mnist --root nothere => the folder for data does not exist
+train SMALL --workers 2 => --workers has no effect on digits: it is for pictures
+train SMALL --tokenizer 300 => --tokenizer has no effect on digits: it is for text
+train SMALL --batch-size 100000 => 100000
+train SMALL --device tpu => tpu
+train SMALL --device cuda => cuda
+train SMALL --memory-limit 1kB => limit
+train SMALL --memory-limit much => size
+train SMALL --memory-limit 0 => at least 1 byte
+train SMALL --memory-limit NINES => 4 EiB
+train SMALL --trace /nowhere/x.json => /nowhere
+train SMALL --trace x.txt => .json
+plan SMALL --svg / => is a folder
+plan SMALL --save /proc/x.csv => /proc/x.csv
+train SMALL --save-costs /nowhere/c.json => /nowhere
+train SMALL --costs /nowhere.json => /nowhere.json
+train SMALL --config /nowhere.toml => /nowhere.toml
+check /nowhere.csv SMALL => /nowhere.csv
+explain 99W0 SMALL => 99W0
+explain W SMALL => task name
+plan SMALL --recompute 99 => there is no layer '99' to keep
+train SMALL --recompute 1,-1 => there is no layer '-1' to keep
+plan SMALL --recompute auto => within a memory limit; give one
+plan SMALL --scheduler in_order --recompute all --memory-limit 1K => the limit of 1,000
+FIFO SMALL --ranks 4 --memory-limit 1KB => the limit of 1,000
+FIFO SMALL --ranks 4 --bandwidth 0 => at least 1 byte
+plan DENSE --scheduler multi_region --curve --save x.csv => --save
+plan DENSE --scheduler multi_region --curve --memory-limit 1GB => --memory-limit
+plan DENSE --scheduler multi_region --curve --recompute all => --curve tries every --recompute; leave it out
+plan SMALL --scheduler multi_region --streams 3 => 2 streams, not 3
+plan DENSE --scheduler multi_region --scheduler-arg crossing=maybe => crossing must be of type bool, not 'maybe'
+plan SMALL --scheduler multi_region --scheduler-arg memory_limit=2GiB => takes no argument 'memory_limit'
+plan SMALL --scheduler multi_region --scheduler-arg map=densenet121 => takes no argument 'map'
+simulate --scheduler zb_h3 --ranks 2 => zb_h
+simulate --scheduler zb_h2 --ranks 4 --micro-batches 3 => micro-batches
+simulate --scheduler gpipe --ranks 4 --forward -1 => -1
+simulate --scheduler gpipe --ranks 4 --forward 0 => positive
+simulate --scheduler gpipe --ranks 4 --forward nan => nan
+simulate --scheduler zb_h1 --ranks 2 --forward 1e308 => 1e+308
+simulate --scheduler zb_h1 --ranks 2 --forward 1e400 => number
+simulate --scheduler zb_h1 --ranks 2 --forward x => 'x' must be a number
+simulate --ranks 2 --table --forward MANY => stages
+simulate --ranks 2 --table --forward inf => no policy accepts these numbers
+simulate --scheduler gpipe --ranks 0 => at least 1
+simulate --scheduler gpipe --ranks 2 --latency nan => finite
+simulate --ranks 2 --latency -1 --table => finite
+simulate --scheduler optimal --ranks 2 --time-limit inf => finite
+simulate --scheduler gpipe --ranks 2 --activation-cap nan => finite
+simulate --scheduler gpipe --ranks 1000000 --micro-batches 1000000 => 16,777,216
+arena nothing => 'nothing' is neither a .json file nor a bundled problem; known: all, unit,
+arena none.json => none.json
+arena unit zbh1 => entry 'zbh1' is neither
+arena unit --alone => --alone leaves the published policies out
+arena unit --alone gpipe --bogus => unrecognized arguments: --bogus
+plan GPIPE --scheduler-arg x=1 => gpipe takes no argument 'x'; it takes none
+plan GPIPE --activation-cap 0 => the activation cap is 0
+plan GPIPE SMALL --activation-cap 0 => the activation cap is 0
+"""
+#: the condition of a flag that does not hold, and in words
+WITHOUT_EFFECT = """
+train SMALL --root . => data sets that are found by name
+train SMALL --data x.npz --root . => data sets that are found by name
+train SMALL --steps 3 --epochs 2 => runs without --steps; leave one out
+train SMALL --nondeterministic => --device cuda
+compare SMALL --device cpu --nondeterministic => --device cuda
+train SMALL --parallel data --ranks 2 --transport nccl => --device cuda
+train SMALL --streams 1 => --scheduler multi_stream or multi_region
+compare SMALL --schedulers in_order,in_order --streams 1 => --scheduler multi_stream or multi_region
+train SMALL --pairs measured => schedulers of several streams, and --save-costs
+plan SMALL --pairs none => schedulers of several streams
+train SMALL --dry-run --trace x.json => runs; --dry-run runs nothing
+train SMALL --dry-run --log-every 3 => runs; --dry-run runs nothing
+train SMALL --resume => --checkpoint DIR
+train SMALL --resume --checkpoint x --init y => a run that begins; --resume has all weights
+info --model-arg classes=3 => a network; name it with --model
+info --model mlp --each-rank => info without --model
+sample x --temperature 0 --top 3 => a --temperature above 0
+sample x --temperature 0 --seed 3 => a --temperature above 0
+simulate --ranks 2 --scheduler gpipe --time-limit 3 => --scheduler optimal
+plan GPIPE --objective span => --scheduler optimal
+simulate --ranks 2 --table --scheduler gpipe => one policy; --table shows all published ones, and one of your own
+simulate --ranks 2 --table --svg x.svg => plans; --table shows figures
+simulate --ranks 2 --table --trace x.json => one plan; --table and --curve show many
+FIFO --parts 3 => --scheduler
+FIFO --buckets 3 => --scheduler buckets
+FIFO --model mlp --ranks 4 --servers 2 => --collective parameter_server
+FIFO --model mlp --ranks 4 --collective tree => a link that takes time, by --latency or --bandwidth
+simulate GPIPE --bandwidth 1GB => bytes: a network, or --costs FILE
+plan GPIPE --costs analytic => a network; times of a pipeline without --model come from FILE
+check x.csv GPIPE --forward 1 => --scheduler layerpipe, which cuts by them
+check x.csv --ranks 2 --scheduler-arg kept=0.5 => one policy, by --scheduler
+"""
+#: verbs and subjects on which a flag has no effect
+ELSEWHERE = """
+models --model mlp
+plan SMALL --seed 3
+plan SMALL --lr 0.3
+check x.csv SMALL --seed 3
+check x.csv SMALL --scheduler gpipe
+explain 0F0 SMALL --svg x.svg
+plan GPIPE --memory-limit 1GB
+explain 0F0 GPIPE --memory-limit 1GB
+plan GPIPE --curve
+arena unit --ranks 2
+plan GPIPE SMALL --pairs none
+check x.csv --ranks 2 --latency 1
+"""
 
 
-@pytest.mark.parametrize(("command", "says"), CASES)
+def last_flag(command: str) -> str:
+    return [word for word in command.split() if word.startswith("--")][-1]
+
+
+ROWS = [tuple(row.split(" => ")) for row in CASES.strip().splitlines()]
+ROWS += [(command, f"{last_flag(command)} has no effect here; it goes with {says}")
+         for command, says in (row.split(" => ") for row in WITHOUT_EFFECT.strip().splitlines())]
+ROWS += [(command, f"{last_flag(command)} has no effect on ") for command in ELSEWHERE.strip().splitlines()]
+
+
+@pytest.mark.parametrize(("command", "says"), ROWS)
 def test_a_mistake_is_one_line_that_says_what_to_do(command: str, says: str, tmp_path: Path, monkeypatch: Any,
                                                     capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     if "--tensorboard" in command:
         pytest.importorskip("tensorboard")
-    assert main(shlex.split(command)) == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert says in err
-    assert err.count("\n") == 1
+    for word, meaning in WORDS.items():
+        command = command.replace(word, meaning)
+    code, out, err = run(capsys, *shlex.split(command))
+    assert (code, out) == (2, "")
+    assert says in one_line(err)
+    assert len(err) < 600
+    assert {path.name for path in tmp_path.iterdir()} <= {"own.py", "__pycache__"}
 
 
 @pytest.mark.parametrize(("flags", "says"), [

@@ -227,33 +227,6 @@ def test_a_networks_grid_shows_its_tasks(capsys):
 
 
 # ---------------------------------------------------------------------------------------------------------------- flags
-GIVEN = ["--scheduler", "gpipe", "--ranks", "2", "--micro-batches", "4"]
-
-
-@pytest.mark.parametrize(("argv", "says"), [
-    (["plan", *GIVEN, "--memory-limit", "1GB"], "--memory-limit has no effect"),
-    (["simulate", *GIVEN, "--bandwidth", "1GB"], "--bandwidth has no effect"),
-    (["plan", *GIVEN, "--costs", "analytic"], "--costs has no effect"),
-    (["plan", *GIVEN, "--curve"], "--curve has no effect"),
-    (["plan", *GIVEN, *NETWORK, "--pairs", "none"], "--pairs has no effect"),
-    (["plan", *GIVEN, "--objective", "span"], "--objective has no effect"),
-    (["simulate", "--table", *GIVEN], "--scheduler has no effect"),
-    (["plan", *GIVEN, "--scheduler-arg", "x=1"], "gpipe takes no argument 'x'; it takes none"),
-    (["plan", *GIVEN, "--activation-cap", "0"], "the activation cap is 0"),
-    (["plan", *GIVEN, *NETWORK, "--activation-cap", "0"], "the activation cap is 0"),
-    (["plan", "--scheduler", "gpipe", "--ranks", "1000000", "--micro-batches", "1000000"], "can be planned"),
-    (["check", "x.csv", *GIVEN[2:], "--latency", "1"], "--latency has no effect"),
-    (["check", "x.csv", *GIVEN[2:], "--forward", "1"], "--forward has no effect"),
-    (["check", "x.csv", *GIVEN, "--forward", "1"], "--forward has no effect"),
-    (["check", "x.csv", *GIVEN[2:], "--scheduler-arg", "kept=0.5"], "--scheduler-arg has no effect"),
-    (["check", "x.csv", *NETWORK, "--scheduler", "gpipe"], "--scheduler has no effect"),
-    (["explain", "0F0", *GIVEN, "--memory-limit", "1GB"], "--memory-limit has no effect")])
-def test_a_flag_without_effect_is_refused(capsys, argv, says):
-    code, out, err = run(capsys, *argv)
-    assert (code, out) == (2, "")
-    assert says in one_line(err)
-
-
 def test_absurd_plans_fail_their_check_at_once(capsys, tmp_path):
     path = tmp_path / "plan.csv"
     path.write_text("rank,lane,task\n0,main,0F0\n0,main,0B0\n")

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import one_line, run, run_json
+from command_line import run, run_json
 
 from minidl.schedulers.saved import PAIRS
 
@@ -70,20 +70,6 @@ def test_a_priced_plan_says_its_peak(capsys):
     assert code == 0
     assert record["peak_bytes"] == run_json(capsys, "plan", *MODEL)[1]["peak_bytes"] > 0
     assert "peak" in run(capsys, "simulate", *MODEL)[1].splitlines()[0]
-
-
-@pytest.mark.parametrize(("argv", "says"), [
-    (["plan", *MODEL, "--curve", "--save", "x.csv"], "--save"),
-    (["plan", *MODEL, "--curve", "--memory-limit", "1GB"], "--memory-limit"),
-    (["plan", *MODEL, "--curve", "--recompute", "all"], "--curve tries every --recompute; leave it out"),
-    (["plan", *MODEL, "--streams", "3"], "2 streams, not 3"),
-    (["plan", *MODEL, "--scheduler-arg", "crossing=maybe"], "crossing must be of type bool, not 'maybe'"),
-    (["plan", *MODEL, "--scheduler-arg", "memory_limit=2GiB"], "takes no argument 'memory_limit'"),
-    (["plan", *MODEL, "--scheduler-arg", "map=densenet121"], "takes no argument 'map'")])
-def test_what_cannot_be_is_one_clear_line(capsys, argv, says):
-    code, out, err = run(capsys, *argv)
-    assert (code, out) == (2, "")
-    assert says in one_line(err.splitlines(keepends=True)[-1])
 
 
 @pytest.mark.slow

@@ -52,53 +52,40 @@ def stopped(done, name="SIGINT"):
     assert done.returncode == 128 + signal.Signals[name]
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_an_interrupt_in_a_step(name):
-    stopped(run(IN_A_STEP.format(interrupt=f"def interrupt(): me(signal.{name})")), name)
-
-
-def test_an_interrupt_that_a_library_catches_is_found_by_the_loop():
-    stopped(run(IN_A_STEP.format(interrupt="""
+#: where an interrupt falls, or what becomes of it there -> `interrupt`; the loop finds most of them
+FALLS = {
+    "SIGTERM": "def interrupt(): me(signal.SIGTERM)",
+    "a library catches it": """
 def interrupt():
     try:
         me()
     except BaseException:
         pass
-""")))
-
-
-@pytest.mark.wide
-def test_an_interrupt_in_a_callback_of_compiled_code_is_found_by_the_loop():
-    """ctypes prints what a callback raises, and goes on."""
-    stopped(run(IN_A_STEP.format(interrupt="interrupt = ctypes.CFUNCTYPE(None)(me)")))
-
-
-@pytest.mark.wide
-def test_an_interrupt_in_a_destructor_is_found_by_the_loop():
-    stopped(run(IN_A_STEP.format(interrupt="""
+""",
+    "nothing": "interrupt = me",
+    "a callback of compiled code, whose errors ctypes prints": "interrupt = ctypes.CFUNCTYPE(None)(me)",
+    "a destructor": """
 class Interrupt:
     def __del__(self):
         me()
 interrupt = Interrupt
-""")))
-
-
-@pytest.mark.wide
-def test_an_interrupt_of_which_a_library_makes_an_error():
-    stopped(run(IN_A_STEP.format(interrupt="""
+""",
+    "a library makes an error of it": """
 def interrupt():
     try:
         me()
     except BaseException:
         raise AssertionError("what was that?")
-""")))
-
-
-@pytest.mark.wide
-def test_an_interrupt_during_a_long_call_of_compiled_code():
-    """The main thread comes back to Python much later: the process ends before."""
-    stopped(run(IN_A_STEP.format(interrupt="""
+""",
+    "compiled code prints it before another error, as if NumPy cannot be imported": """
+def interrupt():
+    try:
+        me()
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    raise ImportError("numpy.core.multiarray failed to import")
+""",
+    "a long call of compiled code, which ends after the process": """
 import threading
 import numba
 
@@ -113,7 +100,14 @@ def interrupt():
     minutes(1)
     threading.Timer(0.1, me).start()
     minutes(10**15)
-""")))
+""",
+}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("fall", FALLS)
+def test_an_interrupt_in_a_step(fall):
+    stopped(run(IN_A_STEP.format(interrupt=FALLS[fall])), "SIGTERM" if fall == "SIGTERM" else "SIGINT")
 
 
 def test_an_interrupt_after_the_result_is_out_changes_nothing():
@@ -169,19 +163,6 @@ run()
 
 
 @pytest.mark.wide
-def test_an_interrupt_that_compiled_code_prints_before_it_raises_another_error():
-    """As C extensions do if NumPy cannot be imported."""
-    stopped(run(IN_A_STEP.format(interrupt="""
-def interrupt():
-    try:
-        me()
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    raise ImportError("numpy.core.multiarray failed to import")
-""")))
-
-
-@pytest.mark.wide
 def test_an_ignored_interrupt_stays_ignored():
     """As under nohup."""
     done = run(IN_A_STEP.format(interrupt="interrupt = me").replace("import ctypes", "import signal; signal.signal(2, "
@@ -218,29 +199,18 @@ run()
 """), number.name)
 
 
-def test_help_is_not_interrupted_either():
+@pytest.mark.parametrize("argv", [["--help"], pytest.param([a.replace("2000", "5") for a in TRAIN],
+                                                           marks=pytest.mark.wide)], ids=lambda argv: argv[0])
+def test_what_has_printed_its_result_is_not_interrupted(argv):
+    """The interpreter's own end is nobody's to stop."""
     done = run("""
 import atexit, os, signal
 atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
 from minidl.__main__ import run
 run()
-""", "--help")
+""", *argv)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith("usage: minidl")
-
-
-@pytest.mark.wide
-def test_a_finished_run_is_not_interrupted():
-    """Its result is printed: the interpreter's own end is nobody's to stop."""
-    code = """
-import atexit, os, signal
-atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))
-from minidl.__main__ import run
-run()
-"""
-    done = run(code, *(a.replace("2000", "5") for a in TRAIN))
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.endswith("}\n")
+    assert done.stdout.startswith("usage: minidl" if argv == ["--help"] else "{")
 
 
 @pytest.fixture
