@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from ..system.loading import function_of
-from ..testing import fuzz, random_steps
+from ..testing import fuzz
 from . import show
 
 ABOUT = """Runs steps eagerly, recorded under every scheduler of one device, in random legal orders and with random
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: Any) -> int:
     """Returns exit code 1 for a difference, or if no case could be compared."""
-    make, cases = (function_of(arguments.step), 3) if arguments.step else (random_steps.training, 100)
+    make, cases = (function_of(arguments.step), 3) if arguments.step else (fuzz.random_training, 100)
     cases, arrangements = arguments.cases or cases, partial(fuzz.arranged, all_policies=bool(arguments.step))
     verdicts: list[fuzz.Verdict] = []
     with show.progress("comparing", cases) as done:
@@ -59,6 +59,4 @@ def text(record: dict[str, Any], bad: list[fuzz.Verdict]) -> str:
         lines.append(f"seed {v.seed}, {name}: {what}"
                      + (f"; and {len(v.failures) - 1} more" if len(v.failures) > 1 else ""))
         lines.append(f"  again: minidl fuzz {record['step'] + ' ' if record['step'] else ''}--seed {v.seed} --cases 1")
-    if bad and not record["step"]:
-        lines.append(f"\nthe step of seed {bad[0].seed}:\n{random_steps.draw(bad[0].seed).source}")
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""Proofs by trial: gradients against finite differences, kernels against references, random steps in random orders."""
+"""Proofs by trial: gradients against finite differences, kernels against references, steps in random orders."""

@@ -2,7 +2,7 @@
 
 A training is made from a seed, run eagerly, recorded, and run again under every scheduler of one device, in random
 legal orders, and with random tasks one step late. Memory that has not been written yet differs from run to run, so a
-read that comes too early changes the result. `random_steps` makes trainings; this module only checks them.
+read that comes too early changes the result.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .. import schedulers
+from .. import nn, ops, optim, schedulers
 from ..autograd import random
 from ..autograd.recording import record
+from ..autograd.tape import micro_batch
 from ..autograd.tensor import Parameter, Tensor, array
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
@@ -54,6 +55,41 @@ class Training(NamedTuple):
             found |= ({f"{i}": owner} if isinstance(owner, Tensor)
                       else {f"{i}.{name}": t for name, t in owner.named_tensors()})
         return found
+
+
+def _linear(width: int) -> nn.Module:
+    return nn.Linear(width, width)
+
+
+#: layers of random networks, by their width
+LAYERS: tuple[Callable[[int], nn.Module], ...] = (
+    _linear, _linear, _linear, lambda n: nn.Linear(n, n, bias=False), nn.LayerNorm, nn.BatchNorm1d,
+    lambda n: nn.Dropout(0.3), lambda n: nn.Tanh(), lambda n: nn.GELU(), lambda n: nn.ReLU())
+OPTIMIZERS = (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop)
+
+
+def random_training(seed: int) -> Training:
+    """A training of a random network, some of whose layers are skipped, in micro-batches."""
+    draw = np.random.default_rng(seed)
+    width, samples, parts, depth = (int(draw.integers(*bounds)) for bounds in ((2, 9), (2, 6), (1, 4), (1, 9)))
+    layers = nn.ModuleList([LAYERS[i](width) for i in draw.integers(len(LAYERS), size=depth)] + [nn.Linear(width, 3)])
+    skips = [*(draw.random(depth) < 0.3).tolist(), False]
+    optimizer = OPTIMIZERS[draw.integers(len(OPTIMIZERS))](layers.parameters(), 0.05)
+
+    def step(*inputs: Tensor) -> tuple[Tensor, ...]:
+        losses = []
+        for i in range(parts):
+            with micro_batch(i, i * samples):
+                h, y = inputs[2 * i : 2 * i + 2]
+                for layer, skip in zip(layers, skips, strict=True):
+                    h = layer(h) + h if skip else layer(h)
+                losses.append(ops.mse(h, y))
+                losses[-1].backward()
+        optimizer.step()
+        return (*losses, h)
+
+    batches = [tuple(draw.normal(size=(samples, n)).astype("f") for n in (width, 3) * parts) for _ in range(3)]
+    return Training(step, batches, [layers, optimizer])
 
 
 @dataclass(frozen=True)
@@ -96,6 +132,9 @@ def arranged(case: Case, all_policies: bool = True) -> Iterator[tuple[str, Calla
     def streams(schedule: Schedule) -> Trace:
         return case.trace(StreamExecutor(graph, schedule, device=Shuffled(choices)))
 
+    def scheduled(name: str) -> Trace:
+        return streams(schedulers.plan(graph, name).schedule)
+
     def checked(lanes: int) -> Trace:
         return case.trace(CheckingExecutor(graph, random_schedule(graph, lanes, choices),
                                            seed=int(choices.integers(2**31)), device=Shuffled(choices)))
@@ -107,7 +146,7 @@ def arranged(case: Case, all_policies: bool = True) -> Iterator[tuple[str, Calla
     yield "sequential", lambda: case.trace(SequentialExecutor(graph, Shuffled(choices)))
     for name in schedulers.names("none", exact=True):
         if name != "multi_region" or all_policies or choices.random() < 0.05:
-            yield f"scheduler {name}", lambda name=name: streams(schedulers.plan(graph, name).schedule)
+            yield f"scheduler {name}", partial(scheduled, name)
     yield "threads", lambda: case.trace(StreamExecutor(graph, random_schedule(graph, 3, choices)))
     for lanes in (1, 3):
         yield f"random order on {lanes} lanes", partial(checked, lanes)
@@ -147,8 +186,8 @@ def check(make: Callable[[int], Any], seed: int, arrangements: Arrangements = ar
         except Exception as error:
             failures[name] = line(error)
             continue
-        if found and (different := [what for what in found if found[what] != expected[what]]):
-            failures[name] = f"{different[0]} differs from the eager run ({len(different)} of {len(found)} values)"
+        if found and (wrong := [what for what in found if found[what] != expected[what]]):
+            failures[name] = f"{wrong[0]} differs from the eager run ({len(wrong)} of {len(found)} values)"
     return Verdict(seed, failures=failures, runs=runs, tasks=len(graph))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import random_steps
 from arrangements import arrangements
 from helpers import torch_or_skip
 
@@ -22,7 +23,7 @@ from minidl.cli import main
 from minidl.ops import dropout
 from minidl.ops.batch_norm import BatchNorm
 from minidl.plans import memory
-from minidl.testing import fuzz, random_steps
+from minidl.testing import fuzz
 
 #: why a step that runs eagerly may not be recorded
 REASONS = ("RuntimeError: the step ends with a gradient of ",)
@@ -35,8 +36,7 @@ def hold(seeds: range) -> None:
     """Fails with the seed, which arrangement differs, and the text of the step."""
     verdicts = [fuzz.check(random_steps.training, seed, partial(arrangements, every=False)) for seed in seeds]
     for v in verdicts:
-        assert not v.failures, (f"minidl fuzz --seed {v.seed} --cases 1: {v.failures}\n"
-                                f"{random_steps.draw(v.seed).source}")
+        assert not v.failures, f"seed {v.seed}: {v.failures}\n{random_steps.draw(v.seed).source}"
         assert not v.invalid, f"seed {v.seed} does not run eagerly: {v.invalid}\n{random_steps.draw(v.seed).source}"
         assert not v.refused or v.refused.startswith(REASONS), f"seed {v.seed} cannot be recorded: {v.refused}"
     assert sum(bool(v.refused) for v in verdicts) <= max(2, 0.05 * len(verdicts))
@@ -139,6 +139,7 @@ def test_memory_that_is_shared_too_early_is_noticed(monkeypatch: pytest.MonkeyPa
     verdict = fuzz.check(plain, 3, arrangements)
     assert "sequential" not in verdict.failures  # it plans no memory
     assert len(verdict.failures) == verdict.runs - 1
+    assert fuzz.check(fuzz.random_training, 3).failures
 
 
 def test_a_step_that_counts_by_itself_is_noticed() -> None:

@@ -15,10 +15,11 @@ from itertools import count
 from typing import Any
 
 import pytest
+import random_steps
 from arrangements import arrangements
 
 from minidl.passes import split
-from minidl.testing import fuzz, random_steps
+from minidl.testing import fuzz
 
 FIRST = int(os.environ.get("MINIDL_FUZZ_SEED", "1000"))
 CASES = 20 * int(os.environ.get("MINIDL_FUZZ_CASES", "300")) // 3

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from random_steps import StepSource
 from torch.nn import functional as F
 
 import minidl as ml
 from minidl import ops
-from minidl.testing.random_steps import StepSource
 
 
 def exact(program: StepSource) -> StepSource:

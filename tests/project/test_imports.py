@@ -39,7 +39,7 @@ ROOMS: dict[str, set[str]] = {
     "data": {"autograd", "system"},
     "runtime": {"autograd", "core", "devices", "kernels", "plans", "system"},
     "measuring": {"autograd", "core", "devices", "kernels", "passes", "plans", "pricing", "runtime"},
-    "testing": {"autograd", "core", "devices", "kernels", "ops", "optim", "passes", "runtime", "schedulers"},
+    "testing": {"autograd", "core", "devices", "kernels", "nn", "ops", "optim", "passes", "runtime", "schedulers"},
     "training": {"autograd", "core", "data", "devices", "fusion", "measuring", "models", "nn", "ops", "optim", "passes",
                  "plans", "pricing", "runtime", "schedulers", "system"},
     "cli": {"arena", "autograd", "core", "data", "devices", "kernels", "measuring", "models", "optim", "passes",

@@ -1,4 +1,4 @@
-"""Random training steps as Python text: the cases of `fuzz` where the user gives none.
+"""Random training steps as Python text: the cases of campaigns.
 
 A step has branches, shared and unused parameters, unused inputs, views, dropout, norms, several losses, backward
 passes, optimizers and rounds of micro-batches, and it may return any values. Its text calls functions by name, so it
@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from .. import ops, optim
-from ..autograd.tape import micro_batch, no_grad
-from ..autograd.tensor import Parameter, array
-from .fuzz import Training, nothing
+from minidl import ops, optim
+from minidl.autograd.tape import micro_batch, no_grad
+from minidl.autograd.tensor import Parameter, array
+from minidl.testing.fuzz import Training, nothing
 
 Shape = tuple[int, ...]
 #: an expression, its shape, whether it depends on a parameter; and the `with` that it is in, if there is one
