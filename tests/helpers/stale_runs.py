@@ -7,7 +7,6 @@ import functools
 import numpy as np
 import pipelines
 from helpers import deadline
-from replays import Replay
 
 import minidl as ml
 from minidl import models, nn, ops, optim
@@ -18,6 +17,7 @@ from minidl.schedulers import pipeline
 from minidl.schedulers.ordered import Ordered
 from minidl.schedulers.pipeline import add_communication
 from minidl.schedulers.pipeline.flush import one_f_one_b
+from minidl.testing.replay import Replay
 
 MICRO_BATCHES, SHARE, STEPS = 8, 4, 3
 COST = ml.CostModel.analytic()

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import deadline
-from replays import Replay, replay_together
+from replays import replay_together
 
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
@@ -29,6 +29,7 @@ from minidl.devices.far import Mapped
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 
 DOC = Path(__file__).resolve().parents[2] / "docs" / "composition.md"
 RANKS, MICRO_BATCHES, SHARE, STEPS, WIDTH = 2, 4, 4, 3, 12

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from command_line import refusal, run_json
 from helpers import deadline
-from replays import Replay
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -22,6 +21,7 @@ from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.runtime.version_log import VersionRead, as_lines, drift, from_lines, staleness
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 
 BLOCKS, HIDDEN, SHARE, RATE, MOMENTUM, INPUTS, CLASSES = 4, 6, 3, 0.05, 0.9, 5, 4
 COST = ml.CostModel.analytic()

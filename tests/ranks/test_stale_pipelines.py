@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import stale_runs
 from helpers import bits, deadline
-from replays import Replay, replay_together
+from replays import replay_together
 from stale_runs import (
     COST,
     IN_HALVES,
@@ -40,6 +40,7 @@ from minidl.core.tasks import Kind, as_recorded, pack, unpack
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 
 CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw") for name in POLICIES]

@@ -14,7 +14,6 @@ import pipelines
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, deadline
 from launcher import MPIEXEC
-from replays import Replay
 
 import minidl as ml
 from minidl import nn, ops
@@ -25,6 +24,7 @@ from minidl.pricing.cost import CostModel, Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 from minidl.training import checkpoint
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer

@@ -11,7 +11,6 @@ import numpy as np
 import pipelines
 import pytest
 from helpers import deadline
-from replays import Replay
 
 import minidl as ml
 from minidl import optim
@@ -21,6 +20,7 @@ from minidl.devices.cuda import device as devices
 from minidl.pricing.cost import Link
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers import pipeline
+from minidl.testing.replay import Replay
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from command_line import one_line, run, run_json
 from helpers import deadline
-from replays import Replay, replay_together
+from replays import replay_together
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -17,6 +17,7 @@ from minidl.core.tasks import Kind
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.beside import lasting_updates
+from minidl.testing.replay import Replay
 
 SIZES, HALF, STEPS, RATE, MOMENTUM = (6, 8, 7, 5), 3, 6, 0.1, 0.9
 COST = ml.CostModel.analytic()
