@@ -99,14 +99,10 @@ def _text(record: dict[str, Any]) -> str:
         facts = [f"no period is below {problem['bound']:g}"]
         facts += [f"best {name.replace('_', ' ')} with one stage on each rank: {value:g}"
                   for name, value in problem["optimum"].items()]
-        rows = [(f"{e['rank']}", f"{e['entry']}{' <' if e['own'] else ''}", f"{e['period']:.6g}",
-                 f"{e['above_bound']:.1%}", f"{e['makespan']:.6g}", f"{e['peak_activations']:g}", f"{e['bytes']:,}")
-                for e in problem["entries"]]
+        rows = [(e["rank"], e["entry"] + " <" * e["own"], f"{e['period']:.6g}", f"{e['above_bound']:.1%}",
+                 f"{e['makespan']:.6g}", f"{e['peak_activations']:g}", e["bytes"]) for e in problem["entries"]]
         titles = ("#", "entry", "period", "over bound", "makespan", "peak", "bytes")
-        wide = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
-        lines = ["  ".join(cell.ljust(w) if i == 1 else cell.rjust(w) for i, (cell, w) in
-                           enumerate(zip(row, wide, strict=True))).rstrip() for row in (titles, *rows)]
-        lines += [f"{e['entry']}: {e['why']}" for e in problem["refused"]]
+        lines = [show.table(titles, rows), *(f"{e['entry']}: {e['why']}" for e in problem["refused"])]
         if problem["left_out"]:
             lines.append(f"no order here: {', '.join(problem['left_out'])}")
         parts.append("\n".join([f"{problem['problem']}: {problem['about']}; {', '.join(facts)}", *lines]))

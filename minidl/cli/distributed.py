@@ -135,22 +135,18 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
         arguments = read()
         if not first:
             arguments.json, arguments.save_costs = True, None  # no table, no bar, no file
-        _check_flags(arguments, communicator)
+        grid = _checked(arguments, communicator)
         if first:
             show.check_outputs(arguments)
         arguments.device = device_of(arguments.device, communicator)
-        grid = _grid(arguments, communicator.size)
         begun(arguments)
         recorded = _recorded(arguments, grid.place(communicator.rank)[0], grid.replicas, recordings)
         if first:
             held.enter_context(claimed(arguments))
             _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
         saved = resumed(arguments, recorded) if arguments.resume else None
-        alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded), "k": arguments.k,
-                 "the number of buckets": arguments.buckets, "the number of replicas": arguments.replicas,
-                 "the source of costs": arguments.costs,
-                 "the transport": arguments.transport, "the checkpoint's step": saved and saved.step,
-                 **_flags(arguments)}
+        alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded),
+                 "the checkpoint's step": saved and saved.step, **_flags(arguments)}
         return (arguments, recorded, saved, version_log(arguments.replay) if arguments.replay else None), alike
 
     arguments, recorded, saved, log = agree(communicator, prepare)
@@ -194,7 +190,8 @@ def too_few(arguments: Any) -> UsageError:
                       + ("" if which("mpiexec") else "; there is no mpiexec here: pip install 'minidl[mpich]'"))
 
 
-def _check_flags(arguments: Any, communicator: Any) -> None:
+def _checked(arguments: Any, communicator: Any) -> RankGrid:
+    """The grid of the ranks, for flags that go with it. Raises UsageError."""
     if arguments.parallel == "none":
         raise UsageError(f"{communicator.size} ranks were started, and each would train the whole model by itself; "
                          f"give --parallel data or --parallel pipeline, or start one process")
@@ -204,13 +201,13 @@ def _check_flags(arguments: Any, communicator: Any) -> None:
         raise UsageError(f"--ranks {arguments.ranks}{replicas}, but the launcher has started {communicator.size}; "
                          f"leave --ranks out")
     scheduler_of(arguments)
-    _grid(arguments, communicator.size)
     if asynchronous(arguments):
         for told, why in ((arguments.checkpoint, "keeps no checkpoint, since ranks have weights of their own"),
                           (arguments.trace or arguments.html, "records no timeline"),
                           (arguments.device != "cpu", "mixes layers on the CPU alone")):
             if told:
                 raise UsageError(f"{arguments.scheduler} {why}")
+    return _grid(arguments, communicator.size)
 
 
 def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostModel, dict[str, Any]]:

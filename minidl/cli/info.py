@@ -2,47 +2,58 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import subprocess
+import sys
 from typing import Any
 
+import numpy as np
+
+from .. import models as networks
+from ..autograd import random
+from ..autograd.recording import record
+from ..autograd.tape import Tape, no_grad, use
+from ..core.graph import TaskGraph
+from ..core.tasks import Kind
+from ..devices import DeviceError, device
 from ..devices.device import default_lanes, no_native_lanes
+from ..pricing.cost import CostModel
+from ..schedulers import pipeline
 from ..system import launcher
+from ..system.loading import users_code
 from . import ranks, show
 from .machine import blas, versions
 
 
 def info(arguments: Any) -> int:
-    """Without a model: devices, versions, MPI. With one: parameters, flops, layers."""
+    """Without a model: devices, versions, MPI. With one: parameters, flops of a forward pass, layers."""
     if arguments.each_rank:
         return ranks.info(arguments)
-    record: dict[str, Any]
     if arguments.model:
-        record = model_info(arguments.model, dict(arguments.model_arg))
-        rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in record["layers"]]
-        return show.emit(arguments, record,
-                         f"{record['model']}: {record['parameters']:,} parameters, {record['flops_per_sample']:,} "
+        found, _ = _outline(arguments.model, dict(arguments.model_arg))
+        rows = [(layer["name"], layer["op"], layer["parameters"]) for layer in found["layers"]]
+        return show.emit(arguments, found,
+                         f"{found['model']}: {found['parameters']:,} parameters, {found['flops_per_sample']:,} "
                          f"flops a sample (forward)\n" + show.table(("layer", "op", "parameters"), rows))
     gpus, why_not = _gpus()
     library, starts = _mpi()
-    record = {"devices": [{"name": "cpu", "cores": len(os.sched_getaffinity(0)),
-                           "processor": platform.processor() or platform.machine()}, *gpus],
+    cores, processor = len(os.sched_getaffinity(0)), platform.processor() or platform.machine()
+    told = {"devices": [{"name": "cpu", "cores": cores, "processor": processor}, *gpus],
               "lanes": default_lanes(), "native_lanes": no_native_lanes() or "available", "blas": blas(),
               "mpi": library, "launcher": starts, "versions": versions()}
-    return show.emit(arguments, record, show.table(("what", "is"), [
-        ("device cpu", f"{record['devices'][0]['cores']} cores, {record['devices'][0]['processor']}"),
+    return show.emit(arguments, told, show.table(("what", "is"), [
+        ("device cpu", f"{cores} cores, {processor}"),
         *((f"device {g['name']}", f"{g['gpu']}, {g['memory_bytes'] / 2**30:.0f} GiB, sm_{g['capability']}")
           for g in gpus), *([] if gpus else [("device cuda", why_not)]),
-        ("lanes on the cpu", f"{record['lanes']} by default; native ones: {record['native_lanes']}"),
-        ("BLAS", record["blas"]), ("MPI", record["mpi"] or "none found"),
-        ("launcher", record["launcher"] or "none found"),
-        *record["versions"].items()]))
+        ("lanes on the cpu", f"{told['lanes']} by default; native ones: {told['native_lanes']}"),
+        ("BLAS", told["blas"]), ("MPI", library or "none found"), ("launcher", starts or "none found"),
+        *versions().items()]))
 
 
 def _gpus() -> tuple[list[dict[str, Any]], str]:
     """The GPUs; and if there are none, the reason."""
-    from ..devices import DeviceError, device
-
     found: list[dict[str, Any]] = []
     while True:
         try:
@@ -55,10 +66,6 @@ def _gpus() -> tuple[list[dict[str, Any]], str]:
 def _mpi() -> tuple[str | None, str | None]:
     """The MPI library with its version, and the launcher: the one that started this process, or the mpiexec that would
     start ranks, with a word if that does not fit. In a separate process, which a broken MPI may abort."""
-    import json
-    import subprocess
-    import sys
-
     code = "import json; from minidl.runtime.comm.mpi import load; print(json.dumps(load()[1:]))"
     library, known = None, None
     try:
@@ -73,43 +80,20 @@ def _mpi() -> tuple[str | None, str | None]:
     return library, f"{name}{f' ({path})' if path else ''}{wrong}" if name else None
 
 
-def model_info(name: str, model_args: dict[str, Any]) -> dict[str, Any]:
-    """`flops_per_sample` counts the forward pass; `layers` are its units in order. Nothing is allocated."""
-    model, graph = _outline(name, model_args)
-    return _figures(name, model, graph)
-
-
-def _outline(name: str, model_args: dict[str, Any]) -> tuple[Any, Any]:
-    """A network, and the graph of its forward pass for one sample."""
-    import numpy as np
-
-    from .. import models as networks
-    from ..autograd import random
-    from ..autograd.recording import record
-    from ..autograd.tape import Tape, no_grad, use
-    from ..system.loading import users_code
-
+def _outline(name: str, model_args: dict[str, Any]) -> tuple[dict[str, Any], TaskGraph]:
+    """A network's figures, and the graph of its forward pass for one sample. `layers` are its units in order; nothing
+    is allocated."""
     with use(Tape()), no_grad():
         random.seed(0)
         model = networks.create(name, **model_args).eval()
         x = np.zeros((1, *model.input_shape), model.input_dtype)
         with users_code():
-            return model, record(model, x, name=name)
-
-
-def _figures(name: str, model: Any, graph: Any) -> dict[str, Any]:
-    import numpy as np
-
-    from ..core.tasks import Kind
-
-    layers = []
-    for task in graph:
-        if task.kind == Kind.F:
-            own = sum(b.bytes // np.dtype(b.dtype).itemsize for b in task.reads if b.role == "parameter")
-            layers.append({"name": graph.unit_names[task.unit], "op": task.launches[0].kernel, "parameters": own,
-                           "flops": task.flops})
+            graph = record(model, x, name=name)
+    layers = [{"name": graph.unit_names[task.unit], "op": task.launches[0].kernel,
+               "parameters": sum(b.bytes // np.dtype(b.dtype).itemsize for b in task.reads if b.role == "parameter"),
+               "flops": task.flops} for task in graph if task.kind == Kind.F]
     return {"model": name, "parameters": sum(p.size for p in model.parameters()),
-            "flops_per_sample": int(graph.flops.sum()), "layers": layers}
+            "flops_per_sample": int(graph.flops.sum()), "layers": layers, "objective": model.objective}, graph
 
 
 STAGES, EVEN = 4, 1.25  #: a network suits pipelines if the longest of so many stages takes so many times the mean
@@ -118,11 +102,6 @@ STAGES, EVEN = 4, 1.25  #: a network suits pipelines if the longest of so many s
 def _suited(graph: Any) -> list[str]:
     """The schedulers of out-of-order backprop that suit a network: always those for one device and for data-parallel
     ranks, and those for pipelines if it can be cut into STAGES stages that are EVEN."""
-    import numpy as np
-
-    from ..pricing.cost import CostModel
-    from ..schedulers import pipeline
-
     cost = CostModel.analytic()
     found = ["multi_region", "reverse_first_k"]
     try:
@@ -136,15 +115,11 @@ def _suited(graph: Any) -> list[str]:
 def models(arguments: Any) -> None:
     """Every network, or the one that is named, with its parameters, flops of a sample, layers, what it is trained for,
     the schedulers that suit it, its arguments and its presets."""
-    from .. import models as networks
-
-    found: list[dict[str, Any]] = []
+    found = list[dict[str, Any]]()
     for name in [arguments.name] if arguments.name else networks.names():
-        model, graph = _outline(name, {})
-        figures = _figures(name, model, graph)
-        found.append({**figures, "layers": len(figures["layers"]), "objective": model.objective,
-                      "schedulers": _suited(graph), "arguments": networks.arguments(name),
-                      "presets": networks.presets(name)})
+        figures, graph = _outline(name, {})
+        found.append({**figures, "layers": len(figures["layers"]), "schedulers": _suited(graph),
+                      "arguments": networks.arguments(name), "presets": networks.presets(name)})
     head = ("model", "parameters", "flops a sample", "layers", "objective", "schedulers", "presets", "arguments")
     show.emit(arguments, {"models": found}, lambda: show.table(head, [
         (m["model"], m["parameters"], m["flops_per_sample"], m["layers"], m["objective"], " ".join(m["schedulers"]),

@@ -104,8 +104,7 @@ def _table_text(found: list[dict[str, Any]], left_out: dict[str, str]) -> str:
         cells = [f"{of(r):.4g}"
                  + (" *" if not r["stale"] and math.isclose(of(r), best[name], rel_tol=1e-9, abs_tol=1e-12) else "  ")
                  for name, of in columns.items()]
-        rows.append((r["scheduler"], str(r["chunks"]), *(c.rjust(11) for c in cells),
-                     "stale weights" if r["stale"] else ""))
-    text = show.table(("scheduler", "chunks", *(name.rjust(11) for name in columns), ""), rows)
+        rows.append((r["scheduler"], r["chunks"], *cells, "stale weights" if r["stale"] else ""))
+    text = show.table(("scheduler", "chunks", *columns, ""), rows)
     notes = "".join(f"\n  {name}: {why}" for name, why in left_out.items())
     return text + "\n\n* the best of the synchronous ones" + (f"\nleft out:{notes}" if notes else "")

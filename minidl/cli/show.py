@@ -114,13 +114,12 @@ def width() -> int:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Columns aligned, numbers to the right."""
+    """Columns aligned, numbers to the right, also those that are text already."""
     cells = [[f"{c:,.3f}" if isinstance(c, float) else f"{c:,}" if isinstance(c, int) and not isinstance(c, bool)
               else str(c) for c in row] for row in rows]
     wide = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    right = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))]
-
-    lines = (zip(row, wide, right, strict=True) for row in (head, *cells))
+    right = [all(c[:1].isdigit() or c[:1] == "-" or not c for c in column) for column in zip(*cells, strict=True)]
+    lines = (zip(row, wide, right or [False] * len(head), strict=True) for row in (head, *cells))
     return "\n".join("  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in line).rstrip() for line in lines)
 
 

@@ -161,7 +161,7 @@ def test_schedulers_lists_every_policy_with_what_it_says(capsys):
 def test_info_and_models(capsys):
     code, record = run_json(capsys, "info", "--model", "mlp")
     assert code == 0
-    assert set(record) == {"model", "parameters", "flops_per_sample", "layers"}
+    assert set(record) == {"model", "parameters", "flops_per_sample", "layers", "objective"}
     assert record["parameters"] == sum(layer["parameters"] for layer in record["layers"])
     code, record = run_json(capsys, "models")
     found = {m["model"]: m for m in record["models"]}
