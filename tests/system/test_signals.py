@@ -18,11 +18,11 @@ import subprocess
 import sys
 import time
 import uuid
-from collections import defaultdict
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from itertools import count as count_from
 from pathlib import Path
 
@@ -38,8 +38,10 @@ SILENCE, START = (os.environ.get(name, default)
                   for name, default in (("MINIDL_MPI_SILENT_SECONDS", "15"), ("MINIDL_MPI_START_SECONDS", "60")))
 
 MLP = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--json"]
+RUN = ["train", *MLP, "--costs", "analytic", "--epochs", "12"]
+#: what is interrupted: a command in one process; or ranks, with the micro-batches with which one process goes on
 SINGLE = {
-    "train": ["train", *MLP, "--costs", "analytic", "--scheduler", "multi_stream", "--epochs", "12"],
+    "train": [*RUN, "--scheduler", "multi_stream"],
     "compare": ["compare", *MLP, "--costs", "analytic", "--steps", "150"],
     "plan": ["plan", "--model", "densenet121", "--model-arg", "preset=tiny", "--batch-size", "4", "--costs", "analytic",
              "--json", "--scheduler", "multi_region", "--memory-limit", "100MB"],
@@ -48,13 +50,7 @@ SINGLE = {
     "models": ["models", "--json"],
     "fuzz": ["fuzz", "--cases", "3", "--json"],
 }
-EPOCHS = 12
 RANKS = {"data": ["--scheduler", "priority"], "pipeline": ["--scheduler", "one_f_one_b", "--micro-batches", "4"]}
-
-
-def count(runs: int) -> int:
-    """The size of a campaign; MINIDL_SIGNALS changes it."""
-    return int(os.environ.get("MINIDL_SIGNALS", runs))
 
 
 @dataclass
@@ -156,8 +152,8 @@ def goes_on(folder: Path, wanted: str, *flags: object) -> str:
     kept = {p.name for p in folder.iterdir()} if folder.exists() else set()
     if "checkpoint.safetensors" not in kept:
         return ""
-    done = subprocess.run(program("train", *MLP, "--costs", "analytic", "--checkpoint", folder, "--epochs", EPOCHS,
-                                  "--resume", *flags), cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run(program(*RUN, "--checkpoint", folder, "--resume", *flags), cwd=ROOT, capture_output=True,
+                          text=True, timeout=PATIENCE)
     if "already has" in done.stderr:
         return ""
     if done.returncode:
@@ -166,95 +162,66 @@ def goes_on(folder: Path, wanted: str, *flags: object) -> str:
     return "" if found == wanted else f"resumed to {found}, not {wanted}"
 
 
-def seeds(runs: int, seen: dict[str, list[float]]) -> Iterator[int]:
-    """One for each run, until so many have been hit before they were over."""
+def one_process(draw: random.Random, folder: Path, undisturbed: Callable[..., tuple[dict, float]]) -> tuple[str, str]:
+    """Interrupts a command: what was hit, and what is wrong."""
+    name = draw.choice(list(SINGLE))
+    command = program(*SINGLE[name])
+    record, seconds = undisturbed(*command)
+    ended = hit([*command, *(["--checkpoint", str(folder)] if name == "train" else [])], draw.uniform(0, seconds),
+                signal.SIGINT)
+    lost = "Traceback" in ended.err or "ignored" in ended.err
+    if ended.left:
+        return "hangs", f"it hangs; {ended}"
+    if ended.result is not None:
+        wrong = ("a result, and yet no success" if ended.code or ended.lines else "the interrupt was lost" * lost)
+        return OVER, wrong and f"{wrong}; {ended}"
+    if ended.before_us:
+        return "Python's own start", "" if ended.code else f"no result, and yet exit code 0; {ended}"
+    if (ended.code, ended.lines) != (130, ["minidl: stopped by SIGINT"]) or lost or ended.out:
+        return name, f"not one line and exit code 130; {ended}"
+    wrong = goes_on(folder, record["params_sha256"], "--scheduler", "multi_stream") if name == "train" else ""
+    return name, wrong and f"{wrong}; {ended}"
+
+
+def ranks(parallel: str, draw: random.Random, folder: Path, undisturbed: Callable[..., tuple[dict, float]]
+          ) -> tuple[str, str]:
+    """Sends a signal to one of several ranks: which signal, and what is wrong."""
+    size = draw.choice([2, 4])
+    number = draw.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT])
+    rank = draw.randrange(size)
+    command = [str(MPIEXEC), "-n", str(size), *program(*RUN, "--parallel", parallel, *RANKS[parallel])]
+    record, seconds = undisturbed(*command)
+    ended = hit([*command, "--checkpoint", str(folder)], draw.uniform(0, seconds), number, rank)
+    what = f"{number.name} to rank {rank} of {size}"
+    if ended.left:
+        return "hangs", f"{what}: it hangs; {ended}"
+    if ended.code == 0:
+        right = ended.result is not None and ended.result["params_sha256"] == record["params_sha256"]
+        return OVER, "" if right and not ended.lines else f"{what}: exit code 0 without the right result; {ended}"
+    at_start = ended.before_us and number != signal.SIGSTOP
+    allowed = {signal.SIGKILL: r"", signal.SIGSTOP: r"minidl: (rank \d waits for rank \d|MPI has not "
+                                                    r"started|this job has not ended).*\n"}
+    pattern = "" if at_start else allowed.get(number, rf"minidl: rank {rank}: stopped by {number.name}\n")
+    if (not re.fullmatch(pattern, "".join(f"{line}\n" for line in ended.lines))
+        or ("Traceback" in ended.err and not at_start)):
+        return number.name, f"{what}: not one line; {ended}"
+    wrong = goes_on(folder, record["params_sha256"], "--micro-batches", size if parallel == "data" else 4)
+    return number.name, wrong and f"{what}: {wrong}; {ended}"
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize(("hit_one", "runs"), [(one_process, 300), *(pytest.param(
+    partial(ranks, parallel), 100, marks=[pytest.mark.mpi, pytest.mark.skipif(
+        MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")], id=parallel) for parallel in RANKS)])
+def test_signals_at_random_times(hit_one, runs, tmp_path):
+    """Until so many runs were hit before they were over."""
+    runs, seen, failures = int(os.environ.get("MINIDL_SIGNALS", runs)), Counter(), []
+    undisturbed = cache(lambda *command: whole([*command]))
     for seed in count_from(SEED):
-        if sum(len(seconds) for what, seconds in seen.items() if what != OVER) >= runs:
-            return
-        yield seed
-
-
-def report(failures: list[str], seen: dict[str, list[float]]) -> None:
-    """`seen`: of each way to end, the seconds until all was gone."""
-    print("\n" + ", ".join(f"{what}: {len(seconds)}, gone after {max(seconds):.2f} s at most"
-                           for what, seconds in seen.items()))
-    assert not failures, f"{len(failures)} of {sum(map(len, seen.values()))} runs:\n" + "\n\n".join(failures)
-
-
-@pytest.mark.campaign
-def test_interrupts_at_random_times(tmp_path):
-    runs = count(300)
-    undisturbed = cache(lambda name: whole(program(*SINGLE[name])))
-    failures, seen = [], defaultdict(list)
-    for seed in seeds(runs, seen):
-        draw = random.Random(seed)
-        name = draw.choice(list(SINGLE))
-        record, seconds = undisturbed(name)
-        delay = draw.uniform(0, seconds)
-        folder = tmp_path / str(seed)
-        ended = hit(program(*SINGLE[name], *(["--checkpoint", folder] if name == "train" else [])),
-                    delay, signal.SIGINT)
-        wrong = "it hangs" if ended.left else ""
-        if wrong:
-            seen["hangs"].append(ended.seconds)
-        elif ended.result is not None:
-            seen[OVER].append(ended.seconds)
-            wrong = ("a result, and yet no success" if ended.code or ended.lines
-                     else "the interrupt was lost" if "Traceback" in ended.err or "ignored" in ended.err else "")
-        elif ended.before_us:
-            seen["Python's own start was hit"].append(ended.seconds)
-            wrong = "" if ended.code else "no result, and yet exit code 0"
-        else:
-            seen[name].append(ended.seconds)
-            if ((ended.code, ended.lines) != (130, ["minidl: stopped by SIGINT"])
-                or "Traceback" in ended.err or "ignored" in ended.err or ended.out):
-                wrong = "not one line and exit code 130"
-            elif name == "train":
-                wrong = goes_on(folder, record["params_sha256"], "--scheduler", "multi_stream")
-        if wrong:
-            failures.append(f"seed {seed}, {name} after {delay:.3f} s: {wrong}; {ended}")
-    report(failures, seen)
-
-
-@pytest.mark.campaign
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
-@pytest.mark.parametrize("parallel", RANKS)
-def test_signals_to_ranks_at_random_times(parallel, tmp_path):
-    runs = count(100)
-    command = program("train", *MLP, "--costs", "analytic", "--parallel", parallel,
-                      *RANKS[parallel], "--epochs", EPOCHS)
-    launch = {n: [str(MPIEXEC), "-n", str(n), *command] for n in (2, 4)}
-    undisturbed = cache(lambda ranks: whole(launch[ranks]))
-    failures, seen = [], defaultdict(list)
-    for seed in seeds(runs, seen):
-        draw = random.Random(seed)
-        ranks = draw.choice([2, 4])
-        number = draw.choice([signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM, signal.SIGINT])
-        rank = draw.randrange(ranks)
-        record, seconds = undisturbed(ranks)
-        delay = draw.uniform(0, seconds)
-        folder = tmp_path / str(seed)
-        ended = hit([*launch[ranks], "--checkpoint", str(folder)], delay, number, rank)
-        wrong = "it hangs" if ended.left else ""
-        if wrong:
-            seen["hangs"].append(ended.seconds)
-        elif ended.code == 0:
-            seen[OVER].append(ended.seconds)
-            if ended.result is None or ended.result["params_sha256"] != record["params_sha256"] or ended.lines:
-                wrong = "exit code 0 without the right result"
-        else:
-            seen[number.name].append(ended.seconds)
-            early = ended.before_us and number != signal.SIGSTOP
-            allowed = {signal.SIGKILL: r"", signal.SIGSTOP: r"minidl: (rank \d waits for rank \d|MPI has not "
-                                                            r"started|this job has not ended).*\n"}
-            pattern = "" if early else allowed.get(number, rf"minidl: rank {rank}: stopped by {number.name}\n")
-            if (not re.fullmatch(pattern, "".join(f"{line}\n" for line in ended.lines))
-                or ("Traceback" in ended.err and not early)):
-                wrong = "not one line"
-            else:
-                wrong = goes_on(folder, record["params_sha256"], "--micro-batches", ranks if parallel == "data" else 4)
-        if wrong:
-            failures.append(f"seed {seed}, {number.name} to rank {rank} of {ranks} after "
-                            f"{delay:.3f} s: {wrong}; {ended}")
-    report(failures, seen)
+        if seen.total() - seen[OVER] >= runs:
+            break
+        what, wrong = hit_one(random.Random(seed), tmp_path / str(seed), undisturbed)
+        seen[what] += 1
+        failures += [f"seed {seed}, {what}: {wrong}"] if wrong else []
+    print(f"\n{dict(seen)}")
+    assert not failures, f"{len(failures)} of {seen.total()} runs:\n" + "\n\n".join(failures)
