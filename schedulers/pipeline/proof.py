@@ -253,7 +253,8 @@ def _ascending(order: Schedule) -> Schedule:
 def _adds_in_order(schedule: Schedule, graph: TaskGraph) -> None:
     """Raises ScheduleError if a stage adds weight gradients in another order of micro-batches than the graph does."""
     for before, after in schedule.keys[descending(schedule)].tolist():
-        if int(graph.index(task_name(before))) in graph.preds[graph.index(task_name(after))]:
+        first, second = graph.find(np.array([before, after])).tolist()
+        if min(first, second) >= 0 and first in graph.preds[second]:
             raise schedule.error(
                 f"{task_name(after)} runs before {task_name(before)}, but a stage adds up the weight gradients of its "
                 f"micro-batches in ascending order, so that every plan is bit-identical (torch's LoopedBFS adds "

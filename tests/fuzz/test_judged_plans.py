@@ -58,87 +58,69 @@ class Judged:
 
 
 # ------------------------------------------------------------------------------------------------------------ mutations
-def mutated(text: str, rng: np.random.Generator) -> str:
-    """The plan with one change, or a few."""
-    notes, header, table = text.partition("rank,lane,task\n")
-    rows = [row.split(",", 2) for row in table.splitlines()]
-    for _ in range(rng.choice([1, 1, 1, 2, 3])):
-        rows = CHANGES[rng.integers(len(CHANGES))](rows, rng)
-    return notes + header + "".join(f"{','.join(row)}\n" for row in rows)
-
-
 Rows = list[list[str]]
 
 
-def _at(rows: Rows, rng: np.random.Generator) -> int:
-    return int(rng.integers(len(rows)))
+def mutated(text: str, rng: np.random.Generator) -> str:
+    """The plan with one change, or a few, each at one row or at two."""
+    notes, header, table = text.partition("rank,lane,task\n")
+    rows = [row.split(",", 2) for row in table.splitlines()]
+    for _ in range(rng.choice([1, 1, 1, 2, 3])):
+        i, j = rng.integers(len(rows), size=2).tolist()
+        rows = CHANGES[rng.integers(len(CHANGES))](rows, i, j, rng)
+    return notes + header + "".join(f"{','.join(row)}\n" for row in rows)
 
 
-def neighbours(rows: Rows, rng: np.random.Generator) -> Rows:
+def neighbours(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """Two that follow each other on a lane change places."""
-    i = _at(rows, rng)
-    near = [j for j in range(i + 1, len(rows)) if rows[j][:2] == rows[i][:2]][:1]
-    for j in near:
-        rows[i], rows[j] = rows[j], rows[i]
+    near = next((k for k in range(i + 1, len(rows)) if rows[k][:2] == rows[i][:2]), i)
+    rows[i], rows[near] = rows[near], rows[i]
     return rows
 
 
-def places(rows: Rows, rng: np.random.Generator) -> Rows:
+def places(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """Two tasks, of any lanes, change places."""
-    i, j = _at(rows, rng), _at(rows, rng)
-    rows[i], rows[j] = [*rows[i][:2], rows[j][2]], [*rows[j][:2], rows[i][2]]
+    rows[i][2], rows[j][2] = rows[j][2], rows[i][2]
     return rows
 
 
-def moved(rows: Rows, rng: np.random.Generator) -> Rows:
-    i, near = _at(rows, rng), int(rng.integers(-6, 7))
-    row = rows.pop(i)
-    rows.insert(min(max(0, i + near), len(rows)), row)
+def moved(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
+    rows.insert(max(0, i + int(rng.integers(-6, 7))), rows.pop(i))
     return rows
 
 
-def other_lane(rows: Rows, rng: np.random.Generator) -> Rows:
-    i, j = _at(rows, rng), _at(rows, rng)
+def other_lane(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     rows[i] = [*rows[j][:2], rows[i][2]]
     return rows
 
 
-def other_rank(rows: Rows, rng: np.random.Generator) -> Rows:
-    i = _at(rows, rng)
-    rows[i] = [str(rng.integers(9)), *rows[i][1:]]
+def other_rank(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
+    rows[i][0] = str(rng.integers(9))
     return rows
 
 
-def permuted_ranks(rows: Rows, rng: np.random.Generator) -> Rows:
+def permuted_ranks(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """All ranks, their messages' lanes too, have other numbers."""
     to = rng.permutation(max(int(row[0]) for row in rows) + 1)
     return [[str(to[int(rank)]), *rest] for rank, *rest in rows]
 
 
-def other_name(rows: Rows, rng: np.random.Generator) -> Rows:
+def other_name(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """A lane, or one task of it, has a lane of another name."""
-    i = _at(rows, rng)
-    whole = rng.random() < 0.5
-    mine = rows[i][:2]
-    return [[row[0], "other", row[2]] if (row[:2] == mine if whole else j == i) else row for j, row in enumerate(rows)]
+    mine, whole = rows[i][:2], rng.random() < 0.5
+    return [[row[0], "other", row[2]] if (row[:2] == mine if whole else k == i) else row for k, row in enumerate(rows)]
 
 
-def dropped(rows: Rows, rng: np.random.Generator) -> Rows:
-    if len(rows) > 1:
-        rows.pop(_at(rows, rng))
-    return rows
+def dropped(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
+    return [row for k, row in enumerate(rows) if k != i] or rows
 
 
-def doubled(rows: Rows, rng: np.random.Generator) -> Rows:
-    rows.insert(_at(rows, rng), list(rows[_at(rows, rng)]))
-    return rows
+def doubled(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
+    return [*rows[:i], list(rows[j]), *rows[i:]]
 
 
-def renamed(rows: Rows, rng: np.random.Generator) -> Rows:
+def renamed(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """A unit, a kind, a micro-batch, a part or destination, or being late becomes another."""
-    i = _at(rows, rng)
-    if rows[i][2].startswith("("):
-        return rows
     unit, kind, number, late = brute_force.name_of(rows[i][2])
     match rng.integers(5):
         case 0:
@@ -155,36 +137,28 @@ def renamed(rows: Rows, rng: np.random.Generator) -> Rows:
     return rows
 
 
-def split_or_joined(rows: Rows, rng: np.random.Generator) -> Rows:
+def split_or_joined(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """A backward in two, or two as one."""
-    i = _at(rows, rng)
-    name = rows[i][2]
-    if "(" in name:
-        return rows
+    *lane, name = rows[i]
     if "B" in name:
-        rows[i : i + 1] = [[*rows[i][:2], name.replace("B", "O")], [*rows[i][:2], name.replace("B", "W")]]
-    elif "O" in name and (other := [*rows[i][:2], name.replace("O", "W")]) in rows:
-        rows[i] = [*rows[i][:2], name.replace("O", "B")]
+        rows[i : i + 1] = [[*lane, name.replace("B", "O")], [*lane, name.replace("B", "W")]]
+    elif "O" in name and (other := [*lane, name.replace("O", "W")]) in rows:
+        rows[i] = [*lane, name.replace("O", "B")]
         rows.remove(other)
     return rows
 
 
-def paired(rows: Rows, rng: np.random.Generator) -> Rows:
+def paired(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """Two that follow each other as one action, or the other way round."""
-    i = _at(rows, rng)
     if rows[i][2].startswith("("):
-        parts = rows[i][2].strip("()").split(";")
-        rows[i : i + 1] = [[*rows[i][:2], part] for part in parts]
+        rows[i : i + 1] = [[*rows[i][:2], part] for part in rows[i][2].strip("()").split(";")]
     elif i + 1 < len(rows) and rows[i + 1][:2] == rows[i][:2] and "(" not in rows[i + 1][2]:
         rows[i : i + 2] = [[*rows[i][:2], f"({rows[i][2]};{rows[i + 1][2]})"]]
     return rows
 
 
-def late_with_all_after(rows: Rows, rng: np.random.Generator) -> Rows:
+def late_with_all_after(rows: Rows, i: int, j: int, rng: np.random.Generator) -> Rows:
     """A unit's W and U become late, or on time."""
-    i = _at(rows, rng)
-    if "(" in rows[i][2]:
-        return rows
     unit, *_ = brute_force.name_of(rows[i][2])
     for row in rows:
         if "(" not in row[2]:
@@ -194,8 +168,13 @@ def late_with_all_after(rows: Rows, rng: np.random.Generator) -> Rows:
     return rows
 
 
+def of_one_task(change: Callable[..., Rows]) -> Callable[..., Rows]:
+    """The change, but not of a row that is an action of two tasks."""
+    return lambda rows, i, j, rng: rows if "(" in rows[i][2] else change(rows, i, j, rng)
+
+
 CHANGES = [neighbours, neighbours, neighbours, places, moved, moved, other_lane, other_rank, permuted_ranks, other_name,
-           dropped, doubled, renamed, split_or_joined, paired, late_with_all_after]
+           dropped, doubled, paired, *map(of_one_task, (renamed, split_or_joined, late_with_all_after))]
 
 
 # ---------------------------------------------------------------------------------------------------------------- kinds
@@ -216,16 +195,20 @@ def pipeline_of(rng: np.random.Generator) -> Judged | None:
     if made is None:
         return None
     schedule = pipeline.add_communication(made.graph, made.schedule)[1] if rng.random() < 0.4 else made.schedule
-    cap = cap_near(made, rng)
-    told = made.placement.chunks if rng.random() < 0.7 else None
-    checker = brute_force.Pipeline(p, m, told, cap)
+    cap, told = cap_near(made, rng), made.placement.chunks if rng.random() < 0.7 else None
+    return judge_of(name, made, brute_force.Pipeline(p, m, told, cap), p, m, told, cap, schedule)
 
+
+def judge_of(name: str, made: pipeline.PipelinePlan, checker: Any, p: int, m: int, chunks: int | None,
+             cap: float | None, schedule: Schedule | None = None, **more: Any) -> Judged:
+    """A plan for ranks, whose activations at the peak are compared too, and its waits if the checker counts them."""
     def agree(found: pipeline.PipelinePlan) -> None:
-        assert list(found.peaks) == pytest.approx(checker.peaks)
-        assert found.waits == checker.waits
+        np.testing.assert_allclose(found.peaks, checker.peaks)
+        assert found.waits == getattr(checker, "waits", found.waits)
 
-    return Judged(f"{name} p={p} m={m} chunks={told} cap={cap}", schedule.to_csv(),
-                  lambda text: pipelines.read_plan(pipeline.read_schedule(text), p, m, told, cap), checker.judge, agree)
+    return Judged(f"{name} p={p} m={m} chunks={chunks} cap={cap}", (schedule or made.schedule).to_csv(),
+                  lambda text: pipelines.read_plan(pipeline.read_schedule(text), p, m, chunks, cap, **more),
+                  checker.judge, agree)
 
 
 def planned(name: str, p: int, m: int, rng: np.random.Generator, **options: Any) -> pipeline.PipelinePlan | None:
@@ -259,9 +242,7 @@ def stale_of(rng: np.random.Generator) -> Judged | None:
                "layerpipe2": lambda s, i: max(0, i - 2 * (p - 1 - s // chunks)), "zb_auto": lambda s, i: 0}[name]
     checker = brute_force.Stale(p, made.micro_batches, chunks, cap, made.kept, m if "mini_batches" in options else 1,
                                 version, lambda s: s // chunks, (lambda s, i: i // m) if name == "paci" else None)
-    return Judged(f"{name} p={p} m={m} chunks={chunks} cap={cap}", made.schedule.to_csv(),
-                  lambda text: pipelines.read_plan(pipeline.read_schedule(text), p, m, chunks, cap, like=made),
-                  checker.judge, lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
+    return judge_of(name, made, checker, p, m, chunks, cap, like=made)
 
 
 def layerpipe_of(rng: np.random.Generator) -> Judged | None:
@@ -279,10 +260,7 @@ def layerpipe_of(rng: np.random.Generator) -> Judged | None:
             delay[u] = i - version
     ring = [sum(b.startswith(f"weights {layer},") for b in made.graph.buffer_names) for layer in range(layers)]
     checker = brute_force.Parts(p, m, layers, rank, delay, ring, cap)
-    return Judged(f"layerpipe p={p} m={m} layers={layers} cap={cap}", made.schedule.to_csv(),
-                  lambda text: pipelines.read_plan(pipeline.read_schedule(text), p, m, made.placement.chunks,
-                                                  cap, like=made),
-                  checker.judge, lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
+    return judge_of("layerpipe", made, checker, p, m, made.placement.chunks, cap, like=made)
 
 
 def tasks_of(graph: TaskGraph) -> list[tuple[brute_force.Name, set[int], set[int]]]:
@@ -345,7 +323,7 @@ def network_of(rng: np.random.Generator) -> Judged | None:
     checker = brute_force.Network(p, stages, tasks_of(cut.graph), cap)
     return Judged(f"network, {name} p={p} m={m} stages={stages} adam={adam} tied={tied} cap={cap}", text,
                   lambda text: pipelines.read_stages(pipeline.read_schedule(text), cut.graph, p, m, stages // p, cap),
-                  checker.judge, lambda found: expect(list(found.peaks) == pytest.approx(checker.peaks), "peaks"))
+                  checker.judge, lambda found: np.testing.assert_allclose(found.peaks, checker.peaks))
 
 
 def device_of(rng: np.random.Generator) -> Judged | None:
@@ -409,10 +387,6 @@ KINDS = {"pipeline": pipeline_of, "stale": stale_of, "layerpipe": layerpipe_of, 
          "device": device_of, "data_parallel": data_parallel_of}
 
 
-def expect(holds: bool, what: str) -> None:
-    assert holds, what
-
-
 # ---------------------------------------------------------------------------------------------------------------- tests
 def judged(kind: str, plans: int, seed: int) -> Counter[bool]:
     """Judges as many changed plans of one kind; how many held, and how many did not."""
@@ -433,22 +407,6 @@ def judged(kind: str, plans: int, seed: int) -> Counter[bool]:
             count[not wrong] += 1
     print(f"{kind}: {count[True]} held, {count[False]} did not")
     return count
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("kind", KINDS)
-def test_changed_plans_are_judged_as_by_brute_force(kind):
-    count = judged(kind, 150, 1)
-    assert count[True] > 15
-    assert count[False] > 15
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", KINDS)
-def test_many_changed_plans_are_judged_as_by_brute_force(kind):
-    count = judged(kind, int(os.environ.get("PLANS", "12000")) // len(KINDS),
-                   int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))
-    assert min(count[True], count[False]) > 0.05 * count.total()
 
 
 def races(plans: int, seed: int) -> Counter[bool]:
@@ -488,12 +446,17 @@ def races(plans: int, seed: int) -> Counter[bool]:
     return count
 
 
-def test_waits_are_judged_as_by_brute_force():
-    count = races(200, 1)
-    assert min(count[True], count[False]) > 20
+@pytest.mark.few(3)
+@pytest.mark.parametrize("kind", [*KINDS, "waits"])
+def test_changed_plans_are_judged_as_by_brute_force(kind):
+    count = judged(kind, 150, 1) if kind in KINDS else races(200, 1)
+    assert min(count[True], count[False]) > 15
 
 
 @pytest.mark.campaign
-def test_many_waits_are_judged_as_by_brute_force():
-    races(int(os.environ.get("PLANS", "12000")) // 6,
-          int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)))
+@pytest.mark.parametrize("kind", [*KINDS, "waits"])
+def test_many_changed_plans_are_judged_as_by_brute_force(kind):
+    seed, plans = (int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32)),
+                   int(os.environ.get("PLANS", "12000")) // 6)
+    count = judged(kind, plans, seed) if kind in KINDS else races(plans, seed)
+    assert min(count[True], count[False]) > 0.05 * count.total()
