@@ -150,6 +150,8 @@ def test_a_dry_run_says_what_would_run(capsys: Any, folder: Path) -> None:
     _, record, *_ = does(capsys, ["train", *BASE["s"], "--dry-run", "--epochs", "3", "--optimizer", "rmsprop"])
     assert {name: record[name] for name in ("data", "steps", "optimizer", "lr", "batch_size", "seed")} == {
         "data": "digits", "steps": 270, "optimizer": "rmsprop", "lr": 0.002, "batch_size": 16, "seed": 0}
+    assert "loss_first" not in record
+    assert record["tasks"] > 0
 
 
 @pytest.mark.slow

@@ -148,6 +148,8 @@ def test_a_networks_plan_is_checked_with_the_same_flags(capsys, tmp_path, schedu
     shape = [*NETWORK, "--optimizer", optimizer, "--ranks", "2", "--micro-batches", "4"]
     code, record = run_json(capsys, "plan", "--scheduler", scheduler, *shape, "--save", str(path))
     assert code == 0, record
+    assert "0U0" in path.read_text(), "updates are part of a network's plan"
+    assert run_json(capsys, "explain", "1F2", "--scheduler", scheduler, *shape)[1]["task"] == "1F2"
     assert record["waits"] > 0
     assert record["predicted_step_ms"] > 0
     for more in ([], ["--scheduler", scheduler]):

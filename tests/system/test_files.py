@@ -154,6 +154,15 @@ def test_a_folder_is_refused(tmp_path: Path, act: Any) -> None:
     refused(lambda: act(tmp_path / "none" / "x"), "none")
 
 
+def test_a_disk_that_is_full_keeps_the_old_file(tmp_path: Path, monkeypatch: Any) -> None:
+    path = tmp_path / "plan.csv"
+    path.write_text("old")
+    monkeypatch.setattr(os, "fsync", lambda *_: exec("raise OSError(28, 'No space left on device')"))
+    refused(lambda: write_atomic(path, "new"), str(path), "No space left")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["plan.csv"]
+
+
 def test_names_as_long_as_can_be(tmp_path: Path) -> None:
     path = tmp_path / ("n" * 255)
     write_atomic(path, "one")
