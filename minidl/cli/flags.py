@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, RULES, STORED, Names, every, number, numbers, pair,
-                     parts_of, path, real, rules, shards_of, size, slow_rank, whole)
+                     parts_of, path, rules, shards_of, size, slow_rank, whole)
 
 if TYPE_CHECKING:
     from ..schedulers.registry import Scheduler
@@ -183,7 +183,7 @@ FLAGS: dict[str, Flag] = {
         help="cut each batch into M parts, whose gradients are added"),
     "--optimizer": _flag(NETWORK + " profile:*", OPTIMIZERS, "NAME", default="sgd",
         help="the optimizer: %(choices)s (default sgd)"),
-    "--lr": _flag(RUN, real, "X",
+    "--lr": _flag(RUN, number(0), "X",
         help="learning rate (default: by network and optimizer, mostly 0.05 for sgd, 0.003 for the others)"),
     "--lr-schedule": _flag("train:src", None, "constant|cosine", default="constant",
         help="the learning rate after --warmup; cosine ends at 0 (default: constant)"),

@@ -12,6 +12,7 @@ import difflib
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import Any
 
@@ -106,23 +107,14 @@ def number(least: float) -> Callable[[str], float]:
     """A finite number of at least `least`."""
 
     def read(text: str) -> float:
-        try:
+        value = math.nan
+        with suppress(ValueError):
             value = float(text)
-        except ValueError:
-            value = math.nan
         if not least <= value < math.inf:
             raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a finite number of at least {least:g}")
         return value
 
     return read
-
-
-def real(text: str) -> float:
-    """A number."""
-    try:
-        return float(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a number") from None
 
 
 def path(text: str) -> str:
