@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ from helpers import PATIENCE
 
 from minidl.cli import main
 from minidl.cli.flags import FLAGS
-from minidl.cli.parser import VERBS
 from minidl.cli.values import Names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -77,12 +75,6 @@ def test_garbage_is_collected_once_the_verb_begins(ranks: int, monkeypatch: pyte
     finally:
         gc.enable()
     assert seen == [True]
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_has_its_function(verb: str) -> None:
-    module, _, function = VERBS[verb][0].partition(".")
-    assert callable(getattr(import_module(f"minidl.cli.{module}"), function))
 
 
 @pytest.mark.parametrize(("name", "flag"), FLAGS.items())

@@ -3,7 +3,6 @@ it looks for."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import pickle
 import subprocess
@@ -52,7 +51,7 @@ class Broken(Campaign):
     """A campaign over one format, whose reader does what none may."""
 
     def __init__(self, folder: Path, act: Any) -> None:
-        self.folder, self.outcomes, self.most = folder / "case", Counter(), 0
+        self.folder, self.outcomes = folder / "case", Counter()
         self.formats = {"x": Format("x", b"0", [], lambda rng, content: content, {}, 16 << 20, act)}
 
 
@@ -87,13 +86,6 @@ def libraries() -> list[tuple[int, int]]:
             for begin, end in (row[0].split("-") for row in rows if ".so" in row[-1] and row[1][0] == "r")]
 
 
-def libraries_leave_memory() -> None:
-    """What a machine does to a process when it is short of memory: pages that a file holds too are taken away."""
-    pageout, libc = 21, ctypes.CDLL(None)
-    for begin, end in libraries():
-        libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), pageout)
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is asked of Python, not of the system")
 @pytest.mark.parametrize("leave", ["garbage", "free memory"])
 def test_what_leaves_memory_meanwhile_hides_nothing(leave: str) -> None:
@@ -108,19 +100,6 @@ def test_what_leaves_memory_meanwhile_hides_nothing(leave: str) -> None:
         parts = [np.ones(size // 4, np.uint8) for _ in range(4)]
     del parts
     assert took.bytes > 0.9 * size
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere memory is asked of Python, not of the system")
-def test_libraries_that_leave_memory_and_come_back_take_none() -> None:
-    libraries_leave_memory()
-    for _ in range(2):
-        with measured() as took:
-            for begin, end in libraries():  # read in place: what is copied, the allocator may keep
-                np.frombuffer((ctypes.c_ubyte * (end - begin)).from_address(begin), np.uint8)[::4096].max()
-        with measured() as left:
-            libraries_leave_memory()
-        assert took.bytes < 8 << 20
-        assert left.bytes < 8 << 20
 
 
 def test_nothing_is_watched_outside(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Mutated files of every format that is read: one line and exit 2 (or 1 from `check`, for a plan that is one but not
 valid), nothing executed, nothing lost, no memory beyond what is stated, no hang.
 
-    python tests/helpers/mutations.py 10000 [SEED]      a campaign as a program, with its figures
+    MINIDL_MUTATED_FILES=10000 python -m pytest -m campaign tests/fuzz/test_mutated_files.py
 
 A case is its seed and its number: `Campaign(folder).case(seed, number)` runs the one that a failure names.
 """
@@ -19,7 +19,6 @@ import pickle
 import re
 import struct
 import sys
-import tempfile
 import tracemalloc
 import zipfile
 from collections import Counter
@@ -428,7 +427,6 @@ class Campaign:
         (folder / "made").mkdir(parents=True)
         self.formats = every_format(folder / "made")
         self.outcomes: Counter[tuple[str, str]] = Counter()
-        self.most = 0  #: memory that a case took
         for name in self.formats:  # whole files are read, and what is compiled or loaded once is there
             self._run(name, self.formats[name].whole, True)
 
@@ -459,7 +457,6 @@ class Campaign:
                     code, err = 2, f"minidl: {error}\n"
             else:
                 code, out, err = quiet(chosen.argv)
-        self.most = max(self.most, took.bytes)
         saves = code == 0 and name == "checkpoint"
         writes = [d for d in done if "__pycache__" not in d and not (name == "checkpoint" and (".lock" in d or saves))]
         assert not writes, writes
@@ -480,23 +477,9 @@ class Campaign:
         return {0: "read", 1: "not valid", 2: "refused"}[code]
 
 
-def campaign(folder: Path, seed: int, cases: int, tell: Callable[[str], None] = lambda line: None) -> Campaign:
+def campaign(folder: Path, seed: int, cases: int) -> Campaign:
     """Cases 0 to `cases` of a seed."""
     running = Campaign(folder)
     for case in range(cases):
         running.case(seed, case)
-        if case % 500 == 499:
-            tell(f"{case + 1} cases, most memory {running.most >> 20} MiB")
     return running
-
-
-if __name__ == "__main__":
-    count, chosen_seed = (int(sys.argv[1]),
-                          int(sys.argv[2]) if len(sys.argv) > 2 else int.from_bytes(os.urandom(4), "little"))
-    print(f"seed {chosen_seed}", flush=True)
-    with tempfile.TemporaryDirectory() as scratch:
-        ended = campaign(Path(scratch), chosen_seed, count, lambda line: print(line, flush=True))
-    print(json.dumps({f"{name}: {how}": n for (name, how), n in sorted(ended.outcomes.items())}, indent=1))
-    print(f"{count} mutated files, seed {chosen_seed}: "
-          f"{dict(sum((Counter({how: n}) for (_, how), n in ended.outcomes.items()), Counter()))}, most "
-          f"memory {ended.most >> 20} MiB")

@@ -30,6 +30,12 @@ def refused(act: Any, *mentions: str) -> str:
     return line
 
 
+def killed(code: str) -> None:
+    """Runs a program that kills itself."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, timeout=PATIENCE, check=False)
+    assert done.returncode == -signal.SIGKILL
+
+
 # -------------------------------------------------------------------------------------------------------------- writing
 @pytest.mark.parametrize("mode", [0o600, 0o640, 0o755])
 def test_a_file_keeps_its_mode(tmp_path: Path, mode: int) -> None:
@@ -171,17 +177,14 @@ def test_names_as_long_as_can_be(tmp_path: Path) -> None:
 
 
 def test_what_a_killed_process_left_is_removed_by_the_next_save_and_nothing_else(tmp_path: Path) -> None:
-    code = f"""
-import os, sys
-sys.path[:0] = [{str(ROOT)!r}]
+    (tmp_path / "plan.csv").write_text("old")
+    for _ in range(3):
+        killed(f"""
+import os
 from minidl.system import files
 files.os.fsync = lambda file: os.kill(os.getpid(), 9)
 files.write_atomic({str(tmp_path / "plan.csv")!r}, "half")
-"""
-    (tmp_path / "plan.csv").write_text("old")
-    for _ in range(3):
-        done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False)
-        assert done.returncode == -signal.SIGKILL
+""")
         assert len(os.listdir(tmp_path)) == 2, "what the one before left is gone"
     (tmp_path / ".plan.csv.mine").write_text("a user's")
     (tmp_path / ".other.csv.abcdefgh.part").write_text("of another file")
@@ -192,9 +195,8 @@ files.write_atomic({str(tmp_path / "plan.csv")!r}, "half")
 
 @pytest.mark.parametrize("when", ["link", "replace", "fsync"])
 def test_what_a_run_killed_while_it_saved_left_is_removed_when_the_next_one_starts(tmp_path: Path, when: str) -> None:
-    code = f"""
-import os, sys
-sys.path[:0] = [{str(ROOT)!r}]
+    killed(f"""
+import os
 from minidl.system import files
 from minidl.training import checkpoint
 held = checkpoint.claim({str(tmp_path)!r})
@@ -207,9 +209,7 @@ def killed(*names):
 files.os.{when} = killed
 files.copy_atomic(files.Path(at + checkpoint.NAME), files.Path(at + "step-00000003.safetensors"))
 files.write_atomic(at + checkpoint.NAME, "half")
-"""
-    done = subprocess.run([sys.executable, "-c", code], timeout=PATIENCE, check=False)
-    assert done.returncode == -signal.SIGKILL
+""")
     left = set(os.listdir(tmp_path))
     assert left - {checkpoint.NAME, f".{checkpoint.NAME}.lock", "step-00000003.safetensors"}, "nothing to clean"
     (tmp_path / ".best.safetensors.part").write_text("another run writes this one")
@@ -240,12 +240,11 @@ def test_many_processes_write_one_file(tmp_path: Path) -> None:
     """It is always one of theirs, whole, and nothing is left."""
     code = f"""
 import sys
-sys.path[:0] = [{str(ROOT)!r}]
 from minidl.system.files import write_atomic
 for n in range(100):
     write_atomic({str(tmp_path / "x")!r}, sys.argv[1] * 1000)
 """
-    writers = [subprocess.Popen([sys.executable, "-c", code, name]) for name in "abc"]
+    writers = [subprocess.Popen([sys.executable, "-c", code, name], cwd=ROOT) for name in "abc"]
     while any(w.poll() is None for w in writers):
         if (tmp_path / "x").exists():
             assert (tmp_path / "x").read_text() in {name * 1000 for name in "abc"}
@@ -285,15 +284,14 @@ def test_text_with_a_byte_order_mark_and_any_end_of_line(tmp_path: Path) -> None
 def test_a_lock_is_held_by_one_and_goes_with_its_process(tmp_path: Path) -> None:
     lock = tmp_path / ".lock"
     code = f"""
-import sys, time
-sys.path[:0] = [{str(ROOT)!r}]
+import time
 from pathlib import Path
 from minidl.system.files import claimed
 with claimed(Path({str(lock)!r})):
     print("held", flush=True)
     time.sleep(3600)
 """
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as holder:
+    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
         refused(lambda: claimed(lock).__enter__(), "another process")
