@@ -77,15 +77,48 @@ def test_an_edited_plan_of_one_device_runs_with_the_same_bits(saved, capsys):
     assert record(capsys, "simulate", *NETWORK, "--scheduler", path, "--costs", "analytic", "--json")
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("scheduler", "optimizer"), [("zb_h1", "sgd"), ("interleaved", "adam"), ("hanayo", "adam")])
-def test_a_plan_of_a_pipeline_runs_with_the_same_bits(saved, capsys, scheduler, optimizer):
-    path = saved(*PIPELINE, "--scheduler", scheduler)
-    told = ["--optimizer", optimizer, "--lr", "0.01"]
-    alone = record(capsys, "train", *RUN, *told, "--micro-batches", "4")
-    ranks = record(capsys, "train", *RUN, *told, *PIPELINE, "--scheduler", path)
-    assert ranks["params_sha256"] == alone["params_sha256"]
-    assert record(capsys, "plan", *NETWORK, *PIPELINE, "--scheduler", path, "--json")["tasks"]
+MLP = ["--model", "mlp", "--batch-size", "16"]  # whose layers differ: `joint` cuts it as no rule from the flags says
+GPT = ["--model", "gpt", "--model-arg", "layers=2", "--model-arg", "heads=2", "--model-arg", "width=16", "--model-arg",
+       "length=16", "--batch-size", "4", "--data", "short.txt"]
+EIGHT, TWO, DATA = [*PIPELINE[:-1], "8"], [*PIPELINE[:-1], "2"], ["--parallel", "data", "--ranks", "2"]
+#: flags of all commands, and flags of the plan
+SAVED = {f"{i} {told.split()[0]}": ([*network, *ranks], ["--scheduler", *told.split()])
+         for i, (network, ranks, told) in enumerate([
+    (NETWORK, PIPELINE, "zb_h1"), (NETWORK, [*PIPELINE, "--optimizer", "adam"], "interleaved"),
+    (NETWORK, [*PIPELINE, "--optimizer", "adam"], "hanayo"), (NETWORK, [*PIPELINE, "--clip", "0.5"], "gpipe"),
+    (MLP, PIPELINE, "joint"), (MLP, [*PIPELINE, "--replicas", "2"], "joint"),
+    (MLP, [*PIPELINE, "--replicas", "2"], "one_f_one_b --scheduler-arg part_bytes=2000"),
+    (NETWORK, EIGHT, "pipedream_2bw --scheduler-arg mini_batches=2"),
+    (NETWORK, EIGHT, "layerpipe2 --chunks 2 --scheduler-arg history=average"),
+    (NETWORK, [*EIGHT, "--replicas", "2"], "pipedream"), (NETWORK, EIGHT, "paci"), (NETWORK, EIGHT, "layerpipe"),
+    (NETWORK, EIGHT, "chimera"), (GPT, TWO, "seq1f1b --scheduler-arg slices=4"),
+    (NETWORK, DATA, "priority --scheduler-arg part_bytes=1000"), (NETWORK, DATA, "reverse_first_k --scheduler-arg k=2"),
+    (NETWORK, DATA, "buckets --buckets 2"), (NETWORK, DATA, "dear")])}
+
+
+@pytest.mark.few(9)
+@pytest.mark.parametrize("name", SAVED)
+def test_a_saved_plan_is_checked_and_runs_with_the_same_bits(name, tmp_path, capsys, monkeypatch):
+    """It says its cut, its parts, how ranks sum, and the policy whose weight versions or slices no order shows."""
+    monkeypatch.chdir(tmp_path)
+    Path("short.txt").write_text("a short text, so that it is soon evaluated\n" * 20)
+    both, flags = SAVED[name]
+    told = [*both, "--costs", "analytic", "--json"]
+    record(capsys, "plan", *told, *flags, "--save", "plan.csv")
+    assert record(capsys, "check", "plan.csv", *told)["valid"]
+    first, again = (record(capsys, "train", *told, *how, "--steps", "3")
+                    for how in (flags, ["--scheduler", "plan.csv"]))
+    assert again["params_sha256"] == first["params_sha256"]
+
+
+def test_what_a_file_says_of_sums_and_clips_must_make_sense(saved, capsys):
+    path = saved(*PIPELINE, "--scheduler", "gpipe", "--clip", "0.5")
+    assert "does not belong here" in refused(capsys, "train", *RUN[:-1], *PIPELINE, "--scheduler", path)
+    lines = Path(saved(*DATA, "--scheduler", "buckets", "--buckets", "2")).read_text().splitlines()
+    assert lines[0].startswith("# sums over ranks: {")
+    for wrong in ('{"groups": 3}', "[1]", '{"part_bytes": 0}', '{"more": 1}', "{"):
+        Path(path).write_text("\n".join([f"# sums over ranks: {wrong}", *lines[1:]]) + "\n")
+        assert "sums over ranks" in refused(capsys, "train", *RUN[:-1], *DATA, "--scheduler", path)
 
 
 def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
@@ -101,35 +134,6 @@ def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
     assert "takes no argument" in refused(capsys, "train", *RUN[:-1], "--scheduler", path, "--scheduler-arg", "k=1")
 
 
-def test_a_plan_is_made_for_the_clip_that_it_runs_with(saved, capsys):
-    path = saved(*PIPELINE, "--scheduler", "gpipe", "--clip", "0.5")
-    alone = record(capsys, "train", *RUN, "--micro-batches", "4", "--clip", "0.5")
-    assert record(capsys, "train", *RUN, *PIPELINE, "--scheduler", path,
-                  "--clip", "0.5")["params_sha256"] == alone["params_sha256"]
-    assert record(capsys, "check", path, *NETWORK, "--ranks", "2", "--micro-batches", "4", "--clip", "0.5",
-                  "--json")["valid"]
-    assert "does not belong here" in refused(capsys, "train", *RUN[:-1], *PIPELINE, "--scheduler", path)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("flags", [["--scheduler", "joint"],
-                                   ["--scheduler", "joint", "--replicas", "2"],
-                                   ["--scheduler", "one_f_one_b", "--replicas", "2",
-                                    "--scheduler-arg", "part_bytes=2000"]],
-                         ids=["a cut of its own", "that of replicas", "sums in parts"])
-def test_a_saved_plan_of_a_pipeline_says_its_cut_and_its_parts(tmp_path, capsys, flags):
-    """A network whose layers differ is cut by `joint` as no rule from the flags says."""
-    path, replicas = str(tmp_path / "plan.csv"), flags[2:4]
-    network = ["--model", "mlp", "--batch-size", "16", *PIPELINE, "--costs", "analytic", "--json"]
-    record(capsys, "plan", *network, *flags, "--save", path)
-    assert record(capsys, "check", path, *network, *replicas)["valid"]
-    run = record(capsys, "train", *network, *replicas, "--steps", "2", "--scheduler", path)
-    first = record(capsys, "train", *network, *flags, "--steps", "2")
-    assert run["params_sha256"] == first["params_sha256"]
-    other = record(capsys, "check", path, *network, *replicas, "--optimizer", "adam")
-    assert other["valid"]
-
-
 def test_the_cut_of_another_network_is_refused(tmp_path, capsys):
     path = str(tmp_path / "plan.csv")
     network = ["--batch-size", "16", *PIPELINE, "--costs", "analytic", "--json"]
@@ -139,55 +143,6 @@ def test_the_cut_of_another_network_is_refused(tmp_path, capsys):
     text = Path(path).read_text()
     Path(path).write_text(text.replace(": 0", ": zero", 1))
     assert "'zero', which is not a number" in refused(capsys, "check", path, "--model", "mlp", *network)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("flags", [
-    ["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2"],
-    ["--scheduler", "layerpipe2", "--chunks", "2", "--scheduler-arg", "history=average"],
-    ["--scheduler", "pipedream", "--replicas", "2"], ["--scheduler", "paci"], ["--scheduler", "layerpipe"],
-    ["--scheduler", "chimera"]], ids=lambda flags: flags[1])
-def test_a_saved_plan_names_the_policy_that_says_more_than_its_order(tmp_path, capsys, flags):
-    """Which weights a task reads is not in the order; the file has the policy and its options, and runs as they do."""
-    path = str(tmp_path / "plan.csv")
-    both = flags[-2:] if flags[-2] == "--replicas" else []
-    network = [*NETWORK, *PIPELINE[:-1], "8", "--costs", "analytic", "--json"]
-    record(capsys, "plan", *network, *flags, "--save", path)
-    assert record(capsys, "check", path, *network, *both)["valid"]
-    first = record(capsys, "train", *network, *flags, "--steps", "3")
-    again = record(capsys, "train", *network, *both, "--steps", "3", "--scheduler", path)
-    assert again["params_sha256"] == first["params_sha256"]
-
-
-@pytest.mark.slow
-def test_slices_of_a_saved_plan_are_those_of_its_policy(tmp_path, capsys):
-    path = str(tmp_path / "plan.csv")
-    network = ["--model", "gpt", "--model-arg", "layers=2", "--model-arg", "heads=2", "--model-arg", "width=16",
-               "--model-arg", "length=16", "--batch-size", "4", *PIPELINE[:-1], "2", "--costs", "analytic", "--json"]
-    flags = ["--scheduler", "seq1f1b", "--scheduler-arg", "slices=4"]
-    (tmp_path / "short.txt").write_text("a short text, so that it is soon evaluated\n" * 20)
-    train = ["train", *network, "--data", str(tmp_path / "short.txt"), "--steps", "2"]
-    record(capsys, "plan", *network, *flags, "--save", path)
-    assert record(capsys, "check", path, *network)["valid"]
-    first = record(capsys, *train, *flags)
-    assert record(capsys, *train, "--scheduler", path)["params_sha256"] == first["params_sha256"]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("flags", [["priority", "--scheduler-arg", "part_bytes=1000"],
-                                   ["reverse_first_k", "--scheduler-arg", "k=2"],
-                                   ["buckets", "--buckets", "2"], ["dear"]], ids=lambda flags: flags[0])
-def test_a_plan_of_data_parallel_ranks_says_how_they_sum(saved, capsys, flags):
-    ranks = ["--parallel", "data", "--ranks", "2"]
-    path = saved(*ranks, "--scheduler", *flags)
-    first = record(capsys, "train", *RUN, *ranks, "--scheduler", *flags)
-    again = record(capsys, "train", *RUN, *ranks, "--scheduler", path)
-    assert again["params_sha256"] == first["params_sha256"]
-    lines = Path(path).read_text().splitlines()
-    assert lines[0].startswith("# sums over ranks: {")
-    for wrong in ('{"groups": 3}', "[1]", '{"part_bytes": 0}', '{"more": 1}', "{"):
-        Path(path).write_text("\n".join([f"# sums over ranks: {wrong}", *lines[1:]]) + "\n")
-        assert "sums over ranks" in refused(capsys, "train", *RUN[:-1], *ranks, "--scheduler", path)
 
 
 def test_options_of_a_saved_plan_that_cannot_be_read(tmp_path, capsys):
