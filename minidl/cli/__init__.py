@@ -56,15 +56,15 @@ def _train_on_ranks(argv: Sequence[str]) -> int:
     from .flags import UsageError
     from .parser import parse
 
-    wrong = ""
+    found: Any
     try:
-        arguments = parse(argv)
+        found = parse(argv)
     except Exception as error:
-        wrong = show.reason(error)
+        found = UsageError(show.reason(error))
 
     def read() -> Any:
-        if wrong:
-            raise UsageError(wrong)
-        return arguments
+        if isinstance(found, UsageError):
+            raise found
+        return found
 
     return train(read)

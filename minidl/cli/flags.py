@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
-from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, RULES, STORED, Names, every, number, numbers, pair,
+from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, STORED, Names, every, number, numbers, pair,
                      parts_of, path, rules, shards_of, size, slow_rank, whole)
 
 if TYPE_CHECKING:
@@ -39,21 +39,20 @@ Condition = tuple[str | Callable[[], str], Callable[[Any], bool]]
 @dataclass(frozen=True)
 class Flag:
     """A flag. `serves`: verb that accepts it -> the subjects on which it has an effect; `needs`: other conditions for
-    its effect, in words and as a test of the arguments; `options`: argparse's, whose help may have `%(terms)s`."""
+    its effect, in words and as a test of the arguments; `options`: argparse's."""
 
     serves: Mapping[str, str]
     options: Mapping[str, Any]
     needs: tuple[Condition, ...] = ()
-    terms: Names | None = None
 
 
 def _flag(serves: str, read: Callable[[str], Any] | Names | None, metavar: str, *needs: Condition, help: str,
-          default: Any = None, terms: Names | None = None, **more: Any) -> Flag:
+          default: Any = None, **more: Any) -> Flag:
     """A row of the table. `serves`: verbs with their subjects, as in `train,plan:sr info:*`. `read`: reads the value,
     or has the names that it may be; None: those in `metavar`."""
     names = metavar.split("|") if read is None else read if isinstance(read, Names) else None
     kind = {"type": read} if names is None else {"choices": names}
-    return Flag(_served(serves), {**kind, "metavar": metavar, "default": default, "help": help, **more}, needs, terms)
+    return Flag(_served(serves), {**kind, "metavar": metavar, "default": default, "help": help, **more}, needs)
 
 
 def _switch(serves: str, *needs: Condition, help: str) -> Flag:
@@ -190,9 +189,9 @@ FLAGS: dict[str, Flag] = {
     "--warmup": _flag("train:src", whole(0), "N", default=0, help="let the learning rate rise over the first N steps"),
     "--rates-by-delay": _flag("train:c", whole(1), "N", OLD, RUNNING,
         help="divide each stage's rate by its delay, less and less over N steps (PipeMare)"),
-    "--momentum": _flag(NETWORK, number(0), "X", (lambda: f"--optimizer {MOMENTUM}", lambda a: a.optimizer in MOMENTUM),
-        terms=Names(MOMENTUM.where, lambda found: ", ".join( f"{value:g} for {name}" for name, value in found.items())),
-        help="momentum, below 1 (default: %(terms)s)"),
+    "--momentum": _flag(NETWORK, number(0), "X", (lambda: f"--optimizer {' or '.join(MOMENTUM)}",
+        lambda a: a.optimizer in MOMENTUM),
+        help="momentum, below 1 (default: 0.9 for sgd, 0 for rmsprop)"),
     "--weight-decay": _flag(RUN, number(0), "X", help="weight decay (default: 0.01 for adamw, else 0)"),
     "--dither": _flag(NETWORK, number(0), "S", default=0.0,
         help="round gradients of pre-activations at random to multiples of S standard deviations (default 0: not)"),
@@ -218,8 +217,9 @@ FLAGS: dict[str, Flag] = {
         help="float type: %(choices)s (default float32); bf16 and fp16, on cuda, are of products alone"),
     "--lanes": _flag(RUN, Names("devices.device:LANES"), "KIND", CPU,
         help="%(choices)s: on the CPU, compiled code (the default if it can be) or Python calls the kernels of tasks"),
-    "--fusion": _flag(NETWORK, rules, "all|none|RULE,..", terms=RULES,
-        help="merge launches by these rules: %(terms)s (default: all on cuda, none on cpu)"),
+    "--fusion": _flag(NETWORK, rules, "all|none|RULE,..",
+        help="merge launches: casts, batch_norm_act, squeeze_excite, flash_attention, epilogue, slabs, updates "
+             "(default: all on cuda, none on cpu)"),
     "--memory-limit": _flag(NETWORK + " arena:*", size, "SIZE",
         help="the most memory per rank, such as 2GiB: the fastest plan within it is chosen, also one that computes "
              "activations again; in the arena, the most memory of an entry (default 1GiB)"),
@@ -386,7 +386,7 @@ def add_flags(parser: argparse.ArgumentParser, verb: str) -> None:
         if verb in flag.serves:
             if group.title != title:
                 group = parser.add_argument_group(title)
-            group.add_argument(name, **flag.options).terms = flag.terms  # type: ignore[attr-defined]
+            group.add_argument(name, **flag.options)
         else:
             parser.set_defaults(**{name[2:].replace("-", "_"): flag.options.get("default", False)})
 

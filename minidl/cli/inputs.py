@@ -79,10 +79,7 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
 
 
 def version_log(name: str) -> list[VersionRead]:
-    """The entries of the log of this name. Raises FileError or UsageError."""
+    """The entries of the log of this name. Raises FileError or ValueError."""
     from ..runtime.version_log import from_lines
 
-    try:
-        return from_lines(read_text(name, "version log").splitlines(), name)
-    except ValueError as error:
-        raise UsageError(str(error)) from None
+    return from_lines(read_text(name, "version log").splitlines(), name)

@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from ..core.draw import timeline_svg
 from ..core.report import compare
-from ..core.timeline import Timeline
 from ..core.torch_trace import load_torch
 from ..system.files import write_atomic
 from . import show
-from .flags import UsageError
 
 
 def run(arguments: Any) -> int:
     """Prints busy time, waits, transfers and the critical path of the traces, and how another trace differs."""
     show.check_outputs(arguments)
-    timelines = [_load(arguments.traces)]
+    timelines = [load_torch(arguments.traces)]
     if arguments.against:
-        timelines.append(_load([arguments.against], timelines[0].labels))
+        timelines.append(load_torch([arguments.against], timelines[0].labels))
     notes = [show.line(note) for t in timelines for note in t.meta.get("notes", ())]
     show.notes(notes)
     text = "\n\n".join(t.report(show.width()) for t in timelines)
@@ -36,11 +33,3 @@ def run(arguments: Any) -> int:
     record = timelines[0].summary() | {"notes": notes}
     record |= {"against": timelines[1].summary()} if len(timelines) > 1 else {}
     return show.emit(arguments, record, text)
-
-
-def _load(paths: list[str], known: Sequence[str] = ()) -> Timeline:
-    """One trace of minidl, or traces of other profilers, one of each rank. Raises UsageError."""
-    try:
-        return load_torch(paths, known)
-    except ValueError as error:
-        raise UsageError(str(error)) from None

@@ -24,11 +24,10 @@ def nearest(word: str, known: Sequence[str]) -> str:
 
 
 class Names:
-    """Names that a room knows, such as `training.job:OPTIMIZERS`. The room is imported when they are first used.
-    As text: the names, or the result of `text`."""
+    """Names that a room knows, such as `training.job:OPTIMIZERS`. The room is imported when they are first used."""
 
-    def __init__(self, where: str, text: Callable[[Any], str] = ", ".join) -> None:
-        self.where, self.text = where, text
+    def __init__(self, where: str) -> None:
+        self.where = where
 
     def known(self) -> Any:
         module, _, name = self.where.partition(":")
@@ -40,13 +39,10 @@ class Names:
     def __contains__(self, name: object) -> bool:
         return name in self.known()
 
-    def __str__(self) -> str:
-        return self.text(self.known())
-
 
 BACKWARD = Names("passes.sweeps:BACKWARD")
 OPTIMIZERS, DTYPES = Names("training.job:OPTIMIZERS"), Names("training.job:DTYPES")
-MOMENTUM = Names("training.job:MOMENTUM", " or ".join)
+MOMENTUM = Names("training.job:MOMENTUM")
 RULES, STORED = Names("fusion:RULES"), Names("data.catalogue:STORED")
 
 
