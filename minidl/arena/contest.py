@@ -39,28 +39,23 @@ def ask(entry: str, task: Task, seconds: float, memory: int) -> Outcome:
     file, _, function = entry.rpartition(":")
     name = f"{Path(file).resolve()}:{function}" if file.endswith(".py") else entry
     told = {"entry": name, "task": asdict(task), "seconds": seconds, "memory": memory, "paths": [ROOT, os.getcwd()]}
-    begun, deadline, got = monotonic(), monotonic() + STARTS, bytearray()
-    over = ""
+    begun, deadline, got, over = monotonic(), monotonic() + STARTS, bytearray(), ""
     with _process(json.dumps(told).encode()) as (process, pipe), selectors.DefaultSelector() as select:
         select.register(pipe, selectors.EVENT_READ)
-        while True:
+        while not over:
             interrupts.check()
             if monotonic() > deadline:
                 over = (f"still running after {seconds:g} s (--time-limit)" if got
                         else f"its process did not start within {STARTS:g} s")
-                break
-            if not select.select(min(0.2, max(0.0, deadline - monotonic()))):
-                continue
-            part = os.read(pipe, 1 << 16)
-            if not part:
-                process.wait(STARTS)
-                break
-            if not got:
-                begun, deadline = monotonic(), monotonic() + seconds
-            got += part
-            if len(got) > MOST_TEXT:
-                over = f"gave more than {MOST_TEXT >> 20} MiB of text"
-                break
+            elif select.select(min(0.2, max(0.0, deadline - monotonic()))):
+                if not (part := os.read(pipe, 1 << 16)):
+                    process.wait(STARTS)
+                    break
+                if not got:
+                    begun, deadline = monotonic(), monotonic() + seconds
+                got += part
+                if len(got) > MOST_TEXT:
+                    over = f"gave more than {MOST_TEXT >> 20} MiB of text"
         took = monotonic() - begun
     head, _, rest = bytes(got).partition(b"\n")
     kind, _, text = rest.decode("utf-8", "replace").partition("\n")

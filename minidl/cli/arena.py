@@ -41,19 +41,19 @@ def run(arguments: Any) -> int:
     if arguments.alone and not names:
         raise ArenaError("--alone leaves the published policies out, and no entry is given")
     seconds = float(arguments.time_limit if "--time-limit" in arguments.given else SECONDS)
-    results, walled = [], True
-    with show.progress("asking", len(tasks) * (len(names) + 1)) as done:
-        for i, task in enumerate(tasks):
+    results, walls = [], list[bool]()
+    with show.progress("asking", len(tasks) * len(names)) as done:
+        for task in tasks:
             entries = []
             for name in names:
-                entry, safe = _entered(task, name, seconds, arguments.memory_limit or MEMORY)
+                entry, walled = _entered(task, name, seconds, arguments.memory_limit or MEMORY)
                 entries.append(entry)
-                walled &= safe
-                done(i * (len(names) + 1) + len(entries), f"{task.name}: {name}")
+                walls.append(walled)
+                done(len(walls), f"{task.name}: {name}")
             if not arguments.alone:
                 entries += [e for e in games.published(task) if e.name not in names]
             results.append((task, entries))
-    if not walled:
+    if not all(walls):
         show.note("this system has no filter of system calls: entries have limits of time and memory, and could touch "
                   "files; run only entries that you trust")
     record = {"problems": [_record(task, entries, names) for task, entries in results], "board": games.board(results)}

@@ -55,8 +55,7 @@ def text(record: dict[str, Any], bad: list[fuzz.Verdict]) -> str:
         for why, count in Counter(entry["why"] for entry in record[what]).most_common():
             lines.append(f"{count:,} {title}: {why}")
     for v in bad:
-        name, what = next(iter(v.failures.items()))
-        lines.append(f"seed {v.seed}, {name}: {what}"
-                     + (f"; and {len(v.failures) - 1} more" if len(v.failures) > 1 else ""))
-        lines.append(f"  again: minidl fuzz {record['step'] + ' ' if record['step'] else ''}--seed {v.seed} --cases 1")
+        (name, what), *more = v.failures.items()
+        lines += [f"seed {v.seed}, {name}: {what}" + (f"; and {len(more)} more" if more else ""),
+                  f"  again: minidl fuzz {record['step'] + ' ' if record['step'] else ''}--seed {v.seed} --cases 1"]
     return "\n".join(lines)

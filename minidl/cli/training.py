@@ -141,30 +141,30 @@ def _verdict(trainers: list[Trainer], digests: list[str]) -> tuple[bool | None, 
     """Whether the parameters are equal bit for bit where they must be (None: nowhere), and in words. They need not be
     under schedules that train on older weights, nor under those that sum gradients in different orders."""
     groups: dict[tuple[int, ...], dict[str, str]] = {}  # by the order of sums: scheduler -> digest
-    stale, predicted = [], []
+    without: dict[str, list[str]] = {}  # why they need not be equal -> schedulers
     for trainer, digest in zip(trainers, digests, strict=True):
+        job = trainer.job
         if trainer.plan.stale:
-            stale.append(trainer.job.scheduler)
-        elif not schedulers.find(trainer.job.scheduler, trainer.job.parallel).exact:
-            predicted.append(trainer.job.scheduler)
+            without.setdefault("older", []).append(job.scheduler)
+        elif not schedulers.find(job.scheduler, job.parallel).exact:
+            without.setdefault("predicted", []).append(job.scheduler)
         else:
-            sums = tuple(getattr(trainer.job, name) for name in runs.SUMS)
-            groups.setdefault(sums, {})[trainer.job.scheduler] = digest
+            groups.setdefault(tuple(getattr(job, name) for name in runs.SUMS), {})[job.scheduler] = digest
     first, *others = groups.values() or [{}]
     compared = [group for group in groups.values() if len(group) > 1]
+    whose = f" of {' and of '.join(', '.join(group) for group in compared)}" if without or others else ""
     identical = all(len({*group.values()}) == 1 for group in compared) if compared else None
-    whose = f" of {' and of '.join(', '.join(group) for group in compared)}" if stale or predicted or others else ""
-    found = f"the parameters{whose} are equal bit for bit" if identical else f"the parameters{whose} differ"
     if identical is None:
         found = "nothing to compare: no two of these schedules promise equal parameters"
     elif not trainers[0].job.deterministic:
-        found += "; with --nondeterministic they need not be equal"
-    elif not identical:
-        found = f"THE PARAMETERS{whose} DIFFER: this is a bug in minidl; please report it"
+        found = (f"the parameters{whose} {'are equal bit for bit' if identical else 'differ'}; with --nondeterministic "
+                 f"they need not be equal")
+    else:
+        found = (f"the parameters{whose} are equal bit for bit" if identical
+                 else f"THE PARAMETERS{whose} DIFFER: this is a bug in minidl; please report it")
     apart = [f"summed in another order than {next(iter(first))}'s, so compared apart: {', '.join(group)}"
              for group in others]
-    apart += [f"trained on older weights, so not compared: {', '.join(stale)}"] if stale else []
-    apart += [f"trained on predicted weights, so not compared: {', '.join(predicted)}"] if predicted else []
+    apart += [f"trained on {what} weights, so not compared: {', '.join(names)}" for what, names in without.items()]
     return identical, "\n".join([found, *apart])
 
 
