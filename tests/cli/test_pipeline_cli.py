@@ -65,8 +65,11 @@ def plans_and_checks_agree(capsys, tmp_path, seed, count):
         record = json.loads(out)
         assert {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes"} <= set(record), where
         assert (record["waits"] > 0) == (int(flags[3]) > 1), where
-        same = _same(flags, name)
-        checks = [same] if policy.stale or policy.sliced or "kept=0.5" in flags else [same, _shape(same, policy)]
+        shape = "--ranks", "--micro-batches", *(() if policy.arranges else ("--chunks",))  # it chooses how many stages
+        times = ("--forward", "--output-grad", "--weight-grad") if name == "layerpipe" else ()
+        checks = [_only(flags, "--scheduler", "--chunks", "--scheduler-arg", *shape, *times)]
+        if not (policy.stale or policy.sliced or "kept=0.5" in flags):
+            checks.append(_only(flags, *shape))
         for chosen in checks:
             code, checked = run_json(capsys, "check", str(path), *chosen)
             assert code == 0, (where, chosen, checked)
@@ -88,35 +91,17 @@ def plans_and_checks_agree(capsys, tmp_path, seed, count):
     return refused
 
 
-def _same(flags, name):
-    """A plan's flags, without those that its check does not take."""
-    kept = []
-    for flag, value in zip(flags[::2], flags[1::2], strict=True):
-        times = flag in ("--forward", "--output-grad", "--weight-grad")
-        if flag not in ("--parallel", "--latency") and (name == "layerpipe" or not times):
-            kept += [flag, value]
-    return kept
+def _only(flags, *wanted):
+    """Those of the flags, with their values."""
+    return [word for pair in zip(flags[::2], flags[1::2], strict=True) if pair[0] in wanted for word in pair]
 
 
-def _shape(flags, policy):
-    """What a check needs that is not told the policy; one that arranges layers chooses how many stages a rank has."""
-    kept = []
-    for flag, value in zip(flags[::2], flags[1::2], strict=True):
-        if flag in ("--ranks", "--micro-batches") or (flag == "--chunks" and not policy.arranges):
-            kept += [flag, value]
-    return kept
-
-
-def test_what_plan_saves_check_accepts(capsys, tmp_path):
-    assert plans_and_checks_agree(capsys, tmp_path, 1, 15) > 2
-
-
-@pytest.mark.slow
-def test_what_plan_saves_check_accepts_for_long(capsys, tmp_path):
-    seed = int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32))
+@pytest.mark.parametrize("count", [15, pytest.param(500, marks=pytest.mark.slow)])
+def test_what_plan_saves_check_accepts(capsys, tmp_path, count):
+    seed = 1 if count == 15 else int(os.environ.get("SEED", np.random.SeedSequence().entropy % 2**32))
     with capsys.disabled():
         print(f"seed {seed}")
-    plans_and_checks_agree(capsys, tmp_path, seed, 500)
+    assert plans_and_checks_agree(capsys, tmp_path, seed, count) > 2
 
 
 def test_a_cap_that_is_broken_is_one_line_and_nothing_is_saved(capsys, tmp_path):
