@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_flags import COMMANDS
+from test_flags import COMMANDS, VALUES
 
 from minidl.cli import main
 from minidl.cli.flags import FLAGS
@@ -27,20 +27,6 @@ BASE = {"s": [*NETWORK, "--costs", "analytic"],
 LONG = (("train", "r"), ("train", "c"), ("compare", "s"), ("compare", "r"), ("compare", "c"), ("plan", "c"),
         ("check", "c"), ("explain", "c"))
 MORE = {"check": ["plan.csv"], "train": ["--steps", "2"], "compare": ["--steps", "2"]}
-#: values that change something, where 2 does not
-VALUES = {
-    "--model": "ffnn", "--model-arg": "hidden=12", "--data": "table.csv", "--tokenizer": "300", "--batch-size": "32",
-    "--micro-batches": "8", "--optimizer": "adam", "--lr": "0.3", "--lr-schedule": "cosine", "--warmup": "1",
-    "--momentum": "0", "--weight-decay": "0.1", "--clip": "0.1", "--seed": "3", "--dtype": "float64", "--fusion": "all",
-    "--memory-limit": "1kB", "--shard": "1", "--lanes": "python", "--scheduler": "multi_stream",
-    "--schedulers": "in_order,multi_region", "--streams": "3", "--scheduler-arg": "nothing=1",
-    "--costs": "costs.json", "--pairs": "estimated",
-    "--save-costs": "x.json", "--steps": "3", "--checkpoint": "folder", "--checkpoint-every": "1",
-    "--init": "start.safetensors", "--log-every": "1", "--log": "x.jsonl", "--tensorboard": "board", "--ranks": "4",
-    "--forward": "3", "--output-grad": "3", "--weight-grad": "3", "--latency": "3", "--bandwidth": "1MB",
-    "--activation-cap": "1", "--k": "1", "--parts": "3", "--comm": "9,9,9", "--collective": "tree",
-    "--objective": "period", "--time-limit": "0", "--save": "x.csv", "--svg": "x.svg", "--html": "x.html",
-    "--trace": "x.json", "--log-versions": "x.jsonl", "--transport": "nccl", "--root": ".", "--chunks": "3"}
 #: flags of which a command alone cannot show the effect -> why
 SET_APART = {
     "--json": "only the form of the output", "--config": "flags of a file", "--parallel": "chooses the subject",

@@ -33,16 +33,24 @@ COMMANDS = {
     **{(verb, "l"): [verb, *more, "--parallel", "data"]
        for verb, more in (("plan", []), ("explain", ["4W0"]), ("simulate", []))},
 }
-VALUES = {"--shard": "1", "--offload": "all", "--backward": "jacobi", "--slow": "0=4",
-          "--model-arg": "classes=10", "--scheduler-arg": "streams=2", "--dtype": "float64", "--fusion": "all",
-          "--lanes": "python", "--lr-schedule": "cosine",
-          "--parallel": "none", "--pairs": "none", "--objective": "span", "--collective": "tree", "--transport": "nccl",
-          "--optimizer": "adam", "--device": "cpu", "--scheduler": "zb_h1", "--schedulers": "in_order,multi_region",
-          "--data": "mnist", "--root": ".", "--config": "nothere.toml", "--save": "x.csv", "--svg": "x.svg",
-          "--format": "torch", "--trace": "x.json", "--checkpoint": "x", "--costs": "analytic",
-          "--save-costs": "x.json", "--model": "mlp"}
+#: values that change something, where 2 does not
+VALUES = {
+    "--model": "ffnn", "--model-arg": "hidden=12", "--data": "table.csv", "--tokenizer": "300", "--batch-size": "32",
+    "--micro-batches": "8", "--optimizer": "adam", "--lr": "0.3", "--lr-schedule": "cosine", "--warmup": "1",
+    "--momentum": "0", "--weight-decay": "0.1", "--clip": "0.1", "--seed": "3", "--dtype": "float64", "--fusion": "all",
+    "--memory-limit": "1kB", "--shard": "1", "--lanes": "python", "--scheduler": "multi_stream",
+    "--schedulers": "in_order,multi_region", "--streams": "3", "--scheduler-arg": "nothing=1",
+    "--costs": "costs.json", "--pairs": "estimated",
+    "--save-costs": "x.json", "--steps": "3", "--checkpoint": "folder", "--checkpoint-every": "1",
+    "--init": "start.safetensors", "--log-every": "1", "--log": "x.jsonl", "--tensorboard": "board", "--ranks": "4",
+    "--forward": "3", "--output-grad": "3", "--weight-grad": "3", "--latency": "3", "--bandwidth": "1MB",
+    "--activation-cap": "1", "--k": "1", "--parts": "3", "--comm": "9,9,9", "--collective": "tree",
+    "--objective": "period", "--time-limit": "0", "--save": "x.csv", "--svg": "x.svg", "--html": "x.html",
+    "--trace": "x.json", "--log-versions": "x.jsonl", "--transport": "nccl", "--root": ".", "--chunks": "3",
+    "--offload": "all", "--backward": "deeppcr", "--slow": "0=4", "--format": "torch", "--parallel": "none"}
 #: what one of the compared policies takes
-OF_COMMANDS = {("--scheduler-arg", "compare", subject): "part_bytes=64" for subject in "rc"}
+OF_COMMANDS = {("--scheduler-arg", "compare", subject): "streams=2" if subject == "s" else "part_bytes=64"
+               for subject in "src"}
 
 
 def given(flag: str, command: tuple[str, str]) -> list[str]:
