@@ -18,7 +18,8 @@ from ..autograd.tape import Tape, no_grad, use
 from ..core.graph import TaskGraph
 from ..core.tasks import Kind
 from ..devices import DeviceError, device
-from ..devices.device import default_lanes, no_native_lanes
+from ..devices.device import default_lanes
+from ..devices.native import no_native_lanes
 from ..pricing.cost import CostModel
 from ..schedulers import pipeline
 from ..system import launcher
