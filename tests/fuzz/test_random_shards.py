@@ -152,14 +152,8 @@ def test_random_shards_of_ranks() -> None:
 
 
 def test_a_wrong_share_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shares that are sums and no means; `Share` divides by the number of replicas."""
-    made = Share.__init__
-
-    def of_sums(share: Share, *arguments: Any) -> None:
-        made(share, *arguments)
-        share.factor = 1.0
-
-    monkeypatch.setattr(Share, "__init__", of_sums)
+    """Shares that are sums and no means."""
+    monkeypatch.setattr(Share, "_scaled", lambda share, array, ranks: [])
     with pytest.raises(AssertionError, match="seed 39 has other bits"):
         hold([39])
 
