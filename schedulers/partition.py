@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.columns import Floats
+from ..core.columns import Floats, Ints
 from ..core.tasks import Kind
 
 METHODS = ("pipedream", "intra", "inter")
@@ -96,7 +96,7 @@ def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignm
     """The linear partition with the smallest period: each processor gets consecutive atoms, and `inter` may cut an O in
     two.
 
-    A binary search on the period; exact up to rounding. Output gradients are cut only if that shortens the period.
+    Exact up to rounding; with cuts by a binary search on the period. Output gradients are cut only if that shortens the period.
     Raises PartitionError for an unknown method or fewer than one processor.
     """
     if method not in METHODS:
@@ -115,30 +115,37 @@ def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignm
 
 
 def _whole(times: Sequence[float], processors: int) -> list[int]:
-    """The processor of each atom in the best linear partition that cuts no atom."""
+    """The processor of each atom in the best linear partition that cuts no atom: each takes as much as fits."""
+    part = linear_partition(np.array(times), min(processors, len(times)))
+    most = float(np.bincount(part, times).max()) * (1 + ROUNDING)
+    owner, load, p = list[int](), 0.0, 0
+    for time in times:
+        if load > 0 and load + time > most:
+            p, load = p + 1, 0.0
+        load += time
+        owner.append(p)
+    return owner
 
-    def fill(period: float) -> tuple[list[int], float, float]:
-        """(owners if each processor takes as much as fits, the largest load, the next period with another result)."""
-        owner, load, largest, enough, p = [], 0.0, 0.0, np.inf, 0
-        for time in times:
-            if load + time > period and load > 0:
-                enough = min(enough, load + time)
-                p, load = p + 1, 0.0
-            load += time
-            largest = max(largest, load)
-            owner.append(p)
-        return owner, largest, float(enough)
 
-    low, high = max(max(times), sum(times) / processors), sum(times)
-    best = [0] * len(times)
-    while low < high * (1 - ROUNDING):
-        owner, largest, enough = fill((low + high) / 2)
-        if owner[-1] < processors:
-            best, high = owner, largest
-        else:
-            low = max(enough, (low + high) / 2)
-    owner, largest, _ = fill(low * (1 + ROUNDING))
-    return owner if owner[-1] < processors else best
+def linear_partition(time: Floats, parts: int) -> Ints:
+    """The part of each item: consecutive, none empty, the largest sum as small as possible (dynamic programming)."""
+    n = len(time)
+    total = np.concatenate([[0.0], np.cumsum(time)])
+    best, cut = total[1:].copy(), np.zeros((parts, n), np.int64)
+    for part in range(1, parts):
+        now = np.full(n, np.inf)
+        for end in range(part, n):
+            worst = np.maximum(best[part - 1 : end], total[end + 1] - total[part : end + 1])
+            at = int(np.argmin(worst))
+            now[end], cut[part, end] = worst[at], at + part
+        best = now
+    part_of = np.zeros(n, np.int64)
+    end = n
+    for part in range(parts - 1, 0, -1):
+        begin = int(cut[part, end - 1])
+        part_of[begin:end] = part
+        end = begin
+    return part_of
 
 
 def _cut(parts: list[Piece], processors: int) -> list[Piece]:

@@ -7,7 +7,7 @@ assumption. The solver's package comes with the extra `optimal`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import gcd, lcm
 from typing import Any
 
@@ -30,65 +30,33 @@ KINDS = (Kind.F, Kind.O, Kind.W)
 FINEST = 2**40  #: the most ticks of a whole schedule
 
 
-@dataclass(frozen=True)
-class Optimum:
-    """`value`: of the objective; `bound`: the best proved bound on it; both in the problem's time unit. `proved`:
-    whether they are equal.
-
-    `status`: the solver's: OPTIMAL, or FEASIBLE where the time limit came first.
-    """
-
-    schedule: Schedule
-    objective: str
-    value: float
-    bound: float
-    proved: bool
-    status: str
-
-
 def optimal(problem: Problem, objective: str = "makespan", time_limit: float = 60.0) -> Ordered:
     """The order of the smallest `objective`, found by constraint programming (extra `optimal`), and whether that is
     proved; for small problems. Times without a common tick, such as measured ones, are rounded to thousandths of the
-    longest first; the status then has `rounded_to` and is about the rounded times."""
-    unit = 1.0
-    try:
-        in_ticks(problem)
-    except PipelineError:
-        problem, unit = _rounded(problem)
-    found = solve(problem, objective, time_limit)
-    status = {"objective": objective, "value": found.value * unit, "bound": found.bound * unit,
-              "proved": found.proved, "status": found.status}
-    return Ordered(found.schedule, {"status": status | ({} if unit == 1 else {"rounded_to": unit})})
+    longest first; the status then has `rounded_to` and is about the rounded times.
 
-
-def _rounded(problem: Problem) -> tuple[Problem, float]:
-    """The problem with times in thousandths of the longest, at least one each; and that thousandth."""
-    rows = {"forward": problem.forward, "output_grad": problem.output_grad, "weight_grad": problem.weight_grad}
-    tick = float(max(times.max() for times in rows.values())) / 1000
-    whole: dict[str, Any] = {name: np.maximum(1, np.rint(times / tick)) for name, times in rows.items()}
-    return replace(problem, latency=float(np.rint(problem.latency / tick)), **whole), tick
-
-
-def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.0, seed: int = 0) -> Optimum:
-    """The optimum with its proof status. It is never worse than `zb_auto`, from which the search starts.
-
-    With `makespan` and `span`, every rank starts as early as possible, as in a real run. Iterations that are chained
-    without a barrier settle into a rhythm in which ranks may start at any time, and each rank's iterations follow each
-    other: the period is the smallest max_span over all starts. Raises PipelineError for an unknown objective, a cap
-    below 1, several stages per rank, times without a common tick, or a missing OR-tools.
+    It is never worse than `zb_auto`, from which the search starts. With `makespan` and `span`, every rank starts as
+    early as possible, as in a real run. Iterations that are chained without a barrier settle into a rhythm in which
+    ranks may start at any time, and each rank's iterations follow each other: the period is the smallest max_span over
+    all starts. The status: `value` of the objective, the best proved `bound` on it, the solver's `status`, FEASIBLE
+    where the time limit came first. Raises PipelineError for an unknown objective, a cap below 1, several stages per
+    rank, or a missing OR-tools.
     """
     if objective not in OBJECTIVES:
         raise PipelineError(f"unknown objective {objective!r}; known: {', '.join(OBJECTIVES)}")
     if not time_limit > 0:
         raise PipelineError(f"the time limit is {time_limit} s; it must be positive")
-    if problem.chunks != 1:
-        raise PipelineError(f"optimal needs one stage per rank, not {problem.chunks}")
     try:
         from ortools.sat.python import cp_model
     except ImportError:
         raise PipelineError("optimal needs OR-tools: pip install 'minidl[optimal]'") from None
+    rounded_to = 1.0
+    try:
+        ticks, unit = in_ticks(problem)
+    except PipelineError:
+        problem, rounded_to = _rounded(problem)
+        ticks, unit = in_ticks(problem)
     p, m, cap = problem.ranks, problem.micro_batches, int(cap_of(problem))
-    ticks, unit = in_ticks(problem)
     duration, latency = ticks[:3], int(ticks[3, 0])
     hint = _earliest(zb_auto(problem), ticks, m)
     horizon = int(m * ticks[:3].sum() + 2 * m * p * latency)  # one task after another: no path is longer
@@ -130,7 +98,7 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
     solver = cp_model.CpSolver()
     solver.parameters.catch_sigint_signal = False  # else the solver would catch Ctrl-C for the whole process
     solver.parameters.max_time_in_seconds = time_limit
-    solver.parameters.random_seed = seed
+    solver.parameters.random_seed = 0
     status = solver.solve(model)
     if status in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         begun = np.array([[[solver.value(x) for x in row] for row in rows] for rows in start])
@@ -140,7 +108,18 @@ def solve(problem: Problem, objective: str = "makespan", time_limit: float = 60.
     schedule = schedule_of([RankOrder(task // m, rank, task % m) for rank, task in enumerate(
         np.argsort(begun.transpose(1, 0, 2).reshape(p, 3 * m), axis=1, kind="stable"))])
     proved = status == cp_model.OPTIMAL
-    return Optimum(schedule, objective, value * unit, bound * unit, proved, "OPTIMAL" if proved else "FEASIBLE")
+    return Ordered(schedule, {"status": {
+        "objective": objective, "value": value * unit * rounded_to, "bound": bound * unit * rounded_to,
+        "proved": proved, "status": "OPTIMAL" if proved else "FEASIBLE",
+        **({} if rounded_to == 1 else {"rounded_to": rounded_to})}})
+
+
+def _rounded(problem: Problem) -> tuple[Problem, float]:
+    """The problem with times in thousandths of the longest, at least one each; and that thousandth."""
+    rows = {name: getattr(problem, name) for name in ("forward", "output_grad", "weight_grad")}
+    tick = float(max(times.max() for times in rows.values())) / 1000
+    whole: dict[str, Any] = {name: np.maximum(1, np.rint(times / tick)) for name, times in rows.items()}
+    return replace(problem, latency=float(np.rint(problem.latency / tick)), **whole), tick
 
 
 def in_ticks(problem: Problem) -> tuple[Ints, float]:
@@ -156,8 +135,7 @@ def in_ticks(problem: Problem) -> tuple[Ints, float]:
     step = gcd(*(int(t * scale) for t in flat))
     ticks = [[int(t * scale) // step for t in row] for row in exact]
     if sum(map(sum, ticks)) * problem.micro_batches > FINEST:
-        raise PipelineError("the times have no common tick that is long enough for the solver; round them to a few "
-                            "digits")
+        raise PipelineError("the times have no common tick that is long enough for the solver")
     return np.array(ticks, np.int64), float(Fraction(step, scale))
 
 

@@ -5,8 +5,10 @@ It knows no order: that is the policy's result.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
@@ -102,6 +104,28 @@ class RankOrder:
     micro_batch: Sequence[int] | np.ndarray
     joined: Sequence[bool] | np.ndarray | None = None
     part: Sequence[int] | int = 0
+
+
+def spelled(text: str, streams: Sequence[tuple[int, int]], most: int | None = None) -> RankOrder:
+    """The order that a text spells: f forward, b whole backward, o output gradient and w weight gradient of the first
+    of two streams, capitals of the second; & joins two tasks as a pair. A stream is (stage, first micro-batch); each of
+    its kinds takes micro-batches in ascending order, o and b together, the first `most` of them."""
+    taken, left = Counter[tuple[bool, bool]](), (list[int](), list[int]())
+    entries = list[tuple[int, int, int, bool]]()
+    for before, letter in pairwise(f" {text}"):
+        if letter == "&":
+            continue
+        second, forward = letter.isupper(), letter in "fF"
+        if letter in "wW":
+            number = left[second].pop(0)
+        else:
+            number = taken[second, forward]
+            taken[second, forward] += 1
+            left[second].extend([number] * (letter in "oO"))
+        stage, first = streams[second]
+        if most is None or number < most:
+            entries.append((Kind[letter.upper()], stage, first + number, before == "&"))
+    return RankOrder(*zip(*entries, strict=True))
 
 
 def schedule_of(orders: Sequence[RankOrder]) -> Schedule:

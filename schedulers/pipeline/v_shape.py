@@ -15,9 +15,8 @@ import numpy as np
 from ...core.columns import Ints
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
-from ...core.tasks import Kind
 from .listing import durations
-from .problem import Problem, RankOrder, schedule_of
+from .problem import Problem, schedule_of, spelled
 from .refine import SAME, refine
 from .rules import Rule, by_rules
 from .stages import stage_graph
@@ -80,21 +79,12 @@ def v_schedule(problem: Problem, peak: float, published: Published) -> Schedule:
 def handcrafted(problem: Problem) -> Schedule:
     """ZB-V's order for equal times, given by hand in the paper: no bubble in the spans for m >= 2p - 1."""
     p, m = problem.ranks, problem.micro_batches
-    enough = max(m, 2 * p - 1)
-    orders = []
+    enough, orders = max(m, 2 * p - 1), []
     for rank in range(p):
-        ahead = 2 * (p - rank) - 1
-        steps = ["F0"] * ahead + ["F1", "F0"] * rank + ["F1", "O1", "W1"] * (p - rank)
-        left = enough - ahead - rank
-        steps += ["F0", "O0", "W0", "F1", "O1", "W1"] * left + ["O0", "W0", "F1", "O1", "W1"] * (enough - p - left)
-        steps += ["O0", "O1"] * rank + ["O0", "W0"] * (p - rank) + ["W1"] * rank + ["W0"] * rank
-        seen: dict[str, int] = {}
-        entries = []
-        for step in steps:
-            seen[step] = seen.get(step, -1) + 1
-            if seen[step] < m:
-                entries.append((Kind[step[0]], rank if step[1] == "0" else 2 * p - 1 - rank, seen[step]))
-        orders.append(RankOrder(*zip(*entries, strict=True)))
+        left = enough - (2 * (p - rank) - 1) - rank
+        text = ("f" * (2 * (p - rank) - 1) + "Ff" * rank + "FOW" * (p - rank) + "fowFOW" * left
+                + "owFOW" * (enough - p - left) + "oO" * rank + "ow" * (p - rank) + "W" * rank + "w" * rank)
+        orders.append(spelled(text, [(rank, 0), (2 * p - 1 - rank, 0)], m))
     return schedule_of(orders)
 
 

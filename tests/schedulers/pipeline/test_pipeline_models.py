@@ -20,7 +20,7 @@ from minidl.plans.program import lower
 from minidl.pricing.cost import CostModel
 from minidl.runtime.executors import CheckingExecutor
 from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline.models import linear_partition
+from minidl.schedulers.partition import linear_partition
 
 MICRO_BATCHES = 4
 X, Y = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), np.array([0, 3, 1, 2])
