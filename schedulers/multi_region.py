@@ -78,7 +78,8 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bo
 def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
            streams: int = 2) -> RegionPlan:
     """As `multi_region`, with everything that led to the schedule."""
-    _check(memory_limit, crossing, streams)
+    if streams != 2:
+        raise PlanError(f"multi_region needs 2 streams, not {streams}")
     step = Step.of(replace(graph, launches=()), cost or CostModel.analytic())
     cut = regions(graph, step.chain, step.duration)
     notes: list[str] = []
@@ -128,15 +129,6 @@ def _found(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]
         step, places = step.with_separate_updates(places)
         places = improve(step, cut, places, crossing)
     return step, places
-
-
-def _check(memory_limit: object, crossing: object, streams: int) -> None:
-    if streams != 2:
-        raise PlanError(f"multi_region needs 2 streams, not {streams}")
-    if not isinstance(crossing, bool):
-        raise PlanError(f"crossing must be True or False, not {crossing!r}")
-    if memory_limit is not None and not isinstance(memory_limit, int):
-        raise PlanError(f"memory_limit must be a whole number of bytes, not {memory_limit!r}")
 
 
 # --------------------------------------------------------------------------------------------------------------- choice

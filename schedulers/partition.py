@@ -96,8 +96,8 @@ def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignm
     """The linear partition with the smallest period: each processor gets consecutive atoms, and `inter` may cut an O in
     two.
 
-    Exact up to rounding; with cuts by a binary search on the period. Output gradients are cut only if that shortens the period.
-    Raises PartitionError for an unknown method or fewer than one processor.
+    Exact up to rounding. Output gradients are cut only if that shortens the period. Raises PartitionError for an
+    unknown method or fewer than one processor.
     """
     if method not in METHODS:
         raise PartitionError(f"unknown method {method!r}; known: {', '.join(METHODS)}")

@@ -13,7 +13,6 @@ import numpy as np
 
 from ...core.columns import Rows
 from ...core.graph import TaskGraph
-from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...core.tasks import Kind, pack
 from ..ordered import Ordered
@@ -43,21 +42,18 @@ def fast_forward_greedy(problem: Problem) -> Schedule:
     return work_conserving(problem, (Kind.O, Kind.F, Kind.W))
 
 
-def fast_forward_auto(problem: Problem, form: str | None = None) -> Schedule | Ordered:
-    """The form with the smallest simulated makespan, or the given one: `greedy` or `strict`; with one stage per rank
-    also `released` (`fast_forward`) and, for m > p, `push`.
+def fast_forward_auto(problem: Problem) -> Ordered:
+    """The form with the smallest simulated makespan: `greedy` or `strict`; with one stage per rank also `released`
+    (`fast_forward`) and, for m > p, `push`.
 
-    With several stages per rank and a link with latency, the group size is also searched. Raises PipelineError for a
-    form that the numbers do not allow.
+    With several stages per rank and a link with latency, the group size is also searched.
     """
     forms: dict[str, Order] = {"greedy": fast_forward_greedy, "strict": modulo}
     if problem.chunks == 1:
-        forms |= {"released": fast_forward} | ({"push": fast_forward_push} if problem.micro_batches > problem.ranks
-                                               else {})
-    if form is not None and form not in forms:
-        raise PipelineError(f"fast_forward_auto: there is no form {form!r} with {problem.chunks} chunks per rank and "
-                            f"{problem.micro_batches} micro-batches; there are: {', '.join(forms)}")
-    return forms[form](problem) if form else best_order(problem, forms, "form")
+        forms["released"] = fast_forward
+        if problem.micro_batches > problem.ranks:
+            forms["push"] = fast_forward_push
+    return best_order(problem, forms, "form")
 
 
 def fast_forward_push(problem: Problem) -> Schedule:

@@ -25,41 +25,35 @@ def one_f_one_b(problem: Problem) -> Schedule:
     return same_stage(problem, range(problem.ranks, 0, -1))
 
 
-def interleaved(problem: Problem, round_size: int | None = None) -> Schedule:
+def interleaved(problem: Problem) -> Schedule:
     """1F1B over v chunks per rank, in rounds of micro-batches (Megatron, 2021). Bubble (p-1)(F+O+W)/v.
 
-    A rank takes `round_size` micro-batches through its first chunk, then through its second, and so on; by default m is
-    cut in m // p equal rounds, at least one (as torch does).
+    A rank takes a round of micro-batches through its first chunk, then through its second, and so on; m is cut in
+    m // p equal rounds, at least one (as torch does).
     """
-    p, m, v = problem.ranks, problem.micro_batches, problem.chunks
-    size = checked_round(problem, round_size)
-    return schedule_of([in_turn(*rounds(rank, p, m, v, size), (v - 1) * size + 2 * (p - 1 - rank) + 1)
+    p, v, size = problem.ranks, problem.chunks, round_size(problem)
+    return schedule_of([in_turn(*rounds(problem, rank, size), (v - 1) * size + 2 * (p - 1 - rank) + 1)
                         for rank in range(p)])
 
 
-def checked_round(problem: Problem, round_size: int | None) -> int:
-    """The round size of an interleaved schedule. Raises PipelineError with one that fits for another."""
+def round_size(problem: Problem) -> int:
+    """The round size of an interleaved schedule. Raises PipelineError with numbers of micro-batches that fit."""
     p, m = problem.ranks, problem.micro_batches
 
-    def size_for(m: int) -> int:
-        return m // max(1, m // p) if round_size is None else round_size
+    def count(m: int) -> int:
+        return max(1, m // p)
 
-    size, least = size_for(m), min(p, m)
-    if size < least:
-        raise PipelineError(f"interleaving needs rounds of at least {least} micro-batches (one per rank), not {size}")
-    if m % size:
-        near = [n for n in range(max(1, m - size), m + size + 1) if n % size_for(n) == 0]
-        less, more = [n for n in near if n < m][-1:], next(n for n in near if n > m)
-        use = " or ".join(map(str, [*less, more]))
-        fits = next(n for n in range(least, m + 1) if m % n == 0)
-        raise PipelineError(f"interleaving over {p} ranks in rounds of {size} cannot take {m} micro-batches; use {use}"
-                            f", or rounds of {fits} (--scheduler-arg round_size={fits})")
-    return size
+    if m % count(m):
+        less, more = (next(n for n in some if not n % count(n)) for some in (range(m, 0, -1), range(m, 2 * m)))
+        raise PipelineError(f"interleaving over {p} ranks in {count(m)} equal rounds cannot take {m} micro-batches; "
+                            f"use {less} or {more}")
+    return m // count(m)
 
 
-def rounds(rank: int, p: int, m: int, v: int, size: int) -> tuple[Tasks, Tasks]:
+def rounds(problem: Problem, rank: int, size: int) -> tuple[Tasks, Tasks]:
     """(stage, micro-batch) of the forwards and of the backwards of a rank, in rounds of `size` micro-batches."""
-    i = np.arange(m * v)
+    p, v = problem.ranks, problem.chunks
+    i = np.arange(problem.micro_batches * v)
     micro_batch = i // (size * v) * size + i % size
     chunk = i // size % v
     return (chunk * p + rank, micro_batch), ((v - 1 - chunk) * p + rank, micro_batch)

@@ -12,8 +12,6 @@ places, which such a plan keeps (`minidl.passes.placed`). The format has no lane
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -22,7 +20,7 @@ from itertools import islice
 
 import numpy as np
 
-from ...core.columns import Ints
+from ...core.columns import Ints, spread
 from ...core.graph import TaskGraph
 from ...core.placement import Refused
 from ...core.schedule import HEADER, MOST_LANES, Lane, Schedule, ScheduleError, cells_by_line, split_notes, text_of
@@ -104,19 +102,14 @@ def _is_message(keys: Ints) -> Mask:
 def _rank_of_reader(schedule: Schedule) -> Ints:
     """For each message, the rank with the forward of its target stage in this notation, -1 without one; else 0."""
     keys, message = schedule.keys, _is_message(schedule.keys)
-    found = np.zeros(len(keys), np.int64)
     if not message.any():
-        return found
-    rank = schedule.rank_of_each
-    forward = np.flatnonzero(unpack(keys).kind == Kind.F)
-    forward = forward[np.argsort(keys[forward])]
+        return np.zeros(len(keys), np.int64)
+    forward = unpack(keys).kind == Kind.F
+    rank_of = dict(zip(keys[forward].tolist(), schedule.rank_of_each[forward].tolist(), strict=True))
     own = unpack(keys[message])
     stage = own.unit + np.where(np.isin(own.kind, (Kind.SF, Kind.RF)), 1, -1)
-    wanted = pack(np.maximum(stage, 0), Kind.F, own.micro_batch)
-    at = np.minimum(np.searchsorted(keys[forward], wanted), max(len(forward) - 1, 0))
-    present = (stage >= 0) & (keys[forward][at] == wanted) if len(forward) else np.zeros(len(wanted), bool)
-    found[message] = np.where(present, rank[forward][at] if len(forward) else 0, -1)
-    return found
+    wanted = np.where(stage < 0, -1, pack(np.maximum(stage, 0), Kind.F, own.micro_batch))
+    return spread(np.flatnonzero(message), np.array([rank_of.get(key, -1) for key in wanted.tolist()]), len(keys))
 
 
 def to_torch(schedule: Schedule) -> str:
@@ -137,9 +130,7 @@ def to_torch(schedule: Schedule) -> str:
                 row.extend([""] * (int(schedule.slots[entry]) - len(row)))
             row.append(_theirs(int(schedule.keys[entry])))
     width = max(map(len, rows), default=0)
-    out = io.StringIO()
-    csv.writer(out, lineterminator="\n").writerows(row + [""] * (width - len(row)) for row in rows)
-    return out.getvalue()
+    return "".join(",".join(row + [""] * (width - len(row))) + "\n" for row in rows)
 
 
 def _check_reach(schedule: Schedule, message: Mask) -> None:

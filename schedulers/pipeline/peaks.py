@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.columns import Floats, Ints
+from ...core.columns import Floats, Ints, spread
 from ...core.schedule import ScheduleError
 from ...core.tasks import Kind, task_name, unpack
 from ...plans.plan import PipelinePlan
@@ -27,14 +27,12 @@ def counted(plan: PipelinePlan) -> PipelinePlan:
     """The plan with its peak activations. Raises CapError above the cap."""
     schedule, live = plan.schedule, activations(plan)
     rank = schedule.rank_of_each
-    peaks = np.zeros(plan.placement.ranks)
-    np.maximum.at(peaks, rank, live)
     if plan.cap is not None and (over := np.flatnonzero(live > plan.cap + 1e-9)).size:
         key = int(schedule.keys[over[0]])
         raise CapError(f"with {task_name(key)} rank {rank[over[0]]} holds {live[over[0]]:g} activations; the cap is "
                        f"{plan.cap:g} (this plan needs {live.max():g})",
                        [task_name(key)], schedule.grid(mark=[key], near=True))
-    return replace(plan, peaks=tuple(peaks.tolist()))
+    return replace(plan, peaks=tuple(spread(rank, live, plan.placement.ranks, 0.0, np.maximum).tolist()))
 
 
 def activations(plan: PipelinePlan) -> Floats:
@@ -52,10 +50,9 @@ def activations(plan: PipelinePlan) -> Floats:
     works = np.isin(kind, [int(k) for k in COMPUTE])
     uses = works & ~late
     forward, split = kind == Kind.F, kind == Kind.O
-    begin, end = np.full(size, -1, np.int64), np.full(size, -1, np.int64)
-    np.maximum.at(end, home[uses], action[uses])
+    end = spread(home[uses], action[uses], size, -1, np.maximum)
     first = np.flatnonzero(forward)[np.argsort(-action[forward])]  # the first of several parts is written last
-    begin[home[first]] = action[first]
+    begin = spread(home[first], action[first], size, -1)
     copies = np.flatnonzero((end >= 0) & (begin < 0))
     if len(copies):
         begin[copies] = _arrivals(plan, action)[copies // (plan.micro_batches * stages),
@@ -64,9 +61,8 @@ def activations(plan: PipelinePlan) -> Floats:
     count = int(action.max(initial=-1)) + 2
     change: Floats = np.bincount(begin[held], minlength=count).astype(np.float64)
     change -= np.bincount(end[held] + 1, minlength=count)
-    until, lane = np.full(size, -1, np.int64), np.zeros(size, np.int64)
-    np.maximum.at(until, home[works & late], action[works & late])
-    lane[home] = schedule.lane_of_each()
+    until = spread(home[works & late], action[works & late], size, -1, np.maximum)
+    lane = spread(home, schedule.lane_of_each(), size)
     over = until >= 0  # it lives on in the next step, until a late task
     change += np.bincount(begins[lane[over]], minlength=count) - np.bincount(until[over] + 1, minlength=count)
     change += np.bincount(end[held & over] + 1, minlength=count) - np.bincount(begins[lane[over] + 1], minlength=count)
@@ -83,9 +79,9 @@ def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
     graph, schedule, stages = plan.graph, plan.schedule, plan.placement.stages
     ids, ranks = schedule.ids(graph), plan.placement.ranks
     rank = schedule.rank_of_tasks(graph)
-    place, before = np.empty(len(graph), np.int64), np.full(len(graph), -1)
-    place[ids] = action
-    before[ids[1:]] = np.where(schedule.lane_of_each()[1:] == schedule.lane_of_each()[:-1], ids[:-1], -1)
+    same_lane = schedule.lane_of_each()[1:] == schedule.lane_of_each()[:-1]
+    place = spread(ids, action, len(graph))
+    before = spread(ids[1:], np.where(same_lane, ids[:-1], -1), len(graph), -1)
     first = np.zeros(ranks, np.int64)
     for i, lane in enumerate(schedule.lanes):
         first[lane.rank] = action[schedule.ptr[i]] if schedule.ptr[i] < schedule.ptr[i + 1] else 0

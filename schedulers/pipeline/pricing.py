@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ...core.columns import spread
 from ...core.tasks import COMMUNICATION, unpack
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
@@ -41,9 +42,7 @@ def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
     start, end, _ = (t[tasks] for t in clock.run(lanes))
     rank = schedule.rank_of_each[entry]
     ranks = plan.placement.ranks
-    first, last = np.full(ranks, np.inf), np.zeros(ranks)
-    np.minimum.at(first, rank, start)
-    np.maximum.at(last, rank, end)
+    first, last = spread(rank, start, ranks, np.inf, np.minimum), spread(rank, end, ranks, 0.0, np.maximum)
     computes = plan.cost.durations(graph)[tasks] + plan.cost.launch  # without the messages that its core moves
     busy = np.bincount(rank, computes, ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)

@@ -7,17 +7,19 @@ proof, and finds out where its stages live. Both raise ScheduleError with the gr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from ...core.columns import Ints
+from ...core.columns import Ints, spread
 from ...core.graph import Role, TaskGraph
 from ...core.machine import Machine
 from ...core.placement import PipelineError, Placement, Versions, bidirectional, check_numbers
 from ...core.schedule import Schedule
 from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, SENDS, GraphError, Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
+from ...passes.boundary import Mask
 from ...passes.draft import Draft
 from ...passes.messages import check_rendezvous, overtaken, waits_in_circle
 from ...passes.placed import moved
@@ -48,7 +50,8 @@ def prove(plan: PipelinePlan) -> PipelinePlan:
         _versions(plan)
     plan = counted(plan)
     if graph.launches:  # a recorded network, whose ranks run programs
-        _every_rank(schedule, placement)
+        if (idle := np.setdiff1d(np.arange(placement.ranks), schedule.rank_of_each)).size:
+            raise schedule.error(f"rank {idle[0]} has no task; give it a stage, or take fewer ranks")
         plan = plan.divided()
     return plan
 
@@ -199,9 +202,7 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
             (rank >= ranks, f"is on a rank that does not exist: ranks are 0..{ranks - 1}"),
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
             (~update & (micro_batch >= micro_batches), beyond)):
-        if bad.any():
-            key = int(schedule.keys[np.argmax(bad)])
-            raise schedule.error(f"task {task_name(key)} {what}", [key])
+        _refuse(schedule, bad, what)
     order = np.sort(schedule.keys)
     twice = np.flatnonzero(order[1:] == order[:-1])
     if twice.size:
@@ -293,11 +294,8 @@ def _at_home(schedule: Schedule, placement: Placement, micro_batches: int) -> No
     rank = schedule.rank_of_each
     own = unpack(schedule.keys)
     receives = np.isin(own.kind, RECEIVES)
-    astray = np.flatnonzero(receives & (rank != own.destination))
-    if astray.size:
-        key = int(schedule.keys[astray[0]])
-        raise schedule.error(f"task {task_name(key)} is on rank {rank[astray[0]]}, but its message goes to rank "
-                             f"{unpack(key).destination}", [key])
+    _refuse(schedule, receives & (rank != own.destination), lambda entry: (
+        f"is on rank {rank[entry]}, but its message goes to rank {own.destination[entry]}"))
     _same_rank(schedule, rank, np.where(receives, rank, placement.home(schedule.keys, micro_batches)))
 
 
@@ -322,20 +320,18 @@ def _one_lane(schedule: Schedule) -> None:
                                  [int(schedule.keys[entry[at]])])
 
 
-def _every_rank(schedule: Schedule, placement: Placement) -> None:
-    """Each rank has a task. Raises ScheduleError."""
-    idle = np.setdiff1d(np.arange(placement.ranks), [lane.rank for lane, count in zip(
-        schedule.lanes, np.diff(schedule.ptr).tolist(), strict=True) if count])
-    if idle.size:
-        raise schedule.error(f"rank {idle[0]} has no task; give it a stage, or take fewer ranks")
-
-
 def _same_rank(schedule: Schedule, rank: Ints, home: Ints) -> None:
-    stray = np.flatnonzero(rank != home)
-    if stray.size:
-        key = int(schedule.keys[stray[0]])
-        raise schedule.error(f"task {task_name(key)} is on rank {rank[stray[0]]}, but stage {unpack(key).unit} "
-                             f"lives on rank {home[stray[0]]}; its weights are there", [key])
+    _refuse(schedule, rank != home, lambda entry: (
+        f"is on rank {rank[entry]}, but stage {unpack(schedule.keys[entry]).unit} lives on rank {home[entry]}; its "
+        f"weights are there"))
+
+
+def _refuse(schedule: Schedule, bad: Mask, why: str | Callable[[int], str]) -> None:
+    """Raises ScheduleError about the first of these entries, and why."""
+    if bad.any():
+        entry = int(np.argmax(bad))
+        key = int(schedule.keys[entry])
+        raise schedule.error(f"task {task_name(key)} {why if isinstance(why, str) else why(entry)}", [key])
 
 
 def _versions(plan: PipelinePlan) -> None:
@@ -355,23 +351,19 @@ def _versions(plan: PipelinePlan) -> None:
     else:
         made = newest(schedule, (own.kind == Kind.W) | (own.kind == Kind.B), plan.micro_batches) // versions.every
     least = -step if graph.launches else 0  # a recorded step follows others
-    keys, read, made = schedule.keys[works], versions.read[works], made[works]
-    unit, kind, micro_batch = own.unit[works], own.kind[works], own.micro_batch[works]
-    bare = versions.history in ("none", "predicted")
-    early = np.flatnonzero(read != made if bare else (read > made) | (read < least))
-    if early.size:
-        e = int(early[0])
-        raise schedule.error(f"task {task_name(int(keys[e]))} reads weight version {read[e]}, but then the newest one "
-                             f"of stage {unit[e]} is {made[e]}"
-                             + (", and no other is kept" if bare else ""), [int(keys[e])])
+    read, bare = versions.read, versions.history in ("none", "predicted")
+    _refuse(schedule, works & (read != made if bare else (read > made) | (read < least)), lambda entry: (
+        f"reads weight version {read[entry]}, but then the newest one of stage {own.unit[entry]} is {made[entry]}"
+        + (", and no other is kept" if bare else "")))
     if bare:
         return
-    before = np.full((plan.micro_batches, plan.placement.stages), -1, np.int64)
-    forward = kind == Kind.F
-    before[micro_batch[forward], unit[forward]] = read[forward]
-    other = np.flatnonzero(read != before[micro_batch, unit])
+    forward = works & (own.kind == Kind.F)
+    before = spread((own.micro_batch[forward], own.unit[forward]), read[forward],
+                    (plan.micro_batches, plan.placement.stages), -1)
+    other = np.flatnonzero(works)[read[works] != before[own.micro_batch[works], own.unit[works]]]
     if other.size:
         e = int(other[0])
-        key, before_it = int(keys[e]), int(pack(unit[e], Kind.F, micro_batch[e]))
-        raise schedule.error(f"task {task_name(key)} reads weight version {read[e]}, but {task_name(before_it)} read "
-                             f"version {before[micro_batch[e], unit[e]]}", [key, before_it])
+        first = int(pack(own.unit[e], Kind.F, own.micro_batch[e]))
+        raise schedule.error(f"task {task_name(int(schedule.keys[e]))} reads weight version {read[e]}, but "
+                             f"{task_name(first)} read version {before[own.micro_batch[e], own.unit[e]]}",
+                             [int(schedule.keys[e]), first])

@@ -6,7 +6,7 @@ O goes first because the rank below waits for it; W fills the time in which noth
 from __future__ import annotations
 
 from ...core.schedule import Schedule
-from .flush import checked_round, in_turn, rounds, same_stage
+from .flush import in_turn, round_size, rounds, same_stage
 from .problem import Problem, schedule_of
 
 
@@ -27,8 +27,7 @@ def zb_h2(problem: Problem) -> Schedule:
     return same_stage(problem, range(2 * problem.ranks - 1, 0, -2), range(0, 2 * problem.ranks, 2))
 
 
-def interleaved_zb(problem: Problem, round_size: int | None = None) -> Schedule:
+def interleaved_zb(problem: Problem) -> Schedule:
     """Interleaved 1F1B whose W lags r chunks on rank r: bubble (p-1)(F+O-W)/v, peak p (Zero Bubble's repository)."""
-    p, m, v = problem.ranks, problem.micro_batches, problem.chunks
-    size = checked_round(problem, round_size)
-    return schedule_of([in_turn(*rounds(rank, p, m, v, size), (v - 1) * size + p - rank, rank) for rank in range(p)])
+    p, v, size = problem.ranks, problem.chunks, round_size(problem)
+    return schedule_of([in_turn(*rounds(problem, rank, size), (v - 1) * size + p - rank, rank) for rank in range(p)])

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import Floats, Ints
+from ...core.columns import Floats, Ints, spread
 from ...core.graph import Role, TaskGraph
 from ...core.machine import PlanError
 from ...core.placement import Refused
@@ -65,29 +65,25 @@ def chain(graph: TaskGraph, cost: CostModel) -> Chain:
     backward = np.flatnonzero(np.isin(graph.kind, (Kind.O, Kind.W)) & first & np.isin(graph.unit, graph.unit[forward]))
     storage, user = graph.storage_users.row_of_each(), graph.storage_users.ids
     size = rounded(np.array([s.bytes for s in graph.storages], np.int64))
-    born, dies, last = (np.full(len(size), value) for value in (count, -1, -1))
-    np.minimum.at(born, storage, user)
-    np.maximum.at(dies, storage, user)
-    np.maximum.at(last, storage[np.isin(user, forward)], user[np.isin(user, forward)])  # the last forward that uses it
+    born, dies = spread(storage, user, len(size), count, np.minimum), spread(storage, user, len(size), -1, np.maximum)
+    ahead = np.isin(user, forward)
+    last = spread(storage[ahead], user[ahead], len(size), -1, np.maximum)  # the last forward that uses it
     made = np.array([s.role == Role.ACTIVATION for s in graph.storages], bool) & np.isin(born, forward)
     saved = made & (dies > last)
     free = saved & np.isin(born, [*runs_again(graph, np.unique(graph.unit).tolist())])
     over = {t: np.flatnonzero(made & (born <= t) & (last > t)) for t in forward[:-1].tolist()}
     crossing = {int(some[0]): t for t, some in over.items() if len(some) == 1 and saved[some[0]]}  # the last it crosses
     block, n = np.searchsorted([*crossing.values()], np.arange(count + 1)), len(crossing) + 1
-    home = np.zeros(int(graph.unit.max()) + 1, np.int64)
-    home[graph.unit[forward]] = block[forward]
+    home = spread(graph.unit[forward], block[forward], int(graph.unit.max()) + 1)
     other = ~free & (dies >= 0) & ~np.array([s.role.persistent for s in graph.storages], bool)
-    change, needs = np.zeros(count + 1, np.int64), np.zeros(n, np.int64)
-    np.add.at(change, born[other], size[other])
-    np.add.at(change, dies[other] + 1, -size[other])
-    np.maximum.at(needs, home[graph.unit[backward]], np.cumsum(change)[backward])
+    change = spread(np.append(born[other], dies[other] + 1), np.append(size[other], -size[other]), count + 1, 0, np.add)
+    needs = spread(home[graph.unit[backward]], np.cumsum(change)[backward], n, 0, np.maximum)
     outputs = [*crossing, -1]
     time = np.bincount(graph.unit, (cost.durations(graph) + cost.launch) * (graph.kind == Kind.F))
 
     def takes(without: Sequence[int]) -> Any:
-        most, own = np.full(n, -1), np.setdiff1d(np.flatnonzero(free), without)
-        np.maximum.at(most, block[born[own]], born[own])
+        own = np.setdiff1d(np.flatnonzero(free), without)
+        most = spread(block[born[own]], born[own], n, -1, np.maximum)
         needed = forward[forward <= most[block[forward]]]
         return np.bincount(block[needed], time[graph.unit[needed]], n)
 

@@ -83,8 +83,8 @@ def test_an_own_policy_may_train_on_older_weights(capsys: Any, tmp_path: Path) -
 def test_options_go_to_the_policies_that_take_them(capsys: Any) -> None:
     record = compared(capsys, *DATA, "--schedulers", "barrier,reverse_first_k", "--k", "1")
     assert record["bit_identical"]
-    record = compared(capsys, *PIPELINE, "--replicas", "2", "--clip", "0.1", "--schedulers", "gpipe,interleaved",
-                      "--scheduler-arg", "round_size=2")
+    record = compared(capsys, *PIPELINE, "--replicas", "2", "--clip", "0.1", "--schedulers", "gpipe,modulo",
+                      "--scheduler-arg", "group=1")
     assert (record["bit_identical"], record["ranks"]) == (True, 4)
 
 
