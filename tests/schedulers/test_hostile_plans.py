@@ -92,20 +92,20 @@ def test_a_plan_or_a_named_error(made: Callable[[random.Random], Any], count: in
     assert plans > count // 10
 
 
-@pytest.mark.parametrize(("options", "says"), [
-    ({"mini_batches": 10**30}, "mini_batches"), ({"mini_batches": 0}, "mini_batches")])
-def test_mini_batches_that_do_not_fit_are_named(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        ml.plan(graph(), "paci", machine=ml.Machine(2), **options)
+@pytest.mark.parametrize("count", [10**30, 0])
+def test_mini_batches_that_do_not_fit_are_named(count: int) -> None:
+    with pytest.raises(ValueError, match="mini_batches"):
+        ml.plan(graph(), "paci", machine=ml.Machine(2), mini_batches=count)
 
 
 @pytest.mark.parametrize(("given", "says"), [
     ({"ranks": 10**9}, "ranks is 1000000000; it must be a whole number from 1 to"), ({"ranks": "2"}, "ranks is '2'"),
-    ({"ranks": 300, "replicas": 300}, "300 replicas of 300 ranks are more than"),
+    ({"ranks": 2**15, "replicas": 3}, "3 replicas of 32768 ranks are more than 65536"),
     ({"collective": 3}, "collective is 3"), ({"memory_limit": "1GB"}, "memory_limit is '1GB'")])
 def test_a_machine_says_what_it_must_be(given: dict[str, Any], says: str) -> None:
     with pytest.raises(PlanError, match=re.escape(says)):
         ml.Machine(**given)
+    assert ml.Machine(2**15, replicas=2).size == ml.Machine(2**16).size == 2**16
 
 
 @pytest.mark.parametrize(("given", "says"), [
@@ -158,9 +158,3 @@ def test_costs_that_a_function_empties_stay(tmp_path: Path) -> None:
     cost = ml.CostModel(kinds=dict.fromkeys("FOWU", 1.0))
     made = ml.plan(graph(), f"{tmp_path / 'own.py'}:cost_emptied", cost)
     assert made.step == ml.plan(graph(), "in_order", cost).step
-
-
-def test_the_most_ranks_of_a_machine() -> None:
-    assert ml.Machine(2**15, replicas=2).size == ml.Machine(2**16).size == 2**16
-    with pytest.raises(PlanError, match="3 replicas of 32768 ranks are more than 65536"):
-        ml.Machine(2**15, replicas=3)

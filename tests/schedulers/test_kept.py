@@ -69,17 +69,6 @@ def test_the_optimum_equals_brute_force(of: Chain, limit: int):
         assert time == pytest.approx(min(fit))
 
 
-@given(chains(), st.integers(1, 8))
-def test_the_optimum_is_never_worse_than_any_number_of_parts(of: Chain, parts: int):
-    """On both axes: within the memory of these parts, sqrt(L) among them, it takes no more time."""
-    choice = kept.spaced(of, min(parts, len(of.whole)))
-    time, peak = played(of, tuple(choice))  # type: ignore[misc]
-    best = kept.optimal(of, peak)
-    assert best is not None
-    assert played(of, tuple(best))[1] <= peak  # type: ignore[index]
-    assert played(of, tuple(best))[0] <= time + 1e-9  # type: ignore[index]
-
-
 @given(chains(), st.integers(1, 10**9))
 def test_a_rounded_limit_is_still_a_limit(of: Chain, limit: int):
     large = replace(of, **{each: getattr(of, each) * 10_007 for each in ("whole", "most", "output", "backward")})

@@ -158,15 +158,6 @@ def test_a_part_is_priced_by_the_number_of_parts(mlp: TaskGraph):
         replace(cost, tasks={n: t for n, t in cost.tasks.items() if n[-2:] != "/4"}).durations(graph)
 
 
-@pytest.mark.parametrize(("whole", "part"), [(100.0, 50.0), (100.0, 57.0), (100.0, 80.0), (100.0, 110.0), (1.0, 0.9)])
-def test_auto_is_never_predicted_slower_than_whole_tasks_or_all_in_parts(mlp: TaskGraph, whole: float, part: float):
-    cost = split_times(mlp, whole, part)
-    auto = ml.plan(mlp, "multi_stream", cost, split="auto").step
-    assert auto <= ml.plan(mlp, "multi_stream", cost).step
-    assert auto <= ml.plan(mlp, "multi_stream", cost, split=2).step
-    assert auto <= ml.plan(mlp, "in_order", cost).step
-
-
 def test_multi_region_is_not_slower_than_lanes_that_share_the_parts(mlp: TaskGraph, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(import_module("minidl.schedulers.multi_region"), "EFFORT", 3_000)
     cost = split_times(mlp, 100.0, 50.0)

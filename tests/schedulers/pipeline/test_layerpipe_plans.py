@@ -139,10 +139,3 @@ def test_a_cut_output_gradient_is_two_tasks():
     assert price(made).period == pytest.approx(4.5)
     with pytest.raises(PipelineError, match=r"rank \d holds 1 activations; the cap is 0.5"):
         plan("layerpipe", 2, 4, cost, activation_cap=0.5)
-
-
-def test_peaks_of_whole_layers_are_those_counted_in_the_plan():
-    """With a layer a rank and equal times nothing is taken apart, so both plans are the same and both counts agree."""
-    first, second = plan("layerpipe", 4, 12), plan("layerpipe2", 4, 12)
-    assert first.peaks == second.peaks == (7, 5, 3, 1)
-    assert first.schedule.to_csv() == second.schedule.to_csv()

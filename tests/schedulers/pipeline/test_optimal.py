@@ -94,15 +94,6 @@ def test_a_cap_costs_time_and_zb_auto_stays_close(data, p, m):
     assert values == sorted(values, reverse=True)
 
 
-def test_the_order_of_tasks_does_not_beat_first_in_first_out_on_weight_gradients():
-    problem, _ = problem_of(3, 4, cap=2)
-    for lane in range(3):
-        keys = solve(problem, "span").schedule.order(lane)
-        for kind in range(3):
-            micro = (keys[(keys & 15) == kind] >> 28).tolist()
-            assert micro == sorted(micro)
-
-
 def test_a_time_limit_gives_the_best_found_and_its_bound():
     problem, cost = problem_of(6, 24, 7.3, 5.9, 4.1, 0.7, cap=7)
     found = solve(problem, "period", time_limit=0.05)

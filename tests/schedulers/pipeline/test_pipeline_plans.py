@@ -3,7 +3,6 @@ back as they were."""
 
 import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pipelines
@@ -25,7 +24,6 @@ from minidl.schedulers.pipeline.listing import durations, list_schedule
 from minidl.schedulers.pipeline.problem import Problem
 from minidl.schedulers.pipeline.stages import stage_graph
 
-GOLDEN = Path(__file__).with_name("plans")
 SEARCHES = {"optimal", "zb_auto", "joint"}  # proved elsewhere: each takes its time
 SWEPT = [name for name in sorted(pipelines.POLICIES) if name not in SEARCHES and "layerpipe" not in name
          and not pipelines.policy(name).sliced]
@@ -135,12 +133,6 @@ def test_torch_reads_what_is_written():
         "0RF0>1", "1F0", "1B0", "1SO0>0"]
 
 
-@pytest.mark.parametrize("name", [n for n in SWEPT if n not in ("zb_v", "v_half", "v_min")])
-def test_golden_plans(name):
-    """Small plans as they were when their numbers were proved; this file, run as a program, writes them."""
-    assert pipelines.plan(name, 2, 4).schedule.to_csv() == (GOLDEN / f"{name}.csv").read_text()
-
-
 # ---------------------------------------------------------------------------------------------------------- bad input
 @pytest.mark.parametrize(("name", "p", "m", "chunks", "says"), [
     ("interleaved", 4, 9, 2, "cannot take 9 micro-batches; use 8 or 10"),
@@ -151,7 +143,8 @@ def test_golden_plans(name):
     ("chimera", 3, 4, None, "even"), ("chimera", 4, 3, None, "even"), ("zb_v", 4, 8, 3, "exactly 2 chunks"),
     ("gpipe", 4, 8, 2, "exactly 1 chunk"), ("hanayo", 4, 8, 3, "even number of chunks"),
     ("gpipe", 4, 0, None, "at least 1"), ("gpipe", 0, 4, None, "ranks is 0; it must be a whole number from 1 to"),
-    ("fast_forward_push", 4, 4, None, "more than p"), ("nope", 4, 4, None, "unknown"),
+    ("fast_forward_push", 4, 4, None, "more than p"),
+    ("fast_forward_push_released", 4, 4, None, "more than p"), ("nope", 4, 4, None, "unknown"),
     ("pipedream_2bw", 4, 3, None, "at least p")])
 def test_a_violated_precondition_is_one_clear_line(name, p, m, chunks, says):
     with pytest.raises((PipelineError, PlanError), match=says) as error:
@@ -219,6 +212,7 @@ def test_a_wrong_plan_shows_its_culprit(edit, says, marked):
 @pytest.mark.parametrize(("text", "says"), [
     ("0F0,0B0,(0F1;0B1)\n1F0,1B0,1F1,1B1", "0B1 needs 0F1, but they run as one action"),
     ("0F0,(0F1;0B0),0B1\n1F0,1F1,1B0,1B1", "deadlock: 1B0 waits for 1F1 waits for 0B0 waits for 1B0"),
+    ("0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1", "deadlock: .* waits for "),
     ("0F0,0SEND_F0,(0F1;0SEND_F1),0RECV_B0,0B0,0RECV_B1,0B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1,1SEND_B1",
      "part of a pair"),
     ("0F0,0SEND_F0,0F1,0SEND_F1,0RECV_B0,0B0,0RECV_B1,0B1,1SEND_B1\n1RECV_F0,1F0,1B0,1SEND_B0,1RECV_F1,1F1,1B1",
@@ -242,13 +236,6 @@ def test_a_pair_of_a_stale_plan_reads_what_was_there_when_it_began():
     pipelines.read_plan(Schedule.from_csv(text.format("0B0\n0,main,0F1")), 1, 2, like=made)
     with pytest.raises(ScheduleError, match="0F1 reads weight version 1, but then the newest one of stage 0 is 0"):
         pipelines.read_plan(Schedule.from_csv(text.format("(0B0;0F1)")), 1, 2, like=made)
-
-
-def test_a_circle_between_ranks_is_a_deadlock():
-    text = "0F0,0B0,0F1,0B1\n1F0,1F1,1B0,1B1"
-    with pytest.raises(ScheduleError, match="deadlock: .* waits for ") as error:
-        pipelines.read_plan(pipeline.read_schedule(text), 2, 2)
-    assert "[0B0]" in error.value.grid
 
 
 def test_two_ranks_that_both_send_first_deadlock_only_under_rendezvous():
@@ -312,12 +299,7 @@ def test_versions_stand_in_the_grid():
     assert "·" in text
 
 
-def test_a_grid_keeps_every_task_while_there_is_room():
-    plan = pipelines.plan("zb_h2", 3, 6)
-    cost = pipeline.costs(plan.placement, 1, 2, 1)
-    text = pipeline.grid(plan, simulate(plan.graph, plan.schedule, cost), width=4000)
-    for key in plan.schedule.keys:
-        assert task_name(key) in text
+def test_a_long_step_is_compressed_in_its_grid():
     long = pipelines.plan("one_f_one_b", 3, 200)
     text = pipeline.grid(long, simulate(long.graph, long.schedule, pipeline.costs(long.placement, 1, 2, 1)))
     assert max(map(len, text.splitlines())) <= 110
@@ -380,13 +362,6 @@ def test_the_graph_of_stages_has_the_edges_of_backpropagation(stages, m, seed, d
     assert made == {*np.flatnonzero(graph.role_is(Role.ACTIVATION)).tolist()}
     assert (graph.find(graph.keys) == np.arange(len(graph))).all()
     assert (graph.find(pack([stages, 0, 0], [0, 0, 5], [0, m, 0])) == -1).all()
-
-
-if __name__ == "__main__":
-    GOLDEN.mkdir(exist_ok=True)
-    for policy in SWEPT:
-        if policy not in ("zb_v", "v_half", "v_min"):
-            pipelines.plan(policy, 2, 4).schedule.save(GOLDEN / f"{policy}.csv")
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "dualpipe", "pipedream"])

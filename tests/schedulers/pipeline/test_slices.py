@@ -58,21 +58,13 @@ def test_slices_have_the_logits_and_the_gradients_of_the_whole(ends: list[int]) 
         np.testing.assert_allclose(g, w, rtol=1e-8, atol=1e-12)
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize("slices", [2, 8])
-def test_training_in_slices_is_training(slices: int) -> None:
-    exact: dict[str, Any] = {"dtype": "float64", "model_args": {"preset": "tiny", "dropout": 0.0}, "clip": 0.1}
+@pytest.mark.parametrize(("slices", "more"), [
+    (2, {}), (8, {}), (4, {"cell": "rnn"}), (4, {"cell": "gru"}), (4, {"cell": "lstm"})])
+def test_training_in_slices_is_training(slices: int, more: dict[str, Any]) -> None:
+    """Of gpt, with clipping; and of a recurrent network, which hands its state from slice to slice."""
+    exact: dict[str, Any] = {"dtype": "float64", "model_args": {"preset": "tiny", "dropout": 0.0, **more},
+                             **({"model": "rnn"} if more else {"clip": 0.1})}
     whole, sliced = trained(job(1, **exact)), trained(job(slices, **exact))
-    np.testing.assert_allclose(sliced.losses, whole.losses, rtol=1e-12)
-    for p, w in zip(sliced.recorded.model.parameters(), whole.recorded.model.parameters(), strict=True):
-        np.testing.assert_allclose(p.numpy(), w.numpy(), rtol=1e-6, atol=1e-9)
-
-
-@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
-def test_a_recurrent_network_hands_its_state_from_slice_to_slice(cell: str) -> None:
-    exact: dict[str, Any] = {"dtype": "float64", "model": "rnn",
-                             "model_args": {"preset": "tiny", "dropout": 0.0, "cell": cell}}
-    whole, sliced = trained(job(1, **exact)), trained(job(4, **exact))
     np.testing.assert_allclose(sliced.losses, whole.losses, rtol=1e-12)
     for p, w in zip(sliced.recorded.model.parameters(), whole.recorded.model.parameters(), strict=True):
         np.testing.assert_allclose(p.numpy(), w.numpy(), rtol=1e-6, atol=1e-9)

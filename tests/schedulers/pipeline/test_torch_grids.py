@@ -55,22 +55,6 @@ def as_csv(order):
     return "\n".join(",".join("" if action is None else str(action) for action in order[r]) for r in sorted(order))
 
 
-@pytest.mark.parametrize("p", [2, 4])
-@pytest.mark.parametrize("times", [2, 3])
-def test_our_orders_are_torchs(torch_pipelines, p, times):
-    m = times * p
-    for name, ours, chunks in (("ScheduleGPipe", "gpipe", 1), ("ScheduleInterleaved1F1B", "interleaved", 2),
-                               ("ScheduleInterleaved1F1B", "interleaved", 3),
-                               ("ScheduleInterleavedZeroBubble", "interleaved_zb", 2),
-                               ("ScheduleDualPipeV", "dualpipe_v", 2)):
-        theirs = pipeline.from_torch(as_csv(torch_order(torch_pipelines, name, p, m, chunks)))
-        planned = pipelines.plan(ours, p, m, chunks=chunks)
-        assert theirs.to_csv() == planned.schedule.to_csv(), name
-    problem = Problem.of(placement := pipelines.place("zb_v", p), m, pipeline.costs(placement, 1.0, 1.0, 1.0))
-    theirs = pipeline.from_torch(as_csv(torch_order(torch_pipelines, "ScheduleZBVZeroBubble", p, m, 2)))
-    assert theirs.to_csv() == v_shape.handcrafted(problem).to_csv()
-
-
 def test_torchs_1f1b_table_is_ours_but_for_the_numbers_on_the_last_rank(torch_pipelines):
     theirs = as_csv(torch_order(torch_pipelines, "Schedule1F1B", 4, 8)).splitlines()
     last = re.sub(r"F(\d+)", lambda found: f"F{int(found[1]) - 1}", theirs[-1])  # it counts forwards from 1 on

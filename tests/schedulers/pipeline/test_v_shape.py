@@ -69,14 +69,6 @@ def test_the_orders_of_the_heuristics_have_the_published_figures(case):
         (case["makespan"], case["max_span"], case["peak_activations"]), rel=1e-9)
 
 
-@pytest.mark.parametrize(("ranks", "micro_batches"), [(2, 4), (3, 8), (4, 6)])
-def test_every_rank_of_zb_v_begins_with_as_many_forwards_as_the_rank_before(ranks, micro_batches):
-    """Also where memory allows more of them than the released scheduler takes."""
-    schedule = greedy(problem_of("zb_v", ranks, micro_batches, 2.0, 1.0, 1.0, 0.5), 4 * ranks)
-    output = unpack(schedule.keys).kind.reshape(ranks, -1) == Kind.O
-    assert (np.diff(np.argmax(output, axis=1)) >= 0).all()
-
-
 @pytest.mark.few(6)
 @pytest.mark.parametrize("case", CASES[::7], ids=case_id)
 def test_no_result_is_slower_than_the_published_order(case, little_effort):
@@ -100,17 +92,6 @@ def test_the_counts_of_the_claims():
     assert {*zip(faster.tolist(), equal.tolist(), strict=True)} == {(faster[0], equal[0])}, "makespan and span"
     assert f"on {len(CASES)} settings shorter in {faster[0]}, equal in {equal[0]}." in text
     assert (faster + equal == len(CASES)).all()
-
-
-@pytest.mark.wide
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("numbers", "longest"), [
-    ((4, 16, 1.0, 1.0, 1.0, 0.0), 50.5), ((8, 24, 18522.0, 18086.0, 9337.0, 601.0), 1_328_771)])
-def test_v_half_on_settings_where_the_search_alone_was_slower(numbers, longest):
-    problem = problem_of("v_half", *numbers)
-    found = figures(problem, v_shape.v_half(problem))
-    assert max(found[:2]) <= longest
-    assert found[2] <= (problem.ranks + 2) // 2
 
 
 @given(st.sampled_from(["zb_v", "v_half", "v_min"]), st.integers(1, 9), st.integers(1, 20), st.data())

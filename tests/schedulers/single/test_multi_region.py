@@ -272,11 +272,10 @@ def test_overlap_is_given_back_step_by_step() -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "True or False, not 'false'"),
-    ({"memory_limit": "2GiB"}, "number of bytes, not '2GiB'")])
+    ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "crossing must be of type bool, not 'false'")])
 def test_what_multi_region_cannot_be_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        search(network(2), **given)
+        ml.plan(network(2), "multi_region", **given)
 
 
 @pytest.mark.slow

@@ -167,13 +167,9 @@ def test_no_stage_waits_for_another_and_a_tick_takes_as_long_as_the_longest(stag
     assert plan.notes["latency"] == stages
 
 
-def test_runs_repeat_and_one_lane_replays_them() -> None:
-    data = stream(5)
-    first = ran(3, data)[:2]
-    assert ran(3, data)[:2] == first == ran(3, data, one_lane=True)[:2]
-
-
-def check_repeats(seed: int) -> None:
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.campaign)
+                                             for seed in range(4, 204))])
+def test_random_networks_repeat_and_replay(seed: int) -> None:
     """A random network and number of stages: two runs, and a replay on one lane."""
     random = np.random.default_rng(seed)
     sizes = (6, *random.integers(3, 40, random.integers(1, 6)).tolist(), 5)
@@ -181,17 +177,6 @@ def check_repeats(seed: int) -> None:
     stages, data = int(random.integers(1, len(sizes))), stream(6, seed)
     first = ran(stages, data, **told)[:2]
     assert ran(stages, data, **told)[:2] == first == ran(stages, data, one_lane=True, **told)[:2], seed
-
-
-def test_random_networks_repeat_and_replay() -> None:
-    for seed in range(4):
-        check_repeats(seed)
-
-
-@pytest.mark.campaign
-def test_many_networks_repeat_and_replay() -> None:
-    for seed in range(4, 204):
-        check_repeats(seed)
 
 
 def test_a_ring_has_one_new_sample_in_each_step_and_a_held_batch_repeats() -> None:

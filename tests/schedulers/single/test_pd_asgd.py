@@ -77,6 +77,15 @@ def replayed(data: list[list[Any]], log: list[VersionRead], **told: Any) -> tupl
     return [again(*parts).numpy().tobytes() for parts in data], [p.numpy().tobytes() for p in model.parameters()]
 
 
+def drawn_run(seed: int) -> tuple[dict[str, Any], dict[str, int], list[list[Any]]]:
+    """A network, its threads, and its data."""
+    random = np.random.default_rng(seed)
+    told: dict[str, Any] = {"batches": int(random.integers(1, 9)), "momentum": float(random.choice([0.0, 0.9])),
+                            "sizes": (6, *random.integers(3, 40, random.integers(1, 5)).tolist(), 5)}
+    options = {name: int(random.integers(least, 4)) for name, least in (("forward", 1), ("backward", 1), ("queue", 0))}
+    return told, options, stream(3, told["batches"], seed)
+
+
 def by_clock(graph: Any, plan: Any, forward: int, backward: int, queue: int) -> dict[tuple[int, int], int]:
     """(key, layer) -> the version that each task of the first step reads, by the definition: how many updates of the
     layer have ended when it starts. The clock goes by the threads' orders alone."""
@@ -138,15 +147,12 @@ def test_one_thread_each_without_a_queue_is_sgd_in_bits() -> None:
     assert ran(data)[1] != found[1]
 
 
-def check_repeats(seed: int) -> None:
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.campaign)
+                                             for seed in range(4, 204))])
+def test_random_configurations_repeat_and_replay(seed: int) -> None:
     """A random network with random costs and threads: two runs, one lane, and a replay of the log; the log has the
     plan's staleness."""
-    random = np.random.default_rng(seed)
-    told = {"batches": int(random.integers(1, 9)), "momentum": float(random.choice([0.0, 0.9])),
-            "sizes": (6, *random.integers(3, 40, random.integers(1, 5)).tolist(), 5)}
-    options = {"forward": int(random.integers(1, 4)), "backward": int(random.integers(1, 4)),
-               "queue": int(random.integers(0, 4))}
-    data = stream(3, told["batches"], seed)
+    told, options, data = drawn_run(seed)
     first = ran(data, lambda graph: costs(graph, seed), **told, **options)
     again, lane = (ran(data, lambda graph: costs(graph, seed), one, **told, **options) for one in (False, True))
     assert first[:3] == again[:3] == lane[:3], seed
@@ -160,17 +166,6 @@ def check_repeats(seed: int) -> None:
     planned = staleness(first[3].graph)
     assert {unit: sorted(late) for unit, late in logged.items()} == {
         unit: sorted(late.tolist() * len(data)) for unit, late in planned.items()}, seed
-
-
-def test_random_configurations_repeat_and_replay() -> None:
-    for seed in range(4):
-        check_repeats(seed)
-
-
-@pytest.mark.campaign
-def test_many_configurations_repeat_and_replay() -> None:
-    for seed in range(4, 204):
-        check_repeats(seed)
 
 
 def test_updates_of_whole_models_are_at_least_as_stale_in_each_layer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from command_line import refusal, run_json
 from helpers import PATIENCE
-from test_pd_asgd import FLAGS, recorded, replayed, stream
+from test_pd_asgd import FLAGS, drawn_run, recorded, replayed, stream
 
 import minidl as ml
 from minidl.core.placement import Refused
@@ -34,14 +34,11 @@ def ran(data: list[list[Any]], model: Any, race: Race) -> tuple[list[bytes], lis
     return losses, [p.numpy().tobytes() for p in model.parameters()], race.log.entries
 
 
-def check_repeats(seed: int) -> None:
+@pytest.mark.parametrize("seed", [*range(2), *(pytest.param(seed, marks=pytest.mark.campaign)
+                                             for seed in range(2, 202))])
+def test_runs_repeat_from_their_logs(seed: int) -> None:
     """A random network with random threads: a replay of the log, which has one version for each update."""
-    random = np.random.default_rng(seed)
-    told = {"batches": int(random.integers(1, 9)), "momentum": float(random.choice([0.0, 0.9])),
-            "sizes": (6, *random.integers(3, 40, random.integers(1, 5)).tolist(), 5)}
-    options = {"forward": int(random.integers(1, 4)), "backward": int(random.integers(1, 4)),
-               "queue": int(random.integers(0, 4))}
-    data = stream(3, told["batches"], seed)
+    told, options, data = drawn_run(seed)
     model, race, _ = racing(**told, **options)
     losses, weights, log = ran(data, model, race)
     assert replayed(data, log, **told) == (losses, weights), seed
@@ -50,17 +47,6 @@ def check_repeats(seed: int) -> None:
         if unpack(e.key).kind == Kind.U:
             made.setdefault(e.stage, []).append(e.version)
     assert all(versions == [*range(1, 3 * told["batches"] + 1)] for versions in made.values()), seed
-
-
-def test_runs_repeat_from_their_logs() -> None:
-    for seed in range(2):
-        check_repeats(seed)
-
-
-@pytest.mark.campaign
-def test_many_runs_repeat_from_their_logs() -> None:
-    for seed in range(2, 202):
-        check_repeats(seed)
 
 
 def test_a_forward_that_overtakes_an_update_reads_older_weights() -> None:

@@ -184,11 +184,3 @@ def test_contention_slows_what_runs_side_by_side_and_nothing_else() -> None:
     # two streams at half speed each do what one does alone
     assert makespan(two, twice) >= makespan(one, None) * (1 - 1e-9) * 0.9
     assert makespan(two, twice) > makespan(two, None)
-
-
-def test_planning_is_deterministic() -> None:
-    _, _, graph, _ = training("mobilenet_v3_large")
-    cost = ml.CostModel.analytic()
-    groups, pairs = schedulers.profile_groups(graph, cost)
-    cost = ml.CostModel(**{**vars(cost), "corun": CoRun.estimated(graph, groups, pairs)})
-    assert schedulers.multi_region(graph, cost).to_csv() == schedulers.multi_region(graph, cost).to_csv()
