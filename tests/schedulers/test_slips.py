@@ -26,9 +26,6 @@ def named(**lanes: int) -> Schedule:
     ({"forward": 9, "backward": 1}, []), ({"main": 9, "mian": 0}, ["mian"])])
 def test_a_lane_whose_name_is_like_another_one_is_noted(lanes: dict[str, int], noted: list[str]) -> None:
     assert [note.split()[1] for note in slips(named(**lanes))] == [f"0/{name}" for name in noted]
-
-
-def test_lanes_of_other_ranks_are_not_compared() -> None:
     assert not slips(Schedule.from_names({Lane(0, "main"): ["0F0", "1F0", "2F0"], Lane(1, "mian"): ["3F0"]}))
 
 

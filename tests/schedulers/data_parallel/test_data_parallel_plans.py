@@ -457,19 +457,3 @@ def test_links_that_take_no_time_are_told(capsys):
         assert main([*argv, comm]) == 0
         (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("communication")]
         assert says in line
-
-
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--scheduler", "prio", *TIMES], "similar names: priority"),
-    (["--scheduler", "priority", "--k", "2", *TIMES], "--k has no effect here; it goes with --scheduler reverse"),
-    (["--scheduler", "reverse_first_k", "--k", "7", *TIMES], "from 0 to 4"),
-    (["--scheduler", "priority", *TIMES[:-2]], "--comm"),
-    (["--scheduler", "priority", *TIMES[:-1], "1,2"], "one time for each layer"),
-    (["--scheduler", "priority", "--model", "mlp"], "--ranks"),
-    (["--scheduler", "priority", *TIMES[:-1], "1,2,3,-4"], ">= 0"),
-])
-def test_wrong_flags_are_one_line(capsys, flags, says):
-    code, err = simulated(capsys, *flags)
-    assert code == 2
-    assert says in err
-    assert err.count("\n") == 1

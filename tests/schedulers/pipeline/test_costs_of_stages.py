@@ -85,16 +85,3 @@ def test_commands_on_given_times_take_them_from_a_file(file, capsys, monkeypatch
     slow = printed(capsys, "simulate", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
                    file, "--latency", "1", "--bandwidth", "1MB")
     assert slow["makespan"] > price["one_f_one_b"] + 40  # 40 bytes take 40 us
-
-
-@pytest.mark.parametrize(("more", "why"), [
-    (["--costs", "FILE", "--forward", "2"], "has all times; leave --forward out"),
-    (["--costs", "measured"], "--costs has no effect here; it goes with a network"),
-    (["--bandwidth", "1MB"], "--bandwidth has no effect here; it goes with bytes: a network, or --costs FILE"),
-    (["--costs", "FILE", "--ranks", "9"], "the costs are of 8 stages, and 9 are needed")])
-def test_what_cannot_be_meant_is_one_line(more, why, file, capsys):
-    more = [file if word == "FILE" else word for word in more]
-    assert main(["simulate", "--scheduler", "zb_h1", "--ranks", "2", "--micro-batches", "4", *more]) == 2
-    err = capsys.readouterr().err
-    assert why in err
-    assert len(err.splitlines()) == 1

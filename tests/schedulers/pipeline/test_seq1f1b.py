@@ -182,20 +182,6 @@ def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
     assert shas[0] == shas[1]
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--scheduler-arg", "slices=0"], "seq1f1b: 0 slices; a micro-batch has at least 1"),
-    (["--scheduler-arg", "slices=two"], "seq1f1b: slices must be of type int, not 'two'"),
-    (["--slices", "2"], "--slices has no effect here"),
-    (["--model", "bert"], "bert cannot read its input in slices: it has no sequence, or a token depends on later ones; "
-                          "use gpt or rnn, which can, or another scheduler than seq1f1b")])
-def test_what_cannot_run_is_one_line(flags, line, capsys):
-    for verb in (["train", "--parallel", "pipeline", "--steps", "1"], ["plan"]):
-        assert main([*verb, *FLAGS, "--ranks", "2", "--scheduler", "seq1f1b", *flags]) == 2
-        out, errors = capsys.readouterr()
-        assert (out, len(errors.splitlines())) == ("", 1)
-        assert line in errors
-
-
 @pytest.mark.mpi
 @pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 def test_ranks_of_mpi_leave_the_bits_of_ranks_in_one_process(tmp_path, capsys):

@@ -177,7 +177,7 @@ def test_grids_are_accepted_as_torch_accepts_them_in_the_same_order(torch_pipeli
             continue
         made = pipelines.read_plan(pipeline.from_torch(text), p, m, v)
         assert cells(pipeline.to_torch(made.schedule)) == cells(text), case
-        assert ours is None or _planned(ours, p, m, v) == cells(text), case
+        assert ours is None or _planned(ours, p, m, v) == cells(text) == cells(pipeline.for_torch(made)), case
         home = torch_pipelines._validate_schedule(order, p, p * v, m)
         assert made.placement.table[0].tolist() == [home[stage] for stage in range(p * v)]
         said = [line for line in made.remarks if "rendezvous" in line]
