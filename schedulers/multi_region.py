@@ -10,8 +10,8 @@ long as the simulator shows an improvement. If the simulator shows that one stre
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice
 
@@ -35,26 +35,6 @@ LATE_SETS = 64  #: how many late sets of either kind branch and bound tries
 LEAST = 0.001  #: a gain below this share of a step is not worth more memory
 
 
-@dataclass(frozen=True)
-class RegionPlan:
-    """The best plan that fits. `places`: the assignment before any overlap was given back; `notes`: remarks for the
-    user; `within`: the same within a limit."""
-
-    step: Step
-    places: Places
-    chosen: Trial
-    notes: tuple[str, ...]
-    within: Callable[[int | None], RegionPlan]
-
-    @property
-    def schedule(self) -> Schedule:
-        return self.chosen.schedule
-
-    @property
-    def ordered(self) -> Ordered:
-        return Ordered(self.schedule, remarks=self.notes, within=lambda limit: self.within(limit).ordered)
-
-
 def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None, *,
                  crossing: bool = True, streams: int = 2) -> Schedule:
     """Weight gradients beside the regions where they gain most, on `main` and `sub`; `4W0@1` runs one step late.
@@ -62,7 +42,8 @@ def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
     `cost`: of tasks and of pairs (default: from flops and bytes, and none). `crossing`: whether they may cross the
     boundary. Raises MemoryLimitError if no plan fits the machine's limit, and PlanError unless `streams` is 2.
     """
-    return search(graph, cost, (machine or Machine()).memory_limit, crossing, streams).schedule
+    return planned(graph, cost or CostModel.analytic(), machine or Machine(), crossing=crossing,
+                   streams=streams).schedule
 
 
 def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2) -> Ordered:
@@ -72,15 +53,9 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bo
 
     `crossing`: whether they may cross the iteration boundary. `streams`: the main one included.
     """
-    return search(graph, cost, machine.memory_limit, crossing, streams).ordered
-
-
-def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | None = None, crossing: bool = True,
-           streams: int = 2) -> RegionPlan:
-    """As `multi_region`, with everything that led to the schedule."""
     if streams != 2:
         raise PlanError(f"multi_region needs 2 streams, not {streams}")
-    step = Step.of(replace(graph, launches=()), cost or CostModel.analytic())
+    step = Step.of(replace(graph, launches=()), cost)
     cut = regions(graph, step.chain, step.duration)
     notes: list[str] = []
     if crossing and step.global_update:
@@ -89,14 +64,14 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
                      "layers, as clipping by global norm does")
     crossing = crossing and not graph.iteration.any()
     prompt = None
-    if crossing and step.cost.source == "measured":  # late tasks must then save more than a margin
-        whole, now = _found(step, cut, crossing=False)
+    if crossing and cost.source == "measured":  # late tasks must then save more than a margin
+        whole, now = found_places(step, cut, crossing=False)
         prompt = whole.order(now)
-    step, places = _found(step, cut, crossing)
+    step, places = found_places(step, cut, crossing)
     trials = _trials(step, places, prompt, crossing)
     fastest = _best(trials)
 
-    def within(limit: int | None) -> RegionPlan:
+    def within(limit: int | None) -> Ordered:
         chosen, said = _best(trials, limit), list(notes)
         if chosen is None:
             least = min(trials, key=lambda trial: trial.peak_bytes)
@@ -110,12 +85,12 @@ def search(graph: TaskGraph, cost: CostModel | None = None, memory_limit: int | 
             said.append(why)
         elif chosen is fastest and chosen.name in OTHERS:
             said.append(f"the plan is {chosen.name}, which is as fast")
-        return RegionPlan(step, places, chosen, tuple(said), within)
+        return Ordered(chosen.schedule, remarks=tuple(said), within=within)
 
-    return within(memory_limit)
+    return within(machine.memory_limit)
 
 
-def _found(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]:
+def found_places(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]:
     """The best places, and the step with the items that these place."""
     longest_first = sorted(range(len(step.items)), key=lambda i: (-step.items[i].work, i))
     early = min(partly_beside(step, longest_first), key=step.makespan)  # as much on the second stream as pays
@@ -137,16 +112,15 @@ OTHERS = ("multi_stream", "in_order")  #: the chosen plan is never slower than t
 
 @dataclass(eq=False)
 class Trial:
-    """A plan that may be chosen. `makespan`: the time of a repeated step, in the costs' unit; `peak_bytes`, which takes
-    far longer: its memory."""
+    """A plan that may be chosen, with the time of a repeated step and, which takes far longer, its memory."""
 
     step: Step
     name: str
     order: Order
-    makespan: float = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.makespan = self.step.makespan_of(self.order)
+    @cached_property
+    def makespan(self) -> float:
+        return self.step.makespan_of(self.order)
 
     @cached_property
     def schedule(self) -> Schedule:

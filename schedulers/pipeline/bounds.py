@@ -20,10 +20,9 @@ def bounds(problem: Problem) -> tuple[float, float]:
     work, head = np.zeros(problem.ranks), np.full(problem.ranks, np.inf)
     count = np.bincount(place.direction(np.arange(m), m), minlength=place.directions)
     for direction, rank in enumerate(place.table):
-        order = np.arange(place.stages)
         hops = np.append(0.0, np.where(np.diff(rank) != 0, problem.latency, 0.0))
         reached = np.cumsum(np.append(0.0, problem.forward[:-1]) + hops)
-        np.add.at(work, rank, count[direction] * (problem.forward + backward)[order])
+        np.add.at(work, rank, count[direction] * (problem.forward + backward))
         if count[direction]:
             np.minimum.at(head, rank, reached)
     held = work > 0

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import Floats, Ints
+from ...core.columns import Ints
 from ...core.placement import PLACEMENTS, PipelineError, Placement
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered
@@ -55,6 +55,10 @@ class Arrangement:
     problem: Problem
     schedule: Schedule
 
+    @property
+    def time(self) -> float:
+        return rounded(self.makespan)
+
     def as_json(self) -> dict[str, Any]:
         """Placement, and the number of layers of each stage."""
         return {"policy": self.policy, "placement": self.problem.placement.name,
@@ -88,28 +92,21 @@ def arrangements(problem: Problem) -> list[Arrangement]:
             cut = next((a.stage_of_layer for a in found if a.problem.chunks == chunks and a.policy in ORDERS[kind]),
                        _cuts(problem, place)[-1])
             made.append(_tried(problem, place, cut, policy, order))
-    found = _fastest_first(made)
-    if not found:
+    if not (found := _fastest_first(made)):
         raise PipelineError(f"joint: {made[-1] if made else 'no policy accepts these numbers'}")
     return _fastest_first([*found, *_moved(problem, found[:MOVED])])
 
 
 def _fastest_first(made: Sequence[Arrangement | str]) -> list[Arrangement]:
-    return sorted((each for each in made if isinstance(each, Arrangement)), key=_time)
-
-
-def _time(arrangement: Arrangement) -> float:
-    return rounded(arrangement.makespan)
+    return sorted((each for each in made if isinstance(each, Arrangement)), key=lambda each: each.time)
 
 
 def _placements(problem: Problem) -> Iterator[tuple[str, Placement]]:
     """(name, placement) for all numbers of stages that the layers allow."""
     for chunks in CHUNKS:
         if chunks * problem.ranks <= problem.stages:
-            for kind in ["contiguous"] if chunks == 1 else ["looped"] if chunks % 2 else ["looped", "wave"]:
+            for kind in ["contiguous", "looped"] if chunks == 1 else ["looped", "wave"][: 2 - chunks % 2]:
                 yield kind, PLACEMENTS[kind](problem.ranks, chunks)
-            if chunks == 1:
-                yield "looped", PLACEMENTS["looped"](problem.ranks, 1)
 
 
 def _cuts(problem: Problem, place: Placement) -> list[Ints]:
@@ -145,12 +142,11 @@ def _neighbours(stage_of_layer: Ints) -> Iterator[Ints]:
 
 def _tried(problem: Problem, place: Placement, stage_of_layer: Ints, policy: str, order: Order) -> Arrangement | str:
     """The policy's arrangement for this cut; or, for numbers that it does not accept and above the cap, the reason."""
-    def summed(layers: Floats) -> Floats:
-        return np.bincount(stage_of_layer, layers, place.stages).astype(np.float64)
-
-    own = replace(problem, placement=place, forward=summed(problem.forward), output_grad=summed(problem.output_grad),
-                  weight_grad=summed(problem.weight_grad),
-                  backward=None if problem.backward is None else summed(problem.backward))
+    times: dict[str, Any] = {
+        name: np.bincount(stage_of_layer, layers, place.stages).astype(np.float64)
+        for name in ("forward", "output_grad", "weight_grad", "backward")
+        if (layers := getattr(problem, name)) is not None}
+    own = replace(problem, placement=place, **times)
     try:
         schedule = as_ordered(order(own), policy, order).schedule
         return Arrangement(makespan(own, schedule), policy, stage_of_layer, own, schedule)
@@ -169,7 +165,7 @@ def _moved(problem: Problem, starts: Sequence[Arrangement]) -> Iterator[Arrangem
                 if room < 0:
                     return
                 other = _tried(problem, best.problem.placement, stage_of_layer, best.policy, orders[best.policy])
-                if isinstance(other, Arrangement) and _time(other) < _time(step):
+                if isinstance(other, Arrangement) and other.time < step.time:
                     step = other
             if step is best:
                 break

@@ -38,10 +38,8 @@ def zb_auto(problem: Problem, kept: float = 1.0) -> Schedule:
     `kept`: the share of an activation that a weight gradient still needs after its output gradient; 1 is the count of
     all other policies here. The published ZB-2p rates need less: with 1, a cap of 2p excludes them (`lower_bounds`).
     Reconstructed from the paper's description of its heuristic; the search is our own. Raises PipelineError for a cap
-    below 1, a `kept` outside 0..1, or several stages per rank.
+    below 1, or a `kept` outside 0..1.
     """
-    if problem.chunks != 1:
-        raise PipelineError(f"zb_auto needs one stage per rank, not {problem.chunks}")
     if not 0 < kept <= 1:
         raise PipelineError(f"kept is {kept}; it must be a share of an activation, above 0 and at most 1")
     p, m, cap = problem.ranks, problem.micro_batches, cap_of(problem)

@@ -27,7 +27,7 @@ from minidl.runtime.checking import random_schedule
 from minidl.schedulers.exhaustive import shortest
 from minidl.schedulers.give_back import given_back
 from minidl.schedulers.movable import Step
-from minidl.schedulers.multi_region import LEAST, Trial, search
+from minidl.schedulers.multi_region import LEAST, found_places, multi_region, planned
 from minidl.schedulers.regions import regions
 from minidl.schedulers.single import MARGIN
 
@@ -133,9 +133,9 @@ def random_costs(seed: int, layers: int) -> ml.CostModel:
 def test_small_graphs_within_2_percent_of_the_optimum(seed: int) -> None:
     layers = 2 + seed % 3
     graph, cost = network(layers), random_costs(seed, layers)
-    found = price(graph, schedulers.multi_region(graph, cost), cost)
+    found = price(graph, multi_region(graph, cost), cost)
     assert found <= 1.02 * best_of_all(graph, cost, found)
-    kept = price(graph, schedulers.multi_region(graph, cost, crossing=False), cost)
+    kept = price(graph, multi_region(graph, cost, crossing=False), cost)
     assert kept <= 1.02 * optimum(graph, cost.durations(graph).tolist(), kept)
 
 
@@ -154,7 +154,7 @@ def test_branches_and_updates_with_a_common_need_within_2_percent(optimizer: Any
     """Every update of Adam needs the powers of its betas, so these are late only where all updates are."""
     graph, rng = branches(optimizer), np.random.default_rng(seed)
     cost = ml.CostModel(tasks={t.name: float(rng.integers(0, 10)) for t in graph})
-    found = price(graph, schedulers.multi_region(graph, cost), cost)
+    found = price(graph, multi_region(graph, cost), cost)
     best = found
     for late in sets_that_may_cross(graph):
         body = cross_boundary(graph, late).body[0] if late else graph
@@ -206,43 +206,41 @@ def test_never_slower_than_the_others_under_the_same_limit(seed: int, layers: in
     others = {n: ml.plan(graph, n, cost).schedule for n in ("in_order", "multi_stream")}
     peaks = {name: lower(graph, s).peak_bytes for name, s in others.items()}
     limit = data.draw(st.one_of(st.none(), st.integers(min(peaks.values()), 2 * max(peaks.values()))))
-    mine = search(graph, cost, limit, crossing)
+    mine = planned(graph, cost, ml.Machine(memory_limit=limit), crossing=crossing)
     run = lower(graph, mine.schedule)
     assert limit is None or run.peak_bytes <= limit
     assert crossing or not len(late_tasks(graph, mine.schedule))
     fitting = [s for name, s in others.items() if limit is None or peaks[name] <= limit]
     assert price(graph, mine.schedule, cost) <= min(price(graph, s, cost) for s in fitting) * (1 + 1e-9)
-    assert search(graph, cost, limit, crossing).schedule.to_csv() == mine.schedule.to_csv()
+    again = multi_region(graph, cost, ml.Machine(memory_limit=limit), crossing=crossing)
+    assert again.to_csv() == mine.schedule.to_csv()
 
 
-def levels(graph: TaskGraph, cost: ml.CostModel) -> Iterator[Trial]:
-    """The plans from the fastest one to the one that needs least memory."""
-    found = search(graph, cost)
+def levels(graph: TaskGraph, cost: ml.CostModel) -> Iterator[tuple[int, float]]:
+    """(peak, makespan) of the plans from the fastest one to the one that needs least memory."""
+    found = planned(graph, cost, ml.Machine())
     with suppress(MemoryLimitError):
         while True:
-            yield found.chosen
-            found = found.within(found.chosen.peak_bytes - 1)
+            yield (peak := lower(graph, found.schedule).peak_bytes), price(graph, found.schedule, cost)
+            assert found.within is not None
+            found = found.within(peak - 1)
 
 
 @pytest.mark.slow
-def test_the_smallest_limit_that_can_work_is_named() -> None:
-    graph, cost = network(5), random_costs(1, 5)
-    *_, least = (found.peak_bytes for found in levels(graph, cost))
-    assert least <= lower(graph, schedulers.in_order(graph)).peak_bytes
-    assert lower(graph, schedulers.multi_region(graph, cost, ml.Machine(memory_limit=least))).peak_bytes <= least
-    with pytest.raises(MemoryLimitError, match=f"the smallest limit that can work is {least:,}"):
-        schedulers.multi_region(graph, cost, ml.Machine(memory_limit=least - 1))
-
-
-@pytest.mark.slow
-def test_the_curve_falls() -> None:
-    graph = network(5)
-    cost = ml.CostModel.given(1, 1, 3)
-    found = [*levels(graph, cost)]
-    assert len(found) > 1
-    assert all(a.peak_bytes > b.peak_bytes and a.makespan < b.makespan for a, b in itertools.pairwise(found))
-    for c in found:
-        assert search(graph, cost, memory_limit=c.peak_bytes).chosen.makespan <= c.makespan * (1 + 1e-9)
+def test_the_curve_falls_to_the_smallest_limit_that_can_work() -> None:
+    for cost in (random_costs(1, 5), ml.CostModel.given(1, 1, 3)):
+        graph = network(5)
+        found = [*levels(graph, cost)]
+        assert len(found) > 1
+        assert all(a > b and fast < slow for (a, fast), (b, slow) in itertools.pairwise(found))
+        for peak, makespan in found:
+            fits = multi_region(graph, cost, ml.Machine(memory_limit=peak))
+            assert lower(graph, fits).peak_bytes <= peak
+            assert price(graph, fits, cost) <= makespan * (1 + 1e-9)
+        least = found[-1][0]
+        assert least <= lower(graph, schedulers.in_order(graph)).peak_bytes
+        with pytest.raises(MemoryLimitError, match=f"the smallest limit that can work is {least:,}"):
+            multi_region(graph, cost, ml.Machine(memory_limit=least - 1))
 
 
 @pytest.mark.wide
@@ -258,17 +256,17 @@ def test_overlap_is_given_back_step_by_step() -> None:
         return loss
 
     graph = ml.record(train, np.zeros((4, *model.input_shape), np.float32), np.zeros(4, int))
-    found = search(graph)
-    peaks = {name: lower(graph, found.step.schedule(places)).peak_bytes
-             for name, places in given_back(found.step, found.places)}
-    recorded = schedulers.in_order(graph)
+    cost, machine = ml.CostModel.analytic(), ml.Machine()
+    step = Step.of(graph, cost)
+    step, places = found_places(step, regions(graph, step.chain, step.duration), True)
+    peaks = {name: lower(graph, step.schedule(less)).peak_bytes for name, less in given_back(step, places)}
+    found, recorded = planned(graph, cost, machine), schedulers.in_order(graph)
     peak = lower(graph, recorded).peak_bytes
-    assert peaks["all on one stream"] == min(peaks.values()) < peak < found.chosen.peak_bytes
-    fitting = search(graph, memory_limit=peak)
-    assert fitting.chosen.peak_bytes <= peak
-    assert fitting.chosen.makespan < price(graph, recorded, ml.CostModel.analytic())
-    assert "overlap is given back" in fitting.notes[0]
-    assert search(graph, memory_limit=10**12).schedule.to_csv() == found.schedule.to_csv()
+    assert peaks["all on one stream"] == min(peaks.values()) < peak < lower(graph, found.schedule).peak_bytes
+    fitting = planned(graph, cost, replace(machine, memory_limit=peak))
+    assert lower(graph, fitting.schedule).peak_bytes <= peak
+    assert price(graph, fitting.schedule, cost) < price(graph, recorded, cost)
+    assert "overlap is given back" in fitting.remarks[0]
 
 
 @pytest.mark.parametrize(("given", "message"), [
@@ -284,24 +282,25 @@ def test_by_measured_costs_late_tasks_must_save_more_than_a_margin() -> None:
     graph, undone = network(4), 0
     for long in (20.0, 100.0, 200.0, 400.0, 10_000.0):  # the longer the forward pass, the less late tasks can save
         given = ml.CostModel.given([1.0, 1.0, 1.0, long], 1.0, 2.0, update=0.1)
-        prompt = search(graph, given, crossing=False).chosen.makespan
-        late, measured = (search(graph, replace(given, source=s)).chosen for s in ("given", "measured"))
-        assert bool(late_tasks(graph, late.schedule).size) == (late.makespan < prompt / (1 + LEAST))
-        assert bool(late_tasks(graph, measured.schedule).size) == (late.makespan < prompt / (1 + MARGIN))
-        undone += late_tasks(graph, late.schedule).size > late_tasks(graph, measured.schedule).size
+        prompt, late = (price(graph, multi_region(graph, given, crossing=crossing), given)
+                        for crossing in (False, True))
+        sizes = [late_tasks(graph, multi_region(graph, replace(given, source=s))).size for s in ("given", "measured")]
+        assert bool(sizes[0]) == (late < prompt / (1 + LEAST))
+        assert bool(sizes[1]) == (late < prompt / (1 + MARGIN))
+        undone += sizes[0] > sizes[1]
     assert undone
 
 
 def test_graphs_with_nothing_to_move() -> None:
-    assert len(schedulers.multi_region(GraphBuilder().build())) == 0
+    assert len(multi_region(GraphBuilder().build())) == 0
     graph = ml.record(models.mlp(4, 4, 3), np.zeros((2, 4), np.float32))
-    assert lower(graph, schedulers.multi_region(graph)).schedule.names(0) == [t.name for t in graph]
+    assert lower(graph, multi_region(graph)).schedule.names(0) == [t.name for t in graph]
 
 
 def test_several_iterations_stay_as_they_are() -> None:
     """A graph of two steps has its own border inside; nothing is later still."""
     graph = ml.unroll(network(3), 2)
-    names = [name for s in [schedulers.multi_region(graph, ml.CostModel.given(1, 1, 5))] for lane in range(2)
+    names = [name for s in [multi_region(graph, ml.CostModel.given(1, 1, 5))] for lane in range(2)
              for name in s.names(lane)]
     assert sorted(names) == sorted(t.name for t in graph)
 
@@ -311,9 +310,9 @@ def test_slow_pairs_are_kept_apart() -> None:
     graph, cost = network(8), ml.CostModel.given(3, 3, 1)
     groups = {graph.name(t): graph[t].kind.name for t in range(len(graph))}
     corun = CoRun(groups, {"O": {"W": 2.5}, "W": {"O": 2.5}})
-    schedule = schedulers.multi_region(graph, ml.CostModel(**{**vars(cost), "corun": corun}))
+    schedule = multi_region(graph, ml.CostModel(**{**vars(cost), "corun": corun}))
     assert len(late_tasks(graph, schedule)) >= 8
-    assert not len(late_tasks(graph, schedulers.multi_region(graph, cost, crossing=False)))
+    assert not len(late_tasks(graph, multi_region(graph, cost, crossing=False)))
 
 
 def test_regions_are_all_of_the_chain() -> None:
@@ -327,7 +326,7 @@ def test_regions_are_all_of_the_chain() -> None:
 
 def test_a_plan_with_late_tasks_survives_its_file(tmp_path: Any) -> None:
     graph, cost = network(6), ml.CostModel.given(2, 1, 2)
-    schedule = schedulers.multi_region(graph, cost)
+    schedule = multi_region(graph, cost)
     assert len(late_tasks(graph, schedule))
     schedule.save(tmp_path / "plan.csv")
     again = ml.Schedule.load(tmp_path / "plan.csv")

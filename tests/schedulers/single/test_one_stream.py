@@ -18,7 +18,7 @@ import minidl as ml
 from minidl import schedulers
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import CostModel, Cross
-from minidl.schedulers.multi_region import search
+from minidl.schedulers.multi_region import planned
 from minidl.schedulers.single import MARGIN
 
 TASKS = {"F": 10.0, "O": 10.0, "W": 10.0, "U": 5.0}
@@ -41,7 +41,7 @@ def priced(graph, words):
 
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
-    module = sys.modules[search.__module__]
+    module = sys.modules[planned.__module__]
     monkeypatch.setattr(module, "EFFORT", 500)
     monkeypatch.setattr(module, "LATE_SETS", 4)
 
