@@ -74,9 +74,7 @@ class Assignment:
 
     @property
     def loads(self) -> Floats:
-        loads = np.zeros(self.processors)
-        np.add.at(loads, [p.processor for p in self.parts], [p.time for p in self.parts])
-        return loads
+        return np.bincount([p.processor for p in self.parts], [p.time for p in self.parts], self.processors)
 
     @property
     def period(self) -> float:

@@ -19,7 +19,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
+from ..core.columns import Floats, Ints, spread
 from ..core.graph import Role, TaskGraph
 from ..core.machine import Machine, PlanError
 from ..core.schedule import Lane, Schedule
@@ -91,8 +91,7 @@ def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     feeds_chain = np.isin(graph.kind[graph.succs.ids], [int(k) for k in CHAIN])
     producer = graph.succs.row_of_each()
     feeds_chain &= graph.iteration[graph.succs.ids] == graph.iteration[producer]
-    needed = np.zeros(len(graph), bool)
-    needed[producer[feeds_chain]] = True
+    needed = spread(producer[feeds_chain], True, len(graph), False)
     needed[_only_in_time(graph)] = False
     side &= ~(needed & (graph.kind == Kind.W))
     return in_ready_order(graph, cost.durations(graph), side, _names(streams))

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...core.columns import Floats, Ints
+from ...core.columns import Floats, Ints, spread
 from ...core.graph import TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, Refused, check_numbers
@@ -166,8 +166,7 @@ def problem_of(draft: Draft, placement: Placement, micro_batches: int) -> Proble
 def _message_bytes(coarse: TaskGraph) -> float:
     """The mean bytes that a stage's forward or output gradient sends to another stage."""
     reader, buffer = coarse.reads.row_of_each(), coarse.reads.ids
-    maker = np.full(len(coarse.buffer_bytes), -1, np.int64)
-    maker[coarse.writes.ids] = coarse.writes.row_of_each()
+    maker = spread(coarse.writes.ids, coarse.writes.row_of_each(), len(coarse.buffer_bytes), -1)
     made = maker[buffer]
     crosses = (made >= 0) & np.isin(coarse.kind[made], (Kind.F, Kind.O)) & (coarse.unit[made] != coarse.unit[reader])
     sizes = coarse.buffer_bytes[np.unique(buffer[crosses])]

@@ -187,8 +187,7 @@ def _lowered(plan: PipelinePlan, backward: Mapping[int, int]) -> str:
     travels = _is_message(order.keys) & (own.micro_batch < plan.micro_batches)  # others are of updates
     _check_reach(order, travels)
     users = {t: [u for u in graph.succs[t].tolist() if computes[u]] for t in ids[own.kind == Kind.AG].tolist()}
-    place = np.empty(len(graph), np.int64)
-    place[ids] = np.arange(len(ids))
+    place = spread(ids, np.arange(len(ids)), len(graph))
     frees: dict[int, list[int]] = {}  # task -> the stages of the gathers whose last user it is
     for t, found in users.items():
         frees.setdefault(max(found, key=place.__getitem__, default=-1), []).append(int(graph.unit[t]))

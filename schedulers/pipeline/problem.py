@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ...core.columns import Floats, offsets
+from ...core.columns import Floats
 from ...core.graph import TaskGraph
 from ...core.placement import PipelineError, Placement, check_numbers
 from ...core.schedule import Lane, Schedule
@@ -130,12 +130,7 @@ def spelled(text: str, streams: Sequence[tuple[int, int]], most: int | None = No
 
 def schedule_of(orders: Sequence[RankOrder]) -> Schedule:
     """The schedule with one `main` lane per rank."""
-    ptr = offsets([len(o.kind) for o in orders])
-    keys = np.empty(ptr[-1], np.int64)
-    joined = np.zeros(ptr[-1], bool) if any(o.joined is not None for o in orders) else None
-    for rank, order in enumerate(orders):
-        keys[ptr[rank] : ptr[rank + 1]] = pack(order.stage, order.kind, order.micro_batch, part=order.part)
-        if joined is not None and order.joined is not None:
-            joined[ptr[rank] : ptr[rank + 1]] = order.joined
-    return Schedule(tuple(Lane(rank) for rank in range(len(orders))), ptr, keys,
-                    joined if joined is not None and joined.any() else None)
+    keys = [pack(o.stage, o.kind, o.micro_batch, part=o.part) for o in orders]
+    joined = [np.zeros(len(k), bool) if o.joined is None else o.joined for o, k in zip(orders, keys, strict=True)]
+    return Schedule.of_keys(map(Lane, range(len(orders))), keys,
+                            np.concatenate(joined) if any(map(np.any, joined)) else None)

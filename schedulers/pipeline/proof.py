@@ -179,8 +179,8 @@ def _versions_of(schedule: Schedule, like: PipelinePlan) -> Versions | None:
         return None
     works = np.isin(unpack(like.schedule.keys).kind, COMPUTE)
     theirs, own = unpack(like.schedule.keys[works]), unpack(schedule.keys)
-    read = np.zeros((2, like.micro_batches, like.placement.stages), np.int64)
-    read[(theirs.kind == Kind.F).astype(int), theirs.micro_batch, theirs.unit] = like.versions.read[works]
+    read = spread(((theirs.kind == Kind.F).astype(int), theirs.micro_batch, theirs.unit), like.versions.read[works],
+                  (2, like.micro_batches, like.placement.stages))
     return replace(like.versions, read=read[(own.kind == Kind.F).astype(int), own.micro_batch % like.micro_batches,
                                             own.unit])
 
@@ -215,8 +215,7 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
 def _complete(schedule: Schedule, stages: int, micro_batches: int) -> None:
     """Raises ScheduleError unless each (stage, micro-batch) has one F, and one B or one O and one W."""
     own = unpack(schedule.keys)
-    has = np.zeros((max(COMPUTE) + 1, micro_batches, stages), bool)
-    has[own.kind, own.micro_batch, own.unit] = True
+    has = spread((own.kind, own.micro_batch, own.unit), True, (max(COMPUTE) + 1, micro_batches, stages), False)
     both = has[Kind.B] & (has[Kind.O] | has[Kind.W])
     if both.any():
         i, s = (int(x) for x in np.argwhere(both)[0])

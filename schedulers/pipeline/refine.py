@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ...core.columns import Floats, Ints, run_loop
+from ...core.columns import Floats, Ints, run_loop, spread
 from ...core.graph import TaskGraph
 from ...core.schedule import Schedule
 from ...core.tasks import Kind
@@ -36,8 +36,7 @@ def refine(graph: TaskGraph, schedule: Schedule, duration: Floats, latency: floa
     ids = schedule.ids(graph)
     n, ranks = len(ids), len(schedule.lanes)
     each = n // ranks
-    rank = np.empty(n, np.int64)
-    rank[ids] = schedule.lane_of_each()
+    rank = spread(ids, schedule.lane_of_each(), n)
     _, after = run_loop(
         _refine, n * tries, each, tries, float(cap), kept, bounds is not None, *(bounds or (0.0, 0.0)), float(latency),
         1e-9 * float(duration.max()), graph.kind.astype(np.int64), rank, graph.preds.ptr, graph.preds.ids, duration,
