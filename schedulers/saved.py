@@ -6,15 +6,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from ..core.columns import Ints
 from ..core.graph import TaskGraph
+from ..core.placement import is_whole
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COPIES, Kind, unpack, widths
 from ..passes.choices import Choices
@@ -23,6 +24,7 @@ from ..passes.offload import EACH, Moves
 from ..passes.shard import Shards
 from ..passes.shares import WHAT
 
+T = TypeVar("T")
 POLICY = "scheduler"  #: of an order that says less than its policy: which weights it reads, where slices begin
 OPTIONS = "options"  #: of that policy
 DROPPED = "layers computed again"
@@ -50,21 +52,15 @@ def kind_of(schedule: Schedule) -> str:
 
 def options_in(notes: Mapping[str, str]) -> dict[str, Any]:
     """The options of the policy under which the order was made. Raises ScheduleError."""
-    return _object(notes, OPTIONS)
+    return _read(notes, OPTIONS, dict, lambda found: True, "be an object in JSON")
 
 
 def sums_in(schedule: Schedule) -> Sums:
     """How ranks sum gradients; each alone if the order does not say. Raises ScheduleError."""
-    found = _object(schedule.notes, SUMS)
-    groups, part_bytes, scatter = (found.get(name) for name in ("groups", "part_bytes", "scatter"))
-    fits = (not found.keys() - {"groups", "part_bytes", "scatter"} and scatter in (None, False, True)
-            and (part_bytes is None or (_whole(part_bytes) and part_bytes > 0))
-            and (groups is None or (isinstance(groups, list)
-                                    and all(isinstance(g, list) and all(map(_whole, g)) for g in groups))))
-    if not fits:
-        raise ScheduleError(f"the plan's {SUMS!r} is {schedule.notes[SUMS][:40]!r}; it must have lists of tasks as "
-                            f"groups, part_bytes from 1 on, and scatter true or false")
-    return Sums(groups, part_bytes, bool(scatter))
+    return _read(schedule.notes, SUMS, Sums, lambda found: (
+        isinstance(found.scatter, bool) and (found.part_bytes is None or is_whole(found.part_bytes))
+        and all(is_whole(task, 0) for group in (() if found.groups is None else found.groups) for task in group)),
+        "have lists of tasks as groups, part_bytes from 1 on, and scatter true or false")
 
 
 def cut_in(schedule: Schedule, graph: TaskGraph) -> Ints | None:
@@ -100,13 +96,8 @@ def moves_in(order: Schedule) -> Moves | None:
     """The memory that an order offloads, None for an order without copies. Raises ScheduleError."""
     if AWAY not in order.notes or not np.isin(unpack(order.keys).kind, COPIES).any():
         return None
-    try:
-        found = Moves(**json.loads(order.notes[AWAY]))
-        if found.what in EACH and min(found.window, found.most or 1) >= 0:
-            return found
-    except (ValueError, TypeError, RecursionError):
-        pass
-    raise ScheduleError(f"the plan's {AWAY!r} is {order.notes[AWAY][:40]!r}; it must say what, window and most")
+    return _read(order.notes, AWAY, Moves, lambda found: found.what in EACH and min(found.window, found.most or 1) >= 0,
+                 "say what, window and most")
 
 
 def slips(order: Schedule) -> tuple[str, ...]:
@@ -142,18 +133,15 @@ def _text(values: Mapping[str, Any]) -> str:
     return json.dumps(values, default=lambda value: value.item())  # of NumPy's numbers
 
 
-def _object(notes: Mapping[str, str], name: str) -> dict[str, Any]:
+def _read(notes: Mapping[str, str], name: str, kind: Callable[..., T], fits: Callable[[T], bool], must: str) -> T:
+    """The value of this kind that a note has as an object in JSON, if it `fits`."""
     try:
-        found = json.loads(notes.get(name, "{}"))
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise ScheduleError(f"the plan's {name!r} is {notes[name][:40]!r}; it must be an object in JSON")
-    return found
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        found = kind(**json.loads(notes.get(name, "{}")))
+        if fits(found):
+            return found
+    except (ValueError, TypeError, RecursionError):
+        pass
+    raise ScheduleError(f"the plan's {name!r} is {notes[name][:40]!r}; it must {must}")
 
 
 def numbers(schedule: Schedule, name: str) -> Ints:
