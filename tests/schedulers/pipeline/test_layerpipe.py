@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl.core.tasks import Kind
-from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, assign, atoms
+from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, assign, atoms, linear_partition
 
 TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0.1, 5))
 LAYERS = st.integers(1, 4).flatmap(lambda n: st.tuples(*[st.lists(TIME, min_size=n, max_size=n)] * 3)).filter(
@@ -58,6 +58,9 @@ def test_equals_brute_force(times, processors):
     for method in ("pipedream", "intra"):
         loads = [sum(p.time for p in unit) for unit in atoms(costs, method)]
         assert assign(costs, processors, method).period == pytest.approx(brute_force(loads, processors), rel=1e-12)
+        whole = linear_partition(np.array(loads), min(processors, len(loads)))
+        assert {*np.diff(whole).tolist()} <= {0, 1}
+        assert (whole[0], whole[-1]) == (0, min(processors, len(loads)) - 1), "none is empty"
     parts = [p for unit in atoms(costs, "inter") for p in unit]
     if len(parts) <= 9:
         assert assign(costs, processors).period == pytest.approx(brute_force_with_cuts(parts, processors), rel=1e-9)

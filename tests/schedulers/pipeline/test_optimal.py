@@ -103,12 +103,6 @@ def test_a_time_limit_gives_the_best_found_and_its_bound():
     assert priced(problem, cost, found.schedule).period <= found.value * (1 + 1e-9)
 
 
-def test_the_plan_carries_its_proof():
-    made = plan("optimal", 2, 3, objective="span")
-    assert made.notes["status"] == {"objective": "span", "value": 9.0, "bound": 9.0, "proved": True,
-                                    "status": "OPTIMAL"}
-
-
 def test_times_without_a_common_tick_are_rounded_and_the_status_says_so():
     cost = CostModel.given(float(np.pi), float(np.e), 2.0)
     made = plan("optimal", 2, 3, cost)

@@ -1,76 +1,42 @@
-"""Recorded models as pipelines: stages, fused tasks and plans compute the same bits as the step that was recorded."""
+"""Recorded models as pipelines: their stages, fused tasks, memory, and what each rank does for itself."""
 
-import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import micro_batch
 from minidl.core.graph import GraphBuilder
-from minidl.core.schedule import Lane
 from minidl.core.tasks import GraphError, Kind
 from minidl.passes.rewrite import coarsen, fuse
 from minidl.plans.memory import plan_memory
 from minidl.plans.program import lower
 from minidl.pricing.cost import CostModel
-from minidl.runtime.executors import CheckingExecutor
 from minidl.schedulers import pipeline
-from minidl.schedulers.partition import linear_partition
 
 MICRO_BATCHES = 4
 X, Y = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32), np.array([0, 3, 1, 2])
 COST = CostModel.analytic()
 
 
-def trained(run=None):
-    """The bits of all parameters after one step over four micro-batches, eagerly or as `run(graph)` does it."""
-    ml.seed(0)
-    model = models.mlp(8, 16, 16, 16, 16, 4)
-    opt = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-
+def steps(model, opt, x, y, micro_batches=2):
+    """A recorded step of some micro-batches."""
     def step(x, y):
-        for i in range(MICRO_BATCHES):
-            with micro_batch(i, i * len(X)):
+        for i in range(micro_batches):
+            with micro_batch(i, i * len(x)):
                 loss = nn.cross_entropy(model(x), y)
                 loss.backward()
         opt.step()
         return loss
 
-    if run is None:
-        step(X, Y)
-    else:
-        run(ml.record(step, X, Y))
-    return b"".join(p.numpy().tobytes() for p in model.parameters())
+    return ml.record(step, x, y)
 
 
 def recorded():
-    graphs = []
-    trained(graphs.append)
-    return graphs[0]
-
-
-def execute(graph, schedule):
-    """All ranks in one process: every rank's lane is a lane of its own."""
-    lanes = tuple(Lane(0, f"rank{lane.rank}") for lane in schedule.lanes)
-    CheckingExecutor(graph, replace(schedule, lanes=lanes), seed=1)(X, Y)
-
-
-@pytest.mark.parametrize(("name", "ranks", "chunks"), [
-    ("gpipe", 2, None), ("one_f_one_b", 3, None), ("zb_h1", 2, None), ("interleaved", 2, 2), ("modulo_greedy", 2, 2)])
-def test_a_pipeline_of_stages_computes_the_same_bits(name, ranks, chunks):
-    def run(graph):
-        plan = ml.plan(graph, name, COST, ml.Machine(ranks), **schedulers.find(name).known(chunks=chunks))
-        assert pipeline.price(plan).makespan > 0
-        talking, schedule = pipeline.add_communication(plan.graph, plan.schedule)
-        schedule.validate(talking)
-        execute(plan.graph, plan.schedule)
-
-    assert trained(run) == trained()
+    ml.seed(0)
+    model = models.mlp(8, 16, 16, 16, 16, 4)
+    return steps(model, optim.SGD(model.parameters(), lr=0.1, momentum=0.9), X, Y, MICRO_BATCHES)
 
 
 def test_stages_hold_every_task_once():
@@ -111,19 +77,6 @@ def test_fuse_publishes_at_the_end():
     assert "1B2" in {fused.name(int(q)) for q in fused.preds[fused["0O2"].index]}
     everywhere, _ = fuse(graph)
     assert not np.isin(everywhere.kind, (Kind.O, Kind.W)).any()
-
-
-def steps(model, opt, x, y, micro_batches=2):
-    """A recorded step of some micro-batches."""
-    def step(x, y):
-        for i in range(micro_batches):
-            with micro_batch(i, i * len(x)):
-                loss = nn.cross_entropy(model(x), y)
-                loss.backward()
-        opt.step()
-        return loss
-
-    return ml.record(step, x, y)
 
 
 def test_every_rank_counts_adams_steps_and_dropouts_for_itself():
@@ -204,16 +157,3 @@ def test_cuts_that_make_no_sense():
     for name in ("chimera", "pipedream"):
         with pytest.raises(pipeline.PipelineError, match="record"):
             ml.plan(graph, name, COST, ml.Machine(2))
-
-
-@settings(deadline=None)
-@given(st.lists(st.integers(0, 20), min_size=1, max_size=8), st.integers(1, 8))
-def test_partitions_are_the_best_there_are(items, parts):
-    parts = min(parts, len(items))
-    found = linear_partition(np.array(items, float), parts)
-    assert sorted(set(found.tolist())) == list(range(parts))
-    assert (np.diff(found) >= 0).all()
-    worst = max(np.bincount(found, items))
-    best = min(max(sum(items[a:b]) for a, b in itertools.pairwise([0, *cuts, len(items)]))
-               for cuts in itertools.combinations(range(1, len(items)), parts - 1))
-    assert worst == best

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pipelines
 import pytest
-from helpers import drawn, need
+from helpers import drawn
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
@@ -122,15 +122,6 @@ def test_both_notations_come_back_as_they_were(found):
             assert read.to_csv() == schedule.to_csv()
     same = pipelines.read_plan(read, plan.placement.ranks, plan.micro_batches, plan.placement.chunks)
     assert (same.placement.table == plan.placement.table).all()
-
-
-def test_torch_reads_what_is_written():
-    schedules = need("torch.distributed.pipelining.schedules")
-    text = pipeline.to_torch(pipelines.plan("dualpipe_v", 2, 4).schedule)
-    read = [[str(schedules._Action.from_str(cell)) for cell in row.split(",") if cell] for row in text.splitlines()]
-    assert read == [[cell for cell in row.split(",") if cell] for row in text.splitlines()]
-    assert pipeline.from_torch("0F0,0SEND_F0,0RECV_B0,0I0,0W0\n1RECV_F0,1F0,1B0,1SEND_B0").names(1) == [
-        "0RF0>1", "1F0", "1B0", "1SO0>0"]
 
 
 # ---------------------------------------------------------------------------------------------------------- bad input
