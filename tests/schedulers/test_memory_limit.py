@@ -6,7 +6,6 @@ import re
 from dataclasses import replace
 
 import pytest
-from command_line import run_json
 from helpers import recorded_classifier
 
 import minidl as ml
@@ -116,12 +115,3 @@ def test_the_choice_is_refused_without_a_limit():
         ml.plan(chain(2), "in_order", recompute="auto", offload="auto")
     with pytest.raises(PlanError, match="offload auto goes with recompute auto"):
         ml.plan(chain(2), "in_order", machine=ml.Machine(memory_limit=1000), offload="auto")
-
-
-def test_a_limited_run_has_the_bits_of_a_free_one(capsys: pytest.CaptureFixture[str]):
-    train = ["train", "--model", "mlp", "--costs", "analytic", "--optimizer", "adam", "--steps", "3"]
-    free = run_json(capsys, *train)[1]
-    limit = free["peak_bytes"] * 9 // 10
-    limited = run_json(capsys, *train, "--memory-limit", str(limit))[1]
-    assert limited["peak_bytes"] <= limit
-    assert limited["params_sha256"] == free["params_sha256"]

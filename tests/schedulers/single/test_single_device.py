@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import late_schedule, with_memory
+from helpers import late_schedule
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.measuring.pairs import measure_pairs
-from minidl.passes.boundary import cross_boundary, late_tasks
+from minidl.passes.boundary import late_tasks
 from minidl.plans.program import lower
 from minidl.pricing.corun import CoRun
 from minidl.runtime.checking import random_schedule
@@ -90,19 +90,6 @@ def run_of(arm: str, name: str) -> Any:
 @pytest.mark.parametrize("name", NAMES)
 def test_40_and_80_steps_leave_the_bits_of_sequential_training(name: str, arm: str) -> None:
     assert trained(name, run_of(arm, name)) == sequential(name)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("name", NAMES)
-def test_random_legal_orders_with_versions_checked(name: str) -> None:
-    """All late tasks, each part of the loop in an order drawn at random."""
-    _, _, graph, batches = training(name)
-    loop = cross_boundary(graph, late_tasks(graph, everything_late(graph)))
-    for part in (*loop.prologue, *loop.body, *loop.epilogue):
-        own = with_memory(part)
-        for seed in range(2):
-            order = random_schedule(own, 3, np.random.default_rng(seed))
-            ml.CheckingExecutor(own, order, seed=seed)(*(batches[0] if own.inputs else ()))
 
 
 def test_the_map_of_densenet() -> None:
