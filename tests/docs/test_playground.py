@@ -20,7 +20,8 @@ from minidl.cli import main
 from minidl.core.schedule import Schedule, ScheduleError
 from minidl.passes.sweeps import BACKWARD
 from minidl.schedulers import names, pipeline
-from minidl.schedulers.pipeline.optimal import Optimum, solve
+from minidl.schedulers.ordered import Ordered
+from minidl.schedulers.pipeline.optimal import optimal
 from minidl.schedulers.pipeline.problem import Problem
 from minidl.schedulers.pipeline.stages import stage_graph
 from minidl.views.page import Shown
@@ -511,15 +512,15 @@ def show(tab: Any, order: str) -> None:
     tab.evaluate("(order) => { playground.state.plan = playground.planOf(order); playground.update(); }", order)
 
 
-def optimum(level: dict[str, Any]) -> Optimum:
-    """The proved optimum of a challenge."""
+def optimum(level: dict[str, Any]) -> Ordered:
+    """The optimum of a challenge, with its proof in the notes."""
     need("ortools")
     placement = pipelines.place("optimal", level["ranks"], 1)
     slower = level.get("stages", [1] * level["ranks"])
     each = ([level.get(kind, 1) * times for times in slower] for kind in "FOW")
     cost = pipeline.costs(placement, *each, level.get("latency", 0))
-    return solve(Problem.of(placement, level["micros"], cost, level.get("peak")),
-                 "span" if level["figure"] == "max_span" else level["figure"])
+    return optimal(Problem.of(placement, level["micros"], cost, level.get("peak")),
+                   "span" if level["figure"] == "max_span" else level["figure"])
 
 
 def test_every_challenge_begins_unsolved_and_its_goal_is_the_proved_optimum(tab):
@@ -530,8 +531,8 @@ def test_every_challenge_begins_unsolved_and_its_goal_is_the_proved_optimum(tab)
         assert tab.inner_text("#verdict").startswith("valid"), level
         assert "Solved!" not in tab.inner_text("#challenge"), level
         found = optimum(level)
-        assert found.proved
-        assert found.value == pytest.approx(level["goal"]), level
+        assert found.notes["status"]["proved"]
+        assert found.notes["status"]["value"] == pytest.approx(level["goal"]), level
         orders = [build.row(found.schedule)]
         if "by" in level:
             orders.append(tab.evaluate("([by, key]) => playground.plans[by][key]",
