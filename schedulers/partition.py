@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.columns import Floats, Ints
+from ..core.columns import Floats
 from ..core.tasks import Kind
+from .pipeline.models import linear_partition
 
 METHODS = ("pipedream", "intra", "inter")
 ROUNDING = 1e-12
@@ -123,27 +124,6 @@ def _whole(times: Sequence[float], processors: int) -> list[int]:
         load += time
         owner.append(p)
     return owner
-
-
-def linear_partition(time: Floats, parts: int) -> Ints:
-    """The part of each item: consecutive, none empty, the largest sum as small as possible (dynamic programming)."""
-    n = len(time)
-    total = np.concatenate([[0.0], np.cumsum(time)])
-    best, cut = total[1:].copy(), np.zeros((parts, n), np.int64)
-    for part in range(1, parts):
-        now = np.full(n, np.inf)
-        for end in range(part, n):
-            worst = np.maximum(best[part - 1 : end], total[end + 1] - total[part : end + 1])
-            at = int(np.argmin(worst))
-            now[end], cut[part, end] = worst[at], at + part
-        best = now
-    part_of = np.zeros(n, np.int64)
-    end = n
-    for part in range(parts - 1, 0, -1):
-        begin = int(cut[part, end - 1])
-        part_of[begin:end] = part
-        end = begin
-    return part_of
 
 
 def _cut(parts: list[Piece], processors: int) -> list[Piece]:

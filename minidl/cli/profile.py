@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..measuring.torch_stages import measure_stages, network_of
-from ..schedulers.partition import linear_partition
+from ..schedulers.pipeline.models import linear_partition
 from ..system.loading import function_of, users_code
 from . import show
 from .flags import UsageError

@@ -22,11 +22,11 @@ from ...core.columns import Ints
 from ...core.placement import PLACEMENTS, PipelineError, Placement
 from ...core.schedule import Schedule
 from ..ordered import Ordered, as_ordered
-from ..partition import linear_partition
 from .choice import Order, makespan, reason
 from .fast_forward import fast_forward_greedy
 from .flush import interleaved, one_f_one_b
 from .looped import hanayo, modulo_greedy
+from .models import linear_partition
 from .peaks import CapError
 from .problem import Problem, rounded
 from .v_shape import zb_v

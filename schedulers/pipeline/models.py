@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ...core.columns import Ints
+from ...core.columns import Floats, Ints
 from ...core.graph import TaskGraph
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement
@@ -24,7 +24,6 @@ from ...passes.every import BEFORE_THE_ORDER, through
 from ...passes.uses import sums_of_uses
 from ...plans.plan import Plan
 from ...pricing.cost import CostModel
-from ..partition import linear_partition
 
 
 def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_unit: Ints | None = None,
@@ -119,3 +118,24 @@ def _inside_storages(graph: TaskGraph, units: int) -> Mask:
 def _block(name: str) -> str:
     """`resnet/layer1/0/conv1` belongs to the block `resnet/layer1/0`: all but the last part of the name."""
     return name.rsplit("/", 1)[0] if "/" in name else name
+
+
+def linear_partition(time: Floats, parts: int) -> Ints:
+    """The part of each item: consecutive, none empty, the largest sum as small as possible (dynamic programming)."""
+    n = len(time)
+    total = np.concatenate([[0.0], np.cumsum(time)])
+    best, cut = total[1:].copy(), np.zeros((parts, n), np.int64)
+    for part in range(1, parts):
+        now = np.full(n, np.inf)
+        for end in range(part, n):
+            worst = np.maximum(best[part - 1 : end], total[end + 1] - total[part : end + 1])
+            at = int(np.argmin(worst))
+            now[end], cut[part, end] = worst[at], at + part
+        best = now
+    part_of = np.zeros(n, np.int64)
+    end = n
+    for part in range(parts - 1, 0, -1):
+        begin = int(cut[part, end - 1])
+        part_of[begin:end] = part
+        end = begin
+    return part_of

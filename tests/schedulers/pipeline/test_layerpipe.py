@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl.core.tasks import Kind
-from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, assign, atoms, linear_partition
+from minidl.schedulers.partition import METHODS, LayerCosts, PartitionError, assign, atoms
+from minidl.schedulers.pipeline.models import linear_partition
 
 TIME = st.one_of(st.integers(0, 5).map(float), st.floats(0.1, 5))
 LAYERS = st.integers(1, 4).flatmap(lambda n: st.tuples(*[st.lists(TIME, min_size=n, max_size=n)] * 3)).filter(
