@@ -75,7 +75,8 @@ class Assignment:
 
     @property
     def loads(self) -> Floats:
-        return np.bincount([p.processor for p in self.parts], [p.time for p in self.parts], self.processors)
+        owner, time = [p.processor for p in self.parts], [p.time for p in self.parts]
+        return np.bincount(owner, time, self.processors).astype(np.float64)
 
     @property
     def period(self) -> float:
