@@ -118,10 +118,10 @@ def test_the_optima_of_the_last_assignment_are_proved(made):
     need("ortools")
     from minidl.core.placement import contiguous
     from minidl.schedulers import pipeline
-    from minidl.schedulers.pipeline.optimal import solve
+    from minidl.schedulers.pipeline.optimal import optimal
     for (ranks, micro_batches, cap, latency), makespan in made[1].OPTIMA.items():
         placement = contiguous(ranks)
         problem = pipeline.Problem.of(placement, micro_batches, pipeline.costs(placement, 1, 1, 1, latency), cap)
-        found = solve(problem)
-        assert found.proved
-        assert found.value == makespan, (ranks, micro_batches, cap, latency)
+        status = optimal(problem).notes["status"]
+        assert status["proved"]
+        assert status["value"] == makespan, (ranks, micro_batches, cap, latency)
