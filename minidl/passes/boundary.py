@@ -66,45 +66,6 @@ def must_stay(graph: TaskGraph) -> Mask:
     return stays
 
 
-@dataclass(frozen=True)
-class Kept:
-    """The storages that outlive a step because of late tasks: masks over the storages of the recorded graph.
-
-    `lasting`: those that late tasks share with the other tasks of their step; `doubled`: those among them that need two
-    copies; `snapshots`: scalars that the host sets. `copy[buffer, group]`: which copy a group of tasks uses; the group
-    is the parity of the tasks' step, plus 2 for late tasks.
-    """
-
-    lasting: Mask
-    doubled: Mask
-    snapshots: Mask
-    copy: Ints
-
-
-def kept(graph: TaskGraph, then: Ints, now: Ints) -> Kept:
-    """The storages that outlive a step whose tasks `then` run one step late and whose tasks `now` do not."""
-    touched = np.zeros(len(graph.storages), bool)  # by late tasks
-    made = touched.copy()  # within the step, or an input of it
-    written = touched.copy()
-    touched[graph.buffer_storage[graph.reads.take(then).ids]] = True
-    touched[graph.buffer_storage[graph.writes.take(then).ids]] = True
-    made[graph.buffer_storage[graph.writes.take(now).ids]] = True
-    written[graph.buffer_storage[graph.writes.ids]] = True
-    given = [view.storage for view in graph.inputs]
-    made[given] = True
-    persistent = np.array([s.role.persistent for s in graph.storages], bool)
-    scalar = np.array([s.role == Role.SCALAR for s in graph.storages], bool)
-    lasting = touched & made & ~persistent
-    snapshots = touched & scalar & ~written
-    snapshots[given] = False
-    copy = np.zeros((len(graph.buffer_bytes), 4), np.int64)
-    copy[lasting[graph.buffer_storage]] = (0, 1, 0, 1)
-    copy[snapshots[graph.buffer_storage]] = (0, 0, 1, 1)
-    doubled = lasting & _overtaken(_part(graph, then, now, copy, 0, lasting)[0], graph, then, now, given)
-    copy[(lasting & ~doubled)[graph.buffer_storage]] = 0
-    return Kept(lasting, doubled, snapshots, copy)
-
-
 def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
     """The loop of a recorded step whose tasks `late` (ids of W and U) run one step late. Raises BoundaryError for a
     task that cannot be late because a task of its step that is not late needs it."""
@@ -112,17 +73,30 @@ def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
     if not crosses.any():
         return Loop((graph,), (graph,))
     _check(graph, crosses)
-    then, now = np.flatnonzero(crosses), np.flatnonzero(~crosses)
-    found = kept(graph, then, now)
-    none = np.empty(0, np.int64)
-    prologue, body, epilogue = (
-        tuple(_part(graph, late_ones, step, found.copy, p, found.lasting)[0]
-              for p in range(1 + int(found.doubled.any())))
-        for late_ones, step in ((none, now), (then, now), (then, none)))
-    _, moves = _part(graph, then, now, found.copy, 0, found.lasting)
-    twice = np.flatnonzero(found.doubled).tolist()
-    return Loop(prologue, body, epilogue, (*np.flatnonzero(found.lasting).tolist(), *(moves[1][s] for s in twice)),
-                tuple(twice), tuple((s, moves[2][s]) for s in np.flatnonzero(found.snapshots).tolist()))
+    then, now, given = np.flatnonzero(crosses), np.flatnonzero(~crosses), [view.storage for view in graph.inputs]
+
+    def touched(rows: Rows, tasks: Ints) -> Mask:
+        return spread(graph.buffer_storage[rows.take(tasks).ids], True, len(graph.storages))
+
+    made, read_late, written_late = (touched(*rows) for rows in ((graph.writes, now), (graph.reads, then),
+                                                                 (graph.writes, then)))
+    scalar = np.array([s.role == Role.SCALAR for s in graph.storages], bool)
+    snapshots = (read_late | written_late) & scalar & ~(made | written_late)
+    snapshots[given], made[given] = False, True
+    lasting = (read_late | written_late) & made & ~np.array([s.role.persistent for s in graph.storages], bool)
+    # which copy of a buffer a group of tasks uses; the group is the parity of the tasks' step, plus 2 for late tasks
+    copy = np.zeros((len(graph.buffer_bytes), 4), np.int64)
+    copy[lasting[graph.buffer_storage]] = (0, 1, 0, 1)
+    copy[snapshots[graph.buffer_storage]] = (0, 0, 1, 1)
+    doubled = lasting & _overtaken(_part(graph, then, now, copy, 0, lasting)[0], graph, then, now, given)
+    copy[(lasting & ~doubled)[graph.buffer_storage]] = 0
+    none, parities = np.empty(0, np.int64), range(1 + int(doubled.any()))
+    prologue, body, epilogue = ([_part(graph, *tasks, copy, p, lasting) for p in parities]
+                                for tasks in ((none, now), (then, now), (then, none)))
+    moves, twice = body[0][1], np.flatnonzero(doubled).tolist()
+    return Loop(*(tuple(part for part, _ in parts) for parts in (prologue, body, epilogue)),
+                (*np.flatnonzero(lasting).tolist(), *(moves[1][s] for s in twice)), tuple(twice),
+                tuple((s, moves[2][s]) for s in np.flatnonzero(snapshots).tolist()))
 
 
 def _check(graph: TaskGraph, crosses: Mask) -> None:
@@ -146,17 +120,17 @@ def _part(graph: TaskGraph, then: Ints, now: Ints, copy: Ints, parity: int,
     tasks = graph.take(rows, repack(graph.keys[rows], late=np.repeat([1, 0], [len(then), len(now)])))
     before = 1 - parity if len(now) else parity
     part, moves = tasks.with_copies(copy, np.repeat([2 + before, parity], [len(then), len(now)]))
-    role = part.buffer_role.copy()
-    copies = [m[s] for m in moves for s in m]
-    outlives = np.zeros(len(part.storages), bool)
-    outlives[: len(lasting)] = lasting
-    outlives[copies] = True
-    role[outlives[part.buffer_storage]] = Role.STATE.number
-    storages = tuple(replace(s, role=Role.STATE) if outlives[i] else s for i, s in enumerate(part.storages))
+    outlives = spread([*np.flatnonzero(lasting).tolist(), *(m[s] for m in moves for s in m)], True, len(part.storages))
     ours = moves[parity]
-    return replace(part, buffer_role=role, storages=storages,
-                   inputs=moved_views(graph.inputs, ours) if len(now) else (),
+    return replace(_as_states(part, outlives), inputs=moved_views(graph.inputs, ours) if len(now) else (),
                    outputs=moved_views(graph.outputs, ours) if len(now) else ()), moves
+
+
+def _as_states(graph: TaskGraph, outlives: Mask) -> TaskGraph:
+    """The graph in which these storages outlive a step."""
+    role = np.where(outlives[graph.buffer_storage], Role.STATE.number, graph.buffer_role)
+    return replace(graph, buffer_role=role.astype(graph.buffer_role.dtype), storages=tuple(
+        replace(s, role=Role.STATE) if outlives[i] else s for i, s in enumerate(graph.storages)))
 
 
 def _overtaken(body: TaskGraph, graph: TaskGraph, then: Ints, now: Ints, given: Iterable[int]) -> Mask:
@@ -165,23 +139,16 @@ def _overtaken(body: TaskGraph, graph: TaskGraph, then: Ints, now: Ints, given: 
     loop's body with two copies of every lasting storage, so that only unavoidable edges are left."""
     after = [0] * len(body)  # the late tasks that surely come before each task, as bits
     for task in range(len(body)):
-        mine = 1 << task if task < len(then) else 0
+        after[task] = 1 << task if task < len(then) else 0
         for p in body.preds[task].tolist():
-            mine |= after[p]
-        after[task] = mine
-    users = [0] * len(graph.storages)  # for each storage, the late tasks that touch it, as bits
-    for i, task in enumerate(then.tolist()):
-        for s in _storages(graph, task, graph.reads, graph.writes):
-            users[s] |= 1 << i
+            after[task] |= after[p]
+    bit = {task: 1 << i for i, task in enumerate(then.tolist())}
+    users = [sum(bit.get(task, 0) for task in tasks) for tasks in graph.storage_users.lists()]
     found = spread(list(given), True, len(graph.storages))
     for i, task in enumerate(now.tolist(), len(then)):
-        for s in _storages(graph, task, graph.writes):
+        for s in graph.buffer_storage[graph.writes[task]].tolist():
             found[s] |= bool(users[s] & ~after[i])
     return found
-
-
-def _storages(graph: TaskGraph, task: int, *columns: Rows) -> set[int]:
-    return {int(graph.buffer_storage[b]) for rows in columns for b in rows[task].tolist()}
 
 
 # -------------------------------------------------------------------------------------------- schedules with late tasks
@@ -214,11 +181,6 @@ def loop(graph: TaskGraph, schedule: Schedule) -> Loop:
 
 def outliving(body: TaskGraph) -> TaskGraph:
     """A body in which results of a step that its late tasks read outlive the step."""
-    late = body.late
-    made, read = (np.zeros(len(body.storages), bool) for _ in range(2))
-    made[body.buffer_storage[body.writes.take(np.flatnonzero(~late & ~np.isin(body.kind, SENDS))).ids]] = True
-    read[body.buffer_storage[body.reads.take(np.flatnonzero(late)).ids]] = True
-    kept = made & read & ~np.array([spec.role.persistent for spec in body.storages], bool)
-    role = np.where(kept[body.buffer_storage], Role.STATE.number, body.buffer_role)
-    return replace(body, buffer_role=role.astype(body.buffer_role.dtype), storages=tuple(
-        replace(spec, role=Role.STATE) if kept[i] else spec for i, spec in enumerate(body.storages)))
+    made, read = (spread(body.buffer_storage[rows.take(np.flatnonzero(tasks)).ids], True, len(body.storages))
+                  for rows, tasks in ((body.writes, ~body.late & ~np.isin(body.kind, SENDS)), (body.reads, body.late)))
+    return _as_states(body, made & read & ~np.array([spec.role.persistent for spec in body.storages], bool))

@@ -11,7 +11,7 @@ from itertools import zip_longest
 
 import numpy as np
 
-from ..core.columns import Rows, run_loop, spread
+from ..core.columns import Rows, prepared, run_lanes, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, RECEIVES, SENDS, task_name, unpack
@@ -118,34 +118,14 @@ def waits_in_circle(graph: TaskGraph, schedule: Schedule, posted: bool = False) 
     real = source != target
     source, target = source[real], target[real]
     n *= turns
-    succs = Rows.from_pairs(source, target, n)
-    done, left = run_loop(_drain, n, succs.ptr, succs.ids, np.bincount(target, minlength=n), np.zeros(n, np.int64))
+    preds, one, none = Rows.from_pairs(target, source, n), np.arange(n + 1), np.zeros(0)
+    done, begin, *_ = run_lanes(*prepared(n, one, one[:n], np.zeros(n, np.int64), none, preds.ptr, preds.ids,
+                                          np.ones(n), none, none, np.zeros(n)))  # each event on a lane of its own
     if done == n:
         return "", []
-    preds = Rows.from_pairs(target, source, n)
-    at, way = int(np.argmax(left.missing > 0)), []
+    at, way = int(np.argmax(begin < 0)), []
     while at not in way:
         way.append(at)
-        at = next(int(q) for q in preds[at] if left.missing[q] > 0)
+        at = next(int(q) for q in preds[at] if begin[q] < 0)
     circle = [int(graph.keys[t % len(graph)]) for t in way[way.index(at) :]]
     return " waits for ".join(map(task_name, [*circle, circle[0]])), circle
-
-
-def _drain(succ_ptr, succ_ids, missing, queue):  # type: ignore[no-untyped-def]
-    """How many events can happen. `missing` keeps how many events each of the others waits for."""
-    tail = 0
-    for t in range(len(missing)):
-        if missing[t] == 0:
-            queue[tail] = t
-            tail += 1
-    head = 0
-    while head < tail:
-        t = queue[head]
-        head += 1
-        for i in range(succ_ptr[t], succ_ptr[t + 1]):
-            s = succ_ids[i]
-            missing[s] -= 1
-            if missing[s] == 0:
-                queue[tail] = s
-                tail += 1
-    return tail
