@@ -28,12 +28,12 @@ def _parameters(draft: Draft) -> None:
             unread = [b for b in draft.buffers(*launch.reads)
                       if not any(launch.reads[0] in other.reads for other in others)]
             made = draft.buffers(*launch.writes)
-            draft.change(i, others, reads=made, reads_not=unread, writes_not=made)
+            draft.merge(i, [], others, [], [], reads=made, reads_not=unread, writes_not=made)
         many, work = draft.launch("cast_many", [v for c in launches for v in c.reads],
                                   [v for c in launches for v in c.writes], dtype=dtype)
         made = draft.buffers(*many.writes)
-        draft.change(first, [many, *draft[first].launches], reads=draft.buffers(*many.reads), reads_not=made,
-                     writes=[*made, *work])
+        draft.merge(first, [], [many, *draft[first].launches], [], [*made, *work], reads=draft.buffers(*many.reads),
+                    reads_not=made)
 
 
 def _rounds(draft: Draft, i: int, launch: Launch) -> bool:
@@ -74,5 +74,5 @@ def _read_it_low(draft: Draft, i: int, cast: Launch, low: View, wide: View) -> N
     for t in takers:
         launches = [replace(launch, reads=tuple(low if v == wide else v for v in launch.reads))
                     for launch in draft[t].launches]
-        draft.change(t, launches, reads=given, reads_not=[buffer])
-    draft.change(i, [launch for launch in draft[i].launches if launch is not cast], writes_not=[buffer])
+        draft.merge(t, [], launches, [], [], reads=given, reads_not=[buffer])
+    draft.merge(i, [], [launch for launch in draft[i].launches if launch is not cast], [], [], writes_not=[buffer])

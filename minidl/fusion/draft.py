@@ -50,9 +50,6 @@ class Draft:
         for i in range(len(graph)):
             self._found(i)
 
-    def alive(self) -> Iterator[DraftTask]:
-        return (e for e in self.entries if e is not None)
-
     def numbered(self) -> Iterator[tuple[int, DraftTask]]:
         return ((i, e) for i, e in enumerate(self.entries) if e is not None)
 
@@ -82,9 +79,10 @@ class Draft:
 
     def merge(self, into: int, gone: Sequence[int], launches: Sequence[Launch], dropped: Iterable[int],
               work: Iterable[int], *, as_task: int | None = None, reads: Iterable[int] = (),
-              reads_not: Iterable[int] = ()) -> None:
+              reads_not: Iterable[int] = (), writes_not: Iterable[int] = ()) -> None:
         """Merges the tasks `gone` into task `into`, which gets these launches, the scratch buffers `work` and the name
-        of `as_task`. The buffers `dropped` disappear; it also reads `reads`, and no longer reads `reads_not`."""
+        of `as_task`. The buffers `dropped` disappear; it also reads `reads`, and no longer reads `reads_not` or writes
+        `writes_not`."""
         target = self[into]
         if as_task is not None:
             target.row, target.unit = self[as_task].row, self[as_task].unit
@@ -95,22 +93,12 @@ class Draft:
             target.flops += entry.flops
             self.entries[i] = None
         target.reads = (target.reads | {*reads}) - {*dropped} - {*reads_not}
-        target.writes = (target.writes | {*work}) - {*dropped}
+        target.writes = (target.writes | {*work}) - {*dropped} - {*writes_not}
         target.launches = tuple(launches)
         used = {view.storage for launch in launches for view in launch.views}
-        target.writes -= {b for b in target.writes if self._is_scratch(b)
-                          and int(self.graph.buffer_storage[b]) not in used}
+        target.writes -= {b for b in target.writes if b < len(self.graph.buffer_bytes)
+                          and (own := self.graph.buffer(b)).role == Role.WORKSPACE and own.storage not in used}
         self._found(into)
-
-    def change(self, task: int, launches: Sequence[Launch], *, reads: Iterable[int] = (), reads_not: Iterable[int] = (),
-               writes: Iterable[int] = (), writes_not: Iterable[int] = ()) -> None:
-        """Gives the task these launches. It also reads `reads` and writes `writes`, and no longer reads `reads_not` or
-        writes `writes_not`."""
-        entry = self[task]
-        entry.launches = tuple(launches)
-        entry.reads = (entry.reads | {*reads}) - {*reads_not}
-        entry.writes = (entry.writes | {*writes}) - {*writes_not}
-        self._found(task)
 
     def _found(self, task: int) -> None:
         """Enters the task as reader and writer of its buffers."""
@@ -118,14 +106,6 @@ class Draft:
             for buffer in buffers:
                 if task not in table.setdefault(buffer, []):
                     table[buffer].append(task)
-
-    def _is_scratch(self, buffer: int) -> bool:
-        """Whether the buffer is a workspace of the old graph."""
-        return buffer < len(self.graph.buffer_bytes) and self.graph.buffer(buffer).role == Role.WORKSPACE
-
-    def remove(self, task: int) -> None:
-        """Removes the task."""
-        self.entries[task] = None
 
     def launch(self, kernel: str, reads: Sequence[View], writes: Sequence[View],
                **constants: Any) -> tuple[Launch, list[int]]:
@@ -158,7 +138,7 @@ class Draft:
 
     def graph_of_it(self) -> TaskGraph:
         """The graph of the remaining tasks, in their order."""
-        entries = list(self.alive())
+        entries = [e for _, e in self.numbered()]
         g, rows = self.graph.with_storages(self.made), np.array([e.row for e in entries], np.int64)
         remaining = g.take(rows, repack(g.keys[rows], unit=[e.unit for e in entries]))
         nbytes = np.array([int(g.buffer_bytes[sorted(e.reads | e.writes)].sum()) for e in entries], g.bytes.dtype)

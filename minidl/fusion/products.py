@@ -56,7 +56,7 @@ def slabs(draft: Draft) -> None:
                     launches = [replace(launch, reads=tuple(copy.reads[0] if v == copy.writes[0] else v
                                                             for v in launch.reads)) for launch in draft[t].launches]
                     draft.merge(t, [], launches, [made], [], reads=entry.reads)
-                draft.remove(i)
+                draft.entries[i] = None
 
 
 def _write_in_slab(draft: Draft, i: int, copy: Launch) -> None:

@@ -1,2 +1,1 @@
-"""All that rewrites a step. `every.py` has the passes over a step on several ranks in their order; others are functions
-from graph to graph: late tasks, communication between ranks, merged tasks, fused launches."""
+"""All that rewrites a step: see README.md. `every.py` has the passes of a plan in their order."""

@@ -25,11 +25,11 @@ def fused_in(schedule: Schedule, stages: int, micro_batches: int) -> bool | Mask
     return spread((unit[joint], micro_batch[joint]), True, (stages, micro_batches))
 
 
-def backwards_apart(draft: Draft, parts: int = 1) -> Draft:
+def backwards_apart(draft: Draft) -> Draft:
     """O, then W, in the place of each B of the order: each of the two can be cut, but not both as one task."""
     order = draft.order
     joint = unpack(order.keys).kind == Kind.B
-    if parts == 1 or not joint.any() or draft.versions is not None:
+    if not joint.any() or draft.versions is not None:
         return draft
     keys = np.repeat(order.keys, 1 + joint)
     second = np.append(False, (keys[1:] == keys[:-1]))

@@ -43,12 +43,12 @@ def copies_of_weights(draft: Draft) -> Draft:
             stage = int(draft.stage[makers[0]])
             if draft.stale:  # the next backward may come before the message has gone
                 sent = e.copies([b], f"stage {stage}'s")
-                e.use(t, sent)
+                e.use(sent, t)
                 e.task(t - 1, e.unit(), Kind.U, count + last[-1], stage=stage, reads=[b], writes=sent.buffers.values(),
                        launches=e.copy(sent.storages))
             else:
                 given = e.buffer(b, e.storage_of[b], f"{e.names[b]}, stage {stage}'s")
-                e.use(t, Copies({b: given}, {}))
+                e.use(Copies({b: given}, {}), t)
                 e.task(t - 1, e.unit(), Kind.U, stage=stage, reads=[b], writes=[given])
         e.keys[t] = int(repack(e.keys[t], micro_batch=max(last)) if draft.stale
                         else repack(e.keys[t], unit=e.unit(), kind=Kind.U, micro_batch=0))
@@ -66,8 +66,7 @@ def copies_of_weights(draft: Draft) -> Draft:
             here = readers[rank[readers] == r]
             stage = int(draft.stage[here].min())
             copy = e.copies([b], f"stage {stage}'s copy")
-            for t in here.tolist():
-                e.use(t, copy)
+            e.use(copy, *here.tolist())
             e.task(end, e.unit(), Kind.U, stage=stage, reads=[b], writes=copy.buffers.values(),
                    launches=e.copy(copy.storages))
     return e.draft if sums or e.follows else draft

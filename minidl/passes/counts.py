@@ -15,7 +15,7 @@ import numpy as np
 
 from ..core.graph import Role, TaskGraph
 from ..core.tasks import Kind
-from .draft import Copies, Draft
+from .draft import NONE, Copies, Draft
 from .rewrite import sums
 
 
@@ -66,8 +66,7 @@ def counted_by_each(draft: Draft) -> Draft:
     if not mine:
         return draft
     for s in sorted({s for _, s in home}):
-        own = reduce(or_, (mine[t, at] for (t, needs), at in home.items() if needs == s and (t, at) in mine),
-                     Copies({}, {}))
+        own = reduce(or_, (mine[t, at] for (t, needs), at in home.items() if needs == s and (t, at) in mine), NONE)
         for t in counting:
             if (t, s) in mine:
                 e.again(t - 1 if s < stage[t] else t, t, own, unit=e.unit(graph.unit_names[graph.unit[t]]), part=0,
@@ -75,6 +74,6 @@ def counted_by_each(draft: Draft) -> Draft:
                         launches=[launch.moved(own.storages) for launch in graph.launches[t]])
         for t in {*counting, *(t for b in own.buffers for t in readers[b].tolist())}:
             if stage[t] == s:
-                e.use(t, own)
+                e.use(own, t)
                 e.writes[t] = own.of(e.writes[t])
     return e.draft

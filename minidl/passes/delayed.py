@@ -37,9 +37,7 @@ def delayed(draft: Draft) -> Draft:
     for u in updates(graph).tolist():
         own = {b for b in graph.writes[u].tolist() if graph.buffer(b).role == Role.PARAMETER}
         copies = e.copies(own, "one update late", role=Role.STATE, live=None, filled=True)
-        for t in range(end + 1):
-            if own & e.reads[t]:
-                e.use(t, copies)
+        e.use(copies, *(t for t in range(end + 1) if own & e.reads[t]))
         nbytes = sum(int(graph.buffer_bytes[b]) for b in own)
         e.task(end, int(graph.unit[u]), Kind.U, number, part=graph[u].part, stage=e.stage[u], reads=own,
                writes=copies.buffers.values(), launches=e.copy(copies.storages), nbytes=nbytes,

@@ -1,6 +1,7 @@
 """A draft: the part of a plan that exists so far for a recorded step, on one device or on ranks; and its editor.
 
-A pass is a function `(draft, **options) -> draft`. It raises Refused if it cannot do its work. It may ask the draft for
+A pass is a function `(draft, **options) -> draft`. It raises Refused if it cannot do its work, and GraphError if merged
+tasks would wait for each other in a circle. It may ask the draft for
 facts, never which policy or which other pass there is. `minidl.passes.every` has all passes in their order, and says
 when each has something to do.
 """
@@ -140,6 +141,13 @@ class Copies:
         """These buffers, with the copies in place of the originals."""
         return {self.buffers.get(b, b) for b in buffers}
 
+NONE = Copies({}, {})
+
+
+def fill(view: View, value: float, **more: Any) -> Launch:
+    """A launch that sets all elements."""
+    return Launch("fill", (view,), (view,), constants=(("value", value),), **more)
+
 
 class Edit:
     """A draft that is changed: lists inside, columns outside. The tables are built once, by `draft`."""
@@ -240,10 +248,15 @@ class Edit:
             "launches": [launch.moved(copies.storages) for launch in self.launches[task]], "time": self.time[task],
             "flops": self.flops[task], "nbytes": self.bytes[task], **given})
 
-    def use(self, task: int, copies: Copies) -> None:
-        """The task reads these copies in place of the originals, and its launches use them."""
-        self.reads[task] = copies.of(self.reads[task])
-        self.launches[task] = tuple(launch.moved(copies.storages) for launch in self.launches[task])
+    def use(self, copies: Copies, *tasks: int) -> None:
+        """The tasks read these copies in place of the originals, and their launches use them."""
+        for task in tasks:
+            self.reads[task] = copies.of(self.reads[task])
+            self.launches[task] = tuple(launch.moved(copies.storages) for launch in self.launches[task])
+
+    def places(self, buffers: Iterable[int]) -> set[int]:
+        """The storages of buffers."""
+        return {self.storage_of[b] for b in buffers}
 
     # ------------------------------------------------------------------------------------------------------ the order
     def then(self, task: int, new: int) -> None:

@@ -74,24 +74,8 @@ def _counts(draft: Draft, choices: Choices) -> bool:
     return bool(draft.graph.role_is(Role.SCALAR)[made].any())
 
 
-def _never_drains(draft: Draft, choices: Choices) -> bool:
-    return draft.stale
-
-
-def _both_ways(draft: Draft, choices: Choices) -> bool:
-    return draft.placement.directions > 1
-
-
-def _versioned(draft: Draft, choices: Choices) -> bool:
-    return draft.versions is not None
-
-
 def _cut(draft: Draft, choices: Choices) -> bool:
     return choices.parts not in (1, {})
-
-
-def _lags(draft: Draft, choices: Choices) -> bool:
-    return choices.options.get("lag") is not None
 
 
 def _orders(draft: Draft, *kinds: Kind) -> bool:
@@ -104,8 +88,10 @@ def _second_parts(draft: Draft, choices: Choices) -> bool:
 
 BEFORE_THE_ORDER: tuple[Step, ...] = (
     (summed_by_all, WHOLE, lambda draft, choices: draft.sums),
-    (two_directions, STAGES, _both_ways),  # first: for all others a stage of the second direction is like any other
-    (running_statistics, STAGES, _both_ways),  # adds updates of the first direction, which are like the step's own
+    # first: for all others a stage of the second direction is like any other
+    (two_directions, STAGES, lambda draft, choices: draft.placement.directions > 1),
+    # adds updates of the first direction, which are like the step's own
+    (running_statistics, STAGES, lambda draft, choices: draft.placement.directions > 1),
     (at_home, STAGES, _shares_weights),  # before gradients are divided or measured, which is where they are summed
     (loss_scale_by_stage, STAGES, _updates_by("unscale")),  # before norms, which are of gradients that are divided
     # before copies: a sum of uses is still a weight gradient then, so its norm is found
@@ -115,7 +101,8 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (reverse, STAGES, lambda draft, choices: draft.reverses),  # before recompute, which may take other layers
     (recompute, BOTH, lambda draft, choices: choices.dropped),  # when each F has its final reads: an R has the same
     (split, WHOLE, _cut),  # an R is cut as well; stages are cut when they are in order
-    (fenced, WHOLE, _lags),  # after all that adds or cuts weight gradients
+    # after all that adds or cuts weight gradients
+    (fenced, WHOLE, lambda draft, choices: choices.options.get("lag") is not None),
     (in_stages, STAGES, lambda draft, choices: True),  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Step, ...] = (
@@ -123,13 +110,15 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (backwards_apart, STAGES, lambda draft, choices: not draft.read and _cut(draft, choices)),
     # refuses what has no effect, whatever else a step lacks
     (sums_asked_for, STAGES, lambda draft, choices: {"all_reduces", "part_bytes"} & choices.options.keys()),
-    (followers, STAGES, _never_drains),  # before O and W become one task: the rank of W decides where weights live
-    (in_time, STAGES, _lags),  # while O and W are apart
+    # before O and W become one task: the rank of W decides where weights live
+    (followers, STAGES, lambda draft, choices: draft.stale),
+    (in_time, STAGES, lambda draft, choices: choices.options.get("lag") is not None),  # while O and W are apart
     (fused_backwards, STAGES, lambda draft, choices: not draft.read and _orders(draft, Kind.B)),
     (updates_last, STAGES, lambda draft, choices: not (draft.stale or draft.read)),  # for pipelines that drain;
-    (updates_together, STAGES, _versioned),  # and for those that never do: first the updates that wait for all stages,
-    (steady_state, STAGES, _never_drains),  # then all others, as soon as they can
-    (weight_versions, STAGES, _versioned),  # by the order of all tasks
+    # and for those that never do: first the updates that wait for all stages,
+    (updates_together, STAGES, lambda draft, choices: draft.versions is not None),
+    (steady_state, STAGES, lambda draft, choices: draft.stale),  # then all others, as soon as they can
+    (weight_versions, STAGES, lambda draft, choices: draft.versions is not None),  # by the order of all tasks
     # after versions: what is summed is not a version
     (replicas, STAGES, lambda draft, choices: draft.machine.replicas > 1 and not draft.read),
     (shard, BOTH, lambda draft, choices: choices.shard.level),  # when sums have their place

@@ -11,7 +11,7 @@ import numpy as np
 from ..core.graph import Launch, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
-from .draft import Copies, Draft, Edit
+from .draft import Copies, Draft, Edit, fill
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Again:
             self.fills.append(e.task(
                 -1, e.unit(f"zeros for {e.specs[storage].name}"), Kind.O, unpack(e.keys[first]).micro_batch,
                 stage=e.stage[first], reads=(), writes=found.buffers.values(), nbytes=e.specs[storage].bytes,
-                launches=[Launch("fill", (view,), (view,), constants=(("value", 0.0),))]))
+                launches=[fill(view, 0.0)]))
         return self.nothing[storage]
 
     def task(self, task: int, whose: str, copies: Copies, launches: Sequence[Launch] | None = None) -> int:

@@ -46,8 +46,7 @@ def followers(draft: Draft) -> Draft:
             e.launches[t] += e.copy(sent[t].storages)
         for n, where in enumerate(following[-1], 1):
             copy = e.copies(shared, f"rank {where}", role=Role.PARAMETER)
-            for t in (t for t in users if rank[t] == where):
-                e.use(t, copy)
+            e.use(copy, *(t for t in users if rank[t] == where))
             for t in mine:
                 e.task(t, stage, Kind.U, int(graph.micro_batch[t]), part=n, stage=stage,
                        reads=sent[t].buffers.values(), writes=copy.buffers.values(),

@@ -30,9 +30,7 @@ def in_halves(draft: Draft) -> Draft:
            if graph.buffer(b).role == Role.PARAMETER}
     guess = e.copies(own, "predicted", role=Role.PARAMETER, live=None, filled=True)
     first = [t for t in range(last[0]) if graph.micro_batch[t] < count // 2]
-    for t in first:
-        if own & e.reads[t]:
-            e.use(t, guess)
+    e.use(guess, *(t for t in first if own & e.reads[t]))
     spent = {int(b) for row in gradients(graph).values() for b in row}
     half = e.copies(spent, "first half", role=Role.GRADIENT)
     # the last task of the first half that adds to gradients -> these
@@ -42,7 +40,7 @@ def in_halves(draft: Draft) -> Draft:
         e.task(t, int(graph.unit[t]), Kind.W, count, part=graph[t].part, stage=e.stage[t], reads=added, nbytes=nbytes,
                writes=[half.buffers[b] for b in added], time=draft.cost.launch + nbytes / BYTES_PER_US,
                launches=[Launch("scale", (e.whole(s),), (e.whole(half.storages[s]),), constants=(("factor", 2.0),))
-                         for s in sorted({e.storage_of[b] for b in added})])
+                         for s in sorted(e.places(added))])
     changed = {b for u in last for b in graph.writes[u].tolist()} - own - spent
     held = {b for b in changed if graph.persistent[b]}
     to = (guess | half | e.copies(held, "predicted", role=Role.WORKSPACE, live=None)
@@ -50,7 +48,7 @@ def in_halves(draft: Draft) -> Draft:
     fresh = {e.storage_of[b]: b for b in own | held}  # storages that no prediction has copied yet
     ahead = {i: e.unit(f"{e.unit_names[i]}, predicted") for i in dict.fromkeys(graph.unit[last].tolist())}
     for u in last:
-        touched = {e.storage_of[b] for b in e.reads[u] | e.writes[u]} & fresh.keys()
+        touched = e.places(e.reads[u] | e.writes[u]) & fresh.keys()
         begin = {b for b in own | held if e.storage_of[b] in touched}
         made = to.of(begin)
         for s in touched:

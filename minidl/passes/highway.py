@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from ..core.graph import Launch, moved_views
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
-from .draft import Copies, Draft, Edit
+from .draft import NONE, Copies, Draft, Edit
 from .flow import Again, Flow, between
 
 
@@ -35,7 +35,7 @@ class Block:
 def highway(draft: Draft, sweeps: int | None = None) -> tuple[Draft, str]:
     """The step with this many sweeps over each row of residual blocks (default: as many as there are blocks), and a
     remark if its gradients are inexact. Raises Refused for a network without at least two such blocks in a row."""
-    again, needed, along = Again(draft.edit()), 0, Copies({}, {})
+    again, needed, along = Again(draft.edit()), 0, NONE
     for flow in Flow.all_of(draft.graph):
         order = [t for atom in flow.atoms for t in atom]
         for row in _rows(again.edit, flow):
@@ -62,7 +62,7 @@ def _rows(e: Edit, flow: Flow) -> list[list[Block]]:
     rows, parts = list[list[Block]](), Counter(e.storage_of)
     for t in sorted(flow.needs):
         add = e.launches[t][-1]
-        bottom, own = add.writes[0].storage, {e.storage_of[b] for b in e.writes[t]}
+        bottom, own = add.writes[0].storage, e.places(e.writes[t])
         for top in (v.storage for v in add.reads if add.kernel == "add" and v.storage in flow.needs[t] - own
                     and replace(v, storage=bottom) == add.writes[0] and parts[v.storage] == parts[bottom] == 1):
             tasks = between(e, flow, makers, [t], top) or []
@@ -105,11 +105,10 @@ def _swept(again: Again, row: Sequence[Block], sweeps: int, along: Copies) -> tu
             for t in inner:
                 order.append(t if final else again.task(t, f"sweep {k + 1}", along | values[i, k]))
                 if final:
-                    e.use(t, along)
+                    e.use(along, t)
             if k < sweeps and len(e.launches[last]) > 1:
                 order.append(again.task(last, f"sweep {k + 1}", along | values[i, k], e.launches[last][:-1]))
-    for t in set(range(len(e.old.graph))) - _tasks(row):
-        e.use(t, along)
+    e.use(along, *set(range(len(e.old.graph))) - _tasks(row))
     return order, along
 
 

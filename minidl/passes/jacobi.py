@@ -13,7 +13,7 @@ result is still zero, was final in the one before, or reaches no weight gradient
 from __future__ import annotations
 
 from ..core.placement import Refused
-from .draft import Copies, Draft
+from .draft import NONE, Copies, Draft
 from .flow import Again, Flow
 
 
@@ -51,9 +51,9 @@ def _swept(again: Again, flow: Flow, sweeps: int | None) -> int:
 
     def values(found: dict[int, tuple[int, int]]) -> Copies:
         """The memory of these values, unless it is the recorded one."""
-        copies = Copies({}, {})
+        copies = NONE
         for s, (p, k) in found.items():
-            copies |= again.zeros(s, flow.atoms[p]) if k < first[p] else memory.get((p, k), Copies({}, {}))
+            copies |= again.zeros(s, flow.atoms[p]) if k < first[p] else memory.get((p, k), NONE)
         return copies
 
     used = {value for t in others for value in needed(t, count + 1).values()}
@@ -72,8 +72,8 @@ def _swept(again: Again, flow: Flow, sweeps: int | None) -> int:
                 reads = values(needed(t, k, flow.run[a]))
                 order.append(again.task(t, f"sweep {k}", reads | memory[a, k]) if (a, k) in memory else t)
                 if order[-1] == t:
-                    e.use(t, reads)
+                    e.use(reads, t)
     for t in others:
-        e.use(t, values(needed(t, count + 1)))
+        e.use(values(needed(t, count + 1)), t)
     again.replace(flow, order)
     return max(last)

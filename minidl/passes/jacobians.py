@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 from ..core.graph import Launch, Role, StorageSpec, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
-from .draft import Copies, Edit
+from .draft import NONE, Copies, Edit, fill
 from .flow import Again, Flow
 from .split import axes_of
 
 WIDEST = 64  #: units of a layer
-NONE = Copies({}, {})
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Making:
         e, width = self.again.edit, top.shape[1]
         unit, made = self.memory(f"unit vectors of {name}", width, top), self.memory(name, width, bottom)
         ones = View(unit.storage, (width, top.shape[0]), (unit.at(1) + 1, width), 0, top.dtype)
-        launches = [Launch("fill", (v,), (v,), constants=(("value", value),)) for v, value in (
+        launches = [fill(v, value) for v, value in (
             (e.whole(unit.storage), 0.0), (ones, 1.0))]
         scratch = copies | self.again.memory(run, f"of {name}")
         for i in range(width):

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 from ..core.graph import Launch, Role, StorageSpec, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
-from .draft import Copies, Draft, Edit
+from .draft import NONE, Copies, Draft, Edit, fill
 from .flow import Again, Flow
-from .jacobians import NONE, Jacobians, Making, ends_of
+from .jacobians import Jacobians, Making, ends_of
 
 
 @dataclass(frozen=True)
@@ -104,7 +104,7 @@ def _solved(again: Again, layers: Sequence[Layer], iterations: int) -> None:
 
     z = [memory("zero", layer.out) for layer in layers[:-1]]
     for v, b in z:
-        order.append(make.task("zeros", (), {b}, [Launch("fill", (v,), (v,), (), (("value", 0.0),))]))
+        order.append(make.task("zeros", (), {b}, [fill(v, 0.0)]))
 
     def below(i: int) -> Copies:
         """The present input of a layer."""
@@ -142,7 +142,6 @@ def _solved(again: Again, layers: Sequence[Layer], iterations: int) -> None:
             far *= 2
         z = [task(f"z {i + 1}, {values}", "add", [z[i], step[i]], layer.out) for i, layer in enumerate(layers[:-1])]
     for i, layer in enumerate(layers):
-        for t in layer.tasks:
-            e.use(t, below(i))
+        e.use(below(i), *layer.tasks)
     first = min(layers[0].tasks)
     again.order[first] = [*order, first]

@@ -153,8 +153,7 @@ def _items(draft: Draft, moves: Moves, late: set[int]) -> Iterator[Item]:
 
 def _activation(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
     far, near = e.copies(own, "far", role=Role.FAR), e.copies(own, "back")
-    for t in item.readers:
-        e.use(t, near)
+    e.use(near, *item.readers)
     return _copied(e, item, own, far, near, far.storages)
 
 
@@ -165,7 +164,7 @@ def _state(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane
         e.specs[s] = replace(e.specs[s], role=Role.FAR)
     for b in own:
         e.role[b] = Role.FAR.number
-    e.use(t, near)
+    e.use(near, t)
     e.writes[t] = {near.buffers.get(b, b) for b in e.writes[t]}
     far = Copies({b: b for b in own}, {s: s for s in item.storages})
     return _copied(e, item, [*near.buffers.values()], far, near, {near.storages[s]: s for s in item.storages}, part=1)

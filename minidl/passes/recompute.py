@@ -13,9 +13,9 @@ from dataclasses import replace
 import numpy as np
 
 from ..core.columns import Ints, grouped
-from ..core.graph import Launch, Role, TaskGraph, moved_views
+from ..core.graph import Role, TaskGraph, moved_views
 from ..core.tasks import Cuts, Kind
-from .draft import Copies, Draft, Edit
+from .draft import Copies, Draft, Edit, fill
 
 ANYWHERE = Cuts("...->...", lambda reads, writes, **constants: ())  #: how zeros are cut, as what reads them may be
 
@@ -75,8 +75,7 @@ def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
                 storages.update(copies.storages)
             _again(e, f, t - 1, Copies(buffers, storages))
     found = Copies(buffers, storages)
-    for t in others:
-        e.use(t, found)
+    e.use(found, *others)
     return e.draft
 
 
@@ -85,9 +84,9 @@ def _again(e: Edit, forward: int, after: int, found: Copies) -> None:
     uses."""
     scratch = e.copies(e.writes[forward] - found.buffers.keys(), "scratch", role=Role.WORKSPACE, live=None)
     written = {**found.storages, **scratch.storages}
-    states = {s: scratch.storages[s] for s in {e.storage_of[b] for b in e.reads[forward] & scratch.buffers.keys()}}
+    states = {s: scratch.storages[s] for s in e.places(e.reads[forward] & scratch.buffers.keys())}
     reads = {**found.storages, **states}  # not the states: a later forward, which changes them, may come first
-    launches = [Launch("fill", (view,), (view,), constants=(("value", 0.0),), cuts=ANYWHERE)
+    launches = [fill(view, 0.0, cuts=ANYWHERE)
                 for view in map(e.whole, states.values())]
     for launch in e.launches[forward]:
         launches.append(replace(launch, reads=moved_views(launch.reads, reads),

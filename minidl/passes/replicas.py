@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import grouped
 from ..core.graph import Launch, Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
@@ -89,7 +90,9 @@ def replicas(draft: Draft, all_reduces: str | None = None, part_bytes: int | Non
 def _between_updates(draft: Draft) -> Draft:
     """An all-reduce before each update of a stage, `1A0/3` before its fourth, so that all replicas make the same
     versions of their weights."""
-    graph, e, rank, number = draft.graph, draft.edit(), draft.order.rank_of_tasks(draft.graph), _numbers(draft.graph)
+    graph, e, rank, number = draft.graph, draft.edit(), draft.order.rank_of_tasks(draft.graph), dict[int, int]()
+    for own in grouped((int(graph.unit[t]), t) for t in updates(graph).tolist()).values():
+        number |= {t: n for n, t in enumerate(sorted(own, key=graph.micro_batch.__getitem__))}  # within a step
     spent, summing = gradients(graph), np.flatnonzero((graph.kind == Kind.U)
                                                       & ~graph.changed_by(graph.role_is(Role.PARAMETER)))
     first = {update: min((t for t in summing.tolist() if np.isin(buffers, graph.reads[t]).any()), default=update)
@@ -104,16 +107,6 @@ def _between_updates(draft: Draft) -> Draft:
                      time=time, nbytes=size)
         e.own_lane(Lane(int(rank[update]), "comm"), new)
     return e.draft
-
-
-def _numbers(graph: TaskGraph) -> dict[int, int]:
-    """For each update of a stage its number within a step."""
-    found: dict[int, int] = {}
-    mine = updates(graph)
-    for unit in np.unique(graph.unit[mine]).tolist():
-        own = mine[graph.unit[mine] == unit]
-        found |= {t: n for n, t in enumerate(own[np.argsort(graph.micro_batch[own])].tolist())}
-    return found
 
 
 def _beside(draft: Draft, order: str, part_bytes: int | None) -> Draft:

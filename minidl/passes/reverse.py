@@ -16,7 +16,7 @@ import numpy as np
 from ..core.graph import TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
-from .draft import Copies, Draft, Edit
+from .draft import NONE, Copies, Draft, Edit
 
 
 @dataclass(frozen=True)
@@ -45,11 +45,10 @@ def reverse(draft: Draft) -> Draft:
     if draft.staged and len(np.unique(stage)) < draft.placement.stages:
         raise Refused(draft.name, f"{draft.placement.stages} stages are too many for this network, whose reversible "
                       "blocks are not cut", "take fewer ranks")
-    e, found = replace(draft, stage=stage).edit(), Copies({}, {})
+    e, found = replace(draft, stage=stage).edit(), NONE
     for row in rows:
         found |= _backwards(e, row)
-    for t in np.flatnonzero(draft.graph.kind != Kind.F).tolist():
-        e.use(t, found)
+    e.use(found, *np.flatnonzero(draft.graph.kind != Kind.F).tolist())
     return e.draft
 
 
@@ -91,14 +90,14 @@ def _rows(graph: TaskGraph) -> list[list[Block]]:
 
 def _backwards(e: Edit, row: Sequence[Block]) -> Copies:
     """Adds the tasks of a row, from its top; returns the copies that its backward pass reads."""
-    graph, found = e.old.graph, Copies({}, {})
+    graph, found = e.old.graph, NONE
     read = {e.storage_of[b] for t in np.flatnonzero(graph.kind != Kind.F).tolist() for b in e.reads[t]}
 
     for i, block in reversed([*enumerate(row)]):
         found |= e.copies({b for t in block.tasks for b in e.writes[t]}, "again")
         used = {*(e.storage_of[b] for t in block.tasks for b in e.writes[t]), block.inner, block.before}
         at = next(t for t in range(block.add, len(graph)) if graph.kind[t] != Kind.F
-                  and used & {e.storage_of[b] for b in e.reads[t]}) - 1
+                  and used & e.places(e.reads[t])) - 1
         for t in block.tasks if i or block.result in read else block.tasks[:-1]:
             e.again(at, t, found, kind=Kind.R)
         if i:  # what the first block adds to, nobody reads in the backward pass

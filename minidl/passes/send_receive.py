@@ -10,6 +10,7 @@ messages become tasks, rendezvous or not: think of each message right after the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import numpy as np
@@ -182,13 +183,10 @@ def _receives(graph: TaskGraph, own: TaskGraph, messages: Messages, rank: Ints, 
 
 def _in_circle(source: Ints, target: Ints) -> bool:
     """Whether these edges have a circle."""
-    left = {*zip(source.tolist(), target.tolist(), strict=True)}
-    while left:
-        sources = {a for a, _ in left}
-        ends = {edge for edge in left if edge[1] not in sources}
-        if not ends:
-            return True
-        left -= ends
+    try:
+        TopologicalSorter(grouped(zip(target.tolist(), source.tolist(), strict=True))).prepare()
+    except CycleError:
+        return True
     return False
 
 
@@ -232,24 +230,6 @@ def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place
         then = here[np.argsort(~early[made][here], kind="stable")]
         lanes |= {Lane(a, f"send->{b}"): send[here], Lane(b, f"recv<-{a}"): receive[then]}
     return schedule.with_lanes(lanes)
-
-
-def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
-    """The number of event waits of the plan with messages (`Schedule.waits` after `add_communication`), without making
-    them: one for each send, and one for each receive unless a later one of its lane was awaited before."""
-    rank = schedule.rank_of_tasks(graph)
-    reader, _, writer = crossing(graph, rank)
-    if not len(reader):
-        return 0
-    place = spread(schedule.ids(graph), np.arange(len(graph)), len(graph))
-    ranks = int(rank.max()) + 1
-    sends = len(np.unique(writer * ranks + rank[reader]))
-    link = rank[writer] * ranks + rank[reader]
-    order = np.lexsort((-place[writer], place[reader], link))  # a reader waits for its last message of a link
-    made, first = place[writer][order], np.append(True, np.diff(link[order]) > 0)
-    so_far = np.maximum.accumulate(made + link[order] * len(graph))  # each link by itself
-    awaited = first | np.append(True, so_far[1:] > so_far[:-1])
-    return sends + int(awaited.sum())
 
 
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:

@@ -91,8 +91,6 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
     on older weights, for updates of the next step, and if something else than an update, clipping or loss scaling uses
     a gradient that ranks have summed."""
     how = Shards.of(shard)
-    if not how.level:
-        return draft
     graph, ranks = draft.graph, draft.machine.replicas if draft.staged else draft.machine.ranks
     if ranks == 1 or (draft.sums is None and not draft.staged):
         raise Refused(WHAT, "each of several data-parallel ranks, or of several replicas, keeps a share",

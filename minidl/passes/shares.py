@@ -81,7 +81,7 @@ class Work:
                     found.final = r
         if found.final != t:
             self.unscales.setdefault(found.final, []).append(found)
-        summed = {e.storage_of[b] for b in own}
+        summed = e.places(own)
         for u in found.updates:
             self._update(u, found, summed)
         return found
@@ -183,7 +183,7 @@ class Work:
         new = self._all_gather(s, lets_go if before > gather.after else gather.after, copies.storages, gather.buffers,
                                copies.buffers.values(), s.time / 2)
         for user in gather.users:
-            e.use(self.decides.get(user, user), copies)
+            e.use(copies, self.decides.get(user, user))
         if end >= 0:
             e.reads[end] |= {*copies.buffers.values()}
         if before >= 0:

@@ -17,7 +17,7 @@ from ..core.graph import Launch, Role, StorageSpec
 from ..core.placement import Refused
 from ..core.tasks import Kind
 from .directions import computes
-from .draft import Draft
+from .draft import Draft, fill
 
 NORMS = ("batch_norm", "batch_norm_act")  #: kernels whose reads 3 to 5 and last three writes are running statistics
 
@@ -45,7 +45,7 @@ def running_statistics(draft: Draft) -> Draft:
                 norm, reads=(*norm.reads[:3], *(replace(v, storage=at) for v in old), *norm.reads[6:]),
                 writes=(*norm.writes[:-3], *own), constants=tuple({**dict(norm.constants), "momentum": 1.0}.items()))
             i = e.launches[t].index(norm)
-            e.launches[t] = (*e.launches[t][:i], Launch("fill", (zero,), (zero,), (), (("value", 0.0),)), alone,
+            e.launches[t] = (*e.launches[t][:i], fill(zero, 0.0), alone,
                              *e.launches[t][i + 1 :])
             e.reads[t] -= buffers
             e.writes[t] = e.writes[t] - buffers | {*made, b}

@@ -219,9 +219,7 @@ def _kept(draft: Draft, set_once: Mask) -> Draft:
             e.reads[t] -= mine
             e.writes[t] -= mine
         keep = e.copies({b for t in late for b in e.reads[t] if set_once[b]}, "kept", role=Role.STATE, live=None)
-        for t in late:
-            if e.reads[t] & keep.buffers.keys():
-                e.use(t, keep)
+        e.use(keep, *(t for t in late if e.reads[t] & keep.buffers.keys()))
         e.launches[last] += (*e.copy(keep.storages), *(launch for _, launch in counts))
         e.reads[last] |= {*keep.buffers, *(first[view.storage] for _, launch in counts for view in launch.reads)}
         e.writes[last] |= {*keep.buffers.values(),

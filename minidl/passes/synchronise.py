@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import Ints, grouped
 from ..core.graph import Launch, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import COLLECTIVE, Kind, unpack
-from .draft import ALONE, Draft, Edit, Sums
+from .draft import Draft, Edit, Sums
 from .rewrite import gradients, sums
 
 SUMS = "sums over ranks"  #: for messages
@@ -46,7 +45,7 @@ def norms_apart(draft: Draft) -> Draft:
     spent, e = {b for buffers in gradients(graph).values() for b in buffers.tolist()}, draft.edit()
     for t in adding:
         reads, writes, launches = e.reads[t], e.writes[t], e.launches[t]
-        added = {e.storage_of[b] for b in writes & spent}
+        added = e.places(writes & spent)
         adds = tuple(launch for launch in launches if {view.storage for view in launch.writes} <= added)
         norms = tuple(launch for launch in launches if launch not in adds)
         if not adds or not norms:
@@ -156,8 +155,8 @@ def _cut(graph: TaskGraph, group: int, members: list[tuple[int, int]], part_byte
         for part in range(parts):
             begin, end = (min(max(x - start, 0), nbytes) // width[b] for x in bounds[part : part + 2])
             if end > begin:
-                view = views[b]
-                window = replace(view, shape=(end - begin,), strides=(1,), offset=view.offset + begin) if view else None
+                window = (view := views[b]) and replace(view, shape=(end - begin,), strides=(1,),
+                                                        offset=view.offset + begin)
                 pieces.append(_Piece(b, group, part, (end - begin) * width[b], window))
         start += nbytes
     return pieces
@@ -176,29 +175,22 @@ def _with_sums(draft: Draft, updates: Ints, groups: Sequence[Sequence[int]], pie
     touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
     for u in updates.tolist():  # which may add up the gradients of several uses
         touched |= dict.fromkeys([b for b in graph.writes[u].tolist() if b not in touched], u)
-    transfers: list[tuple[int, int, int, list[int]]] = []  # (the task that it follows, unit, part, pieces)
-    for g, group in enumerate(groups):
-        lowest = min(int(graph.unit[u]) for u in group)
-        mine = [i for i, p in enumerate(pieces) if p.group == g]
-        last = max(touched[pieces[i].buffer] for i in mine)
-        transfers += [(last, lowest, part, [i for i in mine if pieces[i].part == part])
-                      for part in sorted({pieces[i].part for i in mine})]
-    transfers.sort(key=lambda transfer: transfer[0])
-    kinds = [Kind.AS if scatter else Kind.A] * len(transfers)
+    unit = [min(int(graph.unit[u]) for u in group) for group in groups]
+    last = grouped((p.group, touched[p.buffer]) for p in pieces)  # a group's communication follows the last of these
+    parts = grouped(((p.group, p.part), i) for i, p in enumerate(pieces))
+    transfers = sorted(((max(last[g]), unit[g], part, chosen) for (g, part), chosen in parts.items()),
+                       key=lambda transfer: transfer[0])
+    made = [(Kind.AS if scatter else Kind.A, *transfer) for transfer in transfers]
     if scatter:
-        kinds += [Kind.AG] * len(transfers)
-        transfers += [(int(updates[0]) - 1, unit, part, indices)
-                      for _, unit, part, indices in sorted(transfers, key=lambda transfer: transfer[1:3])]
-    buffer_of, staged, made = _in_pieces(e, pieces), draft.placement is not ALONE, list[dict[str, Any]]()
-    for (after, unit, part, chosen), kind in zip(transfers, kinds, strict=True):
+        made += [(Kind.AG, int(updates[0]) - 1, *transfer)
+                 for transfer in sorted((of for _, *of in transfers), key=lambda of: of[:2])]
+    buffer_of = _in_pieces(e, pieces)
+    for kind, after, lowest, part, chosen in made:
         views = tuple(v for i in chosen if (v := pieces[i].view) is not None)
         buffers = [buffer_of[i] for i in chosen]
-        made.append({"after": after, "unit": unit, "kind": kind, "part": part, "stage": unit if staged else 0,
-                     "reads": buffers, "writes": buffers, "time": np.nan,
-                     "launches": [Launch(CALLS[kind], views, views)] if views else (),
-                     "nbytes": sum(pieces[i].nbytes for i in chosen)})
-    for task in made:
-        e.task(**task)
+        e.task(after, lowest, kind, part=part, stage=lowest if draft.staged else 0, reads=buffers, writes=buffers,
+               launches=[Launch(CALLS[kind], views, views)] if views else (), time=np.nan,
+               nbytes=sum(pieces[i].nbytes for i in chosen))
     return e.draft
 
 

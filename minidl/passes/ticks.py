@@ -63,8 +63,7 @@ def in_ticks(draft: Draft, stage: Ints) -> Draft:
         held = [e.copies(crossing, f"{k} ticks ago" if k > 1 else "a tick ago", role=Role.STATE, live=None)
                 for k in range(1, most + 1)]
         for ticks in range(1, most + 1):
-            for t in delayed.get((storage, ticks), ()):
-                e.use(t, held[ticks - 1])
+            e.use(held[ticks - 1], *delayed.get((storage, ticks), ()))
         source = min(maker[b] for b in crossing) if storage not in given else 0
         chain = [storage, *(copies.storages[storage] for copies in held)]
         all_of = [b for copies in held for b in copies.buffers.values()]

@@ -13,10 +13,7 @@ from .draft import Draft
 
 
 def updates_last(draft: Draft) -> Draft:
-    """The order without tasks that the graph lacks, and with all that it has. In a pipeline that never drains nothing
-    comes last (`steady.py`)."""
-    if draft.stale:
-        return draft
+    """The order without tasks that the graph lacks, and with all that it has."""
     graph, known = draft.graph, draft.order.keep(draft.graph.find(draft.order.keys) >= 0)
     rest, rank = spread(known.ids(graph), False, len(graph), True), draft.rank
     return replace(draft, schedule=known.followed_by({

@@ -107,7 +107,7 @@ def weight_versions(draft: Draft, dropped: Collection[int] = ()) -> Draft:
         copies = [e.copies(own, f"kept {i}", role=Role.STATE if i in lasting else Role.WORKSPACE, live=None,
                            filled=i in lasting) for i in range(max(moves.values(), default=-1) + 1)]
         for t, slot in slots.items():
-            e.use(t, copies[slot])
+            e.use(copies[slot], t)
         for t, slot in moves.items():
             e.reads[t] |= {*own}
             e.writes[t] |= {*copies[slot].buffers.values()}
@@ -168,8 +168,7 @@ def _averaged(e: Edit, own: Iterable[int], updates: Iterable[int], users: Iterab
     before, after = ([Launch("past", (e.whole(s), e.whole(copy), count), (e.whole(copy),),
                              constants=(("age", age), ("decay", decay), ("done", done)))
                       for s, copy in copies.storages.items()] for done in (False, True))
-    for t in users:
-        e.use(t, copies)
+    e.use(copies, *users)
     for t in updates:
         e.reads[t] |= {*own, *copies.buffers.values(), counter}
         e.writes[t] |= {*copies.buffers.values(), counter}

@@ -19,7 +19,7 @@ from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, unpack
 from ..core.timeline import Timeline
 from ..passes.choices import NOTHING, Choices
-from ..passes.send_receive import add_communication, count_waits, talks
+from ..passes.send_receive import add_communication, talks
 from ..pricing.cost import CostModel
 from ..pricing.simulation import CHAINED, Carried, Clock, Lanes, around, simulate, times
 from .program import Division, Program, check_limit, divide
@@ -222,8 +222,8 @@ class PipelinePlan(Plan):
         """As of any plan; on given times, with messages on lanes of their own."""
         if not self.synthetic:
             return super().waits
-        return (len(self.schedule.waits(self.graph)) if talks(self.schedule)
-                else count_waits(self.graph, self.schedule))
+        graph, schedule = self.with_messages
+        return len(schedule.waits(graph))
 
     @cached_property
     def priced(self) -> Iteration:

@@ -104,17 +104,19 @@ class Program:
         """The program on the data of other objects (`TaskGraph.with_live`): for a rank that shares its plan with others
         of its process, but not their memory."""
         own = {id(part): part.with_live(live, samples) for part in (*self.prologue, *self.body, *self.epilogue)}
-        prologue, body, epilogue = (tuple(own[id(part)] for part in parts)
-                                    for parts in (self.prologue, self.body, self.epilogue))
-        return replace(self, prologue=prologue, body=body, epilogue=epilogue)
+        return replace(self, **{name: tuple(own[id(part)] for part in getattr(self, name))
+                                for name in ("prologue", "body", "epilogue")})
+
+    @property
+    def named(self) -> dict[str, Part]:
+        """The parts, without those that differ from another only in which copies of double buffers they use."""
+        late = {"prologue": self.prologue[0], "epilogue": self.epilogue[0]} if self.epilogue else {}
+        return {"body": self.body[0], **late}
 
     @property
     def parts(self) -> Iterator[Part]:
-        """The parts, without those that differ from another only in which copies of double buffers they use."""
-        yield self.body[0]
-        if self.epilogue:
-            yield self.prologue[0]
-            yield self.epilogue[0]
+        """The same, without their names."""
+        return iter(self.named.values())
 
     @property
     def graph(self) -> TaskGraph:
@@ -139,14 +141,12 @@ class Program:
         return max(part.memory.peak_bytes for part in self.parts)
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that the runtime gets, without the launches. Parts that differ only in which copies of double
-        buffers they use appear once."""
-        parts = {"body": self.body} | ({"prologue": self.prologue, "epilogue": self.epilogue} if self.epilogue else {})
+        """Everything that the runtime gets, without the launches."""
         return {"rank": self.rank, "ranks": self.ranks, "group": list(self.group),
                 "takes": self.takes and list(self.takes),
                 "runs_on": self.runs_on, "peak_bytes": self.peak_bytes,
                 "boundary_waits": [[task_name(late), task_name(transfer)] for late, transfer in self.boundary_waits],
-                **{name: found[0].as_json() for name, found in parts.items()}}
+                **{name: part.as_json() for name, part in self.named.items()}}
 
     def save(self, path: str | Path) -> None:
         """Writes JSON, whole or not at all."""
@@ -160,9 +160,8 @@ class Program:
     def __str__(self) -> str:
         title = (f"rank {self.rank} of {self.ranks}: {len(self.graph)} tasks, {len(self.body[0].waits)} waits, "
                  f"{self.peak_bytes:,} bytes")
-        named = ([("prologue", self.prologue), ("body", self.body), ("epilogue", self.epilogue)] if self.epilogue
-                 else [("body", self.body)])
-        return "\n".join([title, *(f"{name}\n{parts[0].schedule.grid()}" for name, parts in named)])
+        return "\n".join([title, *(f"{name}\n{self.named[name].schedule.grid()}"
+                                   for name in ("prologue", "body", "epilogue") if name in self.named)])
 
 
 @dataclass(frozen=True)

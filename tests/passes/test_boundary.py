@@ -34,6 +34,15 @@ def recorded(optimizer, micro_batches=1, **options):
     return model, opt, ml.record(step, X[0], Y[0])
 
 
+def late_ones(graph, kinds=(Kind.W, Kind.U)):
+    """All tasks of these kinds that can be late."""
+    return [t for t in np.flatnonzero(~must_stay(graph)).tolist() if graph.kind[t] in kinds]
+
+
+def streams(graph, late, schedule=schedulers.multi_stream):
+    return ml.StreamExecutor(graph, late_schedule(graph, late, schedule))
+
+
 def bits(model):
     return b"".join(p.numpy().tobytes() for p in model.parameters())
 
@@ -60,8 +69,7 @@ OPTIMIZERS = [(optim.SGD, {}), (optim.SGD, {"momentum": 0.9}), (optim.Adam, {}),
 def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_bits(optimizer, options, data):
     expected = synchronous(optimizer, **options)
     model, opt, graph = recorded(optimizer, **options)
-    free = [t for t in range(len(graph)) if not must_stay(graph)[t]]
-    chosen = set(data.draw(st.lists(st.sampled_from(free), unique=True)))
+    chosen = set(data.draw(st.lists(st.sampled_from(np.flatnonzero(~must_stay(graph)).tolist()), unique=True)))
     for t in sorted(chosen):  # closed under what needs them
         stack = [t]
         while stack:
@@ -70,8 +78,7 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
                     chosen.add(s)
                     stack.append(s)
     seed = data.draw(st.integers(0, 99))
-    run = ml.StreamExecutor(graph,
-                            late_schedule(graph, chosen, lambda g: random_schedule(g, 2, np.random.default_rng(seed))))
+    run = streams(graph, chosen, lambda g: random_schedule(g, 2, np.random.default_rng(seed)))
     looks = data.draw(st.sets(st.integers(0, STEPS - 1)))
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)
@@ -83,8 +90,8 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
 
 def test_every_graph_of_the_border_survives_random_legal_orders_with_versions_checked():
     _, _, graph = recorded(optim.SGD, momentum=0.9)
-    border = cross_boundary(graph, [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind
-                                    in (Kind.W, Kind.U) and "dropout counter" not in graph.unit_names[graph[t].unit]])
+    border = cross_boundary(graph, [t for t in late_ones(graph)
+                                    if "dropout counter" not in graph.unit_names[graph[t].unit]])
     for part in (*border.prologue, *border.body, *border.epilogue):
         graph = with_memory(part)
         for seed in range(5):
@@ -113,10 +120,7 @@ def test_a_step_with_late_tasks_returns_what_it_was_given_and_what_it_made_withi
     step = made()
     expected = [[t.numpy().copy() for t in step(ml.array(X[i]), ml.array(Y[i]))] for i in range(STEPS)]
     graph = ml.record(made(), X[0], Y[0])
-    late = [t for t in range(len(graph)) if not must_stay(graph)[t]]
-    assert late
-    run = ml.StreamExecutor(graph,
-                            late_schedule(graph, late, lambda g: random_schedule(g, lanes, np.random.default_rng(5))))
+    run = streams(graph, late_ones(graph), lambda g: random_schedule(g, lanes, np.random.default_rng(5)))
     for i in range(STEPS):
         for found, value in zip(run(X[i], Y[i]), expected[i], strict=True):
             np.testing.assert_array_equal(found.numpy(), value)
@@ -126,8 +130,7 @@ def test_a_step_with_late_tasks_returns_what_it_was_given_and_what_it_made_withi
 def test_looking_settles_for_eager_ops_and_other_executors_too():
     expected = synchronous(optim.SGD, momentum=0.9)
     model, opt, graph = recorded(optim.SGD, momentum=0.9)
-    late = [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)]
-    run = ml.StreamExecutor(graph, late_schedule(graph, late, schedulers.multi_stream))
+    run = streams(graph, late_ones(graph))
     with ml.no_grad():
         forward = ml.SequentialExecutor(ml.record(lambda x: model(x), X[0]))
     for i in range(3):
@@ -145,9 +148,7 @@ def test_the_last_micro_batch_crosses_alone(optimizer):
     """The others add to the same gradients within their own step."""
     expected = synchronous(optimizer, micro_batches=2)
     model, opt, graph = recorded(optimizer, micro_batches=2)
-    late = [t.index for t in graph if (t.kind is Kind.U or (t.kind is Kind.W and t.micro_batch == 1))
-            and not must_stay(graph)[t.index]]
-    run = ml.StreamExecutor(graph, late_schedule(graph, late, schedulers.multi_stream))
+    run = streams(graph, [t for t in late_ones(graph) if graph.kind[t] == Kind.U or graph.micro_batch[t] == 1])
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)
         assert float(run(X[i], Y[i])) == expected[i][0]
@@ -156,26 +157,21 @@ def test_the_last_micro_batch_crosses_alone(optimizer):
     run.close()
 
 
-def test_a_task_that_its_own_step_needs_cannot_cross():
-    _, _, graph = recorded(optim.SGD, momentum=0.9)
-    with pytest.raises(GraphError, match="1F0 cannot cross"):
-        cross_boundary(graph, [graph.index("1F0")])
-    with pytest.raises(GraphError, match="5W0 cannot cross the iteration boundary alone: 5U0"):
-        cross_boundary(graph, [graph.index("5W0")])
-
-
-def test_with_clipping_by_global_norm_every_update_crosses_or_none():
-    _, _, graph = recorded(optim.SGD, momentum=0.9, max_norm=1.0)
-    with pytest.raises(GraphError, match="cannot cross the iteration boundary alone"):
-        cross_boundary(graph, [graph.index("5W0"), graph.index("5U0")])
+@pytest.mark.parametrize(("late", "clip", "why"), [
+    (["1F0"], None, "1F0 cannot cross"), (["5W0"], None, "5W0 cannot cross the iteration boundary alone: 5U0"),
+    (["5W0", "5U0"], 1.0, "cannot cross the iteration boundary alone")])
+def test_a_task_that_its_own_step_needs_cannot_cross(late, clip, why):
+    """With clipping by the global norm, every update crosses or none."""
+    graph = recorded(optim.SGD, momentum=0.9, max_norm=clip)[2]
+    with pytest.raises(GraphError, match=why):
+        cross_boundary(graph, [graph.index(name) for name in late])
 
 
 def test_reading_losses_and_setting_the_learning_rate_do_not_settle():
     """Both happen after every step; neither is a parameter."""
     expected = synchronous(optim.SGD, momentum=0.9)
     model, opt, graph = recorded(optim.SGD, momentum=0.9)
-    late = [t for t in range(len(graph)) if not must_stay(graph)[t] and graph[t].kind in (Kind.W, Kind.U)]
-    run = ml.StreamExecutor(graph, late_schedule(graph, late, schedulers.multi_stream))
+    run = streams(graph, late_ones(graph))
     for i in range(STEPS):
         opt.lr = 0.05 / (i + 1)
         assert (run in tape.unsettled) == (i > 0)

@@ -8,17 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_sweeps import MLP, Mixing, Residual, Rows, X, Y, after, recorded
+from test_sweeps import MLP, POLICIES, Mixing, Residual, Rows, X, Y, close, compared, depth, recorded
 
 import minidl as ml
-from minidl import models, nn, ops, schedulers
+from minidl import models, nn, ops
 from minidl.cli import main
 from minidl.core.placement import Refused
-from minidl.core.schedule import Lane, Schedule
-from minidl.core.tasks import Kind
 from minidl.passes.draft import Draft
 from minidl.passes.newton import newton
-from minidl.schedulers.shared_lanes import shared
 
 WIDTHS = (12, 8, 6, 8, 7, 8, 8, 5, 8, 6, 4)
 
@@ -36,24 +33,12 @@ class Chain(nn.Module):
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("make", [Chain, lambda: models.mlp(*WIDTHS)], ids=["tanh", "relu"])
 def test_as_many_iterations_as_layers_are_the_chain_up_to_rounding(make: Any, policy: str) -> None:
-    model, graph = recorded(make)
-    expected = after(model, ml.SequentialExecutor(graph))
-    model, graph = recorded(make)
-    found, remark = newton(Draft.of(graph), 7)
+    expected, found, remark = compared(lambda draft: newton(draft, 7), make, policy)
     assert remark == "activations are inexact in their last bits: 7 Newton iterations over all layers"
-    run = ml.StreamExecutor(found.graph, schedulers.plan(found.graph, policy).schedule)
-    got = after(model, run)
-    run.close()
-    model, graph = recorded(make)
-    found, _ = newton(Draft.of(graph), 7)
-    checking = ml.CheckingExecutor(found.graph, shared(found.graph, ml.CostModel.analytic(), ["main", "a", "b"]))
-    assert after(model, checking) == got
-    for name, a in got.items():
-        x, y = (np.frombuffer(v) for v in (a, expected[name]))
-        assert np.linalg.norm(x - y) <= 1e-12 * np.linalg.norm(y)
+    assert close(found, expected, 1e-12)
 
 
 def activations(iterations: int, act: Any = ops.tanh) -> tuple[Any, list[Any]]:
@@ -102,18 +87,13 @@ def test_on_unlimited_lanes_an_iteration_takes_log2_of_the_layers(iterations: in
     _, graph = recorded(lambda: models.mlp(12, *[8] * 18, 4))
     found = newton(Draft.of(graph), iterations)[0].graph
     products, matrices = ([t.name for t in found if f"({what} " in t.label] for what in ("product", "Jacobians"))
-    cost = ml.CostModel(tasks=dict.fromkeys([*products, *matrices], 1.0), kinds={k.name: 0.0 for k in Kind})
-    lanes = Schedule.of(found, {Lane(0, f"lane{t}"): [t] for t in range(len(found))})
-    assert ml.simulate(found, lanes, cost).makespan == 4 * iterations  # 16 unknown layers
+    assert depth(found, [*products, *matrices]) == 4 * iterations  # 16 unknown layers
     assert len(products) == iterations * sum(16 - (1 << level) for level in range(4))
 
 
 def test_micro_batches_have_iterations_of_their_own() -> None:
-    model, graph = recorded(MLP, 2)
-    expected = after(model, ml.SequentialExecutor(graph))
-    model, graph = recorded(MLP, 2)
-    for name, a in after(model, ml.SequentialExecutor(newton(Draft.of(graph), 3)[0].graph)).items():
-        np.testing.assert_allclose(np.frombuffer(a), np.frombuffer(expected[name]), rtol=0, atol=1e-13)
+    expected, found, _ = compared(lambda draft: newton(draft, 3), MLP, micro_batches=2)
+    assert close(found, expected, 1e-12)
 
 
 class Dropping(nn.Module):

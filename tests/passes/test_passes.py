@@ -36,20 +36,13 @@ def named_edges(graph):
     return {(graph.name(a), graph.name(b)) for a, b in edge_pairs(graph)}
 
 
-def test_unrolling_yields_the_edges_between_iterations_and_renaming_takes_the_write_after_read_ones_away():
+def test_renaming_takes_the_write_after_read_edges_between_iterations_away():
     graph = training()
-    twice = ml.unroll(graph, 2)
-    assert [t.name for t in twice][: len(graph)] == [t.name for t in graph]
-    assert [t.name for t in twice][len(graph) :] == [f"{t.name}#1" for t in graph]
-    inside = {(a, b) for a, b in named_edges(twice) if "#" not in a + b}
-    assert inside == named_edges(graph)
-    assert {(f"{a}#1", f"{b}#1") for a, b in inside} <= named_edges(twice)
-    between = {(a, b) for a, b in named_edges(twice) if ("#" in a) != ("#" in b)}
+    between = {(a, b) for a, b in named_edges(ml.unroll(graph, 2)) if ("#" in a) != ("#" in b)}
     assert {("0U0", "0F0#1"), ("1U0", "1F0#1")} <= between, "U -> F"
     # x1 is read by 1F0 and 1W0 and written again by 0F0 of the next iteration
     assert ("1W0", "0F0#1") in between, "W(t) -> F(t+1)"
-    renamed = ml.rename(twice)
-    after = {(a, b) for a, b in named_edges(renamed) if ("#" in a) != ("#" in b)}
+    after = {(a, b) for a, b in named_edges(ml.rename(ml.unroll(graph, 2))) if ("#" in a) != ("#" in b)}
     assert ("0U0", "0F0#1") in after
     assert {a for a, _ in after} == {"0U0", "1U0"}, "only parameters carry over"
     # with two copies the third iteration meets the first again
@@ -117,19 +110,14 @@ def test_renaming_only_takes_edges_between_iterations_away(graph, iterations, co
     assert {(a, b) for a, b in after if a.partition("#")[2] == b.partition("#")[2]} == same
 
 
-@pytest.mark.parametrize("iterations", [0, -1])
-def test_too_few_iterations_or_copies(iterations):
-    with pytest.raises(GraphError, match=f"over {iterations} iterations; at least 1"):
-        ml.unroll(training(), iterations)
-    with pytest.raises(GraphError, match=f"to {iterations} copies; at least 1"):
-        ml.rename(training(), iterations)
-
-
-def test_unrolling_twice_and_too_far():
-    with pytest.raises(GraphError, match=r"unrolled already"):
-        ml.unroll(ml.unroll(training(), 2), 2)
-    with pytest.raises(GraphError, match=r"iteration 256 is too large"):
-        _ = ml.unroll(training(1), 2**8 + 1).keys
+@pytest.mark.parametrize(("call", "why"), [
+    (lambda g: ml.unroll(g, 0), "over 0 iterations; at least 1"), (lambda g: ml.unroll(g, -1), "over -1 iterations"),
+    (lambda g: ml.rename(g, 0), "to 0 copies; at least 1"), (lambda g: ml.rename(g, -1), "to -1 copies"),
+    (lambda g: ml.unroll(ml.unroll(g, 2), 2), "unrolled already"),
+    (lambda g: ml.unroll(g, 2**8 + 1).keys, "iteration 256 is too large")])
+def test_too_few_iterations_or_copies_or_too_many(call, why):
+    with pytest.raises(GraphError, match=why):
+        call(training(1))
 
 
 def test_one_iteration_changes_nothing():

@@ -40,9 +40,8 @@ def images(n: int, *shape: int) -> tuple[Any, Any]:
     return rng.standard_normal((n, *shape)), rng.integers(0, 10, n)
 
 
-def tokens(n: int, length: int) -> tuple[Any, Any]:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 64, (n, length)), rng.integers(0, 64, (n, length))
+def tokens(*shape: int) -> tuple[Any, Any]:
+    return tuple(np.random.default_rng(0).integers(0, 64, (2, *shape)))
 
 
 class OneImage(nn.Module):
@@ -184,47 +183,47 @@ def test_parts_share_the_work():
     assert plan.peak_bytes[0] <= ml.plan(graph, "in_order").peak_bytes[0] * 1.2
 
 
-def test_a_step_that_is_whole_stays_as_it_is():
-    _, graph, _ = training("mlp")
-    draft = Draft.of(graph)
-    assert split(draft) is draft
-    assert split(draft, {}) is draft
-    assert split(draft, {parse_task("99F0"): 2}) is draft
-
-
-def test_what_cannot_be_cut_is_refused():
-    _, graph, _ = training("mlp")
+def test_a_step_that_is_whole_stays_as_it_is_and_what_cannot_be_cut_is_refused():
+    draft = Draft.of(training("mlp")[1])
+    assert all(split(draft, *parts) is draft for parts in ((), ({},), ({parse_task("99F0"): 2},)))
     with pytest.raises(Refused, match="no task of this step can be cut in so many parts"):
-        split(Draft.of(graph), 900)
+        split(draft, 900)
 
 
-@pytest.mark.parametrize("groups", [2, 8])
+@pytest.mark.few(4)
+@pytest.mark.parametrize(("groups", "backward"), [(2, False), (8, False), (1, True), (2, True), (8, True)])
 @pytest.mark.parametrize("seed", range(8))
-def test_rows_of_one_image_have_the_bits_of_the_whole(seed: int, groups: int):
-    """Convolutions of random windows: forward and the gradient toward the input."""
+def test_rows_of_a_convolution_have_the_bits_of_the_whole(seed: int, groups: int, backward: bool):
+    """Random windows: of one image forward and the gradient toward the input; or (`backward`) the weight gradient for
+    random numbers of outputs, dense, grouped and one filter for each channel, also in parts of groups."""
     rng = np.random.default_rng(seed)
     window = dict(zip(("kernel_size", "stride", "padding", "dilation"),
-                      rng.integers((1, 1, 0, 1), (5, 4, 5, 3)).tolist(), strict=True))
-    x = rng.standard_normal((1, int(rng.integers(9, 24)), 11, 8)).astype("float32")
+                      rng.integers((1, 1, 0, 1), (5, 3, 4, 3) if backward else (5, 4, 5, 3)).tolist(), strict=True))
+    outputs = int(rng.choice([8, 24, 72])) if backward else 8
+    x = rng.standard_normal((3 if backward else 1, 13, int(rng.integers(9, 24)), 8)).astype("f")
+    overhang = window["padding"] - (window["kernel_size"] - 1) * window["dilation"]
+    wanted = ["conv2d_weight_grad"] if backward else ["conv2d", "conv2d_input_grad"] if overhang <= 0 else []
 
     def run(parts: int) -> list[np.ndarray]:
         ml.seed(0)
-        conv, each = nn.Conv2d(8, 8, groups=groups, **window), ml.Parameter(x)
-        opt = optim.SGD([each], lr=1.0)
+        conv, each = nn.Conv2d(8, outputs, groups=groups, **window), ml.Parameter(x)
+        trained = list(conv.parameters()) if backward else [each]
+        opt = optim.SGD(trained, lr=1.0)
 
         def step(x: Any) -> Any:
-            y = conv(x * each)
+            y = conv(x if backward else x * each)
             (y * y).sum().backward()
             opt.step()
             return y
 
-        graph = split(Draft.of(ml.record(step, x)), parts).graph
+        whole = ml.record(step, x)
+        cut = whole.kind == Kind.W if backward else whole.kind >= 0
+        graph = split(Draft.of(whole), dict.fromkeys(whole.keys[cut].tolist(), parts)).graph
         assert parts == 1 or {(launch.kernel, t.part) for t in graph for launch in graph.launches[t.index]} >= {
-            (name, 2) for name in ("conv2d", "conv2d_input_grad") if window["padding"] <= (
-                window["kernel_size"] - 1) * window["dilation"]}
-        return [ml.SequentialExecutor(graph)(x).numpy().copy(), each.numpy().copy()]
+            (name, parts) for name in wanted}
+        return [ml.SequentialExecutor(graph)(x).numpy().copy(), *(p.numpy().copy() for p in trained)]
 
-    for parts in (2, 3):
+    for parts in (2, 3, 5) if backward else (2, 3):
         assert bits(run(parts)) == bits(run(1))
 
 
@@ -232,39 +231,6 @@ def test_rows_of_one_image_have_the_bits_of_the_whole(seed: int, groups: int):
 def test_only_the_padding_above_and_below_keeps_rows_together(padding: tuple[int, int], axes: str):
     image, weight = np.zeros((1, 12, 12, 8), "f"), np.zeros((8, 3, 3, 8), "f")
     assert conv._axes([image, weight], geometry=conv.Geometry((1, 1), padding, (1, 1), 1)) == axes
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("groups", [1, 2, 8])
-@pytest.mark.parametrize("seed", range(8))
-def test_rows_of_a_convolution_s_weight_gradient_have_the_bits_of_the_whole(seed: int, groups: int):
-    """Random windows and numbers of outputs, dense, grouped and one filter for each channel; parts that are no whole
-    groups as well."""
-    rng = np.random.default_rng(seed)
-    window = dict(zip(("kernel_size", "stride", "padding", "dilation"),
-                      rng.integers((1, 1, 0, 1), (5, 3, 4, 3)).tolist(), strict=True))
-    outputs, x = int(rng.choice([8, 24, 72])), rng.standard_normal((3, 13, int(rng.integers(9, 24)), 8)).astype("f")
-
-    def run(parts: int) -> list[np.ndarray]:
-        ml.seed(0)
-        conv = nn.Conv2d(8, outputs, groups=groups, **window)
-        opt = optim.SGD(conv.parameters(), lr=1.0)
-
-        def step(x: Any) -> Any:
-            y = conv(x)
-            (y * y).sum().backward()
-            opt.step()
-            return y
-
-        whole = ml.record(step, x)
-        graph = split(Draft.of(whole), dict.fromkeys(whole.keys[whole.kind == Kind.W].tolist(), parts)).graph
-        assert parts == 1 or [launch.kernel for launch in graph.launches[graph.index(f"0W0/{parts}")]] == [
-            "conv2d_weight_grad"]
-        ml.SequentialExecutor(graph)(x)
-        return [p.numpy().copy() for p in conv.parameters()]
-
-    for parts in (2, 3, 5):
-        assert bits(run(parts)) == bits(run(1))
 
 
 def test_bounds_are_multiples_of_a_tile_if_there_are_enough_rows():

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refusal
 
 import minidl as ml
 from minidl import models, nn, ops, optim, schedulers
@@ -68,32 +69,58 @@ def after(model: Any, run: Any, steps: int = 2) -> dict[str, bytes]:
     return {name: a.tobytes() for name, a in model.state_dict().items()}
 
 
+def compared(way: Any, make: Any, policy: str = "in_order", micro_batches: int = 1, steps: int = 2
+             ) -> tuple[Any, Any, str]:
+    """What a network has after steps of the exact passes, and after steps of a way's under a policy, which are also
+    those of any legal order; and the way's remark."""
+    runs = []
+    for found in (None, *[way] * 2):
+        model, graph = recorded(make, micro_batches)
+        found, remark = (Draft.of(graph), "") if found is None else found(Draft.of(graph))
+        graph, cost = found.graph, ml.CostModel.analytic()
+        run: Any = ml.SequentialExecutor(graph)
+        if len(runs) == 1:
+            options = {"streams": 4} if policy == "multi_stream" else {}
+            run = ml.StreamExecutor(graph, schedulers.plan(graph, policy, **options).schedule)
+        if len(runs) == 2:
+            run = ml.CheckingExecutor(graph, shared(graph, cost, ["main", "a", "b"]))
+        runs.append(after(model, run, steps))
+    assert runs[1] == runs[2]
+    return runs[0], runs[1], remark
+
+
+def close(found: Any, expected: Any, tolerance: float) -> bool:
+    """Whether all that two networks have differs by so little of its norm."""
+    pairs = ([np.frombuffer(of[name]) for of in (found, expected)] for name in expected)
+    return all(np.linalg.norm(x - y) <= tolerance * np.linalg.norm(y) for x, y in pairs)
+
+
+def depth(graph: TaskGraph, products: list[str]) -> float:
+    """The time if each task has a lane of its own, these products take 1 and all other tasks nothing."""
+    cost = ml.CostModel(tasks=dict.fromkeys(products, 1.0), kinds={k.name: 0.0 for k in Kind})
+    lanes = Schedule.of(graph, {Lane(0, f"lane{t}"): [t] for t in range(len(graph))})
+    return ml.simulate(graph, lanes, cost).makespan
+
+
 MLP = lambda: models.mlp(12, 8, 8, 8, 8, 4)  # noqa: E731
 
 
-@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
-@pytest.mark.parametrize("make", [MLP, Residual], ids=["chain", "residual"])
-@pytest.mark.parametrize("block", [1, 2])
-def test_enough_sweeps_leave_the_bits_of_the_exact_pass(make: Any, policy: str, block: int):
-    model, graph = recorded(make)
-    expected = after(model, ml.SequentialExecutor(graph))
-    model, graph = recorded(make)
-    found, remark = jacobi(Draft.of(graph), block=block)
-    options = {"streams": 4} if policy == "multi_stream" else {}
-    assert not remark
-    schedule = schedulers.plan(found.graph, policy, **options).schedule
-    assert after(model, ml.StreamExecutor(found.graph, schedule)) == expected
-    model, graph = recorded(make)
-    found, _ = jacobi(Draft.of(graph), block=block)
-    checking = ml.CheckingExecutor(found.graph, shared(found.graph, ml.CostModel.analytic(), ["main", "a", "b"]))
-    assert after(model, checking) == expected
+POLICIES = ["in_order", "multi_stream", "multi_region"]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize(("way", "make"), [
+    *((lambda draft, block=block: jacobi(draft, block=block), make) for block in (1, 2) for make in (MLP, Residual)),
+    *((highway, make) for make in (Residual, lambda: Blocks(4, 8), lambda: Attention()))], ids=[
+        "chain", "residual", "chain by two", "residual by two", "norms", "blocks", "attention"])
+def test_enough_sweeps_leave_the_bits_of_the_exact_pass(way: Any, make: Any, policy: str):
+    expected, found, remark = compared(way, make, policy)
+    assert (found, remark) == (expected, "")
 
 
 def test_micro_batches_have_sweeps_of_their_own():
-    model, graph = recorded(MLP, 2)
-    expected = after(model, ml.SequentialExecutor(graph))
-    model, graph = recorded(MLP, 2)
-    assert after(model, ml.SequentialExecutor(jacobi(Draft.of(graph), 4)[0].graph)) == expected
+    expected, found, _ = compared(lambda draft: jacobi(draft, 4), MLP, micro_batches=2)
+    assert found == expected
 
 
 def gradients(make: Any, sweeps: int | None, x: Any = X, way: Any = jacobi) -> list[Any]:
@@ -208,17 +235,11 @@ def test_on_unlimited_lanes_a_sweep_takes_one_time_step(sweeps: int):
     graph = ml.record(lambda x: model(x).backward(), np.zeros((1, 24), np.float32))
     found = jacobi(Draft.of(graph), sweeps)[0].graph
 
-    def depth(graph: TaskGraph) -> tuple[float, int]:
-        """The time if each task has a lane of its own, products with a Jacobian take 1 and all others nothing."""
-        products = [t.name for t in graph if t.kind == Kind.O and "hidden" in t.label]
-        cost = ml.CostModel(tasks=dict.fromkeys(products, 1.0), kinds={k.name: 0.0 for k in Kind})
-        lanes = Schedule.of(graph, {Lane(0, f"lane{t}"): [t] for t in range(len(graph))})
-        return ml.simulate(graph, lanes, cost).makespan, len(products)
-
+    names = [[t.name for t in g if t.kind == Kind.O and "hidden" in t.label] for g in (graph, found)]
     # of 23 states; the first sweep has the errors of the losses, each further one a product for all states at once
     # from which the last sweep can be reached
-    assert depth(graph) == (22, 22)
-    assert depth(found) == (sweeps - 1, (24 - sweeps) * (sweeps - 1))
+    assert (depth(graph, names[0]), len(names[0])) == (22, 22)
+    assert (depth(found, names[1]), len(names[1])) == (sweeps - 1, (24 - sweeps) * (sweeps - 1))
 
 
 def test_one_sweep_of_bptt_is_sltt():
@@ -265,24 +286,6 @@ class Attention(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x.reshape(4, 8))
-
-
-@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
-@pytest.mark.parametrize("make", [Residual, lambda: Blocks(4, 8), Attention], ids=["norms", "blocks", "attention"])
-def test_as_many_sweeps_along_skips_as_blocks_are_exact_bit_for_bit(make: Any, policy: str):
-    model, graph = recorded(make)
-    expected = after(model, ml.SequentialExecutor(graph))
-    model, graph = recorded(make)
-    found, remark = highway(Draft.of(graph))
-    assert not remark
-    assert len(found.graph) > len(graph)
-    options = {"streams": 4} if policy == "multi_stream" else {}
-    schedule = schedulers.plan(found.graph, policy, **options).schedule
-    assert after(model, ml.StreamExecutor(found.graph, schedule)) == expected
-    model, graph = recorded(make)
-    found, _ = highway(Draft.of(graph))
-    checking = ml.CheckingExecutor(found.graph, shared(found.graph, ml.CostModel.analytic(), ["main", "a", "b"]))
-    assert after(model, checking) == expected
 
 
 @pytest.mark.parametrize("sweeps", [0, 1, 2, 5])
@@ -343,46 +346,28 @@ def test_on_unlimited_lanes_a_sweep_takes_one_block(sweeps: int):
     model = Blocks(8, 4)
     graph = ml.record(lambda x, y: nn.cross_entropy(model(x), y).backward(), X.astype("f"), Y)
 
-    def depth(graph: TaskGraph) -> float:
-        products = [t.name for t in graph if t.kind == Kind.O and any(x.kernel == "matmul" for x in t.launches)]
-        cost = ml.CostModel(tasks=dict.fromkeys(products, 1.0), kinds={k.name: 0.0 for k in Kind})
-        lanes = Schedule.of(graph, {Lane(0, f"lane{t}"): [t] for t in range(len(graph))})
-        return ml.simulate(graph, lanes, cost).makespan
-
-    assert depth(graph) == 1 + 16 + 0  # the head's, two of each block
-    assert depth(highway(Draft.of(graph), sweeps)[0].graph) == 1 + 2 * sweeps + 1  # half a block for weight gradients
+    exact, swept = graph, highway(Draft.of(graph), sweeps)[0].graph
+    found = [depth(g, [t.name for t in g if t.kind == Kind.O and any(x.kernel == "matmul" for x in t.launches)])
+             for g in (exact, swept)]
+    assert found == [1 + 16, 1 + 2 * sweeps + 1]  # the head's, two of each block; half a block for weight gradients
 
 
 # ------------------------------------------------------------------------------------------------ products of Jacobians
 DEEP = lambda: models.mlp(12, *[8] * 15, 4)  # noqa: E731
 
 
-@pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
+@pytest.mark.parametrize("policy", POLICIES)
 def test_doubling_is_exact_up_to_the_order_of_sums_under_every_policy(policy: str):
-    model, graph = recorded(DEEP)
-    expected = after(model, ml.SequentialExecutor(graph), 1)
-    model, graph = recorded(DEEP)
-    found, remark = deeppcr(Draft.of(graph))
+    expected, found, remark = compared(deeppcr, DEEP, policy, steps=1)
     assert remark == "gradients are inexact in their last bits: products of Jacobians in 4 levels"
-    run = ml.StreamExecutor(found.graph, schedulers.plan(found.graph, policy).schedule)
-    got = after(model, run, 1)
-    run.close()
-    model, graph = recorded(DEEP)
-    lanes = shared(deeppcr(Draft.of(graph))[0].graph, ml.CostModel.analytic(), ["main", "a", "b"])
-    assert after(model, ml.CheckingExecutor(deeppcr(Draft.of(graph))[0].graph, lanes), 1) == got
-    assert got != expected
-    for name, a in got.items():
-        x, y = (np.frombuffer(v) for v in (a, expected[name]))
-        assert np.linalg.norm(x - y) <= 1e-14 * np.linalg.norm(y)
+    assert found != expected
+    assert close(found, expected, 1e-14)
 
 
 def test_on_unlimited_lanes_doubling_takes_log2_of_the_layers():
-    _, graph = recorded(DEEP)
-    found = deeppcr(Draft.of(graph))[0].graph
+    found = deeppcr(Draft.of(recorded(DEEP)[1]))[0].graph
     products = [t.name for t in found if "product" in t.label]
-    cost = ml.CostModel(tasks=dict.fromkeys(products, 1.0), kinds={k.name: 0.0 for k in Kind})
-    lanes = Schedule.of(found, {Lane(0, f"lane{t}"): [t] for t in range(len(found))})
-    assert ml.simulate(found, lanes, cost).makespan == 4  # 14 Jacobians below the loss's own layer
+    assert depth(found, products) == 4  # 14 Jacobians below the loss's own layer
     assert len(products) == sum(14 - (1 << level) for level in range(4))
 
 
@@ -410,17 +395,13 @@ def test_doubling_refuses_other_networks_in_one_line(make: Any, why: str):
 
 
 # ------------------------------------------------------------------------------------------------------- command line
-def test_a_network_of_one_layer_is_refused_in_one_line(capsys):
-    with pytest.raises(Refused, match="jacobi: gradients of this step flow through one layer"):
-        jacobi(Draft.of(recorded(lambda: models.mlp(12, 4))[1]))
-    assert main(["train", "--model", "mlp", "--model-arg", "layers=1", "--backward", "jacobi", "--steps", "1"]) == 2
-    assert "jacobi: gradients of this step flow through one layer" in capsys.readouterr().err
-    assert main(["train", "--model", "mlp", "--sweeps", "2", "--steps", "1"]) == 2
-    assert "--sweeps has no effect here; it goes with --backward jacobi" in capsys.readouterr().err
-    assert main(["plan", "--model", "mlp", "--backward", "highway"]) == 2
-    assert "highway: this network has no two residual blocks in a row" in capsys.readouterr().err
-    assert main(["plan", "--model", "mlp", "--backward", "jacobi", "--sweeps", "0"]) == 2
-    assert "jacobi: without a sweep no gradient leaves the last layer" in capsys.readouterr().err
+def test_networks_without_these_passes_are_refused_in_one_line(capsys):
+    for told, why in (
+        (["train", "--model-arg", "layers=1", "--backward", "jacobi"], "jacobi: gradients of this step"),
+        (["train", "--sweeps", "2"], "--sweeps has no effect here; it goes with --backward jacobi"),
+        (["plan", "--backward", "highway"], "highway: this network has no two residual blocks in a row"),
+        (["plan", "--backward", "jacobi", "--sweeps", "0"], "jacobi: without a sweep no gradient leaves the last")):
+        assert why in refusal(capsys, *told, "--model", "mlp")
 
 
 @pytest.mark.parametrize("verb", [["train", "--steps", "2"], ["plan"], ["simulate"], ["explain", "4O0"]], ids=str)
