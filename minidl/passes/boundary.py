@@ -94,9 +94,9 @@ def cross_boundary(graph: TaskGraph, late: Iterable[int]) -> Loop:
     prologue, body, epilogue = ([_part(graph, *tasks, copy, p, lasting) for p in parities]
                                 for tasks in ((none, now), (then, now), (then, none)))
     moves, twice = body[0][1], np.flatnonzero(doubled).tolist()
-    return Loop(*(tuple(part for part, _ in parts) for parts in (prologue, body, epilogue)),
-                (*np.flatnonzero(lasting).tolist(), *(moves[1][s] for s in twice)), tuple(twice),
-                tuple((s, moves[2][s]) for s in np.flatnonzero(snapshots).tolist()))
+    return Loop(tuple(part for part, _ in prologue), tuple(part for part, _ in body),
+                tuple(part for part, _ in epilogue), (*np.flatnonzero(lasting).tolist(), *(moves[1][s] for s in twice)),
+                tuple(twice), tuple((s, moves[2][s]) for s in np.flatnonzero(snapshots).tolist()))
 
 
 def _check(graph: TaskGraph, crosses: Mask) -> None:

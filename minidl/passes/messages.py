@@ -118,9 +118,9 @@ def waits_in_circle(graph: TaskGraph, schedule: Schedule, posted: bool = False) 
     real = source != target
     source, target = source[real], target[real]
     n *= turns
-    preds, one, none = Rows.from_pairs(target, source, n), np.arange(n + 1), np.zeros(0)
-    done, begin, *_ = run_lanes(*prepared(n, one, one[:n], np.zeros(n, np.int64), none, preds.ptr, preds.ids,
-                                          np.ones(n), none, none, np.zeros(n)))  # each event on a lane of its own
+    preds, lanes, none = Rows.from_pairs(target, source, n), np.arange(n + 1), np.zeros(0)  # an event on each lane
+    done, begin, *_ = run_lanes(*prepared(n, lanes, lanes[:n], np.zeros(n, np.int64), np.zeros(0, np.int32), preds.ptr,
+                                          preds.ids, np.ones(n), none, none, np.zeros(n)))
     if done == n:
         return "", []
     at, way = int(np.argmax(begin < 0)), []

@@ -45,12 +45,13 @@ def more_overlap(draft: Draft, overlap: int = 0) -> Draft:
             continue
         tried.add(order)
         times = [*clock.iterations(moved, CHAINED)]
-        if _period(times) >= _period(found) * (1 - SAME):
+        took, before = (each[-1].end.max() - each[-2].end.max() for each in (times, found))
+        if took >= before * (1 - SAME):
             continue
         better = replace(draft, schedule=replace(schedule, keys=graph.keys[moved.tasks], joined=moved.joined,
                                                    slots=None))
         price = _planned(better)
-        if price[0] < known[0] and all(mine <= before for mine, before in zip(price[1], known[1], strict=True)):
+        if price[0] < known[0] and all(mine <= other for mine, other in zip(price[1], known[1], strict=True)):
             draft, lanes, known, found = better, moved, price, times
             moves = _moves(graph, lanes, found)
     return draft
@@ -61,10 +62,6 @@ def _planned(draft: Draft) -> tuple[float, tuple[int, ...]]:
     assert draft.planned is not None
     plan = draft.planned(draft.name, draft.graph, draft.order, draft.priced, draft.machine.size)
     return plan.period, plan.peak_bytes
-
-
-def _period(times: list[Times]) -> float:
-    return float(times[-1].end.max() - times[-2].end.max())
 
 
 def _moves(graph: TaskGraph, lanes: Lanes, times: list[Times]) -> Iterator[tuple[int, int, int]]:

@@ -182,8 +182,8 @@ def _with_sums(draft: Draft, updates: Ints, groups: Sequence[Sequence[int]], pie
                        key=lambda transfer: transfer[0])
     made = [(Kind.AS if scatter else Kind.A, *transfer) for transfer in transfers]
     if scatter:
-        made += [(Kind.AG, int(updates[0]) - 1, *transfer)
-                 for transfer in sorted((of for _, *of in transfers), key=lambda of: of[:2])]
+        made += [(Kind.AG, int(updates[0]) - 1, *transfer[1:])
+                 for transfer in sorted(transfers, key=lambda transfer: transfer[1:3])]
     buffer_of = _in_pieces(e, pieces)
     for kind, after, lowest, part, chosen in made:
         views = tuple(v for i in chosen if (v := pieces[i].view) is not None)

@@ -94,8 +94,13 @@ def weight_versions(draft: Draft, dropped: Collection[int] = ()) -> Draft:
             if found < newest[t] and (versions.history in ("exact", "average") or body.unit[t] == stage):
                 old[t] = found
         if average:
+            ages = {t: newest[t] - v for t, v in old.items()}
+            age = max(ages.values(), default=0)
+            for t in (t for t, other in ages.items() if other != age):
+                raise Refused("averaged weights", f"{body.name(t)} reads weights {ages[t]} updates old, but other "
+                              f"tasks of its stage read weights {age} updates old", "a moving average gives only one "
+                              "age, so keep exact versions")
             if old:
-                age = _age(body, {t: newest[t] - v for t, v in old.items()})
                 _averaged(e, own, mine.tolist(), old, age, DECAYS[versions.decay](age))
             continue
         if versions.history == "predicted":
@@ -137,17 +142,6 @@ def _slots(name: str, body: TaskGraph, mine: Ints, old: dict[int, int],
         place[u] = min({*range(len(place) + 1)} - taken)
     return ({t: place[u] for t, u in made.items()}, place,
             {place[u] for u in end if end[u] >= len(body) or body.late[u]})
-
-
-def _age(graph: TaskGraph, old: dict[int, int]) -> int:
-    """The age, in updates, of the weights that tasks read as an average. `old`: task -> age."""
-    age = max(old.values(), default=0)
-    for t, found in old.items():
-        if found != age:
-            raise Refused("averaged weights", f"{graph.name(t)} reads weights {found} updates old, but other tasks of "
-                          f"its stage read weights {age} updates old", "a moving average gives only one age, so keep "
-                          "exact versions")
-    return age
 
 
 def _drift(schedule: Schedule, versions: Versions, stage: int) -> int:

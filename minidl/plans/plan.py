@@ -102,8 +102,8 @@ class Plan:
 
     @cached_property
     def peak_bytes(self) -> tuple[int, ...]:
-        """Bytes of each rank of a replica. Lowers all ranks."""
-        return tuple(program.peak_bytes for program in self.distinct_programs)
+        """Bytes of each rank of a replica; none on given times. Lowers all ranks."""
+        return () if self.synthetic else tuple(program.peak_bytes for program in self.distinct_programs)
 
     def divided(self) -> Self:
         """The plan after the proof that ranks can run it and are within its limit. Raises ScheduleError if they
@@ -136,11 +136,18 @@ class Plan:
     def waits(self) -> int:
         """The number of event waits within ranks: of one lane for another, of a send for its result, of the first
         reader for its receive."""
+        if self.synthetic:
+            graph, schedule = self.with_messages
+            return len(schedule.waits(graph))
         return sum(len(program.body[0].waits) for program in self.distinct_programs)
 
     @cached_property
     def priced(self) -> Iteration:
-        """An iteration of the programs, which the simulator times."""
+        """An iteration of the programs, which the simulator times. On given times its tasks, and its messages if their
+        bandwidth counts, since they queue."""
+        if self.synthetic:
+            graph, schedule = (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
+            return Iteration(graph, schedule, Carried())
         return iteration(self.division) if self.division.grid.ranks > 1 else alone(self.program())
 
     @cached_property
@@ -211,27 +218,6 @@ class PipelinePlan(Plan):
     @property
     def stale(self) -> bool:
         return self.versions is not None
-
-    @cached_property
-    def peak_bytes(self) -> tuple[int, ...]:
-        """Bytes of each rank of a replica; none on given times."""
-        return () if self.synthetic else super().peak_bytes
-
-    @cached_property
-    def waits(self) -> int:
-        """As of any plan; on given times, with messages on lanes of their own."""
-        if not self.synthetic:
-            return super().waits
-        graph, schedule = self.with_messages
-        return len(schedule.waits(graph))
-
-    @cached_property
-    def priced(self) -> Iteration:
-        """As of any plan; on given times its tasks, and its messages if their bandwidth counts, since they queue."""
-        if not self.synthetic:
-            return super().priced
-        graph, schedule = (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
-        return Iteration(graph, schedule, Carried())
 
     @cached_property
     def period(self) -> float:

@@ -1,8 +1,7 @@
 """A program: one rank's work, as data. `lower` makes it from a graph and a schedule; the runtime runs it.
 
-It has three parts in time, so that work can cross the iteration boundary: the prologue (the first step, without late
-tasks), the body (a step, with the late tasks of the step before), and the epilogue (late tasks alone). Each part has
-its graph, its lanes, the waits between them and its memory plan. A program knows no device and no transport.
+It has the parts of a loop (`minidl.passes.boundary`), each with its graph, its lanes, the waits between them and its
+memory plan. A program knows no device and no transport.
 """
 
 from __future__ import annotations
@@ -104,8 +103,9 @@ class Program:
         """The program on the data of other objects (`TaskGraph.with_live`): for a rank that shares its plan with others
         of its process, but not their memory."""
         own = {id(part): part.with_live(live, samples) for part in (*self.prologue, *self.body, *self.epilogue)}
-        return replace(self, **{name: tuple(own[id(part)] for part in getattr(self, name))
-                                for name in ("prologue", "body", "epilogue")})
+        found: dict[str, Any] = {name: tuple(own[id(part)] for part in getattr(self, name))
+                                 for name in ("prologue", "body", "epilogue")}
+        return replace(self, **found)
 
     @property
     def named(self) -> dict[str, Part]:

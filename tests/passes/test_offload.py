@@ -22,7 +22,7 @@ from minidl.core.graph import Role, TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.schedule import Schedule, ScheduleError
-from minidl.core.tasks import Kind, parse_task, task_name
+from minidl.core.tasks import Kind
 from minidl.devices import far
 from minidl.devices.device import cpu
 from minidl.devices.far import Mapped, mapped
@@ -71,15 +71,18 @@ def batches(steps: int = 3) -> list[Any]:
     return [(random.normal(size=(8, 16)).astype(np.float32), random.integers(0, 10, 8)) for _ in range(steps)]
 
 
+def state(model: Any) -> dict[str, bytes]:
+    return {name: a.tobytes() for name, a in model.state_dict().items()}
+
+
 def trained(policy: str = "in_order", **options: Any) -> tuple[list[bytes], dict[str, bytes], ml.Plan]:
     """Losses, everything that outlives the steps, and the plan."""
     ml.seed(0)
-    model = Net()
-    plan = ml.plan(recorded(model), policy, **options)
+    plan = ml.plan(recorded(model := Net()), policy, **options)
     run = ml.StreamExecutor(plan.graph, plan.schedule)
     losses = [run(*batch).numpy().tobytes() for batch in batches()]
     run.close()
-    return losses, {name: a.tobytes() for name, a in model.state_dict().items()}, plan
+    return losses, state(model), plan
 
 
 def chain(layers: int, optimizer: Any = optim.Adam) -> TaskGraph:
@@ -136,7 +139,7 @@ def on_two_ranks(policy: str, **options: Any) -> tuple[list[Any], ml.Plan]:
         for x, y in batches():
             run(x + communicator.rank, y)
         run.close()
-        return {name: a.tobytes() for name, a in model.state_dict().items()}
+        return state(model)
 
     return run_ranks(2, work), own[0][1]
 
@@ -161,11 +164,6 @@ def test_states_of_data_parallel_ranks_leave_without_shards(policy: str, tmp_pat
     given = schedulers.find(str(tmp_path / "plan.csv"), "data")
     read = ml.plan(recorded(Net()), given, machine=ml.Machine(2))
     assert (read.peak_bytes, read.schedule.to_csv()) == (plan.peak_bytes, text)
-
-
-def test_updates_beside_the_next_step_keep_their_states():
-    with pytest.raises(Refused, match="fifo updates beside the next step"):
-        ml.plan(chain(4), "fifo", machine=ml.Machine(2), offload="states")
 
 
 def test_the_planned_peak_is_allocated_to_the_byte():
@@ -231,22 +229,6 @@ def test_within_a_limit_as_few_leave_as_can_and_the_step_is_the_shortest():
         ml.plan(graph, "in_order", machine=ml.Machine(memory_limit=1000), offload="all")
 
 
-def test_states_stay_far_and_train_on_without_offloading():
-    ml.seed(0)
-    model = Net()
-    graph = recorded(model)
-    plan = ml.plan(graph, "in_order", offload="states")
-    run = ml.StreamExecutor(plan.graph, plan.schedule)
-    for batch in batches()[:2]:
-        run(*batch)
-    run.close()
-    ml.SequentialExecutor(graph)(*batches()[2])
-    away_now = [s.live for s in plan.graph.storages if s.role == "far"]
-    assert away_now
-    assert all(isinstance(live.data, Mapped) for live in away_now)
-    assert {name: a.tobytes() for name, a in model.state_dict().items()} == trained()[1]
-
-
 def test_an_executor_from_before_states_moved_refuses_to_train_on_the_old_ones():
     ml.seed(0)
     model = Net()
@@ -262,7 +244,8 @@ def test_an_executor_from_before_states_moved_refuses_to_train_on_the_old_ones()
     for run, batch in zip([*runs, ml.StreamExecutor(graph, schedulers.in_order(graph))], batches(), strict=True):
         run(*batch)
     apart(*batches()[0])
-    assert {name: a.tobytes() for name, a in model.state_dict().items()} == trained()[1]
+    assert state(model) == trained()[1]
+    assert all(isinstance(s.live.data, Mapped) for s in plan.graph.storages if s.role == "far")
 
 
 def test_any_legal_order_of_the_copies_leaves_the_bits():
@@ -275,7 +258,7 @@ def test_any_legal_order_of_the_copies_leaves_the_bits():
         run = ml.CheckingExecutor(graph, order, seed=seed)
         for batch in batches():
             run(*batch)
-        assert {name: a.tobytes() for name, a in model.state_dict().items()} == left
+        assert state(model) == left
 
 
 @pytest.mark.parametrize("policy", ["in_order", "multi_stream"])
@@ -290,9 +273,7 @@ def test_a_saved_order_gives_the_same_plan(policy: str):
             ml.plan(graph, replace(made.schedule, notes={"offloaded": wrong}))
 
 
-def test_d_and_h_print_parse_and_have_colours():
-    for name in ("4D0", "4H12", "4D0/1"):
-        assert task_name(parse_task(name)) == name
+def test_kinds_have_colours_of_their_own():
     assert len({PALETTE[group_of(kind)] for kind in Kind if kind < Kind.A}) == Kind.A
 
 
@@ -313,11 +294,13 @@ def test_the_measured_link_is_saved_with_the_costs(tmp_path: Path):
     assert ml.CostModel.load(tmp_path / "costs.json") == cost
 
 
-def test_what_cannot_be_offloaded_is_refused():
-    with pytest.raises(Refused, match="no states of an optimizer"):
-        ml.plan(chain(4, optim.SGD), "in_order", offload="states")
-    with pytest.raises(PlanError, match="it must be one of none, activations, states, all"):
-        ml.plan(chain(4), "in_order", offload="everything")
+@pytest.mark.parametrize(("policy", "optimizer", "ranks", "what", "why"), [
+    ("in_order", optim.SGD, 1, "states", "no states of an optimizer"),
+    ("fifo", optim.Adam, 2, "states", "fifo updates beside the next step"),
+    ("in_order", optim.Adam, 1, "everything", "it must be one of none, activations, states, all")])
+def test_what_cannot_be_offloaded_is_refused(policy: str, optimizer: Any, ranks: int, what: str, why: str):
+    with pytest.raises((Refused, PlanError), match=why):
+        ml.plan(chain(4, optimizer), policy, machine=ml.Machine(ranks), offload=what)
 
 
 @pytest.mark.parametrize("name", ["one_f_one_b", "modulo"])
@@ -369,11 +352,11 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, monkeypatch: 
     ml.seed(0)
     model = Net()
     plan = ml.plan(recorded(model), "in_order", offload="all")
-    before = {name: a.tobytes() for name, a in model.state_dict().items()}
+    before = state(model)
     with pytest.raises(OSError, match=r"cannot copy \d+,\d+ bytes out to a temporary file: No space left on device"):
         ml.StreamExecutor(plan.graph, plan.schedule)
     monkeypatch.undo()
-    assert {name: a.tobytes() for name, a in model.state_dict().items()} == before
+    assert state(model) == before
     run = ml.StreamExecutor(plan.graph, plan.schedule)
     assert np.isfinite(run(*batches()[0]).numpy())
     run.close()
