@@ -170,7 +170,7 @@ def view_of(graph: TaskGraph, update: int, buffer: int) -> View | None:
 
 def _with_sums(draft: Draft, updates: Ints, groups: Sequence[Sequence[int]], pieces: list[_Piece],
                scatter: bool) -> Draft:
-    graph, e = draft.graph, draft.edit()
+    graph, e, staged = draft.graph, draft.edit(), draft.staged
     # the gradients of a batch norm are sums that an output gradient reads: it must read this rank's own sums first
     touched = {b: t for t in range(int(updates[0])) for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist())}
     for u in updates.tolist():  # which may add up the gradients of several uses
@@ -185,12 +185,11 @@ def _with_sums(draft: Draft, updates: Ints, groups: Sequence[Sequence[int]], pie
         made += [(Kind.AG, int(updates[0]) - 1, *transfer[1:])
                  for transfer in sorted(transfers, key=lambda transfer: transfer[1:3])]
     buffer_of = _in_pieces(e, pieces)
-    for kind, after, lowest, part, chosen in made:
-        views = tuple(v for i in chosen if (v := pieces[i].view) is not None)
-        buffers = [buffer_of[i] for i in chosen]
-        e.task(after, lowest, kind, part=part, stage=lowest if draft.staged else 0, reads=buffers, writes=buffers,
-               launches=[Launch(CALLS[kind], views, views)] if views else (), time=np.nan,
-               nbytes=sum(pieces[i].nbytes for i in chosen))
+    accessed = [([buffer_of[i] for i in chosen], tuple(v for i in chosen if (v := pieces[i].view) is not None),
+                 sum(pieces[i].nbytes for i in chosen)) for *_, chosen in made]
+    for (kind, after, lowest, part, _), (buffers, views, nbytes) in zip(made, accessed, strict=True):
+        e.task(after, lowest, kind, part=part, stage=lowest if staged else 0, reads=buffers, writes=buffers,
+               launches=[Launch(CALLS[kind], views, views)] if views else (), time=np.nan, nbytes=nbytes)
     return e.draft
 
 
