@@ -7,13 +7,14 @@ from itertools import pairwise
 import golden_plans
 import numpy as np
 import pytest
+from test_sweeps import MLP, compared
 
 import minidl as ml
-from minidl import models, nn, optim
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, task_name, unpack
 from minidl.core.timeline import What
+from minidl.passes.lag import fenced
 
 
 def waiting(plan: ml.Plan) -> int:
@@ -68,29 +69,10 @@ def test_a_smaller_bound_needs_no_more_memory_in_a_pipeline() -> None:
     assert peaks[0] < peaks[-1]
 
 
-@pytest.mark.parametrize("options", [{"streams": 2}, {"streams": 2, "lag": 0}, {"streams": 3, "lag": 1}])
-def test_bits_stay(options: dict[str, int]) -> None:
-    rng = np.random.default_rng(0)
-    x, y = rng.standard_normal((8, 16), np.float32), np.arange(8) % 10
-    results = []
-    for more in (None, options):
-        ml.seed(0)
-        model = models.mlp(16, 16, 16, 16, 10)
-        opt = optim.SGD(model.parameters(), lr=0.1)
-
-        def step(x, y, model=model, opt=opt):  # type: ignore[no-untyped-def]
-            loss = nn.cross_entropy(model(x), y)
-            loss.backward()
-            opt.step()
-            return loss
-
-        graph = ml.record(step, x, y)
-        plan = ml.plan(graph, "in_order") if more is None else ml.plan(graph, "multi_stream", **more)
-        run = ml.StreamExecutor(plan.graph, plan.schedule)
-        for _ in range(3):
-            run(x, y)
-        results.append([p.numpy().tobytes() for p in model.parameters()])
-    assert results[0] == results[1]
+@pytest.mark.parametrize("lag", [0, 1])
+def test_bits_stay(lag: int) -> None:
+    expected, found, _ = compared(lambda draft: (fenced(draft, lag), ""), MLP, "multi_stream")
+    assert found == expected
 
 
 def test_a_bound_that_is_none_and_orders_that_cannot_have_one() -> None:
