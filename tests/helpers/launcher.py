@@ -6,7 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 
 def _found() -> str | None:
@@ -26,3 +30,8 @@ BANNER = re.compile(r"\n=+\n(?:=.*\n)+")
 def printed(done: subprocess.CompletedProcess[str]) -> str:
     """What the ranks themselves have printed."""
     return BANNER.sub("", done.stdout)
+
+
+def under_mpi(test: Callable[..., Any]) -> Callable[..., Any]:
+    """Marks a test that starts ranks as processes of MPI."""
+    return pytest.mark.mpi(pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")(test))

@@ -9,7 +9,7 @@ import pytest
 from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_pipeline_ranks import recorded
+from rank_runs import recorded
 
 import minidl as ml
 from minidl.core.graph import GraphBuilder

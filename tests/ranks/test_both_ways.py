@@ -1,18 +1,17 @@
-"""Pipelines that hold every stage twice run on ranks: chimera and DualPipe leave the bits of one process that adds up
-the gradients of each half of the micro-batches apart."""
+"""Pipelines that hold every stage twice, on ranks: their stages, messages and refusals. Their bits, those of one
+process that adds up the gradients of each half of the micro-batches apart, are in test_same_bits."""
 
 from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from helpers import PATIENCE, deadline
-from launcher import MPIEXEC
+from launcher import under_mpi
+from rank_runs import STEPS, command, trained
 
 import minidl as ml
 from minidl import nn
@@ -20,15 +19,11 @@ from minidl.autograd.op import Op
 from minidl.cli import main
 from minidl.core.tasks import SENDS, Kind
 from minidl.nn.module import state
-from minidl.pricing.cost import CostModel, Link
-from minidl.runtime.comm.loopback import run_ranks
+from minidl.pricing.cost import CostModel
 from minidl.schedulers.pipeline import PipelineError
 from minidl.training.job import Job
-from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.recorded import Recorded
-from minidl.training.trainer import Trainer
 
-STEPS = 3
 NETWORK = {"model": "mlp", "model_args": {"hidden": 32, "layers": 6}, "batch_size": 32, "lr": 0.05}
 FLAGS = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=6", "--batch-size", "32",
          "--micro-batches", "4"]
@@ -36,45 +31,6 @@ FLAGS = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=6"
 
 def job(scheduler: str, micro_batches: int, **more) -> Job:
     return Job(**NETWORK, scheduler=scheduler, parallel="pipeline", micro_batches=micro_batches, groups=2, **more)
-
-
-@functools.cache
-def alone(micro_batches: int, groups: int, **more):
-    """Losses and parameters of one process."""
-    one = replace(job("in_order", micro_batches, **more), parallel="none", groups=groups)
-    trainer = Trainer(Recorded(one), CostModel.analytic())
-    for _ in range(STEPS):
-        trainer.step()
-    trainer.settle()
-    return trainer.losses, trainer.params_sha256()
-
-
-def on_ranks(made: Job, ranks: int, result=lambda trainer: (trainer.losses, trainer.params_sha256())):
-    recorded = [Recorded(made) for _ in range(ranks)]
-
-    def work(communicator):
-        trainer = PipelineTrainer(recorded[communicator.rank], CostModel.analytic(), communicator, Link(5.0, 1e3))
-        for _ in range(STEPS):
-            trainer.step()
-        trainer.finish()
-        return result(trainer)
-
-    with deadline(PATIENCE):
-        return run_ranks(ranks, work)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("name", "ranks", "micro_batches"), [
-    ("chimera", 2, 4), ("chimera", 4, 4), ("chimera", 4, 8), ("dualpipe", 2, 4), ("dualpipe", 4, 8)])
-@pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.5}], ids=["sgd", "adam, clipped"])
-def test_the_bits_are_those_of_one_process(name, ranks, micro_batches, more):
-    assert on_ranks(job(name, micro_batches, **more), ranks) == [alone(micro_batches, 2, **more)] * ranks
-
-
-def test_groups_are_another_order_of_addition():
-    """So that the test above tells the order: the same gradients, added one after another, have other bits."""
-    assert alone(8, 2)[1] != alone(8, 1)[1]
-    np.testing.assert_allclose(alone(8, 2)[0], alone(8, 1)[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["chimera", "dualpipe"])
@@ -117,33 +73,6 @@ def test_one_micro_batch_cannot_go_both_ways(capsys):
 
 
 NORMS = {"model": "resnet20", "model_args": {"width": 4, "layers": 1, "image_size": 8}}
-
-
-def everything(trainer):
-    """Losses, and all that a run leaves in its model and optimizer, running statistics included."""
-    return trainer.losses, {name: t.numpy().tobytes() for owner in (trainer.recorded.model, trainer.recorded.optimizer)
-                            for name, t in owner.named_tensors()}
-
-
-@functools.cache
-def alone_with_norms(micro_batches: int, **more):
-    one = replace(job("in_order", micro_batches, **more), **NORMS, parallel="none")
-    trainer = Trainer(Recorded(one), CostModel.analytic())
-    for _ in range(STEPS):
-        trainer.step()
-    return everything(trainer)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "ranks", "micro_batches", "more"), [
-    ("chimera", 2, 4, {}), ("chimera", 4, 4, {"optimizer": "adam", "clip": 0.5}), ("dualpipe", 2, 4, {})])
-def test_running_statistics_follow_the_micro_batches(name, ranks, micro_batches, more):
-    """They have the bits of one process: those of the other direction's micro-batches move them last, and in order."""
-    losses, tensors = alone_with_norms(micro_batches, **more)
-    assert sum("running" in n for n in tensors) > 10
-    for found, left in on_ranks(replace(job(name, micro_batches, **more), **NORMS), ranks, everything):
-        assert found == losses
-        assert {n for n in tensors if left[n] != tensors[n]} == set()
 
 
 def test_a_rank_of_the_other_direction_sends_statistics_with_the_gradients():
@@ -198,15 +127,13 @@ def test_groups_of_micro_batches_add_up_in_their_order():
     assert sorted(layer.weight.uses) == [(0, 0), (0, 1)]
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; the extra mpich has one")
+@under_mpi
 def test_over_mpi():
-    done = subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-m", "minidl", "train", *FLAGS, "--lr", "0.05",
-                           "--parallel", "pipeline", "--scheduler", "dualpipe", "--steps", str(STEPS), "--json"],
-                          capture_output=True, text=True, timeout=PATIENCE)
-    assert done.returncode == 0, done.stderr
-    record = json.loads(done.stdout)
-    assert record["params_sha256"] == alone(4, 2)[1]
+    code, record, errors = command(2, *FLAGS, "--lr", "0.05", "--parallel", "pipeline", "--scheduler", "dualpipe",
+                                   "--steps", str(STEPS))
+    assert code == 0, errors
+    ((_, wanted),) = trained(Job(**NETWORK, micro_batches=4, groups=2))
+    assert record["params_sha256"] == wanted
 
 
 def summed(by_halves: bool):

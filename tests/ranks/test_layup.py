@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import refusal, run_json
-from launcher import MPIEXEC
-from test_pipeline_ranks import command
+from launcher import under_mpi
+from rank_runs import command
 
 import minidl as ml
 from minidl.core.machine import PlanError
@@ -242,8 +242,7 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
     assert "records no timeline" in refused("--trace", str(tmp_path / "trace.json"))
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec")
+@under_mpi
 def test_ranks_under_mpi_have_the_bits_of_threads(capsys: Any) -> None:
     wanted = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4")[1]
     code, found, errors = command(2, *FLAGS[1:], "--slow", "0=4")
@@ -251,8 +250,7 @@ def test_ranks_under_mpi_have_the_bits_of_threads(capsys: Any) -> None:
     assert found["params_sha256"] == wanted["params_sha256"]
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec")
+@under_mpi
 def test_threads_repeat_a_run_on_the_real_clock_under_mpi(capsys: Any, tmp_path: Any) -> None:
     log = str(tmp_path / "log.jsonl")
     code, found, errors = command(3, *FLAGS[1:], "--batch-size", "48", "--scheduler-arg", "clock=real",

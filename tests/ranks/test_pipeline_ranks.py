@@ -1,157 +1,45 @@
-"""Pipelines on ranks: every synchronous order leaves the bits of one process that accumulates in the graph's order."""
+"""Pipelines on ranks: their memory, failures and timelines, and the command line; bits are in test_same_bits."""
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
-from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, replace_call
-from launcher import MPIEXEC, printed
+from helpers import deadline, replace_call
+from launcher import under_mpi
+from rank_runs import MICRO_BATCHES, WIDTH, batches, command, prepared, recorded
 
 import minidl as ml
-from minidl import models, nn, ops, optim
+from minidl import models
 from minidl.core.schedule import Lane, ScheduleError
 from minidl.core.tasks import Kind, What, parse_task
 from minidl.core.timeline import Timeline
 from minidl.plans.program import lower
 from minidl.runtime.comm import RankError
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
+from minidl.runtime.executors import DistributedExecutor, TaskError
 from minidl.schedulers.pipeline import add_communication
 
-MICRO_BATCHES, SHARE, STEPS = 4, 8, 4
-SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo",
-               "looped_bfs", "zb_v", "hanayo"]
+
+def plain(name: str, ranks: int, **more: Any) -> dict[str, Any]:
+    return {"loss": True, "network": "mlp", "scheduler": name, "ranks": ranks, **more}
 
 
-def batches(seed=0):
-    random = np.random.default_rng(seed)
-    x = random.standard_normal((STEPS, MICRO_BATCHES, SHARE, 12)).astype("f")
-    y = random.integers(0, 5, (STEPS, MICRO_BATCHES, SHARE))
-    return [[part for i in range(MICRO_BATCHES) for part in (x[t, i], y[t, i])] for t in range(STEPS)]
-
-
-OPTIMIZERS = {"sgd": lambda parameters, clip: optim.SGD(parameters, 0.05, momentum=0.9, max_norm=clip),
-              "adam": lambda parameters, clip: optim.Adam(parameters, 0.01, max_norm=clip)}
-
-
-def recorded(width=16, optimizer="sgd", clip=None):
-    ml.seed(1)
-    model = models.mlp(12, *[width] * 7, 5)
-    opt = OPTIMIZERS[optimizer](model.parameters(), clip)
-
-    def step(*parts):
-        total = None
-        for i in range(MICRO_BATCHES):
-            with ml.micro_batch(i, i * SHARE):
-                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)
-                loss.backward()
-                total = loss.detach() if total is None else ops.add(total, loss.detach())
-        opt.step()
-        return total
-
-    model.optimizer = opt
-    return model, ml.record(step, *batches()[0])
-
-
-@functools.cache
-def alone(**options):
-    """Losses and parameters of one process."""
-    model, graph = recorded(**options)
-    run = SequentialExecutor(graph)
-    return [float(run(*parts)) for parts in batches()], [p.numpy().tobytes() for p in model.parameters()]
-
-
-def planned(name, ranks, **options):
-    """For each rank its model, and the graph and schedule of all with messages."""
-    found = []
-    for _ in range(ranks):
-        model, graph = recorded(**options)
-        plan = ml.plan(graph, name, ml.CostModel.analytic(), ml.Machine(ranks))
-        found.append((model, *add_communication(plan.graph, plan.schedule)))
-    return found
-
-
-def trained(own):
-    """Losses, and each parameter as the rank that holds it left it."""
-
-    def work(communicator):
-        model, graph, schedule = own[communicator.rank]
-        run = DistributedExecutor(graph, schedule, communicator)
-        losses = [run(*parts) for parts in batches()]
-        run.close()
-        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
-        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
-
-    with deadline():
-        found = run_ranks(len(own), work)
-    losses = [[float(value) for value in values if value is not None]
-              for values in zip(*(l for l, _ in found), strict=True)]
-    parameters = [[bits for bits in copies if bits is not None] for copies in zip(*(p for _, p in found), strict=True)]
-    return losses, parameters
-
-
-def works(name, ranks):
-    """Whether the policy can work with these numbers."""
-    return (not (name == "zb_h2" and 2 * ranks > MICRO_BATCHES + 1)
-            and not (name == "interleaved" and MICRO_BATCHES % ranks))
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(("name", "ranks"), [(n, p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)])
-def test_every_order_leaves_the_bits_of_one_process(name, ranks):
-    losses, parameters = trained(planned(name, ranks))
-    assert losses == [[value] for value in alone()[0]], "one rank has the loss"
-    assert parameters == [[bits] for bits in alone()[1]], "each parameter is on one rank"
-
-
-@pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1"])
-def test_both_kinds_of_lanes_poll_transfers_between_their_calls(name, both_lanes):
-    losses, parameters = trained(planned(name, 2))
-    assert (losses, parameters) == ([[value] for value in alone()[0]], [[bits] for bits in alone()[1]])
-
-
-def norms(optimizer):
-    """The global norm of each step's gradients, and between which of them a clip triggers on some steps
-    and not on others."""
-    model, graph = recorded(optimizer=optimizer, clip=1e9)
-    run, found = SequentialExecutor(graph), []
-    for parts in batches():
-        run(*parts)
-        found.append(model.optimizer.norm)
-    return sorted(found)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("name", "ranks"), [("gpipe", 2), ("one_f_one_b", 4), ("zb_h1", 3), ("zb_h1", 4),
-                                             ("interleaved", 2), ("modulo", 2), ("zb_v", 3), ("hanayo", 2)])
-def test_gradients_are_clipped_by_their_norm_on_all_ranks(name, ranks, optimizer):
-    """Also where a rank has several stages, which count Adam's steps once."""
-    each = norms(optimizer)
-    for clip in (each[0] / 2, (each[1] + each[2]) / 2, None):  # on all steps, on some, on none
-        options = {"optimizer": optimizer, "clip": clip}
-        losses, parameters = trained(planned(name, ranks, **options))
-        assert losses == [[value] for value in alone(**options)[0]]
-        assert parameters == [[bits] for bits in alone(**options)[1]]
-    assert alone(**options)[1] != alone(optimizer=optimizer, clip=each[0] / 2)[1]
+def wide(*_: bool) -> Any:
+    return models.mlp(WIDTH, *[64] * 7, WIDTH)
 
 
 def test_each_rank_plans_memory_for_its_own_part_alone():
-    (_, graph, schedule), *_ = planned("one_f_one_b", 4, width=64)
-    programs = [lower(graph, schedule, ranks=4, rank=r) for r in range(4)]
-    whole = lower(recorded(64)[1], ml.schedulers.in_order(recorded(64)[1]))
-    assert max(p.peak_bytes for p in programs) < whole.peak_bytes / 2
-    assert sum(len(p.graph) for p in programs) == len(graph)
-    assert programs[0].takes == tuple(range(0, 2 * MICRO_BATCHES, 2)), "the first rank takes the inputs"
-    assert programs[3].takes == tuple(range(1, 2 * MICRO_BATCHES, 2)), "the last one the targets"
+    plan = prepared(plain("one_f_one_b", 4, network=wide))[0][1]
+    graph = recorded(network=wide)[1]
+    whole = lower(graph, ml.schedulers.in_order(graph))
+    assert max(p.peak_bytes for p in plan.programs) < whole.peak_bytes / 2
+    assert sum(len(p.graph) for p in plan.programs) == len(plan.with_messages[0])
+    assert plan.programs[0].takes == tuple(range(0, 2 * MICRO_BATCHES, 2)), "the first rank takes the inputs"
+    assert plan.programs[3].takes == tuple(range(1, 2 * MICRO_BATCHES, 2)), "the last one the targets"
 
 
 def test_a_result_that_no_message_carries_is_refused():
@@ -165,19 +53,18 @@ def test_a_result_that_no_message_carries_is_refused():
 
 
 def test_a_task_that_fails_is_named_and_ends_all_ranks():
-    own, seen = planned("one_f_one_b", 3), {}
+    own, seen = prepared(plain("one_f_one_b", 3)), {}
 
     def boom():
         raise ArithmeticError("no luck")
 
     def work(communicator):
-        _, graph, schedule = own[communicator.rank]
-        run = DistributedExecutor(graph, schedule, communicator)
+        run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator)
         if communicator.rank == 1:
             task = next(t.index for t in run.program.graph if t.kind == Kind.F and t.micro_batch == 2)
             replace_call(run._body[0].lanes, boom, task)
         try:
-            run(*batches()[0])
+            run(*batches(0)[0])
         except Exception as error:
             seen[communicator.rank] = error
             raise
@@ -190,59 +77,14 @@ def test_a_task_that_fails_is_named_and_ends_all_ranks():
     assert isinstance(seen[2], RankError)
 
 
-UNDER_MPI = """
-import test_pipeline_ranks as t
-from minidl.runtime.comm.mpi import MPI
-from minidl.runtime.executors import DistributedExecutor
-
-comm = MPI()
-_, wanted = t.alone() if comm.rank == 0 else (None, None)
-for name in ("gpipe", "one_f_one_b", "zb_h1"):
-    model, graph, schedule = t.planned(name, comm.size)[comm.rank]
-    run = DistributedExecutor(graph, schedule, comm)
-    for parts in t.batches():
-        run(*parts)
-    run.close()
-    held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
-    mine = [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
-    everywhere = comm.gather(mine)
-    if comm.rank == 0:
-        found = [next(bits for bits in copies if bits is not None) for copies in zip(*everywhere)]
-        assert found == wanted, name
-        print(name, "equal", flush=True)
-comm.gather(None)
-comm.close()
-"""
-
-
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_ranks_of_mpi_leave_the_same_bits(ranks):
-    done = subprocess.run([MPIEXEC, "-n", str(ranks), sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
-                          timeout=PATIENCE, cwd=ROOT,
-                          env={**os.environ, "PYTHONPATH": IMPORTABLE})
-    assert (done.returncode, done.stdout) == (0, "gpipe equal\none_f_one_b equal\nzb_h1 equal\n"), done.stderr
-
-
 # ---------------------------------------------------------------------------------------------------------- the command
-def command(ranks, *flags):
-    """Runs `train --json` on so many ranks; its exit code, its record (None without one) and its errors."""
-    launch = [MPIEXEC, "-n", str(ranks)] if ranks > 1 else []
-    done = subprocess.run([*launch, sys.executable, "-m", "minidl", "train", *flags, "--json", "--costs", "analytic"],
-                          capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
-    said = printed(done)
-    return done.returncode, json.loads(said) if said else None, done.stderr
-
-
 NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"],
             "lenet": ["--model", "lenet", "--lr", "0.01"],
             "concatenated": ["--model", "densenet121", "--model-arg", "preset=tiny"],
             "normalised, skips": ["--model", "resnet20", "--model-arg", "preset=tiny"]}
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 @pytest.mark.parametrize("name", NETWORKS)
 def test_training_on_ranks_is_training_in_one_process(name):
     flags = [*NETWORKS[name], "--batch-size", "16", "--micro-batches", "4", "--steps", "3"]
@@ -254,8 +96,7 @@ def test_training_on_ranks_is_training_in_one_process(name):
     assert found["ranks"] == 2
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
     flags = ["--model", "mlp", "--micro-batches", "4", "--checkpoint", str(tmp_path / "run")]
     wanted = command(1, *flags[:-2], "--steps", "6")[1]["params_sha256"]
@@ -264,8 +105,7 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
                    "--resume")[1]["params_sha256"] == (wanted)
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "layerpipe", "--optimizer", "adam", "--scheduler-arg", "method=outer"],
      "unknown method 'outer'; known: pipedream, intra, inter"),
@@ -283,24 +123,23 @@ def test_what_cannot_run_is_one_line(flags, line):
 
 # ------------------------------------------------------------------------------------------------------------ timelines
 def traced(name, ranks):
-    own = planned(name, ranks)
+    own = prepared(plain(name, ranks))
 
     def work(communicator):
-        _, graph, schedule = own[communicator.rank]
-        run = DistributedExecutor(graph, schedule, communicator, trace=True)
-        for parts in batches():
+        run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator, trace=True)
+        for parts in batches(0):
             run(*parts)
         alone, together = run.timeline, run.timeline_of_all()
         run.close()
         return alone, together
 
     with deadline():
-        return own[0], run_ranks(ranks, work)
+        return own[0][1].with_messages, run_ranks(ranks, work)
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "interleaved"])
 def test_timelines_of_all_ranks_are_one(name):
-    (_, graph, schedule), found = traced(name, 2)
+    (graph, schedule), found = traced(name, 2)
     whole = found[0][1]
     tasks = whole.tasks
     assert sorted(whole.name(i) for i in tasks) == sorted(t.name for t in graph), "every task of every rank once"
@@ -369,8 +208,7 @@ def test_clocks_that_differ_are_noticed(monkeypatch):
             np.testing.assert_allclose(found, ahead, atol=0.5)
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_a_trace_of_ranks_has_all_their_lanes(tmp_path):
     code, _, errors = command(2, "--model", "mlp", "--parallel", "pipeline", "--scheduler", "one_f_one_b",
                               "--micro-batches", "4", "--steps", "3", "--trace", str(tmp_path / "trace.json"))

@@ -1,9 +1,8 @@
-"""Data parallelism times a pipeline: replicas of every stage sum its gradients, beside the messages between stages;
-they leave the bits of one process that adds in the stated order."""
+"""Data parallelism times a pipeline: replicas of every stage sum its gradients, beside the messages between stages.
+Their bits are in test_same_bits."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,18 +10,18 @@ import numpy as np
 import pytest
 from command_line import one_line, run, run_json
 from helpers import deadline, replace_call
-from test_pipeline_ranks import MPIEXEC, command
+from launcher import under_mpi
+from rank_runs import COST, batches, command, prepared, recorded
 
 import minidl as ml
-from minidl import models, nn, ops, optim
-from minidl.autograd.tape import Tape, use
+from minidl import nn, ops
 from minidl.core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from minidl.core.tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task
 from minidl.core.timeline import Timeline
 from minidl.passes.messages import check_collectives, check_rendezvous, check_same_order
 from minidl.passes.replicas import fifo, priority
 from minidl.plans.program import lower
-from minidl.pricing.cost import CostModel, Link
+from minidl.pricing.cost import Link
 from minidl.runtime.comm import Communicator, RankError
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, TaskError
@@ -31,155 +30,12 @@ from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.flush import gpipe
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.rank_trainer import RankTrainer
 from minidl.training.recorded import Recorded
 from minidl.training.trainer import TrainingError
 
-MICRO_BATCHES, SHARE, STEPS, WIDTH = 4, 4, 3, 16
-COST = CostModel.analytic()
-OPTIMIZERS = {"sgd": lambda p, clip: optim.SGD(p, 0.05, momentum=0.9, max_norm=clip),
-              "adam": lambda p, clip: optim.Adam(p, 0.01, max_norm=clip)}
 NAMES = ["gpipe", "one_f_one_b", "zb_h1", "interleaved"]
-
-
-class Mixed(nn.Module):
-    """Batch norm and dropout in every block."""
-
-    def __init__(self):
-        self.layers = nn.ModuleList([nn.Linear(12, WIDTH), *(nn.Linear(WIDTH, WIDTH) for _ in range(5)),
-                                     nn.Linear(WIDTH, 5)])
-        self.norms = nn.ModuleList([nn.BatchNorm2d(WIDTH) for _ in range(6)])
-        self.drop = nn.Dropout(0.25)
-
-    def forward(self, x):
-        for layer, norm in zip(self.layers, self.norms, strict=False):
-            y = norm(ops.reshape(layer(x), (SHARE, 1, 1, WIDTH)))
-            x = self.drop(ops.relu(ops.reshape(y, (SHARE, WIDTH))))
-        return self.layers[len(self.layers) - 1](x)
-
-
-NETWORKS = {"mlp": lambda: models.mlp(12, *[WIDTH] * 7, 5), "mixed": Mixed}
-
-
-def batches(replica):
-    """Of each step this replica's share: x and y of every micro-batch."""
-    random = np.random.default_rng(7 + replica)
-    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, 12)).astype("f"),
-                                                             random.integers(0, 5, SHARE))] for _ in range(STEPS)]
-
-
-def backward(model, parts, replica):
-    """The mean loss of a replica's share; its gradients are added in the order of micro-batches."""
-    total = None
-    for i in range(MICRO_BATCHES):
-        with ml.micro_batch(i, (replica * MICRO_BATCHES + i) * SHARE):
-            loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)
-            loss.backward()
-            total = loss.detach() if total is None else ops.add(total, loss.detach())
-    return total
-
-
-def recorded(replica=0, network="mlp", optimizer="sgd", clip=None):
-    ml.seed(1)
-    model = NETWORKS[network]()
-    opt = OPTIMIZERS[optimizer](model.parameters(), clip)
-
-    def step(*parts):
-        total = backward(model, parts, replica)
-        opt.step()
-        return total
-
-    return model, ml.record(step, *batches(0)[0])
-
-
-@functools.cache
-def alone(replicas, network="mlp", optimizer="sgd", clip=None):
-    """Losses of each replica and parameters of one process that takes one replica's share after the other, then adds
-    their gradients in that order."""
-    with use(Tape()):
-        ml.seed(1)
-        model = NETWORKS[network]()
-        opt = OPTIMIZERS[optimizer](model.parameters(), clip)
-        losses, shares = [[] for _ in range(replicas)], [batches(r) for r in range(replicas)]
-        counter = ml.autograd.random.dropout_counter()
-        for t in range(STEPS):
-            found, began = [], np.array(counter.data)
-            for r in range(replicas):
-                counter.data[...] = began  # all replicas are in the same step
-                for p in model.parameters():
-                    p.grad = None
-                losses[r].append(float(backward(model, shares[r][t], r)))
-                found.append([p.grad.numpy().copy() for p in model.parameters()])
-            for p, first, *others in zip(model.parameters(), *found, strict=True):
-                for other in others:
-                    first += other
-                p.grad.assign(first * np.float32(1 / replicas))
-            opt.step()
-        return losses, [p.numpy().tobytes() for p in model.parameters()]
-
-
-def planned(name, grid, options=None, machine=None, **job):
-    """For each rank of the grid its model and its plan, made one after the other as processes would."""
-    found = []
-    for rank in range(grid.size):
-        model, graph = recorded(grid.place(rank)[0], **job)
-        machine = machine or ml.Machine(grid.ranks, replicas=grid.replicas)
-        found.append((model, ml.plan(graph, name, COST, machine, **(options or {}))))
-    return found
-
-
-def trained(own, grid, start=lambda plan, communicator: DistributedExecutor(*plan.with_messages, communicator),
-            end=lambda run: None):
-    """Losses of each replica, and each parameter, or its share, as every rank that holds it left it. `end`: is called
-    with a rank's run before it closes."""
-
-    def work(communicator):
-        model, plan = own[communicator.rank]
-        run = start(plan, communicator)
-        losses = [run(*parts) for parts in batches(grid.place(communicator.rank)[0])]
-        end(run)
-        run.close()
-        held = {id(live) for s in run.program.graph.storages for live in (s.live, s.share_of) if live is not None}
-        return losses, [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
-
-    with deadline():
-        found = run_ranks(grid.size, work)
-    losses = [[float(loss) for loss in found[rank][0]] for rank in range(grid.size) if None not in found[rank][0]]
-    return losses, [[bits for bits in copies if bits is not None]
-                    for copies in zip(*(p for _, p in found), strict=True)]
-
-
-def leaves_the_bits_of_one_process(name, grid, options=None, **job):
-    losses, parameters = trained(planned(name, grid, options, **job), grid)
-    wanted = alone(grid.replicas, **job)
-    assert losses == wanted[0], "one rank of each replica has its loss"
-    assert parameters == [[bits] * grid.replicas for bits in wanted[1]], "one rank of each replica has a parameter"
-
-
-# ----------------------------------------------------------------------------------------------------------------- bits
-@pytest.mark.few(1)
-@pytest.mark.parametrize("job", [{}, {"optimizer": "adam"}, {"network": "mixed"}, {"clip": 0.1}],
-                         ids=["sgd", "adam", "batch norm and dropout", "clipped"])
-@pytest.mark.parametrize("name", NAMES)
-def test_replicas_leave_the_bits_of_one_process(name, job):
-    leaves_the_bits_of_one_process(name, RankGrid(2, 2), **job)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "ranks", "replicas", "order"), [
-    *((*case, order) for case in (("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3))
-      for order in ("fifo", "priority")), ("zb_v", 2, 2, "reverse_first_k")])
-def test_all_reduces_in_parts_and_in_any_order_leave_the_same_bits(name, ranks, replicas, order):
-    options = {"all_reduces": order, "part_bytes": 700}
-    leaves_the_bits_of_one_process(name, RankGrid(ranks, replicas), options, optimizer="adam")
-
-
-def test_the_clip_of_the_test_triggers():
-    assert alone(2, clip=0.1)[1] != alone(2)[1]
-
-
-# ---------------------------------------------------------------------------------------------------------------- plans
 GRID = RankGrid(2, 2)
+PLAIN = {"loss": True, "network": "mlp", "replicas": 2}
 
 
 def grid_plan(name, *, ranks=2, replicas=2, cost=COST, collective=None, **options):
@@ -369,7 +225,7 @@ def test_groups_sum_among_themselves():
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [Kind.B, Kind.U])
 def test_a_task_that_fails_ends_all_replicas(kind):
-    own, seen = planned("one_f_one_b", GRID), {}
+    own, seen = prepared({**PLAIN, "scheduler": "one_f_one_b"}), {}
 
     def boom():
         raise ArithmeticError("no luck")
@@ -397,7 +253,7 @@ def test_a_task_that_fails_ends_all_replicas(kind):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["zb_h1", "interleaved"])
 def test_a_timeline_has_every_task_of_every_rank(name):
-    own = planned(name, GRID)
+    own = prepared({**PLAIN, "scheduler": name})
 
     def work(communicator):
         run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator, trace=True)
@@ -440,30 +296,6 @@ def on_ranks(grid, work, **job):
     return run_ranks(grid.size, lambda c: work(PipelineTrainer(own[c.rank], COST, c, Link(50.0, 1e3))))
 
 
-def both_ways(name, scheduler, replicas=2, **job):
-    """Losses and parameters of data-parallel ranks, and of a pipeline's replicas on two ranks each."""
-    flat = {"model": name, "model_args": {}, "scheduler": "no_overlap", "parallel": "data"}
-    data = [Recorded(Job(**JOB | flat | job), rank, replicas) for rank in range(replicas)]
-
-    def finished(trainer):
-        for _ in range(3):
-            trainer.step()
-        trainer.finish()
-        return trainer.losses, trainer.params_sha256()
-
-    with deadline():
-        wanted = run_ranks(replicas, lambda c: finished(RankTrainer(data[c.rank], COST, c, (1.0, 1e-3))))
-        found = on_ranks(RankGrid(2, replicas), finished, model=name, model_args={}, scheduler=scheduler, **job)
-    assert set(map(str, found)) == set(map(str, wanted))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("scheduler", ["chimera", "dualpipe"])
-def test_replicas_of_a_bidirectional_pipeline_leave_the_same_bits(scheduler):
-    """A stage's gradients are added up on one of the two ranks that hold it, then summed over replicas there."""
-    both_ways("mlp", scheduler, groups=2, micro_batches=4, optimizer="adam", lr=0.01)
-
-
 class Tied(nn.Module):
     """The last layer's weight is the first one's, and so is that of a layer between."""
 
@@ -482,19 +314,6 @@ class Tied(nn.Module):
 
 def tied():
     return Tied()
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("scheduler", "clip"), [("zb_h1", None), ("zb_h1", 0.05), ("zb_v", 0.05)])
-def test_parameters_of_several_stages_are_summed_over_replicas_once(scheduler, clip):
-    """Between the sum over uses and its norm, where there is a clip."""
-    both_ways(f"{__file__}:tied", scheduler, clip=clip)
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("scheduler", ["chimera", "dualpipe"])
-def test_replicas_of_a_bidirectional_pipeline_clip_what_all_have_summed(scheduler):
-    both_ways("mlp", scheduler, groups=2, micro_batches=4, clip=0.05)
 
 
 def test_a_saved_plan_of_replicas_that_clip_shared_weights_is_checked(tmp_path, capsys):
@@ -563,7 +382,6 @@ def test_ranks_whose_plans_sum_in_different_orders_end_before_they_run(monkeypat
 # ---------------------------------------------------------------------------------------------------------- the command
 SMALL = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "32",
          "--micro-batches", "4"]
-under_mpi = pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
 
 
 PLAN = [*SMALL, "--costs", "analytic", "--ranks", "2", "--replicas", "2"]
@@ -626,7 +444,6 @@ def test_replicas_that_mean_nothing_are_refused(capsys, verb, flags, line):
     assert line in one_line(errors)
 
 
-@pytest.mark.mpi
 @under_mpi
 @pytest.mark.parametrize(("name", "flags"), [
     ("one_f_one_b", [*SMALL, "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05", "--trace", "{}/trace.json"]),
@@ -649,7 +466,6 @@ def test_a_grid_of_ranks_leaves_the_bits_of_data_parallel_ranks(tmp_path, name, 
             "main", "comm", *(f"{way}{rank ^ 1}" for way in ("send->", "recv<-")))}
 
 
-@pytest.mark.mpi
 @under_mpi
 def test_a_run_goes_on_on_another_grid(tmp_path):
     """Two replicas of two ranks, then two data-parallel ranks, then two replicas of three."""
@@ -663,7 +479,6 @@ def test_a_run_goes_on_on_another_grid(tmp_path):
     assert found["params_sha256"] == wanted
 
 
-@pytest.mark.mpi
 @under_mpi
 @pytest.mark.parametrize(("ranks", "flags", "line"), [
     (3, ["--replicas", "2", "--scheduler", "gpipe"], "3 ranks do not divide into 2 replicas of a pipeline"),

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from command_line import one_line, run, run_json
 from helpers import need
-from test_pipeline_replicas import alone, planned, recorded
-from test_shards_in_pipelines import BASE, GRID, NAMES, gathers, plan, trained
+from rank_runs import recorded
+from test_same_bits import PLACED as TEXT
+from test_shards_in_pipelines import BASE, NAMES, gathers, plan
 from test_torch_grids import as_csv, torch_order
 
 import minidl as ml
@@ -19,11 +20,6 @@ from minidl import schedulers
 from minidl.core.machine import PlanError
 from minidl.passes.shard import Shards
 from minidl.schedulers import pipeline
-
-#: gathers stage 0 twice, ahead of a message, and sums its gradients after a task that does not need it
-TEXT = """0UNSHARD,0F0,0F1,0F2,0F3,0RESHARD,0UNSHARD,0B0,0B1,0B2,0B3,0REDUCE_GRAD,0RESHARD
-1UNSHARD,1F0,1B0,1F1,1F2,1B1,1B2,1F3,1RESHARD,1UNSHARD,1B3,1REDUCE_GRAD,1RESHARD
-"""
 
 
 def computed(text: str) -> list[list[str]]:
@@ -125,21 +121,6 @@ def test_gradients_may_be_summed_long_after_their_stage_was_let_go(tmp_path: Pat
     assert computed(pipeline.for_torch(made)) == computed(text)
     (scattered,) = (t for t in range(len(made.graph)) if made.graph.name(t) == "2AS0")
     assert made.graph.index("0B3") in made.graph.preds[scattered]
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("job", [{}, {"optimizer": "adam", "clip": 0.1}, {"network": "mixed"}], ids=str)
-@pytest.mark.parametrize("text", [TEXT, *NAMES[1:4]])
-def test_a_placed_grid_leaves_the_bits_of_one_process(text: str, job: dict[str, Any], tmp_path: Path) -> None:
-    """`trained` compares planned and allocated bytes."""
-    chunks = 1
-    if text in NAMES:
-        made = plan(text, "3,prefetch=0,keep=none")
-        text, chunks = pipeline.for_torch(made), made.placement.chunks
-    (tmp_path / "grid.csv").write_text(text)
-    found = ml.schedulers.find(str(tmp_path / "grid.csv"), "pipeline")
-    losses, parameters = trained(planned(found, GRID, {"chunks": chunks}, **job), GRID)
-    assert (losses, parameters) == (alone(2, **job)[0], [[bits] * 2 for bits in alone(2, **job)[1]])
 
 
 @pytest.mark.few(2)

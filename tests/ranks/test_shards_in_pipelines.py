@@ -1,4 +1,4 @@
-"""Shards over the replicas of a pipeline: the bits of one process, the planned bytes, torch's names."""
+"""Shards over the replicas of a pipeline: plans, torch's names, checkpoints. Their bits are in test_same_bits."""
 
 from __future__ import annotations
 
@@ -10,66 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_composition
-import test_pipeline_replicas
 from command_line import one_line, run, run_json
 from helpers import deadline, need
-from test_pipeline_ranks import MPIEXEC, command
-from test_pipeline_replicas import alone, planned, recorded
+from launcher import under_mpi
+from rank_runs import Run, command, planned, recorded
 from torch_launcher import on_torch_ranks
 
 import minidl as ml
-from minidl.core.schedule import RankGrid
 from minidl.core.tasks import COLLECTIVE, Kind, unpack
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.executors import runtime
 from minidl.schedulers import pipeline
 from minidl.training import checkpoint
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.recorded import Recorded
 
-SHARDS = ("1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1", "3")
-GRID = RankGrid(2, 2)
-JOBS = [{}, {"optimizer": "adam", "clip": 0.1}, {"network": "mixed", "optimizer": "adam"}]
 NAMES = ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v", "chimera"]
-
-
-def trained(own: list[Any], grid: RankGrid) -> tuple[list[Any], list[list[bytes]]]:
-    """Losses and parameters, as `test_pipeline_replicas.trained`. Planned and allocated bytes must be equal."""
-
-    def end(run: Any) -> None:
-        run.settle()
-        assert run.peak_bytes == sum(map(len, (run._body[0].bound.arena, *run._body[0].bound.persistent)))
-        run.whole(everywhere=True)
-
-    return test_pipeline_replicas.trained(own, grid, lambda plan, c: runtime(plan.program(c.rank), transport=c), end)
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize("shard", SHARDS)
-@pytest.mark.parametrize("job", JOBS, ids=str)
-@pytest.mark.parametrize("name", NAMES[:4])
-def test_shares_leave_the_bits_of_one_process(name: str, job: dict[str, Any], shard: str):
-    losses, parameters = trained(planned(name, GRID, {"shard": shard}, **job), GRID)
-    wanted = alone(2, **job)
-    assert losses == wanted[0]
-    assert parameters == [[bits] * 2 for bits in wanted[1]]
-
-
-def test_three_replicas_share_out():
-    losses, parameters = trained(planned("zb_h1", RankGrid(2, 3), {"shard": "3,prefetch=0,keep=none"}), RankGrid(2, 3))
-    assert (losses, parameters) == (alone(3)[0], [[bits] * 3 for bits in alone(3)[1]])
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("shard", SHARDS[:3])
-@pytest.mark.parametrize("more", [{"tied": True}, {"tied": True, "scheduler": "chimera", "groups": 2}, {"clip": 0.05},
-                                  {"clip": 0.05, "scheduler": "chimera", "groups": 2, "saved": True},
-                                  {"norm": True, "drop": True, "recompute": (0,), "scheduler": "dualpipe_v"}], ids=str)
-def test_with_loss_scaling_and_more(more: dict[str, Any], shard: str):
-    settings = {"replicas": 2, "scaled": True, "shard": shard, **more}
-    assert test_composition.on_ranks(settings)[0] == test_composition.alone(settings, [])
 
 
 @pytest.mark.parametrize("more", [{"tied": True}, {"scheduler": "chimera", "groups": 2}], ids=str)
@@ -77,8 +33,7 @@ def test_copies_of_parameters_are_shares_too(more: dict[str, Any]):
     """On level 3 no rank has a whole parameter from step to step, and the home sends shares."""
     settings, sent = {"replicas": 2, **more}, []
     for shard in ("2,prefetch=0", "3,prefetch=0,keep=none"):
-        run = test_composition.Run(settings, 0)
-        made = test_composition.planned(run.recorded(), {**settings, "shard": shard})
+        made = planned(Run(settings).recorded(), {**settings, "shard": shard})
         own = [made.program(rank).graph for rank in range(4)]
         assert any(s.role == ml.Role.PARAMETER for s in own[0].storages)
         assert shard[0] == "2" or all(s.share_of is not None for graph in own for s in graph.storages
@@ -252,8 +207,7 @@ def test_a_checkpoint_is_whole_and_loads_on_any_level_and_number_of_replicas(tmp
     assert trained(3, 1, load=file, replicas=3) == trained(0, 1, load=file, replicas=3)
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 @pytest.mark.parametrize("shard", [pytest.param("1", marks=pytest.mark.slow), "3,prefetch=0,keep=none"])
 def test_processes_share_out_with_the_bits_of_data_parallel_ranks(shard: str):
     flags = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "32",

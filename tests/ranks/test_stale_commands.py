@@ -6,15 +6,14 @@ import json
 
 import pytest
 from command_line import run_json
-from launcher import MPIEXEC
+from launcher import under_mpi
+from rank_runs import command
 from stale_runs import POLICIES
-from test_pipeline_ranks import command
 
 FLAGS = ["--model", "mlp", "--model-arg", "layers=4", "--lr", "0.01", "--parallel", "pipeline", "--micro-batches", "8"]
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_replicas_train_on_stale_weights(capsys):
     """Over MPI, and as threads of one process, with the same bits."""
     flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--replicas", "2",
@@ -61,8 +60,7 @@ def test_a_network_is_planned_with_the_updates_of_the_policy(capsys):
     assert stale == json.loads(capsys.readouterr().out)["tasks"] + 2 * 3, "an update for each micro-batch"
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_training_on_stale_weights_learns_and_says_how_stale(tmp_path):
     code, found, errors = command(2, *FLAGS, "--scheduler", "pipedream", "--epochs", "3", "--log-versions",
                                   str(tmp_path / "log.jsonl"))
@@ -97,8 +95,7 @@ newest = pipeline.Policy(one_f_one_b, "contiguous")
 """
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
     file, log = tmp_path / "own.py", tmp_path / "log.jsonl"
     file.write_text(OWN)
@@ -118,8 +115,7 @@ def test_a_stale_scheduler_of_ones_own_has_a_log(tmp_path):
         assert says in errors
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 @pytest.mark.parametrize(("scheduler", "told", "stale"), [
     ("paci", ["mini_batches=4"], {"mean": 0.2472, "most": 1, "most_of_stages": [1, 0], "drift": 1}),
     ("layerpipe2", ["history=average"], {"mean": 0.9917, "most": 2, "most_of_stages": [2, 0], "drift": 0})])
@@ -131,8 +127,7 @@ def test_training_without_old_weights_learns(scheduler, told, stale):
     assert found["accuracy"] > 0.8
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_weights_follow_to_other_ranks_over_mpi(tmp_path):
     log = tmp_path / "log.jsonl"
     code, found, errors = command(2, *FLAGS, "--model-arg", "layers=3", "--costs", "analytic", "--scheduler",
@@ -142,8 +137,7 @@ def test_weights_follow_to_other_ranks_over_mpi(tmp_path):
     assert any("U7/1" in line for line in log.read_text().splitlines())
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_a_stale_run_goes_on_where_it_was(tmp_path):
     """A run settles at the end of an epoch, whether it saves or not."""
     flags = [*FLAGS, "--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=2", "--optimizer", "adam"]
@@ -153,8 +147,7 @@ def test_a_stale_run_goes_on_where_it_was(tmp_path):
                    "--resume")[1]["params_sha256"] == wanted
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "pipedream_2bw", "--scheduler-arg", "mini_batches=3"],
      "pipedream_2bw updates after each mini-batch, so the number of mini-batches"),

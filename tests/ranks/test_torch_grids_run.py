@@ -4,18 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-from helpers import need
-from launcher import MPIEXEC
-from test_pipeline_ranks import command
-from test_pipeline_replicas import alone, planned, trained
-from test_torch_grids import as_csv, torch_order
+from launcher import under_mpi
+from rank_runs import command
 
-from minidl.core.schedule import RankGrid
-from minidl.schedulers import find
-
-CLASSES = ["ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble", "ScheduleLoopedBFS", "ScheduleZBVZeroBubble",
-           "ScheduleDualPipeV"]
 #: ZBV with 2 micro-batches, as torch 2.13 writes it with defer_pp_recv=True; not free of deadlock under rendezvous
 DEFERRED = """0UNSHARD,3UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,3RECV_F0,3F0,3I0,3SEND_B0,3W0,3RECV_F1,3F1,3I1,3SEND_B1,3W1,\
 3REDUCE_GRAD,3RESHARD,0RECV_B0,0I0,0W0,0RECV_B1,0I1,0W1,0REDUCE_GRAD,0RESHARD
@@ -24,25 +15,7 @@ DEFERRED = """0UNSHARD,3UNSHARD,0F0,0SEND_F0,0F1,0SEND_F1,3RECV_F0,3F0,3I0,3SEND
 """
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("replicas", [1, 2])
-@pytest.mark.parametrize("network", ["mlp", "mixed"])
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_deferred_grid_leaves_the_bits_of_one_process(name: str, network: str, replicas: int, tmp_path: Path) -> None:
-    """Over threads whose sends end when they are received, also where torch's own runtime would mix up messages, and
-    with replicas that share parameters out where the grid says."""
-    torch = need("torch.distributed.pipelining.schedules")
-    (file := tmp_path / "grid.csv").write_text(as_csv(torch_order(torch, name, 2, 4, 2, deferred=True, lowered=True)))
-    grid = RankGrid(2, replicas)
-    own = planned(find(str(file), "pipeline"), grid, {"chunks": 2}, network=network, optimizer="adam")
-    assert any("buffered: yes" in line for line in own[0][1].remarks)
-    losses, parameters = trained(own, grid, end=lambda run: run.whole(everywhere=True))
-    wanted = alone(replicas, network, "adam")
-    assert (losses, parameters) == (wanted[0], [[bits] * replicas for bits in wanted[1]])
-
-
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_large_messages_of_a_deferred_grid_travel_over_mpi(tmp_path: Path) -> None:
     """Of 1 MiB, which MPI sends only when they are received."""
     (file := tmp_path / "grid.csv").write_text(DEFERRED)

@@ -1,0 +1,207 @@
+"""Training on ranks leaves the bits of one process: losses, parameters, running statistics and the optimizer's states,
+whatever the order of tasks, the network, the optimizer and what else is asked for; planned and allocated bytes are
+equal. With replicas that process takes one share after the other; of stale policies it replays the log."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import rank_runs
+from helpers import need
+from launcher import under_mpi
+from rank_runs import MICRO_BATCHES, alone, check, check_under_mpi, trained
+from test_torch_grids import as_csv, torch_order
+
+from minidl.training.job import Job
+
+SOMETIMES, ALWAYS = 0.31, 0.05  #: a norm of gradients that some steps exceed, and one that all do
+SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo",
+               "looped_bfs", "zb_v", "hanayo"]
+BOTH_WAYS = {"chimera": {"groups": 2}, "dualpipe": {"groups": 2}}
+SHARDS = ("1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1", "3")
+MIXED = {"norm": True, "drop": True}
+#: places that are of torch's grid: stage 0 is gathered twice, ahead of a message, and its gradients are summed late
+PLACED = """0UNSHARD,0F0,0F1,0F2,0F3,0RESHARD,0UNSHARD,0B0,0B1,0B2,0B3,0REDUCE_GRAD,0RESHARD
+1UNSHARD,1F0,1B0,1F1,1F2,1B1,1B2,1F3,1RESHARD,1UNSHARD,1B3,1REDUCE_GRAD,1RESHARD
+"""
+
+
+def works(name: str, ranks: int) -> bool:
+    """Whether the policy can work with these numbers."""
+    return (not (name == "zb_h2" and 2 * ranks > MICRO_BATCHES + 1)
+            and not (name == "interleaved" and MICRO_BATCHES % ranks))
+
+
+def product(**axes: list[Any]) -> list[dict[str, Any]]:
+    """All combinations; a value that is a dictionary is several settings."""
+    return [dict(kv for name, value in zip(axes, values, strict=True)
+                 for kv in (value.items() if isinstance(value, dict) else [(name, value)]))
+            for values in itertools.product(*axes.values())]
+
+
+def of(name: str, **more: Any) -> dict[str, Any]:
+    return {"scheduler": name, **BOTH_WAYS.get(name, {}), **more}
+
+
+#: what is shown -> (how many of its cases the default run has, the cases)
+CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
+    "orders": (2, [of(n, ranks=p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)]),
+    "both ways": (2, [of(name, ranks=ranks, micro_batches=m, **more)
+                      for name, ranks, m in (("chimera", 2, 4), ("chimera", 4, 4), ("chimera", 4, 8),
+                                             ("dualpipe", 2, 4), ("dualpipe", 4, 8))
+                      for more in ({}, {"optimizer": "adam", "clip": ALWAYS}, {"norm": True})]),
+    "clipped on all steps, on some, on none": (2, [
+        of(n, ranks=p, clip=clip, optimizer=optimizer) for n, p in (
+            ("gpipe", 2), ("one_f_one_b", 4), ("zb_h1", 3), ("zb_h1", 4), ("interleaved", 2), ("modulo", 2),
+            ("zb_v", 3), ("hanayo", 2)) for optimizer in ("sgd", "adam") for clip in (ALWAYS, SOMETIMES, 1e9)]),
+    "steps that one process skips": (2, [
+        of(n, ranks=p, scaled=True, bad=bad, optimizer=optimizer, clip=clip) for n, p in (
+            ("gpipe", 2), ("zb_h1", 3), ("one_f_one_b", 4), ("interleaved", 2), ("zb_v", 2))
+        for bad in ((1,), (), (0,), (0, 2), (1, 2), (2,)) for optimizer in ("adam", "sgd") for clip in (None, ALWAYS)]),
+    "weights of several stages": (4, [
+        *(of(n, ranks=p, network=network, **more) for network in ("transposed", "everywhere") for n, p in (
+            ("gpipe", 2), ("gpipe", 4), ("one_f_one_b", 2), ("one_f_one_b", 3), ("zb_h1", 4), ("interleaved", 2),
+            ("interleaved", 4), ("fast_forward", 2), ("fast_forward", 3), ("chimera", 2), ("modulo", 2), ("zb_v", 4),
+            ("hanayo", 2)) for more in ({"optimizer": "sgd", "clip": ALWAYS}, {"optimizer": "adam"},
+                                        {"optimizer": "adamw", "clip": ALWAYS})),
+        of("no_overlap", ranks=1, replicas=2, micro_batches=1, network="transposed")]),
+    "results that go to several ranks, or come to one": (3, [
+        *(of(n, ranks=p, network=network) for network, p in (("over a stage", 3), ("to every stage", 4),
+                                                             ("to every stage", 3))
+          for n in ("gpipe", "one_f_one_b", "zb_h1", "fast_forward")),
+        *(of(n, network="within chunks") for n in ("looped_bfs", "interleaved", "interleaved_zb"))]),
+    "replicas": (2, [of(n, replicas=2, **more) for n in ("gpipe", "one_f_one_b", "zb_h1", "interleaved", *BOTH_WAYS)
+                     for more in ({}, {"optimizer": "adam"}, MIXED, {"clip": ALWAYS})]
+                 + [of(n, replicas=2, network="everywhere", clip=clip) for n in ("zb_h1", "zb_v")
+                    for clip in (None, ALWAYS)]),
+    "sums over replicas in parts and in any order": (1, [
+        of(n, ranks=p, replicas=r, optimizer="adam", options={"all_reduces": order, "part_bytes": 300})
+        for n, p, r in (("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3))
+        for order in ("fifo", "priority", "reverse_first_k")]),
+    "shards": (3, [{"shard": SHARDS[2], "replicas": 3}, *product(
+        shard=list(SHARDS), job=[{}, {"optimizer": "adam", "clip": 0.1}, {**MIXED, "optimizer": "adam"}],
+        scheduler=["one_f_one_b", "interleaved", "zb_v", "dualpipe_v"], replicas=[2])]),
+    "shards, loss scaling and more": (2, product(
+        shard=list(SHARDS[:3]), replicas=[2], scaled=[True],
+        more=[{"tied": True}, of("chimera", tied=True), {"clip": ALWAYS}, of("chimera", clip=ALWAYS, saved=True),
+              of("dualpipe_v", **MIXED, recompute=(0,))])),
+    "stale": (2, [of(name, every=1, micro_batches=8, replicas=2, options=options, **more) for name, options in (
+        ("pipedream", {}), ("pipedream", {"history": "average"}), ("layerpipe2", {}), ("layerpipe2",
+                                                                                      {"history": "predicted"}))
+        for more in ({"optimizer": "adamw"}, {"tied": True}, {"norm": True})])}
+
+
+def cases(theme: str, many: int, rows: list[dict[str, Any]]) -> list[Any]:
+    """Of a theme, of which those are marked `wide` that the default run leaves out."""
+    chosen = {(2 * i + 1) * len(rows) // (2 * many) for i in range(many)}
+    return [pytest.param(row, id=f"{theme}: " + " ".join(f"{key}={value}" for key, value in row.items()),
+                         marks=[] if i in chosen else [pytest.mark.wide]) for i, row in enumerate(rows)]
+
+
+@pytest.mark.parametrize("settings", [case for theme, rows in CASES.items() for case in cases(theme, *rows)])
+def test_ranks_leave_the_bits_of_one_process(settings: dict[str, Any]) -> None:
+    check(settings)
+
+
+def test_what_is_asked_for_changes_bits() -> None:
+    """So that the test above would tell a clip, a loss scale or an order of sums that is not there."""
+    plain = alone({"loss": True})
+    assert alone({"loss": True, "clip": 1e9}) == plain
+    clipped = [alone({"loss": True, "clip": limit}).losses[0] for limit in (ALWAYS, SOMETIMES)]
+    assert [loss[1] == plain.losses[0][1] for loss in clipped] == [False, True], "the first step"
+    assert [loss[2] == plain.losses[0][2] for loss in clipped] == [False, False], "the second one"
+    skipped = alone({"loss": True, "scaled": True, "bad": (1, 2)})
+    assert skipped.tensors != alone({"loss": True, "scaled": True}).tensors
+    assert skipped.tensors["scale"] == np.float32(2).tobytes()
+    eight, halves = (alone({"micro_batches": 8, **more}) for more in ({}, {"groups": 2}))
+    assert eight.tensors != halves.tensors
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1"])
+def test_both_kinds_of_lanes_poll_transfers_between_their_calls(name: str, both_lanes: str) -> None:
+    check({"scheduler": name})
+
+
+# -------------------------------------------------------------------------------------------------------- torch's grids
+CLASSES = ["ScheduleInterleaved1F1B", "ScheduleInterleavedZeroBubble", "ScheduleLoopedBFS", "ScheduleZBVZeroBubble",
+           "ScheduleDualPipeV"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("more", [{}, MIXED], ids=str)
+@pytest.mark.parametrize("name", CLASSES)
+def test_a_deferred_grid_leaves_the_bits_of_one_process(name: str, more: dict[str, Any], replicas: int,
+                                                        tmp_path: Any) -> None:
+    """With receives as late as torch puts them, over threads whose sends end when they are received, also where torch's
+    own runtime would mix up messages; replicas share parameters out where the grid says."""
+    torch = need("torch.distributed.pipelining.schedules")
+    (file := tmp_path / "grid.csv").write_text(as_csv(torch_order(torch, name, 2, 4, 2, deferred=True, lowered=True)))
+    settings = {"scheduler": str(file), "options": {"chunks": 2}, "replicas": replicas, "optimizer": "adam",
+                "placed": True, **more}
+    own = rank_runs.prepared(settings)
+    assert any("buffered: yes" in line for line in own[0][1].remarks)
+    assert rank_runs.on_ranks(settings, own).tensors == alone(settings).tensors
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.1}, MIXED], ids=str)
+@pytest.mark.parametrize("text", [PLACED, "interleaved", "dualpipe_v", "zb_v"], ids=str)
+def test_a_placed_grid_leaves_the_bits_of_one_process(text: str, more: dict[str, Any], tmp_path: Any) -> None:
+    """One that is written by hand, and those of our own policies."""
+    if text == PLACED:
+        (file := tmp_path / "grid.csv").write_text(text)
+        check({"replicas": 2, "scheduler": str(file), "placed": True, **more})
+    else:
+        check({"replicas": 2, "scheduler": text, "shard": SHARDS[2], "saved": "torch", **more})
+
+
+# ------------------------------------------------------------------------------------------------------------- trainers
+MLP = {"model": "mlp", "model_args": {"hidden": 16, "layers": 6}, "batch_size": 32, "lr": 0.05}
+GPT = {"model": "gpt", "model_args": {"preset": "tiny"}, "batch_size": 16}  # whose head is its embedding
+NORMS = {"model": "resnet20", "model_args": {"width": 4, "layers": 1, "image_size": 8}, "batch_size": 32}
+
+
+def everything(trainer: Any) -> Any:
+    """Losses, and all that a run leaves in its model and optimizer, running statistics included."""
+    return trainer.losses, {name: t.numpy().tobytes() for owner in (trainer.recorded.model, trainer.recorded.optimizer)
+                            for name, t in owner.named_tensors()}
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.5}], ids=str)
+@pytest.mark.parametrize(("network", "scheduler", "ranks"), [
+    (GPT, "zb_h1", 2), (MLP, "chimera", 4), (MLP, "dualpipe", 2), (NORMS, "chimera", 2), (NORMS, "dualpipe", 2)])
+def test_trainers_of_stages_leave_the_bits_of_one_process(network: Any, scheduler: str, ranks: int, more: Any) -> None:
+    settings = {**network, **more, **BOTH_WAYS.get(scheduler, {}), "micro_batches": 4}
+    (wanted,) = trained(Job(**settings), result=everything)
+    for losses, left in trained(Job(**settings, scheduler=scheduler, parallel="pipeline"), ranks, result=everything):
+        assert losses == wanted[0]
+        assert {name for name in wanted[1] if left[name] != wanted[1][name]} == set()
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("more", [{"optimizer": "adam"}, {"clip": 0.05}], ids=str)
+@pytest.mark.parametrize("scheduler", ["one_f_one_b", "chimera", "dualpipe", "zb_v"])
+def test_replicas_of_stages_leave_the_bits_of_data_parallel_ranks(scheduler: str, more: dict[str, Any]) -> None:
+    """A stage's gradients are added up on one of the two ranks that hold it, then summed over replicas there; so are
+    squares for a clip."""
+    settings = {**MLP, **more, **BOTH_WAYS.get(scheduler, {}), "micro_batches": 4}
+    wanted = trained(Job(**settings, scheduler="no_overlap", parallel="data"), 1, 2)
+    found = trained(Job(**settings, scheduler=scheduler, parallel="pipeline"), 2, 2)
+    assert set(map(str, found)) == set(map(str, wanted))
+
+
+# ------------------------------------------------------------------------------------------------------------------ MPI
+@under_mpi
+@pytest.mark.parametrize(("ranks", "every"), [
+    (2, [of("gpipe"), of("one_f_one_b"), of("zb_h1"),
+         *(of(n, network="transposed", optimizer="adamw", clip=ALWAYS) for n in ("one_f_one_b", "zb_h1")),
+         *(of(n, network="transposed", every=1, micro_batches=8) for n in ("pipedream", "layerpipe"))]),
+    (3, [of(n, network="over a stage") for n in ("one_f_one_b", "zb_h1")]),
+    (4, [of("gpipe"), of("one_f_one_b"), of("zb_h1")])])
+def test_ranks_of_mpi_leave_the_same_bits(ranks: int, every: list[dict[str, Any]]) -> None:
+    check_under_mpi(ranks, *every)
