@@ -36,7 +36,7 @@ from minidl.training.rank_trainer import RankTrainer
 from minidl.training.recorded import Recorded
 from minidl.training.trainer import Trainer
 
-RANKS, MICRO_BATCHES, SHARE, STEPS, WIDTH = 2, 4, 4, 3, 12
+RANKS, MICRO_BATCHES, SHARE, STEPS, WIDTH, CLASSES = 2, 4, 4, 3, 12, 5
 COST = ml.CostModel.analytic()
 OPTIMIZERS: dict[str, Any] = {"sgd": functools.partial(optim.SGD, lr=0.05, momentum=0.9),
                               "adam": functools.partial(optim.Adam, lr=0.01),
@@ -112,9 +112,9 @@ class Skipping(nn.Module):
 
 #: by name: what `network` of the settings may be; each is made without arguments
 NETWORKS: dict[str, Callable[[], Any]] = {
-    "mlp": lambda: models.mlp(WIDTH, *[16] * 7, WIDTH), "transposed": lambda: Shared(False),
+    "mlp": lambda: models.mlp(WIDTH, *[16] * 7, CLASSES), "transposed": lambda: Shared(False),
     "everywhere": lambda: Shared(True),
-    "odd widths": lambda: models.mlp(WIDTH, 40, 40, 36, 40, 40, WIDTH),
+    "odd widths": lambda: models.mlp(WIDTH, 40, 40, 36, 40, 40, CLASSES),
     "over a stage": lambda: Skipping(3, {2: [0]}), "to every stage": lambda: Skipping(4, {2: [0], 3: [0, 1]}),
     "within chunks": lambda: Skipping(4, {3: [0, 1]})}
 
@@ -123,8 +123,9 @@ NETWORKS: dict[str, Callable[[], Any]] = {
 def batches(replica: int, micro_batches: int = MICRO_BATCHES, bad: tuple[int, ...] = ()) -> list[list[np.ndarray]]:
     """Of each step x and y of every micro-batch; in steps `bad` a number of one micro-batch is infinite."""
     random = np.random.default_rng(5 + replica)
-    found = [[part for _ in range(micro_batches) for part in (random.standard_normal((SHARE, WIDTH)).astype("f"),
-                                                              random.integers(0, WIDTH, SHARE))] for _ in range(STEPS)]
+    found = [[part for _ in range(micro_batches)
+              for part in (random.standard_normal((SHARE, WIDTH)).astype("f"), random.integers(0, CLASSES, SHARE))]
+             for _ in range(STEPS)]
     for step in bad:
         found[step][2 * (step % micro_batches)][0, 0] = np.inf
     return found
@@ -166,7 +167,7 @@ class Run:
                 if i + 1 == self.count:
                     self.total = functools.reduce(ops.add, self.totals.values())
                     self.totals = {}
-            if self.settings.get("every"):
+            if (i + 1) % self.settings.get("every", self.count + 1) == 0:
                 self.optimizer.step()
 
     def step(self, *parts: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Networks and runs of stale pipelines on ranks, and the replay of their logs in one process."""
+"""Runs of stale pipelines on ranks, and the replay of their logs in one process (`rank_runs`), by short names."""
 
 from __future__ import annotations
 
@@ -6,27 +6,21 @@ import functools
 
 import numpy as np
 import pipelines
-from helpers import deadline
+import rank_runs
+from rank_runs import CLASSES, COST, STEPS, Network, Run
 
 import minidl as ml
-from minidl import models, nn, ops, optim
+from minidl import models, nn
 from minidl.core.tasks import unpack
-from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.ordered import Ordered
-from minidl.schedulers.pipeline import add_communication
 from minidl.schedulers.pipeline.flush import one_f_one_b
-from minidl.testing.replay import Replay
 
-MICRO_BATCHES, SHARE, STEPS = 8, 4, 3
-COST = ml.CostModel.analytic()
-OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.02, momentum=0.9), "adamw": lambda p: optim.AdamW(p, 0.003),
-              "nadamw": lambda p: optim.NAdamW(p, 0.003),
-              "sgd, clipped": lambda p: optim.SGD(p, 0.02, momentum=0.9, max_norm=0.1),
-              "adamw, clipped": lambda p: optim.AdamW(p, 0.003, max_norm=0.1),
-              "adamw, scaled": lambda p: optim.AdamW(p, 0.003, max_norm=0.1,
-                                                     scaler=optim.GradScaler(8.0, growth_interval=2))}
+__all__ = ["COST", "STEPS"]  # for those who use the names below
+MICRO_BATCHES = 8
+OPTIMIZERS = {"sgd": {}, "adamw": {"optimizer": "adamw"}, "nadamw": {"optimizer": "nadamw"},
+              "sgd, clipped": {"clip": 0.1}, "adamw, clipped": {"optimizer": "adamw", "clip": 0.1},
+              "adamw, scaled": {"optimizer": "adamw", "clip": 0.1, "scaled": True}}
 POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream", {"history": "average"}),
             "pipedream_2bw": ("pipedream_2bw", {"mini_batches": 2}), "paci": ("paci", {"mini_batches": 4}),
             "pipedream_2bw, whole": ("pipedream_2bw", {}), "paci, whole": ("paci", {}),
@@ -39,57 +33,34 @@ IN_HALVES = "layerpipe, in halves"
 CUT = {IN_HALVES: ("layerpipe", {"method": "inter"})}
 
 
-class Mixed(nn.Module):
+def mixed():
     """Batch norm, dropout, and layers with parameters of their own, over several blocks."""
-
-    def __init__(self):
-        self.layers = nn.ModuleList([nn.Linear(12, 16), *(nn.Linear(16, 16) for _ in range(5)), nn.Linear(16, 5)])
-        self.norms = nn.ModuleList([nn.BatchNorm2d(16) for _ in range(6)])
-        self.drop = nn.Dropout(0.25)
-
-    def forward(self, x):
-        for layer, norm in zip(self.layers, self.norms, strict=False):
-            x = self.drop(ops.relu(ops.reshape(norm(ops.reshape(layer(x), (SHARE, 1, 1, 16))), (SHARE, 16))))
-        return self.layers[len(self.layers) - 1](x)
+    return Network(norm=True, drop=True)
 
 
-class Normed(Mixed):
+def normed():
     """The same without dropout, whose count LayerPipe cannot keep on two ranks."""
-
-    def __init__(self):
-        super().__init__()
-        self.drop = lambda x: x
+    return Network(norm=True)
 
 
 def heavy():
     """A layer in the middle that costs more than the others together: its F, O and W are on a rank each of three."""
-    return models.mlp(12, 16, 256, 256, 16, 5)
+    return models.mlp(12, 16, 256, 256, 16, CLASSES)
 
 
 def bare():
     """On three ranks the middle stage has no parameters."""
-    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Linear(16, 5))
+    return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Linear(16, CLASSES))
 
 
-class Tied(nn.Module):
-    """The first layer's weight is the last one's, transposed; or is used in half of all layers, another in two more."""
-
-    def __init__(self, everywhere=False):
-        one, two = nn.Linear(12, 12), nn.Linear(12, 12)
-        uses = {3: one, 4: two, 5: one, 6: two, 7: one} if everywhere else {}
-        self.layers = nn.ModuleList([one, *(nn.Linear(12, 12) for _ in range(7))])
-        for i, used in uses.items():
-            self.layers[i].weight = used.weight
-        self.back = not everywhere
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = ops.tanh(layer(x))
-        return ops.matmul(x, self.layers[0].weight) if self.back else x
+def tied():
+    """The first layer's weight is the last one's, transposed."""
+    return rank_runs.Shared(False)
 
 
 def everywhere():
-    return Tied(True)
+    """One weight in half of all layers, another in two more."""
+    return rank_runs.Shared(True)
 
 
 class Drawn:
@@ -99,35 +70,7 @@ class Drawn:
         self.widths, self.__name__ = np.random.default_rng(seed).integers(4, 80, 6).tolist(), f"drawn {seed}"
 
     def __call__(self):
-        return models.mlp(12, *self.widths, 5)
-
-
-def batches():
-    random = np.random.default_rng(3)
-    return [[part for _ in range(MICRO_BATCHES) for part in (random.standard_normal((SHARE, 12)).astype("f"),
-                                                             random.integers(0, 5, SHARE))] for _ in range(STEPS)]
-
-
-def recorded(every, optimizer="sgd", network=lambda: models.mlp(12, *[16] * 7, 5)):
-    ml.seed(1)
-    model = network()
-    opt = OPTIMIZERS[optimizer](model.parameters())
-
-    def step(*parts):
-        total = None
-        for i in range(MICRO_BATCHES):
-            with ml.micro_batch(i, i * SHARE):
-                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / every)
-                loss.backward(opt.scaler and opt.scaler.scale)
-                part = loss.detach() * (every / MICRO_BATCHES)
-                total = part if total is None else ops.add(total, part)
-                if every < MICRO_BATCHES and (i + 1) % every == 0:
-                    opt.step()
-        if every == MICRO_BATCHES:
-            opt.step()
-        return total
-
-    return model, ml.record(step, *batches()[0])
+        return models.mlp(12, *self.widths, CLASSES)
 
 
 def update_every(name):
@@ -135,30 +78,27 @@ def update_every(name):
     return pipelines.policy(policy).update_every(MICRO_BATCHES, told.get("mini_batches", 1))
 
 
-def run(name, ranks, **options):
-    """Of a stale run on ranks: losses, each parameter as its rank left it, the log of all ranks, and the plan."""
+def settings_of(name, ranks, *, optimizer="sgd", network=None, **more):
+    """Of a stale run under a policy of POLICIES."""
     policy, told = (POLICIES | CUT)[name]
-    every = update_every(name)
-    own = []
-    for _ in range(ranks):
-        model, graph = recorded(every, **options)
-        plan = ml.plan(graph, policy, COST, ml.Machine(ranks), **told)
-        own.append((model, *add_communication(plan.graph, plan.schedule)))
+    made = {"network": "mlp" if network is None else lambda *_: network()}
+    return {"loss": True, "scheduler": policy, "ranks": ranks, "options": told, "every": update_every(name),
+            "micro_batches": MICRO_BATCHES, **OPTIMIZERS[optimizer], **made, **more}
 
-    def work(communicator):
-        model, graph, schedule = own[communicator.rank]
-        run = DistributedExecutor(graph, schedule, communicator, logged=True)
-        losses = [run(*parts) for parts in batches()]
-        run.close()
-        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
-        return losses, [p.numpy().tobytes() if id(p.storage) in held else None
-                        for p in model.parameters()], run.log.entries
 
-    with deadline():
-        found = run_ranks(ranks, work)
-    losses = [float(value) for value in next(f[0] for f in found if f[0][0] is not None)]
-    return losses, [next(b for b in bits if b is not None)
-                    for bits in zip(*(f[1] for f in found), strict=True)], [e for f in found for e in f[2]], plan
+def recorded(every, optimizer="sgd", network=None):
+    """A model, and its step with an update after so many micro-batches."""
+    made = {"network": "mlp" if network is None else lambda *_: network()}
+    run = Run({"loss": True, "every": every, "micro_batches": MICRO_BATCHES, **OPTIMIZERS[optimizer], **made})
+    return run.model, run.recorded()
+
+
+def run(name, ranks, **options):
+    """Of a stale run on ranks: losses and tensors, as bytes, the log of all ranks, and the plan."""
+    settings = settings_of(name, ranks, **options)
+    own = rank_runs.prepared(settings)
+    found = rank_runs.on_ranks(settings, own)
+    return found.losses[0], found.tensors, found.log, own[0][1]
 
 
 @functools.cache
@@ -168,11 +108,9 @@ def ran(name, ranks):
 
 
 def replayed(name, ranks, log, **options):
-    """Losses and parameters of one process that does what the log says."""
-    model, graph = recorded(update_every(name), **options)
-    replay = Replay(graph, pipeline.balanced(graph, COST, ranks))
-    losses = [float(replay(tuple(parts), [e for e in log if e.step == i])) for i, parts in enumerate(batches())]
-    return losses, [p.numpy().tobytes() for p in model.parameters()]
+    """Losses and tensors of one process that does what the log says."""
+    found = rank_runs.alone(settings_of(name, ranks, **options), log)
+    return found.losses[0], found.tensors
 
 
 def planned(name, ranks, **options):

@@ -18,7 +18,7 @@ from minidl.training.recorded import Recorded
 
 def test_a_loss_scale_of_several_optimizers_is_refused():
     scaler = optim.GradScaler(8.0)
-    first, second = models.mlp(12, 8, 8), models.mlp(8, 8, 12)
+    first, second = models.mlp(12, 8, 8), models.mlp(8, 8, 5)
     both = [optim.SGD(m.parameters(), 0.1, scaler=scaler) for m in (first, second)]
 
     def step(x, y):

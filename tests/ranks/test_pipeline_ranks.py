@@ -29,7 +29,7 @@ def plain(name: str, ranks: int, **more: Any) -> dict[str, Any]:
 
 
 def wide(*_: bool) -> Any:
-    return models.mlp(WIDTH, *[64] * 7, WIDTH)
+    return models.mlp(WIDTH, *[64] * 7, 5)
 
 
 def test_each_rank_plans_memory_for_its_own_part_alone():

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import PATIENCE, deadline, recorded_classifier
+from rank_runs import Run, alone, on_ranks, planned, recorded
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import models, optim
 from minidl.cli import main
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import Machine
@@ -21,9 +22,7 @@ from minidl.core.schedule import Lane, ScheduleError
 from minidl.core.tasks import SENDS, Kind, repack, task_name, unpack
 from minidl.devices.device import LANES
 from minidl.runtime.checking import random_schedule
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.communication import Meetings
-from minidl.runtime.executors import DistributedExecutor
 
 POLICIES = ("no_overlap", "barrier", "buckets", "fifo", "priority", "dear", "reverse_first_k")
 MACHINE = Machine(2, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values()))
@@ -86,80 +85,37 @@ def test_shares_of_updates_are_refused(mlp: TaskGraph):
 
 
 # ------------------------------------------------------------------------------------------------------------ pipelines
-RANKS, MICRO_BATCHES = 2, 4
+STAGES = {"network": "odd widths"}  #: a network whose micro-batches are cut into stages
 
 
-class Stages:
-    """A process with a network whose micro-batches are cut into stages."""
-
-    def __init__(self) -> None:
-        ml.seed(1)
-        self.model = models.mlp(24, 40, 40, 36, 40, 10)
-        self.opt = optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        rng = np.random.default_rng(0)
-        self.batch = [a for _ in range(MICRO_BATCHES) for a in (rng.standard_normal((20, 24)).astype(np.float32),
-                                                                rng.integers(0, 10, 20))]
-        self.graph = ml.record(self.step, *self.batch)
-
-    def step(self, *parts: Any) -> None:
-        for i in range(MICRO_BATCHES):
-            with ml.micro_batch(i, i * 20):
-                (nn.cross_entropy(self.model(parts[2 * i]), parts[2 * i + 1]) * (1 / MICRO_BATCHES)).backward()
-        self.opt.step()
-
-    def plan(self, policy: Any, split: Any, **options: Any) -> Any:
-        return ml.plan(self.graph, policy, COST, Machine(RANKS), split=split, **options)
-
-    def bits(self, graph: TaskGraph) -> dict[int, bytes]:
-        held = {id(s.live) for s in graph.storages if s.live is not None}
-        return {i: p.numpy().tobytes() for i, p in enumerate(self.model.parameters()) if id(p.storage) in held}
-
-
-def on_ranks(policy: str, split: int) -> dict[int, bytes]:
-    """What two steps on ranks leave."""
-    own = [Stages() for _ in range(RANKS)]
-    plans = [each.plan(policy, split) for each in own]
-
-    def work(communicator: Any) -> dict[int, bytes]:
-        mine = own[communicator.rank]
-        run = DistributedExecutor(*plans[communicator.rank].with_messages, communicator)
-        for _ in range(2):
-            run(*mine.batch)
-        run.close()
-        return mine.bits(run.program.graph)
-
-    with deadline(PATIENCE):
-        return {i: each for bits in run_ranks(RANKS, work) for i, each in bits.items()}
+def plan_of(policy: Any, split: Any) -> ml.Plan:
+    return ml.plan(recorded(**STAGES)[1], policy, COST, Machine(2), split=split)
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("split", [2, 3])
 def test_all_orders_of_stages_in_parts_have_the_bits_of_one_lane(split: int):
-    whole = Stages()
+    found = []
     for policy in ("gpipe", "zb_h1"):
+        settings = {**STAGES, "split": split, "scheduler": policy}
+        found.append(on_ranks(settings).tensors)
         for seed in (None, 5):
-            alone = Stages()
-            graph = alone.plan(policy, split).graph
+            run = Run(settings)
+            graph = planned(run.recorded(), settings).graph
             execute = ml.SequentialExecutor(graph) if seed is None else ml.CheckingExecutor(
                 graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)
-            for _ in range(2):
-                execute(*alone.batch)
-            found = alone.bits(graph)
-            if seed is None and policy == "gpipe":
-                first = found
-            assert found == first
-        assert on_ranks(policy, split) == first
-    run = ml.SequentialExecutor(whole.graph)
-    for _ in range(2):
-        run(*whole.batch)
-    for i, p in enumerate(whole.model.parameters()):
-        np.testing.assert_allclose(p.numpy().ravel(), np.frombuffer(first[i], np.float32), rtol=1e-4, atol=1e-6)
+            for parts in run.batches():
+                execute(*parts)
+            found.append(run.tensors())
+    assert all(tensors == found[0] for tensors in found)
+    for name, bits in alone(STAGES).tensors.items():
+        np.testing.assert_allclose(np.frombuffer(found[0][name], np.float32), np.frombuffer(bits, np.float32),
+                                   rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("policy", ["gpipe", "zb_h1", "interleaved", "dualpipe_v"])
 def test_a_rank_of_a_pipeline_has_a_lane_for_each_part(policy: str):
-    stages = Stages()
-    whole, parted = (stages.plan(policy, split) for split in (1, 2))
+    whole, parted = (plan_of(policy, split) for split in (1, 2))
     own = unpack(parted.graph.keys)
     assert {lane.name for lane in parted.schedule.lanes} == {"main", "sub1"}
     assert not np.isin(own.kind[own.part > 0], (Kind.B, Kind.U)).any()
@@ -178,10 +134,9 @@ def test_a_rank_of_a_pipeline_has_a_lane_for_each_part(policy: str):
 
 
 def test_an_order_of_stages_in_parts_is_read_again(tmp_path: Any):
-    stages = Stages()
-    made = stages.plan("zb_h1", 2)
+    graph, made = recorded(**STAGES)[1], plan_of("zb_h1", 2)
     made.schedule.save(tmp_path / "plan.csv")
-    read = ml.plan(stages.graph, str(tmp_path / "plan.csv"), COST, Machine(RANKS))
+    read = ml.plan(graph, str(tmp_path / "plan.csv"), COST, Machine(2))
     assert read.graph.keys.tolist() == made.graph.keys.tolist()
     assert read.step == made.step
     lane = [made.schedule.order(i).tolist() for i in range(4)]
@@ -189,12 +144,12 @@ def test_an_order_of_stages_in_parts_is_read_again(tmp_path: Any):
     lane[at][:2] = lane[at][1::-1]
     other = replace(made.schedule, keys=np.concatenate(lane), slots=None)
     with pytest.raises(ScheduleError, match="second parts of tasks must be on lanes of their own, in the order of"):
-        ml.plan(stages.graph, other, COST, Machine(RANKS))
+        ml.plan(graph, other, COST, Machine(2))
 
 
 def test_a_search_for_parts_of_stages_is_refused():
     with pytest.raises(Refused, match="parts of a stage have no measured costs; give a number of parts"):
-        Stages().plan("zb_h1", "auto")
+        plan_of("zb_h1", "auto")
 
 
 @pytest.mark.parametrize("kind", LANES)
@@ -211,7 +166,7 @@ def test_a_lane_that_fails_ends_the_other_lanes_and_ranks(task: str, kind: str, 
     monkeypatch.setenv("MINIDL_LANES", kind)
     monkeypatch.setattr(Meetings, "calls", calls)
     with pytest.raises(Exception, match="spoiled"):
-        on_ranks("zb_h1", 2)
+        on_ranks({**STAGES, "split": 2})
 
 
 @pytest.mark.slow

@@ -17,9 +17,9 @@ from stale_runs import (
     MICRO_BATCHES,
     POLICIES,
     STEPS,
-    Mixed,
     drawn_versions,
     heavy,
+    mixed,
     planned,
     ran,
     recorded,
@@ -275,6 +275,6 @@ def test_a_step_with_other_updates_is_refused():
         with pytest.raises(PipelineError, match=rf"paci updates .*mini_batches={wrong}\) must divide .*-batches 8\)"):
             pipelines.policy("paci").update_every(8, wrong)
     with pytest.raises(PipelineError, match="are on different ranks and both need .*, which outlives a step"):
-        ml.plan(recorded(1, network=Mixed)[1], "layerpipe", COST, ml.Machine(3))
+        ml.plan(recorded(1, network=mixed)[1], "layerpipe", COST, ml.Machine(5))
     with pytest.raises(PipelineError, match="the output gradient of stage 1 cannot be cut between two layers"):
         ml.plan(recorded(1, network=heavy)[1], "layerpipe", COST, ml.Machine(3), method="inter")
