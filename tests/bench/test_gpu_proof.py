@@ -116,28 +116,39 @@ def test_a_step_that_ends_leaves_no_process_behind(tmp_path):
     ends(pid.read_text())
 
 
-def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.wide)])
+def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path, how):
+    """Or killed, with every process of its session."""
     out, pid = tmp_path / "proof.json", tmp_path / "pid"
     step = (f"import os, time; print('tests/test_a.py::test_one PASSED [ 50%]', flush=True); "
             f"open({str(pid)!r}, 'w').write(str(os.getpid())); time.sleep(3600)")
     code = (f"import signal, sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib import Path\n"
-            f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n"
+            f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(143)); g.POLL = 0.1\n"
             f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', "
             f"{step!r}], read=g.tests_found)]\n"
             f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, {PATIENCE})")
-    proof = subprocess.Popen(python(code))
+    proof = subprocess.Popen(python(code), start_new_session=True)
     try:
         until(lambda: pid.exists() and pid.read_text(), "the second step has begun")
-        proof.send_signal(signal.SIGTERM)
-        assert proof.wait(PATIENCE) == 143
+        for process in Path("/proc").glob("[0-9]*") if how == signal.SIGKILL else ():
+            with suppress(OSError):
+                if os.getsid(int(process.name)) == proof.pid:
+                    os.kill(int(process.name), how)
+        proof.send_signal(how)
+        assert proof.wait(PATIENCE) == (143 if how == signal.SIGTERM else -how)
     finally:
         proof.kill()
+        with suppress(ProcessLookupError):
+            os.kill(int(pid.read_text()), signal.SIGKILL) if how == signal.SIGKILL else None
     steps = record(out)["parts"]["one"]["steps"]
     assert steps["first"]["passed"]
-    assert steps["second"]["stopped"]
-    assert steps["second"]["counts"] == {"PASSED": 1}
     assert not record(out)["passed"]
-    ends(pid.read_text())
+    if how == signal.SIGKILL:
+        assert "exit" not in steps["second"]
+    else:
+        assert steps["second"]["stopped"]
+        assert steps["second"]["counts"] == {"PASSED": 1}
+        ends(pid.read_text())
 
 
 @pytest.mark.slow
@@ -224,28 +235,6 @@ def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_p
 def test_parts_that_are_needed_most_come_first():
     assert list(gpu_proof.parts(540)) == ["smoke", "tests", "kernels", "table", "nccl", "copies", "launch", "ladder",
                                           "mpi", "sanitizer", "references"]
-
-
-@pytest.mark.wide
-def test_a_proof_that_is_killed_leaves_what_was_finished(tmp_path):
-    out = tmp_path / "proof.json"
-    code = (f"import sys; sys.path[:0] = [{str(BENCH)!r}]; import gpu_proof as g; from pathlib "
-            f"import Path; g.POLL = 0.1\n"
-            f"steps = [g.Step('first', [sys.executable, '-c', '']), g.Step('second', [sys.executable, '-c', 'import "
-            f"time; time.sleep(3600)'])]\n"
-            f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, {PATIENCE})")
-    proof = subprocess.Popen(python(code), start_new_session=True)
-    try:
-        until(lambda: out.exists() and "second" in record(out)["parts"]["one"]["steps"], "the second step has begun")
-    finally:
-        for process in Path("/proc").glob("[0-9]*"):  # as what ends a session: every process of it
-            with suppress(OSError):
-                if os.getsid(int(process.name)) == proof.pid:
-                    os.kill(int(process.name), signal.SIGKILL)
-        proof.wait(PATIENCE)
-    steps = record(out)["parts"]["one"]["steps"]
-    assert steps["first"]["passed"]
-    assert "exit" not in steps["second"]
 
 
 def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):

@@ -6,8 +6,6 @@ from __future__ import annotations
 import importlib
 import itertools
 import json
-import os
-import signal
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +14,7 @@ from typing import Any
 
 import cuda_runtime
 import pytest
-from helpers import IMPORTABLE, PATIENCE, ROOT, planned, torch_or_skip
+from helpers import PATIENCE, ROOT, planned, torch_or_skip
 
 import minidl as ml
 from minidl.devices.cuda import device as cuda_devices
@@ -411,56 +409,32 @@ def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
                               ("one", "bf16", COMPILED[0]), ("two", "bf16", COMPILED[0])]
 
 
-CLIMB = """
-import sys; sys.path[:0] = [{bench!r}]
-import cuda_runtime, ladder, minidl as ml
-from minidl.devices.cuda import device as devices
-from ladder_cases import PRECISIONS, Case, Effort
-from ladder_runs import How, first_run
-device = devices._devices[0] = cuda_runtime.device(3)
-cases = {{name: Case("lenet", {{}}, 2) for name in ("one", "two", "three")}}
-analytic = ml.CostModel.analytic()
-how = How(Effort(0, 0, 1, 1, 3, 1), lambda graph, device: analytic, None, ("E0a in_order", "E1 in_order"))
-made = []
+def test_stopped_it_loses_nothing_that_was_finished_and_goes_on_with_the_rest(tmp_path, monkeypatch):
+    path, runs, names = tmp_path / "record.json", Runs(monkeypatch), ("one", "two", "three")
+    run = runs.run
 
-def run(*arguments):
-    made.append(arguments)
-    if len(made) == {stop}:
-        print("here", flush=True)
-        __import__("time").sleep(3600)
-    return first_run(*arguments)
+    def made() -> Any:
+        return ladder.Climb({name: name for name in names}, [TF32], {"sources": "s"}, str(path), resume=True,
+                            runs=("first",))
 
-ladder.first_run = run
-ladder.Climb(cases, [PRECISIONS["tf32"]], {{"sources": "s"}}, {path!r}, resume=True, runs=("first",))(
-    ladder.Here(cases, PRECISIONS, device, how))
-"""
+    def stopped(*asked: str) -> dict[str, Any]:
+        if asked[0] == "two":
+            raise KeyboardInterrupt
+        return run(*asked)
 
-
-@pytest.mark.slow
-def test_killed_it_loses_nothing_that_was_finished_and_goes_on_with_the_rest(tmp_path):
-    path = tmp_path / "ladder.json"
-
-    def climber(stop: int) -> Any:
-        code = CLIMB.format(bench=str(BENCH), path=str(path), stop=stop)
-        return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE,
-                                stderr=subprocess.DEVNULL, text=True,
-                                env={**os.environ, "PYTHONPATH": IMPORTABLE})
-
-    with climber(stop=2) as killed:
-        assert "here\n" in iter(killed.stdout.readline, "")
-        killed.send_signal(signal.SIGKILL)
-    assert killed.returncode == -signal.SIGKILL
+    runs.run = stopped
+    with pytest.raises(KeyboardInterrupt):
+        made()(here(names))
     before = json.loads(path.read_text())["networks"]["tf32"]
     assert "step_ms" in before["one"]["first"]
     assert before["two"]["first"] == {"begun": True, "left_out": {"first": ladder.BEGUN}}
     assert "first" not in before.get("three", {})
-    said, _ = climber(stop=0).communicate(timeout=PATIENCE)
-    after = json.loads(path.read_text())
-    assert after["networks"]["tf32"]["one"] == before["one"], "it is not measured again"
-    assert list(after["networks"]["tf32"]) == ["one", "two", "three"]
-    assert after["passed"]
-    assert said.index("three, tf32") < said.index("two, tf32"), (
-        "what had been begun may be what took too long: it comes last")
+    runs.run, runs.asked = run, []
+    record = made()(here(names))
+    assert [asked[0] for asked in runs.asked] == ["three", "two"], "what had been begun may be what took too long"
+    assert record["networks"]["tf32"]["one"] == before["one"], "it is not measured again"
+    assert list(record["networks"]["tf32"]) == [*names]
+    assert record["passed"]
 
 
 # -------------------------------------------------------------------------------------------------------------- targets

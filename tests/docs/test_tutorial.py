@@ -13,6 +13,13 @@ TUTORIAL = ROOT / "docs" / "tutorial"
 CHAPTERS = sorted(TUTORIAL.glob("chapter*.py"))
 STARTS = sorted((TUTORIAL / "exercises").glob("exercise*"))
 
+
+def plan(*lanes):
+    """The CSV of a plan, given as "rank,lane: tasks in order"."""
+    rows = [f"{name},{task}\n" for name, _, tasks in (lane.partition(": ") for lane in lanes) for task in tasks.split()]
+    return "".join(["rank,lane,task\n", *rows])
+
+
 SOLUTIONS = {
     1: """
 import numpy as np
@@ -43,19 +50,8 @@ def edges(tasks):
             writer[buffer], readers[buffer] = name, []
     return {(earlier, later) for earlier, later in found if earlier != later}
 """,
-    4: """rank,lane,task
-0,main,1F0
-0,main,2F0
-0,main,3F0
-0,main,4F0
-0,main,4O0
-0,main,3O0
-0,main,2O0
-0,sub,3W0
-0,sub,3U0
-0,sub,1W0
-0,sub,1U0
-""",
+    4: plan("0,main: 1F0 2F0 3F0 4F0 4O0 3O0 2O0",
+            "0,sub: 3W0 3U0 1W0 1U0"),
     5: """
 from minidl import Kind, Lane, Schedule
 
@@ -66,44 +62,9 @@ def scheduler(graph):
     sub = [t.index for t in graph if t.kind in (Kind.W, Kind.U) and t.unit not in lowest]
     return Schedule.of(graph, {Lane(0, "main"): chain + late, Lane(0, "sub"): sub})
 """,
-    6: """rank,lane,task
-0,main,0F0
-0,main,0F1
-0,main,0F2
-0,main,0O0
-0,main,0W0
-0,main,0F3
-0,main,0O1
-0,main,0W1
-0,main,0O2
-0,main,0W2
-0,main,0O3
-0,main,0W3
-1,main,1F0
-1,main,1F1
-1,main,1O0
-1,main,1F2
-1,main,1O1
-1,main,1W0
-1,main,1F3
-1,main,1O2
-1,main,1W1
-1,main,1O3
-1,main,1W2
-1,main,1W3
-2,main,2F0
-2,main,2O0
-2,main,2F1
-2,main,2O1
-2,main,2F2
-2,main,2O2
-2,main,2W0
-2,main,2F3
-2,main,2O3
-2,main,2W1
-2,main,2W2
-2,main,2W3
-""",
+    6: plan("0,main: 0F0 0F1 0F2 0O0 0W0 0F3 0O1 0W1 0O2 0W2 0O3 0W3",
+            "1,main: 1F0 1F1 1O0 1F2 1O1 1W0 1F3 1O2 1W1 1O3 1W2 1W3",
+            "2,main: 2F0 2O0 2F1 2O1 2F2 2O2 2W0 2F3 2O3 2W1 2W2 2W3"),
     7: """
 def partition(times, processors):
     def enough(period):
@@ -151,32 +112,8 @@ def capture(issues):
             now |= events[name]
     return edges
 """,
-    11: """rank,lane,task
-0,main,0F0
-0,main,0SF0>1
-0,main,0F1
-0,main,0SF1>1
-0,main,1RO0>0
-0,main,0B0
-0,main,0F2
-0,main,0SF2>1
-0,main,1RO1>0
-0,main,0B1
-0,main,1RO2>0
-0,main,0B2
-1,main,0RF0>1
-1,main,1F0
-1,main,1B0
-1,main,0RF1>1
-1,main,1SO0>0
-1,main,1F1
-1,main,1B1
-1,main,0RF2>1
-1,main,1SO1>0
-1,main,1F2
-1,main,1B2
-1,main,1SO2>0
-""",
+    11: plan("0,main: 0F0 0SF0>1 0F1 0SF1>1 1RO0>0 0B0 0F2 0SF2>1 1RO1>0 0B1 1RO2>0 0B2",
+             "1,main: 0RF0>1 1F0 1B0 0RF1>1 1SO0>0 1F1 1B1 0RF2>1 1SO1>0 1F2 1B2 1SO2>0"),
     12: """
 def keep(whole, output, again, limit):
     best = {0: (0, frozenset())}  # bytes that are kept so far -> the least time, and the blocks
