@@ -285,30 +285,24 @@ def stub(monkeypatch):
     return found
 
 
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "captured"),
-                         [*((name, True) for name in names("data", exact=True)), ("priority", False), ("dear", False)])
-def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, name, captured):
-    devices = gpus(2, 1)
-    wanted = alone(devices[0], 2).bits
-    assert {found.bits for found in trained(name, devices if captured else streams_only(devices))} == {wanted}
+DATA = names("data", exact=True)
+#: name, ranks, seed of the streams' order, transport, whether steps are captured
+CASES = [("reverse_first_k", 2, 1, staged, True), ("dear", 2, 5, ring, True),
+         *(pytest.param(*row, marks=pytest.mark.wide) for row in (
+             *((name, 2, 1, staged, True) for name in DATA),
+             *((name, 2, 1, staged, False) for name in ("priority", "dear")),
+             *((name, 2, 5, transport, True) for transport in (aware, ring) for name in ("buckets", "dear")),
+             ("no_overlap", 2, 5, ring, True))),
+         *(pytest.param(name, 4 if seed % 3 == 0 else 2, seed, staged, seed % 2 == 1, marks=pytest.mark.slow)
+           for name in DATA for seed in range(2, 12))]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 12))
-@pytest.mark.parametrize("name", names("data", exact=True))
-def test_more_orders_and_more_ranks(gpus, name, seed):
-    devices = gpus(4 if seed % 3 == 0 else 2, seed)
-    wanted = alone(devices[0], len(devices)).bits
-    assert {found.bits for found in trained(name, devices if seed % 2 else streams_only(devices))} == {wanted}
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "transport"),
-                         [("buckets", aware), ("dear", aware), ("no_overlap", ring), ("buckets", ring), ("dear", ring)])
-def test_a_transport_for_gpus_gives_the_same_bits(gpus, stub, name, transport):
-    wanted = alone(gpus(1, 7)[0], 2).bits
-    assert {found.bits for found in trained(name, gpus(2, 5), transport)} == {wanted}
+@pytest.mark.parametrize(("name", "ranks", "seed", "transport", "captured"), CASES)
+def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, stub, name, ranks, seed, transport, captured):
+    devices = gpus(ranks, seed)
+    wanted = alone(devices[0], ranks).bits
+    devices = devices if captured else streams_only(devices)
+    assert {found.bits for found in trained(name, devices, transport)} == {wanted}
     assert not stub.left, "something was sent and not received"
 
 

@@ -213,29 +213,32 @@ def test_the_limited_loopback_says_what_is_missing(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- started alike
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
-    pytest.param(["--model-arg", "hidden=64"], "the model's arguments", marks=pytest.mark.slow),
-    pytest.param(["--bogus"], "rank 1: unrecognized arguments: --bogus", marks=pytest.mark.slow),
-])
+SLOW = pytest.mark.slow
+UNLIKE = [(["--seed", "5"], "the seed is 5 on rank 1 but 0 on rank 0"),
+          (["--dry-run"], "--dry-run is True on rank 1 but False on rank 0"),
+          (["--log-every", "2"], "--log-every is 2 on rank 1 but None on rank 0"),
+          (["--config", "nowhere.toml"], "rank 1: nowhere.toml: No such file or directory"),
+          *(pytest.param(*row, marks=SLOW) for row in (
+              (["--model-arg", "hidden=64"], "the model's arguments"),
+              (["--bogus"], "rank 1: unrecognized arguments: --bogus"),
+              (["--steps", "7"], "the number of steps is 7 on rank 1"),
+              (["--model", "nothing"], "rank 1: unknown model 'nothing'"),
+              (["--batch-size", "32"], "the batch size is 32 on rank 1"),
+              (["--warmup", "2"], "--warmup is 2 on rank 1 but 0 on rank 0"),
+              (["--checkpoint", "folder"], "--checkpoint is True on rank 1 but False"),
+              (["--trace", "a.json"], "--trace is True on rank 1 but False on rank 0"),
+              (["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by")))]
+
+
+@pytest.mark.parametrize(("flags", "says"), UNLIKE)
 def test_ranks_that_were_not_started_alike_end_at_once(flags, says):
-    line = one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
-    assert says in line
+    """Also what one rank alone was told, before others wait for it."""
+    assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
 
 
 def test_a_batch_that_does_not_divide():
     assert "63 rows cannot be divided equally among 2 ranks" in one_line(run(2,
                                                                          *parallel("priority", "--batch-size", "63")))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--steps", "7"], "the number of steps is 7 on rank 1"),
-    (["--model", "nothing"], "rank 1: unknown model 'nothing'"),
-    (["--batch-size", "32"], "the batch size is 32 on rank 1"),
-])
-def test_more_ways_to_be_started_differently(flags, says):
-    assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
 
 
 @pytest.mark.slow
@@ -276,20 +279,6 @@ def test_a_transport_for_gpus_needs_one():
     assert "--transport has no effect here; it goes with --device cuda" in line
 
 
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--dry-run"], "--dry-run is True on rank 1 but False on rank 0"),
-    (["--log-every", "2"], "--log-every is 2 on rank 1 but None on rank 0"),
-    pytest.param(["--warmup", "2"], "--warmup is 2 on rank 1 but 0 on rank 0", marks=pytest.mark.slow),
-    pytest.param(["--checkpoint", "folder"], "--checkpoint is True on rank 1 but False", marks=pytest.mark.slow),
-    pytest.param(["--trace", "a.json"], "--trace is True on rank 1 but False on rank 0", marks=pytest.mark.slow),
-    (["--config", "nowhere.toml"], "rank 1: nowhere.toml: No such file or directory"),
-    pytest.param(["--parallel", "none"], "rank 1: 2 ranks were started, and each would train the whole model by itself",
-                 marks=pytest.mark.slow),
-])
-def test_what_one_rank_alone_was_told_is_found_before_others_wait_for_it(flags, says):
-    assert says in one_line(run(1, *parallel("priority"), ":", *parallel("priority", *flags)))
-
-
 def test_ranks_that_would_each_train_the_whole_are_refused(tmp_path):
     line = one_line(run(2, *train("--checkpoint", tmp_path / "folder")))
     assert line == ("minidl: 2 ranks were started, and each would train the whole model by itself; "
@@ -323,13 +312,6 @@ def failing(self):
 rank_trainer.RankTrainer.step = failing
 sys.exit(main(sys.argv[1:]))
 """
-
-
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_a_rank_that_raises_says_so_and_stops_the_others(ranks):
-    done = run(ranks, "-c", RAISES, *parallel("priority", "--batch-size", "48")[2:])
-    assert done.returncode != 0
-    assert done.stderr == "minidl: rank 1: an internal error of minidl: a bad day; MINIDL_DEBUG=1 shows where\n"
 
 
 FULL = """
@@ -377,13 +359,31 @@ DOES = ("import os, signal, time\nfrom minidl.__main__ import run\n"
             "sys.exit(main(sys.argv[1:]))", "run()"))
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("SIGINT", 2), pytest.param("SIGTERM", 2, marks=pytest.mark.slow),
-                                             pytest.param("SIGINT", 4, marks=pytest.mark.slow)])
-def test_an_interrupt_of_one_rank_ends_all(name, ranks):
-    done = run(ranks, "-c", DOES.format(f"os.kill(os.getpid(), signal.{name})"),
-               *parallel("priority", "--steps", "100000")[2:])
-    assert done.stderr == f"minidl: rank 1: stopped by {name}\n"
-    assert done.returncode == 128 + signal.Signals[name]
+STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
+SILENT = (r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was stopped, or its "
+          r"machine is gone \(a larger MINIDL_MPI_SILENT_SECONDS waits longer\)\n")
+#: Python handles a signal at the next of its instructions, here within the `with`
+CAUGHT = ("exec('with contextlib.suppress(BaseException): os.kill(os.getpid(), signal.SIGINT); time.sleep(0.01)', "
+          "{**globals(), 'contextlib': __import__('contextlib')})")
+#: what rank 1 does in its fourth step, how many ranks there are, the exit code, all that is said
+ENDS = {"raises": ("raise ArithmeticError('a bad day')", (2, 3), 2,
+                   "minidl: rank 1: an internal error of minidl: a bad day; MINIDL_DEBUG=1 shows where\n"),
+        "is interrupted": ("os.kill(os.getpid(), signal.SIGINT)", (2, 4), 130, "minidl: rank 1: stopped by SIGINT\n"),
+        "is terminated": ("os.kill(os.getpid(), signal.SIGTERM)", (2,), 143, "minidl: rank 1: stopped by SIGTERM\n"),
+        "catches an interrupt": (CAUGHT, (2,), 130, "minidl: rank 1: stopped by SIGINT\n"),
+        "is stopped for ever": (STOPS, (2, 4), 2, SILENT)}
+
+
+@pytest.mark.parametrize(("what", "ranks"), [
+    pytest.param(what, n, marks=[SLOW] * (n > 2 or what == "is terminated"))
+    for what, (_, many, *_) in ENDS.items() for n in many])
+def test_a_rank_that_fails_in_a_step_ends_all(what, ranks, tmp_path):
+    does, _, code, says = ENDS[what]
+    flags = parallel("priority", "--steps", "100000", "--batch-size", "48", "--trace", tmp_path / "trace.json")[2:]
+    done = run(ranks, "-c", DOES.format(does), *flags, MINIDL_MPI_SILENT_SECONDS="4")
+    assert done.returncode == code, done.stderr
+    assert re.fullmatch(says, done.stderr)
+    until(lambda: not _running(str(tmp_path)), "also the rank that failed has ended")
 
 
 def test_a_signal_to_one_rank_of_a_run_with_checkpoints_is_named_with_that_rank(tmp_path):
@@ -392,16 +392,6 @@ def test_a_signal_to_one_rank_of_a_run_with_checkpoints_is_named_with_that_rank(
                *parallel("priority", "--steps", "100000", "--checkpoint", tmp_path / "checkpoint")[2:])
     said = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
     assert (done.returncode, said) == (143, ["minidl: rank 1: stopped by SIGTERM"]), done.stderr
-
-
-def test_an_interrupt_of_one_rank_that_a_library_catches_ends_all():
-    """Python handles a signal at the next of its instructions, here within the `with`."""
-    swallowed = DOES.replace("{}", "exec(CATCHES)").replace("import os",
-                                                            "CATCHES = 'with contextlib.suppress(BaseException): "
-                                                            "os.kill(os.getpid(), signal.SIGINT); "
-                                                            "time.sleep(0.01)'\nimport contextlib, os")
-    done = run(2, "-c", swallowed, *parallel("priority", "--steps", "100000")[2:])
-    assert (done.returncode, done.stderr) == (130, "minidl: rank 1: stopped by SIGINT\n")
 
 
 @pytest.mark.parametrize("module", ["numba", pytest.param("mpi4py", marks=pytest.mark.slow),
@@ -461,20 +451,6 @@ run()
     (line,) = [line for line in err.splitlines() if line.startswith("minidl:")]
     ranks = "01" if where == "mpi4py" else "0"  # while MPI starts, ranks cannot agree on who speaks
     assert re.fullmatch(f"minidl: rank [{ranks}]: stopped by SIGINT", line), err
-
-
-STOPS = "os.kill(os.getpid(), signal.SIGSTOP)"
-
-
-@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_rank_that_is_stopped_for_ever_is_noticed_by_its_silence(ranks, tmp_path):
-    done = run(ranks, "-c", DOES.format(STOPS), *parallel("priority", "--steps", "100000", "--trace",
-                                                          tmp_path / "trace.json")[2:], MINIDL_MPI_SILENT_SECONDS="4")
-    assert done.returncode != 0
-    assert re.fullmatch(r"minidl: rank [023] waits for rank 1, which has given no sign of life for 4 s: it was "
-                        r"stopped, or its machine is gone \(a larger MINIDL_MPI_SILENT_SECONDS waits longer\)\n",
-                        done.stderr)
-    until(lambda: not _running(str(tmp_path)), "the stopped rank has ended")
 
 
 @pytest.mark.slow
