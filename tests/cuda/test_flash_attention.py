@@ -10,6 +10,7 @@ from typing import Any
 import cuda_runtime
 import numpy as np
 import pytest
+from cuda_agree import on_cpu
 from cuda_on_cpu import run_kernel
 from helpers import bits
 
@@ -40,11 +41,7 @@ def arrays(sizes: tuple[int, ...], dtype: str = "float64") -> list[Any]:
 
 def bound(name: str, reads: list[Any], shapes: list[Any], **constants: Any) -> list[Any]:
     """What the CPU form writes."""
-    writes = [np.full(shape, np.nan, reads[0].dtype) for shape in shapes]
-    work = [np.full(shape, np.nan, dtype) for shape, dtype in KERNELS[name].work(reads, writes, **constants)]
-    for thunk in KERNELS[name].bind(reads, writes, work, constants):
-        thunk()
-    return writes
+    return on_cpu(name, reads, [np.full(shape, np.nan, reads[0].dtype) for shape in shapes], **constants)
 
 
 # ---------------------------------------------------------------------------------------------------------- mathematics

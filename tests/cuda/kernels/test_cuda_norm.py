@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_agree import DTYPES, agree, draw, sums_of
+from cuda_agree import DTYPES, agree, draw, on_cpu, sums_of
 from cuda_on_cpu import run_kernel
 from hypothesis import given
 from hypothesis import strategies as st
@@ -252,10 +252,8 @@ def test_cpu_forms_with_an_activation(act: str, residual: bool) -> None:
     def run(name: str, reads: list[Any], **constants: Any) -> list[Any]:
         expected = KERNELS[name].reference(np, *reads, **constants)
         expected = expected if isinstance(expected, tuple) else (expected,)
-        writes = [np.full_like(v, np.nan) if v.ndim else np.array(-1) for v in expected]
-        work = [np.full(shape, np.nan, t) for shape, t in KERNELS[name].work(reads, writes, **constants)]
-        for thunk in KERNELS[name].bind(reads, writes, work, constants):
-            thunk()
+        writes = on_cpu(name, reads, [np.full_like(v, np.nan) if v.ndim else np.array(-1) for v in expected],
+                        **constants)
         for found, wanted in zip(writes, expected, strict=True):
             np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-12)
         return writes

@@ -46,6 +46,16 @@ def agree(name: str, reads: list[Any], aliases: dict[int, int] | None = None, ti
     return results[0]
 
 
+def on_cpu(name: str, reads: list[Any], writes: list[Any], **constants: Any) -> list[Any]:
+    """What a kernel's CPU form writes, with scratch arrays full of NaN."""
+    kernel = KERNELS[name]
+    work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 0, t)
+            for shape, t in (kernel.work(reads, writes, **constants) if kernel.work else ())]
+    for thunk in kernel.bind(reads, writes, work, constants):
+        thunk()
+    return writes
+
+
 def sums_of(dtype: str) -> str:
     """The type of what is summed over elements of a type."""
     return "float32" if dtype == "float16" else dtype
