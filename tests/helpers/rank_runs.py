@@ -143,6 +143,7 @@ class Run:
         self.scaler = optim.GradScaler(8.0, growth_interval=2) if settings.get("scaled") else None
         self.optimizer = OPTIMIZERS[settings.get("optimizer", "sgd")](
             self.model.parameters(), max_norm=settings.get("clip"), scaler=self.scaler)
+        self.every: int = settings.get("every", self.count)  # micro-batches of an update
         self.totals: dict[int, Any] = {}
 
     def backward(self, i: int, parts: tuple[Any, ...]) -> None:
@@ -160,20 +161,20 @@ class Run:
                 self.past, self.loss = past, loss
                 return
             with ml.dither(self.settings.get("dither", 0)):
-                (loss * (1 / self.settings.get("every", self.count))).backward(self.scaler and self.scaler.scale)
+                (loss * (1 / self.every)).backward(self.scaler and self.scaler.scale)
             if self.settings.get("loss"):
                 part = loss.detach() * (1 / self.count)
                 self.totals[group] = ops.add(self.totals[group], part) if group in self.totals else part
                 if i + 1 == self.count:
                     self.total = functools.reduce(ops.add, self.totals.values())
                     self.totals = {}
-            if (i + 1) % self.settings.get("every", self.count + 1) == 0:
+            if self.every < self.count and (i + 1) % self.every == 0:
                 self.optimizer.step()
 
     def step(self, *parts: Any) -> Any:
         for i in range(self.count):
             self.backward(i, parts)
-        if not self.settings.get("every"):
+        if self.every == self.count:
             self.optimizer.step()
         return self.total if self.settings.get("loss") else None
 

@@ -14,7 +14,6 @@ from launcher import under_mpi
 from rank_runs import COST, batches, command, prepared, recorded
 
 import minidl as ml
-from minidl import nn, ops
 from minidl.core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from minidl.core.tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task
 from minidl.core.timeline import Timeline
@@ -296,30 +295,10 @@ def on_ranks(grid, work, **job):
     return run_ranks(grid.size, lambda c: work(PipelineTrainer(own[c.rank], COST, c, Link(50.0, 1e3))))
 
 
-class Tied(nn.Module):
-    """The last layer's weight is the first one's, and so is that of a layer between."""
-
-    def __init__(self):
-        self.input_shape, self.classes = (8, 8, 1), 64
-        self.layers = nn.ModuleList([nn.Linear(64, 64) for _ in range(6)])
-        for i in (3, 5):
-            self.layers[i].weight = self.layers[0].weight
-
-    def forward(self, x):
-        x = x.reshape(x.shape[0], 64)
-        for layer in self.layers:
-            x = ops.tanh(layer(x))
-        return x
-
-
-def tied():
-    return Tied()
-
-
 def test_a_saved_plan_of_replicas_that_clip_shared_weights_is_checked(tmp_path, capsys):
     path = tmp_path / "plan.csv"
-    flags = ["--model", f"{__file__}:tied", "--ranks", "2", "--replicas", "2", "--micro-batches", "4", "--clip", "1",
-             "--scheduler", "zb_h1", "--costs", "analytic"]
+    flags = ["--model", "gpt", "--model-arg", "preset=tiny", "--ranks", "2", "--replicas", "2", "--micro-batches", "4",
+             "--clip", "1", "--scheduler", "zb_h1", "--costs", "analytic"]
     planned, checked = (run_json(capsys, *verb, *flags)[1] for verb in (("plan", "--save", str(path)),
                                                                          ("check", str(path))))
     assert checked["valid"]
