@@ -62,6 +62,7 @@ def examples(n=3, m=4):
     yield from mask_examples(n, m)
     yield Example("matmul", ((n, m), (m, n)), ((n, n),))
     yield Example("matmul", ((2, n, m), (m, 3)), ((2, n, 3),))
+    yield Example("matmul", ((2, 1, n, m), (5, m, 2)), ((2, 5, n, 2),))
     yield Example("linear", ((n, m), (2, m)), ((n, 2),))
     yield Example("linear", ((n, m), (2, m), (2,)), ((n, 2),))
     yield Example("linear_weight_grad", ((n, m), (n, 2)), ((2, m),), {"bias": False})

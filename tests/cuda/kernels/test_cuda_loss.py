@@ -69,38 +69,23 @@ def test_softmax_of_large_numbers() -> None:
 # ------------------------------------------------------------------------------------------------------------ losses
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 1.0])
+@pytest.mark.parametrize("every", [0, 1, 2], ids=["none ignored", "all ignored", "half ignored"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 7), (5, 10), (33, 31), (300, 110), (3, 1200)], ids=str)
-def test_cross_entropy(shape: tuple[int, int], smoothing: float, dtype: str) -> None:
-    x = draw(shape, 1, dtype, 1) * 2
-    labels = np.random.default_rng(2).integers(shape[1], size=shape[0])
-    _, p = agree("cross_entropy", [x, labels], smoothing=smoothing, times=2)
-    agree("cross_entropy_grad", [p, labels, np.array(0.5, dtype)], smoothing=smoothing, times=2, scale=1 / len(x))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 7), (5, 10), (300, 110), (3, 1200)], ids=str)
-@pytest.mark.parametrize("every", [1, 2], ids=["all ignored", "half ignored"])
-def test_cross_entropy_without_ignored_labels(shape: tuple[int, int], every: int, dtype: str) -> None:
-    x = draw(shape, 1, dtype, 1) * 2
-    labels = np.random.default_rng(2).integers(shape[1], size=shape[0])
-    labels[::every] = -100
-    loss, p = agree("cross_entropy", [x, labels], smoothing=0.1, ignore=-100, times=2)
-    dx, = agree("cross_entropy_grad", [p, labels, np.array(0.5, dtype)], smoothing=0.1, ignore=-100, times=2,
-                scale=1 / len(x))
-    assert not dx[::every].any()
-    assert loss > 0 or not (labels >= 0).any()
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (5, 10), (300, 110), (3, 1200)], ids=str)
-def test_label_weights(shape: tuple[int, int], dtype: str) -> None:
-    """Weights and labels may be strided; a label that does not count may be one of the classes."""
-    weight = draw((shape[1],), 1, dtype)
+def test_cross_entropy(shape: tuple[int, int], every: int, smoothing: float, dtype: str) -> None:
+    """And the weights of labels, which may be strided; a label that does not count may be one of the classes."""
+    x, weight = draw(shape, 1, dtype, 1) * 2, draw((shape[1],), 1, dtype)
     labels = np.random.default_rng(2).integers(shape[1], size=2 * shape[0])[::-2]
-    for ignored in (-100, int(labels[0])):
+    for chosen in (-100, int(labels[0])):
         for w in (weight, np.repeat(weight, 2)[::2]):
-            (y,) = agree("label_weights", [w, labels], ignore=ignored)
-            assert not y[labels == ignored].any()
+            (y,) = agree("label_weights", [w, labels], ignore=chosen)
+            assert not y[labels == chosen].any()
+    if every:
+        labels[::every] = -100
+    constants = {"smoothing": smoothing, **({"ignore": -100} if every else {})}
+    loss, p = agree("cross_entropy", [x, labels], **constants, times=2)
+    dx, = agree("cross_entropy_grad", [p, labels, np.array(0.5, dtype)], **constants, times=2, scale=1 / len(x))
+    assert not (every and dx[::every].any())
+    assert loss > 0 or not every or not (labels >= 0).any()
 
 
 def test_cross_entropy_of_views() -> None:
