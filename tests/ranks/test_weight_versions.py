@@ -34,7 +34,6 @@ from minidl.core.placement import DECAYS
 from minidl.core.schedule import ScheduleError
 from minidl.core.tasks import Kind, as_recorded, repack, unpack
 from minidl.data import builtin
-from minidl.data.dataset import Wanted
 from minidl.kernels import KERNELS
 from minidl.runtime.version_log import drift, staleness
 from minidl.schedulers import pipeline
@@ -136,8 +135,9 @@ def test_an_average_of_weights_that_move_evenly_is_exact(decay):
 
 def trajectory(rate, momentum, steps=400):
     """All weights of a network of one hidden layer of 128 after each step on the digits, in NumPy."""
-    random, of = np.random.default_rng(0), builtin.digits(Wanted("train"))
-    x, labels = of.x.reshape(len(of.x), 64) / 16, of.y
+    random, (images, labels) = np.random.default_rng(0), builtin._digits()
+    train = builtin.fifth(len(images), "train")
+    x, labels = images[train].reshape(-1, 64) / 16, labels[train]
     w = [random.standard_normal((64, 128)) / 8, np.zeros(128), random.standard_normal((128, 10)) / 11, np.zeros(10)]
     v = [0 * a for a in w]
     for _ in range(steps):
