@@ -60,7 +60,7 @@ def test_listing_and_pricing_policies_need_no_network_no_device_and_no_trainer(a
 
 
 def test_a_list_of_policies_draws_nothing() -> None:
-    assert not own(imported("schedulers")) & {"core.draw", "views.page", "core.trace", "system.files"}
+    assert not own(imported("schedulers")) & {"core.draw", "views.page"}
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.cli.info import model_info
+from minidl.cli import main
 
 
 @pytest.mark.parametrize("name", ["gpt", "bert", "rnn"])
@@ -44,9 +45,10 @@ def test_the_number_of_parameters_is_the_published_one() -> None:
         assert sum(p.size for p in models.create("bert_base", head=head).parameters()) == wanted, head
 
 
-def test_flops_of_a_sample_are_two_for_each_weight_and_token() -> None:
+def test_flops_of_a_sample_are_two_for_each_weight_and_token(capsys) -> None:
     """And four for each pair of tokens and channel."""
-    record = model_info("gpt", {"preset": "tiny", "dropout": 0})
+    assert main(["info", "--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "dropout=0", "--json"]) == 0
+    record = json.loads(capsys.readouterr().out)
     t, width, layers = 16, 32, 2
     products = 2 * t * (layers * 12 * width**2 + 256 * width)
     small = record["flops_per_sample"] - products - layers * 4 * t * t * width
