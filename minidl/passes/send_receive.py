@@ -232,6 +232,24 @@ def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place
     return schedule.with_lanes(lanes)
 
 
+def count_waits(graph: TaskGraph, schedule: Schedule) -> int:
+    """The number of event waits of the plan with messages (`Schedule.waits` after `add_communication`), without making
+    them: one for each send, and one for each receive unless a later one of its lane was awaited before."""
+    rank = schedule.rank_of_tasks(graph)
+    reader, _, writer = crossing(graph, rank)
+    if not len(reader):
+        return 0
+    place = spread(schedule.ids(graph), np.arange(len(graph)), len(graph))
+    ranks = int(rank.max()) + 1
+    sends = len(np.unique(writer * ranks + rank[reader]))
+    link = rank[writer] * ranks + rank[reader]
+    order = np.lexsort((-place[writer], place[reader], link))  # a reader waits for its last message of a link
+    made, first = place[writer][order], np.append(True, np.diff(link[order]) > 0)
+    so_far = np.maximum.accumulate(made + link[order] * len(graph))  # each link by itself
+    awaited = first | np.append(True, so_far[1:] > so_far[:-1])
+    return sends + int(awaited.sum())
+
+
 def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> None:
     """Proves that messages can carry all data between ranks, each of which has its own memory.
 

@@ -19,7 +19,7 @@ from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, unpack
 from ..core.timeline import Timeline
 from ..passes.choices import NOTHING, Choices
-from ..passes.send_receive import add_communication, talks
+from ..passes.send_receive import add_communication, count_waits, talks
 from ..pricing.cost import CostModel
 from ..pricing.simulation import CHAINED, Carried, Clock, Lanes, around, simulate, times
 from .program import Division, Program, check_limit, divide
@@ -137,8 +137,8 @@ class Plan:
         """The number of event waits within ranks: of one lane for another, of a send for its result, of the first
         reader for its receive."""
         if self.synthetic:
-            graph, schedule = self.with_messages
-            return len(schedule.waits(graph))
+            return (len(self.schedule.waits(self.graph)) if talks(self.schedule)
+                    else count_waits(self.graph, self.schedule))
         return sum(len(program.body[0].waits) for program in self.distinct_programs)
 
     @cached_property

@@ -4,6 +4,7 @@ has the grid, and writes `plans.json` again if a plan shall change."""
 from __future__ import annotations
 
 import json
+from importlib.util import find_spec
 
 import golden_plans
 import pytest
@@ -22,5 +23,7 @@ def test_plans_are_those_of_the_record(share: int) -> None:
     """All plans of pipelines on given times, one of `share` others: file, remarks, notes, limit, predicted step and
     planned peaks, or why there is none."""
     names = [name for i, name in enumerate(CASES) if name.startswith("times/") or i % share == 0]
+    if not find_spec("ortools"):  # which proves the optima
+        names = [name for name in names if "/optimal/" not in name]
     changed = [name for name in names if golden_plans.fingerprint(CASES[name]) != KNOWN[name]]
     assert not changed
