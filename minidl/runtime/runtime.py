@@ -44,6 +44,8 @@ from .comm.flight import CREDIT, TransferError
 from .communication import Communication, Meetings
 from .version_log import VersionLog
 
+LOOK = 1e-6  #: seconds: a core may read its counter before what it has waited for; 0.2 us were seen
+
 
 class TaskError(RuntimeError):
     """A task failed. `task`: its name. The task's own error, with its traceback, is the cause of this one."""
@@ -350,9 +352,13 @@ class _Ready:
                 times[task] = stamps
             flying = times[:, 2] < times[:, 1]  # these have no end yet
             times[flying, 2] = times[:, 2].max(initial=0.0)
+        waits = self.part.waits
+        ended = times[waits[:, 1], 2]
+        near = np.abs(ended - times[waits[:, 0], 1]) < LOOK
+        np.maximum.at(times[:, 1], waits[near, 0], ended[near])
+        times[:, 2] = times[:, 1:].max(axis=1)
         begin = float(times.min(initial=np.inf))
         times = (times[ids] - begin) * 1e6
-        waits = self.part.waits
         waited = spread(waits[:, 0], True, len(graph))[ids]
         entry = spread(ids, np.arange(len(ids)), len(graph))
 

@@ -278,6 +278,26 @@ def test_random_orders_and_schedules_are_legal(seed, lanes):
     assert (place[graph.preds.ids] < place[graph.preds.row_of_each()]).all()
 
 
+@pytest.mark.parametrize(("early", "kept"), [(2e-7, True), (1e-3, False)])
+def test_a_start_that_is_read_too_early_is_not_before_what_it_waits_for(early, kept, monkeypatch):
+    """A counter of ticks is not exact; a start that is far too early is not hidden."""
+    (values,), graph = SMALL.batches(1), recorded()
+    run = StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(3)), trace=True)
+    with deadline():
+        run(*values)
+    (ready,), (a, b) = run._body, run.waits[0].tolist()
+    exact = ready.lanes.stamps()
+    where = {task: (lane, i) for lane in range(2) for i, task in enumerate(ready.part.lane_tasks(lane))}
+    found, ended = [moments.copy() for moments in exact], exact[where[b][0]][where[b][1], 2]
+    found[where[a][0]][where[a][1], 1] = ended - early
+    monkeypatch.setattr(ready.lanes, "stamps", lambda: found)
+    timeline = ready.timeline()
+    start, end = (dict(zip(timeline.key[timeline.tasks].tolist(), x[timeline.tasks].tolist(), strict=True))
+                  for x in (timeline.start, timeline.end))
+    assert (start[int(graph.keys[a])] >= end[int(graph.keys[b])]) == kept
+    run.close()
+
+
 @pytest.mark.parametrize("lanes", [1, 3])
 def test_a_traced_step_records_each_task_once_in_lane_order(lanes):
     (values,) = SMALL.batches(1)
