@@ -12,8 +12,8 @@ html_theme = "furo"
 html_title = "minidl"
 html_copy_source = False
 source_suffix = {".md": "markdown", ".py": "markdown"}
-exclude_patterns = ["conf.py", "pictures", "playground", "torch_gpt.py", "tutorial/exercises", "tutorial/grade.py",
-                    "tutorial/notebooks*"]
+exclude_patterns = ["conf.py", "course", "pictures", "playground", "torch_gpt.py", "tutorial/exercises",
+                    "tutorial/grade.py", "tutorial/notebooks*"]
 html_extra_path = ["playground.html"]
 
 default_role = "code"  # a name in backticks in a docstring

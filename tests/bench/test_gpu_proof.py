@@ -129,7 +129,8 @@ def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path, how):
             f"g.prove('one', g.Part(lambda folder: steps), Path({str(out)!r}), {{'sources': 's'}}, {PATIENCE})")
     proof = subprocess.Popen(python(code), start_new_session=True)
     try:
-        until(lambda: pid.exists() and pid.read_text(), "the second step has begun")
+        until(lambda: pid.exists() and pid.read_text() and "second" in record(out)["parts"]["one"]["steps"],
+              "the second step has begun, and the record says so")
         for process in Path("/proc").glob("[0-9]*") if how == signal.SIGKILL else ():
             with suppress(OSError):
                 if os.getsid(int(process.name)) == proof.pid:

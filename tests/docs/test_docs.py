@@ -19,7 +19,7 @@ PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md")), *so
          *sorted(ROOT.glob("schedulers/*/README.md"))]
 #: Python files that the site shows as pages
 PYTHON = [*(ROOT / "docs" / "tutorial").glob("chapter*.py"), *(ROOT / "docs" / "extend").glob("*.py"),
-          ROOT / "docs" / "race.py"]
+          ROOT / "docs" / "race.py", ROOT / "docs" / "essence.py"]
 TEXT = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 #: what no test has: ranks, a GPU, a cluster's folders, a file of the reader's
 ELSEWHERE = ("mpiexec", "srun", "podman", "--device cuda", " /", "...", "my_")

@@ -74,6 +74,10 @@ class Flight:
             return False
         try:
             return self._look()
+        except RuntimeError as error:
+            if self._abandoned and type(error) is RuntimeError:  # an event that was let through in the meantime
+                raise Abandoned("this rank gave up") from error
+            raise
         finally:
             self._turn.release()
 

@@ -28,7 +28,7 @@ from minidl.core.tasks import RECEIVES, SENDS, Kind
 from minidl.passes.messages import check_rendezvous
 from minidl.plans.program import lower
 from minidl.runtime.comm import Host, RankError, Standstill, Wait
-from minidl.runtime.comm.flight import Entry, Flight
+from minidl.runtime.comm.flight import Abandoned, Entry, Flight
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers.pipeline import add_communication
@@ -142,6 +142,22 @@ def move(communicator, kind, peer, *array):
     flight = Flight(communicator)
     flight.submit(message(communicator, kind, peer, *array))
     flight.drain()
+
+
+def test_an_event_let_through_after_the_rank_gave_up_is_no_error_of_its_own():
+    """Another thread opens all events, then this one records what has ended: the first error is the one that counts."""
+    def work(communicator):
+        flight = Flight(communicator)
+
+        def look():
+            flight.abandon()
+            raise RuntimeError("release unlocked lock")
+
+        flight._look = look
+        with pytest.raises(Abandoned):
+            flight.look()
+
+    run_ranks(1, work)
 
 
 def test_f_a_wait_for_one_of_several_transfers_moves_all():
