@@ -31,7 +31,7 @@ def outputs(found: Any) -> tuple[Any, ...]:
     return found if isinstance(found, tuple) else (found,)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.wide)])
 def test_the_cpu_form_of_every_kernel_is_its_reference(dtype: str) -> None:
     """Every element is written, reads stay as they are, and what is bound can be called again."""
     tolerance = 5e-6 if dtype == "float32" else 1e-10
