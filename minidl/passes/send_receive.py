@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Ints, Rows, grouped, spread
+from ..core.columns import Ints, Rows, grouped, run_loop, spread
 from ..core.graph import ROLES, Role, TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import RECEIVES, SENDS, GraphError, Kind, pack, repack, unpack
@@ -262,33 +262,58 @@ def check_messages(graph: TaskGraph, schedule: Schedule, exempt: Any = None) -> 
         return
     sends = np.isin(graph.kind, SENDS)
     sendable = sends if sends.any() else np.isin(graph.kind, SENDABLE)
-    n, exempt = len(graph), np.zeros(len(graph.buffer_bytes), bool) if exempt is None else exempt.copy()
-    reader, buffer, writer = crossing(graph, rank)
-    exempt[buffer[(writer > reader) & sendable[writer]]] = True  # sent in the iteration before
-    order = np.lexsort((graph.writes.row_of_each(), graph.writes.ids))
-    task, made = graph.writes.row_of_each()[order], graph.writes.ids[order]  # the writers of a buffer one after another
-    again = np.append(False, made[1:] == made[:-1])[: len(made)]
-    first = spread(made[~again], task[~again], len(exempt), n)  # of each buffer its first writer
-    task_read, read = graph.reads.row_of_each(), graph.reads.ids
-    changes = first[read]  # of what a task reads before it is written
-    stale = np.flatnonzero((task_read <= changes) & (changes < n))
-    stale = stale[rank[task_read[stale]] != rank[changes[stale]]]
-    twice = np.flatnonzero(again & (rank[task] != rank[np.roll(task, 1)]) & ~np.isin(graph.kind, RECEIVES)[task])
-    bare = np.flatnonzero((writer < reader) & ~sendable[writer])
-    faults = [np.stack([later, np.full(len(later), fault), earlier, which], axis=1)[~exempt[which]]
-             for fault, later, earlier, which in (
-                 (1, reader[bare], writer[bare], buffer[bare]), (2, task[twice], task[twice - 1], made[twice]),
-                 (3, changes[stale], task_read[stale], read[stale]))]
-    if len(found := np.concatenate(faults)):
-        second, fault, earlier, which = min(found.tolist())
-        a, b, what = graph.name(earlier), graph.name(second), graph.buffer(which).name
-        texts = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[earlier]}, and no message can "
+    size = len(graph.buffer_bytes)
+    exempt = np.zeros(size, bool) if exempt is None else exempt.copy()
+    if graph.late.any():
+        reader, buffer, writer = crossing(graph, rank)
+        exempt[buffer[(writer > reader) & sendable[writer]]] = True  # sent in the iteration before
+    none = np.full(size, -1, np.int64)
+    (fault, first, second, buffer), _ = run_loop(
+        _unsendable, len(graph.reads.ids) + len(graph.writes.ids), graph.reads.ptr, graph.reads.ids, graph.writes.ptr,
+        graph.writes.ids, rank, sendable, np.isin(graph.kind, RECEIVES),
+        exempt, none, none.copy(), none.copy())
+    if fault:
+        a, b = graph.name(first), graph.name(second)
+        what = graph.buffer(buffer).name
+        texts = {1: f"{b} on rank {rank[second]} reads {what} of {a} on rank {rank[first]}, and no message can "
                     f"carry it: only results of {'sends' if sends.any() else 'F, O, B and U'} travel between ranks",
-                 2: f"{a} on rank {rank[earlier]} and {b} on rank {rank[second]} both write {what}, but each "
+                 2: f"{a} on rank {rank[first]} and {b} on rank {rank[second]} both write {what}, but each "
                     f"rank has its own memory",
-                 3: f"{b} changes {what} on rank {rank[second]}, but {a} on rank {rank[earlier]} reads a "
+                 3: f"{b} changes {what} on rank {rank[second]}, but {a} on rank {rank[first]} reads a "
                     f"copy that does not change"}
-        raise schedule.error(texts[fault], [int(graph.keys[earlier]), int(graph.keys[second])])
+        raise schedule.error(texts[fault], [int(graph.keys[first]), int(graph.keys[second])])
+
+
+def _unsendable(read_ptr, reads, write_ptr, writes, rank, sendable, receives, exempt,  # type: ignore[no-untyped-def]
+                writer, early, other):
+    """(fault or 0, the earlier task, the later task, the buffer). `writer[b]`: the last task that wrote b. `early[b]`
+    and `other[b]`: tasks of two ranks that read b before any task wrote it."""
+    for t in range(len(rank)):
+        for i in range(read_ptr[t], read_ptr[t + 1]):
+            b = reads[i]
+            if exempt[b]:
+                continue
+            w = writer[b]
+            if w >= 0:
+                if rank[w] != rank[t] and not sendable[w]:
+                    return 1, w, t, b
+            elif early[b] < 0:
+                early[b] = t
+            elif rank[early[b]] != rank[t]:
+                other[b] = t
+        for i in range(write_ptr[t], write_ptr[t + 1]):
+            b = writes[i]
+            if exempt[b]:
+                continue
+            w, e = writer[b], early[b]
+            if w >= 0 and rank[w] != rank[t] and not receives[t]:
+                return 2, w, t, b
+            if e >= 0 and rank[e] == rank[t]:
+                e = other[b]
+            if w < 0 and e >= 0:
+                return 3, e, t, b
+            writer[b] = t
+    return 0, 0, 0, 0
 
 
 def crossing(graph: TaskGraph, rank: Ints) -> tuple[Ints, Ints, Ints]:
