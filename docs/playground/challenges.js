@@ -11,7 +11,7 @@ const CHALLENGES = [
   { name: "weights can wait", ranks: 2, micros: 4, start: "one_f_one_b", figure: "makespan", goal: 13, peak: 2, by: "zb_h1",
     text: "Only a rank's own update needs a weight gradient, so a W may run later, while the rank would wait." },
   { name: "three ranks", ranks: 3, micros: 3, start: "gpipe", figure: "makespan", goal: 11,
-    text: "The longer the chain, the more it pays that nothing stands in its way." },
+    text: "A longer chain gains more if no weight gradient delays it." },
   { name: "little memory", ranks: 3, micros: 6, start: "gpipe", figure: "makespan", goal: 20, peak: 3, by: "zb_h1",
     text: "All forwards first keep six activations alive. Start backward earlier, and fill the gaps with weight gradients." },
   { name: "less memory", ranks: 3, micros: 6, start: "gpipe", figure: "makespan", goal: 25, peak: 2,

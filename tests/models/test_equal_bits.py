@@ -42,7 +42,7 @@ PIPELINES = [n for n, p in pipelines.POLICIES.items() if not p.stale and n not i
 
 
 def cases(kind: Iterable[str], quick: Mapping[str, Sequence[str]], slow: Mapping[str, Iterable[str]]) -> list[Any]:
-    """(network, scheduler): the quick ones by default, those of `slow` if slow tests run, else a campaign's."""
+    """Pairs (network, scheduler): quick ones by default, more if slow tests run, all of them in a campaign."""
     return [pytest.param(name, scheduler, marks=[] if scheduler in quick.get(name, ()) else
                          pytest.mark.slow if scheduler in slow.get(name, ()) else pytest.mark.campaign)
             for name in SMALL for scheduler in kind]

@@ -71,8 +71,8 @@ def after(model: Any, run: Any, steps: int = 2) -> dict[str, bytes]:
 
 def compared(way: Any, make: Any, policy: str = "in_order", micro_batches: int = 1, steps: int = 2
              ) -> tuple[Any, Any, str]:
-    """What a network has after steps of the exact passes, and after steps of a way's under a policy, which are also
-    those of any legal order; and the way's remark."""
+    """A network's state after steps of the exact passes; its state after steps of a way under a policy, which any legal
+    order must reach as well; and the way's remark."""
     runs = []
     for found in (None, *[way] * 2):
         model, graph = recorded(make, micro_batches)

@@ -1,5 +1,5 @@
-"""Pipelines that hold every stage twice, on ranks: their stages, messages and refusals. Their bits, those of one
-process that adds up the gradients of each half of the micro-batches apart, are in test_same_bits."""
+"""Pipelines that hold every stage twice, on ranks: their stages, messages and refusals. test_same_bits compares their
+bits with one process that adds up the gradients of each half of the micro-batches apart."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ def test_a_deferred_grid_leaves_the_bits_of_one_process(name: str, more: dict[st
 @pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.1}, MIXED], ids=str)
 @pytest.mark.parametrize("text", [PLACED, "interleaved", "dualpipe_v", "zb_v"], ids=str)
 def test_a_placed_grid_leaves_the_bits_of_one_process(text: str, more: dict[str, Any], tmp_path: Any) -> None:
-    """One that is written by hand, and those of our own policies."""
+    """A plan that is written by hand, and the plans of our policies."""
     if text == PLACED:
         (file := tmp_path / "grid.csv").write_text(text)
         check({"replicas": 2, "scheduler": str(file), "placed": True, **more})
