@@ -3,9 +3,12 @@ holds the policies' plans of today."""
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from typing import Any
@@ -14,7 +17,7 @@ import numpy as np
 import pipelines
 import pytest
 from browser import browser, opened
-from helpers import ROOT, drawn, need
+from helpers import PATIENCE, ROOT, drawn, need
 
 from minidl.cli import main
 from minidl.core.schedule import Schedule, ScheduleError
@@ -168,6 +171,36 @@ def test_two_thousand_random_plans_have_equal_verdicts_and_figures(tab):
             assert theirs[name] == pytest.approx(mine[name], rel=1e-9, abs=1e-9), (name, where)
     assert count / 8 < len(verdicts) < count / 2
     assert len(set(verdicts)) >= 8, "many kinds of faults"
+
+
+@pytest.mark.may_skip
+def test_the_engine_and_the_coach_run_under_node_without_a_page():
+    """Random plans have Python's figures; their gaps are the time in which ranks do nothing before their last task."""
+    node = shutil.which("node") or pytest.skip("node is not installed")
+    cases = random_plans(60, seed=5)
+    code = f"""const S = require({str(build.HERE / "simulator.js")!r}), C = require({str(build.HERE / "coach.js")!r});
+    const cases = {json.dumps([[schedule.to_csv(), ranks, micros] for schedule, ranks, micros in cases])};
+    const found = cases.map(([csv, ranks, m]) => {{
+        const plan = S.read(csv);
+        while (plan.length < ranks) plan.push([]);
+        try {{
+            const proved = S.prove(plan, ranks, m), price = S.price(proved, {{F: 1, O: 1.3, W: 0.4, latency: 0.25}});
+            const idle = C.gaps(proved, price, 0.25).reduce((sum, gap) => sum + gap.to - gap.from, 0), last = {{}};
+            price.end.forEach((end, t) => {{ last[proved.rank[t]] = Math.max(last[proved.rank[t]] || 0, end); }});
+            const work = m * 2.7 * ranks, ended = Object.values(last).reduce((a, b) => a + b, 0);
+            return {{...price, idle, other: ended - work}};
+        }} catch (fault) {{ if (!(fault instanceof S.Fault)) throw fault; return {{error: fault.message}}; }}
+    }});
+    console.log(JSON.stringify(found));"""
+    done = subprocess.run([node, "-e", code], capture_output=True, text=True, timeout=PATIENCE)
+    assert done.returncode == 0, done.stderr
+    for theirs, (schedule, ranks, micros) in zip(json.loads(done.stdout), cases, strict=True):
+        mine = ours(schedule, ranks, micros, (1.0, 1.3, 0.4, 0.25))
+        assert theirs.get("error") == mine.get("error")
+        for name in ("makespan", "period", "bubble_rate") if "error" not in mine else ():
+            assert theirs[name] == pytest.approx(mine[name], rel=1e-9, abs=1e-9), name
+        if "error" not in mine:
+            assert theirs["idle"] == pytest.approx(theirs["other"], abs=1e-9)
 
 
 ORDERED = """(cases) => cases.map(([name, ranks, micros, chunks, F, O, W, latency]) => {
