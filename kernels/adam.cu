@@ -42,12 +42,7 @@ __global__ void adam(Tensors tensors, const P* __restrict__ lr, const double* __
             store(m + i, count, ms);
             store(v + i, count, vs);
         }
-        if (copy) {
-            Sum<L> copies[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) copies[k] = Sum<L>(value(as<P>(ps[k])));
-            store(copy + i, count, copies);
-        }
+        if (copy) store_copy<P>(copy + i, count, ps);
     }
     if (bad) atomicExch(flag, 1);
 }

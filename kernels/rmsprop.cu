@@ -38,12 +38,7 @@ __global__ void rmsprop(Tensors tensors, const P* __restrict__ lr, double alpha,
             if (a) store(a + i, count, means);
             if (u) store(u + i, count, us);
         }
-        if (copy) {
-            Sum<L> copies[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) copies[k] = Sum<L>(value(as<P>(ps[k])));
-            store(copy + i, count, copies);
-        }
+        if (copy) store_copy<P>(copy + i, count, ps);
     }
     if (bad) atomicExch(flag, 1);
 }

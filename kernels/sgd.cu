@@ -30,12 +30,7 @@ __global__ void sgd(Tensors tensors, const P* __restrict__ lr, double momentum, 
             store(p + i, count, ps);
             if (v) store(v + i, count, vs);
         }
-        if (copy) {
-            Sum<L> copies[4];
-#pragma unroll
-            for (int k = 0; k < 4; k++) copies[k] = Sum<L>(value(as<P>(ps[k])));
-            store(copy + i, count, copies);
-        }
+        if (copy) store_copy<P>(copy + i, count, ps);
     }
     if (bad) atomicExch(flag, 1);
 }

@@ -36,3 +36,10 @@ __device__ __forceinline__ bool skipped(const Tensors& tensors) { return tensors
 template <typename T> __device__ __forceinline__ Sum<T> factor(const Tensors& tensors) {
     return tensors.factor ? value(*static_cast<const T*>(tensors.factor)) : Sum<T>(1);
 }
+// Writes up to four parameters, as rounded to their own type P, in the type of their copy.
+template <typename P, typename L> __device__ __forceinline__ void store_copy(L* copy, int count, const Sum<P>* parameters) {
+    Sum<L> copies[4];
+#pragma unroll
+    for (int k = 0; k < 4; k++) copies[k] = Sum<L>(value(as<P>(parameters[k])));
+    store(copy, count, copies);
+}
