@@ -20,7 +20,8 @@ NOISES = 251  #: how many noise images samples draw from, so that the whole set 
 
 
 @functools.cache
-def _digits() -> tuple[Array, Array]:
+def raw_digits() -> tuple[Array, Array]:
+    """Pixels (1797, 8, 8, 1), 0 to 16, and labels, as the file has them."""
     lines = gzip.decompress(files(__package__).joinpath("optdigits.csv.gz").read_bytes()).decode().splitlines()
     table = np.loadtxt(lines, np.int64, delimiter=",")
     return table[:, :-1].astype(np.uint8).reshape(-1, 8, 8, 1), table[:, -1].copy()
@@ -29,7 +30,7 @@ def _digits() -> tuple[Array, Array]:
 def digits(wanted: Wanted) -> Dataset:
     """1,797 handwritten digits, 8x8x1, pixels 0..16; `fifth` chooses the 359 of the test part. Their origin is in
     README.md in this folder."""
-    x, y = _digits()
+    x, y = raw_digits()
     classes = wanted.classes or 10
     check_labels(y, classes, "digits")
     rows = fifth(len(x), wanted.split)

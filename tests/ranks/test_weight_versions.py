@@ -135,7 +135,7 @@ def test_an_average_of_weights_that_move_evenly_is_exact(decay):
 
 def trajectory(rate, momentum, steps=400):
     """All weights of a network of one hidden layer of 128 after each step on the digits, in NumPy."""
-    random, (images, labels) = np.random.default_rng(0), builtin._digits()
+    random, (images, labels) = np.random.default_rng(0), builtin.raw_digits()
     train = builtin.fifth(len(images), "train")
     x, labels = images[train].reshape(-1, 64) / 16, labels[train]
     w = [random.standard_normal((64, 128)) / 8, np.zeros(128), random.standard_normal((128, 10)) / 11, np.zeros(10)]
