@@ -1,7 +1,7 @@
 "use strict";
 /* The challenges, from one rank to tight memory on a slow link. `start`: the policy whose order comes first, each B parted
    into O and W, or a plan; `goal`: the smallest `figure` that any order has with at most `peak` activations, which a solver
-   proves in tests/docs/test_playground.py; `by`: a policy that reaches it too. Times that are not given are 1, a latency 0. */
+   proves in tests/docs/test_playground_coach.py; `by`: a policy that reaches it too. Times that are not given are 1, a latency 0. */
 
 const CHALLENGES = [
   { name: "one rank", ranks: 1, micros: 3, start: "0F0 0F1 0F2 0O0 0W0 0O1 0W1 0O2 0W2", figure: "makespan", goal: 9, peak: 1,

@@ -1,6 +1,6 @@
 "use strict";
 /* The policies whose orders follow the times, as minidl has them: list scheduling, modulo allocation, and the choices
-   that simulation makes. tests/docs/test_playground.py compares every order with Python's. Other policies have one order for
+   that simulation makes. tests/docs/test_playground_engine.py compares every order with Python's. Other policies have one order for
    all times, which the page holds. */
 
 const Policies = (() => {

@@ -1,5 +1,5 @@
 "use strict";
-/* Plans of pipelines in the browser: read, prove and price them as minidl does. tests/docs/test_playground.py compares every
+/* Plans of pipelines in the browser: read, prove and price them as minidl does. tests/docs/test_playground_engine.py compares every
    verdict, message and figure with Python's, in the browser and under node. A plan is a list of ranks; a rank is a list of
    actions; an action is a list of task names, one or a pair: [[["0F0"], ["0F1", "0O0"]], ...]. Inside, tasks are columns:
    numbers in the order of the plan, so that a plan of thousands is priced while one drags. */
