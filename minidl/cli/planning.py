@@ -13,6 +13,7 @@ from ..core.graph import TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import parse_task, repack, task_name
+from ..core.work import Work
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.explain import explain as explain_task
@@ -148,7 +149,7 @@ def simulate(arguments: Any) -> int:
     show.notes(made.remarks)
     found = _figures(arguments, made)
     if found is None:
-        timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes, default=0))
+        timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes, default=0), work=_work(made))
         found = ({"predicted_step_ms": round(made.predicted_step_ms, 4), **timeline.summary(),
                   "remarks": [*made.remarks]}, lambda made: timeline.report(show.width()))
     record, text = found
@@ -169,4 +170,14 @@ def _draw(arguments: Any, made: Plan, record: dict[str, Any]) -> None:
                     if isinstance(made, PipelinePlan) and made.versions is not None else None)
         write_atomic(arguments.svg, timeline_svg(timeline, versions=versions))
     if arguments.trace:
-        timeline.save(arguments.trace)
+        replace(timeline, work=_work(made)).save(arguments.trace)
+
+
+def _work(made: Plan) -> Work | None:
+    """The work of the tasks of a network's plan; with floors if the costs have a device's rates."""
+    if not made.graph.launches:
+        return None
+    from ..measuring.work import by_rates, work_of
+
+    rates = [made.cost.kinds[name] for name in ("flops_per_us", "bytes_per_us") if name in made.cost.kinds]
+    return work_of(made.graph, by_rates(*rates) if len(rates) == 2 else None)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from ..autograd.tape import use
 from ..data import DataError
 from ..devices import device as devices
 from ..measuring.lanes import lane_cores, measure_hand_over
+from ..measuring.work import of_device, work_of
 from ..optim.rates import Rate
 from ..runtime.version_log import as_lines
 from ..system import interrupts
@@ -225,6 +226,8 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
     if traced:
         timeline = trainer.run.timeline if communicator is None else trainer.run.timeline_of_all()
     if first:
+        if timeline is not None:
+            timeline = replace(timeline, work=work_of(plan.graph, of_device(trainer.recorded.device)))
         record = finished(arguments, trainer, metrics)
         if communicator is not None:
             record |= {"ranks": communicator.size} | ({"k": plan.notes["k"]} if "k" in plan.notes else {})

@@ -1,4 +1,5 @@
-"""A timeline as text: usage of each lane, critical path and longest tasks; and the comparison of two timelines.
+"""A timeline as text: usage of each lane, causes of waits, kernel families, critical path and longest tasks; and the
+comparison of two timelines.
 
 Every figure is computed from the records, in the same way for measured and predicted ones. This module draws nothing
 and writes no file.
@@ -8,14 +9,16 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .columns import Floats, Ints, spread
-from .tasks import Kind, What, pack, task_name, unpack, widths
+from .tasks import COMMUNICATION, WORDS, Kind, What, pack, task_name, unpack, widths
 
 if TYPE_CHECKING:
     from .schedule import Lane
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
 UNITS = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}  #: known units in microseconds; any other has no known length
 WIDTH = 100
 _LANE = 16  #: the width at which names of lanes are wrapped
+_CAUSE = 60  #: the same of causes
 _PATH = 4  #: the most lines of the critical path, whose middle is left out
 _LANES = 40  #: the most lanes in the text; `summary` has all
 _KINDS = [kind.name for kind in Kind]
@@ -46,6 +50,19 @@ class Usage:
     gaps: int
     longest_gap: float
     idle: float
+
+
+@dataclass(frozen=True)
+class Family:
+    """The work of one kernel family: in how many tasks, its time, flops and bytes, and the least time for them on the
+    device, or None if the device's rates are not known."""
+
+    family: str
+    tasks: int
+    time: float
+    flops: float
+    bytes: float
+    floor: float | None
 
 
 @dataclass(frozen=True)
@@ -125,6 +142,57 @@ def critical_path(timeline: Timeline) -> CriticalPath:
     return CriticalPath(np.array(way[::-1], np.int64), {what: spent for what, spent in time.items() if spent > 0})
 
 
+def causes(timeline: Timeline) -> dict[str, float]:
+    """Why lanes that compute stood still -> time, all of them together, longest first: for which kind of task of
+    another lane or rank they waited, data on their way, gaps before tasks that could have run, and the time after a
+    lane's last task. The sum is all that `usage` does not call busy."""
+    t, found = timeline, defaultdict[str, float](float)
+    producer, _ = t.last_arrival
+    works = _computing(t)
+    task_of = dict(zip(zip(t.key[t.tasks].tolist(), t.lane[t.tasks].tolist(), strict=True), t.tasks.tolist(),
+                       strict=True))
+
+    def word(record: int) -> str:
+        return WORDS[Kind(int(unpack(t.key[record]).kind))]
+
+    for record in np.flatnonzero((t.what != What.TASK) & works[t.lane]).tolist():
+        source = int(producer[task_of.get((int(t.key[record]), int(t.lane[record])), record)])
+        cause = "a task that the trace does not name" if source < 0 else word(source)
+        if source >= 0 and t.lane[source] != t.lane[record]:
+            cause += " on another " + ("lane" if t.rank_of_each[source] == t.rank_of_each[record] else "rank")
+        found[f"data on their way: {cause}" if t.what[record] == What.TRANSFER else cause] += float(
+            t.end[record] - t.start[record])
+    lanes = [u for u, computes in zip(usage(t), works.tolist(), strict=True) if computes]
+    found["a gap: the task could have run"] = sum(u.gap for u in lanes)
+    if len(t.tasks):
+        last = int(t.tasks[np.argmax(t.end[t.tasks])])
+        found[f"no task is left; the last to end is the {word(last)}"] = sum(u.idle for u in lanes)
+    return dict(sorted(((cause, time) for cause, time in found.items() if time > 0), key=lambda x: -x[1]))
+
+
+def _computing(t: Timeline) -> NDArray[np.bool_]:
+    """Mask of the lanes with tasks that compute; all of them if none does."""
+    tasks = t.tasks[~np.isin(unpack(t.key[t.tasks]).kind, COMMUNICATION)]
+    mask = spread(t.lane[tasks], True, len(t.lanes))
+    return mask if mask.any() else ~mask
+
+
+def families(timeline: Timeline) -> list[Family]:
+    """The time of tasks by kernel family, longest first; empty if the timeline does not know its tasks' work."""
+    t, work = timeline, timeline.work
+    if work is None:
+        return []
+    at, row = work.rows_of(t.key[t.tasks])
+    family, number = work.family[row], len(work.families)
+    scale = 1 / UNITS[t.unit] if work.floor is not None and t.unit in UNITS else None
+    count, time, flops, size, floor = (np.bincount(family, each, number) for each in (
+        None, t.durations[t.tasks][at] * work.share[row], work.flops[row], work.bytes[row],
+        None if work.floor is None else work.floor[row]))
+    return [Family(work.families[f], int(count[f]), float(time[f]), float(flops[f]), float(size[f]),
+                   None if scale is None else float(floor[f]) * scale)
+            for f in np.argsort(-time, kind="stable").tolist() if count[f]]
+
+
 def kinds(timeline: Timeline) -> dict[str, float]:
     """Time per kind of task, all lanes together."""
     kind = unpack(timeline.key[timeline.tasks]).kind
@@ -152,7 +220,8 @@ def summary(timeline: Timeline) -> dict[str, Any]:
     lanes = [{"rank": u.lane.rank, **asdict(u), "lane": u.lane.name} for u in usage(timeline)]
     return {"predicted": timeline.predicted, "unit": timeline.unit, "makespan": timeline.makespan,
             "tasks": len(timeline.tasks), "peak_bytes": timeline.peak_bytes, "lanes": lanes,
-            "kinds": kinds(timeline), "longest": longest(timeline),
+            "kinds": kinds(timeline), "families": [asdict(f) for f in families(timeline)],
+            "causes": causes(timeline), "longest": longest(timeline),
             "critical_path": {"tasks": [timeline.name(r) for r in path.records.tolist()], "time": path.time}}
 
 
@@ -189,6 +258,15 @@ def report(timeline: Timeline, width: int = WIDTH) -> str:
     lines += ["", *_table(head, rows, _LANE)]
     if len(lanes) > _LANES:
         lines.append(f"and {count_of(len(lanes) - _LANES, 'lane')} more")
+    still = causes(t)
+    if still:
+        whole_of_all = whole * int(_computing(t).sum())
+        rows = [[cause, number(time), _share(time, whole_of_all)] for cause, time in still.items()]
+        lines += ["", *_table(["lanes that compute waited for", "time", ""], rows, _CAUSE)]
+    if of := families(t):
+        rows = [[f.family, f.tasks, number(f.time), _share(f.time, sum(x.time for x in of)),
+                 *(["", ""] if f.floor is None else [number(f.floor), _share(f.floor, f.time)])] for f in of]
+        lines += ["", *_table(["kernel family", "tasks", "time", "", "floor", "of its time"], rows)]
     path = critical_path(t)
     parts = [f"{what} {_share(spent, whole)}" for what, spent in path.time.items()]
     wrapped = textwrap.wrap(" ".join(t.name(r) for r in path.records.tolist()), width - 2)
@@ -226,10 +304,13 @@ def compare(predicted: Timeline, measured: Timeline) -> str:
         busy, waiting, idle = map(pair, left.get(lane, missing), right.get(lane, missing))
         rows.append([lane, *busy, *waiting[:2], *idle[:2]])
     lines += ["", *_table(["", "busy", "", "", "waiting", "", "gaps, idle", ""], rows, _LANE)]
-    one_kind, other_kind = kinds(p), kinds(m)
-    rows = [[kind, *pair(one_kind.get(kind), other_kind.get(kind))] for kind in _KINDS
-            if kind in one_kind or kind in other_kind]
-    lines += ["", *_table(["time by kind", *short, "error"], rows)]
+    for head, label, (one, other) in (
+            ("time by kind", 40, (kinds(p), kinds(m))),
+            ("time by kernel family", 40, ({f.family: f.time for f in families(t)} for t in (p, m))),
+            ("lanes that compute waited for", _CAUSE, (causes(p), causes(m)))):
+        if one or other:
+            rows = [[name, *pair(one.get(name), other.get(name))] for name in dict.fromkeys([*one, *other])]
+            lines += ["", *_table([head, *short, "error"], rows, label)]
     one_task, other_task = _by_key(p), _by_key(m)
     common = [key for key in one_task if key in other_task]
     worst = sorted(common, key=lambda key: -abs(one_task[key] - other_task[key]))[:8]

@@ -20,6 +20,7 @@ from . import trace as traces
 from .columns import Floats, Ints, offsets, spread
 from .schedule import Lane
 from .tasks import RECEIVES, SENDS, What, task_name, unpack
+from .work import Work
 
 MESSAGES = (*SENDS, *RECEIVES)
 COLUMNS = ("what", "key", "lane", "issued", "start", "end", "bytes")  #: of a timeline, one row for each record
@@ -31,7 +32,8 @@ class Timeline:
 
     `edges` are pairs of records that depend on each other across lanes (producer, consumer), and `arrived` is when
     the consumer could see the result: by default at the producer's end. Tasks of a lane with the same start and end
-    (some time apart) are one action. `labels` names units. `peak_bytes` is the memory plan's, if there is one.
+    (some time apart) are one action. `labels` names units. `peak_bytes` is the memory plan's, if there is one. `work`:
+    of the tasks, if it is known.
     """
 
     lanes: tuple[Lane, ...]
@@ -49,6 +51,7 @@ class Timeline:
     predicted: bool = False
     unit: str = "us"
     meta: dict[str, Any] = field(default_factory=dict)
+    work: Work | None = None
 
     @classmethod
     def of_tasks(cls, lanes: Sequence[Lane], key: Any, lane: Any, start: Any, end: Any, *, bytes: Any = None,

@@ -29,6 +29,7 @@ from .columns import Floats, spread
 from .report import UNITS
 from .schedule import MOST_LANES, Lane
 from .tasks import COMMUNICATION, Kind, What, parse_task, unpack
+from .work import Work
 
 if TYPE_CHECKING:
     from .timeline import Timeline
@@ -68,7 +69,8 @@ def dumps(timeline: Timeline) -> str:
         "displayTimeUnit": "ns",
         "minidl": {"unit": timeline.unit, "predicted": timeline.predicted, "peak_bytes": timeline.peak_bytes,
                    "lanes": [[lane.rank, lane.name] for lane in timeline.lanes], "lane_of_thread": lane_of,
-                   "labels": list(timeline.labels), "meta": timeline.meta},
+                   "labels": list(timeline.labels), "meta": timeline.meta,
+                   "work": None if timeline.work is None else timeline.work.as_json()},
     }
     lines = [json.dumps(key) + ": " + json.dumps(value, default=str) + ",\n" for key, value in head.items()]
     body = ",\n".join(json.dumps(event) for event in events(timeline))
@@ -246,7 +248,8 @@ def _timeline(trace: Any, make: type[Timeline]) -> Timeline:
         bytes=np.array([e["args"]["bytes"] for e in rows], np.int64),
         edges=np.array([[s["args"]["record"], f["args"]["record"]] for s, f in both], np.int64).reshape(-1, 2),
         arrived=times(late) / scale if late else None, labels=tuple(head["labels"]),
-        peak_bytes=head["peak_bytes"], predicted=head["predicted"], unit=head["unit"], meta=head["meta"])
+        peak_bytes=head["peak_bytes"], predicted=head["predicted"], unit=head["unit"], meta=head["meta"],
+        work=Work.from_json(head["work"]) if head.get("work") else None)
     _check(timeline)
     return timeline
 
