@@ -1,6 +1,7 @@
 """The chapters as notebooks: `python docs/tutorial/notebooks.py` writes notebooks/*.ipynb (extra `notebooks`).
 
 A chapter's docstring and its paragraphs of comments become text, the rest becomes code. The chapters are the source.
+Each notebook starts with one cell: it installs minidl, if it is not there, and has all imports of the chapter.
 Cells also say where slides begin, so that `jupyter nbconvert --to slides NAME.ipynb` makes a talk of a chapter: a
 section to the right, its paragraphs below each other.
 """
@@ -13,6 +14,20 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
+#: the beginning of the first cell of code: the folder above the notebook that has a setup.py is the repository
+START = '''# Run this cell first: it installs minidl from the repository that this notebook is in, if it is not installed yet.
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+sys.path.append("..")  # a chapter may import another one
+if importlib.util.find_spec("minidl") is None:
+    root = next(folder for folder in Path.cwd().parents if (folder / "setup.py").exists())
+    subprocess.check_call([sys.executable, "-m", "pip", "install", "--quiet", str(root)])
+    importlib.invalidate_caches()
+
+'''
 FOLDER = HERE / "notebooks"
 SECTION = "(a section begins)"  #: stands for a line across the page while a chapter is cut into cells
 
@@ -32,6 +47,10 @@ def notebook(chapter: Path) -> Any:
     title, _, rest = said.partition("\n")
     rest = re.sub(r"(Run it from the top of the repository:\n)?\n    python docs/tutorial/\S+\n", "", rest)
     cells = jupytext.reads(code.strip() + "\n", "py:light").cells
+    imports = [cell for cell in cells if cell.cell_type == "code" and all(
+        isinstance(part, ast.Import | ast.ImportFrom) for part in ast.parse(cell.source).body)]
+    start = nbformat.v4.new_code_cell(START + "\n".join(cell.source for cell in imports))
+    cells = [start, *(cell for cell in cells if cell not in imports)]
     found = nbformat.v4.new_notebook(cells=[nbformat.v4.new_markdown_cell(f"# {title.rstrip('.')}\n\n{rest.strip()}"),
                                             *cells])
     found.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}

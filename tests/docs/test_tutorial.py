@@ -1,6 +1,7 @@
 """Every chapter of the tutorial runs; every exercise accepts a solution and rejects what it starts from."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -226,7 +227,10 @@ def test_a_notebook_is_its_chapter(chapter, notebooks):
     slides = [c.metadata["slideshow"]["slide_type"] for c in stored.cells]
     assert slides[0] == "slide"
     assert slides.count("slide") == 1 + chapter.read_text().count(f"# {'-' * 117}\n") > 1
-    code = "\n".join(c.source for c in stored.cells if c.cell_type == "code")
+    first, *rest = (c.source for c in stored.cells if c.cell_type == "code")
+    assert first.startswith(notebooks.START), "a notebook starts with one cell"
+    assert not any(re.match("(import|from) ", source) for source in rest), "which has all imports"
+    code = "\n".join([first, *rest])
     for line in chapter.read_text().splitlines():
         if line and not line.startswith(("#", '"""', "if __name__")) and "    " not in line and "=" in line:
             assert line in code or line in stored.cells[0].source, line
@@ -241,5 +245,5 @@ def test_a_notebook_runs(chapter, notebooks):
 
     found = nbformat.read(notebooks.FOLDER / f"{chapter.stem}.ipynb", as_version=4)
     NotebookClient(found, timeout=PATIENCE, kernel_name="python3",
-                   resources={"metadata": {"path": str(TUTORIAL)}}).execute()
+                   resources={"metadata": {"path": str(notebooks.FOLDER)}}).execute()
     assert any(output.get("text") for cell in found.cells for output in cell.get("outputs", [])), "it prints"
