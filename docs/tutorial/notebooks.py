@@ -15,7 +15,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 #: the beginning of the first cell of code: the folder above the notebook that has a setup.py is the repository
-START = '''# Run this cell first: it installs minidl from the repository that this notebook is in, if it is not installed yet.
+START = '''# Run this cell first: it installs minidl from the repository of this notebook, if it is not there yet.
 import importlib.util
 import subprocess
 import sys
