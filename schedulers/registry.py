@@ -43,6 +43,7 @@ from .pipeline.layerpipe import adl, layerpipe, layerpipe2, petra
 from .pipeline.looped import groupings, hanayo, looped_bfs, modulo, modulo_greedy
 from .pipeline.optimal import optimal
 from .pipeline.policy import Policy, at_least, even, even_chunks, twice_and_even
+from .pipeline.roundpipe import roundpipe
 from .pipeline.slices import seq1f1b
 from .pipeline.stale import paci, pipedream, pipedream_2bw
 from .pipeline.v_shape import v_half, v_min, zb_v
@@ -182,6 +183,7 @@ SCHEDULERS: dict[str, Scheduler] = {s.name: s for s in (
         Policy(dualpipe_v, "wave", chunks=2,
                needs=at_least("at least as many micro-batches as stages", lambda p: 2 * p)),
         Policy(interleaved, "looped", chunks=2, chunks_fixed=False),
+        Policy(roundpipe, "looped", chunks_fixed=False, parted=True, layered=True),
         Policy(joint, "contiguous", chunks=4, chunks_fixed=False, arranges=arrangements),
         Policy(seq1f1b, "contiguous", sliced=True))),
 )}

@@ -88,8 +88,8 @@ def given(arguments: Any) -> Problem:
         return Problem(*_times(arguments, chosen), machine_of(arguments), options)
     recorded = _recorded(arguments, arguments.scheduler if stages and named else arguments.plan)
     if stages:
-        pipeline.cut_in(order, recorded.graph)  # rejects the plan of another network
-        options["stage_of_unit"] = _cut(arguments, recorded, order)
+        if pipeline.cut_in(order, recorded.graph) is None:  # it rejects the plan of another network
+            options["stage_of_unit"] = _cut(arguments, recorded, order)
     cost = _costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
     return Problem(recorded.graph, chosen, cost, machine_of(arguments), options)
 
@@ -125,8 +125,12 @@ def _costs(arguments: Any, recorded: Recorded) -> CostModel:
 def _cut(arguments: Any, recorded: Recorded, order: Any) -> Any:
     """The stage of each unit, balanced by costs that are never measured: a plan and its check must have equal ones."""
     cost = CostModel.analytic() if arguments.costs in ("measured", "analytic") else CostModel.load(arguments.costs)
-    stages = (order.place(arguments.ranks, arguments.chunks).stages if isinstance(order, pipeline.Policy)
-              else arguments.ranks * (arguments.chunks or pipeline.chunks_in(order, arguments.ranks)))
+    stages: int | None
+    if isinstance(order, pipeline.Policy):
+        each = order.layered and arguments.chunks is None
+        stages = None if each else order.place(arguments.ranks, arguments.chunks).stages
+    else:
+        stages = arguments.ranks * (arguments.chunks or pipeline.chunks_in(order, arguments.ranks))
     return pipeline.balanced(recorded.graph, cost, stages)
 
 

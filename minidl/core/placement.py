@@ -54,6 +54,7 @@ class Placement:
     (direction 0) and the second half up; each rank then holds two copies of weights. If a stage's tasks are on
     different ranks, `parts[kind, part, stage]` is the rank of each instead. `halves`: stage whose output gradients are
     two tasks, the upper layers' and then the lower layers' -> the share of the time that the first should take.
+    `apart`: forwards have their own ranks and copies of weights, which part 1 of an update follows.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Placement:
     table: Ints
     parts: Ints | None = None
     halves: Mapping[int, float] | None = None
+    apart: bool = False
 
     @property
     def stages(self) -> int:
@@ -68,7 +70,7 @@ class Placement:
 
     @property
     def directions(self) -> int:
-        return int(self.table.shape[0])
+        return 1 if self.apart else int(self.table.shape[0])
 
     @property
     def chunks(self) -> int:
@@ -98,7 +100,8 @@ class Placement:
             copies = np.isin(own.kind, COPIES)  # of activations, or of states, which are part 1
             beside = np.where(copies & (own.part == 0), Kind.F, Kind.U)
             moves = copies | np.isin(own.kind, COLLECTIVE)
-            return self.parts[np.where(moves, beside, own.kind), np.where(moves, 0, own.part), own.unit]
+            part = np.where(moves, 0, np.minimum(own.part, self.parts.shape[1] - 1))
+            return self.parts[np.where(moves, beside, own.kind), part, own.unit]
         gather, most = own.kind == Kind.AG, self.directions - 1
         direction = np.where(gather, own.part % self.directions, np.minimum(own.part, most))
         return np.where((gather | (own.kind == Kind.U)) & (most > 0), self.table[direction, own.unit],

@@ -25,6 +25,7 @@ from .counts import counted_by_each
 from .directions import two_directions
 from .draft import ALONE, Draft
 from .followers import followers
+from .forwards import forwards_apart
 from .lag import fenced, in_time
 from .loss_scale import loss_scale_by_stage
 from .norms import norms_by_stage
@@ -90,6 +91,9 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (summed_by_all, WHOLE, lambda draft, choices: draft.sums),
     # first: for all others a stage of the second direction is like any other
     (two_directions, STAGES, lambda draft, choices: draft.placement.directions > 1),
+    # before forwards are apart: an R is where its readers are, and reads their weights
+    (recompute, STAGES, lambda draft, choices: draft.placement.apart and choices.dropped),
+    (forwards_apart, STAGES, lambda draft, choices: draft.placement.apart),
     # adds updates of the first direction, which are like the step's own
     (running_statistics, STAGES, lambda draft, choices: draft.placement.directions > 1),
     (at_home, STAGES, _shares_weights),  # before gradients are divided or measured, which is where they are summed
@@ -99,7 +103,8 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (copies_of_weights, STAGES, _shares_weights),  # before counts, which each rank does for its own updates
     (counted_by_each, STAGES, _counts),
     (reverse, STAGES, lambda draft, choices: draft.reverses),  # before recompute, which may take other layers
-    (recompute, BOTH, lambda draft, choices: choices.dropped),  # when each F has its final reads: an R has the same
+    # when each F has its final reads: an R has the same
+    (recompute, BOTH, lambda draft, choices: choices.dropped and not draft.placement.apart),
     (split, WHOLE, _cut),  # an R is cut as well; stages are cut when they are in order
     # after all that adds or cuts weight gradients
     (fenced, WHOLE, lambda draft, choices: choices.options.get("lag") is not None),

@@ -97,6 +97,8 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
                       "give --parallel data and at least 2 ranks, or a pipeline --replicas, or leave --shard out")
     if draft.stale:
         raise Refused(WHAT, f"{draft.name} updates stages beside the next step", "leave --shard out")
+    if draft.placement.apart and how.level > 2:
+        raise Refused(WHAT, f"ranks of forwards have copies of parameters under {draft.name}", "give --shard 2")
     if not draft.staged and widths(graph.keys):
         raise Refused(WHAT, "parts of an update change other elements than a rank's share",
                       "leave --split or --shard out")

@@ -52,15 +52,15 @@ def begun(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_o
     if len(outside):
         raise PipelineError(f"unit {outside[0]} is on stage {stage_of[outside[0]]}; stages are 0.."
                             f"{placement.stages - 1}")
-    home = placement if placement.parts is None else replace(placement, table=placement.parts[Kind.U, 0][None],
-                                                             parts=None)
+    home = placement if placement.parts is None else replace(
+        placement, table=placement.parts[Kind.U, : 1 + placement.apart], parts=None)
     return Draft(name, graph, machine or Machine(placement.ranks), cost, home, cost.durations(graph) + cost.launch,
                  stage_of[graph.unit], planned=Plan, **facts)
 
 
-def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
+def balanced(graph: TaskGraph, cost: CostModel, stages: int | None = None) -> Ints:
     """The stage of each unit: consecutive blocks, with the largest stage as small as possible (forward and backward
-    time). Raises PipelineError for more stages than blocks."""
+    time); by default each block is a stage. Raises PipelineError for more stages than blocks."""
     units = int(graph.unit.max(initial=-1)) + 1
     work = np.isin(graph.kind, (Kind.F, Kind.O, Kind.W, Kind.B))
     time = np.bincount(graph.unit[work], cost.durations(graph)[work], units)
@@ -72,6 +72,8 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int) -> Ints:
     begins &= ~_inside_storages(graph, units)
     block = np.maximum(np.cumsum(begins) - 1, 0)
     of_block = np.bincount(block, time).astype(np.float64)
+    if stages is None:
+        return block
     if len(of_block) < stages:
         raise PipelineError(f"{stages} stages are asked for, but the model has only "
                             f"{len(of_block)} blocks to cut between")

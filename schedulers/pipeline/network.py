@@ -64,7 +64,9 @@ class Network:
     @cached_property
     def place(self) -> Placement:
         """The placement of the stages, unless the policy chooses another one."""
-        return self.policy.place(self.machine.ranks, self.choices.chunks)
+        own = self.choices.stage_of_unit
+        layers = 1 + int(np.max(balanced(self.problem, self.cost) if own is None else own)) if self.policy.layered else None
+        return self.policy.place(self.machine.ranks, self.choices.chunks, layers)
 
     @cached_property
     def told(self) -> dict[str, Any]:
@@ -141,8 +143,9 @@ class Network:
         dropped, policy, told = self.choices.dropped, self.policy, {**self.options, **self.told}
         notes = {**notes_of(self.problem, self.stage_of_unit, self.told), **schedule.notes}
         notes |= {DROPPED: " ".join(map(str, dropped))} if dropped else {}
-        if draft.versions is not None or policy.sliced or draft.placement.directions > 1:
-            notes |= policy_notes(policy.name, told | {"chunks": self.place.chunks})
+        if draft.versions is not None or policy.sliced or draft.placement.directions > 1 or draft.placement.apart:
+            chunks = self.choices.chunks if policy.layered else self.place.chunks
+            notes |= policy_notes(policy.name, told | ({} if chunks is None else {"chunks": chunks}))
         return PipelinePlan(policy.name, draft.graph, replace(schedule, notes=notes), draft.priced,
                             self.machine.size, limit, {**told, **found.notes}, searched(draft, self.choices.shard),
                             placement=draft.placement, micro_batches=self.micro_batches,

@@ -8,6 +8,8 @@ from functools import cached_property, partial
 from inspect import Parameter, signature
 from typing import Any
 
+import numpy as np
+
 from ...core.machine import shorten
 from ...core.placement import PLACEMENTS, PipelineError, Placement, check_numbers, is_whole
 from ...core.schedule import Schedule
@@ -24,7 +26,8 @@ class Policy:
 
     `chunks`: the default number of stages per rank; `chunks_fixed`: no other number is possible. `needs(ranks,
     micro_batches, chunks)` returns what is wrong, or None. `stale`: its pipeline never drains, and it gives the version
-    that each entry reads; `parted`: F, O and W of a stage may be on several ranks. `sliced`: it orders `slices` of
+    that each entry reads; `parted`: F, O and W of a stage may be on several ranks. `layered`: its stages are layers, any number of
+    them, which it cuts itself. `sliced`: it orders `slices` of
     micro-batches. A policy that `arranges` layers also chooses cut and policy: it returns what it tried, the fastest
     first. `placements(problem)`: several placements by name, of which simulation chooses one. `reverses`: it is for
     reversible networks, whose backward pass keeps no activations (`minidl.passes.reverse`).
@@ -37,6 +40,7 @@ class Policy:
     needs: Callable[[int, int, int], str | None] = lambda ranks, micro_batches, chunks: None
     stale: bool = False
     parted: bool = False
+    layered: bool = False
     sliced: bool = False
     arranges: Callable[[Problem], list[Arrangement]] | None = None
     placements: Callable[..., Mapping[str, Placement]] | None = None
@@ -71,8 +75,12 @@ class Policy:
         return replace(made, placement=made.placement or place,
                        notes=with_choices(tried, made.notes) if tried else made.notes)
 
-    def place(self, ranks: int, chunks: int | None = None) -> Placement:
-        """The placement of its stages. Raises PipelineError for numbers that it does not accept."""
+    def place(self, ranks: int, chunks: int | None = None, layers: int | None = None) -> Placement:
+        """The placement of its stages; `layers`: of a step, if it is known. Raises PipelineError for numbers that it
+        does not accept."""
+        if self.layered and chunks is None and layers is not None and is_whole(ranks):
+            check_numbers(layers, 1, None)
+            return Placement("looped", ranks, np.arange(layers)[None] % ranks)
         chunks = self.chunks if chunks is None else chunks
         for what, value in (("ranks", ranks), ("chunks per rank", chunks)):
             if not is_whole(value):

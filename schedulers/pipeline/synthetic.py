@@ -52,6 +52,11 @@ class Pipeline:
             raise PipelineError(f"message_bytes is {shorten(self.message_bytes)}; it must be a whole number >= 0 and "
                                 f"below 2^63")
 
+    def layers(self, cost: CostModel | None = None) -> int | None:
+        """How many layers have times, here or in `cost`; None if the times are of ranks."""
+        times = (self.forward, self.output_grad, self.weight_grad) if cost is None else tuple(cost.kinds.values())
+        return next((len(time) for time in times if isinstance(time, Sequence)), None)
+
     def cost(self, placement: Placement, layers: CostModel | None = None) -> CostModel:
         """The costs of these stages; `layers`: of a network's layers, which are summed. Raises PipelineError for a
         wrong number of times, CostError for bad ones."""
@@ -80,7 +85,8 @@ class GivenTimes:
     def draft(self) -> Draft:
         """One micro-batch in stages."""
         given = self.choices.placement
-        place = self.policy.place(self.machine.ranks, self.choices.chunks) if given is None else given
+        place = (self.policy.place(self.machine.ranks, self.choices.chunks, self.problem.layers(self.cost))
+                 if given is None else given)
         if not isinstance(place, Placement):
             raise PipelineError(f"placement is {shorten(place)}; it must be a Placement")
         cost, graph = self.problem.cost(place, self.cost), stage_graph(place.stages, 1)

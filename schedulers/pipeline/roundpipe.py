@@ -1,0 +1,131 @@
+"""RoundPipe: forwards and backwards are cut apart, and slots of either kind go around the ranks (2604.27085).
+
+A slot is a run of neighbouring layers, through which all micro-batches go in one direction, on one rank; the next slot
+is on the next rank. So weights have no rank of their own, a stage may be any size below the longest slot, and the
+number of slots need not be a multiple of anything. Forward slots come first, then the joined slot, which has the
+forwards of the last layers and their backwards, then backward slots.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
+
+import numpy as np
+
+from ...core.placement import PipelineError
+from ...core.tasks import Kind
+from ..ordered import Ordered
+from .problem import Problem, RankOrder, schedule_of
+
+ROUNDING = 1 + 1e-9
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The layers whose forwards run, ascending, and those whose backwards run after them, descending."""
+
+    forward: range
+    backward: range
+
+
+def roundpipe(problem: Problem, threshold: float = 1.1) -> Ordered:
+    """Slots of layers go around the ranks, each with all micro-batches; the chains of forwards and of backwards are cut
+    apart, and the last forwards joined with the first backwards (RoundPipe, 2026). A stage of the problem is a layer.
+    The longest slot takes at most `threshold` times as long as the longest layer. With k p slots of equal length and m
+    >= p, the makespan is k m + p - 1 slots.
+
+    Ranks that run forwards of a layer have a copy of its weights, which follow each update. What backwards read of
+    forwards is sent, or computed again (`recompute`).
+    """
+    if not threshold >= 1:
+        raise PipelineError(f"roundpipe: threshold is {threshold:g}; a slot takes at least as long as the longest "
+                            f"layer, so it must be at least 1")
+    forward, backward = problem.forward.tolist(), problem.fused.tolist()
+    slots = best_cut(forward, backward, problem.ranks, threshold)
+    homes = np.zeros((Kind.U + 1, 2, problem.stages), np.int64)
+    rounds: list[list[Slot]] = [[] for _ in range(problem.ranks)]
+    for i, slot in enumerate(slots):
+        rank = i % problem.ranks
+        rounds[rank].append(slot)
+        homes[Kind.F, :, slot.forward] = homes[Kind.U, 1, slot.forward] = rank
+        homes[Kind.O : Kind.B + 1, :, slot.backward] = homes[Kind.U, 0, slot.backward] = rank
+    place = replace(problem.placement, name="rounds", table=homes[Kind.U, :1], parts=homes, apart=True)
+    schedule = schedule_of([_in_order(own, problem.micro_batches) for own in rounds])
+    longest = max(_time(slot, forward, backward) for slot in slots)
+    return Ordered(schedule, {"rounds": {"slots": len(slots), "longest": float(f"{longest:.6g}"), "layers": [
+        [len(slot.forward), len(slot.backward)] for slot in slots]}}, place)
+
+
+def best_cut(forward: Sequence[float], backward: Sequence[float], ranks: int, threshold: float = 1.1) -> list[Slot]:
+    """The slots for these times of layers. The bound T on a slot's time is tried over the times of all runs of layers
+    between the longest layer's and `threshold` times it; the one with the least max(slots, ranks) T is taken, as in the
+    released code. (There every backward computes its forward again, and the joined slot is timed as if it did. Here it
+    is timed as its tasks are: forwards and backwards.)"""
+    both = [f + b for f, b in zip(forward, backward, strict=True)]
+    least = max(*forward, *backward, both[-1])
+    cuts = partial(cut, forward, backward)
+    bounds, best = [least], list[Slot]()
+    for times in (forward, backward, both):
+        for first in range(len(times)):
+            for total in accumulate(times[first:]):
+                if total > least * threshold * ROUNDING:
+                    break
+                if total > least:
+                    bounds.append(total)
+    bounds = sorted(set(bounds))
+    cost, i = np.inf, 0
+    while i < len(bounds):  # of bounds with as many slots the first is best
+        slots = cuts(bounds[i])
+        if max(len(slots), ranks) * bounds[i] < cost:
+            cost, best = max(len(slots), ranks) * bounds[i], slots
+        if len(slots) <= ranks:
+            break
+        i = bisect_left(bounds, 1 - len(slots), i, key=lambda most: -len(cuts(most)))
+    return best
+
+
+def cut(forward: Sequence[float], backward: Sequence[float], most: float) -> list[Slot]:
+    """Slots of at most `most`, at least the time of each layer and of the last one's forward and backward: as many last
+    layers joined as fit, forwards before them filled from the last one on, backwards from the first layer on."""
+    count = len(forward)
+    joined = next(_runs([f + b for f, b in zip(reversed(forward), reversed(backward), strict=True)], most))
+    rest = count - joined
+    ups = [*_runs(list(reversed(forward[:rest])), most)]
+    downs = [*_runs(backward[:rest], most)]
+    tops, ends = rest - np.cumsum([0, *ups]), np.cumsum([0, *downs])
+    none = range(0)
+    return [*(Slot(range(low, high), none) for high, low in reversed([*zip(tops[:-1].tolist(), tops[1:].tolist())])),
+            Slot(range(rest, count), range(count - 1, rest - 1, -1)),
+            *(Slot(none, range(high - 1, low - 1, -1))
+              for low, high in reversed([*zip(ends[:-1].tolist(), ends[1:].tolist())]))]
+
+
+def _runs(times: Sequence[float], most: float) -> Iterator[int]:
+    """How many items each run has, if it takes as many as fit."""
+    size, total = 0, 0.0
+    for time in times:
+        if size and total + time > most * ROUNDING:
+            yield size
+            size, total = 0, 0.0
+        size, total = size + 1, total + time
+    if size:
+        yield size
+
+
+def _time(slot: Slot, forward: Sequence[float], backward: Sequence[float]) -> float:
+    return sum(forward[layer] for layer in slot.forward) + sum(backward[layer] for layer in slot.backward)
+
+
+def _in_order(slots: Sequence[Slot], micro_batches: int) -> RankOrder:
+    """All micro-batches through one slot after the other."""
+    kind, stage, micro_batch = list[int](), list[int](), list[int]()
+    for slot in slots:
+        size = len(slot.forward) + len(slot.backward)
+        kind += ([Kind.F] * len(slot.forward) + [Kind.B] * len(slot.backward)) * micro_batches
+        stage += [*slot.forward, *slot.backward] * micro_batches
+        micro_batch += np.repeat(np.arange(micro_batches), size).tolist()
+    return RankOrder(kind, stage, micro_batch)
