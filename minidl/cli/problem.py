@@ -87,9 +87,8 @@ def given(arguments: Any) -> Problem:
     if arguments.subject == "p":
         return Problem(*_times(arguments, chosen), machine_of(arguments), options)
     recorded = _recorded(arguments, arguments.scheduler if stages and named else arguments.plan)
-    if stages:
-        if pipeline.cut_in(order, recorded.graph) is None:  # it rejects the plan of another network
-            options["stage_of_unit"] = _cut(arguments, recorded, order)
+    if stages and pipeline.cut_in(order, recorded.graph) is None:  # it rejects the plan of another network
+        options["stage_of_unit"] = _cut(arguments, recorded, order)
     cost = _costs(arguments, recorded) if "--costs" in arguments.given else CostModel.analytic()
     return Problem(recorded.graph, chosen, cost, machine_of(arguments), options)
 

@@ -98,10 +98,12 @@ class Placement:
         own = unpack(keys)
         if self.parts is not None:
             copies = np.isin(own.kind, COPIES)  # of activations, or of states, which are part 1
-            beside = np.where(copies & (own.part == 0), Kind.F, Kind.U)
-            moves = copies | np.isin(own.kind, COLLECTIVE)
+            made = own.kind == Kind.SF  # by a forward, or new weights by an update
+            moves = copies | made | np.isin(own.kind, COLLECTIVE)
+            beside = np.where((copies & (own.part == 0)) | (made & (own.micro_batch < micro_batches)), Kind.F, Kind.U)
+            kind = np.where(moves, beside, np.where(own.kind < len(self.parts), own.kind, Kind.O))
             part = np.where(moves, 0, np.minimum(own.part, self.parts.shape[1] - 1))
-            return self.parts[np.where(moves, beside, own.kind), part, own.unit]
+            return self.parts[kind, part, own.unit]
         gather, most = own.kind == Kind.AG, self.directions - 1
         direction = np.where(gather, own.part % self.directions, np.minimum(own.part, most))
         return np.where((gather | (own.kind == Kind.U)) & (most > 0), self.table[direction, own.unit],
@@ -143,6 +145,13 @@ def bidirectional(ranks: int, chunks: int = 2) -> Placement:
         raise PipelineError(f"a bidirectional pipeline holds exactly 2 stages per rank, not {chunks}")
     stage = np.arange(ranks)
     return Placement("bidirectional", ranks, np.stack([stage, ranks - 1 - stage]))
+
+
+def apart(name: str, ranks: int, forward: Ints, backward: Ints) -> Placement:
+    """The forwards of each stage on one rank, its backwards and its update on another."""
+    homes = np.tile(backward, (Kind.U + 1, 2, 1))
+    homes[Kind.F] = homes[Kind.U, 1] = forward
+    return Placement(name, ranks, np.asarray(backward)[None], homes, apart=True)
 
 
 PLACEMENTS: dict[str, Callable[..., Placement]] = {

@@ -64,8 +64,9 @@ class Network:
     @cached_property
     def place(self) -> Placement:
         """The placement of the stages, unless the policy chooses another one."""
-        own = self.choices.stage_of_unit
-        layers = 1 + int(np.max(balanced(self.problem, self.cost) if own is None else own)) if self.policy.layered else None
+        layers, own = None, self.choices.stage_of_unit
+        if self.policy.layered:
+            layers = 1 + int(np.max(balanced(self.problem, self.cost) if own is None else own))
         return self.policy.place(self.machine.ranks, self.choices.chunks, layers)
 
     @cached_property

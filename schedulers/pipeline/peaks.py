@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.columns import Floats, Ints, spread
 from ...core.schedule import ScheduleError
-from ...core.tasks import Kind, task_name, unpack
+from ...core.tasks import COMMUNICATION, Kind, task_name, unpack
 from ...plans.plan import PipelinePlan
 
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
@@ -82,9 +82,11 @@ def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
     same_lane = schedule.lane_of_each()[1:] == schedule.lane_of_each()[:-1]
     place = spread(ids, action, len(graph))
     before = spread(ids[1:], np.where(same_lane, ids[:-1], -1), len(graph), -1)
+    talks = np.isin(graph.kind, COMMUNICATION)  # beside the lane that computes
     first = np.zeros(ranks, np.int64)
     for i, lane in enumerate(schedule.lanes):
-        first[lane.rank] = action[schedule.ptr[i]] if schedule.ptr[i] < schedule.ptr[i + 1] else 0
+        if schedule.ptr[i] < schedule.ptr[i + 1] and not talks[ids[schedule.ptr[i]]]:
+            first[lane.rank] = action[schedule.ptr[i]]
     # for each rank, the first action that may still run when a task starts
     next_one = np.zeros((len(graph), ranks), np.int64)
     for task in ids[np.argsort(schedule.slots, kind="stable")].tolist():
@@ -93,7 +95,7 @@ def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
         for p in (*graph.preds[task].tolist(), int(before[task])):
             if p >= 0:
                 np.maximum(here, next_one[p], out=here)
-                here[rank[p]] = max(here[rank[p]], place[p] + 1)
+                here[rank[p]] = max(here[rank[p]], 0 if talks[p] else place[p] + 1)
     found = np.zeros((ranks, plan.micro_batches * stages), np.int64)
     forward = np.flatnonzero(graph.kind == Kind.F)
     found[:, _activation(graph.keys[forward], stages)] = next_one[forward].T

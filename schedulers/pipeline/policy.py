@@ -26,11 +26,11 @@ class Policy:
 
     `chunks`: the default number of stages per rank; `chunks_fixed`: no other number is possible. `needs(ranks,
     micro_batches, chunks)` returns what is wrong, or None. `stale`: its pipeline never drains, and it gives the version
-    that each entry reads; `parted`: F, O and W of a stage may be on several ranks. `layered`: its stages are layers, any number of
-    them, which it cuts itself. `sliced`: it orders `slices` of
-    micro-batches. A policy that `arranges` layers also chooses cut and policy: it returns what it tried, the fastest
-    first. `placements(problem)`: several placements by name, of which simulation chooses one. `reverses`: it is for
-    reversible networks, whose backward pass keeps no activations (`minidl.passes.reverse`).
+    that each entry reads; `parted`: F, O and W of a stage may be on several ranks. `layered`: its stages are layers,
+    any number of them, which it cuts itself. `sliced`: it orders `slices` of micro-batches. A policy that `arranges`
+    layers also chooses cut and policy: it returns what it tried, the fastest first. `placements(problem)`: several
+    placements by name, of which simulation chooses one. `reverses`: it is for reversible networks, whose backward pass
+    keeps no activations (`minidl.passes.reverse`).
     """
 
     order: Callable[..., Schedule | Ordered]

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 import numpy as np
 
-from ...core.placement import PipelineError
+from ...core.placement import PipelineError, apart
 from ...core.tasks import Kind
 from ..ordered import Ordered
 from .problem import Problem, RankOrder, schedule_of
@@ -46,18 +46,14 @@ def roundpipe(problem: Problem, threshold: float = 1.1) -> Ordered:
                             f"layer, so it must be at least 1")
     forward, backward = problem.forward.tolist(), problem.fused.tolist()
     slots = best_cut(forward, backward, problem.ranks, threshold)
-    homes = np.zeros((Kind.U + 1, 2, problem.stages), np.int64)
-    rounds: list[list[Slot]] = [[] for _ in range(problem.ranks)]
+    up, down = np.zeros((2, problem.stages), np.int64)
     for i, slot in enumerate(slots):
-        rank = i % problem.ranks
-        rounds[rank].append(slot)
-        homes[Kind.F, :, slot.forward] = homes[Kind.U, 1, slot.forward] = rank
-        homes[Kind.O : Kind.B + 1, :, slot.backward] = homes[Kind.U, 0, slot.backward] = rank
-    place = replace(problem.placement, name="rounds", table=homes[Kind.U, :1], parts=homes, apart=True)
-    schedule = schedule_of([_in_order(own, problem.micro_batches) for own in rounds])
+        up[slot.forward] = down[slot.backward] = i % problem.ranks
+    schedule = schedule_of([_in_order(slots[rank :: problem.ranks], problem.micro_batches)
+                            for rank in range(problem.ranks)])
     longest = max(_time(slot, forward, backward) for slot in slots)
     return Ordered(schedule, {"rounds": {"slots": len(slots), "longest": float(f"{longest:.6g}"), "layers": [
-        [len(slot.forward), len(slot.backward)] for slot in slots]}}, place)
+        [len(slot.forward), len(slot.backward)] for slot in slots]}}, apart("rounds", problem.ranks, up, down))
 
 
 def best_cut(forward: Sequence[float], backward: Sequence[float], ranks: int, threshold: float = 1.1) -> list[Slot]:
@@ -94,14 +90,12 @@ def cut(forward: Sequence[float], backward: Sequence[float], most: float) -> lis
     count = len(forward)
     joined = next(_runs([f + b for f, b in zip(reversed(forward), reversed(backward), strict=True)], most))
     rest = count - joined
-    ups = [*_runs(list(reversed(forward[:rest])), most)]
-    downs = [*_runs(backward[:rest], most)]
-    tops, ends = rest - np.cumsum([0, *ups]), np.cumsum([0, *downs])
+    tops = [rest, *(rest - size for size in accumulate(_runs(forward[:rest][::-1], most)))]
+    ends = [0, *accumulate(_runs(backward[:rest], most))]
     none = range(0)
-    return [*(Slot(range(low, high), none) for high, low in reversed([*zip(tops[:-1].tolist(), tops[1:].tolist())])),
+    return [*(Slot(range(low, high), none) for low, high in pairwise(tops[::-1])),
             Slot(range(rest, count), range(count - 1, rest - 1, -1)),
-            *(Slot(none, range(high - 1, low - 1, -1))
-              for low, high in reversed([*zip(ends[:-1].tolist(), ends[1:].tolist())]))]
+            *(Slot(none, range(high - 1, low - 1, -1)) for high, low in pairwise(ends[::-1]))]
 
 
 def _runs(times: Sequence[float], most: float) -> Iterator[int]:

@@ -19,7 +19,7 @@ from minidl.training.job import Job
 
 SOMETIMES, ALWAYS = 0.5, 0.05  #: a norm of gradients that some steps exceed, and one that all do
 SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo",
-               "looped_bfs", "zb_v", "hanayo"]
+               "looped_bfs", "zb_v", "hanayo", "roundpipe"]
 BOTH_WAYS = {"chimera": {"groups": 2}, "dualpipe": {"groups": 2}}
 SHARDS = ("1", "2,prefetch=0", "3,prefetch=0,keep=none", "3,prefetch=1,keep=1", "3")
 MIXED = {"norm": True, "drop": True}
@@ -73,6 +73,13 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
                                                              ("to every stage", 3))
           for n in ("gpipe", "one_f_one_b", "zb_h1", "fast_forward")),
         *(of(n, network="within chunks") for n in ("looped_bfs", "interleaved", "interleaved_zb"))]),
+    "forwards and backwards of a layer on two ranks": (3, [
+        of("roundpipe", ranks=p, **more) for p in (2, 3, 4) for more in (
+            {**MIXED, "optimizer": "adam", "clip": SOMETIMES}, {**MIXED, "recompute": "all", "saved": True},
+            {"tied": True, "clip": ALWAYS}, {"network": "everywhere", "optimizer": "adamw", "clip": ALWAYS},
+            {"network": "to every stage"}, {"micro_batches": 2}, {"options": {"chunks": 2}, "saved": True},
+            {"replicas": 2, **MIXED}, {"replicas": 2, "shard": "2,prefetch=1", "tied": True}, {"split": 2},
+            {"scaled": True, "bad": (1,)}, {"offload": "all", "optimizer": "adam"})]),
     "replicas": (2, [of(n, replicas=2, **more) for n in ("gpipe", "one_f_one_b", "zb_h1", "interleaved", *BOTH_WAYS)
                      for more in ({}, {"optimizer": "adam"}, MIXED, {"clip": ALWAYS})]
                  + [of(n, replicas=2, network="everywhere", clip=clip) for n in ("zb_h1", "zb_v")
@@ -177,7 +184,8 @@ def everything(trainer: Any) -> Any:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.5}], ids=str)
 @pytest.mark.parametrize(("network", "scheduler", "ranks"), [
-    (GPT, "zb_h1", 2), (MLP, "chimera", 4), (MLP, "dualpipe", 2), (NORMS, "chimera", 2), (NORMS, "dualpipe", 2)])
+    (GPT, "zb_h1", 2), (GPT, "roundpipe", 3), (NORMS, "roundpipe", 2), (MLP, "chimera", 4), (MLP, "dualpipe", 2),
+    (NORMS, "chimera", 2), (NORMS, "dualpipe", 2)])
 def test_trainers_of_stages_leave_the_bits_of_one_process(network: Any, scheduler: str, ranks: int, more: Any) -> None:
     settings = {**network, **more, **BOTH_WAYS.get(scheduler, {}), "micro_batches": 4}
     (wanted,) = trained(Job(**settings), result=everything)
@@ -204,7 +212,8 @@ def test_replicas_of_stages_leave_the_bits_of_data_parallel_ranks(scheduler: str
     (2, [of("gpipe"), of("one_f_one_b"), of("zb_h1"),
          *(of(n, network="transposed", optimizer="adamw", clip=ALWAYS) for n in ("one_f_one_b", "zb_h1")),
          *(of(n, network="transposed", every=1, micro_batches=8) for n in ("pipedream", "layerpipe"))]),
-    (3, [of(n, network="over a stage") for n in ("one_f_one_b", "zb_h1")]),
+    (3, [*(of(n, network="over a stage") for n in ("one_f_one_b", "zb_h1")),
+         *(of("roundpipe", optimizer="adam", clip=ALWAYS, **more) for more in (MIXED, {"recompute": "all"}))]),
     (4, [of("gpipe"), of("one_f_one_b"), of("zb_h1")])])
 def test_ranks_of_mpi_leave_the_same_bits(ranks: int, every: list[dict[str, Any]]) -> None:
     check_under_mpi(ranks, *every)
