@@ -42,7 +42,7 @@ from .statistics import running_statistics
 from .steady import steady_state
 from .synchronise import summed_by_all
 from .together import updates_together
-from .updates_last import updates_last
+from .updates_last import updates_last, updates_soon
 from .uses import at_home
 from .versions import weight_versions
 
@@ -119,7 +119,9 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (followers, STAGES, lambda draft, choices: draft.stale),
     (in_time, STAGES, lambda draft, choices: choices.options.get("lag") is not None),  # while O and W are apart
     (fused_backwards, STAGES, lambda draft, choices: not draft.read and _orders(draft, Kind.B)),
-    (updates_last, STAGES, lambda draft, choices: not (draft.stale or draft.read)),  # for pipelines that drain;
+    (updates_soon, STAGES, lambda draft, choices: draft.placement.apart and not draft.read),
+    # for other pipelines that drain;
+    (updates_last, STAGES, lambda draft, choices: not (draft.stale or draft.read or draft.placement.apart)),
     # and for those that never do: first the updates that wait for all stages,
     (updates_together, STAGES, lambda draft, choices: draft.versions is not None),
     (steady_state, STAGES, lambda draft, choices: draft.stale),  # then all others, as soon as they can

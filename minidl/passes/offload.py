@@ -1,38 +1,43 @@
-"""Offload: activations between their forward and their backward, and an optimizer's states between two updates, leave
-the device's memory for far memory: the host's, or a file.
+"""Offload: activations between their forward and their backward, an optimizer's states between two updates, and weights
+between the tasks that use them leave the device's memory for far memory: the host's, or a file.
 
 A task D copies out, a task H copies back into memory of its own, on a lane for each direction. Copies keep bits, so a
 step is bit-identical to the plain one. A D runs as soon as the values are there; a later task of the same lane waits
 for it, so that what follows may use the memory. An H runs after a task that is `window` tasks before the first reader.
 If only some must leave, those do that are away for the longest, as in PipeOffload (Wan, Qi, Huang, Lin, "PipeOffload:
 improving scalability of pipeline parallelism with memory optimization", 2025).
+
+Weights are fetched for all forwards of a step, for all its backwards, and for the update, whose D brings them home; if
+two of these follow each other, once for both. So a rank holds the weights of the slot that it works on, and of the next
+one, as in RoundPipe (2604.27085).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import Ints, Rows, grouped
 from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COMPUTE, COPIES, SENDS, Kind, repack, unpack
+from ..core.tasks import COMPUTE, COPIES, SENDS, Kind, pack, repack, unpack
 from .boundary import loop
 from .draft import Copies, Draft, Edit
 from .updates_last import ended_by_updates
 
 WHAT = "offload"
-EACH = ("none", "activations", "states", "all")  #: what can be offloaded
+#: what can be offloaded; all: activations and states
+EACH = ("none", "activations", "states", "all", "weights")
 OUT, IN = "out", "in"  #: the names of the lanes
 
 
 @dataclass(frozen=True)
 class Moves:
-    """The memory that is offloaded: "activations", "states" or "all"; of these, the `most` that are away the longest
-    (None: all). `window`: the number of tasks beside which a copy may run."""
+    """The memory that is offloaded: "activations", "states", both ("all"), or "weights"; of these, the `most` that are
+    away the longest (None: all). `window`: the number of tasks beside which a copy may run."""
 
     what: str
     window: int = 1
@@ -57,26 +62,51 @@ class Item:
     life: float
 
 
+@dataclass(frozen=True)
+class Spell:
+    """Tasks in a row that use weights; `back`, `gone`: for which H before them waits, which waits for D after them."""
+
+    users: Sequence[int]
+    back: int | None
+    gone: int | None
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The weights that an update of a rank changes, and the spells in which they are used. `elsewhere`: the tasks of
+    other ranks that read what the update makes. The others as in `Item`."""
+
+    storages: Sequence[int]
+    rank: int
+    update: int
+    elsewhere: Sequence[int]
+    life: float
+    spells: Sequence[Spell]
+
+
 def offload(draft: Draft, moves: Moves) -> Draft:
     """The draft with copies out and back. Raises Refused if nothing can be offloaded."""
     graph, order = draft.graph, draft.order
-    if moves.what != "activations":
+    if moves.what in ("states", "all"):
         order = ended_by_updates(order) or order
     late = unpack(order.keys).late == 1
     plain = order if graph.late.any() else replace(order, keys=repack(order.keys, late=0))  # as the graph has them
     draft = replace(draft.take(_in_time(graph, order, plain, late)), schedule=replace(plain, slots=None))
-    found = sorted(_items(draft, moves, {*draft.graph.find(plain.keys[late]).tolist()}),
-                   key=lambda item: -item.life)[: moves.most]
+    after = {*draft.graph.find(plain.keys[late]).tolist()}
+    lanes, items = _Lanes(draft, moves.window, after), list[Item | Weights]()
+    items += _weights(draft, lanes) if moves.what == "weights" else _items(draft, moves, lanes, after)
+    found = sorted(items, key=lambda item: -item.life)[: moves.most]
     if not found:
-        kept = "states of an optimizer" if moves.what == "states" else "activations"
+        kept = {"states": "states of an optimizer", "weights": "weights"}.get(moves.what, "activations")
         beside = late.any() and moves.what == "states"
         why = "updates beside the next step" if beside else f"has no {kept} that could be away for a task or more"
         raise Refused(WHAT, f"{draft.name} {why}", "leave --offload out")
     e, buffers = draft.edit(), [list[int]() for _ in draft.graph.storages]
     for b, s in enumerate(draft.graph.buffer_storage.tolist()):
         buffers[s].append(b)
-    copies = [copy for item in found for copy in (_state if item.made in item.readers else _activation)(
-        e, item, sorted(b for s in item.storages for b in buffers[s]))]
+    copies = [copy for item in found for copy in (
+        _fetched if isinstance(item, Weights) else _state if item.made in item.readers else _activation)(
+            e, item, sorted(b for s in item.storages for b in buffers[s]))]
     for _, task, lane in sorted(copies, key=lambda copy: copy[:2]):
         e.own_lane(lane, task)
     made = e.draft
@@ -95,26 +125,29 @@ def _in_time(graph: TaskGraph, order: Schedule, plain: Schedule, late: Ints) -> 
     return plain.ids(graph)[np.lexsort((slots, late & (plain is not order)))]
 
 
-def _items(draft: Draft, moves: Moves, late: set[int]) -> Iterator[Item]:
-    """The storages that can leave. `late`: tasks that run in the next step, whose storages stay."""
-    graph, order = draft.graph, draft.order
-    ids, action, time = order.ids(graph), order.actions()[0].tolist(), np.nan_to_num(draft.time).tolist()
-    works = np.flatnonzero(np.isin(graph.kind[ids], COMPUTE) & ~np.isin(ids, [*late]))
-    # task -> the first tasks of the actions of its lane, the time until each and after the last, and its action
-    place = dict[int, tuple[list[int], list[float], int]]()
-    for entries in np.split(works, np.searchsorted(works, order.ptr[1:-1])):
-        firsts, times = list[int](), [0.0]
-        for entry, task in zip(entries.tolist(), ids[entries].tolist(), strict=True):
-            if not (firsts and action[entry] == action[entry - 1]):
-                firsts.append(task)
-                times.append(times[-1])
-            times[-1] += time[task]
-            place[task] = firsts, times, len(firsts) - 1
+class _Lanes:
+    """The tasks of each lane that compute and are not `late`, with the time until each."""
 
-    def away(made: int, read: int) -> tuple[int | None, int | None, float]:
+    def __init__(self, draft: Draft, window: int, late: Collection[int]) -> None:
+        graph, order = draft.graph, draft.order
+        ids, action, time = order.ids(graph), order.actions()[0].tolist(), np.nan_to_num(draft.time).tolist()
+        works = np.flatnonzero(np.isin(graph.kind[ids], COMPUTE) & ~np.isin(ids, [*late]))
+        self.window = window
+        # task -> the first tasks of the actions of its lane, the time until each and after the last, and its action
+        self.place = dict[int, tuple[list[int], list[float], int]]()
+        for entries in np.split(works, np.searchsorted(works, order.ptr[1:-1])):
+            firsts, times = list[int](), [0.0]
+            for entry, task in zip(entries.tolist(), ids[entries].tolist(), strict=True):
+                if not (firsts and action[entry] == action[entry - 1]):
+                    firsts.append(task)
+                    times.append(times[-1])
+                times[-1] += time[task]
+                self.place[task] = firsts, times, len(firsts) - 1
+
+    def away(self, made: int, read: int) -> tuple[int | None, int | None, float]:
         """(the task that waits for D, the one for which H waits, the time between them in the lane of the first)."""
-        (tasks, times, i), (others, theirs, j) = place[made], place[read]
-        gone, back = i + 1 + moves.window, j - 1 - moves.window
+        (tasks, times, i), (others, theirs, j) = self.place[made], self.place[read]
+        gone, back = i + 1 + self.window, j - 1 - self.window
         end = gone
         if made >= read:  # from one step to the next
             life = times[-1] - times[min(gone, len(tasks))] + theirs[max(back + 1, 0)]
@@ -124,6 +157,10 @@ def _items(draft: Draft, moves: Moves, late: set[int]) -> Iterator[Item]:
             life = times[end] - times[gone] if end > gone else 0.0
         return tasks[gone] if gone < len(tasks) else None, others[back] if back >= 0 else None, life
 
+
+def _items(draft: Draft, moves: Moves, lanes: _Lanes, late: set[int]) -> Iterator[Item]:
+    """The storages that can leave. `late`: tasks that run in the next step, whose storages stay."""
+    graph, order = draft.graph, draft.order
     storage, outputs = graph.buffer_storage, {view.storage for view in (*graph.inputs, *graph.outputs)}
     writers = [set[int]() for _ in graph.storages]
     for t, b in zip(graph.writes.row_of_each().tolist(), storage[graph.writes.ids].tolist(), strict=True):
@@ -146,9 +183,38 @@ def _items(draft: Draft, moves: Moves, late: set[int]) -> Iterator[Item]:
     for own in groups.values():
         made = max(t for _, made, _ in own for t in made)
         readers = sorted({t for _, _, readers in own for t in readers})
-        gone, back, life = away(made, readers[0])
+        gone, back, life = lanes.away(made, readers[0])
         if life > 0:
             yield Item([s for s, _, _ in own], rank[made], made, readers, gone, back, life)
+
+
+TURN = {Kind.F: 0, Kind.O: 1, Kind.W: 1, Kind.B: 1, Kind.R: 1, Kind.U: 2}  #: weights stay for all tasks of one number
+
+
+def _weights(draft: Draft, lanes: _Lanes) -> Iterator[Weights]:
+    """The weights that one update changes, if only tasks of its lane use them, and others what it makes."""
+    graph, rank, storage = draft.graph, draft.order.rank_of_tasks(draft.graph).tolist(), draft.graph.buffer_storage
+    returned = {view.storage for view in (*graph.inputs, *graph.outputs)}
+    made = Rows.from_pairs(storage[graph.writes.ids], graph.writes.row_of_each(), len(graph.storages))
+    weights = [s for s, spec in enumerate(graph.storages) if spec.role == Role.PARAMETER and spec.share_of is None
+               and s not in returned and len(made[s]) == 1]
+    for update, own in grouped((int(made[s][0]), s) for s in weights).items():
+        users = np.unique(np.concatenate([graph.storage_users[s] for s in own])).tolist()
+        elsewhere = [t for t in users if rank[t] != rank[update]]
+        here = [t for t in users if rank[t] == rank[update]]
+        if not {*here} <= lanes.place.keys() or any(t < update for t in elsewhere):
+            continue
+        spells = list[list[int]]()
+        for tasks in grouped((TURN[Kind(graph.kind[t])], t) for t in here).values():
+            if spells and (tasks[0] < spells[-1][-1] or lanes.away(spells[-1][-1], tasks[0])[2] <= 0):
+                spells[-1] = sorted({*spells[-1], *tasks})
+            else:
+                spells.append(tasks)
+        gaps = [lanes.away(spells[i - 1][-1], spell[0]) for i, spell in enumerate(spells)]
+        if (life := sum(life for *_, life in gaps)) > 0:
+            yield Weights(own, rank[update], update, elsewhere, life, [
+                Spell(users, before[1], after[0]) for users, before, after in
+                zip(spells, gaps, gaps[1:] + gaps[:1], strict=True)])
 
 
 def _activation(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
@@ -160,32 +226,66 @@ def _activation(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int,
 def _state(e: Edit, item: Item, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
     t = item.made
     near = e.copies(own, "near", role=Role.WORKSPACE, live=None, share_of=None)
-    for s in item.storages:
+    far = _moved_out(e, item.storages, own)
+    e.use(near, t)
+    e.writes[t] = near.of(e.writes[t])
+    return _copied(e, item, [*near.buffers.values()], far, near, {near.storages[s]: s for s in item.storages}, part=1)
+
+
+def _moved_out(e: Edit, storages: Sequence[int], own: Sequence[int]) -> Copies:
+    """These storages as far memory, which is copied from and to."""
+    for s in storages:
         e.specs[s] = replace(e.specs[s], role=Role.FAR)
     for b in own:
         e.role[b] = Role.FAR.number
-    e.use(near, t)
-    e.writes[t] = {near.buffers.get(b, b) for b in e.writes[t]}
-    far = Copies({b: b for b in own}, {s: s for s in item.storages})
-    return _copied(e, item, [*near.buffers.values()], far, near, {near.storages[s]: s for s in item.storages}, part=1)
+    return Copies({b: b for b in own}, {s: s for s in storages})
+
+
+def _fetched(e: Edit, item: Weights, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
+    """Each spell uses memory of its own; H brings the weights if it reads them, D takes them home if it has the update.
+    Copies of the update of another rank are beside the forwards (part 0)."""
+    near = [e.copies(own, f"near {i}", role=Role.WORKSPACE, live=None) for i in range(len(item.spells))]
+    _moved_out(e, item.storages, own)
+    found = list[tuple[int, int, Lane]]()
+    micro_batch = int(unpack(e.keys[item.spells[0].users[0]]).micro_batch)
+    for spell, here in zip(item.spells, near, strict=True):
+        first, reads = spell.users[0], any(e.reads[t] & {*own} for t in spell.users)
+        e.use(here, *spell.users)
+        for t in spell.users:
+            e.writes[t] = here.of(e.writes[t])
+        if reads:
+            part = TURN[Kind(unpack(e.keys[first]).kind)]
+            found.append(_copy(e, Kind.H, first - 1, item.rank, first, micro_batch, part, own, here.buffers.values(),
+                               here.storages, spell.back))
+        if item.update in spell.users:
+            e.use(here, *item.elsewhere)
+            found.append(_copy(e, Kind.D, item.update, item.rank, item.update, micro_batch,
+                               0 if unpack(e.keys[item.update]).part else 2, here.buffers.values(), own,
+                               {to: s for s, to in here.storages.items()}, spell.gone))
+    return found
 
 
 def _copied(e: Edit, item: Item, made: Sequence[int], far: Copies, near: Copies, out: Mapping[int, int],
             part: int = 0) -> list[tuple[int, int, Lane]]:
-    """Adds D, which copies storages `out` to their values, and H, from `far` to `near`. Returns for each after which
-    task it stands, its number and its lane. The task that waits for D is said to read what it has copied, and the one
-    for which H waits to write it, so that edges say so."""
-    key, away, here = unpack(e.keys[item.made]), {*far.buffers.values()}, {*near.buffers.values()}
-    back = {far.storages[s]: near.storages[s] for s in item.storages}
-    found = []
-    for kind, after, reads, writes, moved, lane in ((Kind.D, item.made, {*made}, away, out, OUT),
-                                                    (Kind.H, item.readers[0] - 1, away, here, back, IN)):
-        task = e.task(after, int(key.unit), kind, int(key.micro_batch), part=part, stage=e.stage[item.made],
-                      reads=reads, writes=writes, launches=e.copy(moved),
-                      nbytes=sum(e.specs[s].bytes for s in item.storages))
-        found.append((after, task, Lane(item.rank, lane)))
-    if item.gone is not None:
-        e.reads[item.gone] |= away
-    if item.back is not None:
-        e.writes[item.back] |= away
-    return found
+    """Adds D, which copies storages `out` to their values, and H, from `far` to `near`."""
+    micro_batch, away = int(unpack(e.keys[item.made]).micro_batch), far.buffers.values()
+    return [_copy(e, Kind.D, item.made, item.rank, item.made, micro_batch, part, made, away, out, item.gone),
+            _copy(e, Kind.H, item.readers[0] - 1, item.rank, item.made, micro_batch, part, away, near.buffers.values(),
+                  {far.storages[s]: near.storages[s] for s in item.storages}, item.back)]
+
+
+def _copy(e: Edit, kind: Kind, after: int, rank: int, like: int, micro_batch: int, part: int, reads: Iterable[int],
+          writes: Iterable[int], moved: Mapping[int, int], meets: int | None) -> tuple[int, int, Lane]:
+    """Adds a D or an H of the unit of another task, which copies storages. Returns after which task it stands, its
+    number and its lane. The task that waits for D (`meets`) is said to read what it has copied, and the one for which H
+    waits to write it, so that edges say so."""
+    unit = int(unpack(e.keys[like]).unit)
+    while pack(unit, kind, micro_batch, part=part) in e.keys:  # a stage may have weights of several updates
+        micro_batch += 1
+    task = e.task(after, unit, kind, micro_batch, part=part, stage=e.stage[like],
+                  reads={*reads}, writes={*writes}, launches=e.copy(moved),
+                  nbytes=sum(e.specs[s].bytes for s in moved))
+    if meets is not None:
+        said, of = (e.reads, writes) if kind == Kind.D else (e.writes, reads)
+        said[meets] |= {*of}
+    return after, task, Lane(rank, OUT if kind == Kind.D else IN)

@@ -13,7 +13,7 @@ import numpy as np
 
 from ...core.columns import Floats, Ints, spread
 from ...core.schedule import ScheduleError
-from ...core.tasks import COMMUNICATION, Kind, task_name, unpack
+from ...core.tasks import COMMUNICATION, COPIES, Kind, task_name, unpack
 from ...plans.plan import PipelinePlan
 
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B)
@@ -82,7 +82,7 @@ def _arrivals(plan: PipelinePlan, action: Ints) -> Ints:
     same_lane = schedule.lane_of_each()[1:] == schedule.lane_of_each()[:-1]
     place = spread(ids, action, len(graph))
     before = spread(ids[1:], np.where(same_lane, ids[:-1], -1), len(graph), -1)
-    talks = np.isin(graph.kind, COMMUNICATION)  # beside the lane that computes
+    talks = np.isin(graph.kind, (*COMMUNICATION, *COPIES))  # beside the lane that computes
     first = np.zeros(ranks, np.int64)
     for i, lane in enumerate(schedule.lanes):
         if schedule.ptr[i] < schedule.ptr[i + 1] and not talks[ids[schedule.ptr[i]]]:

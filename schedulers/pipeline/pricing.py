@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...core.columns import spread
-from ...core.tasks import COMMUNICATION, unpack
+from ...core.tasks import COMMUNICATION, COPIES, unpack
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel
 from ...pricing.simulation import Clock, Lanes
@@ -37,9 +37,12 @@ def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
     graph, schedule, _ = plan.priced
     lanes = Lanes.of(graph, schedule)
     clock = Clock.of(graph, plan.cost, lanes)
-    entry = np.flatnonzero(~np.isin(unpack(schedule.keys).kind, COMMUNICATION))
+    kind, (started, ended, _) = unpack(schedule.keys).kind, clock.run(lanes)
+    whole = lanes.tasks[~np.isin(kind, COMMUNICATION)]
+    makespan = float(ended[whole].max() - started[whole].min())
+    entry = np.flatnonzero(~np.isin(kind, (*COMMUNICATION, *COPIES)))
     tasks = lanes.tasks[entry]
-    start, end, _ = (t[tasks] for t in clock.run(lanes))
+    start, end = started[tasks], ended[tasks]
     rank = schedule.rank_of_each[entry]
     ranks = plan.placement.ranks
     first, last = spread(rank, start, ranks, np.inf, np.minimum), spread(rank, end, ranks, 0.0, np.maximum)
@@ -47,8 +50,8 @@ def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
     busy = np.bincount(rank, computes, ranks)
     spans = np.where(np.isfinite(first), last - first, 0.0)
     # for a stale plan that never drains, the bubble is the idle time of its steady state
-    whole = (spans.max() if plan.steady is None or plan.versions is None
-             else plan.period * (plan.micro_batches // plan.versions.every))
-    rate = 1 - busy.max() / whole
-    return Price(float(end.max() - start.min()), float(spans.max()), plan.period, tuple(spans.tolist()),
+    repeats = (spans.max() if plan.steady is None or plan.versions is None
+               else plan.period * (plan.micro_batches // plan.versions.every))
+    rate = 1 - busy.max() / repeats
+    return Price(makespan, float(spans.max()), plan.period, tuple(spans.tolist()),
                  plan.peaks, float(rate))

@@ -265,9 +265,9 @@ def _adds_in_order(schedule: Schedule, graph: TaskGraph) -> None:
 def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None,
                complete: bool) -> Placement:
     """The placement that the forwards show (for a stage without forwards, any of its tasks): one rank for each stage;
-    a bidirectional pipeline's, if `asked` is 2 or None; on given times (`complete`) also one rank for a stage's forwards
-    and another for its backwards. Raises ScheduleError if it is none of these, or if `complete` is true and a stage has
-    no tasks."""
+    a bidirectional pipeline's, if `asked` is 2 or None; on given times (`complete`) also one rank for the forwards of a
+    stage and another for its backwards. Raises ScheduleError if it is none of these, or if `complete` is true and a
+    stage has no tasks."""
     own = unpack(schedule.keys)
     unit, kind, rank = own.unit, own.kind, schedule.rank_of_each
     table = np.full(ranks * chunks, -1, np.int64)

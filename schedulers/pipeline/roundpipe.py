@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate, pairwise
 
 import numpy as np
 
+from ...core.columns import Ints
+from ...core.graph import GraphBuilder, Role, TaskGraph
 from ...core.placement import PipelineError, apart
-from ...core.tasks import Kind
+from ...core.schedule import Lane
+from ...core.tasks import Kind, pack, task_name
 from ..ordered import Ordered
 from .problem import Problem, RankOrder, schedule_of
 
@@ -32,28 +35,37 @@ class Slot:
     backward: range
 
 
-def roundpipe(problem: Problem, threshold: float = 1.1) -> Ordered:
+def roundpipe(problem: Problem, threshold: float = 1.1, fetch: float = 0.0) -> Ordered:
     """Slots of layers go around the ranks, each with all micro-batches; the chains of forwards and of backwards are cut
     apart, and the last forwards joined with the first backwards (RoundPipe, 2026). A stage of the problem is a layer.
     The longest slot takes at most `threshold` times as long as the longest layer. With k p slots of equal length and m
     >= p, the makespan is k m + p - 1 slots.
 
     Ranks that run forwards of a layer have a copy of its weights, which follow each update. What backwards read of
-    forwards is sent, or computed again (`recompute`).
+    forwards is sent, or computed again (`recompute`). On given times, `fetch` is the time in which a layer's weights
+    come to a rank (H), or its gradients go home (D): a rank has the weights of two slots, and fetches those of the next
+    one while it works on the other. Recorded steps do so by `offload="weights"`.
     """
-    if not threshold >= 1:
-        raise PipelineError(f"roundpipe: threshold is {threshold:g}; a slot takes at least as long as the longest "
-                            f"layer, so it must be at least 1")
+    for wrong, why in ((not threshold >= 1, f"threshold is {threshold:g}; a slot takes at least as long as the longest "
+                                            f"layer, so it must be at least 1"),
+                       (not 0 <= fetch < np.inf, f"fetch is {fetch:g}; a time must be finite and not negative"),
+                       (fetch and problem.recorded, "fetch is for given times; give --offload weights")):
+        if wrong:
+            raise PipelineError(f"roundpipe: {why}")
     forward, backward = problem.forward.tolist(), problem.fused.tolist()
-    slots = best_cut(forward, backward, problem.ranks, threshold)
+    slots, ranks, m = best_cut(forward, backward, problem.ranks, threshold), problem.ranks, problem.micro_batches
     up, down = np.zeros((2, problem.stages), np.int64)
     for i, slot in enumerate(slots):
-        up[slot.forward] = down[slot.backward] = i % problem.ranks
-    schedule = schedule_of([_in_order(slots[rank :: problem.ranks], problem.micro_batches)
-                            for rank in range(problem.ranks)])
+        up[slot.forward] = down[slot.backward] = i % ranks
+    place = apart("rounds", ranks, up, down)
+    schedule = schedule_of([_in_order(slots[rank::ranks], m) for rank in range(ranks)])
     longest = max(_time(slot, forward, backward) for slot in slots)
-    return Ordered(schedule, {"rounds": {"slots": len(slots), "longest": float(f"{longest:.6g}"), "layers": [
-        [len(slot.forward), len(slot.backward)] for slot in slots]}}, apart("rounds", problem.ranks, up, down))
+    notes = {"rounds": {"slots": len(slots), "longest": float(f"{longest:.6g}"),
+                        "layers": [[len(slot.forward), len(slot.backward)] for slot in slots]}}
+    if not fetch:
+        return Ordered(schedule, notes, place)
+    graph, lanes, times = _fetching(slots, ranks, m, fetch)
+    return Ordered(schedule.with_lanes(lanes), notes, place, graph=graph, cost=replace(problem.cost, tasks=times))
 
 
 def best_cut(forward: Sequence[float], backward: Sequence[float], ranks: int, threshold: float = 1.1) -> list[Slot]:
@@ -123,3 +135,40 @@ def _in_order(slots: Sequence[Slot], micro_batches: int) -> RankOrder:
         stage += [*slot.forward, *slot.backward] * micro_batches
         micro_batch += np.repeat(np.arange(micro_batches), size).tolist()
     return RankOrder(kind, stage, micro_batch)
+
+
+def _fetching(slots: Sequence[Slot], ranks: int, micro_batches: int, fetch: float
+              ) -> tuple[TaskGraph, dict[Lane, Ints], dict[str, float]]:
+    """The step with an H before each slot and a D after each one that has backwards, the lanes of these, and their
+    times. They are named by the slot's first layer, or its first backward. A rank has two places for weights and
+    gradients, which its slots use in turns."""
+    made, times, lanes = GraphBuilder(), dict[str, float](), dict[Lane, list[int]]()
+    layers = 1 + max(slot.backward[0] for slot in slots if slot.backward)
+    value = {(kind, layer, i): made.buffer(f"the {what} of stage {layer}, micro-batch {i}", 0, role)
+             for kind, what, role in ((Kind.F, "activation", Role.ACTIVATION), (Kind.B, "gradient", Role.GRADIENT))
+             for layer in range(layers) for i in range(micro_batches)}
+    places = {(rank, turn, what): made.buffer(f"{what} {turn} on rank {rank}", 0, Role.WORKSPACE)
+              for rank in range(ranks) for turn in range(2) for what in ("weights", "gradients")}
+    for number, slot in enumerate(slots):
+        rank, turn = number % ranks, number // ranks % 2
+        weights, gradients = places[rank, turn, "weights"], places[rank, turn, "gradients"]
+        first, part = (slot.forward[0], 0) if slot.forward else (slot.backward[0], 1)
+        copies = [(Kind.H, first, part, "in", len({*slot.forward, *slot.backward}))]
+        made.task(first, Kind.H, part=part, writes=[weights])
+        for i in range(micro_batches):
+            for layer in slot.forward:
+                below = [value[Kind.F, layer - 1, i]] if layer else []
+                made.task(layer, Kind.F, i, reads=[weights, *below], writes=[value[Kind.F, layer, i]])
+            for layer in slot.backward:
+                above = [value[Kind.B, layer + 1, i]] if layer + 1 < layers else []
+                made.task(layer, Kind.B, i, reads=[weights, gradients, value[Kind.F, layer, i], *above],
+                          writes=[value[Kind.B, layer, i], gradients])
+        if slot.backward:
+            copies.append((Kind.D, slot.backward[0], 1, "out", len(slot.backward)))
+            made.task(slot.backward[0], Kind.D, part=1, reads=[gradients])
+        for kind, layer, part, lane, count in copies:
+            key = int(pack(layer, kind, part=part))
+            times[task_name(key)] = fetch * count
+            lanes.setdefault(Lane(rank, lane), []).append(key)
+    return made.build(name="a step that fetches weights"), {
+        lane: np.array(keys, np.int64) for lane, keys in lanes.items()}, times

@@ -87,10 +87,10 @@ def offloading(whole: Plan, cost: CostModel) -> Callable[[str, int | None], Plan
             raise MemoryLimitError(f"no plan fits the limit of {limit:,} bytes: without offloading it needs {peak:,}, "
                                    f"and the least that can be had is {min(peak, *least):,}", min(peak, *least))
         best = min(found, key=lambda plan: (0 if limit else max(plan.peak_bytes), plan.step))
-        out = int(best.graph.bytes[best.graph.kind == Kind.D].sum())
+        out, back = (int(best.graph.bytes[best.graph.kind == kind].sum()) for kind in COPIES)
+        again = "and back again" if back == out else f"and {back:,} back"
         return best.with_known(limit=limit, remarks=(
-            *best.remarks, f"{out:,} bytes a step are copied out, and back again: {max(best.peak_bytes):,} bytes in "
-            f"place of {peak:,}, and {best.step / whole.step - 1:.1%} more time a step predicted"))
+            *best.remarks, f"{out:,} bytes a step are copied out, {again}: {max(best.peak_bytes):,} bytes in place of {peak:,}, and {best.step / whole.step - 1:.1%} more time a step predicted"))
 
     return best
 

@@ -80,6 +80,12 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
             {"network": "to every stage"}, {"micro_batches": 2}, {"options": {"chunks": 2}, "saved": True},
             {"replicas": 2, **MIXED}, {"replicas": 2, "shard": "2,prefetch=1", "tied": True}, {"split": 2},
             {"scaled": True, "bad": (1,)}, {"offload": "all", "optimizer": "adam"})]),
+    "weights that are fetched": (3, [
+        of(n, offload="weights", **more) for n, m in (("roundpipe", {"ranks": 3}), ("roundpipe", {"ranks": 2}), (
+            "looped_bfs", {"ranks": 2}), ("chimera", {"ranks": 2, "groups": 2})) for more in (
+            {**m, "clip": SOMETIMES, "optimizer": "adam", "saved": True}, {**m, **MIXED, "recompute": "all"},
+            {**m, "network": "everywhere"}, {**m, "tied": True, "scaled": True, "bad": (1,)},
+            {**m, "replicas": 2, "norm": True})]),
     "replicas": (2, [of(n, replicas=2, **more) for n in ("gpipe", "one_f_one_b", "zb_h1", "interleaved", *BOTH_WAYS)
                      for more in ({}, {"optimizer": "adam"}, MIXED, {"clip": ALWAYS})]
                  + [of(n, replicas=2, network="everywhere", clip=clip) for n in ("zb_h1", "zb_v")
@@ -213,7 +219,8 @@ def test_replicas_of_stages_leave_the_bits_of_data_parallel_ranks(scheduler: str
          *(of(n, network="transposed", optimizer="adamw", clip=ALWAYS) for n in ("one_f_one_b", "zb_h1")),
          *(of(n, network="transposed", every=1, micro_batches=8) for n in ("pipedream", "layerpipe"))]),
     (3, [*(of(n, network="over a stage") for n in ("one_f_one_b", "zb_h1")),
-         *(of("roundpipe", optimizer="adam", clip=ALWAYS, **more) for more in (MIXED, {"recompute": "all"}))]),
+         *(of("roundpipe", optimizer="adam", clip=ALWAYS, **more)
+           for more in (MIXED, {"recompute": "all"}, {"offload": "weights"}))]),
     (4, [of("gpipe"), of("one_f_one_b"), of("zb_h1")])])
 def test_ranks_of_mpi_leave_the_same_bits(ranks: int, every: list[dict[str, Any]]) -> None:
     check_under_mpi(ranks, *every)

@@ -11,6 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
+from minidl.core.draw import timeline_svg
 from minidl.core.tasks import Kind, unpack
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.roundpipe import ROUNDING, best_cut, cut
@@ -21,6 +22,11 @@ LAYERS = st.lists(st.tuples(TIME, TIME), min_size=1, max_size=9)
 
 def lasts(slot: Any, forward: list[float], backward: list[float]) -> float:
     return sum(forward[i] for i in slot.forward) + sum(backward[i] for i in slot.backward)
+
+
+def first_layers(plan: Any) -> int:
+    """The layers of the first slot."""
+    return max(plan.notes["rounds"]["layers"][0])
 
 
 def made(ranks: int, micro_batches: int, forward: Any, output: Any, weight: Any, **more: Any) -> pipeline.PipelinePlan:
@@ -73,6 +79,10 @@ def test_k_rounds_of_equal_slots_take_k_m_and_a_ramp(p: int, k: int, more: int, 
     found = pipeline.price(plan)
     assert found.makespan == pytest.approx((k * m + p - 1) * length, rel=1e-9)
     assert found.spans == pytest.approx([k * m * length] * p, rel=1e-9)
+    # fetches of up to m slots hide beside the slot before: only the first and the last way home show
+    fetch = length * m / 2  # two layers of one slot take m slots
+    loads = pipeline.price(made(p, m, forward, backward, backward, fetch=fetch))
+    assert loads.makespan == pytest.approx(found.makespan + first_layers(plan) * fetch + fetch, rel=1e-9)
 
 
 @settings(max_examples=drawn(40), deadline=None)
@@ -100,7 +110,8 @@ def test_a_large_head_costs_less_than_under_policies_that_bind_weights() -> None
 @pytest.mark.parametrize(("more", "message"), [
     ({"threshold": 0.5}, "threshold is 0.5; a slot takes at least as long as the longest layer"),
     ({"threshold": float("nan")}, "threshold is nan"), ({"chunks": 2}, "3 forward times are given for 4 stages"),
-    ({"method": "best"}, "takes no argument 'method'; it takes threshold")])
+    ({"fetch": -1.0}, "fetch is -1; a time must be finite"), ({"fetch": float("inf")}, "fetch is inf"),
+    ({"method": "best"}, "takes no argument 'method'; it takes threshold, fetch")])
 def test_what_cannot_be_cut_is_one_line(more: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message) as error:
         made(2, 4, [1.0, 2.0, 1.0], [1.0] * 3, [1.0] * 3, **more)
@@ -113,3 +124,23 @@ def test_activations_count_on_the_ranks_that_hold_them(ranks: int, peaks: list[i
     three the backwards are one rank on, where activations arrive while that rank still runs forwards."""
     plan = made(ranks, 3, [2.0, 2.0, 1.0], [1.0, 1.0, 0.5], [1.0, 1.0, 0.5])
     assert plan.peaks == pytest.approx([peak * ranks / 3 for peak in peaks])
+
+
+def test_fetches_are_tasks_with_two_places_on_each_rank() -> None:
+    times = [2.0, 2.0, 2.0, 2.0, 1.0]
+    half = [t / 2 for t in times]
+    plan = made(3, 4, times, half, half, fetch=1.0)
+    own, lanes = unpack(plan.schedule.keys), {str(lane) for lane in plan.schedule.lanes}
+    assert ((own.kind == Kind.H).sum(), (own.kind == Kind.D).sum()) == (9, 5), "a slot each; backwards go home"
+    assert {"0/in", "1/in", "2/in", "0/out", "1/out", "2/out"} < lanes
+    ids = {plan.graph.name(t): t for t in range(len(plan.graph))}
+    third = {plan.graph.name(t) for t in plan.graph.preds[ids["2H0/1"]].tolist()}  # of rank 0, with 0F, 3F, 2B
+    assert third >= {"0F0", "0F1", "0F2", "0F3"}, "it takes the place of the first slot's weights"
+    assert not third & {"3F0", "3F1", "3F2", "3F3"}, "beside the second slot"
+    assert plan.timeline.makespan == 1 + 28 + 1
+    assert "2D0/1" in timeline_svg(plan.timeline)
+
+
+def test_a_fetch_that_takes_longer_than_a_slot_shows() -> None:
+    slow = made(2, 2, [1.0] * 4, [0.5] * 4, [0.5] * 4, fetch=5.0).timeline.makespan
+    assert slow > made(2, 2, [1.0] * 4, [0.5] * 4, [0.5] * 4).timeline.makespan + 2 * 5.0
