@@ -1,7 +1,7 @@
 """Forwards on ranks of their own, as in a pipeline whose forwards and backwards are cut apart (`roundpipe`).
 
 The forwards of a stage count as a separate stage, which shares its parameters with the backward's: that one's rank
-updates them, and the forward's has copies (`copies.py`). What backwards read of forwards is sent.
+updates them, and the forward's has copies (`copies.py`). Backwards read results of forwards by messages.
 """
 
 from __future__ import annotations

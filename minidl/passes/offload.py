@@ -188,7 +188,7 @@ def _items(draft: Draft, moves: Moves, lanes: _Lanes, late: set[int]) -> Iterato
             yield Item([s for s, _, _ in own], rank[made], made, readers, gone, back, life)
 
 
-TURN = {Kind.F: 0, Kind.O: 1, Kind.W: 1, Kind.B: 1, Kind.R: 1, Kind.U: 2}  #: weights stay for all tasks of one number
+TURN = {Kind.F: 0, Kind.O: 1, Kind.W: 1, Kind.B: 1, Kind.R: 1, Kind.U: 2}  #: weights stay for all tasks of a number
 
 
 def _weights(draft: Draft, lanes: _Lanes) -> Iterator[Weights]:
@@ -243,24 +243,23 @@ def _moved_out(e: Edit, storages: Sequence[int], own: Sequence[int]) -> Copies:
 
 def _fetched(e: Edit, item: Weights, own: Sequence[int]) -> list[tuple[int, int, Lane]]:
     """Each spell uses memory of its own; H brings the weights if it reads them, D takes them home if it has the update.
-    Copies of the update of another rank are beside the forwards (part 0)."""
+    They are named by the first user, and are part 0 beside a forward."""
     near = [e.copies(own, f"near {i}", role=Role.WORKSPACE, live=None) for i in range(len(item.spells))]
     _moved_out(e, item.storages, own)
-    found = list[tuple[int, int, Lane]]()
-    micro_batch = int(unpack(e.keys[item.spells[0].users[0]]).micro_batch)
+    like, found = item.spells[0].users[0], list[tuple[int, int, Lane]]()
+    key = unpack(e.keys[like])
+    micro_batch, part = int(key.micro_batch), int(key.kind != Kind.F)
     for spell, here in zip(item.spells, near, strict=True):
-        first, reads = spell.users[0], any(e.reads[t] & {*own} for t in spell.users)
+        reads = any(e.reads[t] & {*own} for t in spell.users)
         e.use(here, *spell.users)
         for t in spell.users:
             e.writes[t] = here.of(e.writes[t])
         if reads:
-            part = TURN[Kind(unpack(e.keys[first]).kind)]
-            found.append(_copy(e, Kind.H, first - 1, item.rank, first, micro_batch, part, own, here.buffers.values(),
-                               here.storages, spell.back))
+            found.append(_copy(e, Kind.H, spell.users[0] - 1, item.rank, like, micro_batch, part, own,
+                               here.buffers.values(), here.storages, spell.back))
         if item.update in spell.users:
             e.use(here, *item.elsewhere)
-            found.append(_copy(e, Kind.D, item.update, item.rank, item.update, micro_batch,
-                               0 if unpack(e.keys[item.update]).part else 2, here.buffers.values(), own,
+            found.append(_copy(e, Kind.D, item.update, item.rank, like, micro_batch, part, here.buffers.values(), own,
                                {to: s for s, to in here.storages.items()}, spell.gone))
     return found
 

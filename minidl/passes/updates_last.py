@@ -1,4 +1,4 @@
-"""The tasks that a policy does not order, such as updates, come last on the rank of their stage, or as soon as it can."""
+"""Tasks that a policy does not order, such as updates, come last on the rank of their stage, or as soon as they can."""
 
 from __future__ import annotations
 

@@ -161,6 +161,8 @@ def for_torch(plan: PipelinePlan) -> str:
              "use a policy without stale weights"),
             (plan.placement.directions > 1, "two ranks hold each stage, and in torch's runtime one does",
              "use a policy of one direction, such as dualpipe_v"),
+            (plan.placement.apart, "forwards and backwards of a stage are on two ranks, and in torch's runtime on one",
+             "use a policy that has both on one, such as interleaved"),
             (plan.slices > 1, "it orders slices of micro-batches, and torch's runtime has whole ones",
              "use a policy of whole micro-batches"),
             ((np.diff(last) < 0).any(), "the last stage runs micro-batches in another order than 0, 1, 2, and torch's "

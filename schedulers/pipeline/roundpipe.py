@@ -41,10 +41,10 @@ def roundpipe(problem: Problem, threshold: float = 1.1, fetch: float = 0.0) -> O
     The longest slot takes at most `threshold` times as long as the longest layer. With k p slots of equal length and m
     >= p, the makespan is k m + p - 1 slots.
 
-    Ranks that run forwards of a layer have a copy of its weights, which follow each update. What backwards read of
-    forwards is sent, or computed again (`recompute`). On given times, `fetch` is the time in which a layer's weights
-    come to a rank (H), or its gradients go home (D): a rank has the weights of two slots, and fetches those of the next
-    one while it works on the other. Recorded steps do so by `offload="weights"`.
+    Ranks that run forwards of a layer have a copy of its weights, which follow each update. Activations are sent to
+    backwards, or computed again there (`recompute`). On given times, `fetch` is the time in which a layer's weights
+    come to a rank (H), or its gradients go home (D): a rank has room for the weights of two slots, so that it
+    fetches the next one's while it works. Recorded steps do so by `offload="weights"`.
     """
     for wrong, why in ((not threshold >= 1, f"threshold is {threshold:g}; a slot takes at least as long as the longest "
                                             f"layer, so it must be at least 1"),

@@ -90,7 +90,8 @@ def offloading(whole: Plan, cost: CostModel) -> Callable[[str, int | None], Plan
         out, back = (int(best.graph.bytes[best.graph.kind == kind].sum()) for kind in COPIES)
         again = "and back again" if back == out else f"and {back:,} back"
         return best.with_known(limit=limit, remarks=(
-            *best.remarks, f"{out:,} bytes a step are copied out, {again}: {max(best.peak_bytes):,} bytes in place of {peak:,}, and {best.step / whole.step - 1:.1%} more time a step predicted"))
+            *best.remarks, f"{out:,} bytes a step are copied out, {again}: {max(best.peak_bytes):,} bytes in place of "
+            f"{peak:,}, and {best.step / whole.step - 1:.1%} more time a step predicted"))
 
     return best
 
