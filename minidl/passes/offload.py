@@ -104,9 +104,11 @@ def offload(draft: Draft, moves: Moves) -> Draft:
     e, buffers = draft.edit(), [list[int]() for _ in draft.graph.storages]
     for b, s in enumerate(draft.graph.buffer_storage.tolist()):
         buffers[s].append(b)
-    copies = [copy for item in found for copy in (
-        _fetched if isinstance(item, Weights) else _state if item.made in item.readers else _activation)(
-            e, item, sorted(b for s in item.storages for b in buffers[s]))]
+    copies = list[tuple[int, int, Lane]]()
+    for item in found:
+        own = sorted(b for s in item.storages for b in buffers[s])
+        copies += (_fetched(e, item, own) if isinstance(item, Weights)
+                   else (_state if item.made in item.readers else _activation)(e, item, own))
     for _, task, lane in sorted(copies, key=lambda copy: copy[:2]):
         e.own_lane(lane, task)
     made = e.draft
