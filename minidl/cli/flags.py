@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, STORED, Names, every, number, numbers, pair,
-                     parts_of, path, rules, shards_of, size, slow_rank, whole)
+                     parts_of, path, rules, shards_of, size, sizes, slow_rank, topology, whole)
 
 if TYPE_CHECKING:
     from ..schedulers.registry import Scheduler
@@ -141,12 +141,15 @@ SAVING = ("--checkpoint DIR", lambda a: a.checkpoint)
 RUNNING = ("runs; --dry-run runs nothing", lambda a: not a.dry_run)
 ONE_PLAN = ("one plan; --table and --curve show many", lambda a: not (a.table or a.curve))
 NO_TABLE = ("plans; --table shows figures", lambda a: not a.table)
-PRICED_LINK = ("a link that takes time, by --latency or --bandwidth", lambda a: a.latency or a.bandwidth)
+PRICED_LINK = ("a link that takes time, by --latency, --bandwidth or --topology",
+               lambda a: a.latency or a.bandwidth or a.topology)
+NO_NODES = ("one kind of link; --topology has its own", lambda a: not a.topology)
+SUMMED = "--gradient-bytes on given times"
 PRICING = ("prices; check needs --costs for them", lambda a: a.command != "check" or "--costs" in a.given)
 ONE_POLICY = ("one policy; --table shows them all", lambda a: not a.table)
 CHOOSING = ("a --temperature above 0; at 0 nothing is drawn", lambda a: a.temperature > 0)
 #: the transports that sum gradients over ranks
-SUMMING = ("--parallel data, and --replicas", lambda a: a.subject == "r" or a.replicas > 1)
+SUMMING = ("--parallel data, and --replicas", lambda a: a.subject in "rl" or a.replicas > 1)
 
 
 def _cutting() -> list[str]:
@@ -297,10 +300,12 @@ FLAGS: dict[str, Flag] = {
     "--temperature": _flag("sample:*", number(0), "X", default=0.8,
         help="below 1: prefers likely tokens; 0: always takes the likeliest"),
     "--top": _flag("sample:*", whole(1), "K", CHOOSING, help="draw among the K likeliest tokens"),
-    "--ranks": _flag("train,compare:rc plan,check,explain,simulate:rcp", whole(1, 1 << 20), "P",
+    "--ranks": _flag("train,compare:rc check:rcp plan,explain,simulate:rlcp", whole(1, 1 << 20), "P",
+        (SUMMED, lambda a: a.subject != "l" or a.gradient_bytes),
         help="the number of ranks of each replica; compare, and train without a launcher, run them as threads"),
-    "--replicas": _flag(STEP + ":c", whole(1, 1 << 20), "R", default=1,
-        help="copies of the pipeline, on R times as many ranks, each on its share of every batch"),
+    "--replicas": _flag("train,compare,check:c plan,explain,simulate:cp", whole(1, 1 << 20), "R",
+        (SUMMED, lambda a: a.subject != "p" or a.gradient_bytes),
+        default=1, help="copies of the pipeline, on R times as many ranks, each on its share of every batch"),
     "--chunks": _flag("train:c plan,check,explain,simulate:cp", whole(1, 1 << 20), "V", help="stages per rank"),
     "--stages": _flag("profile:*", whole(1, 1 << 12), "N",
         help="cut the layers into N stages of about equal time (default: each layer is a stage)"),
@@ -310,9 +315,19 @@ FLAGS: dict[str, Flag] = {
         help="time of an output gradient, as --forward"),
     "--weight-grad": _flag("plan,explain,simulate:lp check:p", numbers, "W", BY_TIMES,
         help="time of a weight gradient, as --forward"),
-    "--latency": _flag("plan,explain,simulate:rcp check:r", number(0), "C", PRICING, default=0.0,
+    "--gradient-bytes": _flag("plan,explain,simulate:lp", sizes, "BYTES",
+        ("--topology, and --parallel data or --replicas",
+         lambda a: a.topology and (a.subject == "l" or a.replicas > 1)),
+        help="bytes of gradients that ranks sum, of all layers or stages alike or of each, on given times"),
+    "--message-bytes": _flag("plan,explain,simulate:p", size, "BYTES", ("--topology", lambda a: a.topology), default=0,
+        help="bytes of an activation or its gradient between two stages, on given times"),
+    "--topology": _flag("plan,explain,simulate:rlcp", topology, "nodes=N,inside=L:B,across=L:B,..",
+        help="nodes of equal size and their links: latency in microseconds, bandwidth per second, as in "
+             "nodes=8,inside=2:300GB,across=10:50GB,rails=8; fill=replicas if neighbours are replicas of a stage, not "
+             "ranks of a pipeline"),
+    "--latency": _flag("plan,explain,simulate:rcp check:r", number(0), "C", PRICING, NO_NODES, default=0.0,
         help="the latency of a link between two ranks: of a network in microseconds, else as the given times"),
-    "--bandwidth": _flag("plan,explain,simulate:rcp check:r", size, "BYTES", PRICING,
+    "--bandwidth": _flag("plan,explain,simulate:rcp check:r", size, "BYTES", PRICING, NO_NODES,
         ("bytes: a network, or --costs FILE", lambda a: a.subject != "p" or "--costs" in a.given),
         help="the bandwidth of a link, per second, such as 1.25GB (default: unlimited)"),
     "--update-every": _flag(STEP + ":c", whole(1), "A",
@@ -341,7 +356,7 @@ FLAGS: dict[str, Flag] = {
         help="parts into which a layer's gradient is cut, on given times"),
     "--comm": _flag("plan,explain,simulate:l", numbers, "C0,C1,..",
         help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),
-    "--collective": _flag("plan,explain,simulate:rc check:r", Names("pricing.collectives:SHAPES"), "NAME", SUMMING,
+    "--collective": _flag("plan,explain,simulate:rlcp check:r", Names("pricing.collectives:SHAPES"), "NAME", SUMMING,
         PRICED_LINK, PRICING, default="ring",
         help="the algorithm by which ranks sum: %(choices)s"),
     "--servers": _flag("plan,explain,simulate:rc check:r", whole(0), "N",
@@ -429,7 +444,7 @@ def check_flags(arguments: Any) -> None:
         if arguments.command == "compare" and not takes(arguments, name):
             raise UsageError(f"--scheduler-arg {name} has no effect here; none of {arguments.schedulers} takes it")
     ranks, chunks, parts = arguments.ranks or 1, arguments.chunks or 1, arguments.micro_batches
-    if arguments.replicas > 1 and arguments.batch_size % (arguments.replicas * parts):
+    if arguments.subject == "c" and arguments.replicas > 1 and arguments.batch_size % (arguments.replicas * parts):
         raise UsageError(f"a batch of {arguments.batch_size} does not divide into {parts} micro-batches on each of "
                          f"{arguments.replicas} replicas")
     if arguments.subject in "cp" and ranks * chunks * parts > MOST:

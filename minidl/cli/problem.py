@@ -14,6 +14,7 @@ from ..core.machine import Machine
 from ..plans.plan import Plan
 from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
+from ..pricing.topology import Topology
 from ..schedulers import pipeline
 from ..schedulers.layer_times import layers
 from ..schedulers.saved import SUMS, kind_of
@@ -95,8 +96,7 @@ def given(arguments: Any) -> Problem:
 
 def machine_of(arguments: Any, capped: bool = True) -> Machine:
     """The machine of the flags; with or without a pipeline's cap and limit."""
-    summing = arguments.replicas if arguments.subject in "cp" else arguments.ranks or 1
-    shape = Collective(summing, _link(arguments), arguments.collective, arguments.servers)
+    shape = _sums(arguments)
 
     def collective(sizes: Mapping[int, int]) -> float:
         return shape.time(sum(sizes.values()))
@@ -105,9 +105,39 @@ def machine_of(arguments: Any, capped: bool = True) -> Machine:
                    arguments.activation_cap if capped else None, collective, arguments.replicas)
 
 
+def _sums(arguments: Any) -> Collective:
+    """How the ranks or replicas sum gradients."""
+    staged, ranks = arguments.subject in "cp", arguments.ranks or 1
+    summing, nodes = arguments.replicas if staged else ranks, _topology(arguments)
+    return Collective(summing, _link(arguments), arguments.collective, arguments.servers,
+                      nodes and nodes.of_sums(ranks if staged else 1, summing))
+
+
+def _topology(arguments: Any) -> Topology | None:
+    """The nodes of the job, in microseconds. Raises UsageError if they do not divide its ranks."""
+    if not arguments.topology:
+        return None
+    told, total = arguments.topology, (arguments.ranks or 1) * arguments.replicas
+    if total % told["nodes"]:
+        raise UsageError(f"--topology: {told['nodes']:,} nodes do not divide {total:,} ranks into equal parts")
+    links = {name: Link(latency, None if rate is None else rate / 1e6) for name in ("inside", "across")
+             for latency, rate in [told.get(name, (0.0, None))]}
+    return Topology(told["nodes"], total // told["nodes"], links["inside"], links["across"], told.get("rails", 1),
+                    told.get("fill", "pipeline"))
+
+
 def _link(arguments: Any) -> Link:
     """The link between two ranks, in microseconds."""
     return Link(arguments.latency, None if arguments.bandwidth is None else arguments.bandwidth / 1e6)
+
+
+def _linked(arguments: Any, cost: CostModel) -> CostModel:
+    """The costs, with the links between the ranks of a pipeline."""
+    nodes = _topology(arguments)
+    if nodes is None:
+        return replace(cost, link=_link(arguments))
+    rail, inside = nodes.of_messages(arguments.ranks or 1, arguments.replicas)
+    return replace(cost, link=rail, links=inside)
 
 
 def _recorded(arguments: Any, under: str | None) -> Recorded:
@@ -118,7 +148,7 @@ def _recorded(arguments: Any, under: str | None) -> Recorded:
 
 def _costs(arguments: Any, recorded: Recorded) -> CostModel:
     cost = costs(arguments, recorded)
-    return replace(cost, link=_link(arguments)) if arguments.subject == "c" else cost
+    return _linked(arguments, cost) if arguments.subject == "c" else cost
 
 
 def _cut(arguments: Any, recorded: Recorded, order: Any) -> Any:
@@ -144,27 +174,35 @@ def _times(arguments: Any, chosen: schedulers.Scheduler
         if cost.source == "analytic":
             raise UsageError(f"--costs {arguments.costs} has rates of a device, not times of stages; measure them "
                              f"with minidl profile, or give --forward, --output-grad and --weight-grad")
-        cost = replace(cost, link=_link(arguments)) if arguments.given & {"--latency", "--bandwidth"} else cost
+        cost = _linked(arguments, cost) if arguments.given & {"--latency", "--bandwidth", "--topology"} else cost
     forward, output_grad, weight_grad = (1.0 if value is None else value
                                          for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
-    return pipeline.Pipeline(arguments.micro_batches, forward, output_grad, weight_grad,
-                             arguments.latency), chosen, cost
+    own = _linked(arguments, CostModel())
+    return pipeline.Pipeline(arguments.micro_batches, forward, output_grad, weight_grad, own.link.latency,
+                             own.link.bandwidth, arguments.message_bytes, own.links, arguments.gradient_bytes or 0
+                             ), chosen, cost
 
 
 def _of_layers(arguments: Any, chosen: schedulers.Scheduler, options: dict[str, Any]) -> Problem:
-    """Two data-parallel ranks on the times of layers."""
+    """Data-parallel ranks on the times of layers, and on the times of their sums or the bytes that these have."""
+    sums, parts = "gradient_bytes" if arguments.gradient_bytes else "comm", arguments.parts
+    if arguments.gradient_bytes and arguments.comm is not None:
+        raise UsageError("--comm has the times of sums, and --gradient-bytes would give them; leave one out")
     times = {f"--{name.replace('_', '-')}": getattr(arguments, name)
-             for name in ("forward", "output_grad", "weight_grad", "comm")}
+             for name in ("forward", "output_grad", "weight_grad", sums)}
     if missing := [flag for flag, value in times.items() if value is None]:
         raise UsageError(f"give the layers' times with {', '.join(missing)}, or a network with --model")
     lists = {flag: np.atleast_1d(np.asarray(value, np.float64)).tolist() for flag, value in times.items()}
+    if sums == "gradient_bytes" and len(lists["--gradient-bytes"]) == 1:
+        lists["--gradient-bytes"] *= len(lists["--forward"])
     if len({len(v) for v in lists.values()}) > 1:
         raise UsageError(f"one time for each layer is needed: "
                          f"{', '.join(f'{flag} has {len(v)}' for flag, v in lists.items())}")
     *compute, comm = lists.values()
     if any(not np.isfinite(t) or t < 0 for t in comm):
         raise UsageError("--comm: a time must be a finite number >= 0")
-    graph, cost = layers(*compute, parts=arguments.parts)
-    machine = Machine(2, arguments.memory_limit, collective=lambda sizes: float(
-        sum(comm[u] * n / arguments.parts for u, n in sizes.items())))
+    time = _sums(arguments).time if sums == "gradient_bytes" else float
+    graph, cost = layers(*compute, parts=parts)
+    machine = Machine(arguments.ranks or 2, arguments.memory_limit, collective=lambda sizes: time(
+        sum(comm[u] * n / parts for u, n in sizes.items())))
     return Problem(graph, chosen, cost, machine, chosen.known(buckets=min(2, len(comm)), part_bytes=1) | options)

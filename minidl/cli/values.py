@@ -58,6 +58,36 @@ def size(text: str) -> int:
     return int(value)
 
 
+def sizes(text: str) -> int | list[int]:
+    """`2GiB`, or a list such as `300MB,1GB`, in bytes."""
+    found = [size(word) for word in text.split(",")]
+    return found if len(found) > 1 else found[0]
+
+
+def topology(text: str) -> dict[str, Any]:
+    """`nodes=128,inside=2:300GB,across=10:50GB,rails=8,fill=pipeline`: of links the latency in microseconds and, unless
+    it is unlimited, the bandwidth per second."""
+    from ..pricing.topology import FILLS
+
+    found: dict[str, Any] = {}
+    for word in text.split(","):
+        name, sign, value = word.strip().partition("=")
+        if not sign or name not in ("nodes", "inside", "across", "rails", "fill") or name in found:
+            raise argparse.ArgumentTypeError(f"{word[:40]!r} is no part of a topology; write each of nodes=N, "
+                                             f"inside=LATENCY:BANDWIDTH, across=.., rails=N, "
+                                             f"fill={'|'.join(FILLS)} once, with commas")
+        if name in ("inside", "across"):
+            latency, sign, rate = value.partition(":")
+            found[name] = number(0)(latency), size(rate) if sign else None
+        elif name == "fill" and value not in FILLS:
+            raise argparse.ArgumentTypeError(f"fill={value[:40]!r}; {nearest(value, FILLS)}")
+        else:
+            found[name] = value if name == "fill" else whole(1, 1 << 20)(value)
+    if "nodes" not in found:
+        raise argparse.ArgumentTypeError("the number of nodes is missing, as in nodes=4")
+    return found
+
+
 def pair(text: str) -> tuple[str, Any]:
     """`key=value`; the value is read as a Python literal if it is one, or true or false as in TOML, else as text."""
     key, sign, value = text.partition("=")

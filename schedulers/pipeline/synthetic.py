@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...core.columns import Rows, spread
 from ...core.machine import Machine, shorten
-from ...core.placement import PipelineError, Placement, check_numbers, is_whole
-from ...core.tasks import unpack
+from ...core.placement import PipelineError, Placement, Refused, check_numbers, is_whole
+from ...core.schedule import Lane
+from ...core.tasks import Kind, pack, unpack
 from ...passes.backward import fused_in
 from ...passes.choices import Choices
 from ...passes.draft import Draft
 from ...plans.plan import PipelinePlan
-from ...pricing.cost import CostModel
+from ...pricing.cost import CostModel, Link
 from ..ordered import Ordered
 from .models import in_stages
 from .policy import Policy
@@ -34,8 +36,9 @@ class Pipeline:
     """A pipeline on given times: `minidl.plan` takes one in place of a recorded graph.
 
     A number is the time of a rank, shared by its chunks; a sequence has one time for each stage. `latency` and
-    `bandwidth`: of links; `message_bytes`: of each activation or gradient on a link. Raises PipelineError for numbers
-    that no pipeline has.
+    `bandwidth`: of links; `message_bytes`: of each activation or gradient on a link; `links`: exceptions, by pairs of
+    ranks. `gradient_bytes`: of each stage, or of all alike, which the machine's replicas sum before an update. Raises
+    PipelineError for numbers that no pipeline has.
     """
 
     micro_batches: int
@@ -45,6 +48,8 @@ class Pipeline:
     latency: float = 0.0
     bandwidth: float | None = None
     message_bytes: int = 0
+    links: Mapping[str, Link] = field(default_factory=dict)
+    gradient_bytes: int | Sequence[int] = 0
 
     def __post_init__(self) -> None:
         check_numbers(1, self.micro_batches, None)
@@ -62,7 +67,8 @@ class Pipeline:
         wrong number of times, CostError for bad ones."""
         if layers is not None:
             return in_stages(layers, placement)
-        return costs(placement, self.forward, self.output_grad, self.weight_grad, self.latency, self.bandwidth)
+        found = costs(placement, self.forward, self.output_grad, self.weight_grad, self.latency, self.bandwidth)
+        return replace(found, links=self.links)
 
 
 @dataclass(frozen=True)
@@ -109,14 +115,40 @@ class GivenTimes:
         graph = found.graph or stage_graph(
             place.stages, total, fused_in(schedule, place.stages, total), place.directions,
             self.problem.message_bytes or max(draft.cost.sizes.get("message_bytes", ()), default=0))
-        return replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
+        made = replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
+        return made if self.machine.replicas == 1 else self._summed(made, found)
+
+    def _summed(self, draft: Draft, found: Ordered) -> Draft:
+        """The step whose replicas sum each stage's gradients after the last one, on a lane `comm`, before an update.
+        Raises Refused for other steps than of whole stages, and PipelineError without bytes or their time."""
+        graph, order, time, count = draft.graph, draft.order, self.machine.collective, draft.placement.stages
+        if found.graph is not None or draft.versions is not None or draft.placement.directions > 1:
+            raise Refused(self.policy.name, "on given times replicas sum gradients of whole stages once in a step, and "
+                          "in one direction", "take another policy, or leave the replicas out")
+        told = np.ravel(self.problem.gradient_bytes)
+        if len(told) not in (1, count) or not told.all() or time is None:
+            raise PipelineError(f"{self.policy.name}: {self.machine.replicas} replicas sum gradients, so gradient_bytes"
+                                f" must be above 0, one number or {count}, and the machine needs a collective")
+        sizes, stages = np.broadcast_to(told, count), np.arange(count)
+        sums, updates, total = pack(stages, Kind.A), pack(stages, Kind.U), len(graph.buffer_bytes) - count + stages
+        each, none = Rows.of(total[:, None].tolist()), Rows.of([()] * count)
+        grown = graph.insert(np.full(2 * count, len(graph) - 1), np.append(sums, updates), each.followed_by(each),
+                             each.followed_by(none), np.append(sizes, 0 * sizes))
+        own = unpack(order.keys)  # a stage is summed when its last gradient is there
+        first = np.argsort(spread(own.unit, np.arange(len(order)), count, 0, np.maximum), kind="stable")
+        rank = draft.placement.home(updates, 1)[first]
+        schedule = order.followed_by({lane: updates[first[rank == lane.rank]] for lane in order.lanes}).with_lanes({
+            Lane(r, "comm"): sums[first[rank == r]] for r in np.unique(rank).tolist()})
+        tasks = {f"{s}A0": float(time({s: n})) for s, n in enumerate(sizes.tolist())} | {f"{s}U0": 0.0 for s in stages}
+        return replace(draft, graph=grown, schedule=schedule,
+                       cost=replace(draft.cost, tasks={**draft.cost.tasks, **tasks}))
 
     def plan(self, draft: Draft, found: Ordered, limit: int | None) -> PipelinePlan:
         """The plan, not proved yet."""
         cost, own, schedule = draft.cost, found.cost, draft.schedule
         assert schedule is not None
         times = replace(own, link=cost.link, step=cost.step, unit=cost.unit) if own else cost
-        return PipelinePlan(self.policy.name, draft.graph, schedule, times, self.machine.ranks, limit,
+        return PipelinePlan(self.policy.name, draft.graph, schedule, times, self.machine.size, limit,
                             {**self.choices.options, **found.notes}, placement=draft.placement,
                             micro_batches=int(unpack(schedule.keys).micro_batch.max(initial=-1)) + 1,
                             kept=self.choices.options.get("kept", 1.0), slices=found.slices, versions=draft.versions,
