@@ -53,10 +53,10 @@ METHODS = {
 
 
 def playable(name: str) -> bool:
-    """Whether the policy's tasks are equal stages of whole micro-batches in one version of the weights, and it searches
-    for no optimum."""
+    """Whether the policy's tasks are equal stages of whole micro-batches, each stage on one rank in one version of the
+    weights, and it searches for no optimum."""
     policy = find(name).staged
-    return not (policy.stale or policy.sliced or policy.arranges or "time_limit" in policy.options)
+    return not (policy.stale or policy.sliced or policy.parted or policy.arranges or "time_limit" in policy.options)
 
 
 def order(name: str, ranks: int, micro_batches: int, chunks: int) -> str | None:

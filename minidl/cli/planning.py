@@ -70,9 +70,10 @@ def plan(arguments: Any) -> int:
         write_atomic(arguments.save, for_torch(made))
     elif arguments.save:
         made.schedule.save(arguments.save)
-        if isinstance(made, PipelinePlan) and made.synthetic and (made.stale or made.slices > 1):
+        if isinstance(made, PipelinePlan) and made.synthetic and (made.stale or made.slices > 1
+                                                                  or made.placement.apart):
             show.note(f"check it with --scheduler {made.scheduler}, which gives the "
-                      f"{'weight versions' if made.stale else 'slices'}")
+                      + ("weight versions" if made.stale else "slices" if made.slices > 1 else "ranks of backwards"))
     own, text = _figures(arguments, made) or ({}, lambda m: show.order(m.schedule, m.as_json()))
     record = {**made.as_json(), "remarks": [*made.remarks], **own}
     _draw(arguments, made, record)

@@ -15,7 +15,7 @@ import numpy as np
 from ...core.columns import Ints, spread
 from ...core.graph import Role, TaskGraph
 from ...core.machine import Machine
-from ...core.placement import PipelineError, Placement, Versions, apart, bidirectional, check_numbers
+from ...core.placement import PipelineError, Placement, Versions, bidirectional, check_numbers
 from ...core.schedule import Schedule
 from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, SENDS, GraphError, Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
@@ -265,9 +265,8 @@ def _adds_in_order(schedule: Schedule, graph: TaskGraph) -> None:
 def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, asked: int | None,
                complete: bool) -> Placement:
     """The placement that the forwards show (for a stage without forwards, any of its tasks): one rank for each stage;
-    a bidirectional pipeline's, if `asked` is 2 or None; on given times (`complete`) also one rank for the forwards of a
-    stage and another for its backwards. Raises ScheduleError if it is none of these, or if `complete` is true and a
-    stage has no tasks."""
+    or a bidirectional pipeline's, if `asked` is 2 or None. Raises ScheduleError if it is neither, or if `complete` is
+    true and a stage has no tasks."""
     own = unpack(schedule.keys)
     unit, kind, rank = own.unit, own.kind, schedule.rank_of_each
     table = np.full(ranks * chunks, -1, np.int64)
@@ -284,10 +283,6 @@ def _placement(schedule: Schedule, ranks: int, micro_batches: int, chunks: int, 
     if missing.size:
         raise schedule.error(f"stage {missing[0]} has no forward; {ranks} ranks with {chunks} "
                              f"chunk{'s' * (chunks > 1)} each hold stages 0..{ranks * chunks - 1}")
-    backward = table.copy()
-    backward[unit[~forward][::-1]] = rank[~forward][::-1]
-    if complete and (backward != table).any() and (np.where(forward, table[unit], backward[unit]) == rank).all():
-        return apart("given", ranks, table, backward)
     _same_rank(schedule, rank, table[unit])
     return Placement("given", ranks, table[None])
 

@@ -140,7 +140,7 @@ simulate --scheduler gpipe --ranks 4 --forward nan => nan
 simulate --scheduler zb_h1 --ranks 2 --forward 1e308 => 1e+308
 simulate --scheduler zb_h1 --ranks 2 --forward 1e400 => number
 simulate --scheduler zb_h1 --ranks 2 --forward x => 'x' must be a number
-simulate --ranks 2 --table --forward MANY => stages
+simulate --ranks 2 --scheduler gpipe --forward MANY => stages
 simulate --ranks 2 --table --forward inf => no policy accepts these numbers
 simulate --scheduler gpipe --ranks 0 => at least 1
 simulate --scheduler gpipe --ranks 2 --latency nan => finite
@@ -193,10 +193,15 @@ simulate --ranks 2 --table --trace x.json => one plan; --table and --curve show 
 FIFO --parts 3 => --scheduler
 FIFO --buckets 3 => --scheduler buckets
 FIFO --model mlp --ranks 4 --servers 2 => --collective parameter_server
-FIFO --model mlp --ranks 4 --collective tree => a link that takes time, by --latency or --bandwidth
+FIFO --model mlp --ranks 4 --collective tree => a link that takes time, by --latency, --bandwidth or --topology
 simulate GPIPE --bandwidth 1GB => bytes: a network, or --costs FILE
 plan GPIPE --costs analytic => a network; times of a pipeline without --model come from FILE
-check x.csv GPIPE --forward 1 => --scheduler layerpipe, which cuts by them
+check x.csv GPIPE --forward 1 => --scheduler layerpipe or roundpipe, which cuts by them
+simulate GPIPE --topology nodes=2 --latency 3 => one kind of link; --topology has its own
+simulate GPIPE --message-bytes 1MB => --topology
+simulate GPIPE --topology nodes=2 --replicas 2 => --gradient-bytes on given times
+simulate GPIPE --topology nodes=2 --gradient-bytes 1MB => --topology, and --parallel data or --replicas
+FIFO --topology nodes=2 --ranks 4 => --gradient-bytes on given times
 check x.csv --ranks 2 --scheduler-arg kept=0.5 => one policy, by --scheduler
 """
 #: verbs and subjects on which a flag has no effect

@@ -26,7 +26,7 @@ from minidl.schedulers.pipeline.stages import stage_graph
 
 SEARCHES = {"optimal", "zb_auto", "joint"}  # proved elsewhere: each takes its time
 SWEPT = [name for name in sorted(pipelines.POLICIES) if name not in SEARCHES and "layerpipe" not in name
-         and not pipelines.policy(name).sliced]
+         and not (pipelines.policy(name).sliced or pipelines.policy(name).parted)]
 
 
 @pytest.fixture(autouse=True)
