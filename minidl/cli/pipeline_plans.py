@@ -42,6 +42,8 @@ def text(plan: PipelinePlan) -> str:
         text += f"\n\n{what} {choice['picked']}, the best by simulation; makespans: {tried}"
     if other := plan.notes.get("beside"):
         text += f"\n\n{other['said']}"
+    if rounds := plan.notes.get("rounds"):
+        text += f"\n\n{rounds['slots']} slots of layers go around the ranks, the longest takes {rounds['longest']:g}"
     if joint := plan.notes.get("joint"):
         than = "" if joint["interleaved"] is None else f"; interleaved 1F1B takes {joint['interleaved']:g}"
         text += (f"\n\n{joint['policy']} on stages of {_short(joint['layers'])} layers, {joint['placement']}: the "
@@ -53,7 +55,8 @@ def said(plan: PipelinePlan) -> dict[str, Any]:
     """The notes for JSON: the status of a search for an optimum, the choices that were tried, the published policies
     beside an order of one's own."""
     notes = plan.notes
-    return notes.get("status", {}) | {key: notes[key] for key in ("choices", "joint", "beside") if key in notes}
+    return notes.get("status", {}) | {
+        key: notes[key] for key in ("choices", "joint", "rounds", "beside") if key in notes}
 
 
 def _short(values: Any) -> str:

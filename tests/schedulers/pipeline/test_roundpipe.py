@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
+from minidl.cli import main
 from minidl.core.draw import timeline_svg
 from minidl.core.tasks import Kind, unpack
 from minidl.schedulers import pipeline
@@ -144,3 +146,12 @@ def test_fetches_are_tasks_with_two_places_on_each_rank() -> None:
 def test_a_fetch_that_takes_longer_than_a_slot_shows() -> None:
     slow = made(2, 2, [1.0] * 4, [0.5] * 4, [0.5] * 4, fetch=5.0).timeline.makespan
     assert slow > made(2, 2, [1.0] * 4, [0.5] * 4, [0.5] * 4).timeline.makespan + 2 * 5.0
+
+
+def test_the_command_says_how_it_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = "simulate --scheduler roundpipe --ranks 3 --micro-batches 4 --forward 2,2,1 --output-grad 1 --weight-grad 1"
+    assert main(flags.split()) == 0
+    assert "5 slots of layers go around the ranks, the longest takes 3" in capsys.readouterr().out
+    assert main([*flags.split(), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["rounds"] == {
+        "slots": 5, "longest": 3.0, "layers": [[1, 0], [1, 0], [1, 1], [0, 1], [0, 1]]}
