@@ -365,8 +365,9 @@ FLAGS: dict[str, Flag] = {
     "--transport": _flag("train:rc", Names("training.same:TRANSPORTS"), "NAME", CUDA, default="staged",
         help="how gradients travel on CUDA, %(choices)s: by MPI through the host (the default), by MPI, by NCCL"),
     "--save": _flag("plan:srlcp", path, "FILE.csv", ONE_PLAN, help="write the schedule"),
-    "--format": _flag("plan:cp", None, "minidl|torch", ("--save FILE", lambda a: a.save), default="minidl",
-        help="the notation of --save's file: minidl's (the default), or the grid of torch's pipeline runtime"),
+    "--format": _flag("plan:srlcp", None, "minidl|torch|chakra", ("--save FILE", lambda a: a.save), default="minidl",
+        help="what --save writes: minidl's notation (the default); of a pipeline, the grid of torch's runtime; "
+             "or a folder with execution traces of MLCommons Chakra, one for each rank"),
     "--svg": _flag("plan,simulate:srlcp", path, "FILE.svg", NO_TABLE,
         help="draw the predicted timeline, or the curve of --curve"),
     "--html": _flag("train,compare:src plan,explain,simulate:srlcp arena,report:*", path, "FILE.html", NO_TABLE,
@@ -374,7 +375,11 @@ FLAGS: dict[str, Flag] = {
         help="write one page: the timeline, predicted over measured, every task explained, memory, waits, all "
              "figures; a run is traced for it, which adds some microseconds a task"),
     "--trace": _flag("train:src simulate:srlcp", path, "FILE", ONE_PLAN, RUNNING,
-        help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev"),
+        help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev; NAME.et: one file for "
+             "each rank in the form of MLCommons Chakra"),
+    "--trace-factor": _flag("train:src plan,simulate:srlcp", number(1e-9), "X",
+        ("--trace NAME.et or --format chakra", lambda a: (a.trace or "").endswith(".et") or a.format == "chakra"),
+        help="multiply the times of a Chakra trace, which has whole microseconds"),
     "--log-versions": _flag("train:src", path, "FILE.jsonl", OLD, RUNNING,
         help="write which weight version each task read, a line per task"),
     "--replay": _flag("train:sr", path, "FILE.jsonl", ("an asynchronous scheduler", asynchronous), RUNNING,

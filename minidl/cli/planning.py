@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ..core.chakra import on_all_ranks
 from ..core.draw import timeline_svg
 from ..core.graph import TaskGraph
 from ..core.placement import Refused
@@ -26,6 +28,7 @@ from . import curves, show
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from .beside import beside
+from .flags import UsageError
 from .inputs import named
 from .problem import Problem, given, problem
 
@@ -66,8 +69,13 @@ def plan(arguments: Any) -> int:
     made = planned(arguments)
     show.notes(made.remarks)
     if arguments.save and arguments.format == "torch":
-        assert isinstance(made, PipelinePlan)
+        if not isinstance(made, PipelinePlan):
+            raise UsageError("--format torch is the grid of a pipeline; give --parallel pipeline or --ranks")
         write_atomic(arguments.save, for_torch(made))
+    elif arguments.save and arguments.format == "chakra":
+        timeline = made.timeline if isinstance(made, PipelinePlan) else on_all_ranks(made.timeline, made.ranks)
+        show.write_trace(replace(timeline, work=_work(made)), os.path.join(arguments.save, f"plan{show.CHAKRA}"),
+                         arguments.trace_factor)
     elif arguments.save:
         made.schedule.save(arguments.save)
         if isinstance(made, PipelinePlan) and made.synthetic and (made.stale or made.slices > 1
@@ -171,7 +179,7 @@ def _draw(arguments: Any, made: Plan, record: dict[str, Any]) -> None:
                     if isinstance(made, PipelinePlan) and made.versions is not None else None)
         write_atomic(arguments.svg, timeline_svg(timeline, versions=versions))
     if arguments.trace:
-        replace(timeline, work=_work(made)).save(arguments.trace)
+        show.write_trace(replace(timeline, work=_work(made)), arguments.trace, arguments.trace_factor)
 
 
 def _work(made: Plan) -> Work | None:

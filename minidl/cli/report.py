@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from ..core import chakra
 from ..core.draw import timeline_svg
 from ..core.report import compare
+from ..core.timeline import Timeline
 from ..core.torch_trace import load_torch
 from ..system.files import write_atomic
 from . import show
@@ -15,9 +18,9 @@ from . import show
 def run(arguments: Any) -> int:
     """Prints busy time, waits, transfers and the critical path of the traces, and how another trace differs."""
     show.check_outputs(arguments)
-    timelines = [load_torch(arguments.traces)]
+    timelines = [_read(arguments.traces)]
     if arguments.against:
-        timelines.append(load_torch([arguments.against], timelines[0].labels))
+        timelines.append(_read([arguments.against], timelines[0].labels))
     notes = [show.line(note) for t in timelines for note in t.meta.get("notes", ())]
     show.notes(notes)
     text = "\n\n".join(t.report(show.width()) for t in timelines)
@@ -33,3 +36,8 @@ def run(arguments: Any) -> int:
     record = timelines[0].summary() | {"notes": notes}
     record |= {"against": timelines[1].summary()} if len(timelines) > 1 else {}
     return show.emit(arguments, record, text)
+
+
+def _read(paths: list[str], known: Sequence[str] = ()) -> Timeline:
+    """The timeline of one trace, or of one from each rank."""
+    return chakra.load(paths) if all(path.endswith(show.CHAKRA) for path in paths) else load_torch(paths, known)

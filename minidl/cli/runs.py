@@ -239,7 +239,7 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
                        else sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key)))
                 write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(log)))
             if arguments.trace and timeline is not None:
-                timeline.save(arguments.trace)
+                show.write_trace(timeline, arguments.trace, arguments.trace_factor)
             if arguments.html:
                 show.write_page(arguments, record, [Shown.of(plan, timeline)],
                                 curves=_curves(trainer, metrics, steps_of(arguments, trainer.recorded)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ..system import interrupts, launcher
 
 if TYPE_CHECKING:
+    from ..core.timeline import Timeline
     from ..views.page import Shown
+
+CHAKRA = ".et"  #: the suffix of execution traces
 
 
 def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str], code: int = 0) -> int:
@@ -40,9 +44,22 @@ def check_outputs(arguments: Any) -> None:
             from ..core.trace import check_path
             from ..system.files import check_writable
 
-            if flag == "trace":
+            if flag == "trace" and not path.endswith(CHAKRA):
                 check_path(path)
+            if flag == "save" and arguments.format == "chakra":
+                path = os.path.join(path, f"plan{CHAKRA}")
+                os.makedirs(arguments.save, exist_ok=True)
             check_writable(path)
+
+
+def write_trace(timeline: Timeline, path: str, factor: float | None) -> None:
+    """Writes a timeline in the form of the file's suffix; `factor`: of a Chakra trace's times."""
+    if path.endswith(CHAKRA):
+        from ..core import chakra
+
+        chakra.save(timeline, path, factor)
+    else:
+        timeline.save(path)
 
 
 def write_page(arguments: Any, record: Any, plans: Sequence[Shown], task: str = "", curves: Any = None) -> None:
