@@ -3,7 +3,7 @@ for each rank.
 
 A file is a row of messages in protobuf's form (schema et_def.proto), each after its length: `GlobalMetadata`, then a
 `Node` for each task. A task of a lane waits for the one before it (`ctrl_deps`), which the traces of profilers leave
-out; `data_deps` are the tasks of other lanes that it needs. What goes from rank to rank is a pair of COMM_SEND_NODE and
+out; `data_deps` are the tasks of other lanes that it needs. A message from rank to rank is a pair of COMM_SEND_NODE and
 COMM_RECV_NODE with equal `comm_src`, `comm_dst` and `comm_tag`. Ranks that sum only among themselves have a `pg_name`,
 and `NAME.groups.json` says which ranks each has. Times are whole microseconds.
 """
@@ -233,7 +233,7 @@ def _node(number: int, name: str, kind: int, after: Iterable[int], needs: Iterab
 
 # -------------------------------------------------------------------------------------------------------------- reading
 def load(paths: Sequence[str | Path]) -> Timeline:
-    """The timeline of files that `save` wrote, one for each rank, in the order of ranks; times are those of the files.
+    """The timeline of files that `save` wrote, one for each rank, in the order of ranks; times are as in the files.
     Raises ValueError for other files, OSError for those that cannot be read."""
     rows, edges, lanes = list[tuple[Any, ...]](), list[tuple[int, int]](), list[Lane]()
     ends: tuple[dict[int, list[int]], ...] = defaultdict(list), defaultdict(list)  # by tag: the makers, the readers
@@ -267,7 +267,7 @@ def load(paths: Sequence[str | Path]) -> Timeline:
 
 
 def _nodes(content: bytes) -> tuple[dict[str, Any], dict[int, dict[Any, Any]]]:
-    """What `save` says of the timeline; and each node by its number: its fields by number, `needs` and `attr`."""
+    """The texts that `save` keeps of the timeline; and each node by its number: its fields by number, `needs` and `attr`."""
     head, *rest = _messages(content)
     about = json.loads(dict(_attribute(value) for field, value in _fields(head) if field == 2)["minidl"])
     nodes = {}
