@@ -20,6 +20,7 @@ from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from .ordered import Ordered
 from .pipeline.as_read import AsRead
+from .pipeline.hint import ORDERS, with_cap
 from .pipeline.network import Network
 from .pipeline.peaks import CapError
 from .pipeline.policy import Policy
@@ -36,7 +37,7 @@ from .whole import Whole
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
          cost: CostModel | None = None, machine: Machine | None = None, *,
          recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1,
-         shard: Shards | int | str = 0, offload: str = "none", **options: Any) -> Plan:
+         shard: Shards | int | str = 0, offload: str = "none", order: str = "fixed", **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved to be valid and to be
     within the machine's limits.
 
@@ -46,8 +47,10 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     data-parallel ranks, or the replicas of a pipeline, share out: 1 the optimizer's states, 2 gradients as well, 3
     parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or
     all, the memory that leaves (`search/away.py`); auto, with `recompute="auto"`: the fastest of all these, and of
-    shards if `shard` is 0, within the machine's limit (`search/curve.py`). `options`: the policy's. For a schedule of
-    stages: `chunks`, and `like`, a plan by the policy that made it, if that says more than an order.
+    shards if `shard` is 0, within the machine's limit (`search/curve.py`). `order`: fixed, or hint, with which each
+    rank of a pipeline runs its first ready task. `options`: the policy's; for pipelines also `cap`, the most
+    micro-batches that a rank keeps of a stage, as in `2p-s` (`pipeline/hint.py`). For a schedule of stages: `chunks`,
+    and `like`, a plan by the policy that made it, if that says more than an order.
 
     Raises ValueError if the policy cannot plan this, PlanError for arguments that make no sense, PipelineError if the
     graph cannot be a pipeline, ScheduleError for an order that is not valid, MemoryLimitError above the limit.
@@ -62,9 +65,15 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
                             f"{' or a '.join(kind.__name__ for kind in kinds)}")
     try:
         chosen = scheduler_of(policy, options, times)
+        if order not in ORDERS:
+            raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
+        if order != "fixed" and chosen.parallel != "pipeline":
+            raise Refused("order=hint", f"{chosen.name} is no policy of a pipeline", "take one of a pipeline")
         again = () if recompute in ("none", "auto") else dropped(graph, cost, recompute)
         choices = Choices(again, 1, Shards.of(shard) if shard else NOTHING.shard, None, options.pop("chunks", None),
-                          options.pop("stage_of_unit", None), options.pop("placement", None), options)
+                          options.pop("stage_of_unit", None), options.pop("placement", None), order,
+                          None if "cap" in getattr(chosen.function, "options", ()) else options.pop("cap", None),
+                          options)
         make = partial(made, graph, chosen, cost, machine)
         if not times and getattr(chosen.function, "arranges", None) is not None:
             make = partial(arranged, made, graph, chosen, cost, machine)
@@ -113,7 +122,9 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
     if not isinstance(plan, PipelinePlan):
         return plan.divided()
     try:
-        return prove(replace(plan, scheduler=chosen.name, cap=machine.activation_cap))
+        plan = prove(replace(plan, scheduler=chosen.name, cap=machine.activation_cap))
+        same = choices.order == "fixed" and choices.cap is None
+        return plan if same else with_cap(plan, choices.order, choices.cap)
     except ScheduleError as error:
         if isinstance(order, Schedule) or (times and not isinstance(error, CapError)):
             raise  # with the grid in which the task is marked

@@ -139,7 +139,8 @@ class Work:
     """The work of lanes: for each lane its name, its priority (lower first) and its tasks in order; waits, as pairs
     (waiter, source) of tasks on different lanes; for each task its name, its calls for a given stream (None on the CPU)
     and the host's calls `before` and `after` them, which synchronise with communication; the memory that outlives a
-    step; and the device's `feed` of its inputs."""
+    step; and the device's `feed` of its inputs. For lanes that one thread runs (`picking.py`): `polls`, what must have
+    returned True before a task runs, and `idle`, which waits until its argument does, for this task among others."""
 
     names: Sequence[str]
     priorities: Sequence[int]
@@ -151,6 +152,8 @@ class Work:
     before: Callable[[int, Any], list[Thunk]] = _nothing
     after: Callable[[int, Any], list[Thunk]] = _nothing
     feed: Any = None
+    polls: Callable[[int], list[Callable[[], bool]]] = lambda task: []
+    idle: Callable[[Callable[[], bool], int], None] | None = None
 
 
 class LaneError(RuntimeError):

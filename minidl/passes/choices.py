@@ -21,8 +21,9 @@ class Choices:
 
     `dropped`: the units whose activations are computed again. `parts`: the number of parts of tasks. `shard`: what
     ranks share out. `moves`: the memory that leaves. `chunks`: stages per rank; `stage_of_unit`: the stage of each
-    unit, by default balanced; `placement`: the rank of each stage, by default the policy's. `options`: of the policy
-    and of passes, such as `streams`."""
+    unit, by default balanced; `placement`: the rank of each stage, by default the policy's. `order`: fixed, or a hint;
+    `cap`: the most micro-batches that a rank keeps of a stage, by default the policy's. `options`: of the policy and of
+    passes, such as `streams`."""
 
     dropped: tuple[int, ...] = ()
     parts: Parts = 1
@@ -31,6 +32,8 @@ class Choices:
     chunks: int | None = None
     stage_of_unit: Ints | None = None
     placement: Placement | None = None
+    order: str = "fixed"
+    cap: int | str | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -38,7 +41,7 @@ class Choices:
         parts = self.parts if isinstance(self.parts, int) else {task_name(key): n for key, n in self.parts.items()}
         words = {"recompute": "+".join(map(str, self.dropped)), "split": parts if parts != 1 else "",
                  "shard": self.shard if self.shard.level else "", "offload": self.moves or "",
-                 "chunks": self.chunks or "", "placement": self.placement.name if self.placement else "",
+                 "chunks": self.chunks or "", "order": self.order if self.order != "fixed" else "", "cap": self.cap, "placement": self.placement.name if self.placement else "",
                  "stages": "" if self.stage_of_unit is None else " ".join(map(str, self.stage_of_unit)), **self.options}
         return ", ".join(f"{name} {value}" for name, value in words.items() if value not in ("", None, {}))
 

@@ -112,14 +112,15 @@ def _in_parts(graph: TaskGraph, task: int, buffer: int) -> GraphError:
                       f"ranks; cut the stages elsewhere")
 
 
-def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:
+def add_communication(graph: TaskGraph, schedule: Schedule, apart: bool = False) -> tuple[TaskGraph, Schedule]:
     """The graph and schedule with a send and a receive for every result that another rank reads.
 
     A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
     `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
     ranks read goes to each in a separate message. New weights travel as an activation of a micro-batch after the last:
     an update of micro-batch i among m sends them as micro-batch m + i. In the body of a loop, late tasks may read what
-    was sent in the iteration before: then the receive is late, and the send is not. Raises GraphError for results of W.
+    was sent in the iteration before: then the receive is late, and the send is not. `apart`: messages of each computing
+    lane have lanes of their own, as in `F2->1`. Raises GraphError for results of W.
     """
     rank = schedule.rank_of_tasks(graph)
     own, messages = received(graph, rank)
@@ -148,7 +149,8 @@ def add_communication(graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, 
         travel.followed_by(arrive).take(both + np.tile([0, k], k)), arrive.take(both), size[both])
     if graph.late.any():
         talking = outliving(talking)
-    return talking, _with_lanes(schedule, send, receive, rank, place, messages)
+    lane = spread(schedule.ids(graph), schedule.lane_of_each(), len(graph))[sender] if apart else None
+    return talking, _with_lanes(schedule, send, receive, rank, place, messages, lane)
 
 
 def _receives(graph: TaskGraph, own: TaskGraph, messages: Messages, rank: Ints, place: Ints) -> tuple[Ints, Ints]:
@@ -218,17 +220,21 @@ def meetings(graph: TaskGraph) -> tuple[Ints, Ints]:
     return found[:, 0], found[:, 1]
 
 
-def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place: Ints, messages: Messages) -> Schedule:
+def _with_lanes(schedule: Schedule, send: Ints, receive: Ints, rank: Ints, place: Ints, messages: Messages,
+                lane: Ints | None) -> Schedule:
     """The schedule with lanes `send->peer` and `recv<-peer`, in the order in which their senders run. `send`,
-    `receive`: the keys of each message's two tasks; `place` of each task in the schedule."""
+    `receive`: the keys of each message's two tasks; `place` of each task in the schedule. `lane`: of each sender, if
+    messages of several lanes have lanes of their own."""
     early = unpack(receive).late > unpack(send).late  # received before everything that is sent in the same step
     made = np.argsort(place[messages.sender], kind="stable")
     source, to, send, receive = rank[messages.sender[made]], messages.to[made], send[made], receive[made]
     lanes: dict[Lane, Ints] = {}
-    for a, b in sorted(set(zip(source.tolist(), to.tolist(), strict=True))):
-        here = np.flatnonzero((source == a) & (to == b))
+    of = np.full(len(made), -1) if lane is None else lane[made]
+    for a, b, own in sorted(set(zip(source.tolist(), to.tolist(), of.tolist(), strict=True))):
+        here = np.flatnonzero((source == a) & (to == b) & (of == own))
         then = here[np.argsort(~early[made][here], kind="stable")]
-        lanes |= {Lane(a, f"send->{b}"): send[here], Lane(b, f"recv<-{a}"): receive[then]}
+        sends, receives = ("send", "recv") if own < 0 else (schedule.lanes[own].name,) * 2
+        lanes |= {Lane(a, f"{sends}->{b}"): send[here], Lane(b, f"{receives}<-{a}"): receive[then]}
     return schedule.with_lanes(lanes)
 
 

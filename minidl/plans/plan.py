@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from ..core.columns import Ints
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, unpack
 from ..core.timeline import Timeline
 from ..passes.choices import NOTHING, Choices
+from ..passes.hint import Hint
 from ..passes.send_receive import add_communication, count_waits, talks
 from ..pricing.cost import CostModel
 from ..pricing.simulation import CHAINED, Carried, Clock, Lanes, around, simulate, times
@@ -82,9 +84,13 @@ class Plan:
         found = self._programs.get(rank)
         if found is None:
             found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
-                     else replace(self.division.program(rank), polls=self.cost.cores == 1))
+                     else replace(self.division.program(rank), polls=self.cost.cores == 1, hint=self._hinted(rank)))
             self._programs[rank] = found
         return found
+
+    def _hinted(self, rank: int) -> Ints | None:
+        """The keys of a rank's tasks in the order of a hint; None if its lanes keep their order."""
+        return None
 
     @cached_property
     def _programs(self) -> dict[int, Program]:
@@ -199,7 +205,7 @@ class PipelinePlan(Plan):
     `placement`: the rank of each stage. `cap`: the most live activations per rank, in full stages; `kept`: the fraction
     of one that is still held between O and W; `peaks`: the most that each rank holds. `slices`: the number of sequence
     slices per micro-batch, which are numbered as micro-batches. `versions` and `steady`: the weights that a stale plan
-    reads, and its time per mini-batch.
+    reads, and its time per mini-batch. `hint`: ranks take the order as a hint; what is predicted is the order's time.
     """
 
     placement: Placement = field(kw_only=True)
@@ -210,6 +216,32 @@ class PipelinePlan(Plan):
     peaks: tuple[float, ...] = ()
     versions: Versions | None = None
     steady: float | None = None
+    hint: Hint | None = None
+
+    @cached_property
+    def fixed(self) -> PipelinePlan:
+        """The plan whose ranks keep the order."""
+        return self if self.hint is None else replace(self, hint=None)
+
+    @cached_property
+    def applied(self) -> tuple[TaskGraph, Schedule]:
+        """Graph and schedule without messages, a hint as what remains of the order."""
+        return (self.graph, self.schedule) if self.hint is None else self.hint.applied(self.graph, self.schedule)
+
+    @cached_property
+    def with_messages(self) -> tuple[TaskGraph, Schedule]:
+        return super().with_messages if self.hint is None else add_communication(*self.applied, apart=True)
+
+    @cached_property
+    def priced(self) -> Iteration:
+        return super().priced if self.hint is None else self.fixed.priced
+
+    def _hinted(self, rank: int) -> Ints | None:
+        if self.hint is None:
+            return None
+        _, place = self.division.grid.place(rank)
+        return np.concatenate([self.schedule.order(i) for i, lane in enumerate(self.schedule.lanes)
+                               if lane.rank == place])
 
     @property
     def synthetic(self) -> bool:

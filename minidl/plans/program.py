@@ -84,7 +84,8 @@ class Program:
     reads (None: all). `runs_on`: whether communication may go on after a step's call has returned; its buffers then
     outlive the step, and late tasks wait for it. `boundary_waits`: pairs of keys (late task, communication task of the
     step before). `polls`: whether the lane that computes also moves the sums, between its tasks, as ranks of one
-    core each do: a thread would push the lane off its core.
+    core each do: a thread would push the lane off its core. `hint`: the keys of the tasks that compute, in the order of
+    a hint; one thread then runs all lanes that compute, and takes the first task that is ready (`minidl.passes.hint`).
     """
 
     rank: int
@@ -98,6 +99,7 @@ class Program:
     runs_on: bool = False
     boundary_waits: tuple[tuple[int, int], ...] = ()
     polls: bool = False
+    hint: Ints | None = None
 
     def with_live(self, live: Mapping[int, Any], samples: int = 0) -> Program:
         """The program on the data of other objects (`TaskGraph.with_live`): for a rank that shares its plan with others

@@ -166,14 +166,15 @@ class Communication:
 
 
 class Meetings:
-    """The transfers of one part, and the calls around the tasks of the other lanes that synchronise with them.
+    """The transfers of one part, and the calls around the tasks of the other lanes that synchronise with them. `picks`:
+    one thread runs these lanes, and begins a task only when all that it awaits is there.
 
     `entries`: the lanes of communication. `times[t]`: when transfer t was issued, started and ended, in seconds; only
     with a trace.
     """
 
-    def __init__(self, common: Communication, part: Part, bound: Bound, calls: Calls) -> None:
-        self.common, self._calls, self._graph = common, calls, part.graph
+    def __init__(self, common: Communication, part: Part, bound: Bound, calls: Calls, picks: bool = False) -> None:
+        self.common, self._calls, self._graph, self.picks = common, calls, part.graph, picks
         self.times: dict[int, Any] = {}
         graph, self._keys = part.graph, part.graph.keys.tolist()
         lanes = [(part.lane_tasks(i), talks) for i, talks in enumerate(part.communicates)]
@@ -182,8 +183,8 @@ class Meetings:
         self._inline = [t for lane in computing for t in lane if t in self._talks]
         self._ranges = {t: _ranges(part, t) for t in self._talks if graph.kind[t] in (Kind.AS, Kind.AG)}
         self._drained = self._before_which_to_drain(computing)
-        # task -> (key of a transfer, the call that waits for it)
-        self._awaited: dict[int, list[tuple[int, Thunk]]] = defaultdict(list)
+        # task -> (key of a transfer, its event, the ranks that it needs, its name)
+        self._awaited: dict[int, list[tuple[int, Event, tuple[int, ...], str]]] = defaultdict(list)
         self._records: dict[int, list[Thunk]] = defaultdict(list)  # task -> the records of its events
         arrived: dict[int, list[Callable[[], bool]]] = defaultdict(list)
         after: dict[int, list[int]] = defaultdict(list)
@@ -196,14 +197,13 @@ class Meetings:
                 arrived[waiter].append(event.arrived)
                 after[waiter].append(self._keys[source])
             else:
-                self._awaited[waiter].append((self._keys[source],
-                                              self._waiting(event, self._peers(source), graph.name(source))))
+                self._awaited[waiter].append((self._keys[source], event, self._peers(source), graph.name(source)))
         name = {key: t for t, key in enumerate(self._keys)}
         for (late, transfer), event in common.boundary.items():
             if transfer in name:
                 self._records[name[transfer]].append(event.record)
             if late in name:
-                self._awaited[name[late]].append((transfer, self._waiting(event, (), task_name(transfer))))
+                self._awaited[name[late]].append((transfer, event, (), task_name(transfer)))
         # on a device that runs behind the host, the step before may still read and send where this one writes: lanes
         # that compute wait for its sends at its end, and say when they begin; what is received waits for that
         self._begins = {lane[0]: -1 - i for i, lane in enumerate(computing) if lane and common.polled}
@@ -306,8 +306,9 @@ class Meetings:
         if task in self._begins:
             common.closing += [call for key in self._sending for call in common.places[key].arrived(stream)]
             found += common.hand.ready(self._begins[task], stream)
-        found += [call for key, wait in self._awaited.get(task, [])
-                  for call in (wait, *common.places[key].arrived(stream))]
+        for key, *awaited in self._awaited.get(task, []):
+            found += [] if self.picks else [self._waiting(*awaited)]
+            found += common.places[key].arrived(stream)
         if task in self._drained:
             found += self._drain(stream)
         if task in self._submitted:
@@ -316,6 +317,15 @@ class Meetings:
             if task == self._inline[-1]:
                 found += self._drain(stream)
         return found
+
+    def polls(self, task: int) -> list[Callable[[], bool]]:
+        """Whether each transfer that a task awaits has ended, for a thread that picks tasks."""
+        return [event.arrived for _, event, *_ in self._awaited.get(task, [])]
+
+    def idle(self, ready: Callable[[], bool], task: int) -> None:
+        """Polls the transfers until a task is ready; `task` is one of those that may be next."""
+        _, _, peers, name = self._awaited[task][0]
+        self.common.flight.until(ready, peers, name)
 
     def after(self, task: int, stream: Any) -> list[Thunk]:
         records = [] if task in self._talks else self._records.get(task, [])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from os import getpid
@@ -35,6 +35,7 @@ from ..core.tasks import COMMUNICATION, What
 from ..core.timeline import Timeline
 from ..devices import DeviceError
 from ..devices.lanes import CLOSED, LaneError, Work
+from ..devices.picking import Picking
 from ..kernels import Thunk
 from ..plans.program import Part, Program, lower
 from ..system import process
@@ -74,6 +75,9 @@ class Runtime:
         self.waits = program.body[0].waits  #: pairs (waiting task, awaited task) between the lanes of a body
         self.device = device or tapes.current().device
         self.debug = process.debug_level()
+        if program.hint is not None and self.device.captures:
+            raise DeviceError(f"order=hint: {self.device.name} issues a step ahead and cannot choose as it goes; take "
+                              f"--device cpu, or leave --order out")
         if captured and not self.device.captures:
             raise DeviceError(f"{self.device.name} has no graphs to capture; use StreamExecutor")
         if self.debug:
@@ -175,6 +179,18 @@ class Runtime:
         if isinstance(spec.filled, float):
             return partial(self.device.write, self._array(spec), spec.filled)
         return self.device.copier(self._array(spec, spec.filled.data), self._array(spec))
+
+    @property
+    def realised(self) -> list[int]:
+        """Under a hint: the keys of the last call's tasks in the order in which they ran on this rank."""
+        part = self._body[0]
+        return [int(part.part.graph.keys[t]) for t in part.lanes.realised]
+
+    def follow(self, order: Sequence[int] | None) -> None:
+        """Under a hint: the next calls run their tasks (by key) in this order, or by the hint again. Raises
+        ScheduleError for an order of other tasks, or that contradicts the hint on this rank."""
+        part = self._body[0]
+        part.lanes.order = order if order is None else part.part.checked(order)
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def __call__(self, *inputs: Any) -> Any:
@@ -316,6 +332,7 @@ class _Ready:
 
     def __init__(self, runtime: Runtime, part: Part, arena: Any, captured: bool) -> None:
         self.part, self.rank = part, runtime.program.rank
+        hint = runtime.program.hint
         graph = replace(part.graph, storages=(*runtime._storages,))
         self.bound = Bound(graph, part.memory, runtime.device, arena=arena)
         schedule = part.schedule
@@ -326,7 +343,7 @@ class _Ready:
             calls = runtime.log.around(calls, graph)
         self.meetings: Meetings | None = None
         if runtime._communication is not None:
-            self.meetings = Meetings(runtime._communication, part, self.bound, calls)
+            self.meetings = Meetings(runtime._communication, part, self.bound, calls, hint is not None)
         elif np.isin(graph.kind, COMMUNICATION).any():
             raise DeviceError("the step has communication, which needs a transport; use DistributedExecutor")
         talks = part.communicates
@@ -336,10 +353,15 @@ class _Ready:
                     [schedule.lanes[i].priority for i in self._compute], [lanes[i] for i in self._compute], waits,
                     calls, graph.name, self.bound.persistent, feed=self.bound.feed)
         if self.meetings is not None:
-            work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after)
+            work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after,
+                           polls=self.meetings.polls, idle=self.meetings.idle)
         if captured:
             runtime.device.zero(arena)  # tasks run once before capture: zeros are valid labels, old bytes may not be
-        self.lanes = (runtime.device.captured if captured else runtime.device.lanes)(work, runtime.trace)
+        if hint is not None:
+            place = {int(t): i for i, t in enumerate(graph.find(hint))}
+            self.lanes: Any = Picking(work, place, runtime.trace)
+        else:
+            self.lanes = (runtime.device.captured if captured else runtime.device.lanes)(work, runtime.trace)
 
     def timeline(self) -> Timeline:
         """When each task was issued, started and ended, in microseconds from the first stamp."""

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 #: the options of a given order; the options of a cut, which all policies have
 OF_ORDERS = {name: Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in (
-    ("chunks", int | None), ("stage_of_unit", Ints | None), ("like", PipelinePlan | None))}
-OF_CUTS = {name: OF_ORDERS[name] for name in ("chunks", "stage_of_unit")}
+    ("chunks", int | None), ("stage_of_unit", Ints | None), ("cap", int | str | None), ("like", PipelinePlan | None))}
+OF_CUTS = {name: OF_ORDERS[name] for name in ("chunks", "stage_of_unit", "cap")}
 
 
 def options_of(chosen: Policy) -> dict[str, Parameter]:

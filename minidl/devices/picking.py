@@ -1,0 +1,107 @@
+"""Lanes that one thread runs: when it is free, it takes the first task that is ready, in the order of a hint."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from heapq import heappop, heappush
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from ..core.columns import grouped
+from ..kernels import Thunk
+from .lanes import CLOSED, LaneError, Stop, Work
+
+
+class Picking:
+    """`place`: of each task in the hint. `order`: an order that replaces the hint; each of its tasks waits until it can
+    run. `realised`: the tasks of the last run in the order in which they ran. Other parts are as in `Threads`."""
+
+    def __init__(self, work: Work, place: Mapping[int, int], trace: bool = False) -> None:
+        self.work, self.trace, self._place = work, trace, place
+        self.order: Sequence[int] | None = None
+        self.realised: list[int] = []
+        self._lane = {t: lane for lane, tasks in enumerate(work.tasks) for t in tasks}
+        self._stamps: list[list[float]] = [[] for _ in work.tasks]
+        self._calls = {t: self._of(t) for t in self._lane}
+        self._polls = {t: work.polls(t) for t in self._lane}
+        pairs = [(after, before) for tasks in work.tasks for before, after in zip(tasks, tasks[1:], strict=False)]
+        self._next = grouped((source, waiter) for waiter, source in {*pairs, *work.waits})
+        self._missing = dict.fromkeys(self._lane, 0)
+        for waiters in self._next.values():
+            for waiter in waiters:
+                self._missing[waiter] += 1
+        self._failures: list[Stop] = []
+        self.close = weakref.finalize(self, self._failures.append, Stop(RuntimeError(CLOSED)))
+
+    def _of(self, task: int) -> list[Thunk]:
+        append, stamp = self._stamps[self._lane[task]].append, list[Thunk]()
+        if self.trace:
+            stamp = [lambda: append(perf_counter())]
+        work = self.work
+        return [*stamp, *work.before(task, None), *stamp, *work.calls(task, None), *stamp, *work.after(task, None)]
+
+    def run(self) -> None:
+        """Runs all tasks once. Raises LaneError for a task that failed."""
+        for stamps in self._stamps:
+            stamps.clear()
+        place = self._place if self.order is None else {t: i for i, t in enumerate(self.order)}
+        missing, ran = dict(self._missing), list[int]()
+        ready, coming = list[tuple[int, int]](), dict[int, list[Any]]()
+        self.realised = ran
+
+        def comes(task: int) -> None:
+            if self._polls[task]:
+                coming[task] = [*self._polls[task]]
+            else:
+                heappush(ready, (place[task], task))
+
+        def any_ready() -> bool:
+            for task, polls in [*coming.items()]:
+                while polls and polls[-1]():
+                    polls.pop()
+                if not polls:
+                    del coming[task]
+                    heappush(ready, (place[task], task))
+            return bool(ready) and (self.order is None or ready[0][0] == len(ran))
+
+        for task, count in missing.items():
+            if not count:
+                comes(task)
+        while len(ran) < len(missing):
+            if not any_ready():
+                assert self.work.idle is not None
+                self.work.idle(any_ready, min(coming, key=place.__getitem__))
+                if self._failures:
+                    raise self._failures[0].error or RuntimeError(CLOSED)
+                continue
+            _, task = heappop(ready)
+            self._run(task)
+            ran.append(task)
+            for waiter in self._next.get(task, ()):
+                missing[waiter] -= 1
+                if not missing[waiter]:
+                    comes(waiter)
+
+    def _run(self, task: int) -> None:
+        try:
+            with np.errstate(all="ignore"):
+                for call in self._calls[task]:
+                    call()
+        except Exception as error:
+            raise LaneError(error, task, self._lane[task]) from error
+
+    def give_up(self, stop: Stop) -> None:
+        """Ends a run, from any thread, where it waits."""
+        self._failures.append(stop)
+
+    @property
+    def given_up(self) -> bool:
+        """Whether the run must end: a call that waits returns then."""
+        return bool(self._failures)
+
+    def stamps(self) -> list[Any]:
+        """As `Threads.stamps`."""
+        return [np.array(s).reshape(-1, 3) for s in self._stamps]

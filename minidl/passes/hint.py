@@ -1,0 +1,119 @@
+"""An order as a hint: each rank runs the first ready task of the order, whatever came before it there (RRFP, 2026).
+
+What remains of the order is a part of it. On each rank:
+
+- the tasks of one kind and stage keep their order, so gradients are added up in the order of micro-batches;
+- a stage keeps at most `caps` micro-batches: a forward waits for the tasks that free the one so many forwards before;
+- `gaps`: a task that the order keeps a rank waiting for still goes first.
+
+All these waits go forward in one fixed order, and so do data and messages. A fixed order that all ranks can run has no
+circle of waits; a part of it has none either. Receives are posted from the beginning, and no task waits for a send. So
+whatever the times, some task of the step that has not run can run, and no rank waits for ever.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ..core.columns import Rows
+from ..core.graph import Role, StorageSpec, TaskGraph
+from ..core.schedule import Lane, Schedule
+from ..core.tasks import COMMUNICATION, Kind, unpack
+
+CHAINED = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.R)  #: the kinds whose tasks may overtake each other
+Window = Mapping[tuple[int, int], int]  #: (rank, stage) -> a number of micro-batches
+
+
+@dataclass(frozen=True)
+class Hint:
+    """`caps`: the most micro-batches that a rank keeps of a stage. `gaps`: pairs of keys, the second task waits for the
+    first."""
+
+    caps: Window
+    gaps: tuple[tuple[int, int], ...] = ()
+
+    def applied(self, graph: TaskGraph, schedule: Schedule) -> tuple[TaskGraph, Schedule]:
+        """A valid fixed order as a hint: its waits become edges of the graph, and each kind and stage has a lane of its
+        own. The lanes that compute on a rank are still run by one thread."""
+        slots = schedule.validate(graph).slots if schedule.slots is None else schedule.slots
+        graph = graph.take(schedule.ids(graph)[np.argsort(slots, kind="stable")])  # edges go forward among tasks
+        ends = graph.find(np.array(self.gaps, np.int64).reshape(-1, 2).ravel()).reshape(-1, 2)
+        pairs = [*admissions(graph, schedule, self.caps), *map(tuple, ends.tolist())]
+        return with_edges(graph, pairs), chains(schedule)
+
+
+def _forwards(graph: TaskGraph, schedule: Schedule) -> dict[tuple[int, int], list[tuple[int, list[int]]]]:
+    """(rank, stage) -> its forwards in order, each with the tasks that use what it keeps."""
+    ids, rank = schedule.ids(graph), schedule.rank_of_each.tolist()
+    kind, unit, micro = graph.kind.tolist(), graph.unit.tolist(), graph.micro_batch.tolist()
+    made, users = defaultdict[tuple[int, int], list[int]](list), defaultdict[tuple[int, int, int], list[int]](list)
+    for task, r in zip(ids.tolist(), rank, strict=True):
+        if kind[task] == Kind.F:
+            made[r, unit[task]].append(task)
+        elif kind[task] in CHAINED:
+            users[r, unit[task], micro[task]].append(task)
+    return {(r, s): [(t, users[r, s, micro[t]]) for t in own] for (r, s), own in made.items()}
+
+
+def windows(graph: TaskGraph, schedule: Schedule) -> dict[tuple[int, int], int]:
+    """(rank, stage) -> the most micro-batches that a fixed order keeps of it: the smallest cap that the order obeys."""
+    ids = schedule.ids(graph)
+    place = dict(zip(ids.tolist(), schedule.place.tolist(), strict=True))
+    found = dict[tuple[int, int], int]()
+    for where, forwards in _forwards(graph, schedule).items():
+        free = [max((place[t] for t in users), default=-1) for _, users in forwards]
+        oldest, most = 0, 1
+        for j, (task, _) in enumerate(forwards):
+            while oldest < j and free[oldest] < place[task]:
+                oldest += 1
+            most = max(most, j - oldest + 1)
+        found[where] = most
+    return found
+
+
+def admissions(graph: TaskGraph, schedule: Schedule, caps: Window) -> Iterable[tuple[int, int]]:
+    """Pairs of tasks: the second is the forward that waits until the first has freed what a forward before it keeps."""
+    for where, forwards in _forwards(graph, schedule).items():
+        cap = caps[where]
+        for (_, users), (task, _) in zip(forwards, forwards[cap:], strict=False):
+            yield from ((user, task) for user in users)
+
+
+def with_edges(graph: TaskGraph, pairs: Iterable[tuple[int, int]]) -> TaskGraph:
+    """The graph in which the second task of each pair waits for the first: it reads a buffer without bytes that the
+    first one writes."""
+    pairs = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2)
+    if not len(pairs):
+        return graph
+    source, of = np.unique(pairs[:, 0], return_inverse=True)
+    token, none = len(graph.buffer_bytes) + np.arange(len(source)), np.zeros(len(source), np.int64)
+    turn = StorageSpec("a turn", (0,), "uint8", 0, Role.WORKSPACE)
+    grown = graph.with_buffers(none, none + len(graph.storages) if graph.storages else token,
+                               ["a turn"] * len(source), [turn] if graph.storages else [])
+    nbytes, role = grown.buffer_bytes.copy(), grown.buffer_role.copy()
+    nbytes[token], role[token] = 0, Role.WORKSPACE.number
+
+    def more(rows: Rows, tasks: np.ndarray, buffers: np.ndarray) -> Rows:
+        return Rows.from_pairs(np.append(rows.row_of_each(), tasks), np.append(rows.ids, buffers), len(graph))
+
+    return replace(grown, buffer_bytes=nbytes, buffer_role=role, reads=more(grown.reads, pairs[:, 1], token[of]),
+                   writes=more(grown.writes, source, token))
+
+
+def chains(schedule: Schedule) -> Schedule:
+    """The schedule with a lane for each kind and stage of a rank, such as `0/F3`; other tasks stay on their lanes."""
+    lanes = list[tuple[Lane, np.ndarray]]()
+    for i, lane in enumerate(schedule.lanes):
+        keys = schedule.order(i)
+        own = unpack(keys)
+        chain = np.where(np.isin(own.kind, CHAINED), own.unit * (max(Kind) + 1) + own.kind, -1)
+        if np.isin(own.kind, COMMUNICATION).all():
+            chain[:] = -1
+        for c in np.unique(chain).tolist():
+            unit, kind = divmod(c, max(Kind) + 1)
+            lanes.append((lane if c < 0 else Lane(lane.rank, f"{Kind(kind).name}{unit}"), keys[chain == c]))
+    return Schedule.of_keys([lane for lane, _ in lanes], [keys for _, keys in lanes], notes=schedule.notes)

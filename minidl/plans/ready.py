@@ -1,0 +1,131 @@
+"""One iteration in which each rank runs its first ready task: the simulator of hints (`minidl.passes.hint`).
+
+Task times are drawn: a micro-batch is longer or shorter on all ranks, as sequences are, and each task by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..core.columns import Floats, Ints, Rows, spread
+from ..core.graph import TaskGraph
+from ..core.schedule import Schedule
+from ..core.tasks import COMMUNICATION, Kind, unpack
+from ..passes.hint import Hint
+from ..pricing.greedy import Played, greedy
+from ..pricing.simulation import Clock, Lanes
+from .plan import PipelinePlan
+from .ranks import iteration
+
+VARIES = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.R)  #: the kinds whose times are drawn
+OWN = 0.5  #: the spread of each task by itself, as a share of the spread of micro-batches
+
+
+@dataclass(frozen=True)
+class Iteration:
+    """The tasks of all ranks, with lanes for each kind and stage. A machine is a rank, or a link in one direction.
+    `place`: of each task in the order that is the hint."""
+
+    graph: TaskGraph
+    schedule: Schedule
+    machine: Ints
+    place: Ints
+    clock: Clock
+    delay: Floats
+
+    @classmethod
+    def of(cls, plan: PipelinePlan) -> Iteration:
+        """The iteration of a plan with a hint. Ranks compute on one lane, so tasks do not slow each other down."""
+        talks = not plan.synthetic or plan.cost.link.bandwidth is not None
+        graph, schedule = plan.applied if not talks else plan.with_messages
+        order = plan.fixed.with_messages[1] if talks else plan.schedule
+        if not plan.synthetic:
+            graph, schedule, _ = iteration(plan.division)
+        kind = unpack(schedule.keys).kind
+        of = list[tuple[bool, int, str]]()
+        for i, lane in enumerate(schedule.lanes):
+            works = not np.isin(kind[schedule.ptr[i] : schedule.ptr[i + 1]], COMMUNICATION).all()
+            link = re.search(r"(->|<-)\d+$", lane.name)
+            of.append((works, lane.rank, "main" if works else link[0] if link else lane.name))
+        machines = sorted(set(of))  # links first: what arrives when a rank chooses is there
+        numbers = np.array([machines.index(machine) for machine in of])
+        machine = spread(schedule.ids(graph), numbers[schedule.lane_of_each()], len(graph))
+        lanes = Lanes.of_tasks([np.flatnonzero(machine == m).tolist() for m in range(len(machines))],
+                               [rank for _, rank, _ in machines])
+        clock = Clock.of(graph, plan.cost, lanes).without_contention()
+        return cls(graph, schedule, machine, spread(graph.find(order.keys), order.place, len(graph)), clock,
+                   clock.edges(lanes)[2])
+
+    @cached_property
+    def _chains(self) -> Ints:
+        """Pairs (n, 2) of tasks that follow each other on a lane."""
+        ids, ptr = self.schedule.ids(self.graph), self.schedule.ptr
+        after = np.flatnonzero(spread(ptr[:-1][np.diff(ptr) > 0], False, len(ids), True))
+        return np.stack([ids[after - 1], ids[after]], axis=1)
+
+    def ready(self, end: Floats) -> Floats:
+        """When each task could run if the others end at `end`."""
+        found = np.zeros(len(end))
+        np.maximum.at(found, self.graph.preds.row_of_each(), end[self.graph.preds.ids] + self.delay)
+        np.maximum.at(found, self._chains[:, 1], end[self._chains[:, 0]])
+        return found
+
+    def play(self, duration: Floats | None = None, order: Sequence[Ints] | None = None,
+             more: Iterable[tuple[int, int]] = ()) -> Played:
+        """One iteration. `order`: the tasks of each machine, which then keep this order. `more`: pairs of tasks of one
+        machine; the second waits for the first as well."""
+        pairs = self._chains if order is None else np.concatenate(
+            [np.stack([own[:-1], own[1:]], axis=1) for own in order])
+        pairs = np.concatenate([pairs, np.array([*more], np.int64).reshape(-1, 2)])
+        preds = self.graph.preds
+        source, target = np.append(preds.ids, pairs[:, 0]), np.append(preds.row_of_each(), pairs[:, 1])
+        delay = np.append(np.broadcast_to(self.delay, len(preds.ids)), np.zeros(len(pairs)))
+        return greedy(Rows.from_pairs(source, target, len(self.graph)), delay[np.argsort(source, kind="stable")],
+                      self.machine, self.clock.duration if duration is None else duration, self.place,
+                      int(self.machine.max(initial=0)) + 1)
+
+    def in_order(self) -> list[Ints]:
+        """The tasks of each machine in the order that is the hint."""
+        return [own[np.argsort(self.place[own], kind="stable")] for m in range(int(self.machine.max(initial=0)) + 1)
+                for own in [np.flatnonzero(self.machine == m)]]
+
+    def drawn(self, sigma: float, seed: int) -> Floats:
+        """The durations of one draw, with the given ones as means: lognormal, of spread `sigma` for each micro-batch,
+        and OWN times that for each task by itself."""
+        random, own = np.random.default_rng(seed), unpack(self.graph.keys)
+
+        def factors(spread: float, count: int) -> Floats:
+            return np.exp(spread * random.standard_normal(count) - spread**2 / 2)
+
+        micro = factors(sigma, int(own.micro_batch.max(initial=0)) + 1)[own.micro_batch]
+        varies = np.isin(own.kind, VARIES)
+        # by key: plans of the same tasks draw the same times
+        single = spread(np.argsort(self.graph.keys), factors(OWN * sigma, len(own.kind)), len(own.kind))
+        return np.where(varies, self.clock.duration * micro * single, self.clock.duration)
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Step times by draw: of the policy's own order, of the order with the hint's cap, and of the hint."""
+
+    own: Floats
+    fixed: Floats
+    hint: Floats
+
+
+def draws(own: PipelinePlan, plan: PipelinePlan, sigma: float, count: int, seed: int = 0) -> Draws:
+    """The times of `count` draws under a plan with a hint, under its order, and under the policy's own order `own`,
+    which has no hint."""
+    alone = Iteration.of(replace(own, hint=plan.hint and Hint(dict.fromkeys(plan.hint.caps, own.micro_batches))))
+    every, found = Iteration.of(plan), np.empty((count, 3))
+    orders = alone.in_order(), every.in_order()
+    for i in range(count):
+        times = alone.drawn(sigma, seed + i), every.drawn(sigma, seed + i)
+        found[i] = [played.end.max() for played in (alone.play(times[0], orders[0]), every.play(times[1], orders[1]),
+                                                    every.play(times[1]))]
+    return Draws(*found.T)

@@ -1,0 +1,156 @@
+"""Plans whose order is a hint (`minidl.passes.hint`): the caps, the order at these caps, and the gaps that it keeps."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ...core.columns import grouped, spread
+from ...core.machine import PlanError, shorten
+from ...core.placement import Refused
+from ...core.tasks import COMMUNICATION, COPIES, unpack
+from ...passes.hint import Hint, Window, admissions, windows
+from ...passes.messages import check_rendezvous
+from ...passes.send_receive import talks
+from ...plans.plan import PipelinePlan
+from ...plans.ready import Iteration
+from .peaks import CapError
+from .proof import prove
+
+OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+                              ast.FloorDiv: operator.floordiv}
+ORDERS = ("fixed", "hint")
+WORDS = "order=hint"
+
+
+def with_cap(plan: PipelinePlan, order: str, cap: Any) -> PipelinePlan:
+    """A proved plan with another cap, or whose order is a hint. `cap`: the most micro-batches that a rank keeps of each
+    of its stages, by default as many as the order does: a number, or as in `2p-s`, with p ranks, m micro-batches and
+    the rank s. At another cap the order is what ranks do with these costs if they run their first ready task. Raises
+    Refused for plans that cannot have it, PlanError for a cap that is none."""
+    _fits(plan)
+    own = windows(plan.graph, plan.schedule)
+    caps = own if cap is None else {
+        (rank, stage): min(number * plan.slices, plan.micro_batches) for (rank, stage) in own
+        for number in [cap_of(cap, plan.placement.ranks, plan.micro_batches // plan.slices, rank)]}
+    if caps != own:
+        plan = _reordered(plan, caps, cap)
+    if order == "fixed":
+        return plan
+    found = replace(plan, hint=Hint(caps, _gaps(Iteration.of(replace(plan, hint=Hint(caps))))))
+    return _proved(replace(found, peaks=_peaks(found), remarks=(*plan.remarks, said(found))))
+
+
+def cap_of(cap: Any, ranks: int, micro_batches: int, rank: int) -> int:
+    """The cap of a rank. Raises PlanError for one that is no number, or below 1."""
+    def value(node: ast.AST) -> int:
+        match node:
+            case ast.Expression(body=body):
+                return value(body)
+            case ast.Constant(value=int(number)) if not isinstance(number, bool):
+                return number
+            case ast.Name(id=name) if name in known:
+                return known[name]
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
+                return int(OPERATORS[type(op)](value(left), value(right)))
+        raise ValueError
+
+    known = {"p": ranks, "m": micro_batches, "s": rank}
+    try:
+        text = re.sub(r"(\d)\s*([pms(])", r"\1*\2", str(cap)) if len(str(cap)) <= 40 else ""
+        found = value(ast.parse(text.strip(), mode="eval"))
+    except (ValueError, SyntaxError, ZeroDivisionError, RecursionError):
+        raise PlanError(f"cap={shorten(cap)} is no number of micro-batches; give one as in cap=4 or cap=2p-s, with p "
+                        f"ranks, m micro-batches and the rank s") from None
+    if found < 1:
+        raise PlanError(f"cap={shorten(cap)} is {found} on rank {rank}; a rank keeps at least 1 micro-batch")
+    return found
+
+
+def said(plan: PipelinePlan) -> str:
+    """What holds for a hint, in a line."""
+    assert plan.hint is not None
+    by_rank = [-(-max(cap for (rank, _), cap in plan.hint.caps.items() if rank == r) // plan.slices)
+               for r in range(plan.placement.ranks)]
+    return (f"the order is a hint: each rank runs its first ready task and keeps at most "
+            f"{' '.join(map(str, by_rank))} micro-batches of a stage; no rank waits for ever, since every wait goes "
+            f"forward in an order without a circle")
+
+
+def _fits(plan: PipelinePlan) -> None:
+    """Raises Refused for a plan whose order is more than an order."""
+    own = unpack(plan.schedule.keys)
+    lane = plan.schedule.lane_of_each()
+    inline = np.isin(own.kind, COMMUNICATION) & np.isin(lane, np.unique(lane[~np.isin(own.kind, COMMUNICATION)]))
+    for bad, why, cure in (
+            (plan.stale, "its order says which weights tasks read", "take a policy that drains after each step"),
+            (plan.schedule.joined is not None, "it runs pairs of tasks as one action", "take another policy"),
+            (bool((own.part > 0).any()), "its tasks are in parts", "leave --split out"),
+            (bool(np.isin(own.kind, COPIES).any()), "copies of memory that leaves have their place in its order",
+             "leave --offload out"),
+            (bool(inline.any()), "ranks start sums between their tasks, all in one order", "leave --shard out"),
+            (bool(own.late.any()), "some of its tasks run in the next step", "take another policy"),
+            (talks(plan.schedule), "its messages have their place in its order", "leave them out of the file")):
+        if bad:
+            raise Refused(WORDS, f"{plan.scheduler}: {why}", cure)
+
+
+def _reordered(plan: PipelinePlan, caps: Window, cap: Any) -> PipelinePlan:
+    """The plan in the order in which ranks run their first ready task under these caps. Raises PlanError if the caps
+    leave none."""
+    free = Iteration.of(replace(plan, hint=Hint(dict.fromkeys(caps, plan.micro_batches))))
+    schedule, played = plan.schedule, free.play(more=admissions(free.graph, plan.schedule, caps))
+    if played.done < len(free.graph):
+        raise PlanError(f"{plan.scheduler}: with cap={shorten(cap)} ranks would wait for each other for ever; "
+                        f"take a larger cap")
+    ran = spread(played.order, np.arange(len(free.graph)), len(free.graph))[free.graph.find(schedule.keys)]
+    keys = schedule.keys[np.lexsort((ran, schedule.lane_of_each()))]
+    return prove(replace(plan, schedule=replace(schedule, keys=keys, slots=None)))
+
+
+def _gaps(each: Iteration) -> tuple[tuple[int, int], ...]:
+    """Pairs of keys: by these costs a rank waits for the first task and then runs it, although the second one could run
+    before. If the second waits for it, ranks do with these costs just what the order says."""
+    orders, keys = each.in_order(), each.graph.keys.tolist()
+    end = each.play(order=orders).end
+    start, small = end - each.clock.duration, 1e-9 * float(each.clock.duration.max(initial=0.0))
+    ready = each.ready(end)
+    chain = spread(each.schedule.ids(each.graph), each.schedule.lane_of_each(), len(keys)).tolist()
+    after = dict[int, int]()
+    for order in (order.tolist() for order in orders if len(order)):
+        if each.graph.kind[order[0]] in COMMUNICATION:
+            continue
+        rest, free = grouped((chain[t], t) for t in reversed(order)), 0.0
+        for task in order:
+            rest[chain[task]].pop()
+            if start[task] > free + small:
+                heads = [own[-1] for own in rest.values() if own]
+                after |= {t: task for t in heads if ready[t] < start[task] - small}
+            free = end[task]
+    return tuple((keys[task], keys[t]) for t, task in after.items())
+
+
+def _peaks(plan: PipelinePlan) -> tuple[float, ...]:
+    """The most activations that each rank can hold. Raises CapError above the machine's cap."""
+    assert plan.hint is not None
+    found = [sum(cap for (rank, _), cap in plan.hint.caps.items() if rank == r) * plan.placement.share / plan.slices
+             for r in range(plan.placement.ranks)]
+    if plan.cap is not None and max(found) > plan.cap + 1e-9:
+        raise CapError(f"as a hint the order may hold {max(found):g} activations on rank {int(np.argmax(found))}; the "
+                       f"cap is {plan.cap:g}; give a smaller --scheduler-arg cap")
+    return tuple(found)
+
+
+def _proved(plan: PipelinePlan) -> PipelinePlan:
+    """The plan after the proof that its waits, messages included, have no circle. Raises ScheduleError."""
+    if not plan.synthetic:
+        return plan.divided()
+    graph, schedule = plan.with_messages
+    schedule.validate(graph)
+    check_rendezvous(graph, schedule)
+    return plan
