@@ -27,7 +27,7 @@ from .pipeline.policy import Policy
 from .pipeline.proof import prove
 from .pipeline.synthetic import GivenTimes, Pipeline
 from .registry import Function, Scheduler, blamed, name_of, scheduler_of
-from .saved import choices_in, moves_in, slips, without_copies
+from .saved import choices_in, hint_in, moves_in, slips, without_copies
 from .search import arranged, searched
 from .search.away import moved
 from .search.kept import dropped
@@ -69,6 +69,9 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
         if order != "fixed" and chosen.parallel != "pipeline":
             raise Refused("order=hint", f"{chosen.name} is no policy of a pipeline", "take one of a pipeline")
+        if order != "fixed" and offload != "none":
+            raise Refused("order=hint", "copies of memory that leaves have their place in an order",
+                          "leave --offload out")
         again = () if recompute in ("none", "auto") else dropped(graph, cost, recompute)
         choices = Choices(again, 1, Shards.of(shard) if shard else NOTHING.shard, None, options.pop("chunks", None),
                           options.pop("stage_of_unit", None), options.pop("placement", None), order,
@@ -92,7 +95,7 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
     """The plan with these choices, by a policy, whose order may be `found` already, or in a given order; proved."""
     times, order = isinstance(problem, Pipeline), chosen.function
     if isinstance(order, Schedule):
-        choices = choices if times else choices_in(order, choices, chosen.parallel == "none")
+        choices = hint_in(order, choices) if times else choices_in(order, choices, chosen.parallel == "none")
         if (moves := moves_in(order)) is not None:  # copies come when the bytes of the plan without them are known
             plain = made(problem, replace(chosen, function=without_copies(order)), cost, machine, choices, None)
             return moved(plain, cost, limit, moves, order)

@@ -31,6 +31,7 @@ DROPPED = "layers computed again"
 AS_TORCH = ("runtime", "torch")  #: of a grid that has torch's messages, or adds up micro-batches in its order
 AWAY = "offloaded"  #: of an order with copies: the moves
 PAIRS = "pairs of tasks"  #: whether costs said how much tasks beside each other slow each other down
+ORDER, CAPS = "order", "caps"  #: of an order that is a hint: the most micro-batches by rank and stage
 CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over ranks"
 
 
@@ -84,7 +85,17 @@ def choices_in(order: Schedule, choices: Choices, alone: bool) -> Choices:
     own, noted = unpack(order.keys), Shards.of(order.notes.get(WHAT, "0"))
     dropped = numbers(order, DROPPED) if DROPPED in order.notes else np.unique(own.unit[own.kind == Kind.R])
     shard = choices.shard if alone or choices.shard.level not in (0, noted.level) else noted
-    return replace(choices, dropped=tuple(dropped.tolist()), parts=widths(order.keys), shard=shard)
+    found = replace(choices, dropped=tuple(dropped.tolist()), parts=widths(order.keys), shard=shard)
+    return hint_in(order, found)
+
+
+def hint_in(order: Schedule, choices: Choices) -> Choices:
+    """These choices, and those of an order that is a hint. Raises ScheduleError."""
+    if ORDER not in order.notes:
+        return choices
+    if order.notes[ORDER] != "hint" or CAPS not in order.notes:
+        raise ScheduleError(f"the plan's {ORDER!r} is {order.notes[ORDER][:40]!r}; it must be hint, with {CAPS!r}")
+    return replace(choices, order="hint", cap=choices.cap or tuple(numbers(order, CAPS).tolist()))
 
 
 def without_copies(order: Schedule) -> Schedule:

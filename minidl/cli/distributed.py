@@ -17,7 +17,6 @@ from ..pricing.collectives import Collective
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.comm.loopback import run_ranks
-from ..runtime.version_log import VersionRead
 from ..system import launcher, process
 from ..training.agreement import Disagreement, agree
 from ..training.gossip_trainer import GossipTrainer
@@ -29,7 +28,7 @@ from ..training.sums import between_tasks
 from ..training.trainer import Trainer, interleaved
 from . import show
 from .flags import FLAGS, UsageError, asynchronous, job
-from .inputs import costs, scheduler_of, version_log
+from .inputs import costs, realised, scheduler_of, version_log
 from .ranks import job as on_ranks
 from .runs import SUMS, begun, claimed, complete, resumed, steps_of
 from .values import path
@@ -147,7 +146,12 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
         saved = resumed(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded),
                  "the checkpoint's step": saved and saved.step, **_flags(arguments)}
-        return (arguments, recorded, saved, version_log(arguments.replay) if arguments.replay else None), alike
+        log = None if not arguments.replay else (realised if arguments.parallel == "pipeline" else version_log)(
+            arguments.replay)
+        if log is not None and arguments.parallel == "pipeline" and len(log) < steps_of(arguments, recorded):
+            raise UsageError(f"{arguments.replay} has {len(log)} steps, and this run {steps_of(arguments, recorded)}; "
+                             f"give --steps {len(log)}")
+        return (arguments, recorded, saved, log), alike
 
     arguments, recorded, saved, log = agree(communicator, prepare)
     show.notes(recorded.remarks if first else ())
@@ -237,7 +241,7 @@ def _sums(arguments: Any, recorded: Any, cost: CostModel, communicator: Any) -> 
 
 
 def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, links: Mapping[str, Any],
-             log: list[VersionRead] | None = None) -> Any:
+             log: Any = None) -> Any:
     """`links`: as by `_measured`. `log`: to replay."""
     traced = bool(arguments.trace or arguments.html)
     if arguments.parallel == "data":
@@ -246,5 +250,9 @@ def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, 
         if isinstance(trainer, GossipTrainer) and log is not None:
             trainer.replays = log, arguments.replay
         return trainer
-    return PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
-                           trace=traced, **links)
+    trainer = PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
+                              trace=traced, **links)
+    trainer.logs_order = bool(arguments.log_order)
+    if log is not None:
+        trainer.replay(log, arguments.replay)
+    return trainer

@@ -134,6 +134,16 @@ def saved(arguments: Any) -> bool:
     return bool(arguments.checkpoint) and checkpoint.exists(arguments.checkpoint)
 
 
+def hinted(arguments: Any) -> bool:
+    """Whether the order is a hint, by the flags or by the plan of a file."""
+    from ..schedulers.pipeline import read_file
+    from ..schedulers.saved import ORDER
+
+    return arguments.order == "hint" or (arguments.scheduler.endswith(".csv")
+                                         and ORDER in read_file(arguments.scheduler).notes)
+
+
+HINT = ("--order hint", hinted)
 CPU = ("--device cpu", lambda a: a.device == "cpu")
 CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
 OLD = ("a scheduler that trains on older weights", lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler))
@@ -225,6 +235,13 @@ FLAGS: dict[str, Flag] = {
     "--memory-limit": _flag(NETWORK + " arena:*", size, "SIZE",
         help="the most memory per rank, such as 2GiB: the fastest plan within it is chosen, also one that computes "
              "activations again; in the arena, the most memory of an entry (default 1GiB)"),
+    "--order": _flag("train,compare:c plan,explain,simulate:cp", None, "fixed|hint", ONE_POLICY, default="fixed",
+        help="hint: each rank runs its first ready task of the order, and keeps at most --scheduler-arg cap=K "
+             "micro-batches, such as 2p-s (default: as many as the order does)"),
+    "--jitter": _flag("simulate:cp", number(0), "SIGMA", HINT,
+        help="draw the times of tasks, with this spread from micro-batch to micro-batch, and half of it by themselves"),
+    "--draws": _flag("simulate:cp", whole(1, 1 << 16), "N", ("--jitter SIGMA", lambda a: a.jitter), default=100,
+        help="how many draws"),
     "--recompute": _flag(PRICED, str, "none|all|sqrt|auto|I,J,..", ONE_POLICY,
         help="compute activations again, but keep all (none), those between all blocks (all), between sqrt(L) parts, "
              "the best in --memory-limit (auto, the default with it), or of layers I, J, .."),
@@ -382,8 +399,11 @@ FLAGS: dict[str, Flag] = {
         help="multiply the times of a Chakra trace, which has whole microseconds"),
     "--log-versions": _flag("train:src", path, "FILE.jsonl", OLD, RUNNING,
         help="write which weight version each task read, a line per task"),
-    "--replay": _flag("train:sr", path, "FILE.jsonl", ("an asynchronous scheduler", asynchronous), RUNNING,
-        help="repeat a run from its --log-versions, without the schedule or the clock"),
+    "--log-order": _flag("train:c", path, "FILE.jsonl", HINT, RUNNING,
+        help="write in which order each rank ran its tasks, a line per step and rank"),
+    "--replay": _flag("train:src", path, "FILE.jsonl",
+        ("an asynchronous scheduler, or --order hint", lambda a: asynchronous(a) or hinted(a)), RUNNING,
+        help="repeat a run from its --log-versions, without the schedule or the clock, or from its --log-order"),
     "--against": _flag("report:*", path, "TRACE", help="another trace, to compare with"),
     "--config": _flag(EVERY.removeprefix("info,models:*"), path, "FILE.toml",
         help="read flags from a file, as in batch-size = 32; the command line overrides them"),

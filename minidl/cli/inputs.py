@@ -78,6 +78,13 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
     return cost
 
 
+def realised(name: str) -> list[list[list[int]]]:
+    """The orders in the log of this name. Raises FileError or ValueError."""
+    from ..training.realised import from_lines
+
+    return from_lines(read_text(name, "log of orders").splitlines(), name)
+
+
 def version_log(name: str) -> list[VersionRead]:
     """The entries of the log of this name. Raises FileError or ValueError."""
     from ..runtime.version_log import from_lines

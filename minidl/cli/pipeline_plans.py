@@ -55,8 +55,8 @@ def said(plan: PipelinePlan) -> dict[str, Any]:
     """The notes for JSON: the status of a search for an optimum, the choices that were tried, the published policies
     beside an order of one's own."""
     notes = plan.notes
-    return notes.get("status", {}) | {
-        key: notes[key] for key in ("choices", "joint", "rounds", "beside") if key in notes}
+    kept = {key: notes[key] for key in ("choices", "joint", "rounds", "beside") if key in notes}
+    return notes.get("status", {}) | kept | notes.get("order", {})
 
 
 def _short(values: Any) -> str:

@@ -24,7 +24,7 @@ from ..schedulers.saved import slips
 from ..system.files import write_atomic
 from ..system.process import paused
 from ..views.page import Shown
-from . import curves, show
+from . import curves, hints, show
 from . import data_parallel_plans as data_parallel
 from . import pipeline_plans as pipeline
 from .beside import beside
@@ -157,6 +157,9 @@ def simulate(arguments: Any) -> int:
         made = beside(arguments, made)
     show.notes(made.remarks)
     found = _figures(arguments, made)
+    if isinstance(made, PipelinePlan) and made.hint is not None and found is not None:
+        columns, (figures, plain) = hints.simulated(arguments, made), found
+        found = figures | {"steps": columns}, lambda made: f"{plain(made)}\n\n{hints.text(columns)}"
     if found is None:
         timeline = replace(made.timeline, peak_bytes=max(made.peak_bytes, default=0), work=_work(made))
         found = ({"predicted_step_ms": round(made.predicted_step_ms, 4), **timeline.summary(),

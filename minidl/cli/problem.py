@@ -59,7 +59,7 @@ def problem(arguments: Any, name: str | None = None, cost: CostModel | None = No
         raise UsageError("the number of ranks is missing; give --ranks P")
     machine = machine_of(arguments, capped)
     if arguments.subject == "p":
-        return Problem(*_times(arguments, chosen), machine, options)
+        return Problem(*_times(arguments, chosen), machine, options | {"order": arguments.order})
     recorded = _recorded(arguments, name)
     if arguments.subject == "c":
         options["stage_of_unit"] = _cut(arguments, recorded, chosen.function)

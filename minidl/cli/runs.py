@@ -27,6 +27,7 @@ from ..training.agreement import Disagreement
 from ..training.job import Job
 from ..training.keeper import Keeper
 from ..training.metrics import Metrics
+from ..training.realised import as_lines as as_order_lines
 from ..training.recorded import Recorded
 from ..training.trainer import Trainer
 from ..views.diagnosis import Diagnosis, Surroundings, lanes, of_run
@@ -225,6 +226,7 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
     traced, timeline = arguments.trace or arguments.html, None
     if traced:
         timeline = trainer.run.timeline if communicator is None else trainer.run.timeline_of_all()
+    orders = communicator.gather(trainer.orders) if arguments.log_order and communicator is not None else []
     if first:
         if timeline is not None:
             timeline = replace(timeline, work=work_of(plan.graph, of_device(trainer.recorded.device)))
@@ -238,6 +240,9 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
                 log = (trainer.log if communicator is not None
                        else sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key)))
                 write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(log)))
+            if arguments.log_order:
+                lines = as_order_lines([*zip(*orders, strict=True)])
+                write_atomic(arguments.log_order, "".join(f"{line}\n" for line in lines))
             if arguments.trace and timeline is not None:
                 show.write_trace(timeline, arguments.trace, arguments.trace_factor)
             if arguments.html:

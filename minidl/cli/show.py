@@ -39,7 +39,7 @@ def emit(arguments: Any, record: dict[str, Any], text: str | Callable[[], str], 
 
 def check_outputs(arguments: Any) -> None:
     """Checks before the work that every output file can be written. Raises FileError or ValueError."""
-    for flag in ("save", "svg", "html", "trace", "save_costs", "log_versions", "log"):
+    for flag in ("save", "svg", "html", "trace", "save_costs", "log_versions", "log_order", "log"):
         if path := getattr(arguments, flag):
             from ..core.trace import check_path
             from ..system.files import check_writable

@@ -33,7 +33,7 @@ class Choices:
     stage_of_unit: Ints | None = None
     placement: Placement | None = None
     order: str = "fixed"
-    cap: int | str | None = None
+    cap: int | str | tuple[int, ...] | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
@@ -41,7 +41,8 @@ class Choices:
         parts = self.parts if isinstance(self.parts, int) else {task_name(key): n for key, n in self.parts.items()}
         words = {"recompute": "+".join(map(str, self.dropped)), "split": parts if parts != 1 else "",
                  "shard": self.shard if self.shard.level else "", "offload": self.moves or "",
-                 "chunks": self.chunks or "", "order": self.order if self.order != "fixed" else "", "cap": self.cap, "placement": self.placement.name if self.placement else "",
+                 "chunks": self.chunks or "", "order": self.order if self.order != "fixed" else "", "cap": self.cap,
+                 "placement": self.placement.name if self.placement else "",
                  "stages": "" if self.stage_of_unit is None else " ".join(map(str, self.stage_of_unit)), **self.options}
         return ", ".join(f"{name} {value}" for name, value in words.items() if value not in ("", None, {}))
 

@@ -6,7 +6,7 @@ plan knows no device, and only the name of its policy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -242,6 +242,17 @@ class PipelinePlan(Plan):
         _, place = self.division.grid.place(rank)
         return np.concatenate([self.schedule.order(i) for i, lane in enumerate(self.schedule.lanes)
                                if lane.rank == place])
+
+    def realised(self, orders: Sequence[Sequence[int]]) -> Schedule:
+        """What a run under a hint did in a step, as a schedule: the tasks (by key) of each rank in the order in which
+        they ran. Raises ScheduleError for an order that no such run has."""
+        own, lanes = self.schedule, list[Ints]()
+        for i, lane in enumerate(own.lanes):
+            keys = own.order(i)
+            inside = np.isin(np.array(orders[lane.rank], np.int64), keys)
+            lanes.append(np.array(orders[lane.rank], np.int64)[inside] if len(orders[lane.rank]) else keys[:0])
+        found = Schedule.of_keys(own.lanes, lanes, notes=own.notes)
+        return found.validate(self.applied[0])
 
     @property
     def synthetic(self) -> bool:

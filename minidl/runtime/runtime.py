@@ -187,10 +187,10 @@ class Runtime:
         return [int(part.part.graph.keys[t]) for t in part.lanes.realised]
 
     def follow(self, order: Sequence[int] | None) -> None:
-        """Under a hint: the next calls run their tasks (by key) in this order, or by the hint again. Raises
-        ScheduleError for an order of other tasks, or that contradicts the hint on this rank."""
+        """Under a hint: the next calls run this rank's tasks (by key) in an order that the plan has `realised`, or by
+        the hint again."""
         part = self._body[0]
-        part.lanes.order = order if order is None else part.part.checked(order)
+        part.lanes.order = None if order is None else part.part.graph.find(np.array(order, np.int64)).tolist()
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def __call__(self, *inputs: Any) -> Any:

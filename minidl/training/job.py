@@ -48,6 +48,7 @@ class Job:
     seed: int = 0
     scheduler: str = "in_order"
     parallel: str = "none"
+    order: str = "fixed"  #: of a pipeline: fixed, or hint, see `minidl.passes.hint`
     scheduler_args: Mapping[str, Any] = field(default_factory=dict)
     streams: int | None = None
     memory_limit: int | None = None

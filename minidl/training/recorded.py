@@ -329,7 +329,8 @@ class Recorded:
         told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
         with paused:
             made = schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
-                                   shard=job.shard, offload=job.offload, **{**job.scheduler_args, **told})
+                                   shard=job.shard, offload=job.offload, order=job.order,
+                                   **{**job.scheduler_args, **told})
         return made.with_known(remarks=(*made.remarks, *self.approximate))
 
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:

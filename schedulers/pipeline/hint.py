@@ -13,12 +13,14 @@ import numpy as np
 from ...core.columns import grouped, spread
 from ...core.machine import PlanError, shorten
 from ...core.placement import Refused
+from ...core.schedule import ScheduleError
 from ...core.tasks import COMMUNICATION, COPIES, unpack
-from ...passes.hint import Hint, Window, admissions, windows
+from ...passes.hint import CHAINED, Hint, Window, admissions, windows
 from ...passes.messages import check_rendezvous
 from ...passes.send_receive import talks
 from ...plans.plan import PipelinePlan
 from ...plans.ready import Iteration
+from ..saved import CAPS, ORDER
 from .peaks import CapError
 from .proof import prove
 
@@ -35,15 +37,26 @@ def with_cap(plan: PipelinePlan, order: str, cap: Any) -> PipelinePlan:
     Refused for plans that cannot have it, PlanError for a cap that is none."""
     _fits(plan)
     own = windows(plan.graph, plan.schedule)
-    caps = own if cap is None else {
+    caps = own if cap is None else saved_caps(cap, own) if isinstance(cap, tuple) else {
         (rank, stage): min(number * plan.slices, plan.micro_batches) for (rank, stage) in own
         for number in [cap_of(cap, plan.placement.ranks, plan.micro_batches // plan.slices, rank)]}
     if caps != own:
         plan = _reordered(plan, caps, cap)
     if order == "fixed":
         return plan
+    notes = {**plan.schedule.notes, ORDER: order, CAPS: " ".join(str(caps[where]) for where in sorted(caps))}
+    plan = replace(plan, schedule=replace(plan.schedule, notes=notes))
     found = replace(plan, hint=Hint(caps, _gaps(Iteration.of(replace(plan, hint=Hint(caps))))))
-    return _proved(replace(found, peaks=_peaks(found), remarks=(*plan.remarks, said(found))))
+    return _proved(replace(found, peaks=_peaks(found), remarks=(*plan.remarks, said(found)),
+                           notes={**plan.notes, "order": {"order": order, "cap": _by_rank(found)}}))
+
+
+def saved_caps(told: tuple[int, ...], own: Window) -> dict[tuple[int, int], int]:
+    """The caps that a file has, by rank and stage. Raises ScheduleError if the order does not keep them."""
+    if len(told) != len(own) or any(cap < own[where] for where, cap in zip(sorted(own), told, strict=True)):
+        raise ScheduleError(f"the plan's {CAPS!r} is {' '.join(map(str, told))[:40]!r}; this order needs "
+                            f"{' '.join(str(own[where]) for where in sorted(own))[:40]}, or more of each")
+    return dict(zip(sorted(own), told, strict=True))
 
 
 def cap_of(cap: Any, ranks: int, micro_batches: int, rank: int) -> int:
@@ -74,12 +87,16 @@ def cap_of(cap: Any, ranks: int, micro_batches: int, rank: int) -> int:
 
 def said(plan: PipelinePlan) -> str:
     """What holds for a hint, in a line."""
-    assert plan.hint is not None
-    by_rank = [-(-max(cap for (rank, _), cap in plan.hint.caps.items() if rank == r) // plan.slices)
-               for r in range(plan.placement.ranks)]
     return (f"the order is a hint: each rank runs its first ready task and keeps at most "
-            f"{' '.join(map(str, by_rank))} micro-batches of a stage; no rank waits for ever, since every wait goes "
-            f"forward in an order without a circle")
+            f"{' '.join(map(str, _by_rank(plan)))} micro-batches of a stage; no rank waits for ever, since every wait "
+            f"goes forward in an order without a circle")
+
+
+def _by_rank(plan: PipelinePlan) -> list[int]:
+    """The most micro-batches that each rank keeps of a stage."""
+    assert plan.hint is not None
+    return [-(-max(cap for (rank, _), cap in plan.hint.caps.items() if rank == r) // plan.slices)
+            for r in range(plan.placement.ranks)]
 
 
 def _fits(plan: PipelinePlan) -> None:
@@ -90,7 +107,7 @@ def _fits(plan: PipelinePlan) -> None:
     for bad, why, cure in (
             (plan.stale, "its order says which weights tasks read", "take a policy that drains after each step"),
             (plan.schedule.joined is not None, "it runs pairs of tasks as one action", "take another policy"),
-            (bool((own.part > 0).any()), "its tasks are in parts", "leave --split out"),
+            (bool((own.part[np.isin(own.kind, CHAINED)] > 0).any()), "its tasks are in parts", "leave --split out"),
             (bool(np.isin(own.kind, COPIES).any()), "copies of memory that leaves have their place in its order",
              "leave --offload out"),
             (bool(inline.any()), "ranks start sums between their tasks, all in one order", "leave --shard out"),

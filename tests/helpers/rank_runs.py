@@ -26,7 +26,7 @@ from minidl.autograd.tape import Tape, use
 from minidl.devices.far import Mapped
 from minidl.pricing.cost import Link
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.executors import DistributedExecutor
+from minidl.runtime.executors import DistributedExecutor, runtime
 from minidl.schedulers import pipeline
 from minidl.testing.replay import Replay
 from minidl.training import checkpoint
@@ -293,7 +293,9 @@ def held_by(run: DistributedExecutor) -> set[int]:
 def train(communicator: Any, run: Run, plan: ml.Plan) -> tuple[list[bytes], dict[str, bytes], list[Any]]:
     """A rank's losses, tensors and log. Planned and allocated bytes must be equal."""
     stale = "every" in run.settings
-    execute = DistributedExecutor(*plan.with_messages, communicator, logged=stale)
+    hint = getattr(plan, "hint", None) is not None
+    execute = (runtime(plan.program(communicator.rank), transport=communicator) if hint
+               else DistributedExecutor(*plan.with_messages, communicator, logged=stale))
     losses = [execute(*parts) for parts in run.batches()]
     execute.settle()
     parts = [part.bound for part in (*execute._body, *execute._prologue, *execute._epilogue)]
