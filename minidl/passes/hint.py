@@ -22,7 +22,7 @@ import numpy as np
 from ..core.columns import Rows
 from ..core.graph import Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COMMUNICATION, Kind, unpack
+from ..core.tasks import COMMUNICATION, GraphError, Kind, unpack
 
 CHAINED = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.R)  #: the kinds whose tasks may overtake each other
 Window = Mapping[tuple[int, int], int]  #: (rank, stage) -> a number of micro-batches
@@ -85,15 +85,18 @@ def admissions(graph: TaskGraph, schedule: Schedule, caps: Window) -> Iterable[t
 
 def with_edges(graph: TaskGraph, pairs: Iterable[tuple[int, int]]) -> TaskGraph:
     """The graph in which the second task of each pair waits for the first: it reads a buffer without bytes that the
-    first one writes."""
+    first one writes. Raises GraphError for a wait against the order of the graph."""
     pairs = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2)
     if not len(pairs):
         return graph
+    if (back := np.flatnonzero(pairs[:, 0] >= pairs[:, 1])).size:
+        first, then = (graph.name(int(t)) for t in pairs[back[0]])
+        raise GraphError(f"{then} cannot wait for {first}, which comes after it: the order does not keep this hint")
     source, of = np.unique(pairs[:, 0], return_inverse=True)
     token, none = len(graph.buffer_bytes) + np.arange(len(source)), np.zeros(len(source), np.int64)
-    turn = StorageSpec("a turn", (0,), "uint8", 0, Role.WORKSPACE)
+    turn = StorageSpec("its turn under the hint", (0,), "uint8", 0, Role.WORKSPACE)
     grown = graph.with_buffers(none, none + len(graph.storages) if graph.storages else token,
-                               ["a turn"] * len(source), [turn] if graph.storages else [])
+                               ["its turn under the hint"] * len(source), [turn] if graph.storages else [])
     nbytes, role = grown.buffer_bytes.copy(), grown.buffer_role.copy()
     nbytes[token], role[token] = 0, Role.WORKSPACE.number
 

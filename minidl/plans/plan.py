@@ -246,13 +246,10 @@ class PipelinePlan(Plan):
     def realised(self, orders: Sequence[Sequence[int]]) -> Schedule:
         """What a run under a hint did in a step, as a schedule: the tasks (by key) of each rank in the order in which
         they ran. Raises ScheduleError for an order that no such run has."""
-        own, lanes = self.schedule, list[Ints]()
-        for i, lane in enumerate(own.lanes):
-            keys = own.order(i)
-            inside = np.isin(np.array(orders[lane.rank], np.int64), keys)
-            lanes.append(np.array(orders[lane.rank], np.int64)[inside] if len(orders[lane.rank]) else keys[:0])
-        found = Schedule.of_keys(own.lanes, lanes, notes=own.notes)
-        return found.validate(self.applied[0])
+        own, every = self.schedule, enumerate(self.schedule.lanes)
+        talks = [np.isin(unpack(own.order(i)).kind, COLLECTIVE).all() for i in range(len(own.lanes))]
+        lanes = [own.order(i) if talks[i] else np.array(orders[lane.rank], np.int64) for i, lane in every]
+        return Schedule.of_keys(own.lanes, lanes, notes=own.notes).validate(self.applied[0])
 
     @property
     def synthetic(self) -> bool:

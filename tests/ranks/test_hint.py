@@ -1,0 +1,239 @@
+"""An order as a hint, on ranks: tasks that sleep at random give the bits of one process, keep the cap, and repeat from
+the log of their order; no preference of a rank makes another one wait for ever."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import time
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import refusal, run_json
+from helpers import deadline
+from rank_runs import Run, alone, check_under_mpi, merged, prepared
+
+import minidl as ml
+from minidl.core.machine import PlanError
+from minidl.core.schedule import ScheduleError
+from minidl.core.tasks import GraphError, Kind, unpack
+from minidl.passes.hint import CHAINED, Hint, windows
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import runtime
+from minidl.schedulers import pipeline
+
+POLICIES = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "interleaved_zb",
+            "modulo", "looped_bfs", "zb_v", "v_half", "hanayo", "chimera"]
+CASES = int(os.environ.get("MINIDL_CASES", "500"))
+BLOCK = 25  #: cases of one test of the campaign
+ROUNDS = 3  #: steps
+
+
+def settings_of(seed: int) -> dict[str, Any]:
+    """A random pipeline under a hint."""
+    draw = random.Random(seed)
+    ranks, name = draw.choice([2, 2, 3, 4]), draw.choice(POLICIES)
+    micro_batches = draw.choice([2, 4, 6, 8])
+    if name == "chimera":
+        ranks, micro_batches = draw.choice([2, 4]), draw.choice([4, 8])
+    if name == "zb_h2":
+        micro_batches = 8
+    if name.startswith("interleaved"):
+        micro_batches = ranks * draw.choice([1, 2])
+    more: dict[str, Any] = {"norm": draw.random() < 0.3, "drop": draw.random() < 0.3, "tied": draw.random() < 0.2,
+                            "optimizer": draw.choice(["sgd", "adam"]), "clip": draw.choice([None, None, 0.05])}
+    if draw.random() < 0.2:
+        more["recompute"] = "all"
+    if draw.random() < 0.15 and name != "chimera":
+        more["replicas"], more["ranks"] = 2, 2
+    cap = draw.choice([None, None, "2p-s", 1, 2, "p", "m"])
+    return {"loss": True, "scheduler": name, "ranks": ranks, "micro_batches": micro_batches,
+            "options": {"order": "hint"} | ({"cap": cap} if cap else {}),
+            **({"groups": 2} if name == "chimera" else {}), **more}
+
+
+def kept(plan: Any, order: list[int]) -> Counter[int]:
+    """Of each stage the most micro-batches between their forward and their last use, counted from what a rank did."""
+    own = unpack(np.array(order, np.int64))
+    left = Counter((u, m) for u, m, k in zip(own.unit, own.micro_batch, own.kind, strict=True) if k in CHAINED)
+    live, most = Counter[int](), Counter[int]()
+    for unit, micro_batch, kind in zip(own.unit, own.micro_batch, own.kind, strict=True):
+        if kind not in CHAINED:
+            continue
+        live[unit] += kind == Kind.F
+        most[unit] = max(most[unit], live[unit])
+        left[unit, micro_batch] -= 1
+        live[unit] -= not left[unit, micro_batch]
+    return most
+
+
+def train(communicator: Any, run: Run, plan: Any, nap: float, seed: int, replays: Any = None,
+          shuffled: bool = False) -> Any:
+    """A rank's losses, tensors, and what it did; tasks sleep at random. `shuffled`: its preferences are random."""
+    execute = runtime(plan.program(communicator.rank), transport=communicator)
+    draw, lanes = random.Random(f"{seed} {communicator.rank} {replays is None}"), execute._body[0].lanes
+    for calls in lanes._calls.values():
+        calls.insert(0, lambda: time.sleep(nap * draw.random() ** 3))
+    if shuffled:
+        lanes._place = {t: draw.random() for t in lanes._place}
+    losses, did = [], []
+    for step, parts in enumerate(run.batches()):
+        execute.follow(None if replays is None else replays[step][communicator.rank])
+        losses.append(execute(*parts))
+        did.append(execute.realised)
+    execute.settle()
+    bound = execute._body[0].bound
+    assert sum(map(len, {id(m): m for m in (bound.arena, *bound.persistent)}.values())) == execute.peak_bytes
+    execute.whole(everywhere=True)
+    execute.close()
+    held = {id(live) for s in execute.program.graph.storages for live in (s.live, s.share_of) if live is not None}
+    return [np.asarray(loss).tobytes() for loss in losses if loss is not None], run.tensors(held), did
+
+
+def checked(settings: dict[str, Any], seed: int, nap: float = 1e-3, shuffled: bool = False) -> None:
+    try:
+        own = prepared(settings)
+    except PlanError as error:
+        pytest.fail(f"{settings}: {error}")
+    plan, ranks = own[0][1], settings["ranks"]
+    with deadline():
+        found = run_ranks(len(own), lambda c: train(c, *own[c.rank], nap, seed, shuffled=shuffled))
+    left, wanted = merged(settings, [(*each[:2], []) for each in found]), alone(settings)
+    assert (left.losses, left.tensors) == (wanted.losses, wanted.tensors), settings
+    for rank, (_, _, did) in enumerate(found):
+        for order in did:
+            for stage, most in kept(plan, order).items():
+                assert most <= plan.hint.caps[rank % ranks, stage], (settings, rank, stage)
+    orders = [[each[2][step] for each in found] for step in range(len(found[0][2]))]
+    for each in orders:
+        for first in range(0, len(each), ranks):
+            plan.realised(each[first : first + ranks])
+    again = prepared(settings)
+    with deadline():
+        replayed = run_ranks(len(again), lambda c: train(c, *again[c.rank], nap, seed, orders))
+    assert [each[2] for each in replayed] == [each[2] for each in found], "a replay keeps the order"
+    left = merged(settings, [(*each[:2], []) for each in replayed])
+    assert (left.losses, left.tensors) == (wanted.losses, wanted.tensors), settings
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_pipelines_leave_the_bits_of_one_process_keep_the_cap_and_repeat(seed: int) -> None:
+    checked(settings_of(seed), seed)
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("first", range(4, CASES, BLOCK))
+def test_many_random_pipelines_leave_the_bits_of_one_process_keep_the_cap_and_repeat(first: int) -> None:
+    for seed in range(first, min(first + BLOCK, CASES)):
+        checked(settings_of(seed), seed)
+
+
+@pytest.mark.parametrize("name", ["one_f_one_b", "zb_v"])
+def test_ranks_may_prefer_whatever_they_like(name: str) -> None:
+    """Two ranks whose hints differ, and are of no policy at all, wait for each other no longer than it takes."""
+    checked({"loss": True, "scheduler": name, "ranks": 2, "micro_batches": 6,
+             "options": {"order": "hint", "cap": 3}}, 7, nap=2e-4, shuffled=True)
+
+
+def test_what_is_not_kept_in_order_is_noticed() -> None:
+    """So that the tests above would tell a run without its waits."""
+    (_, plan), *_ = prepared({"loss": True, "scheduler": "one_f_one_b", "ranks": 2,
+                              "options": {"order": "hint", "cap": 1}})
+    order = [k for lane in range(2) for k in plan.schedule.order(lane)]
+    assert max(kept(plan, [int(k) for k in order]).values()) == 1
+    assert windows(plan.graph, plan.schedule) == plan.hint.caps
+    first = plan.schedule.order(0).tolist()
+    at = [i for i, k in enumerate(first) if unpack(np.array(k)).kind == Kind.F][1]
+    ahead = [*first[:1], first[at], *first[1:at], *first[at + 1 :]]
+    assert kept(plan, ahead)[0] == 2
+    with pytest.raises(ScheduleError, match="needs it: it reads its turn under the hint"):
+        plan.realised([ahead, plan.schedule.order(1).tolist()])
+    backwards = replace(plan, hint=Hint(plan.hint.caps, ((first[-1], first[0]),)))
+    with pytest.raises(GraphError, match="cannot wait for 0U0, which comes after it"):
+        backwards.divided()
+
+
+def test_a_failing_task_ends_all_ranks() -> None:
+    own = prepared({"loss": True, "network": "mlp", "scheduler": "zb_h1", "ranks": 3, "options": {"order": "hint"}})
+
+    def boom() -> None:
+        raise ArithmeticError("no luck")
+
+    def work(communicator: Any) -> None:
+        run, plan = own[communicator.rank]
+        execute = runtime(plan.program(communicator.rank), transport=communicator)
+        if communicator.rank == 1:
+            task = next(t for t in execute._body[0].lanes._calls if execute.graph.kind[t] == Kind.W)
+            execute._body[0].lanes._calls[task][0] = boom
+        execute(*run.batches()[0])
+
+    with deadline(), pytest.raises(ml.TaskError, match="on rank 1 failed: ArithmeticError: no luck"):
+        run_ranks(3, work)
+
+
+@pytest.mark.mpi
+def test_under_mpi() -> None:
+    check_under_mpi(3, {"scheduler": "zb_h1", "options": {"order": "hint", "cap": "2p-s"}},
+                    {"scheduler": "one_f_one_b", "options": {"order": "hint"}})
+
+
+FLAGS = ["--model", "mlp", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4", "--scheduler", "zb_h1",
+         "--costs", "analytic"]
+
+
+def test_the_command_line_logs_and_replays(capsys: Any, tmp_path: Any) -> None:
+    log, again, plan = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "plan.csv"))
+    train = ["train", *FLAGS, "--steps", "2"]
+    _, fixed = run_json(capsys, *train)
+    hint = ["--order", "hint", "--scheduler-arg", "cap=2p-s"]
+    _, first = run_json(capsys, *train, *hint, "--log-order", str(log))
+    _, second = run_json(capsys, *train, *hint, "--replay", str(log), "--log-order", str(again))
+    assert fixed["params_sha256"] == first["params_sha256"] == second["params_sha256"]
+    rows = [json.loads(line) for line in log.read_text().splitlines()]
+    assert [(row["step"], row["rank"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
+    assert log.read_text() == again.read_text()
+    assert "is the log of another run: in step 1" in refusal(capsys, *train, "--order", "hint", "--scheduler-arg",
+                                                             "cap=1", "--replay", str(log))
+    assert "has 2 steps, and this run 3" in refusal(capsys, *train[:-1], "3", *hint, "--replay", str(log))
+    assert "--log-order has no effect here; it goes with --order hint" in refusal(
+        capsys, *train, "--log-order", str(again))
+    run_json(capsys, "plan", *FLAGS, *hint, "--save", str(plan))
+    code, checked = run_json(capsys, "check", str(plan), *FLAGS[:8])
+    assert (code, checked["peak_activations"]) == (0, [4, 3])
+    assert "every wait goes forward in an order without a circle" in checked["remarks"][-1]
+    saved = FLAGS.copy()
+    saved[FLAGS.index("zb_h1")] = str(plan)
+    again.unlink()
+    _, third = run_json(capsys, "train", *saved, "--steps", "2", "--log-order", str(again))
+    assert third["params_sha256"] == fixed["params_sha256"]
+    assert again.exists()
+    plan.write_text(plan.read_text().replace("# caps: 4 3", "# caps: 1 1"))
+    code, checked = run_json(capsys, "check", str(plan), *FLAGS[:8])
+    assert code == 1
+    assert checked["error"].startswith("the plan's 'caps' is '1 1'; this order needs")
+
+
+@pytest.mark.parametrize(("flags", "line"), [
+    (["--scheduler-arg", "cap=0"], "cap=0 is 0 on rank 0; a rank keeps at least 1 micro-batch"),
+    (["--scheduler-arg", "cap=p-2s"], "cap='p-2s' is 0 on rank 1"),
+    (["--scheduler-arg", "cap=4/0"], "is no number of micro-batches; give one as in cap=4 or cap=2p-s"),
+    (["--scheduler-arg", "cap=2.5"], "cap must be of type"),
+    (["--scheduler", "dualpipe_v"], "order=hint: dualpipe_v: it runs pairs of tasks as one action"),
+    (["--scheduler", "pipedream"], "order=hint: pipedream: its order says which weights tasks read"),
+    (["--split", "2"], "order=hint: zb_h1: its tasks are in parts; leave --split out"),
+    (["--offload", "activations"], "order=hint: copies of memory that leaves have their place in an order"),
+    (["--activation-cap", "2", "--scheduler-arg", "cap=3"], "rank 0 holds 3 activations; the cap is 2")])
+def test_what_a_hint_cannot_do_is_said_in_a_line(capsys: Any, flags: list[str], line: str) -> None:
+    assert line in refusal(capsys, "plan", *FLAGS, "--order", "hint", *flags)
+
+
+def test_a_cap_without_a_pipeline_is_said_in_a_line(capsys: Any) -> None:
+    assert "takes no argument 'cap'" in refusal(capsys, "plan", "--model", "mlp", "--scheduler-arg", "cap=2",
+                                                "--costs", "analytic")
+    assert "--order has no effect" in refusal(capsys, "plan", "--model", "mlp", "--order", "hint")
+    with pytest.raises(PlanError, match="order is 'greedy'; it must be fixed or hint"):
+        ml.plan(pipeline.Pipeline(4), "zb_h1", machine=ml.Machine(2), order="greedy")
