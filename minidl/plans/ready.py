@@ -6,7 +6,7 @@ Task times are drawn: a micro-batch is longer or shorter on all ranks, as sequen
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -16,7 +16,7 @@ from ..core.columns import Floats, Ints, Rows, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION, Kind, unpack
-from ..passes.hint import Hint
+from ..passes.hint import Hint, windows
 from ..pricing.greedy import Played, greedy
 from ..pricing.simulation import Clock, Lanes
 from .plan import PipelinePlan
@@ -29,7 +29,7 @@ OWN = 0.5  #: the spread of each task by itself, as a share of the spread of mic
 @dataclass(frozen=True)
 class Iteration:
     """The tasks of all ranks, with lanes for each kind and stage. A machine is a rank, or a link in one direction.
-    `place`: of each task in the order that is the hint."""
+    `place`: of each task in the order; `kept`: whether ranks keep it, or take it as a hint."""
 
     graph: TaskGraph
     schedule: Schedule
@@ -37,10 +37,13 @@ class Iteration:
     place: Ints
     clock: Clock
     delay: Floats
+    kept: bool
 
     @classmethod
     def of(cls, plan: PipelinePlan) -> Iteration:
-        """The iteration of a plan with a hint. Ranks compute on one lane, so tasks do not slow each other down."""
+        """The iteration of a plan. Ranks compute on one lane, so tasks do not slow each other down."""
+        if kept := plan.hint is None:
+            plan = replace(plan, hint=Hint(dict.fromkeys(windows(plan.graph, plan.schedule), plan.micro_batches)))
         talks = not plan.synthetic or plan.cost.link.bandwidth is not None
         graph, schedule = plan.applied if not talks else plan.with_messages
         order = plan.fixed.with_messages[1] if talks else plan.schedule
@@ -59,7 +62,7 @@ class Iteration:
                                [rank for _, rank, _ in machines])
         clock = Clock.of(graph, plan.cost, lanes).without_contention()
         return cls(graph, schedule, machine, spread(graph.find(order.keys), order.place, len(graph)), clock,
-                   clock.edges(lanes)[2])
+                   clock.edges(lanes)[2], kept)
 
     @cached_property
     def _chains(self) -> Ints:
@@ -75,12 +78,13 @@ class Iteration:
         np.maximum.at(found, self._chains[:, 1], end[self._chains[:, 0]])
         return found
 
-    def play(self, duration: Floats | None = None, order: Sequence[Ints] | None = None,
+    def play(self, duration: Floats | None = None, kept: bool | None = None,
              more: Iterable[tuple[int, int]] = ()) -> Played:
-        """One iteration. `order`: the tasks of each machine, which then keep this order. `more`: pairs of tasks of one
-        machine; the second waits for the first as well."""
-        pairs = self._chains if order is None else np.concatenate(
-            [np.stack([own[:-1], own[1:]], axis=1) for own in order])
+        """One iteration. `kept`: replaces the iteration's. `more`: pairs of tasks of one machine; the second waits for
+        the first as well."""
+        pairs = self._chains
+        if self.kept if kept is None else kept:
+            pairs = np.concatenate([np.stack([own[:-1], own[1:]], axis=1) for own in self.orders])
         pairs = np.concatenate([pairs, np.array([*more], np.int64).reshape(-1, 2)])
         preds = self.graph.preds
         source, target = np.append(preds.ids, pairs[:, 0]), np.append(preds.row_of_each(), pairs[:, 1])
@@ -89,8 +93,9 @@ class Iteration:
                       self.machine, self.clock.duration if duration is None else duration, self.place,
                       int(self.machine.max(initial=0)) + 1)
 
-    def in_order(self) -> list[Ints]:
-        """The tasks of each machine in the order that is the hint."""
+    @cached_property
+    def orders(self) -> list[Ints]:
+        """The tasks of each machine in the order."""
         return [own[np.argsort(self.place[own], kind="stable")] for m in range(int(self.machine.max(initial=0)) + 1)
                 for own in [np.flatnonzero(self.machine == m)]]
 
@@ -121,11 +126,6 @@ class Draws:
 def draws(own: PipelinePlan, plan: PipelinePlan, sigma: float, count: int, seed: int = 0) -> Draws:
     """The times of `count` draws under a plan with a hint, under its order, and under the policy's own order `own`,
     which has no hint."""
-    alone = Iteration.of(replace(own, hint=plan.hint and Hint(dict.fromkeys(plan.hint.caps, own.micro_batches))))
-    every, found = Iteration.of(plan), np.empty((count, 3))
-    orders = alone.in_order(), every.in_order()
-    for i in range(count):
-        times = alone.drawn(sigma, seed + i), every.drawn(sigma, seed + i)
-        found[i] = [played.end.max() for played in (alone.play(times[0], orders[0]), every.play(times[1], orders[1]),
-                                                    every.play(times[1]))]
-    return Draws(*found.T)
+    columns = [[each.play(each.drawn(sigma, seed + i)).end.max() for i in range(count)]
+               for each in map(Iteration.of, (own, plan.fixed, plan))]
+    return Draws(*map(np.array, columns))

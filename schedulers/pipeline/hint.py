@@ -120,8 +120,8 @@ def _fits(plan: PipelinePlan) -> None:
 def _reordered(plan: PipelinePlan, caps: Window, cap: Any) -> PipelinePlan:
     """The plan in the order in which ranks run their first ready task under these caps. Raises PlanError if the caps
     leave none."""
-    free = Iteration.of(replace(plan, hint=Hint(dict.fromkeys(caps, plan.micro_batches))))
-    schedule, played = plan.schedule, free.play(more=admissions(free.graph, plan.schedule, caps))
+    free, schedule = Iteration.of(plan), plan.schedule
+    played = free.play(kept=False, more=admissions(free.graph, schedule, caps))
     if played.done < len(free.graph):
         raise PlanError(f"{plan.scheduler}: with cap={shorten(cap)} ranks would wait for each other for ever; "
                         f"take a larger cap")
@@ -133,13 +133,12 @@ def _reordered(plan: PipelinePlan, caps: Window, cap: Any) -> PipelinePlan:
 def _gaps(each: Iteration) -> tuple[tuple[int, int], ...]:
     """Pairs of keys: by these costs a rank waits for the first task and then runs it, although the second one could run
     before. If the second waits for it, ranks do with these costs just what the order says."""
-    orders, keys = each.in_order(), each.graph.keys.tolist()
-    end = each.play(order=orders).end
+    keys, end = each.graph.keys.tolist(), each.play(kept=True).end
     start, small = end - each.clock.duration, 1e-9 * float(each.clock.duration.max(initial=0.0))
     ready = each.ready(end)
     chain = spread(each.schedule.ids(each.graph), each.schedule.lane_of_each(), len(keys)).tolist()
     after = dict[int, int]()
-    for order in (order.tolist() for order in orders if len(order)):
+    for order in (order.tolist() for order in each.orders if len(order)):
         if each.graph.kind[order[0]] in COMMUNICATION:
             continue
         rest, free = grouped((chain[t], t) for t in reversed(order)), 0.0
