@@ -22,7 +22,7 @@ from common import machine, save, spread
 import minidl as ml
 from minidl import nn
 from minidl.core.tasks import Kind
-from minidl.plans.ready import VARIES, Iteration
+from minidl.plans.ready import VARIES, Picks
 from minidl.runtime.bound import Bound
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import runtime
@@ -92,7 +92,7 @@ def measured(ranks: int, micro_batches: int, draws: int, times: Times) -> dict[s
     stages = np.minimum(np.arange(int(graph.unit.max()) + 1), ranks - 1)
     plans: dict[str, Any] = {arm: ml.plan(graph, "one_f_one_b", cost, ml.Machine(ranks), stage_of_unit=stages, **more)
                              for arm, more in ARMS.items()}
-    every = {arm: Iteration.of(plan) for arm, plan in plans.items()}
+    every = {arm: Picks.of(plan) for arm, plan in plans.items()}
     drawn = every["hint"]
     compute = np.isin(drawn.graph.kind, VARIES)
     times.now = dict.fromkeys(drawn.graph.keys[compute].tolist(), 0.0)
@@ -139,13 +139,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=12)
     parser.add_argument("--ranks", type=int, action="append")
-    parser.add_argument("--each", type=int, default=4, help="micro-batches for each rank")
+    parser.add_argument("--micro-batches", type=int, default=32)
     parser.add_argument("--out", help="the record's file (default bench/results/hint.json)")
     arguments = parser.parse_args()
     about, times = machine(), Times()
     settings = []
     for ranks in arguments.ranks or [4, 8]:
-        micro_batches = arguments.each * ranks
+        micro_batches = arguments.micro_batches
         arms = summary(measured(ranks, micro_batches, arguments.draws, times))
         settings.append({"ranks": ranks, "micro_batches": micro_batches, "sigma": SIGMA, "arms": arms})
         for arm, a in arms.items():

@@ -69,7 +69,9 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
         if order != "fixed" and chosen.parallel != "pipeline":
             raise Refused("order=hint", f"{chosen.name} is no policy of a pipeline", "take one of a pipeline")
-        if order != "fixed" and offload != "none":
+        if order != "fixed" and offload == "auto":
+            offload = "none"
+        elif order != "fixed" and offload != "none":
             raise Refused("order=hint", "copies of memory that leaves have their place in an order",
                           "leave --offload out")
         again = () if recompute in ("none", "auto") else dropped(graph, cost, recompute)

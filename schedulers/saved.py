@@ -90,7 +90,7 @@ def choices_in(order: Schedule, choices: Choices, alone: bool) -> Choices:
 
 
 def hint_in(order: Schedule, choices: Choices) -> Choices:
-    """These choices, and those of an order that is a hint. Raises ScheduleError."""
+    """These choices; with the notes of an order that is a hint, its own as well. Raises ScheduleError."""
     if ORDER not in order.notes:
         return choices
     if order.notes[ORDER] != "hint" or CAPS not in order.notes:

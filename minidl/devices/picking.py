@@ -94,7 +94,7 @@ class Picking:
             raise LaneError(error, task, self._lane[task]) from error
 
     def give_up(self, stop: Stop) -> None:
-        """Ends a run, from any thread, where it waits."""
+        """Ends a run, from any thread, as soon as it waits."""
         self._failures.append(stop)
 
     @property

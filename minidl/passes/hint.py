@@ -1,6 +1,6 @@
 """An order as a hint: each rank runs the first ready task of the order, whatever came before it there (RRFP, 2026).
 
-What remains of the order is a part of it. On each rank:
+A part of the order remains. On each rank:
 
 - the tasks of one kind and stage keep their order, so gradients are added up in the order of micro-batches;
 - a stage keeps at most `caps` micro-batches: a forward waits for the tasks that free the one so many forwards before;

@@ -244,7 +244,7 @@ class PipelinePlan(Plan):
                                if lane.rank == place])
 
     def realised(self, orders: Sequence[Sequence[int]]) -> Schedule:
-        """What a run under a hint did in a step, as a schedule: the tasks (by key) of each rank in the order in which
+        """A step of a run under a hint, as a schedule: the tasks (by key) of each rank in the order in which
         they ran. Raises ScheduleError for an order that no such run has."""
         own, every = self.schedule, enumerate(self.schedule.lanes)
         talks = [np.isin(unpack(own.order(i)).kind, COLLECTIVE).all() for i in range(len(own.lanes))]

@@ -27,7 +27,7 @@ OWN = 0.5  #: the spread of each task by itself, as a share of the spread of mic
 
 
 @dataclass(frozen=True)
-class Iteration:
+class Picks:
     """The tasks of all ranks, with lanes for each kind and stage. A machine is a rank, or a link in one direction.
     `place`: of each task in the order; `kept`: whether ranks keep it, or take it as a hint."""
 
@@ -40,7 +40,7 @@ class Iteration:
     kept: bool
 
     @classmethod
-    def of(cls, plan: PipelinePlan) -> Iteration:
+    def of(cls, plan: PipelinePlan) -> Picks:
         """The iteration of a plan. Ranks compute on one lane, so tasks do not slow each other down."""
         if kept := plan.hint is None:
             plan = replace(plan, hint=Hint(dict.fromkeys(windows(plan.graph, plan.schedule), plan.micro_batches)))
@@ -127,5 +127,5 @@ def draws(own: PipelinePlan, plan: PipelinePlan, sigma: float, count: int, seed:
     """The times of `count` draws under a plan with a hint, under its order, and under the policy's own order `own`,
     which has no hint."""
     columns = [[each.play(each.drawn(sigma, seed + i)).end.max() for i in range(count)]
-               for each in map(Iteration.of, (own, plan.fixed, plan))]
+               for each in map(Picks.of, (own, plan.fixed, plan))]
     return Draws(*map(np.array, columns))

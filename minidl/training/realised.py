@@ -1,4 +1,4 @@
-"""What ranks did under a hint: for each step the order of the tasks of each rank, as a file of lines."""
+"""The realised order of a run under a hint: of each step the tasks of each rank, as a file of lines."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ...passes.hint import CHAINED, Hint, Window, admissions, windows
 from ...passes.messages import check_rendezvous
 from ...passes.send_receive import talks
 from ...plans.plan import PipelinePlan
-from ...plans.ready import Iteration
+from ...plans.ready import Picks
 from ..saved import CAPS, ORDER
 from .peaks import CapError
 from .proof import prove
@@ -46,7 +46,7 @@ def with_cap(plan: PipelinePlan, order: str, cap: Any) -> PipelinePlan:
         return plan
     notes = {**plan.schedule.notes, ORDER: order, CAPS: " ".join(str(caps[where]) for where in sorted(caps))}
     plan = replace(plan, schedule=replace(plan.schedule, notes=notes))
-    found = replace(plan, hint=Hint(caps, _gaps(Iteration.of(replace(plan, hint=Hint(caps))))))
+    found = replace(plan, hint=Hint(caps, _gaps(Picks.of(replace(plan, hint=Hint(caps))))))
     return _proved(replace(found, peaks=_peaks(found), remarks=(*plan.remarks, said(found)),
                            notes={**plan.notes, "order": {"order": order, "cap": _by_rank(found)}}))
 
@@ -86,7 +86,7 @@ def cap_of(cap: Any, ranks: int, micro_batches: int, rank: int) -> int:
 
 
 def said(plan: PipelinePlan) -> str:
-    """What holds for a hint, in a line."""
+    """The promise of a hint, in a line."""
     return (f"the order is a hint: each rank runs its first ready task and keeps at most "
             f"{' '.join(map(str, _by_rank(plan)))} micro-batches of a stage; no rank waits for ever, since every wait "
             f"goes forward in an order without a circle")
@@ -120,7 +120,7 @@ def _fits(plan: PipelinePlan) -> None:
 def _reordered(plan: PipelinePlan, caps: Window, cap: Any) -> PipelinePlan:
     """The plan in the order in which ranks run their first ready task under these caps. Raises PlanError if the caps
     leave none."""
-    free, schedule = Iteration.of(plan), plan.schedule
+    free, schedule = Picks.of(plan), plan.schedule
     played = free.play(kept=False, more=admissions(free.graph, schedule, caps))
     if played.done < len(free.graph):
         raise PlanError(f"{plan.scheduler}: with cap={shorten(cap)} ranks would wait for each other for ever; "
@@ -130,7 +130,7 @@ def _reordered(plan: PipelinePlan, caps: Window, cap: Any) -> PipelinePlan:
     return prove(replace(plan, schedule=replace(schedule, keys=keys, slots=None)))
 
 
-def _gaps(each: Iteration) -> tuple[tuple[int, int], ...]:
+def _gaps(each: Picks) -> tuple[tuple[int, int], ...]:
     """Pairs of keys: by these costs a rank waits for the first task and then runs it, although the second one could run
     before. If the second waits for it, ranks do with these costs just what the order says."""
     keys, end = each.graph.keys.tolist(), each.play(kept=True).end

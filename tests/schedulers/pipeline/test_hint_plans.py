@@ -12,7 +12,7 @@ import minidl as ml
 from minidl.core.machine import PlanError
 from minidl.core.tasks import Kind
 from minidl.passes.hint import CHAINED, windows
-from minidl.plans.ready import Iteration, draws
+from minidl.plans.ready import Picks, draws
 from minidl.schedulers.pipeline import Pipeline
 from minidl.schedulers.pipeline.hint import cap_of
 
@@ -45,7 +45,7 @@ def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> 
         for cap in (None, "2p-s", 1):
             hint = plan(times, name, ranks, order="hint", cap=cap)
             fixed = own if cap is None else plan(times, name, ranks, cap=cap)
-            each = Iteration.of(hint)
+            each = Picks.of(hint)
             played = each.play()
             assert played.end.max() == pytest.approx(fixed.timeline.makespan, rel=1e-9)
             assert hint.step == fixed.step, "what is predicted is the order"
@@ -62,7 +62,7 @@ def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> 
 def test_the_cap_holds_whatever_the_times(name: str) -> None:
     for cap in (1, 3, "2p-s"):
         hint = plan(Pipeline(16), name, 4, order="hint", cap=cap)
-        each = Iteration.of(hint)
+        each = Picks.of(hint)
         kind, graph = each.graph.kind, each.graph
         for seed in range(5):
             played = each.play(each.drawn(0.6, seed))
@@ -84,7 +84,7 @@ def test_the_cap_holds_whatever_the_times(name: str) -> None:
 def test_draws_repeat_and_keep_the_mean() -> None:
     own = plan(Pipeline(32), "one_f_one_b", 4)
     hint = plan(Pipeline(32), "one_f_one_b", 4, order="hint", cap="2p-s")
-    each = Iteration.of(hint)
+    each = Picks.of(hint)
     first, second, other = (each.drawn(0.3, seed) for seed in (1, 1, 2))
     assert np.array_equal(first, second)
     assert not np.array_equal(first, other)
@@ -116,7 +116,7 @@ def test_more_memory_and_readiness_are_two_columns(ranks: int, capsys: Any) -> N
 def test_orders_that_keep_a_rank_waiting_keep_it_under_a_hint() -> None:
     hint = plan(Pipeline(16, latency=0.3), "zb_h1", 4, order="hint")
     assert hint.hint.gaps, "the order leaves gaps that its W could fill"
-    assert Iteration.of(hint).play().end.max() == pytest.approx(plan(Pipeline(16, latency=0.3), "zb_h1", 4).step)
+    assert Picks.of(hint).play().end.max() == pytest.approx(plan(Pipeline(16, latency=0.3), "zb_h1", 4).step)
 
 
 def test_caps_are_numbers_or_follow_ranks() -> None:
