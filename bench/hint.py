@@ -1,6 +1,6 @@
 """A pipeline whose order is a hint, beside the same order kept: how much more memory gives, and how much readiness.
 
-    python bench/hint.py [--draws 12] [--ranks 4] [--ranks 8]
+    python bench/hint.py [--draws 5] [--ranks 4] [--ranks 8]
 
 Tasks wait instead of computing, and their times vary: B = 2F, lognormal, spread .3 from micro-batch to micro-batch and
 half of that by themselves, drawn anew for each step. The ranks are threads of this process. Arms: the policy's own
@@ -27,7 +27,7 @@ from minidl.runtime.bound import Bound
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import runtime
 
-SIGMA, FORWARD = 0.3, 20e-3  #: seconds of a forward; a backward takes twice as long
+SIGMA, FORWARD = 0.3, 60e-3  #: seconds of a forward; a backward takes twice as long
 ARMS = {"own": {}, "fixed": {"cap": "2p-s"}, "hint": {"cap": "2p-s", "order": "hint"}, "hint, own cap": {
     "order": "hint"}}
 
@@ -137,7 +137,7 @@ def summary(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--draws", type=int, default=12)
+    parser.add_argument("--draws", type=int, default=5)
     parser.add_argument("--ranks", type=int, action="append")
     parser.add_argument("--micro-batches", type=int, default=32)
     parser.add_argument("--out", help="the record's file (default bench/results/hint.json)")

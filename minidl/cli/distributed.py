@@ -250,9 +250,9 @@ def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, 
         if isinstance(trainer, GossipTrainer) and log is not None:
             trainer.replays = log, arguments.replay
         return trainer
-    trainer = PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
-                              trace=traced, **links)
-    trainer.logs_order = bool(arguments.log_order)
+    piped = PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
+                            trace=traced, **links)
+    piped.logs_order = bool(arguments.log_order)
     if log is not None:
-        trainer.replay(log, arguments.replay)
-    return trainer
+        piped.replay(log, arguments.replay)
+    return piped

@@ -13,6 +13,7 @@ whatever the times, some task of the step that has not run can run, and no rank 
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -42,7 +43,7 @@ class Hint:
         slots = schedule.validate(graph).slots if schedule.slots is None else schedule.slots
         graph = graph.take(schedule.ids(graph)[np.argsort(slots, kind="stable")])  # edges go forward among tasks
         ends = graph.find(np.array(self.gaps, np.int64).reshape(-1, 2).ravel()).reshape(-1, 2)
-        pairs = [*admissions(graph, schedule, self.caps), *map(tuple, ends.tolist())]
+        pairs = [*admissions(graph, schedule, self.caps), *((first, then) for first, then in ends.tolist())]
         return with_edges(graph, pairs), chains(schedule)
 
 
@@ -105,6 +106,16 @@ def with_edges(graph: TaskGraph, pairs: Iterable[tuple[int, int]]) -> TaskGraph:
 
     return replace(grown, buffer_bytes=nbytes, buffer_role=role, reads=more(grown.reads, pairs[:, 1], token[of]),
                    writes=more(grown.writes, source, token))
+
+
+def joined(lanes: Iterable[Lane], talks: Iterable[bool]) -> list[Lane]:
+    """For each of these lanes, of which some have messages and sums alone, the lane of its tasks in a fixed order."""
+    found = []
+    for lane, talk in zip(lanes, talks, strict=True):
+        link = re.search(r"(->|<-)\d+$", lane.name)
+        name = "main" if not talk else lane.name if link is None else ("send" if link[1] == "->" else "recv") + link[0]
+        found.append(Lane(lane.rank, name))
+    return found
 
 
 def chains(schedule: Schedule) -> Schedule:

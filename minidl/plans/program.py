@@ -21,6 +21,7 @@ from ..core.graph import Launch, Role, TaskGraph, View
 from ..core.schedule import Lane, RankGrid, Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, repack, task_name, unpack
 from ..passes.boundary import Loop, loop
+from ..passes.hint import joined
 from ..passes.messages import check_collectives, check_rendezvous
 from ..passes.rewrite import unroll
 from ..passes.send_receive import meetings
@@ -57,6 +58,11 @@ class Part(Columns):
     @column
     def memory(self) -> MemoryPlan:
         return plan_memory(self.graph, self.schedule)
+
+    @property
+    def joined(self) -> list[Lane]:
+        """Of each lane the one that has its tasks in a fixed order."""
+        return joined(self.schedule.lanes, self.communicates)
 
     def as_json(self) -> dict[str, Any]:
         """Lanes with their tasks in order, waits as pairs (waiting, awaited), and where each storage

@@ -5,10 +5,10 @@ Task times are drawn: a micro-batch is longer or shorter on all ranks, as sequen
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from ..core.columns import Floats, Ints, Rows, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
 from ..core.tasks import COMMUNICATION, Kind, unpack
-from ..passes.hint import Hint, windows
+from ..passes.hint import Hint, joined, windows
 from ..pricing.greedy import Played, greedy
 from ..pricing.simulation import Clock, Lanes
 from .plan import PipelinePlan
@@ -50,16 +50,13 @@ class Picks:
         if not plan.synthetic:
             graph, schedule, _ = iteration(plan.division)
         kind = unpack(schedule.keys).kind
-        of = list[tuple[bool, int, str]]()
-        for i, lane in enumerate(schedule.lanes):
-            works = not np.isin(kind[schedule.ptr[i] : schedule.ptr[i + 1]], COMMUNICATION).all()
-            link = re.search(r"(->|<-)\d+$", lane.name)
-            of.append((works, lane.rank, "main" if works else link[0] if link else lane.name))
-        machines = sorted(set(of))  # links first: what arrives when a rank chooses is there
-        numbers = np.array([machines.index(machine) for machine in of])
+        talk = [bool(np.isin(kind[a:b], COMMUNICATION).all()) for a, b in pairwise(schedule.ptr.tolist())]
+        of = joined(schedule.lanes, talk)
+        machines = sorted(set(of), key=lambda lane: (lane.name == "main", lane))  # links come before ranks
+        numbers = np.array([machines.index(lane) for lane in of])
         machine = spread(schedule.ids(graph), numbers[schedule.lane_of_each()], len(graph))
         lanes = Lanes.of_tasks([np.flatnonzero(machine == m).tolist() for m in range(len(machines))],
-                               [rank for _, rank, _ in machines])
+                               [lane.rank for lane in machines])
         clock = Clock.of(graph, plan.cost, lanes).without_contention()
         return cls(graph, schedule, machine, spread(graph.find(order.keys), order.place, len(graph)), clock,
                    clock.edges(lanes)[2], kept)

@@ -306,8 +306,8 @@ class Meetings:
         if task in self._begins:
             common.closing += [call for key in self._sending for call in common.places[key].arrived(stream)]
             found += common.hand.ready(self._begins[task], stream)
-        for key, *awaited in self._awaited.get(task, []):
-            found += [] if self.picks else [self._waiting(*awaited)]
+        for key, event, peers, name in self._awaited.get(task, []):
+            found += [] if self.picks else [self._waiting(event, peers, name)]
             found += common.places[key].arrived(stream)
         if task in self._drained:
             found += self._drain(stream)

@@ -30,7 +30,7 @@ from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
 from ..core.columns import spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
-from ..core.schedule import Schedule
+from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMMUNICATION, What
 from ..core.timeline import Timeline
 from ..devices import DeviceError
@@ -365,7 +365,8 @@ class _Ready:
 
     def timeline(self) -> Timeline:
         """When each task was issued, started and ended, in microseconds from the first stamp."""
-        graph, schedule, ids = self.part.graph, self.part.schedule, self.part.ids
+        graph, schedule, ids, lanes = self.part.graph, self.part.schedule, self.part.ids, self.part.schedule.lanes
+        lane = schedule.lane_of_each()
         times = np.empty((len(graph), 3))
         for number, stamps in zip(self._compute, self.lanes.stamps(), strict=True):
             times[self.part.lane_tasks(number)] = stamps
@@ -380,6 +381,13 @@ class _Ready:
         np.maximum.at(times[:, 1], waits[near, 0], ended[near])
         times[:, 2] = times[:, 1:].max(axis=1)
         begin = float(times.min(initial=np.inf))
+        if isinstance(self.lanes, Picking):  # as in a fixed order: a task is issued when the one before has ended
+            lanes = tuple(sorted(set(self.part.joined)))
+            lane = np.array([lanes.index(own) for own in self.part.joined])[lane]
+            by = np.lexsort((times[ids, 1], lane))
+            ids, lane = ids[by], lane[by]
+            main = ids[lane == lanes.index(Lane(0))]
+            times[main[1:], 0] = times[main[:-1], 2]
         times = (times[ids] - begin) * 1e6
         waited = spread(waits[:, 0], True, len(graph))[ids]
         entry = spread(ids, np.arange(len(ids)), len(graph))
@@ -387,13 +395,13 @@ class _Ready:
         def both(tasks: Any, waits: Any) -> Any:
             return np.concatenate([tasks, waits])
 
-        lane, count = schedule.lane_of_each(), int(waited.sum())
+        keys, count = graph.keys[ids], int(waited.sum())
         edges = entry[np.stack([graph.preds.ids, graph.preds.row_of_each()], axis=1)]
         edges = edges[lane[edges[:, 0]] != lane[edges[:, 1]]]  # also those that need no event
         return Timeline(
-            lanes=tuple(replace(x, rank=self.rank) for x in schedule.lanes),
+            lanes=tuple(replace(x, rank=self.rank) for x in lanes),
             what=both(np.full(len(ids), What.TASK), np.full(count, What.WAIT)),
-            key=both(schedule.keys, schedule.keys[waited]), lane=both(lane, lane[waited]),
+            key=both(keys, keys[waited]), lane=both(lane, lane[waited]),
             issued=both(times[:, 0], times[waited, 0]), start=both(times[:, 1], times[waited, 0]),
             end=both(times[:, 2], times[waited, 1]), bytes=both(graph.bytes[ids], np.zeros(count, np.int64)),
             edges=edges, labels=graph.unit_names, peak_bytes=self.part.memory.peak_bytes,

@@ -17,6 +17,7 @@ from ..core.tasks import Kind, unpack
 from ..optim.rates import Rate
 from ..passes.messages import check_same_order
 from ..passes.versions import updates
+from ..plans.plan import PipelinePlan
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.version_log import drift, staleness
@@ -73,13 +74,14 @@ class PipelineTrainer(Trainer):
 
     def replay(self, orders: Orders, name: str) -> None:
         """The next steps run in these orders, of the log of this name. Raises ValueError for another run's log."""
-        ranks = self.grid.ranks
+        ranks, plan = self.grid.ranks, self.plan
+        assert isinstance(plan, PipelinePlan)
         for step, each in enumerate(orders, 1):
             if len(each) != self.grid.size:
                 raise ValueError(f"{name} has {len(each)} ranks in step {step}; this run has {self.grid.size}")
             try:
                 for first in range(0, len(each), ranks):
-                    self.plan.realised(each[first : first + ranks])
+                    plan.realised(each[first : first + ranks])
             except ScheduleError as error:
                 raise ValueError(f"{name} is the log of another run: in step {step}, {error.message}") from None
         self.replays = orders

@@ -9,6 +9,7 @@ import random
 import time
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from rank_runs import Run, alone, check_under_mpi, merged, prepared
 import minidl as ml
 from minidl.core.machine import PlanError
 from minidl.core.schedule import ScheduleError
-from minidl.core.tasks import GraphError, Kind, unpack
+from minidl.core.tasks import GraphError, Kind, What, unpack
 from minidl.passes.hint import CHAINED, Hint, windows
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import runtime
@@ -155,6 +156,26 @@ def test_what_is_not_kept_in_order_is_noticed() -> None:
     backwards = replace(plan, hint=Hint(plan.hint.caps, ((first[-1], first[0]),)))
     with pytest.raises(GraphError, match="cannot wait for 0U0, which comes after it"):
         backwards.divided()
+
+
+def test_a_timeline_has_the_lanes_of_a_fixed_order() -> None:
+    own = prepared({"loss": True, "network": "mlp", "scheduler": "zb_v", "ranks": 2, "options": {"order": "hint"}})
+
+    def work(communicator: Any) -> Any:
+        run, plan = own[communicator.rank]
+        execute = runtime(plan.program(communicator.rank), transport=communicator, trace=True)
+        execute(*run.batches()[0])
+        return execute.timeline, execute.realised
+
+    with deadline():
+        found = run_ranks(2, work)
+    for rank, (timeline, order) in enumerate(found):
+        assert [str(lane) for lane in timeline.lanes] == [f"{rank}/{name}" for name in (
+            "main", f"recv<-{1 - rank}", f"send->{1 - rank}")]
+        main = [i for i in range(len(timeline.key)) if timeline.lane[i] == 0 and timeline.what[i] == What.TASK]
+        assert [int(timeline.key[i]) for i in main] == order
+        assert all(timeline.end[a] <= timeline.issued[b] + 1e-6 <= timeline.start[b] + 2e-6
+                   for a, b in pairwise(main))
 
 
 def test_a_failing_task_ends_all_ranks() -> None:
