@@ -148,9 +148,11 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
                  "the checkpoint's step": saved and saved.step, **_flags(arguments)}
         log = None if not arguments.replay else (realised if arguments.parallel == "pipeline" else version_log)(
             arguments.replay)
-        if log is not None and arguments.parallel == "pipeline" and len(log) < steps_of(arguments, recorded):
-            raise UsageError(f"{arguments.replay} has {len(log)} steps, and this run {steps_of(arguments, recorded)}; "
-                             f"give --steps {len(log)}")
+        begun_at = saved.step if saved is not None else 0
+        if log is not None and arguments.parallel == "pipeline" and len(log) < (
+                steps := steps_of(arguments, recorded) - begun_at):
+            raise UsageError(f"{arguments.replay} has {len(log)} steps, and this run {steps}; give --steps "
+                             f"{begun_at + len(log)}")
         return (arguments, recorded, saved, log), alike
 
     arguments, recorded, saved, log = agree(communicator, prepare)

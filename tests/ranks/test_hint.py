@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -176,6 +177,12 @@ def test_a_timeline_has_the_lanes_of_a_fixed_order() -> None:
         assert [int(timeline.key[i]) for i in main] == order
         assert all(timeline.end[a] <= timeline.issued[b] + 1e-6 <= timeline.start[b] + 2e-6
                    for a, b in pairwise(main))
+
+
+def test_a_device_that_is_issued_ahead_is_refused() -> None:
+    (_, plan), *_ = prepared({"loss": True, "network": "mlp", "ranks": 2, "options": {"order": "hint"}})
+    with pytest.raises(ml.DeviceError, match="order=hint: cuda:0 issues a step ahead .* take --device cpu"):
+        runtime(plan.program(0), device=SimpleNamespace(captures=True, name="cuda:0"))
 
 
 def test_a_failing_task_ends_all_ranks() -> None:
