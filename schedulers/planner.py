@@ -20,7 +20,7 @@ from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from .ordered import Ordered
 from .pipeline.as_read import AsRead
-from .pipeline.hint import ORDERS, with_cap
+from .pipeline.hint import ORDERS, with_cap, with_chosen_sums
 from .pipeline.network import Network
 from .pipeline.peaks import CapError
 from .pipeline.policy import Policy
@@ -67,8 +67,9 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         chosen = scheduler_of(policy, options, times)
         if order not in ORDERS:
             raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
-        if order != "fixed" and chosen.parallel != "pipeline":
-            raise Refused("order=hint", f"{chosen.name} is no policy of a pipeline", "take one of a pipeline")
+        if order != "fixed" and (chosen.parallel == "none" or chosen.each):
+            raise Refused("order=hint", f"{chosen.name} has no ranks whose tasks or sums could overtake each other",
+                          "take a policy of a pipeline or of data-parallel ranks")
         if order != "fixed" and offload == "auto":
             offload = "none"
         elif order != "fixed" and offload != "none":
@@ -125,7 +126,7 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
     plan = replace(plan, choices=choices, remarks=(*plan.remarks, *notes), within=less and (lambda limit: made(
         problem, chosen, cost, machine, choices, limit, replace(less(limit), cost=found.cost))))
     if not isinstance(plan, PipelinePlan):
-        return plan.divided()
+        return (plan if choices.order == "fixed" else with_chosen_sums(plan)).divided()
     try:
         plan = prove(replace(plan, scheduler=chosen.name, cap=machine.activation_cap))
         same = choices.order == "fixed" and choices.cap is None

@@ -235,9 +235,10 @@ FLAGS: dict[str, Flag] = {
     "--memory-limit": _flag(NETWORK + " arena:*", size, "SIZE",
         help="the most memory per rank, such as 2GiB: the fastest plan within it is chosen, also one that computes "
              "activations again; in the arena, the most memory of an entry (default 1GiB)"),
-    "--order": _flag("train,compare:c plan,explain,simulate:cp", None, "fixed|hint", ONE_PLAN, default="fixed",
+    "--order": _flag("train,compare:rc plan,explain,simulate:rcp", None, "fixed|hint", ONE_PLAN, default="fixed",
         help="hint: each rank runs its first ready task of the order, and keeps at most --scheduler-arg cap=K "
-             "micro-batches, such as 2p-s (default: as many as the order does)"),
+             "micro-batches, such as 2p-s (default: as many as the order does); data-parallel ranks choose the next "
+             "sum together"),
     "--jitter": _flag("simulate:cp", number(0), "SIGMA", HINT,
         help="draw the times of tasks, with this spread from micro-batch to micro-batch, and half of it by themselves"),
     "--draws": _flag("simulate:cp", whole(1, 1 << 16), "N", ("--jitter SIGMA", lambda a: a.jitter), default=100,

@@ -23,7 +23,7 @@ import numpy as np
 from ..core.columns import Rows
 from ..core.graph import Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COMMUNICATION, GraphError, Kind, unpack
+from ..core.tasks import COLLECTIVE, COMMUNICATION, GraphError, Kind, unpack
 
 CHAINED = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.R)  #: the kinds whose tasks may overtake each other
 Window = Mapping[tuple[int, int], int]  #: (rank, stage) -> a number of micro-batches
@@ -116,6 +116,17 @@ def joined(lanes: Iterable[Lane], talks: Iterable[bool]) -> list[Lane]:
         name = "main" if not talk else lane.name if link is None else ("send" if link[1] == "->" else "recv") + link[0]
         found.append(Lane(lane.rank, name))
     return found
+
+
+def sums_apart(schedule: Schedule) -> Schedule:
+    """The schedule in which each sum over ranks has a lane of its own, such as `0/sum 3`: of those that are ready on
+    all ranks, the first one of the order is next."""
+    kind, lanes = unpack(schedule.keys).kind, list[tuple[Lane, np.ndarray]]()
+    for i, lane in enumerate(schedule.lanes):
+        keys, sums = schedule.order(i), np.isin(kind[schedule.ptr[i] : schedule.ptr[i + 1]], COLLECTIVE)
+        lanes += ([(Lane(lane.rank, f"sum {n}"), keys[n : n + 1]) for n in range(len(keys))]
+                  if len(keys) and sums.all() else [(lane, keys)])
+    return Schedule.of_keys([lane for lane, _ in lanes], [keys for _, keys in lanes], notes=schedule.notes)
 
 
 def chains(schedule: Schedule) -> Schedule:

@@ -19,17 +19,19 @@ from .rewrite import gradients
 from .send_receive import meetings
 
 
-def check_collectives(graph: TaskGraph, schedule: Schedule, grid: RankGrid) -> None:
+def check_collectives(graph: TaskGraph, schedule: Schedule, grid: RankGrid, chosen: bool = False) -> None:
     """Proves for each pair of ranks that they start the collectives that both take part in in one order, and that
     replicas sum every gradient that they spend. Raises ScheduleError.
 
     All ranks of a group run the same lanes. So they agree where the schedule leaves them no choice: on one lane. A
     collective ends when the tasks before it have run in every replica; those have the same names everywhere, so a
-    circle of waits over replicas would be one within each of them, which is what the other proofs look for.
+    circle of waits over replicas would be one within each of them, which is what the other proofs look for. `chosen`:
+    ranks choose together which of the sums that are ready on all of them is next. All run the same lanes, so what has
+    run before a sum on one rank is about to run on the others, and some sum becomes ready on all.
     """
     at = np.flatnonzero(np.isin(unpack(schedule.keys).kind, COLLECTIVE))
     lane, rank = schedule.lane_of_each()[at], schedule.rank_of_each[at]
-    for r in np.unique(rank).tolist():
+    for r in np.unique(rank).tolist() if not chosen else ():
         own, keys = lane[rank == r], schedule.keys[at[rank == r]]
         other = np.flatnonzero(own != own[0])
         if other.size:

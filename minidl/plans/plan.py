@@ -20,7 +20,7 @@ from ..core.schedule import Schedule
 from ..core.tasks import COLLECTIVE, unpack
 from ..core.timeline import Timeline
 from ..passes.choices import NOTHING, Choices
-from ..passes.hint import Hint
+from ..passes.hint import Hint, sums_apart
 from ..passes.send_receive import add_communication, count_waits, talks
 from ..pricing.cost import CostModel
 from ..pricing.simulation import CHAINED, Carried, Clock, Lanes, around, simulate, times
@@ -39,7 +39,8 @@ class Plan:
     many ranks, for one if all are alike (data-parallel), or between. `limit`: the most bytes per rank.
     `notes`: the policy's options and findings. `remarks`: facts that a person should know, a line each. `within`: the
     policy's plan within a smaller limit, if it keeps what it has found.
-    `choices`: what was chosen besides the order.
+    `choices`: what was chosen besides the order. `chosen_sums`: ranks that are all alike take the order of their sums
+    as a hint; what is predicted is the order's time.
     """
 
     scheduler: str
@@ -52,6 +53,7 @@ class Plan:
     remarks: tuple[str, ...] = ()
     within: Callable[[int], Plan] | None = None
     choices: Choices = NOTHING
+    chosen_sums: bool = False
 
     def __repr__(self) -> str:
         """`<Plan zb_h1: 96 tasks on 4 ranks, a step of 27 predicted, chunks 2>`."""
@@ -77,16 +79,21 @@ class Plan:
     @cached_property
     def division(self) -> Division:
         """The plan's tasks by rank, with messages. Raises ScheduleError if the schedule is wrong."""
-        return divide(*self.with_messages, self.ranks)
+        return divide(*self.with_messages, self.ranks, self.chosen_sums)
 
     def program(self, rank: int = 0) -> Program:
         """One rank's program, which is lowered once; data-parallel ranks share one. Raises ScheduleError."""
         found = self._programs.get(rank)
         if found is None:
             found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
-                     else replace(self.division.program(rank), polls=self.cost.cores == 1, hint=self._hinted(rank)))
+                     else replace(self.division.program(rank), polls=self.cost.cores == 1, hint=self._hinted(rank),
+                                  sums=self._sums if self.chosen_sums else None))
             self._programs[rank] = found
         return found
+
+    @property
+    def _sums(self) -> Ints:
+        return self.schedule.keys[np.isin(unpack(self.schedule.keys).kind, COLLECTIVE)]
 
     def _hinted(self, rank: int) -> Ints | None:
         """The keys of a rank's tasks in the order of a hint; None if its lanes keep their order."""
@@ -120,8 +127,9 @@ class Plan:
         if self.schedule.ranks > 1:
             assert self.division
             return self
-        found = copy(self)  # which keeps what has been derived
-        vars(found)["schedule"] = self.program().schedule
+        found, program = copy(self), self.program()  # the copy keeps what has been derived
+        vars(found)["schedule"] = (program.schedule if not self.chosen_sums
+                                   else replace(self, chosen_sums=False).program().schedule)
         return found
 
     def with_known(self, **known: Any) -> Self:
@@ -134,6 +142,8 @@ class Plan:
     @cached_property
     def with_messages(self) -> tuple[TaskGraph, Schedule]:
         """Graph and schedule with sends and receives as tasks. Raises GraphError as `add_communication` does."""
+        if self.chosen_sums:
+            return self.graph, sums_apart(self.schedule)
         if self.schedule.ranks == 1 or talks(self.schedule):
             return self.graph, self.schedule
         return add_communication(self.graph, self.schedule)
@@ -151,6 +161,8 @@ class Plan:
     def priced(self) -> Iteration:
         """An iteration of the programs, which the simulator times. On given times its tasks, and its messages if their
         bandwidth counts, since they queue."""
+        if self.chosen_sums:
+            return replace(self, chosen_sums=False).priced
         if self.synthetic:
             graph, schedule = (self.graph, self.schedule) if self.cost.link.bandwidth is None else self.with_messages
             return Iteration(graph, schedule, Carried())

@@ -92,6 +92,7 @@ class Program:
     step before). `polls`: whether the lane that computes also moves the sums, between its tasks, as ranks of one
     core each do: a thread would push the lane off its core. `hint`: the keys of the tasks that compute, in the order of
     a hint; one thread then runs all lanes that compute, and takes the first task that is ready (`minidl.passes.hint`).
+    `sums`: the keys of the sums over ranks in the order of a hint; ranks then choose the next one together.
     """
 
     rank: int
@@ -106,6 +107,7 @@ class Program:
     boundary_waits: tuple[tuple[int, int], ...] = ()
     polls: bool = False
     hint: Ints | None = None
+    sums: Ints | None = None
 
     def with_live(self, live: Mapping[int, Any], samples: int = 0) -> Program:
         """The program on the data of other objects (`TaskGraph.with_live`): for a rank that shares its plan with others
@@ -226,9 +228,9 @@ class Division(Columns):
                        waits is not None, waits or ())
 
 
-def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1) -> Division:
+def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1, chosen: bool = False) -> Division:
     """The division of a graph among `ranks` ranks. The schedule is one replica's: it has `ranks` ranks, or a number
-    that divides it. Raises ScheduleError if it is wrong."""
+    that divides it. `chosen`: as in `check_collectives`. Raises ScheduleError if it is wrong."""
     own = max(1, schedule.ranks)
     if ranks % own:
         raise ScheduleError(f"the schedule has {own} ranks; " + (
@@ -237,7 +239,7 @@ def divide(graph: TaskGraph, schedule: Schedule, ranks: int = 1) -> Division:
             "second stream of rank 0 is Lane(0, 'side')"))
     grid = RankGrid(own, ranks // own)
     if ranks > 1 or np.isin(graph.kind, COLLECTIVE).any():
-        check_collectives(graph, schedule, grid)
+        check_collectives(graph, schedule, grid, chosen)
     none = np.empty(0, np.int64)
     if own == 1:
         return Division(graph, schedule, grid, Rows(np.array([0, len(graph)]), np.arange(len(graph))), none, none)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ from ..kernels import Thunk
 from ..plans.program import Part, Program
 from .bound import Bound
 from .comm import SLOTS, Communicator, Transfer
-from .comm.flight import Abandoned, Entry, Flight
+from .comm.flight import Abandoned, Election, Entry, Flight
 from .comm.handover import handover
 from .comm.places import Host
 
@@ -43,7 +43,7 @@ class Communication:
         self.trace = trace
         self.group = self.transport.group(program.group) if program.collectives else self.transport  #: that sums
         self.others = tuple(r for r in program.group if r != transport.rank)
-        self.messages = bool(messages)
+        self.messages, self._sums, self.elects = bool(messages), program.sums, program.sums is not None
         #: whether the other lanes poll the transfers between their tasks, instead of a thread
         self.polled = self.messages or program.polls
         self.flight = Flight(self.transport, credit, self.polled)
@@ -98,8 +98,15 @@ class Communication:
 
         return run, copies, [call for place in places for call in place.landed()]
 
+    def election(self, task: Mapping[int, int]) -> Election | None:
+        """How ranks choose the next sum of a part, whose tasks are given by key; None if a lane has their order."""
+        if self._sums is None:
+            return None
+        place = {task[key]: i for i, key in enumerate(key for key in self._sums.tolist() if key in task)}
+        return Election(place, self.group.size, lambda own, every: self.group._exchange(own, every, None, SLOTS - 1))
+
     # ------------------------------------------------------------------------------------------------------------ runs
-    def start(self, entries: Sequence[Sequence[Entry]], lanes: Any) -> None:
+    def start(self, entries: Sequence[Sequence[Entry]], lanes: Any, election: Election | None = None) -> None:
         """Starts the communication lanes of a part, beside its other lanes `lanes`. First it waits until the
         communication of the part before has ended."""
         self.flight.lanes = lanes
@@ -107,6 +114,7 @@ class Communication:
             return
         self.join()
         self.hand.begin()
+        self.flight.election = election
         self.flight.begin(entries)
         if self._stream is not None:
             self._stream.start([self.hand.use, self.flight.run], self._fail)
@@ -212,10 +220,11 @@ class Meetings:
         for t in own:
             if graph.kind[t] in RECEIVES:
                 after[t] += self._begins.values()
-        order = [*self._inline, *own]
-        entries = {t: self._entry(t, i % SLOTS, bound, after[t] or [self._keys[t]], arrived[t])
+        order, slots = [*self._inline, *own], SLOTS - common.elects  # one is for votes
+        entries = {t: self._entry(t, i % slots, bound, after[t] or [self._keys[t]], arrived[t])
                    for i, t in enumerate(order)}
         self.entries = [[entries[t] for t in lane] for lane in apart]
+        self.election = common.election(name)
         self._submitted = {t: entries[t] for t in self._inline}
 
     def _pairs(self, part: Part, apart: list[list[int]], own: dict[int, int]) -> list[tuple[int, int]]:

@@ -75,7 +75,7 @@ class Runtime:
         self.waits = program.body[0].waits  #: pairs (waiting task, awaited task) between the lanes of a body
         self.device = device or tapes.current().device
         self.debug = process.debug_level()
-        if program.hint is not None and self.device.captures:
+        if (program.hint is not None or program.sums is not None) and self.device.captures:
             raise DeviceError(f"order=hint: {self.device.name} issues a step ahead and cannot choose as it goes; take "
                               f"--device cpu, or leave --order out")
         if captured and not self.device.captures:
@@ -258,7 +258,7 @@ class Runtime:
     def _run(self, part: _Ready) -> None:
         try:
             if part.meetings is not None:
-                part.meetings.common.start(part.meetings.entries, part.lanes)
+                part.meetings.common.start(part.meetings.entries, part.lanes, part.meetings.election)
             part.lanes.run()
             if self._communication is not None and not self.program.runs_on:
                 self._communication.end_step()

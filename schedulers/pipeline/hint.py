@@ -14,11 +14,11 @@ from ...core.columns import grouped, spread
 from ...core.machine import PlanError, shorten
 from ...core.placement import Refused
 from ...core.schedule import ScheduleError
-from ...core.tasks import COMMUNICATION, COPIES, unpack
+from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, unpack
 from ...passes.hint import CHAINED, Hint, Window, admissions, windows
 from ...passes.messages import check_rendezvous
 from ...passes.send_receive import talks
-from ...plans.plan import PipelinePlan
+from ...plans.plan import PipelinePlan, Plan
 from ...plans.ready import Picks
 from ..saved import CAPS, ORDER
 from .peaks import CapError
@@ -57,6 +57,18 @@ def saved_caps(told: tuple[int, ...], own: Window) -> dict[tuple[int, int], int]
         raise ScheduleError(f"the plan's {CAPS!r} is {' '.join(map(str, told))[:40]!r}; this order needs "
                             f"{' '.join(str(own[where]) for where in sorted(own))[:40]}, or more of each")
     return dict(zip(sorted(own), told, strict=True))
+
+
+def with_chosen_sums(plan: Plan) -> Plan:
+    """A plan of ranks that are all alike, which choose together which of their sums is next: the first one of the order
+    that is ready on all ranks. Raises Refused for sums between other tasks."""
+    own, lane = unpack(plan.schedule.keys), plan.schedule.lane_of_each()
+    sums = np.isin(own.kind, COLLECTIVE)
+    if np.isin(lane[sums], lane[~sums]).any():
+        raise Refused(WORDS, f"{plan.scheduler}: ranks start sums between their tasks, all in one order",
+                      "take a policy whose sums have a lane of their own")
+    said = "the order of sums is a hint: of those that are ready on all ranks, the first one is next"
+    return replace(plan, chosen_sums=bool(sums.any()), remarks=(*plan.remarks, said))
 
 
 def cap_of(cap: Any, ranks: int, micro_batches: int, rank: int) -> int:

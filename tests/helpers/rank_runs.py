@@ -293,7 +293,7 @@ def held_by(run: DistributedExecutor) -> set[int]:
 def train(communicator: Any, run: Run, plan: ml.Plan) -> tuple[list[bytes], dict[str, bytes], list[Any]]:
     """A rank's losses, tensors and log. Planned and allocated bytes must be equal."""
     stale = "every" in run.settings
-    hint = getattr(plan, "hint", None) is not None
+    hint = getattr(plan, "hint", None) is not None or plan.chosen_sums
     execute = (runtime(plan.program(communicator.rank), transport=communicator) if hint
                else DistributedExecutor(*plan.with_messages, communicator, logged=stale))
     losses = [execute(*parts) for parts in run.batches()]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ...devices.lanes import Event, LaneError
 from . import SLOTS, Communicator, Patience, RankError, Transfer
@@ -43,6 +45,47 @@ class Entry:
     in_turn: bool = False
 
 
+class Election:
+    """Which sum is next: ranks tell each other which are ready, and the first one of the order that is ready on all of
+    them is. `place`: of each task in the order; `exchange(own, every)` brings every rank's flags to all."""
+
+    def __init__(self, place: Mapping[int, int], ranks: int, exchange: Callable[[Any, Any], Iterator[None]]) -> None:
+        self.place, self.exchange = place, exchange
+        self._own, self._every = (np.zeros(shape, np.uint8) for shape in (len(place), (ranks, len(place))))
+        self.begin()
+
+    def begin(self) -> None:
+        """A step begins."""
+        self._ready, self._next = set[int](), -1
+        self._ballot: Iterator[None] | None = None
+
+    @property
+    def votes(self) -> bool:
+        """Whether ranks exchange flags."""
+        return self._ballot is not None
+
+    def chosen(self, task: int) -> bool:
+        """Whether this task, which is ready, is next."""
+        self._ready.add(self.place[task])
+        if self._next < 0:
+            self._vote()
+        return self._next == self.place[task]
+
+    def started(self) -> None:
+        """The task that was next has started."""
+        self._ready.discard(self._next)
+        self._next = -1
+
+    def _vote(self) -> None:
+        if self._ballot is None:
+            self._own[:] = 0
+            self._own[[*self._ready]] = 1
+            self._ballot = self.exchange(self._own, self._every)
+        if next(self._ballot, self) is self:  # it has ended
+            self._ballot, common = None, np.flatnonzero(self._every.all(axis=0))
+            self._next = int(common[0]) if len(common) else -1
+
+
 class Flight:
     """Runs transfers. The transfers of a lane start in its order, which all ranks share.
 
@@ -56,6 +99,7 @@ class Flight:
         self._flight: dict[int, tuple[Iterator[None], Entry]] = {}  # by task
         self._submitted: list[Entry] = []
         self._patience = Patience(communicator, lane)
+        self.election: Election | None = None  #: of transfers with a slot, if their lanes do not say which is next
         self.lanes: Any = None  #: those that compute beside it
         self.begin(())
         self._woken = Event()
@@ -65,6 +109,8 @@ class Flight:
         """Sets the lanes that `look` and `run` work on."""
         self._lanes = [list(lane) for lane in lanes]
         self._heads, self._taken, self._told = ([0] * len(lanes) for _ in range(3))
+        if self.election is not None:
+            self.election.begin()
         self._patience.reset()
 
     def look(self) -> bool:
@@ -96,12 +142,15 @@ class Flight:
                 entry = lane[self._heads[i]]
                 while self._taken[i] < len(entry.awaits) and entry.awaits[self._taken[i]]():
                     self._taken[i] += 1
-                if self._taken[i] < len(entry.awaits) or not self._room(entry):
+                if self._taken[i] < len(entry.awaits) or not (self._elected(entry) and self._room(entry)):
                     break
                 self._start(entry)
                 self._heads[i], self._taken[i] = self._heads[i] + 1, 0
                 moved = True
         return moved
+
+    def _elected(self, entry: Entry) -> bool:
+        return self.election is None or entry.slot is None or self.election.chosen(entry.task)
 
     def over(self, step: bool = False) -> bool:
         """Whether all entries of all lanes have ended; with `step`, all but those that may outlive their step."""
@@ -112,11 +161,15 @@ class Flight:
         """Runs all entries of all lanes; with `step`, all but those that may outlive their step. Raises TransferError,
         RankError or Abandoned."""
         while not self.over(step):
-            if self._flight:
+            if self._flight or self._votes:
                 if not self.look():
                     self._wait()
-            elif not self.look() and not self._flight:
+            elif not self.look() and not (self._flight or self._votes):
                 self._woken.wait()
+
+    @property
+    def _votes(self) -> bool:
+        return self.election is not None and self.election.votes
 
     def until(self, arrived: Callable[[], bool], peers: tuple[int, ...], name: str) -> None:
         """Polls the lanes until the transfer `name` from or to these ranks has arrived, or another lane has failed."""
@@ -165,11 +218,16 @@ class Flight:
         for call in entry.begin:
             call()
         self._flight[entry.task] = (entry.transfer(), entry)
+        if self.election is not None and entry.slot is not None:
+            self.election.started()
         self._patience.reset()
         self._poll(entry.task)
 
     def _wait(self) -> None:
         """Waits a moment for the oldest transfer in flight."""
+        if not self._flight:
+            self._patience.wait((), "which sum is next")
+            return
         _, entry = next(iter(self._flight.values()))
         self._patience.wait(entry.peers, entry.name)
 
