@@ -27,7 +27,7 @@ from ..training.same import device_of, identity, transport
 from ..training.sums import between_tasks
 from ..training.trainer import Trainer, interleaved
 from . import show
-from .flags import FLAGS, UsageError, asynchronous, job
+from .flags import FLAGS, UsageError, asynchronous, hinted, job
 from .inputs import costs, realised, scheduler_of, version_log
 from .ranks import job as on_ranks
 from .runs import SUMS, begun, claimed, complete, resumed, steps_of
@@ -146,10 +146,10 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
         saved = resumed(arguments, recorded) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded),
                  "the checkpoint's step": saved and saved.step, **_flags(arguments)}
-        log = None if not arguments.replay else (realised if arguments.parallel == "pipeline" else version_log)(
-            arguments.replay)
+        ordered = hinted(arguments)
+        log = None if not arguments.replay else (realised if ordered else version_log)(arguments.replay)
         begun_at = saved.step if saved is not None else 0
-        if log is not None and arguments.parallel == "pipeline" and len(log) < (
+        if log is not None and ordered and len(log) < (
                 steps := steps_of(arguments, recorded) - begun_at):
             raise UsageError(f"{arguments.replay} has {len(log)} steps, and this run {steps}; give --steps "
                              f"{begun_at + len(log)}")
@@ -247,14 +247,14 @@ def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, 
     """`links`: as by `_measured`. `log`: to replay."""
     traced = bool(arguments.trace or arguments.html)
     if arguments.parallel == "data":
-        kind = GossipTrainer if asynchronous(arguments) else RankTrainer
+        kind: Any = GossipTrainer if asynchronous(arguments) else RankTrainer
         trainer = kind(recorded, cost, communicator, k=arguments.k, buckets=arguments.buckets, trace=traced, **links)
-        if isinstance(trainer, GossipTrainer) and log is not None:
-            trainer.replays = log, arguments.replay
-        return trainer
-    piped = PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
-                            trace=traced, **links)
-    piped.logs_order = bool(arguments.log_order)
-    if log is not None:
-        piped.replay(log, arguments.replay)
-    return piped
+    else:
+        trainer = PipelineTrainer(recorded, cost, communicator, chunks=arguments.chunks, cap=arguments.activation_cap,
+                                  trace=traced, **links)
+    trainer.logs_order = bool(arguments.log_order)
+    if isinstance(trainer, GossipTrainer) and log is not None:
+        trainer.replays = log, arguments.replay
+    elif log is not None:
+        trainer.replay(log, arguments.replay)
+    return trainer

@@ -21,7 +21,7 @@ class Picking:
 
     def __init__(self, work: Work, place: Mapping[int, int], trace: bool = False) -> None:
         self.work, self.trace, self._place = work, trace, place
-        self.order: Sequence[int] | None = None
+        self.order: Sequence[int] = ()
         self.realised: list[int] = []
         self._lane = {t: lane for lane, tasks in enumerate(work.tasks) for t in tasks}
         self._stamps: list[list[float]] = [[] for _ in work.tasks]
@@ -47,7 +47,7 @@ class Picking:
         """Runs all tasks once. Raises LaneError for a task that failed."""
         for stamps in self._stamps:
             stamps.clear()
-        place = self._place if self.order is None else {t: i for i, t in enumerate(self.order)}
+        place = {t: i for i, t in enumerate(self.order)} or self._place
         missing, ran = dict(self._missing), list[int]()
         ready, coming = list[tuple[int, int]](), dict[int, list[Any]]()
         self.realised = ran
@@ -65,7 +65,7 @@ class Picking:
                 if not polls:
                     del coming[task]
                     heappush(ready, (place[task], task))
-            return bool(ready) and (self.order is None or ready[0][0] == len(ran))
+            return bool(ready) and (not self.order or ready[0][0] == len(ran))
 
         for task, count in missing.items():
             if not count:

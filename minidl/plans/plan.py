@@ -16,7 +16,7 @@ import numpy as np
 
 from ..core.columns import Ints
 from ..core.graph import TaskGraph
-from ..core.schedule import Schedule
+from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COLLECTIVE, unpack
 from ..core.timeline import Timeline
 from ..passes.choices import NOTHING, Choices
@@ -90,6 +90,16 @@ class Plan:
                                   sums=self._sums if self.chosen_sums else None))
             self._programs[rank] = found
         return found
+
+    def realised(self, orders: Sequence[Sequence[int]]) -> Schedule:
+        """A step of a run under a hint, as a schedule: the tasks of each rank, or its sums, by key in the order in
+        which they ran. Raises ScheduleError for an order that no such run has."""
+        own, sums = self.schedule, np.array(orders[0], np.int64)
+        if any([*order] != [*orders[0]] for order in orders):
+            raise ScheduleError("ranks start sums in different orders")
+        lanes = [sums if np.isin(unpack(keys).kind, COLLECTIVE).all() else keys
+                 for keys in map(own.order, range(len(own.lanes)))]
+        return Schedule.of_keys(own.lanes, lanes, notes=own.notes).validate(self.program().graph)
 
     @property
     def _sums(self) -> Ints:
@@ -256,8 +266,6 @@ class PipelinePlan(Plan):
                                if lane.rank == place])
 
     def realised(self, orders: Sequence[Sequence[int]]) -> Schedule:
-        """A step of a run under a hint, as a schedule: the tasks (by key) of each rank in the order in which
-        they ran. Raises ScheduleError for an order that no such run has."""
         own, every = self.schedule, enumerate(self.schedule.lanes)
         talks = [np.isin(unpack(own.order(i)).kind, COLLECTIVE).all() for i in range(len(own.lanes))]
         lanes = [own.order(i) if talks[i] else np.array(orders[lane.rank], np.int64) for i, lane in every]

@@ -181,16 +181,18 @@ class Runtime:
         return self.device.copier(self._array(spec, spec.filled.data), self._array(spec))
 
     @property
-    def realised(self) -> list[int]:
-        """Under a hint: the keys of the last call's tasks in the order in which they ran on this rank."""
-        part = self._body[0]
-        return [int(part.part.graph.keys[t]) for t in part.lanes.realised]
+    def realised(self) -> Callable[[], list[int]]:
+        """Under a hint: returns the keys of the last call's tasks, or sums, in the order in which they ran on this
+        rank; all of them when communication has ended, which may be in the next call."""
+        assert self._last is not None
+        ran, keys = self._last.hint.realised, self._last.part.graph.keys
+        return lambda: keys[np.array(ran, np.int64)].tolist()
 
     def follow(self, order: Sequence[int] | None) -> None:
-        """Under a hint: the next calls run this rank's tasks (by key) in an order that the plan has `realised`, or by
-        the hint again."""
-        part = self._body[0]
-        part.lanes.order = None if order is None else part.part.graph.find(np.array(order, np.int64)).tolist()
+        """Under a hint: the next calls run this rank's tasks, or sums, by key in an order that the plan has `realised`,
+        or by the hint again."""
+        for part in (*self._body, *self._prologue):
+            part.hint.order = part.part.graph.find(np.array(order or [], np.int64)).tolist()
 
     # ------------------------------------------------------------------------------------------------------------ runs
     def __call__(self, *inputs: Any) -> Any:
@@ -362,6 +364,11 @@ class _Ready:
             self.lanes: Any = Picking(work, place, runtime.trace)
         else:
             self.lanes = (runtime.device.captured if captured else runtime.device.lanes)(work, runtime.trace)
+
+    @property
+    def hint(self) -> Any:
+        """The lanes of a hint, or the choice of sums."""
+        return self.lanes if isinstance(self.lanes, Picking) or self.meetings is None else self.meetings.election
 
     def timeline(self) -> Timeline:
         """When each task was issued, started and ended, in microseconds from the first stamp."""

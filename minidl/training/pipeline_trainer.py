@@ -12,16 +12,14 @@ from .. import optim
 from ..autograd.tensor import Parameter, Tensor
 from ..core.graph import View
 from ..core.machine import Machine
-from ..core.schedule import RankGrid, ScheduleError
+from ..core.schedule import RankGrid
 from ..core.tasks import Kind, unpack
 from ..optim.rates import Rate
 from ..passes.messages import check_same_order
 from ..passes.versions import updates
-from ..plans.plan import PipelinePlan
 from ..pricing.cost import CostModel, Link
 from ..runtime.comm import Communicator
 from ..runtime.version_log import drift, staleness
-from .realised import Orders
 from .recorded import Recorded
 from .trainer import Trainer, shared
 
@@ -49,8 +47,6 @@ class PipelineTrainer(Trainer):
     """
 
     communicator: Communicator
-    replays: Orders | None = None
-    logs_order = False  #: whether `orders` grows by the order of this rank's tasks in each step
 
     def __init__(self, recorded: Recorded, cost: CostModel, communicator: Communicator, link: Link, *,
                  sums: tuple[float, float] = (0.0, 0.0), chunks: int | None = None, cap: float | None = None,
@@ -67,31 +63,12 @@ class PipelineTrainer(Trainer):
         check_same_order(orders, self.grid)
         self.plan = plan.with_known(peak_bytes=peaks)
         self._start()
-        self.orders: list[list[int]] = []
         held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of) if own is not None}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]
 
-    def replay(self, orders: Orders, name: str) -> None:
-        """The next steps run in these orders, of the log of this name. Raises ValueError for another run's log."""
-        ranks, plan = self.grid.ranks, self.plan
-        assert isinstance(plan, PipelinePlan)
-        for step, each in enumerate(orders, 1):
-            if len(each) != self.grid.size:
-                raise ValueError(f"{name} has {len(each)} ranks in step {step}; this run has {self.grid.size}")
-            try:
-                for first in range(0, len(each), ranks):
-                    plan.realised(each[first : first + ranks])
-            except ScheduleError as error:
-                raise ValueError(f"{name} is the log of another run: in step {step}, {error.message}") from None
-        self.replays = orders
-
     def step(self) -> None:
-        if self.replays is not None:
-            self.run.follow(self.replays[len(self.seconds)][self.communicator.rank])
         super().step()
-        if self.logs_order:
-            self.orders.append(self.run.realised)
         if self.plan.stale and self.recorded.train_data.ended:
             self.settle()
 

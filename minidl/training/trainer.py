@@ -16,7 +16,7 @@ from ..autograd.recording import record
 from ..autograd.tape import no_grad, settle, unsettled, use
 from ..autograd.tensor import Tensor
 from ..core.graph import TaskGraph
-from ..core.schedule import Schedule
+from ..core.schedule import Schedule, ScheduleError
 from ..nn.module import state_array
 from ..optim.rates import Rate
 from ..pricing.cost import CostModel
@@ -28,6 +28,7 @@ from ..schedulers.batches import Batches
 from ..system.loading import users_code
 from .agreement import Disagreement, together
 from .bystanders import Bystanders
+from .realised import Orders
 from .recorded import Recorded
 
 T = TypeVar("T")
@@ -56,6 +57,8 @@ class Trainer:
     in_flight = 8  #: if the device runs behind the host, the losses of this many steps may be outstanding
     late = 0  #: how many steps late updates run
     communicator: Communicator | None = None  #: to the other ranks
+    logs_order = False  #: whether `orders` grows
+    _orders: Orders | None = None  #: to replay
     _replays: Callable[[TaskGraph], Any] | None = None
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False,
@@ -88,6 +91,7 @@ class Trainer:
         self.strange: list[int] = [0]  #: steps that follow something else, which filled caches and kept ranks apart
         self.ended = 0.0  #: when the last step ended
         self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, if the policy is stale
+        self._ran: list[Callable[[], list[int]]] = []
         self._judges: dict[int, SequentialExecutor] = {}
         self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()
         settle()
@@ -99,6 +103,9 @@ class Trainer:
         run, device = self.run, self.recorded.device
         asked = perf_counter()
         parts = self._inputs()
+        if self._orders is not None:
+            assert self.communicator is not None
+            run.follow(self._orders[len(self.seconds)][self.communicator.rank])
         begin = perf_counter()
         loss = run(*parts)
         if loss is not None:  # in a pipeline, only the last rank has it
@@ -106,7 +113,29 @@ class Trainer:
         self.collect(self.in_flight if device.captures else 0)
         self.ended = perf_counter()
         self.seconds.append(self.ended - begin)
+        if self.logs_order:
+            self._ran.append(run.realised)
         self.waits.append(begin - asked)
+
+    def replay(self, orders: Orders, name: str) -> None:
+        """The next steps run in these orders, of the log of this name. Raises ValueError for another run's log."""
+        assert self.communicator is not None
+        size, ranks = self.communicator.size, max(self.plan.schedule.ranks, 1)
+        for step, each in enumerate(orders, 1):
+            if len(each) != size:
+                raise ValueError(f"{name} has {len(each)} ranks in step {step}; this run has {size}")
+            try:
+                for first in range(0, size, size if ranks == 1 else ranks):
+                    self.plan.realised(each[first : first + (size if ranks == 1 else ranks)])
+            except ScheduleError as error:
+                raise ValueError(f"{name} is the log of another run: in step {step}, {error.message}") from None
+        self._orders = orders
+
+    @property
+    def orders(self) -> list[list[int]]:
+        """Of each step under a hint this rank's tasks, or sums, by key in the order in which they ran. After
+        `finish`."""
+        return [ran() for ran in self._ran]
 
     def learn_by(self, rate: Rate, step: int) -> None:
         """Sets the learning rate of this step, from 0 on."""

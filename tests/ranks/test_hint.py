@@ -24,6 +24,8 @@ from minidl.core.machine import PlanError
 from minidl.core.schedule import ScheduleError
 from minidl.core.tasks import GraphError, Kind, What, unpack
 from minidl.passes.hint import CHAINED, Hint, windows
+from minidl.runtime.bound import Bound
+from minidl.runtime.comm.flight import Election
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import runtime
 from minidl.schedulers import pipeline
@@ -86,7 +88,7 @@ def train(communicator: Any, run: Run, plan: Any, nap: float, seed: int, replays
     for step, parts in enumerate(run.batches()):
         execute.follow(None if replays is None else replays[step][communicator.rank])
         losses.append(execute(*parts))
-        did.append(execute.realised)
+        did.append(execute.realised())
     execute.settle()
     bound = execute._body[0].bound
     assert sum(map(len, {id(m): m for m in (bound.arena, *bound.persistent)}.values())) == execute.peak_bytes
@@ -166,7 +168,7 @@ def test_a_timeline_has_the_lanes_of_a_fixed_order() -> None:
         run, plan = own[communicator.rank]
         execute = runtime(plan.program(communicator.rank), transport=communicator, trace=True)
         execute(*run.batches()[0])
-        return execute.timeline, execute.realised
+        return execute.timeline, execute.realised()
 
     with deadline():
         found = run_ranks(2, work)
@@ -201,6 +203,69 @@ def test_a_failing_task_ends_all_ranks() -> None:
 
     with deadline(), pytest.raises(ml.TaskError, match="on rank 1 failed: ArithmeticError: no luck"):
         run_ranks(3, work)
+
+
+SUMMING = ["barrier", "buckets", "fifo", "priority", "dear", "reverse_first_k"]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", SUMMING)
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_data_parallel_ranks_choose_the_next_sum_and_keep_the_bits(name: str, ranks: int, monkeypatch: Any) -> None:
+    usual, draw = Bound.thunks, random.Random(ranks)
+
+    def thunks(bound: Any, task: int, stream: Any = None) -> list[Any]:
+        return [lambda: time.sleep(1e-3 * draw.random() ** 2), *usual(bound, task, stream)]
+
+    monkeypatch.setattr(Bound, "thunks", thunks)
+    settings = {"loss": True, "scheduler": name, "ranks": 1, "replicas": ranks, "options": {"order": "hint"}}
+    wanted, orders = alone(settings), list[Any]()
+    for replays in (False, True):
+        own = prepared(settings)
+
+        def work(communicator: Any, own: Any = own, replays: bool = replays, orders: Any = orders) -> Any:
+            run, plan = own[communicator.rank]
+            execute, losses, did = runtime(plan.program(communicator.rank), transport=communicator), [], []
+            for step, parts in enumerate(run.batches()):
+                execute.follow(orders[step] if replays else None)
+                losses.append(np.asarray(execute(*parts)).tobytes())
+                did.append(execute.realised)
+            execute.settle()
+            execute.close()
+            held = {id(spec.live) for spec in execute.program.graph.storages if spec.live is not None}
+            return losses, run.tensors(held), [order() for order in did]
+
+        with deadline():
+            found = run_ranks(ranks, work)
+        left = merged(settings, [(*each[:2], []) for each in found])
+        assert (left.losses, left.tensors) == (wanted.losses, wanted.tensors)
+        assert all(each[2] == found[0][2] for each in found), "ranks agree"
+        for order in found[0][2]:
+            own[0][1].realised([order] * ranks)
+        if replays:
+            assert found[0][2] == orders
+        orders = [order[::-1] for order in found[0][2]] if name != "dear" else found[0][2]
+
+
+def test_ranks_take_the_first_sum_that_is_ready_on_all() -> None:
+    ready, votes = [[0, 2], [1, 2]], list[Any]()
+
+    def exchange(own: Any, every: Any) -> Any:
+        votes.append(own.copy())
+        yield
+        every[:] = votes[-2:]
+
+    ranks = [Election({10: 0, 11: 1, 12: 2}, 2, exchange) for _ in ready]
+    for rank, own in zip(ranks, ready, strict=True):
+        rank._ready.update(own)
+        assert not rank.chosen(12), "flags are under way"
+    assert all(rank.chosen(12) for rank in ranks)
+    assert not ranks[0].chosen(10)
+    assert not ranks[1].chosen(11)
+    for rank in ranks:
+        rank.started(12)
+    assert [rank.realised for rank in ranks] == [[12], [12]]
+    assert all(rank.votes for rank in ranks), "one is left on each"
 
 
 @pytest.mark.mpi

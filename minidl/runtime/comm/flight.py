@@ -47,32 +47,38 @@ class Entry:
 
 class Election:
     """Which sum is next: ranks tell each other which are ready, and the first one of the order that is ready on all of
-    them is. `place`: of each task in the order; `exchange(own, every)` brings every rank's flags to all."""
+    them is. `place`: of each task in the order; `exchange(own, every)` brings every rank's flags to all. `order`: the
+    tasks in an order that ranks keep instead, from the next step on; `realised`: in the order in which they have
+    started."""
 
     def __init__(self, place: Mapping[int, int], ranks: int, exchange: Callable[[Any, Any], Iterator[None]]) -> None:
-        self.place, self.exchange = place, exchange
+        self.place, self.exchange, self.order, self.realised = place, exchange, list[int](), list[int]()
         self._own, self._every = (np.zeros(shape, np.uint8) for shape in (len(place), (ranks, len(place))))
         self.begin()
 
     def begin(self) -> None:
         """A step begins."""
-        self._ready, self._next = set[int](), -1
+        self._ready, self._next, self.realised = set[int](), -1, []
+        self._kept = self.order  # the step before may still run when the next one's is set
         self._ballot: Iterator[None] | None = None
 
     @property
     def votes(self) -> bool:
-        """Whether ranks exchange flags."""
-        return self._ballot is not None
+        """Whether a sum is ready that has not started: then the other ranks may wait for this one's flags."""
+        return bool(self._ready)
 
     def chosen(self, task: int) -> bool:
         """Whether this task, which is ready, is next."""
+        if self._kept:
+            return self._kept[len(self.realised)] == task
         self._ready.add(self.place[task])
         if self._next < 0:
             self._vote()
         return self._next == self.place[task]
 
-    def started(self) -> None:
+    def started(self, task: int) -> None:
         """The task that was next has started."""
+        self.realised.append(task)
         self._ready.discard(self._next)
         self._next = -1
 
@@ -219,7 +225,7 @@ class Flight:
             call()
         self._flight[entry.task] = (entry.transfer(), entry)
         if self.election is not None and entry.slot is not None:
-            self.election.started()
+            self.election.started(entry.task)
         self._patience.reset()
         self._poll(entry.task)
 
