@@ -55,7 +55,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "compare": ("training.compare", "run the same training under several schedules, interleaved"),
     "plan": ("planning.plan", "make a schedule without running it"),
     "check": ("planning.check", "validate a saved or edited schedule"),
-    "explain": ("planning.explain", "explain why a task is where it is"),
+    "explain": ("planning.explain", "explain why a task is where it is, or which waits the order alone makes"),
     "simulate": ("planning.simulate", "price a network's plan, or a data-parallel or pipeline policy on given times"),
     "arena": ("arena.run", "prove, price and rank orders of pipelines, your own and the published ones"),
     "report": ("report.run", "say where the time of a run went, from traces of its own or of other profilers"),
@@ -69,7 +69,7 @@ VERBS: dict[str, tuple[str, str]] = {
 #: verb -> the name, metavar, count and help of each of its positional arguments
 POSITIONS: dict[str, list[tuple[str, str, str | None, str | None]]] = {
     "check": [("plan", "PLAN.csv", None, None)],
-    "explain": [("task", "TASK", None, "such as 4W0")],
+    "explain": [("task", "TASK", "?", "such as 4W0 (default: the largest waits that the order alone makes)")],
     "export": [("checkpoint_file", "CHECKPOINT", None, "a checkpoint's folder or file"),
                ("file", "FILE.safetensors", None, None)],
     "kernels": [("name", "NAME", "?", "a family or a kernel (default: list them all)")],

@@ -18,6 +18,7 @@ from ..core.tasks import parse_task, repack, task_name
 from ..core.work import Work
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
+from ..pricing.explain import FalseWait, FalseWaits, LaneTime, false_waits
 from ..pricing.explain import explain as explain_task
 from ..schedulers.pipeline import for_torch, price
 from ..schedulers.saved import slips
@@ -127,16 +128,30 @@ def check(arguments: Any) -> int:
 
 
 def explain(arguments: Any) -> int:
-    """Prints when a task may start and must end, and the tasks on both ends of its edges."""
+    """Prints when a task may start and must end, and the tasks on both ends of its edges; without a task, which waits
+    the order alone makes."""
     show.check_outputs(arguments)
     made = planned(arguments)
     show.notes(made.remarks)
     graph, schedule, _ = made.priced
-    found = explain_task(graph, schedule, made.cost, _as_planned(graph, arguments.task))
+    found = (explain_task(graph, schedule, made.cost, _as_planned(graph, arguments.task)) if arguments.task
+             else false_waits(graph, schedule, made.cost))
     record = {**found.as_json(), "remarks": [*made.remarks]}
     if arguments.html:
-        show.write_page(arguments, record, [Shown.of(made)], found.task)
-    return show.emit(arguments, record, str(found))
+        show.write_page(arguments, record, [Shown.of(made)], getattr(found, "task", ""))
+    return show.emit(arguments, record, _of_order(found) if isinstance(found, FalseWaits) else str(found))
+
+
+def _of_order(found: FalseWaits) -> str:
+    """The cost of an order, as two tables."""
+    def heads(columns: tuple[str, ...]) -> list[str]:
+        return [name.replace("_", " ") for name in columns]
+
+    words = (f"the largest of {found.count:,} waits" if found.count > len(found.largest) else "all waits"
+             if found.count else "no task waits")
+    unit = f", in {found.unit}" if found.unit else ""
+    tables = [show.table(heads(LaneTime._fields), found.lanes), f"{words} by the order alone{unit}"]
+    return "\n\n".join(tables + [show.table(heads(FalseWait._fields), found.largest)] * bool(found.count))
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:

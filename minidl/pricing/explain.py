@@ -1,4 +1,6 @@
-"""Why a task is where it is: when it may start, when it must end, which tasks it needs. Runs nothing."""
+"""Why a task is where it is: when it may start, when it must end, which tasks it needs, and for which it waits only
+because the order says so (a false edge). Runs nothing.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,59 @@ class Places(NamedTuple):
     must_end: Floats
 
 
+class Wait(NamedTuple):
+    """A task for which another one waits, and until when. `why`: "data", which are there then, also if they come from
+    another rank; or "order", if it only comes before on the lane."""
+
+    task: str
+    until: float
+    why: str
+
+
+class FalseWait(NamedTuple):
+    """A task whose dependencies have ended at `may_start`, but which starts at `start`, because `waits_for` comes
+    before it on its lane: without this edge it would start earlier by `wait`. For `idle` of this time its lane stands
+    still."""
+
+    task: str
+    lane: str
+    waits_for: str
+    may_start: float
+    start: float
+    wait: float
+    idle: float
+    slack: float
+
+
+class LaneTime(NamedTuple):
+    """Until its last task a lane works, or stands still until its next task may start: `idle_by_order` while a later
+    task of it could run, else `idle_for_data`."""
+
+    lane: str
+    work: float
+    idle_for_data: float
+    idle_by_order: float
+
+
+@dataclass(frozen=True)
+class FalseWaits:
+    """The cost of an order: `lanes`, and of the `count` waits that it alone makes the largest: first those in which a
+    lane stands still for the longest, then the longest."""
+
+    lanes: tuple[LaneTime, ...]
+    count: int
+    largest: tuple[FalseWait, ...]
+    unit: str
+
+    def as_json(self) -> dict[str, Any]:
+        return {"lanes": [lane._asdict() for lane in self.lanes], "false_waits": self.count,
+                "largest": [wait._asdict() for wait in self.largest], "unit": self.unit}
+
+
 @dataclass(frozen=True)
 class Explanation:
     """The place of one task, with times in the costs' unit. `may_start`: when its dependencies have ended; `must_end`:
-    if it ends later, the step ends later.
+    if it ends later, the step ends later. `waits`: the tasks for which it waits, the last one first.
 
     `needs` and `needed_by`: the tasks at the other ends of its edges; `lane_before` and `lane_after`: its
     neighbours on the lane. `parts`: in how many parts the task runs of which this one is a part; 1 if it is whole;
@@ -49,12 +100,18 @@ class Explanation:
     lane_before: str | None
     lane_after: str | None
     unit: str
+    waits: tuple[Wait, ...]
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"waits": [wait._asdict() for wait in self.waits]}
 
     def __str__(self) -> str:
-        u = f" {self.unit}" if self.unit else ""
+        u, awaited = f" {self.unit}" if self.unit else "", "nothing"
+        if self.waits:
+            last = self.waits[0]
+            why = ("whose results it needs" if last.why == "data" else
+                   f"by the order alone: its dependencies ended {last.until - self.may_start:,.1f}{u} before")
+            awaited = f"{last.task} until {last.until:,.1f}{u}, {why}"
         late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""
         one_of = f", one of {self.parts} parts along {' and '.join(self.along)}" if self.parts > 1 else ""
         lines = [f"{self.label} on lane {self.lane}{one_of}",
@@ -62,6 +119,7 @@ class Explanation:
                  f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
                  f"  must end    {self.must_end:,.1f}{u}   (if it ends later, the step gets longer)",
                  f"  slack       {self.slack:,.1f}{u}{late}",
+                 f"  waits for   {awaited}",
                  f"  needs       {', '.join(self.needs) or 'no task'}",
                  f"  needed by   {', '.join(self.needed_by) or 'no task'}",
                  f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"]
@@ -71,18 +129,60 @@ class Explanation:
 def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) -> Explanation:
     """The place of one task in a valid schedule. Raises GraphError for a task that the graph does not have."""
     t = graph.index(task)
-    start, end, ready, must_end = places(graph, schedule, cost)
+    lanes, clock = clock_of(graph, schedule, cost)
+    (start, end, ready), (source, target, delay) = clock.run(lanes), clock.edges(lanes)
+    must_end = latest_ends(graph, schedule, (source, target, delay), start, end)
     ids = schedule.ids(graph)
     entry = int(np.flatnonzero(ids == t)[0])
     lane = int(schedule.lane_of_each()[entry])
     first, last = entry == schedule.ptr[lane], entry + 1 == schedule.ptr[lane + 1]
     parts = widths(graph.keys).get(int(repack(graph.keys[t], part=0, late=0)), 1)
     along = dict.fromkeys(x.cuts.along for x in graph[t].launches if x.cuts and x.cuts.along)
+    begin = schedule.first[entry]  # a pair waits as one
+    action = ids[schedule.first == begin]
+    awaited, until = np.isin(target, action) & ~np.isin(source, action), end[source] + delay
+    waits = {p: Wait(graph.name(p), at, "data") for p, at in zip(source[awaited].tolist(), until[awaited].tolist(),
+                                                               strict=True)}
+    if begin > schedule.ptr[lane]:
+        waits.setdefault(before := int(ids[begin - 1]), Wait(graph.name(before), float(end[before]), "order"))
     return Explanation(
         graph.name(t), graph[t].label, parts, tuple(along), str(schedule.lanes[lane]), float(ready[t]), float(start[t]),
         float(end[t]), float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
         tuple(graph.name(s) for s in graph.succs[t]), None if first else graph.name(ids[entry - 1]),
-        None if last else graph.name(ids[entry + 1]), cost.unit)
+        None if last else graph.name(ids[entry + 1]), cost.unit,
+        tuple(sorted(waits.values(), key=lambda wait: (-wait.until, wait.why))))
+
+
+def false_waits(graph: TaskGraph, schedule: Schedule, cost: CostModel, most: int = 20) -> FalseWaits:
+    """The cost of the order of a valid schedule, with its `most` largest false waits."""
+    start, end, ready, must_end = places(graph, schedule, cost)
+    ids, lane_of = schedule.ids(graph), schedule.lane_of_each()
+    entries = np.flatnonzero(~schedule.second)  # a pair waits as one
+    lanes, rows = list[LaneTime](), list[Floats]()
+    for i, lane in enumerate(schedule.lanes):
+        mine = entries[lane_of[entries] == i]
+        began, ended, there = (times[ids[mine]] for times in (start, end, ready))
+        free = np.append(0.0, ended)[:-1]
+        gap = began - free
+        later = np.append(np.minimum.accumulate(there[::-1])[::-1], np.inf)[1:]  # when a task after it could run
+        by_order = np.clip(began - np.maximum(free, later), 0.0, gap)
+        lanes.append(LaneTime(str(lane), *(float(x.sum()) for x in (ended - began, gap - by_order, by_order))))
+        stood = np.append(0.0, np.cumsum(gap))  # still, until the lane is free for each task
+        at, still = np.stack([free, began], 1).ravel(), np.stack([stood[:-1], stood[1:]], 1).ravel()
+        rows.append(np.stack([mine, free - there, np.interp(free, at, still) - np.interp(there, at, still)], 1)
+                    if len(mine) else np.empty((0, 3)))
+    entry, wait, idle = np.concatenate(rows).T
+    tiny = 1e-9 * end.max(initial=0.0)
+    found = np.flatnonzero(wait > tiny)
+    idle[idle < tiny] = 0.0
+    largest = found[np.lexsort((entry[found], -wait[found], -idle[found]))][:most]
+    told = []
+    for e, waited, stands in zip(entry[largest].astype(int).tolist(), wait[largest].tolist(), idle[largest].tolist(),
+                                 strict=True):
+        t = int(ids[e])
+        told.append(FalseWait(graph.name(t), str(schedule.lanes[lane_of[e]]), graph.name(ids[e - 1]), float(ready[t]),
+                              float(start[t]), waited, stands, float(must_end[t] - end[t])))
+    return FalseWaits(tuple(lanes), len(found), tuple(told), cost.unit)
 
 
 def places(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Places:

@@ -113,6 +113,22 @@ def test_explain_says_of_how_many_parts_a_task_is_one(capsys):
         assert (", one of 2 parts along outputs\n" in run(capsys, *asked)[1]) == (parts == 2)
 
 
+def test_explain_without_a_task_says_what_the_order_costs(capsys, tmp_path):
+    asked = "explain", "--ranks", "4", "--micro-batches", "8", "--scheduler", "zb_h1"
+    code, found = run_json(capsys, *asked)
+    assert (code, found["false_waits"], len(found["largest"])) == (0, 40, 20)
+    assert [lane["idle_by_order"] for lane in found["lanes"]] == [3, 2, 1, 0]
+    assert found["largest"][0] == {"task": "0F7", "lane": "0/main", "waits_for": "0W3", "may_start": 0, "start": 18,
+                                   "wait": 18, "idle": 3, "slack": 0}
+    _, text, _ = run(capsys, *asked)
+    assert "the largest of 40 waits by the order alone" in text
+    assert re.search(r"1/main +24.000 +1.000 +2.000\n", text)
+    assert "no task waits by the order alone" in run(capsys, "explain", "--ranks", "1", "--micro-batches", "1")[1]
+    page = tmp_path / "page.html"
+    assert run(capsys, "explain", *SMALL, "--costs", "analytic", "--html", str(page))[0] == 0
+    assert "idle_by_order" in page.read_text()
+
+
 def test_explain_and_simulate_agree_on_the_step(capsys):
     code, explained = run_json(capsys, "explain", "1W0", *SMALL, "--scheduler", "multi_stream")
     assert code == 0

@@ -1,4 +1,5 @@
-"""When a task must end: a task that ends so much later makes the step no longer, and one that ends later still does."""
+"""When a task must end: a task that ends so much later makes the step no longer, and one that ends later still does.
+And for which task each one waits: because of data, or of the order alone, without which it starts at once."""
 
 from __future__ import annotations
 
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import schedulers
+from minidl.core.schedule import Lane, Schedule
 from minidl.pricing.cost import Link
-from minidl.pricing.explain import places
-from minidl.pricing.simulation import simulate
+from minidl.pricing.explain import explain, false_waits, places
+from minidl.pricing.simulation import simulate, times
 
 
 def check(graph, schedule, cost):
@@ -55,3 +57,80 @@ def test_slack_counts_what_messages_take_and_that_pairs_end_together(name):
 def test_slack_beside_another_stream():
     graph = recorded()
     check(graph, schedulers.multi_stream(graph), ml.CostModel(kinds=dict.fromkeys("FOWU", 4.0), sync=3.0))
+
+
+def alone(graph, schedule, name):
+    """The schedule in which this action runs on a lane of its own on its rank."""
+    at = int(graph.index(name))
+    first, entry = schedule.first, int(np.flatnonzero(schedule.ids(graph) == at)[0])
+    mine = first == first[entry]
+    lanes = {lane: schedule.keys[(schedule.lane_of_each() == i) & ~mine] for i, lane in enumerate(schedule.lanes)}
+    own = Lane(schedule.lanes[int(schedule.lane_of_each()[entry])].rank, "own")
+    second = [schedule.second[(schedule.lane_of_each() == i) & ~mine] for i in range(len(schedule.lanes))]
+    return Schedule.of_keys([*lanes, own], [*lanes.values(), schedule.keys[mine]],
+                            np.concatenate([*second, schedule.second[mine]]))
+
+
+def check_waits(graph, schedule, cost):
+    """Sums, and each false edge removed, against the simulator."""
+    start, end, ready = times(graph, schedule, cost)
+    found, ids = false_waits(graph, schedule, cost, most=len(graph)), schedule.ids(graph)
+    assert found.count == len(found.largest)
+    order = [(-round(wait.idle, 9), -round(wait.wait, 9)) for wait in found.largest]
+    assert order == sorted(order)
+    told = {wait.task: wait for wait in found.largest}
+    for entry, t in enumerate(ids.tolist()):
+        one = explain(graph, schedule, cost, graph.name(t))
+        untils = [wait.until for wait in one.waits]
+        assert untils == sorted(untils, reverse=True)
+        assert start[t] == pytest.approx(max(untils, default=0.0))
+        assert ready[t] == pytest.approx(max((wait.until for wait in one.waits if wait.why == "data"), default=0.0))
+        false = bool(one.waits) and one.waits[0].why == "order" and start[t] > ready[t] + 1e-9
+        if schedule.second[entry]:
+            continue  # the first one of the pair has been looked at
+        assert (one.task in told) == false
+        if false:
+            wait = told[one.task]
+            assert (wait.waits_for, wait.may_start, wait.start) == (one.waits[0].task, ready[t], start[t])
+            freed = times(graph, alone(graph, schedule, one.task), cost).start[t]
+            assert start[t] - freed == pytest.approx(wait.wait) == pytest.approx(wait.start - wait.may_start)
+    for i, lane in enumerate(found.lanes):
+        own = ids[schedule.ptr[i] : schedule.ptr[i + 1]][~schedule.second[schedule.ptr[i] : schedule.ptr[i + 1]]]
+        assert lane.work + lane.idle_for_data + lane.idle_by_order == pytest.approx(end[own].max(initial=0.0))
+        edges = np.unique(np.concatenate([[0.0], start[own], end[own], ready[own]]))  # between two, nothing changes
+        middle, length = (edges[1:] + edges[:-1]) / 2, np.diff(edges)
+        works = ((start[own, None] < middle) & (middle < end[own, None])).any(axis=0)
+        could = ((ready[own, None] < middle) & (middle < start[own, None])).any(axis=0)
+        assert lane.idle_by_order == pytest.approx(float(length[~works & could].sum()))
+        assert lane.idle_for_data == pytest.approx(float(length[~works & ~could].sum()))
+        for t in own.tolist():
+            if wait := told.get(graph.name(t)):
+                inside = (wait.may_start < middle) & (middle < wait.start)
+                assert wait.idle == pytest.approx(float(length[~works & inside].sum()), abs=1e-9)
+
+
+@settings(max_examples=drawn(40), deadline=None)
+@given(scheduled_graphs(tasks=8, ranks=2), st.lists(st.integers(0, 3), min_size=8, max_size=8), st.integers(0, 4))
+def test_a_wait_is_for_data_or_by_the_order_alone(pair, durations, latency):
+    graph, schedule = pair
+    time = {graph.name(t): float(durations[t % 8]) for t in range(len(graph))}
+    check_waits(graph, schedule, ml.CostModel(time, link=Link(latency=float(latency))))
+
+
+@pytest.mark.parametrize("name", ["gpipe", "zb_h1", "dualpipe_v"])
+def test_waits_of_pipelines_and_of_pairs(name):
+    plan = pipelines.plan(name, 2, 4, ml.CostModel.given(1.0, 2.0, 1.0, 3.0))
+    check_waits(plan.graph, plan.schedule, plan.cost)
+
+
+def test_the_order_alone_keeps_the_lanes_of_zb_h1_waiting():
+    plan = pipelines.plan("zb_h1", 4, 8)
+    found = false_waits(plan.graph, plan.schedule, plan.cost, most=3)
+    assert [lane.idle_by_order for lane in found.lanes] == [3, 2, 1, 0]  # for the cap, which ZB-H2 lifts
+    assert [(wait.task, wait.waits_for, wait.wait, wait.idle) for wait in found.largest] == [
+        ("0F7", "0W3", 18, 3), ("0F6", "0W2", 15, 3), ("0F5", "0W1", 12, 3)]
+    one = explain(plan.graph, plan.schedule, plan.cost, "1F3")
+    assert [(wait.task, wait.until, wait.why) for wait in one.waits] == [("1O0", 7, "order"), ("0F3", 4, "data")]
+    assert "waits for   1O0 until 7.0, by the order alone: its dependencies ended 3.0 before" in str(one)
+    wider = pipelines.plan("zb_h2", 4, 8)
+    assert sum(lane.idle_by_order for lane in false_waits(wider.graph, wider.schedule, wider.cost).lanes) == 0
