@@ -2,9 +2,9 @@
 
 A policy is a function `(graph, cost, machine, **options)` to a Schedule, or to an `Ordered` with notes. For ranks that
 are all alike it is a `data_parallel.Policy`, which also says how they sum gradients; for a pipeline it is a
-`pipeline.Policy`, a function of the problem with facts beside. A new policy is one line in SCHEDULERS, or stays in a
-file of its own: wherever a scheduler is named, `file.py:function` and `package.module:function` work too, and so does
-the CSV of a plan. `minidl.plan` (planner.py) makes plans by them.
+`pipeline.Policy`, a function of the problem with facts beside, or of a comparison of two tasks (`compared`). A new
+policy is one line in SCHEDULERS, or stays in a file of its own: wherever a scheduler is named, `file.py:function` and
+`package.module:function` work too, and so does the CSV of a plan. `minidl.plan` (planner.py) makes plans by them.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from .ordered import Ordered, beyond
 from .partime import partime, ticks
 from .pd_asgd import asynchronous, pd_asgd
 from .pipeline.bidirectional import chimera
+from .pipeline.comparison import compared, compares
 from .pipeline.dualpipe import dualpipe, dualpipe_v
 from .pipeline.fast_forward import (fast_forward, fast_forward_auto, fast_forward_greedy, fast_forward_push,
                                     fast_forward_push_released, fast_forward_strict)
@@ -259,11 +260,17 @@ def blamed(chosen: Scheduler, error: Exception) -> Exception:
 
 def of_function(name: str, function: Function | OnAllRanks | Policy, parallel: str | None = None) -> Scheduler:
     """The scheduler of a function or a policy; `parallel`: the kind of schedule that a bare function makes, by default
-    for one device. On a pipeline it gets the problem, with one stage on each rank."""
+    for one device. On a pipeline it gets the problem, with one stage on each rank; or it compares two tasks of a
+    rank. Raises PlanError for a comparison that is not for a pipeline."""
     if isinstance(function, Policy):
         return Scheduler(name, "pipeline", function)
     if isinstance(function, OnAllRanks):
         return Scheduler(name, "data", function)
+    if compares(function):
+        if parallel not in (None, "pipeline"):
+            raise PlanError(f"scheduler {name} has two arguments, so it compares tasks of a pipeline: give --parallel "
+                            f"pipeline; any other scheduler is a function of (graph, cost, machine)")
+        return Scheduler(name, "pipeline", compared(function))
     if parallel == "pipeline":
         return Scheduler(name, parallel, Policy(function, "contiguous"))
     return Scheduler(name, parallel or "none", OnAllRanks(function) if parallel == "data" else function)

@@ -5,9 +5,13 @@ O goes first because the rank below waits for it; W fills the time in which noth
 
 from __future__ import annotations
 
+from ...core.machine import shorten
+from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from .flush import in_turn, round_size, rounds, same_stage
 from .problem import Problem, schedule_of
+
+MOST_HOP = 1000
 
 
 def zb_h1(problem: Problem) -> Schedule:
@@ -18,13 +22,22 @@ def zb_h1(problem: Problem) -> Schedule:
     return same_stage(problem, range(problem.ranks, 0, -1), range(problem.ranks))
 
 
-def zb_h2(problem: Problem) -> Schedule:
+def zb_h2(problem: Problem, *, hop: float = 0.0) -> Schedule:
     """Enough forwards in advance to hide the whole warm-up (Qi et al., 2023): peak 2p-1, needs m >= 2p-1.
 
     Bubble max(0, (p-1)(F+O+2c-2W)) in the largest span, for W <= min(F, O) and a round trip 2c of at most F+O. The
-    makespan also holds the shift between ranks.
+    makespan also holds the shift between ranks. `hop`: a latency in times of a forward, which more forwards in advance
+    hide as well (Shardy MPMD has 0, 1/2 and 1): with F = O = W no bubble up to c = hop; peak and least m are
+    1+2(p-1)(1+hop).
     """
-    return same_stage(problem, range(2 * problem.ranks - 1, 0, -2), range(0, 2 * problem.ranks, 2))
+    if not 0 <= hop <= MOST_HOP:
+        raise PipelineError(f"zb_h2: hop is {shorten(hop)}; it must be a latency in times of a forward, from 0 to "
+                            f"{MOST_HOP}")
+    trip = [int(2 * s * (1 + hop) + 1e-9) for s in range(problem.ranks)]  # to the last rank and back, in forwards
+    if trip[-1] >= problem.micro_batches:
+        raise PipelineError(f"zb_h2: hop {hop:g} needs at least {1 + trip[-1]} micro-batches for {problem.ranks} "
+                            f"ranks, not {problem.micro_batches}")
+    return same_stage(problem, [1 + ahead for ahead in reversed(trip)], trip)
 
 
 def interleaved_zb(problem: Problem) -> Schedule:
