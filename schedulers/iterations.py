@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats
+from ..core.columns import Floats, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMMUNICATION, Kind, unpack
+from ..passes.boundary import Mask
 from ..plans.memory import MemoryLimitError
 from ..pricing.cost import CostModel
 from ..pricing.simulation import MOST, Carried, Clock, Lanes
@@ -36,13 +37,18 @@ class Rules:
 
 
 def delayable(graph: TaskGraph) -> list[int]:
-    """The units, ascending, whose weight gradients may wait for the end of the backward pass, since no O needs them."""
-    chain = np.isin(graph.kind, [int(k) for k in (Kind.F, Kind.O, Kind.B)])
-    source, target = graph.preds.ids, graph.preds.row_of_each()
-    needed = np.unique(graph.unit[source[(graph.kind[source] == Kind.W) & chain[target]]])
-    own = np.unique(graph.unit[graph.kind == Kind.W])
+    """The units, ascending, of which a weight gradient may wait for the end of the backward pass, since no O waits for
+    it, or needs another one."""
     updated = np.unique(graph.unit[graph.kind == Kind.U])
-    return [int(u) for u in np.setdiff1d(np.intersect1d(own, updated), needed)]
+    own = np.unique(graph.unit[(graph.kind == Kind.W) & ~awaited(graph)])
+    return [int(u) for u in np.setdiff1d(np.intersect1d(own, updated), np.unique(graph.unit[awaited(graph.unfenced)]))]
+
+
+def awaited(graph: TaskGraph) -> Mask:
+    """Mask of the weight gradients for which a task of the chain waits."""
+    chain = np.isin(graph.kind, [int(k) for k in (Kind.F, Kind.O, Kind.B)])
+    source = graph.preds.ids[chain[graph.preds.row_of_each()]]
+    return spread(source[graph.kind[source] == Kind.W], True, len(graph), False)
 
 
 class Iterations:
@@ -112,10 +118,10 @@ class Iterations:
 
     def _delayed(self, units: Sequence[int]) -> list[int]:
         """The body with the weight gradients of these units last, in ascending order; what needs them follows."""
-        rank, unit, kind = {u: i for i, u in enumerate(units)}, self.graph.unit.tolist(), self.graph.kind.tolist()
-        last: dict[int, int] = {}
+        rank, unit = {u: i for i, u in enumerate(units)}, self.graph.unit.tolist()
+        last, moves = dict[int, int](), ((self.graph.kind == Kind.W) & ~awaited(self.graph)).tolist()
         for t in self.body:
-            own = rank.get(unit[t], -1) if kind[t] == Kind.W else -1
+            own = rank.get(unit[t], -1) if moves[t] else -1
             last[t] = max([own, *(last[p] for p in self._preds[t] if p in last)])
         return sorted(self.body, key=lambda t: (last[t], t))
 

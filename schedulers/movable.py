@@ -28,7 +28,7 @@ MAIN, SUB = "main", "sub"
 class Item:
     """Tasks that move together, in recorded order. An item may start when the chain has done its first `release` tasks;
     one step late, it must end before the next iteration's chain reaches task number `deadline`. It was recorded before
-    task number `home` of the chain."""
+    task number `home` of the chain. `fence`: the task of the chain before which it must end, None if it may be late."""
 
     tasks: tuple[int, ...]
     home: int
@@ -37,6 +37,7 @@ class Item:
     preds: tuple[int, ...]  # items of the same step that must come before
     succs: tuple[int, ...]
     work: float
+    fence: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Step:
         """The step of a recorded graph. `apart`: all updates are items of their own, even if they wait for only one
         weight gradient."""
         duration = (cost.durations(graph) + cost.launch).tolist()
-        stays = must_stay(graph)
+        stays = must_stay(graph.unfenced)
         chain = tuple(np.flatnonzero(stays).tolist())
         place = {task: i for i, task in enumerate(chain)}
         members: list[list[int]] = []
@@ -110,7 +111,8 @@ class Step:
                   for b in (*graph.reads[t].tolist(), *graph.writes[t].tolist()) if graph.persistent[b]}
         items = tuple(Item(tuple(tasks), int(np.searchsorted(chain, tasks[0])), release[i], min(
             (needed.get(b, len(chain)) for t in tasks for b in graph.writes[t].tolist()), default=len(chain)),
-                           tuple(preds[i]), tuple(succs[i]), sum(duration[t] for t in tasks))
+                           tuple(preds[i]), tuple(succs[i]), sum(duration[t] for t in tasks),
+                           min((place[s] for t in tasks for s in graph.succs[t].tolist() if s in place), default=None))
                       for i, tasks in enumerate(members))
         return cls(graph, cost, chain, items)
 
@@ -203,10 +205,17 @@ class Step:
 
     def bounds(self, places: Places, i: int, crossing: bool) -> tuple[int, int]:
         """The numbers of the first and last possible place of item i, given the places of the others."""
-        item, end = self.items[i], len(self.chain)
+        item = self.items[i]
         first = max([item.release, *(self.number(places, p) for p in item.preds)])
-        last = min([self.round + item.deadline if crossing else end, *(self.number(places, s) for s in item.succs)])
+        last = min([self.latest(i, crossing), *(self.number(places, s) for s in item.succs)])
         return first, last
+
+    def latest(self, i: int, crossing: bool) -> int:
+        """The number of the last possible place of item i, wherever the others are."""
+        item = self.items[i]
+        if item.fence is not None:
+            return item.fence
+        return self.round + item.deadline if crossing else len(self.chain)
 
     def number(self, places: Places, i: int) -> int:
         """The number of the place of item i."""

@@ -198,7 +198,7 @@ def assign(step: Step, cut: list[Region], crossing: bool = True) -> Places:
     own = [corun.groups.get(names(item.tasks[0]), "") for item in step.items]
     spans = [(r.begin + shift, r.end + shift) for shift in (0, step.round) for r in cut]
     room = [r.time for r in cut]
-    ends = [step.round + item.deadline if crossing else len(step.chain) for item in step.items]
+    ends = [step.latest(i, crossing) for i in range(len(step.items))]
     pairs = [(-round(corun.gain(theirs[r], own[i]), 2), r, -item.release, i) for i, item in enumerate(step.items)
              for r, (begin, end) in enumerate(spans) if end > item.release and begin < ends[i]]
     places: dict[int, Place] = {}
@@ -232,7 +232,8 @@ def early_filled(step: Step, crossing: bool = True) -> Places:
     places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
     for i in sorted(range(len(step.items)), key=lambda i: (step.items[i].deadline, i)):
         item = step.items[i]
-        if crossing and not item.succs and time < first and time + item.work <= reached[item.deadline]:
+        late = crossing and not item.succs and item.fence is None
+        if late and time < first and time + item.work <= reached[item.deadline]:
             places[i], time = Place(SUB, item.deadline, late=True), time + item.work
     return places
 
@@ -293,10 +294,10 @@ def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
 
 def _whole_sets(step: Step) -> Iterator[frozenset[int]]:
     """Sets of tasks that may be late together, small ones first: updates and all for which only these wait."""
-    last = [i for i, item in enumerate(step.items) if not item.succs]
+    last = [i for i, item in enumerate(step.items) if not item.succs and item.fence is None]
     for late in (set(some) for n in range(len(last) + 1) for some in combinations(last, n)):
         for i in reversed(range(len(step.items))):  # waiting items have higher numbers
-            if step.items[i].succs and late.issuperset(step.items[i].succs):
+            if step.items[i].succs and step.items[i].fence is None and late.issuperset(step.items[i].succs):
                 late.add(i)
         yield frozenset(t for i in late for t in step.items[i].tasks)
 
@@ -307,7 +308,7 @@ def _late_sets(step: Step) -> Iterator[frozenset[int]]:
     while sets:
         yield from (frozenset(t for i in late for t in step.items[i].tasks) for late in sorted(sets, key=sorted))
         sets = {late | {i} for late in sets for i, item in enumerate(step.items)
-                if i not in late and late.issuperset(item.succs)}
+                if i not in late and item.fence is None and late.issuperset(item.succs)}
 
 
 # ----------------------------------------------------------------------------------------------------- pairs to profile

@@ -30,6 +30,7 @@ OPTIONS = "options"  #: of that policy
 DROPPED = "layers computed again"
 AS_TORCH = ("runtime", "torch")  #: of a grid that has torch's messages, or adds up micro-batches in its order
 AWAY = "offloaded"  #: of an order with copies: the moves
+LAG = "lag"  #: how late weight gradients may run
 PAIRS = "pairs of tasks"  #: whether costs said how much tasks beside each other slow each other down
 ORDER, CAPS = "order", "caps"  #: of an order that is a hint: the most micro-batches by rank and stage
 CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over ranks"
@@ -38,7 +39,7 @@ CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over 
 def notes_of(graph: TaskGraph, stage_of_unit: Ints, options: Mapping[str, Any]) -> dict[str, str]:
     """The notes of an order of these stages of a network, planned with these options."""
     notes = {CUT: " ".join(map(str, stage_of_unit[_computing(graph)].tolist()))}
-    return notes if options.get(PARTS) is None else notes | {PARTS: str(options[PARTS])}
+    return notes | {name: str(options[name]) for name in (PARTS, LAG) if options.get(name) is not None}
 
 
 def policy_notes(name: str, options: Mapping[str, Any]) -> dict[str, str]:
@@ -85,7 +86,9 @@ def choices_in(order: Schedule, choices: Choices, alone: bool) -> Choices:
     own, noted = unpack(order.keys), Shards.of(order.notes.get(WHAT, "0"))
     dropped = numbers(order, DROPPED) if DROPPED in order.notes else np.unique(own.unit[own.kind == Kind.R])
     shard = choices.shard if alone or choices.shard.level not in (0, noted.level) else noted
-    found = replace(choices, dropped=tuple(dropped.tolist()), parts=widths(order.keys), shard=shard)
+    lag = {} if LAG not in order.notes else {LAG: _one(order, LAG, 0)}
+    found = replace(choices, dropped=tuple(dropped.tolist()), parts=widths(order.keys), shard=shard,
+                    options={**choices.options, **lag})
     return hint_in(order, found)
 
 
@@ -129,9 +132,15 @@ def part_bytes_in(schedule: Schedule) -> int | None:
     """The most bytes of a part of an all-reduce; None if it is whole. Raises ScheduleError."""
     if PARTS not in schedule.notes:
         return None
-    found = numbers(schedule, PARTS)
-    if len(found) != 1 or not found[0]:
-        raise ScheduleError(f"the plan's {PARTS!r} is {schedule.notes[PARTS][:40]!r}; it must be a number from 1 on")
+    return _one(schedule, PARTS, 1)
+
+
+def _one(schedule: Schedule, name: str, least: int) -> int:
+    """The number of a note."""
+    found = numbers(schedule, name)
+    if len(found) != 1 or found[0] < least:
+        raise ScheduleError(f"the plan's {name!r} is {schedule.notes[name][:40]!r}; "
+                            f"it must be a number from {least} on")
     return int(found[0])
 
 

@@ -19,13 +19,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, spread
-from ..core.graph import Role, TaskGraph
+from ..core.columns import Floats, spread
+from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import Kind, widths
 from ..passes.boundary import Mask
-from ..passes.lag import TOKEN
 from ..pricing.cost import CostModel, Cross, counts_up_to, most_streams
 from ..pricing.simulation import Lanes, around, times
 from .ordered import Ordered
@@ -87,23 +86,13 @@ def beside(graph: TaskGraph, cost: CostModel, streams: int = 2) -> Schedule:
     """Weight gradients and updates on sub streams, as `planned` says, whatever that costs."""
     if not 2 <= streams <= 1024:
         raise PlanError(f"multi_stream needs 2 to 1024 streams, not {streams}; one stream is in_order")
-    side = np.isin(graph.kind, [int(Kind.W), int(Kind.U)])
-    feeds_chain = np.isin(graph.kind[graph.succs.ids], [int(k) for k in CHAIN])
-    producer = graph.succs.row_of_each()
-    feeds_chain &= graph.iteration[graph.succs.ids] == graph.iteration[producer]
+    side, succs = np.isin(graph.kind, [int(Kind.W), int(Kind.U)]), graph.unfenced.succs
+    feeds_chain = np.isin(graph.kind[succs.ids], [int(k) for k in CHAIN])
+    producer = succs.row_of_each()
+    feeds_chain &= graph.iteration[succs.ids] == graph.iteration[producer]
     needed = spread(producer[feeds_chain], True, len(graph), False)
-    needed[_only_in_time(graph)] = False
     side &= ~(needed & (graph.kind == Kind.W))
     return in_ready_order(graph, cost.durations(graph), side, _names(streams))
-
-
-def _only_in_time(graph: TaskGraph) -> Ints:
-    """The weight gradients that others wait for by a token (`minidl.passes.lag`), and read nothing of."""
-    token = graph.role_is(Role.WORKSPACE) & (graph.buffer_bytes == TOKEN.bytes)
-    read, writer = np.zeros(len(token), bool), graph.writes.row_of_each()
-    read[graph.reads.ids[graph.kind[graph.reads.row_of_each()] != Kind.U]] = True
-    of_tokens, of_values = (writer[(read & mask)[graph.writes.ids]] for mask in (token, ~token))
-    return np.setdiff1d(of_tokens, of_values)
 
 
 def _names(streams: int) -> list[str]:

@@ -22,7 +22,7 @@ from .layer_times import with_communication
 from .ordered import Ordered, as_ordered, taken
 from .pipeline.policy import Policy
 from .registry import Scheduler, made_by
-from .saved import PAIRS, SUMS, policy_notes, sums_in
+from .saved import LAG, PAIRS, SUMS, policy_notes, sums_in
 
 
 @dataclass(frozen=True)
@@ -85,6 +85,8 @@ class Whole:
         notes = {} if draft.sums is None else {SUMS: json.dumps(asdict(draft.sums), default=int)}
         if not policy.own and (policy.each or policy.rewrite):
             notes |= policy_notes(policy.name, options)
+        if not given and self.choices.options.get(LAG) is not None:
+            notes[LAG] = str(self.choices.options[LAG])
         if self.cost.corun is not None and not given:
             notes |= {**found.schedule.notes, PAIRS: "priced"}
         schedule = self.chosen.function if isinstance(self.chosen.function, Schedule) else found.schedule

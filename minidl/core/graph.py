@@ -157,6 +157,9 @@ class StorageSpec:
     share_of: Any = None
 
 
+FENCE = StorageSpec("fence", (1,), "uint8", 1, Role.WORKSPACE)  #: of tokens: buffers that order tasks, and hold nothing
+
+
 # --------------------------------------------------------------------------------------------------------------- edges
 def derive_edges(reads: Rows, writes: Rows, buffers: int) -> Rows:
     """Predecessors of each task: read after write, write after write, write after read, in order of emission.
@@ -356,6 +359,16 @@ class TaskGraph(Columns):
     @column
     def succs(self) -> Rows:
         return self.preds.transposed(len(self))
+
+    @property
+    def unfenced(self) -> TaskGraph:
+        """The graph without tokens, in which tasks wait only for those whose results they need."""
+        kept = np.array([spec.name != FENCE.name or spec.role != FENCE.role for spec in self.storages], bool)
+        if kept.all():
+            return self
+        reads, writes = (Rows.from_pairs(rows.row_of_each()[own], rows.ids[own], len(self)) for rows, own in (
+            (rows, kept[self.buffer_storage[rows.ids]]) for rows in (self.reads, self.writes)))
+        return replace(self, reads=reads, writes=writes)
 
     @property
     def edges(self) -> int:

@@ -79,6 +79,10 @@ def _cut(draft: Draft, choices: Choices) -> bool:
     return choices.parts not in (1, {})
 
 
+def _bounded(draft: Draft, choices: Choices) -> bool:
+    return choices.options.get("lag") is not None
+
+
 def _orders(draft: Draft, *kinds: Kind) -> bool:
     return draft.schedule is not None and bool(np.isin(unpack(draft.schedule.keys).kind, kinds).any())
 
@@ -107,7 +111,7 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (recompute, BOTH, lambda draft, choices: choices.dropped and not draft.placement.apart),
     (split, WHOLE, _cut),  # an R is cut as well; stages are cut when they are in order
     # after all that adds or cuts weight gradients
-    (fenced, WHOLE, lambda draft, choices: choices.options.get("lag") is not None),
+    (fenced, WHOLE, _bounded),
     (in_stages, STAGES, lambda draft, choices: True),  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Step, ...] = (
@@ -117,7 +121,7 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (sums_asked_for, STAGES, lambda draft, choices: {"all_reduces", "part_bytes"} & choices.options.keys()),
     # before O and W become one task: the rank of W decides where weights live
     (followers, STAGES, lambda draft, choices: draft.stale),
-    (in_time, STAGES, lambda draft, choices: choices.options.get("lag") is not None),  # while O and W are apart
+    (in_time, STAGES, _bounded),  # while O and W are apart
     (fused_backwards, STAGES, lambda draft, choices: not draft.read and _orders(draft, Kind.B)),
     (updates_soon, STAGES, lambda draft, choices: draft.placement.apart and not draft.read),
     # for other pipelines that drain;
@@ -131,8 +135,10 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (shard, BOTH, lambda draft, choices: choices.shard.level),  # when sums have their place
     (side_by_side, BOTH, _second_parts),  # of a step that is not cut, which has all its tasks now: parts get lanes
     (more_overlap, STAGES, lambda draft, choices: choices.options.get("overlap")),  # when all that talks has its place
+    (in_time, STAGES, lambda draft, choices: _bounded(draft, choices) and choices.options.get("overlap")),
     (split, STAGES, _cut),  # last: stages in order, and
-    (side_by_side, STAGES, _cut),  # lanes of their parts
+    (side_by_side, STAGES, _cut),  # lanes of their parts, which edges keep
+    (fenced, STAGES, lambda draft, choices: _bounded(draft, choices) and _cut(draft, choices)),
 )
 OF_A_PLAN: tuple[Step, ...] = ((offload, BOTH, lambda draft, choices: True),)  #: when the bytes of a plan are known
 

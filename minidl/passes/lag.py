@@ -1,77 +1,175 @@
-"""A bound on how late a weight gradient may run: the inputs of at most `lag` + 1 layers' weight gradients are alive.
+"""A bound on how late weight gradients may run: at most `lag` + 1 of those whose inputs are there may wait at once.
 
-A W that waits keeps its layer's input and output gradient. With the bound, a W runs before the output gradient is made
-that the W `lag` + 1 places later reads; in a pipeline, before the O of the same stage, `lag` + 1 micro-batches later.
+A W that waits keeps its layer's input and output gradient. With the bound, a W ends before the output gradient begins
+that would be one too many; in a pipeline, before the O of the same stage `lag` + 1 micro-batches later. Layers whose W
+read the same output gradient count once. `lag=0`: each W before the next one's input, as in a conventional backward.
 XLA has such a fence for collectives (openxla/xla #45753, #45929); the rule for layers is ours.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from ..core.columns import grouped
-from ..core.graph import Role, StorageSpec
+from ..core.columns import Ints, grouped
+from ..core.graph import FENCE, Role, TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
-from ..core.tasks import Kind, unpack
+from ..core.schedule import Schedule
+from ..core.tasks import Kind, repack, task_name, unpack
+from .boundary import Mask
 from .draft import Draft
 
-TOKEN = StorageSpec("token", (1,), "uint8", 1, Role.WORKSPACE)  #: of buffers that order tasks, and hold nothing
+Turns = Sequence[tuple[Sequence[int], Sequence[int]]]  #: in order: tasks that make an output gradient, and the W of it
+
 
 def fenced(draft: Draft, lag: int | None = None) -> Draft:
-    """A whole step in which each W within the bound writes a token, a buffer that no launch touches, and the O that
-    would break the bound reads it. Raises PlanError for a bound that is no whole number from 0 on."""
-    graph, lag, e = draft.graph, _checked(lag), draft.edit()
-    maker = dict(zip(graph.writes.ids.tolist(), graph.writes.row_of_each().tolist(), strict=True))
-    layers = grouped(((int(graph.micro_batch[t]), int(graph.unit[t])), t)
-                     for t in np.flatnonzero(graph.kind == Kind.W).tolist())
-    by_micro_batch, token = defaultdict[int, list[list[int]]](list), 0
-    for (micro_batch, _), tasks in layers.items():
-        by_micro_batch[micro_batch].append(tasks)
-    for order in by_micro_batch.values():
-        for early, late in zip(order, order[lag + 1 :], strict=False):
-            made = [maker[b] for t in late for b in graph.reads[t].tolist() if graph.kind[maker.get(b, t)] == Kind.O]
-            if made and max(early) < min(made):
-                token = e.buffer(token, e.storage_of[token], "token") if token else e.place(TOKEN)[1]
-                for t in early:
-                    e.writes[t].add(token)
-                for t in made:
-                    e.reads[t].add(token)
-    return e.draft
+    """The draft in which edges keep the bound, in whatever order and on whatever lanes its tasks run: if nothing else
+    does, a W writes a token, and the O that would break the bound reads it. Raises PlanError for a bound that is no
+    whole number from 0 on, and Refused if a W needs an O that would have to wait for it."""
+    lag = _checked(lag)
+    if not draft.staged:
+        return _fenced(draft, _layers(draft.graph), lag)
+    order = draft.order
+    for stage, rank in sorted({*zip(unpack(order.keys).unit.tolist(), order.rank_of_each.tolist(), strict=True)}):
+        draft = _fenced(draft, _micro_batches(draft.graph, order.keep(order.rank_of_each == rank), stage), lag)
+    return draft
+
+
+def _layers(graph: TaskGraph) -> Turns:
+    """By the task that makes the last of a W's output gradients, all its parts; without the W that read none."""
+    whole, gradient = repack(graph.keys, part=0), graph.role_is(Role.GRADIENT)
+    parts, of = grouped(zip(whole.tolist(), range(len(graph)), strict=True)), dict[int, list[int]]()
+    for t in np.flatnonzero(graph.kind == Kind.W).tolist():
+        read = graph.reads[t][gradient[graph.reads[t]]]
+        last = max((p for p in graph.preds[t].tolist()
+                    if graph.kind[p] != Kind.W and np.isin(graph.writes[p], read).any()), default=None)
+        if last is not None:
+            of.setdefault(int(whole[last]), []).append(t)
+    return sorted((parts[key], tasks) for key, tasks in of.items())
+
+
+def _micro_batches(graph: TaskGraph, order: Schedule, stage: int) -> Turns:
+    """By the O of a stage, all its parts, in the order in which they run."""
+    ids = order.ids(graph)
+    own = ids[(graph.unit[ids] == stage) & np.isin(graph.kind[ids], (Kind.O, Kind.W))]
+    of = {kind: grouped((int(graph.micro_batch[t]), t) for t in own.tolist() if graph.kind[t] == kind)
+          for kind in (Kind.O, Kind.W)}
+    return [(tasks, of[Kind.W].get(i, [])) for i, tasks in of[Kind.O].items()]
+
+
+def _fenced(draft: Draft, turns: Turns, lag: int) -> Draft:
+    """The draft in which the W of each turn end before the O of the turn `lag` + 1 later begin."""
+    graph, order = draft.graph, draft.schedule
+    flat, until = [t for _, tasks in turns for t in tasks], dict[int, int]()  # O -> how many of the W come before it
+    count = np.append(0, np.cumsum([len(tasks) for _, tasks in turns]))
+    for turn, (makers, _) in enumerate(turns):
+        until |= dict.fromkeys(makers, int(count[max(0, turn - lag)]))
+    needs = graph.preds.lists()
+    if order is not None:  # lanes keep their order
+        ids, begin = order.ids(graph), order.place == 0
+        for before, t in zip(ids[:-1][~begin[1:]].tolist(), ids[1:][~begin[1:]].tolist(), strict=True):
+            needs[t] = [*needs[t], before]
+    ended, number = [0] * len(graph), {t: i for i, t in enumerate(flat)}  # as bits, the W that have ended before
+    tokens, sequence = list[tuple[int, int]](), [*_sequence(graph, needs, flat, until)]
+    for t in sequence:
+        for p in needs[t]:
+            ended[t] |= ended[p]
+        while late := ((1 << until.get(t, 0)) - 1) & ~ended[t]:
+            w = flat[late.bit_length() - 1]
+            tokens.append((w, t))
+            ended[t] |= ended[w]
+        if t in number:
+            ended[t] |= 1 << number[t]
+    if any(w > t for w, t in tokens):
+        place = {t: i for i, t in enumerate(sequence)}
+        draft, tokens = draft.take(np.array(sequence)), [(place[w], place[t]) for w, t in tokens]
+    e, made = draft.edit(), dict[int, int]()
+    for w, t in tokens:
+        if w not in made:
+            first = next(iter(made.values()), None)
+            made[w] = e.place(FENCE)[1] if first is None else e.buffer(first, e.storage_of[first], FENCE.name)
+        e.writes[w].add(made[w])
+        e.reads[t].add(made[w])
+    return e.draft if tokens else draft
+
+
+def _sequence(graph: TaskGraph, needs: Sequence[Sequence[int]], flat: Sequence[int],
+              until: dict[int, int]) -> Iterator[int]:
+    """All tasks in an order in which the first `until[t]` of the W come before t: the recorded one, but for W that come
+    just in time."""
+    done, low = bytearray(len(graph)), 0
+    for first in range(len(graph)):
+        todo = [] if done[first] else [first]
+        while todo:
+            t = todo[-1]
+            while low < len(flat) and done[flat[low]]:
+                low += 1
+            missing = next((x for x in (*needs[t], *flat[low : until.get(t, 0)]) if not done[x]), None)
+            if missing is None:
+                done[todo.pop()] = True
+                yield t
+            elif missing in todo:
+                raise Refused("lag", f"{graph.name(missing)} needs a result that has to wait for it then",
+                              "give a larger lag")
+            else:
+                todo.append(missing)
 
 
 def in_time(draft: Draft, lag: int | None = None) -> Draft:
-    """An order of stages in which each W that would break the bound comes just before the O that would. Raises Refused
-    for an order that also says which weights tasks read, or runs tasks in pairs, and PlanError as `fenced` does."""
+    """An order of stages in which each W that would break the bound comes just before the O that would, or before the
+    pair with it. Raises PlanError as `fenced` does, and Refused if a lane does not have both gradients of a stage, if
+    another W would have to come first whose O has not run, or if an order by old weights breaks the bound."""
     lag, order = _checked(lag), draft.order
-    if draft.stale or order.joined is not None:
-        raise Refused("lag", f"{draft.name} " + ("orders tasks by the weights that they read" if draft.stale else
-                                                 "runs tasks in pairs"), "leave lag out")
-    keys = list[int]()
-    for lane in range(len(order.lanes)):
-        waits, done = defaultdict[int, list[int]](list), list[int]()  # stage -> its W in order that have not run
-        own = unpack(order.order(lane))
-        for key, kind, stage in zip(own.key.tolist(), own.kind.tolist(), own.unit.tolist(), strict=True):
-            if kind == Kind.W:
-                waits[stage].append(key)
-        opened = dict.fromkeys(waits, 0)
-        for key, kind, stage in zip(own.key.tolist(), own.kind.tolist(), own.unit.tolist(), strict=True):
-            if kind == Kind.W and key not in waits[stage]:
-                continue  # it has run
-            if kind == Kind.W:
-                waits[stage].remove(key)
-                opened[stage] -= 1
-            elif kind == Kind.O and stage in waits:
-                while opened[stage] > lag:
-                    done.append(waits[stage].pop(0))
-                    opened[stage] -= 1
-                opened[stage] += 1
-            done.append(key)
-        keys += done
-    return replace(draft, schedule=replace(order, keys=np.array(keys, np.int64), slots=None))
+    lanes = [_lane_in_time(draft, lane, lag) for lane in range(len(order.lanes))]
+    keys = np.concatenate([keys for keys, _ in lanes])
+    if (keys == order.keys).all():
+        return draft
+    if draft.stale or draft.read:
+        why = "also orders what tasks read" if draft.stale else "is given"
+        raise Refused("lag", f"the order of {draft.name} {why}, and weight gradients wait longer", "give a larger lag")
+    joined = None if order.joined is None else np.concatenate([second for _, second in lanes])
+    return replace(draft, schedule=replace(order, keys=keys, joined=joined, slots=None))
+
+
+def _lane_in_time(draft: Draft, lane: int, lag: int) -> tuple[Ints, Mask]:
+    """The entries of a lane, and whether each runs as one action with the one before it."""
+    order = draft.order
+    own, second = unpack(order.order(lane)), order.second[order.ptr[lane] : order.ptr[lane + 1]].tolist()
+    kind, stage, micro_batch = own.kind.tolist(), own.unit.tolist(), own.micro_batch.tolist()
+    left = grouped((stage[i], i) for i, k in enumerate(kind) if k == Kind.W)  # of each stage, in order
+    every = unpack(order.keys)
+    elsewhere = set(every.unit[every.kind == Kind.W].tolist()) - left.keys()
+    waits, ran, found, begin = defaultdict[int, set[int]](set), set[int](), list[tuple[int, bool]](), 0
+    for i, k in enumerate(kind):
+        begin = begin if second[i] else len(found)  # of the action
+        if k == Kind.O and stage[i] in elsewhere:
+            raise Refused("lag", f"{draft.name} runs the two gradients of a stage on different lanes", "leave lag out")
+        mine = waits[stage[i]]  # micro-batches whose O has run, and whose W has not
+        while k == Kind.O and len(mine - {micro_batch[i]}) > lag:
+            w = left[stage[i]].pop(0)
+            if micro_batch[w] not in mine:
+                raise Refused("lag", f"{draft.name} runs {task_name(own.key[w])} before the other weight gradients of "
+                              f"its stage, but its output gradient later", "leave lag out")
+            mine.remove(micro_batch[w])
+            ran.add(w)
+            found.insert(begin, (w, False))
+            begin += 1
+        if i in ran:
+            continue
+        if k == Kind.O:
+            mine.add(micro_batch[i])
+        elif k == Kind.W:
+            if draft.stale and micro_batch[i] not in mine:
+                raise Refused("lag", f"{draft.name} runs weight gradients an iteration late", "leave lag out")
+            mine.discard(micro_batch[i])
+            left[stage[i]].remove(i)
+        found.append((i, second[i] and begin < len(found)))
+    entries, joined = np.array(found, np.int64).reshape(-1, 2).T
+    return own.key[entries], joined.astype(bool)
 
 
 def _checked(lag: int | None) -> int:

@@ -17,9 +17,11 @@ from ...core.tasks import Kind, pack, unpack
 from ...passes.backward import fused_in
 from ...passes.choices import Choices
 from ...passes.draft import Draft
+from ...passes.lag import in_time
 from ...plans.plan import PipelinePlan
 from ...pricing.cost import CostModel, Link
 from ..ordered import Ordered
+from ..saved import LAG
 from .models import in_stages
 from .policy import Policy
 from .problem import Problem, costs
@@ -97,13 +99,14 @@ class GivenTimes:
             raise PipelineError(f"placement is {shorten(place)}; it must be a Placement")
         cost, graph = self.problem.cost(place, self.cost), stage_graph(place.stages, 1)
         return Draft(self.policy.name, graph, self.machine, cost, place, np.zeros(len(graph)), graph.unit,
-                     settled=True)  # costs give the times
+                     stale=self.policy.stale, settled=True)  # costs give the times
 
     def order(self, draft: Draft) -> Ordered:
         """The policy's order of all micro-batches."""
+        own = {name: value for name, value in self.choices.options.items() if name != LAG}
         problem = Problem.of(draft.placement, self.problem.micro_batches, draft.cost, self.machine.activation_cap,
                              draft.graph)
-        return self.policy.best(problem, self.choices.options, self.choices.placement)
+        return self.policy.best(problem, own, self.choices.placement)
 
     def ordered(self, draft: Draft, found: Ordered) -> Draft:
         """All micro-batches, in this order. Raises PipelineError for an order of another number."""
@@ -116,6 +119,7 @@ class GivenTimes:
             place.stages, total, fused_in(schedule, place.stages, total), place.directions,
             self.problem.message_bytes or max(draft.cost.sizes.get("message_bytes", ()), default=0))
         made = replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
+        made = made if LAG not in self.choices.options else in_time(made, self.choices.options[LAG])
         return made if self.machine.replicas == 1 else self._summed(made, found)
 
     def _summed(self, draft: Draft, found: Ordered) -> Draft:
