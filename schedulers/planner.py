@@ -47,8 +47,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     data-parallel ranks, or the replicas of a pipeline, share out: 1 the optimizer's states, 2 gradients as well, 3
     parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or
     all, the memory that leaves (`search/away.py`); auto, with `recompute="auto"`: the fastest of all these, and of
-    shards if `shard` is 0, within the machine's limit (`search/curve.py`). `order`: fixed, or hint, with which each
-    rank of a pipeline runs its first ready task. `options`: the policy's; for pipelines also `cap`, the most
+    shards if `shard` is 0, within the machine's limit (`search/curve.py`), and with `lag="auto"` of bounds of weight
+    gradients. `order`: fixed, or hint, with which each rank of a pipeline runs its first ready task. `options`: the policy's; for pipelines also `cap`, the most
     micro-batches that a rank keeps of a stage, as in `2p-s` (`pipeline/hint.py`). For a schedule of stages: `chunks`,
     and `like`, a plan by the policy that made it, if that says more than an order.
 
@@ -64,6 +64,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
             raise PlanError(f"{name} is {shorten(value)}; it must be a "
                             f"{' or a '.join(kind.__name__ for kind in kinds)}")
     try:
+        if lags := options.get("lag") == "auto":
+            del options["lag"]
         chosen = scheduler_of(policy, options, times)
         if order not in ORDERS:
             raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
@@ -83,9 +85,9 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         make = partial(made, graph, chosen, cost, machine)
         if not times and getattr(chosen.function, "arranges", None) is not None:
             make = partial(arranged, made, graph, chosen, cost, machine)
-        if recompute != "auto" and split == 1 and offload == "none":
+        if recompute != "auto" and split == 1 and offload == "none" and not lags:
             return make(choices, machine.memory_limit)
-        return searched(graph, cost, machine, choices, make, recompute == "auto", split, offload, chosen)
+        return searched(graph, cost, machine, choices, make, recompute == "auto", split, offload, chosen, lags)
     except MemoryError as error:
         told = "".join(f", {option}={shorten(value)}" for option, value in options.items())
         raise (PipelineError if times else PlanError)(

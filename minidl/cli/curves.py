@@ -37,15 +37,19 @@ def show_curve(arguments: Any) -> int:
     assert asked.cost is not None
     usual, cost = recorded.job, asked.cost
 
-    def make(recompute: str, limit: int | None, shard: Any) -> Plan:
-        recorded.job = replace(usual, scheduler=name, recompute=recompute, shard=shard)
+    def make(recompute: str, limit: int | None, shard: Any, lag: int | None) -> Plan:
+        late = {} if lag is None else {"lag": lag}
+        recorded.job = replace(usual, scheduler=name, recompute=recompute, shard=shard,
+                               scheduler_args={**usual.scheduler_args, **late})
         return replace(asked, machine=replace(machine, memory_limit=limit)).plan()
 
     for name in names:
-        shards = levels(scheduler_of(arguments, name).parallel, machine, usual.shard)
+        chosen = scheduler_of(arguments, name)
+        shards = levels(chosen.parallel, machine, usual.shard)
         try:
             with show.progress(f"planning {name}", 1.0) as done:
-                points = curve(recorded.graph, cost, make, shards, points, done)
+                points = curve(recorded.graph, cost, make, shards, points, done,
+                               lags=not chosen.own and "lag" not in usual.scheduler_args)
         except Refused:
             if not points and name == names[-1]:
                 raise
@@ -70,7 +74,7 @@ def _row(arguments: Any, point: Point) -> dict[str, Any]:
     return {"step_ms": known["predicted_step_ms"], "peak_bytes": point.peak,
             "activation_peak_bytes": known["activation_peak_bytes"], "choice": point.choice,
             "scheduler": point.plan.scheduler, "recompute": point.recompute, "offload": point.offload,
-            "shard": str(point.shard), "memory_limit": point.limit,
+            "shard": str(point.shard), "lag": point.lag, "memory_limit": point.limit,
             "command": _command(arguments, point)}
 
 
@@ -90,5 +94,6 @@ def _command(arguments: Any, point: Point) -> str:
         kept += ["--pairs", "measured" if arguments.costs == "measured" else "estimated"]
     away = [] if point.offload == "none" else ["--offload", point.offload]
     shared = ["--shard", str(point.shard)] if point.shard else []
-    return shlex.join([*kept, "--scheduler", point.plan.scheduler, "--recompute", point.recompute, *away, *shared,
-                       *limit, "--save", "plan.csv"])
+    late = [] if point.lag is None else ["--scheduler-arg", f"lag={point.lag}"]
+    return shlex.join([*kept, "--scheduler", point.plan.scheduler, *late, "--recompute", point.recompute, *away,
+                       *shared, *limit, "--save", "plan.csv"])

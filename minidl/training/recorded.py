@@ -327,6 +327,8 @@ class Recorded:
                                remarks=self.approximate)
         chosen = schedulers.find(job.scheduler, job.parallel)
         told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
+        if job.offload == "auto" and not chosen.own and "lag" in chosen.options:
+            told = {"lag": "auto", **told}
         with paused:
             made = schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
                                    shard=job.shard, offload=job.offload, order=job.order,

@@ -30,16 +30,17 @@ Make = Callable[[Choices, int | None], Plan]  #: from choices and a limit in byt
 
 
 def searched(graph: Any, cost: Any, machine: Machine, first: Choices, make: Make, recompute: bool,
-             split: int | str | Mapping[str, int], offload: str, chosen: Scheduler) -> Plan:
+             split: int | str | Mapping[str, int], offload: str, chosen: Scheduler, lags: bool) -> Plan:
     """The plan with what is asked for besides the `first` choices, as `minidl.plan` takes it; of "auto" the fastest
-    within the limit. `recompute`: whether a search finds what is computed again. Raises PlanError for arguments that
-    make no sense, and MemoryLimitError with the least that can be had."""
+    within the limit. `recompute`, `lags`: whether a search finds what is computed again, or how late W may run. Raises
+    PlanError for arguments that make no sense, and MemoryLimitError with the least that can be had."""
     limit = machine.memory_limit
     lanes = first.options.get("streams") or (2 if cost is None else most_streams(cost))
 
-    def of(dropped: Collection[int], limit: int | None, level: Level = first.shard) -> Plan:
+    def of(dropped: Collection[int], limit: int | None, level: Level = first.shard, lag: int | None = None) -> Plan:
         def whole(parts: Parts) -> Plan:
-            chosen = replace(first, dropped=tuple(dropped), parts=parts, shard=Shards.of(level))
+            options = first.options if lag is None else {**first.options, "lag": lag}
+            chosen = replace(first, dropped=tuple(dropped), parts=parts, shard=Shards.of(level), options=options)
             return away.planned("none" if offload == "auto" else offload, cost, limit,
                                 lambda limit: make(chosen, limit))
 
@@ -47,11 +48,13 @@ def searched(graph: Any, cost: Any, machine: Machine, first: Choices, make: Make
 
     if not recompute and offload == "auto":
         raise PlanError("offload auto goes with recompute auto")
+    if lags and offload != "auto":
+        raise PlanError("lag auto goes with offload auto")
     if offload != "auto" or isinstance(chosen.function, Schedule):
         return kept.planned(graph, cost, limit, "auto", of) if recompute else of(first.dropped, limit)
     shards = levels(chosen.parallel, machine, first.shard)
-    return fastest(graph, cost, limit, shards, lambda how, cap, level: kept.planned(
-        graph, cost, cap, how, lambda dropped, limit: of(dropped, limit, level)))
+    return fastest(graph, cost, limit, shards, lambda how, cap, level, lag: kept.planned(
+        graph, cost, cap, how, lambda dropped, limit: of(dropped, limit, level, lag)), lags)
 
 
 def arranged(make: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: Choices,

@@ -1,7 +1,8 @@
-"""Peak against time, over kept activations, offloaded memory, shards on ranks that are alike, and what a policy gives
-up by itself: the fastest plan within a memory limit, and the curve of the plans that no other one beats in both its
-predicted step and its planned peak. Both search the same plans: within the peak of a point of the curve there is a plan
-that is as fast, and the least limit that can be met is the smallest peak of the curve.
+"""Peak against time, over kept activations, how late weight gradients may run, offloaded memory, shards on ranks that
+are alike, and what a policy gives up by itself: the fastest plan within a memory limit, and the curve of the plans that
+no other one beats in both its predicted step and its planned peak. Both search the same plans: within the peak of a
+point of the curve there is a plan that is as fast, and the least limit that can be met is the smallest peak of the
+curve.
 """
 
 from __future__ import annotations
@@ -29,21 +30,24 @@ from .away import offloading
 from .kept import chain, dropped, optimal
 
 Level = Shards | int | str  #: what is shared out, as `minidl.plan` takes it
-Make = Callable[[str, int | None, Level], Plan]  #: from `recompute`, a limit and shards to a policy's plan
+#: from `recompute`, a limit, shards and the `lag` of weight gradients to a policy's plan
+Make = Callable[[str, int | None, Level, int | None], Plan]
 NAMED = "none", "all", "sqrt"  #: choices of `recompute`
+LAGS = 0, 1, 4, 16, 64, 256, 1024  #: that are tried, until one changes nothing
 LEVELS = 8  #: limits for which the best kept activations are tried, besides none, all and sqrt
 
 
 @dataclass(frozen=True)
 class Point:
-    """A plan; `recompute`, `offload`, `shard` and `limit` are what `minidl.plan` makes it from. A limit, which is its
-    peak: the policy traded time for memory itself, or only some memory is offloaded."""
+    """A plan; `recompute`, `offload`, `shard`, `limit` and `lag` are what `minidl.plan` makes it from. A limit, which
+    is its peak: the policy traded time for memory itself, or only some memory is offloaded."""
 
     plan: Plan
     recompute: str = "none"
     offload: str = "none"
     shard: Level = 0
     limit: int | None = None
+    lag: int | None = None
 
     @property
     def peak(self) -> int:
@@ -58,7 +62,8 @@ class Point:
             again = f", recompute {len({*self.plan.graph.unit[self.plan.graph.kind == Kind.R].tolist()})} layers"
         away = "" if self.offload == "none" else f", offload {self.offload}"
         shared = f", shard {self.shard}" if self.shard else ""
-        return (f"{self.plan.scheduler}{again}{away}{shared}"
+        late = "" if self.lag is None else f", lag {self.lag}"
+        return (f"{self.plan.scheduler}{late}{again}{away}{shared}"
                 f"{'' if self.limit is None else f', within {self.limit:,} bytes'}")
 
 
@@ -84,26 +89,33 @@ def in_ranges(numbers: Iterable[int]) -> str:
     return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in ends)
 
 
-def _whole(graph: TaskGraph, cost: CostModel, shards: Sequence[Level], make: Make) -> Iterator[Point]:
-    """The policy's plans without a limit and without copies: the plain one, and those with shards or recomputation.
-    Raises Refused if the plain one cannot be."""
-    yield Point(make("none", None, shards[0]), shard=shards[0])
+def _whole(graph: TaskGraph, cost: CostModel, shards: Sequence[Level], make: Make, lags: bool) -> Iterator[Point]:
+    """The policy's plans without a limit and without copies: the plain one, and those with shards, recomputation or, if
+    they are asked for, `lags`. Raises Refused if the plain one cannot be."""
+    yield (plain := Point(make("none", None, shards[0], None), shard=shards[0]))
+    for lag in LAGS if lags else ():
+        with suppress(Refused):
+            yield (late := Point(make("none", None, shards[0], lag), shard=shards[0], lag=lag))
+            if late.plan.graph.edges == plain.plan.graph.edges and np.array_equal(
+                    late.plan.schedule.keys, plain.plan.schedule.keys):
+                break
     for level in shards:
         for how in kept_sets(graph, cost)[1:] if level == shards[0] else NAMED:
             with suppress(Refused):
-                yield Point(make(how, None, level), how, shard=level)
+                yield Point(make(how, None, level, None), how, shard=level)
 
 
 def _tried(points: Sequence[Point]) -> list[Point]:
     """Those to look at further, from the shortest step on: those that no other one beats, and all that a user can name.
     Once memory is offloaded these may need the least, since shards need places for parts of other ranks."""
     front = {*map(id, unbeaten(points))}
-    return sorted((p for p in points if id(p) in front or p.recompute in NAMED), key=lambda point: point.plan.step)
+    return sorted((p for p in points if id(p) in front or (p.recompute in NAMED and p.lag is None)),
+                  key=lambda point: point.plan.step)
 
 
 def _within(point: Point, limit: int, make: Make) -> Point:
     """The plan of the same policy within a smaller limit, if it trades time for memory. Raises MemoryLimitError."""
-    plan = (point.plan.within or (lambda limit: make(point.recompute, limit, point.shard)))(limit)
+    plan = (point.plan.within or (lambda limit: make(point.recompute, limit, point.shard, point.lag)))(limit)
     return replace(point, plan=plan, limit=max(plan.peak_bytes))
 
 
@@ -113,11 +125,12 @@ def _away(point: Point, away: Callable[[str, int | None], Plan], what: str, limi
 
 
 def curve(graph: TaskGraph, cost: CostModel, make: Make, shards: Sequence[Level] = (0,), found: Sequence[Point] = (),
-          done: Callable[[float], object] = lambda share: None) -> list[Point]:
+          done: Callable[[float], object] = lambda share: None, lags: bool = False) -> list[Point]:
     """The points of a policy from the smallest peak to the shortest step, with those that have been `found`. None needs
     more than the plain plan, to which any limit above its peak leads. `shards`: those that the user wants, or all to
-    try, 0 first. `done` gets the share that has been tried. Raises Refused if the policy cannot plan this."""
-    points = [*_whole(graph, cost, shards, make)]
+    try, 0 first; `lags`: whether weight gradients are given bounds. `done` gets the share that has been tried. Raises
+    Refused if the policy cannot plan this."""
+    points = [*_whole(graph, cost, shards, make, lags)]
     found, tried = [*found, points[0]], _tried(points)
     for i, point in enumerate(tried):
         found += (one for one in (point, *_less(point, cost, make, found)) if one.peak < points[0].peak)
@@ -147,19 +160,20 @@ def _less(point: Point, cost: CostModel, make: Make, found: Sequence[Point]) -> 
                 yield (every := _away(point, away, what, every.peak - 1))
 
 
-def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], make: Make) -> Plan:
+def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], make: Make, lags: bool = False) -> Plan:
     """The policy's fastest plan within a limit; the plain one if it fits. Plans without copies come in the order of
-    their steps, and the search ends at one whose step is not shorter than the best that fits. `shards`: as for `curve`.
+    their steps, and the search ends at one whose step is not shorter than the best that fits. `shards`, `lags`: as for
+    `curve`.
     Raises MemoryLimitError with the least that can be had if nothing fits."""
     if limit is None or not isinstance(graph, TaskGraph):
         raise PlanError("offload auto finds the fastest plan of a recorded step within a memory limit; give both")
-    points = _whole(graph, cost, shards, make)
+    points = _whole(graph, cost, shards, make, lags)
     whole = next(points)
     if whole.peak <= limit:
         return whole.plan.with_known(limit=limit)
     found, least = list[Point](), list[int]()
     with suppress(MemoryLimitError, Refused):
-        found.append(Point(make("auto", limit, shards[0]), "auto", shard=shards[0]))
+        found.append(Point(make("auto", limit, shards[0], None), "auto", shard=shards[0]))
     for point in _tried([whole, *points]):
         if found and point.plan.step >= min(one.plan.step for one in found):
             break
@@ -179,8 +193,8 @@ def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], m
                                f"{min(least):,}", min(least))
     shortest = dict[str, Plan]()
     for point in sorted(found, key=lambda point: point.plan.step):
-        words = {f"shard {point.shard}": point.shard != shards[0], "recompute": point.recompute != "none",
-                 "offload": point.offload != "none"}
+        words = {f"lag {point.lag}": point.lag is not None, f"shard {point.shard}": point.shard != shards[0],
+                 "recompute": point.recompute != "none", "offload": point.offload != "none"}
         shortest.setdefault(" and ".join(word for word, is_so in words.items() if is_so) or "less overlap", point.plan)
     best, chosen = next(iter(shortest.items()))
     each = ", ".join(f"{name} {plan.step / whole.plan.step - 1:+.1%}" for name, plan in shortest.items())
