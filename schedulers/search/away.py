@@ -79,7 +79,7 @@ def offloading(whole: Plan, cost: CostModel) -> Callable[[str, int | None], Plan
                 fewer = [made(what, window, 1 << i) for i in range(count.bit_length())]
                 least += [max(plan.peak_bytes) for plan in fewer]
                 found += [plan for plan in fewer if max(plan.peak_bytes) <= limit]
-            if max(every.peak_bytes) > (min(least) if limit is None else limit):
+            if max(every.peak_bytes) > max(limit or 0, min(least)):
                 break  # wider windows need more memory
         if len(refused) == len(WINDOWS):
             raise refused[0]

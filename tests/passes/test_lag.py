@@ -213,6 +213,63 @@ def test_a_smaller_bound_needs_no_more_memory_in_a_pipeline() -> None:
     assert peaks[0] < peaks[-1]
 
 
+@pytest.mark.slow
+def test_a_long_gpt_needs_half_the_memory_with_a_bound() -> None:
+    """The figures of docs/claims: all weight gradients after the output gradients, and at most 17 that wait."""
+    sizes = {"layers": 32, "width": 512, "heads": 2, "length": 1024, "dropout": 0.0}
+    graph = Recorded(Job(model="gpt", model_args=sizes, data="pydoc", batch_size=4)).graph
+    plans = [ml.plan(graph, "reverse_first_k", machine=ml.Machine(2), recompute="all", **more)
+             for more in ({"k": 195}, {"k": 17, "lag": 16}, {"k": 0})]
+    assert [round(max(plan.peak_bytes) / 1e9, 2) for plan in plans] == [7.13, 3.73, 3.73]
+    assert held(plans[1].graph, 16)
+    assert not held(plans[0].graph, 16)
+
+
+@pytest.mark.parametrize("policy", ["multi_stream", "reverse_first_k"])
+def test_a_bound_saves_memory_where_weight_gradients_pile_up(policy: str) -> None:
+    graph = golden_plans.step("mlp", 4)
+    more = {"streams": 2} if policy == "multi_stream" else {"k": 2}
+    cost, ranks = (COST, 1) if policy == "multi_stream" else (None, 2)
+    free, bound = (ml.plan(graph, policy, cost, ml.Machine(ranks), **more, **late) for late in ({}, {"lag": 1}))
+    assert max(bound.peak_bytes) < max(free.peak_bytes)
+
+
+@pytest.mark.parametrize("flags", [
+    ["mlp", "--model-arg", "preset=tiny", "--model-arg", "layers=4", "--batch-size", "8", "--scheduler", "multi_stream",
+     "--micro-batches", "4"],
+    *(pytest.param(flags, marks=pytest.mark.slow) for flags in (
+        ["mlp", "--model-arg", "hidden=64", "--model-arg", "layers=6", "--batch-size", "64", "--scheduler",
+         "multi_stream", "--micro-batches", "4"],
+        ["gpt", "--model-arg", "preset=tiny", "--data", "pydoc", "--scheduler", "fast_forward", "--parallel",
+         "pipeline", "--ranks", "2", "--micro-batches", "8"]))], ids=lambda flags: f"{flags[0]} {flags[2]}")
+def test_the_curve_and_a_limit_try_bounds(flags: list[str], capsys: Any) -> None:
+    network = ["--costs", "analytic", "--model", *flags]
+    _, found = run_json(capsys, "plan", *network, "--curve")
+    points = [point for point in found["curve"] if point["lag"] is not None]
+    assert points
+    for point in points[:1 + (network[3] == "gpt")]:
+        assert f"lag {point['lag']}" in point["choice"]
+        assert f"--scheduler-arg lag={point['lag']}" in point["command"]
+        made = run_json(capsys, *point["command"].removesuffix(" --save plan.csv").split()[1:])[1]
+        assert (made["peak_bytes"], made["predicted_step_ms"]) == (point["peak_bytes"], point["step_ms"])
+        within = run_json(capsys, "plan", *network, "--memory-limit", str(point["peak_bytes"]))[1]
+        assert within["predicted_step_ms"] <= point["step_ms"]
+    _, fixed = run_json(capsys, "plan", *network, "--curve", "--scheduler-arg", "lag=1")
+    assert all(point["lag"] is None and "--scheduler-arg lag=1" in point["command"] for point in fixed["curve"])
+
+
+def test_an_asked_search_of_bounds_goes_with_the_others() -> None:
+    graph = golden_plans.step("mlp", 4)
+    with pytest.raises(PlanError, match="lag auto goes with offload auto"):
+        ml.plan(graph, "multi_stream", lag="auto")
+    free = ml.plan(graph, "multi_stream", streams=2)
+    limit = ml.plan(graph, "multi_stream", streams=2, lag=1).peak_bytes[0]
+    assert limit < free.peak_bytes[0]
+    plan = ml.plan(graph, "multi_stream", None, ml.Machine(memory_limit=limit), streams=2, recompute="auto",
+                   offload="auto", lag="auto")
+    assert plan.peak_bytes[0] <= limit
+
+
 @pytest.mark.parametrize("lag", [0, 1])
 def test_bits_stay(lag: int) -> None:
     expected, found, _ = compared(lambda draft: (fenced(draft, lag), ""), MLP, "multi_stream")
@@ -232,7 +289,7 @@ def test_bits_stay_on_ranks(flags: list[str], schedulers: str, capsys: Any) -> N
 
 def test_a_saved_plan_keeps_its_bound(tmp_path: Path, capsys: Any) -> None:
     graph = golden_plans.step("mlp")
-    plan = ml.plan(graph, "multi_stream", COST, streams=2, lag=1)
+    plan = ml.plan(graph, "multi_stream", streams=2, lag=1)
     plan.schedule.save(tmp_path / "p.csv")
     again = ml.plan(graph, str(tmp_path / "p.csv"))
     assert held(again.graph, 1)
