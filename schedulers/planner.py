@@ -48,9 +48,10 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or
     all, the memory that leaves (`search/away.py`); auto, with `recompute="auto"`: the fastest of all these, and of
     shards if `shard` is 0, within the machine's limit (`search/curve.py`), and with `lag="auto"` of bounds of weight
-    gradients. `order`: fixed, or hint, with which each rank of a pipeline runs its first ready task. `options`: the policy's; for pipelines also `cap`, the most
-    micro-batches that a rank keeps of a stage, as in `2p-s` (`pipeline/hint.py`). For a schedule of stages: `chunks`,
-    and `like`, a plan by the policy that made it, if that says more than an order.
+    gradients. `order`: fixed, or hint, with which each rank of a pipeline runs its first ready task. `options`: the
+    policy's; for pipelines also `cap`, the most micro-batches that a rank keeps of a stage, as in `2p-s`
+    (`pipeline/hint.py`). For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
+    says more than an order.
 
     Raises ValueError if the policy cannot plan this, PlanError for arguments that make no sense, PipelineError if the
     graph cannot be a pipeline, ScheduleError for an order that is not valid, MemoryLimitError above the limit.

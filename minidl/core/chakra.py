@@ -267,7 +267,7 @@ def load(paths: Sequence[str | Path]) -> Timeline:
 
 
 def _nodes(content: bytes) -> tuple[dict[str, Any], dict[int, dict[Any, Any]]]:
-    """The texts that `save` keeps of the timeline; and each node by its number: its fields by number, `needs` and `attr`."""
+    """The texts that `save` keeps of the timeline; each node by its number: its fields by number, `needs`, `attr`."""
     head, *rest = _messages(content)
     about = json.loads(dict(_attribute(value) for field, value in _fields(head) if field == 2)["minidl"])
     nodes = {}
