@@ -13,11 +13,12 @@ returns.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from os import getpid
 from threading import get_ident
 from types import FrameType
@@ -157,19 +158,38 @@ class Runtime:
     def whole(self, everywhere: bool = False) -> None:
         """Brings the states and parameters of which each rank has a share to the first rank of its group as a whole;
         `everywhere`: the parameters to all ranks. All ranks call it together."""
-        own = [spec for spec in self._storages if spec.share_of is not None]
         if self.transport is None:
             return
-        for i in range(max(self.transport.gather(len(own)))):  # ranks may have other stages
-            spec = own[i] if i < len(own) else None
-            mine = None if spec is None else np.array(self.device.read(self._share(spec, spec.live.data)))
-            shares = self.transport.gather(mine)
-            first = self.transport.rank == self.program.group[0]
-            if spec is not None and (first or (everywhere and spec.role == Role.PARAMETER)):
+        _ = self._group
+        for whole, spec in self.shared.items():
+            to_all = everywhere and spec.role == Role.PARAMETER
+            found = self.together([whole if to_all or not r else None for r in range(len(self.program.group))])
+            if found is not None:
                 spec.share_of.overwritten()
-                for piece, rank in zip(self._pieces(spec, spec.share_of.values(self.device)), self.program.group,
-                                       strict=True):
-                    self.device.write(piece, shares[rank][: piece.size])
+                self.device.write(spec.share_of.values(self.device), found)
+
+    @cached_property
+    def shared(self) -> dict[int, StorageSpec]:
+        """The storages of which each rank of the group has a share, by the id of the whole one."""
+        return {id(spec.share_of): spec for spec in self._storages if spec.share_of is not None}
+
+    @cached_property
+    def _group(self) -> Communicator:
+        """The ranks that share out storages with this one. All ranks ask for it together."""
+        assert self.transport is not None
+        return self.transport.host.group(tuple(self.program.group))
+
+    def together(self, wanted: Sequence[int | None]) -> Any:
+        """The values of the storage `wanted[r]` of `shared`, (n,) on the host, on rank r of the group; None where it is
+        None. All ranks of the group call it together."""
+        group = self._group
+        specs = [None if whole is None else self.shared[whole] for whole in wanted]
+        shares = [np.empty(0, np.uint8) if spec is None else
+                  self.device.read(self._share(spec, spec.live.data)).view(np.uint8) for spec in specs]
+        own, bounds = specs[group.rank], [0, *np.cumsum([share.size for share in shares]).tolist()]
+        into = np.empty((group.size, shares[group.rank].size), np.uint8)
+        group.exchange(np.concatenate(shares), into, bounds)
+        return None if own is None else into.reshape(-1).view(own.dtype)[: math.prod(own.share_of.shape)]
 
     def _array(self, spec: StorageSpec, memory: Any = None) -> Any:
         return self.device.array(spec.live.data if memory is None else memory, View.of(spec))

@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from time import monotonic, sleep
@@ -73,10 +73,11 @@ def read_text(path: str | Path, kind: str) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- writing
-def write_atomic(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to `path`, and follows links. The file appears whole or not at all, and keeps its mode and
-    owner; on any error the old file stays. A pipe or a device is written to in place. Raises FileError."""
-    data = content.encode() if isinstance(content, str) else content
+def write_atomic(path: str | Path, content: str | bytes | Iterable[Any]) -> None:
+    """Writes `content`, a text, bytes or pieces of bytes, to `path`, and follows links. The file appears whole or not
+    at all, and keeps its mode and owner; on any error the old file stays. A pipe or a device is written to in place.
+    Raises FileError."""
+    data = [content.encode()] if isinstance(content, str) else [content] if isinstance(content, bytes) else content
     with _naming(path):
         status = _status(path)
         if status is not None and not stat.S_ISREG(status.st_mode):
@@ -175,13 +176,38 @@ def _opened(path: str | Path) -> int:
             return handle
 
 
-def _pour(handle: int, data: bytes) -> None:
+def write_new(path: Path, pieces: Iterable[Any]) -> None:
+    """Writes pieces of bytes to a file, and returns when they are on the disk. Raises FileError."""
+    with _naming(path), open(path, "wb", buffering=0) as file:
+        for piece in pieces:
+            _written(file, piece)
+        os.fsync(file.fileno())
+
+
+def put_in_place(part: Path, folder: Path) -> None:
+    """Gives a folder its name, when all files in it are on the disk. Raises FileError, also if the name is taken."""
+    with _naming(folder):
+        _sync(part)
+        os.rename(part, folder)
+        _sync(folder.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _pour(handle: int, data: Iterable[Any]) -> None:
     sys.stdout.flush()
     with os.fdopen(handle, "wb", buffering=0) as file:
-        _written(file, data)
+        for piece in data:
+            _written(file, piece)
 
 
-def _written(file: Any, data: bytes) -> None:
+def _written(file: Any, data: Any) -> None:
     """Writes all of the data to a file without a buffer, which may take a part at a time."""
     rest = memoryview(data)
     while rest:
@@ -198,12 +224,12 @@ def copy_atomic(file: Path, to: Path) -> None:
             os.link(file, part)
             os.replace(part, to)
         except OSError:  # a file system without links
-            write_atomic(to, held.read())
+            write_atomic(to, iter(lambda: held.read(1 << 24), b""))
         finally:
             part.unlink(missing_ok=True)
 
 
-def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
+def _replace(target: Path, data: Iterable[Any], old: os.stat_result | None) -> None:
     """Writes a temporary file beside the target, then renames it. The writer holds a lock on the temporary file; one
     without a lock was left by a process that was killed, and is removed."""
     begins = f".{target.name[:100]}."
@@ -217,7 +243,8 @@ def _replace(target: Path, data: bytes, old: os.stat_result | None) -> None:
         os.close(handle)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for piece in data:
+                file.write(piece)
             file.flush()
             if old is None:
                 umask = os.umask(0)

@@ -1,4 +1,5 @@
-"""The tensors of safetensors files, read from where they are. A file is only data: nothing in it is ever executed."""
+"""The tensors of safetensors files, read from where they are, and written. A file is only data: nothing in it is ever
+executed."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import json
 import math
 import os
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from ..system.files import LARGEST
 #: NumPy's type of each type of safetensors; bfloat16 is the upper half of a float32
 TYPES = {"BOOL": "?", "BF16": "<u2", "F16": "<f2", "F32": "<f4", "F64": "<f8",
          **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)}}
+KINDS = {np.dtype(name).name: kind for kind, name in TYPES.items()} | {"uint16": "U16", "bfloat16": "BF16"}
 #: how files in other formats begin -> what they are, and how they become safetensors
 TORCH = ("a pickle of torch, which could run any code when it is read; with torch, safetensors.torch.save_file("
          "torch.load(FILE, weights_only=True), NEW) writes its tensors")
@@ -45,16 +48,53 @@ class Slot:
         return np.dtype(TYPES[self.kind]).name if self.kind in TYPES and self.kind != "BF16" else self.kind
 
     def read(self) -> Any:
-        """Its array; bfloat16 as float32. Raises WeightsError."""
+        """Its array: a view on the file, of which only what is used is read; bfloat16 as float32. Raises
+        WeightsError."""
         if self.kind not in TYPES:
             raise WeightsError(f"{self.file}: {self.name} has the type {self.kind}, which cannot be read; save it as "
                                f"BF16, F16 or F32")
+        count = math.prod(self.shape)
         try:
-            value = np.fromfile(self.file, TYPES[self.kind], math.prod(self.shape), offset=self.begin)
+            value: Any = (np.memmap(self.file, TYPES[self.kind], "c", self.begin, (count,)) if count else
+                          np.empty(0, TYPES[self.kind]))
         except OSError as error:
             raise WeightsError(f"cannot read {self.file}: {error.strerror or error}") from None
         value = (value.astype("<u4") << 16).view("<f4") if self.kind == "BF16" else value
         return value.reshape(self.shape)
+
+
+def in_order(layout: Mapping[str, tuple[Any, tuple[int, ...]]]) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Types and shapes of tensors by name, in an order in which each begins at a multiple of its elements' size."""
+    return dict(sorted(layout.items(), key=lambda item: (-np.dtype(item[1][0]).itemsize, item[0])))
+
+
+def beginning(layout: Mapping[str, tuple[Any, tuple[int, ...]]], texts: Mapping[str, str]) -> bytes:
+    """The beginning of a safetensors file, which the bytes of these tensors follow, in their order. Raises WeightsError
+    for a type that such files do not have."""
+    about, end = dict[str, Any]({"__metadata__": {**texts}} if texts else {}), 0
+    for name, (dtype, shape) in layout.items():
+        kind = np.dtype(dtype)
+        if kind.name not in KINDS:
+            raise WeightsError(f"{name} has the type {kind}, which no file of safetensors has")
+        begin, end = end, end + math.prod(shape) * kind.itemsize
+        about[name] = {"dtype": KINDS[kind.name], "shape": [*shape], "data_offsets": [begin, end]}
+    text = json.dumps(about, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def raw(value: Any) -> memoryview:
+    """The bytes of an array as such a file has them."""
+    value = np.ascontiguousarray(value)
+    return memoryview(value.astype(value.dtype.newbyteorder("<"), copy=False).reshape(-1).view(np.uint8))
+
+
+def serialized(arrays: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[Any]:
+    """A safetensors file, in pieces. Raises WeightsError."""
+    layout = in_order({name: (value.dtype, value.shape) for name, value in arrays.items()})
+    yield beginning(layout, texts)
+    for name in layout:
+        yield raw(arrays[name])
 
 
 def header(file: Path) -> tuple[dict[str, Slot], dict[str, str]]:

@@ -26,9 +26,10 @@ from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_shape
 from ..system.files import FileError, read_text, write_atomic
-from .tensors import PICKLED, TORCH, Slot, WeightsError, header
+from .tensors import PICKLED, TORCH, Slot, WeightsError, header, serialized
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"  #: the file, or the index, in a folder of weights
+PT = {"format": "pt"}  #: the text that a file needs for transformers to read it
 STYLES = ("state", "timm")  #: names as in a state dict, or as timm has them
 PREFIXES = ("bert.", "transformer.")  #: of the network without its head, which some files leave out
 #: masks and numbers of positions, which are no weights (a bias has one axis): a file may have them
@@ -77,16 +78,10 @@ def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shar
     try:
         if shards is not None:
             return _save_shards(path if path.suffix == ".safetensors" else path / ONE, arrays, shards)
-        write_atomic(path, _serialized(arrays))
+        write_atomic(path, serialized(arrays, PT))
     except OSError as error:
         raise WeightsError(f"cannot write {path}: {error.strerror or error}") from None
     return path
-
-
-def _serialized(arrays: Mapping[str, Any]) -> bytes:
-    from safetensors.numpy import save
-
-    return save(dict(arrays), {"format": "pt"})
 
 
 def _save_shards(path: Path, arrays: Mapping[str, Any], size: int) -> Path:
@@ -110,8 +105,8 @@ def _save_shards(path: Path, arrays: Mapping[str, Any], size: int) -> Path:
     try:
         path.parent.mkdir(exist_ok=True)
         for file, part in zip(files, parts, strict=False):
-            write_atomic(file, _serialized(part))
-        write_atomic(index, json.dumps(about, indent=2) + "\n" if files else _serialized(arrays))
+            write_atomic(file, serialized(part, PT))
+        write_atomic(index, json.dumps(about, indent=2) + "\n" if files else serialized(arrays, PT))
     except BaseException:
         for file in files:
             file.unlink(missing_ok=True)

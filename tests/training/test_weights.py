@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import minidl as ml
 from minidl import models, nn
+from minidl.system.files import write_atomic
 from minidl.training import weights
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
@@ -265,7 +266,7 @@ def test_shards_appear_whole_or_not_at_all(tmp_path: Path, monkeypatch: Any) -> 
     def full(path: Path, content: Any) -> None:
         if len(done) == 2:
             raise OSError(28, "No space left on device")
-        path.write_bytes(content)
+        write_atomic(path, content)
         done.append(path)
 
     with monkeypatch.context() as patched:

@@ -241,14 +241,23 @@ class Communicator:
 
     def gather(self, value: Any) -> list[Any]:
         """The values of all ranks, in rank order; also a barrier. Raises RankError if another rank fails."""
-        patience, share = Patience(self), self._share(value)
+        values: list[Any] = self._awaited(self._share(value))
+        return values
+
+    def exchange(self, out: Any, into: Any, bounds: Sequence[int]) -> None:
+        """Sends `out[bounds[r]:bounds[r + 1]]` to each rank r; row r of `into` receives what r sends to this rank. All
+        ranks call it together. Raises RankError if another rank fails."""
+        self._awaited(self._exchange(out, into, bounds, 0))
+
+    def _awaited(self, transfer: Iterator[None]) -> Any:
+        """The result of a transfer, once it is over."""
+        patience = Patience(self)
         try:
             while True:
-                next(share)
+                next(transfer)
                 patience.wait()
         except StopIteration as ended:
-            values: list[Any] = ended.value
-            return values
+            return ended.value
         finally:
             patience.reset()
 
