@@ -46,7 +46,7 @@ class Initial:
     def dtype(self) -> str:
         return self.types[-1]
 
-    def astype(self, dtype: str) -> Initial:
+    def astype(self, dtype: str, copy: bool = True) -> Initial:
         """The same values cast to this type."""
         return self if dtype == self.dtype else replace(self, types=(*self.types, str(np.dtype(dtype))))
 
@@ -71,7 +71,7 @@ class Elsewhere:
 
     name: str
 
-    def astype(self, dtype: str) -> Any:
+    def astype(self, dtype: str, copy: bool = True) -> Any:
         """Raises RuntimeError, as all uses of the values do."""
         return self.__array__()
 

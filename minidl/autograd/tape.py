@@ -41,7 +41,7 @@ class Storage:
     """One piece of memory. `data`: the device's bytes, or None while it is only recorded. `slab`: its regions, if it is
     written region by region. `changed`: the number of the last use of an op before an update or `assign` changed the
     values. `initial`: the device and the initial values of a storage whose data nobody has asked for; it has no memory
-    yet."""
+    yet. They are drawn then, or read from a file."""
 
     __slots__ = ("changed", "data", "dtype", "initial", "name", "role", "shape", "slab")
 

@@ -151,16 +151,19 @@ class Tensor:
         return device.fetch(array)
 
     def assign(self, value: Any) -> None:
-        """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory. Raises
+        """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory. An array
+        that lies in a file, a `numpy.memmap`, is read when somebody asks for the values, if nobody has yet. Raises
         ShapeError for another shape, and for a type that cannot be cast to the tensor's."""
-        if not isinstance(value, Initial):
+        later = isinstance(value, Initial) or (
+            isinstance(value, np.memmap) and (value.shape, value.dtype) == (self.storage.shape, self.dtype))
+        if not isinstance(value, Initial | np.memmap):
             value = numeric(value)
         if value.shape not in (self.shape, ()) or not np.can_cast(value.dtype, np.dtype(self.dtype), "same_kind"):
             raise ShapeError(f"{self.storage.name} is {self.dtype} {self.shape}; it cannot take "
                              f"{value.dtype} {value.shape}")
         whole = self.size == math.prod(self.storage.shape)
-        if whole and isinstance(value, Initial) and self.storage.initial is not None:
-            self.storage.initial = self.storage.initial[0], value.astype(self.dtype)
+        if whole and later and self.storage.initial is not None:
+            self.storage.initial = self.storage.initial[0], value.astype(self.dtype, copy=False)
         else:
             if whole:
                 self.storage.overwritten()

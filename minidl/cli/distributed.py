@@ -143,7 +143,7 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
         if first:
             held.enter_context(claimed(arguments))
             _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
-        saved = resumed(arguments, recorded) if arguments.resume else None
+        saved = resumed(arguments, recorded, (communicator.rank, communicator.size)) if arguments.resume else None
         alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded),
                  "the checkpoint's step": saved and saved.step, **_flags(arguments)}
         ordered = hinted(arguments)

@@ -481,7 +481,7 @@ def check_flags(arguments: Any) -> None:
 def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     """The job that the flags describe. Raises UsageError without a model."""
     from .. import models
-    from ..training.checkpoint import file_of
+    from ..training.checkpoint import place_of
     from ..training.job import Job
 
     if not arguments.model:
@@ -500,7 +500,7 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
     lr = models.learning_rate(arguments.model, arguments.optimizer) if arguments.lr is None else arguments.lr
     own: dict[str, Any] = {
         "model_args": dict(arguments.model_arg), "deterministic": not arguments.nondeterministic,
-        "scaling_from": str(file_of(arguments.checkpoint)) if arguments.resume else None,
+        "scaling_from": str(place_of(arguments.checkpoint)) if arguments.resume else None,
         "update_every": every, "slices": slices, "groups": groups, "lr": float(lr),
         "scheduler": under or arguments.scheduler, "parallel": kind_of(arguments),
         "scheduler_args": dict(arguments.scheduler_arg) | ({"slow": arguments.slow} if arguments.slow else {}),

@@ -93,9 +93,9 @@ def _with(flag: str, value: Any) -> str:
     return f"without {flag}" if text in (None, "") else f"with {flag} {text}"
 
 
-def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
-    """Restores the state of the checkpoint; a given learning rate overrides the saved one. Raises CheckpointError,
-    before anything changes, for a checkpoint that does not fit."""
+def resumed(arguments: Any, recorded: Recorded, part: tuple[int, int] = (0, 1)) -> checkpoint.Checkpoint:
+    """Restores the state of the checkpoint; a given learning rate overrides the saved one. `part`: of so many ranks,
+    this is one. Raises CheckpointError, before anything changes, for a checkpoint that does not fit."""
     steps = steps_of(arguments, recorded)
     saved = checkpoint.peek(arguments.checkpoint)
     if saved.step >= steps:
@@ -119,7 +119,8 @@ def resumed(arguments: Any, recorded: Recorded) -> checkpoint.Checkpoint:
                              f"than {recorded.job.scheduler}: {there} {what}, not {here[name]}; resume under a "
                              f"schedule with the same order, or add --reorder-sums to continue with other bits")
     with use(recorded.tape):
-        found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data)
+        found = checkpoint.load(arguments.checkpoint, recorded.model, recorded.optimizer, loader=recorded.train_data,
+                                part=part)
     if "--lr" in arguments.given:
         recorded.optimizer.lr = arguments.lr
     elif "lr" in before:
@@ -250,6 +251,8 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
                                 curves=_curves(trainer, metrics, steps_of(arguments, trainer.recorded)))
         finally:
             show.emit(arguments, record, lambda: summary(record))
+    elif (keeper := keeper_of(arguments, trainer.recorded)) is not None:
+        keeper.save(trainer, steps_of(arguments, trainer.recorded))
     if communicator is not None:
         communicator.gather(None)  # no rank ends before rank 0 has printed everything
     return 0

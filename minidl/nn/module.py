@@ -255,7 +255,12 @@ def _axes(t: Tensor) -> tuple[int, ...]:
 
 def state_array(t: Tensor) -> Any:
     """The array of a tensor as in a state dict: a view."""
-    return t.numpy().transpose(_axes(t))
+    return in_state_order(t, t.numpy())
+
+
+def in_state_order(t: Tensor, array: Any) -> Any:
+    """An array with the axes of a tensor as in a state dict: a view."""
+    return array.transpose(_axes(t))
 
 
 def state_shape(t: Tensor) -> tuple[int, ...]:

@@ -160,7 +160,7 @@ class Runtime:
         `everywhere`: the parameters to all ranks. All ranks call it together."""
         if self.transport is None:
             return
-        _ = self._group
+        _ = self.group
         for whole, spec in self.shared.items():
             to_all = everywhere and spec.role == Role.PARAMETER
             found = self.together([whole if to_all or not r else None for r in range(len(self.program.group))])
@@ -174,7 +174,7 @@ class Runtime:
         return {id(spec.share_of): spec for spec in self._storages if spec.share_of is not None}
 
     @cached_property
-    def _group(self) -> Communicator:
+    def group(self) -> Communicator:
         """The ranks that share out storages with this one. All ranks ask for it together."""
         assert self.transport is not None
         return self.transport.host.group(tuple(self.program.group))
@@ -182,7 +182,7 @@ class Runtime:
     def together(self, wanted: Sequence[int | None]) -> Any:
         """The values of the storage `wanted[r]` of `shared`, (n,) on the host, on rank r of the group; None where it is
         None. All ranks of the group call it together."""
-        group = self._group
+        group = self.group
         specs = [None if whole is None else self.shared[whole] for whole in wanted]
         shares = [np.empty(0, np.uint8) if spec is None else
                   self.device.read(self._share(spec, spec.live.data)).view(np.uint8) for spec in specs]

@@ -1,9 +1,10 @@
 """Checkpoints: everything that a run needs to resume bit-identically to an uninterrupted run.
 
 One safetensors file holds as tensors the parameters and states of the model, the optimizer's states with learning rate
-and Adam's powers, and the dropout counter; and as JSON the place in the data, seed and schedule. It is made between two
-steps. A load changes nothing unless the whole file fits and its digest is right; values are restored in place, so
-recorded steps remain valid.
+and Adam's powers, and the dropout counter; and as JSON the place in the data, seed and schedule. Ranks write a folder
+of such files (`sharded.py`) instead: both are read by one process and by any number of ranks. A checkpoint is made
+between two steps. A load changes nothing unless all of it fits and its digests are right; values are restored in place,
+so recorded steps remain valid.
 """
 
 from __future__ import annotations
@@ -12,9 +13,12 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,12 @@ from ..nn import Module
 from ..nn.module import put, state_array
 from ..optim import Optimizer
 from ..system.files import claimed, sweep, write_atomic
-from .tensors import Slot, WeightsError, header
-from .weights import STANDARDIZE
+from . import sharded
+from .tensors import Slot, WeightsError, header, serialized
+from .weights import INDEX, STANDARDIZE
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
+STEP = re.compile(r"step-\d{8,}")  #: the name of a checkpoint that ranks have written
 FORMAT = 3
 IDENTITY = ("name", "samples", "seed", "batch_size", "training")  #: attributes of a loader: its order of samples
 
@@ -61,23 +67,11 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
 
     The file appears whole or not at all; on an error an earlier file stays. Raises CheckpointError.
     """
-    from safetensors.numpy import save as serialize
-
-    waiting = [name for name, p in model.named_parameters() if p.grad is not None and not p.used]
-    if waiting:
-        raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
-                              "has used")
     file = file_of(path)
-    place = {"format": FORMAT, "step": step, "seed": random.current_seed(),
-             "optimizer": None if optimizer is None else type(optimizer).__name__,
-             "loader": None if loader is None else {"state": loader.state(), **_identity(loader)},
-             **({} if test is None else {"test": dict(test)})}
+    texts = _texts(model, optimizer, step, loader, schedule, scheduler, test, about)
     arrays = {name: np.asarray(state_array(t), order="C") for name, t in _tensors(model, optimizer).items()}
     arrays |= _standardize(loader)
-    texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
-             **{f"about {name}": text for name, text in (about or {}).items()}}
-    header = {name: text for name, text in texts.items() if text is not None}
-    content = serialize(arrays, header | {"sha256": _digest(header, sorted(arrays.items()))})
+    content = serialized(arrays, texts | {"sha256": _digest(texts, sorted(arrays.items()))})
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, content)
@@ -87,29 +81,63 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     return file
 
 
+def save_together(path: str | Path, part: sharded.Part, model: Module, optimizer: Optimizer, *, step: int,
+                  loader: Loader, test: Mapping[str, float] | None = None, about: Mapping[str, str] | None = None,
+                  ) -> Path:  # fmt: skip
+    """Writes a checkpoint of all ranks, which call it together, into a folder `step-00000500` of the folder `path`;
+    returns that folder. Raises Disagreement on all ranks; then there is no such folder."""
+    folder = Path(path) / f"step-{step:08d}"
+    if not any(part.communicator.gather((folder / INDEX).exists())):  # else this step is saved
+        texts = _texts(model, optimizer, step, loader, None, None, test, about)
+        tensors = {id(t): (name, t) for name, t in reversed(_tensors(model, optimizer).items())}
+        sharded.save(folder, dict(tensors.values()), _standardize(loader), part, texts)
+    return folder
+
+
+def _texts(model: Module, optimizer: Optimizer | None, step: int, loader: Loader | None, schedule: str | None,
+           scheduler: str | None, test: Mapping[str, float] | None, about: Mapping[str, str] | None) -> dict[str, str]:
+    """The content of a checkpoint besides its tensors. Raises CheckpointError."""
+    waiting = [name for name, p in model.named_parameters() if p.grad is not None and not p.used]
+    if waiting:
+        raise CheckpointError(f"cannot save between backward and update: {waiting[0]} has a gradient that no update "
+                              "has used")
+    place = {"format": FORMAT, "step": step, "seed": random.current_seed(),
+             "optimizer": None if optimizer is None else type(optimizer).__name__,
+             "loader": None if loader is None else {"state": loader.state(), **_identity(loader)},
+             **({} if test is None else {"test": dict(test)})}
+    texts = {"minidl": json.dumps(place, default=int), "schedule": schedule, "scheduler": scheduler,
+             **{f"about {name}": text for name, text in (about or {}).items()}}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
 def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
-         loader: Loader | None = None) -> Checkpoint:
+         loader: Loader | None = None, part: tuple[int, int] = (0, 1)) -> Checkpoint:
     """Loads a checkpoint into model, optimizer, loader and the dropout counter, in place. Without an optimizer it loads
-    only the model, from a run with any seed. Raises CheckpointError, before anything changes, for a file that is
-    missing, damaged or foreign, that is of another model, optimizer or order of data, or that was made with another
-    seed than this run's (`minidl.seed`)."""
-    file = file_of(path)
+    only the model, from a run with any seed. Tensors that nobody has used yet stay in the file until somebody does.
+    `part`: of so many ranks that load it, this is one; together they compare all digests. Raises CheckpointError,
+    before anything changes, for a file that is missing, damaged or foreign, that is of another model, optimizer or
+    order of data, or that was made with another seed than this run's (`minidl.seed`)."""
+    file = place_of(path)
     mine = _tensors(model, optimizer)
-    about, slots, header = _opened(file)
+    about, slots, check = _opened(file)
     if optimizer is not None:
         _fits(file, "seed", about.seed, random.current_seed())
         _fits(file, "optimizer", about.optimizer, type(optimizer).__name__)
     there = {name for name in slots if optimizer is not None or name.startswith("model.")} - {*STANDARDIZE}
-    missing, unknown = sorted(mine.keys() - there), sorted(there - mine.keys())
+    alike = {id(t): name for name, t in mine.items() if name in there}  # a shared parameter has several names
+    missing = sorted(name for name, t in mine.items() if id(t) not in alike)
+    unknown = sorted(there - mine.keys())
     if missing or unknown:
         what = f"it lacks {missing[0]!r}" if missing else f"it has {unknown[0]!r}, which this run does not"
         raise CheckpointError(f"{file} is of another model or optimizer: {what}")
+    mine = {name: t for name, t in mine.items() if name in there}
     for name, t in mine.items():  # before memory is allocated for any of them
         here, slot = state_array(t), slots[name]
         if (slot.dtype, slot.shape) != (str(here.dtype), here.shape):
             raise CheckpointError(f"{file} is of another model: {name} is {slot.dtype} {slot.shape} in the file, "
                                   f"{here.dtype} {here.shape} in this run")
-    values = _values(file, slots, header)
+    values = {name: slots[name].read() for name in (*mine, *STANDARDIZE) if name in slots}
+    check(part)
     scales = {name: values[name] for name in STANDARDIZE if name in values}
     if loader is not None:
         if about.loader is None:
@@ -135,21 +163,21 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
 def weights(path: str | Path) -> dict[str, Any]:
     """The state dict of the model in a checkpoint; and by which mean and deviation its data were standardised, if they
     were (`weights.STANDARDIZE`). Raises CheckpointError."""
-    file = file_of(path)
-    _, slots, header = _opened(file)
-    return {name.removeprefix("model."): value for name, value in _values(file, slots, header).items()
+    _, slots, check = _opened(place_of(path))
+    check((0, 1))
+    return {name.removeprefix("model."): slot.read() for name, slot in slots.items()
             if name.startswith("model.") or name in STANDARDIZE}
 
 
 def peek(path: str | Path) -> Checkpoint:
     """A checkpoint without its tensors, which are not read: enough to make a model and a loader that fit. Raises
     CheckpointError."""
-    return _opened(file_of(path))[0]
+    return _opened(place_of(path))[0]
 
 
 def exists(path: str | Path) -> bool:
     """Whether there is a checkpoint at `path`, a file or a directory."""
-    return file_of(path).exists()
+    return os.path.exists(place_of(path))
 
 
 @contextmanager
@@ -162,6 +190,8 @@ def claim(path: str | Path) -> Iterator[None]:
             file.parent.mkdir(parents=True, exist_ok=True)
             held.enter_context(claimed(file.with_name(f".{file.name}.lock")))
             sweep(file.parent, (f".{file.name[:100]}.", ".step-", ".best."))
+            for left in file.parent.glob(".step-*.part/"):
+                shutil.rmtree(left, ignore_errors=True)
         except OSError as error:
             if error.errno == errno.EBUSY:
                 raise CheckpointError(
@@ -172,9 +202,26 @@ def claim(path: str | Path) -> Iterator[None]:
 
 
 def file_of(path: str | Path) -> Path:
-    """The file of a checkpoint that is given as a file or a directory."""
+    """The file of a checkpoint of one process that is given as a file or a directory."""
     path = Path(path)
     return path if path.suffix == ".safetensors" else path / NAME
+
+
+def place_of(path: str | Path) -> Path:
+    """The file, or the folder that ranks have written, of a checkpoint that is given as such, or as the directory of
+    its run: the newest one there."""
+    path, file = Path(path), file_of(path)
+    if path == file or os.path.exists(path / INDEX):
+        return path
+    newest = max(steps_of(path), default=None)
+    if newest is None or (os.path.exists(file) and _opened(file)[0].step > int(newest.name.rpartition("-")[2])):
+        return file
+    return newest
+
+
+def steps_of(folder: Path) -> list[Path]:
+    """The checkpoints in a run's directory that ranks have written."""
+    return [found for found in folder.glob("step-*") if STEP.fullmatch(found.name) and os.path.exists(found / INDEX)]
 
 
 def _tensors(model: Module, optimizer: Optimizer | None) -> dict[str, Tensor]:
@@ -210,26 +257,31 @@ def _digest(header: Mapping[str, str], tensors: Iterable[tuple[str, Any]]) -> st
     return found.hexdigest()
 
 
-def _opened(file: Path) -> tuple[Checkpoint, dict[str, Slot], dict[str, str]]:
-    """The checkpoint without tensors, its tensors in the file, and its texts. Raises CheckpointError."""
+def _opened(file: Path) -> tuple[Checkpoint, dict[str, Slot], Callable[[tuple[int, int]], None]]:
+    """The checkpoint without tensors, its tensors in the file or folder, and a function that compares this part of its
+    digests. Raises CheckpointError, as that function does."""
     if not os.path.exists(file):
         raise CheckpointError(f"there is no checkpoint {file}")
-    slots, texts = header(file)
+    if os.path.exists(file / INDEX):
+        slots, texts, digests = sharded.read(file)
+        check = partial(sharded.check, file, digests)
+    else:
+        slots, texts = header(file)
+        check = partial(_check, file, slots, texts)
     if "minidl" not in texts:
         raise CheckpointError(f"{file} is not a checkpoint of minidl: its header lacks minidl's metadata")
     try:
         raw = json.loads(texts["minidl"])
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} is damaged or not a checkpoint: {str(error).splitlines()[0][:200]}") from error
-    return _about(file, raw, texts), slots, texts
+    return _about(file, raw, texts), slots, check
 
 
-def _values(file: Path, slots: Mapping[str, Slot], texts: Mapping[str, str]) -> dict[str, Any]:
-    """All tensors. Raises CheckpointError if the digest is another one."""
-    values = {name: slots[name].read() for name in sorted(slots)}
-    if _digest({k: v for k, v in texts.items() if k != "sha256"}, values.items()) != texts.get("sha256"):
+def _check(file: Path, slots: Mapping[str, Slot], texts: Mapping[str, str], part: tuple[int, int]) -> None:
+    """Compares the digest of a file, on the first of the ranks. Raises CheckpointError if it is another one."""
+    values = ((name, slots[name].read()) for name in sorted(slots))
+    if part[0] == 0 and _digest({k: v for k, v in texts.items() if k != "sha256"}, values) != texts.get("sha256"):
         raise CheckpointError(f"{file} is damaged: its digest is wrong")
-    return values
 
 
 def _about(file: Path, raw: Any, header: Mapping[str, str]) -> Checkpoint:

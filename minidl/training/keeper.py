@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -15,12 +16,13 @@ from . import checkpoint
 from .checkpoint import CheckpointError
 from .trainer import Trainer
 
-BEST = "best.safetensors"
+BEST, GOOD = "best.safetensors", "best"  #: the best one, a file or a folder
 
 
 class Keeper:
-    """Saves to a file or into a folder: the newest checkpoint always under the same name; with `last`, also so many of
-    the last ones, by their steps, and the best one by the objective's metric.
+    """Saves to a file or into a folder: the newest checkpoint, from one process always under the same name, from ranks
+    as a folder that is named by its step; with `last`, also so many of the last ones, and the best one by the
+    objective's metric.
 
     `steps`, `seconds`: how often; without both, after each epoch. `about`: texts for the file, such as what `sample`
     needs. `schedules`: whether the schedule is saved, which only a run on one device resumes.
@@ -29,7 +31,7 @@ class Keeper:
     def __init__(self, path: str | Path, *, steps: int | None = None, seconds: float | None = None,
                  last: int | None = None, about: Mapping[str, str] | None = None, schedules: bool = True) -> None:
         self.file, self.steps, self.seconds, self.last = checkpoint.file_of(path), steps, seconds, last
-        self.folder = self.file.parent
+        self.path, self.folder = Path(path), self.file.parent
         self.about, self.schedules = dict(about or {}), schedules
         self._saved_at = monotonic()
 
@@ -42,33 +44,71 @@ class Keeper:
         late = monotonic() - self._saved_at >= self.seconds
         return late if trainer.communicator is None else bool(trainer.communicator.gather(late)[0])
 
+    def gather(self, trainer: Trainer) -> None:
+        """Makes the state of a run one that can be saved; on ranks, all of them together."""
+        trainer.settle() if self._together(trainer) else trainer.share()
+
     def save(self, trainer: Trainer, step: int, test: Mapping[str, float] | None = None) -> None:
-        """Saves the state after this step. `test`: its metrics, if they are known. Raises CheckpointError."""
-        recorded = trainer.recorded
+        """Saves the state after this step; all ranks call it together, after `gather`. `test`: on rank 0 its metrics,
+        if they are known. Raises CheckpointError, or Disagreement on all ranks."""
+        recorded, communicator = trainer.recorded, trainer.communicator
+        first = communicator is None or communicator.rank == 0
         with use(recorded.tape):  # which knows how many dropouts there were
-            file = checkpoint.save(self.file, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
-                                   schedule=trainer.run.schedule.to_csv() if self.schedules else None,
-                                   scheduler=recorded.job.scheduler if self.schedules else None, test=test,
-                                   about=self.about)
+            if self._together(trainer):
+                saved = checkpoint.save_together(self.folder, trainer, recorded.model, recorded.optimizer, step=step,
+                                                 loader=recorded.train_data, test=test, about=self.about)
+            elif first:
+                saved = checkpoint.save(
+                    self.file, recorded.model, recorded.optimizer, step=step, loader=recorded.train_data,
+                    schedule=trainer.run.schedule.to_csv() if self.schedules else None,
+                    scheduler=recorded.job.scheduler if self.schedules else None, test=test, about=self.about)
         self._saved_at = monotonic()
-        if self.last is None:
-            return
-        _put(file, self.folder / f"step-{step:08d}.safetensors")
-        for old in sorted(f for f in self.folder.iterdir()
-                          if re.fullmatch(r"step-\d{8,}\.safetensors", f.name))[: -self.last]:
-            old.unlink(missing_ok=True)
-        if test is not None and recorded.objective.better(test, self._best()):
-            _put(file, self.folder / BEST)
+        if first:
+            best = test is not None and all(recorded.objective.better(test, old) for old in self._best())
+            self._keep(saved, step, self.last is not None and best)
 
-    def _best(self) -> dict[str, Any] | None:
-        with suppress(CheckpointError):
-            return checkpoint.peek(self.folder / BEST).test
-        return None
+    def _together(self, trainer: Trainer) -> bool:
+        """Whether several ranks write a folder; else one process, or rank 0, writes a file."""
+        return trainer.communicator is not None and trainer.communicator.size > 1 and self.path != self.file
+
+    def _keep(self, saved: Path, step: int, best: bool) -> None:
+        """Names what was saved, and removes what shall not stay."""
+        one = saved == self.file
+        if best:
+            _put(saved, self.folder / (BEST if one else GOOD))
+            (self.folder / (GOOD if one else BEST)).unlink(missing_ok=True)
+        if one and self.last is not None:
+            _put(saved, self.folder / f"step-{step:08d}.safetensors")
+        if self.path == self.file and self.last is None:
+            return  # the folder has other things
+        if not one:
+            self.file.unlink(missing_ok=True)
+        kept = sorted(f for f in self.folder.iterdir() if re.fullmatch(r"step-\d{8,}(\.safetensors)?", f.name))
+        stay = {*kept[-self.last :]} if self.last else {f for f in kept if f == saved or f.is_file()}
+        for old in {*kept} - stay - {(self.folder / GOOD).resolve()}:
+            if old.is_file():
+                old.unlink(missing_ok=True)
+            else:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def _best(self) -> list[dict[str, Any] | None]:
+        """The metrics of the best checkpoint, a file or a folder; more than one if a run was killed between the two."""
+        found = list[dict[str, Any] | None]()
+        for name in (BEST, GOOD):
+            with suppress(CheckpointError):
+                found.append(checkpoint.peek(self.folder / name).test)
+        return found
 
 
-def _put(file: Path, to: Path) -> None:
-    """The same file under another name, as a link if that can be. Raises CheckpointError."""
+def _put(saved: Path, to: Path) -> None:
+    """The same checkpoint under another name, as a link if that can be. Raises CheckpointError."""
+    part = to.with_name(f".{to.name}.part")
     try:
-        copy_atomic(file, to)
+        if saved.is_file():
+            copy_atomic(saved, to)
+        else:
+            part.unlink(missing_ok=True)
+            part.symlink_to(saved.name)
+            part.replace(to)
     except OSError as error:
         raise CheckpointError(f"cannot save {to}: {error.strerror or error}") from error

@@ -85,9 +85,8 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
             if stop:
                 _stop(trainer, keeper, step, test, told_by, why)
             if step < course.steps and keeper.due(trainer, step, ended):
-                trainer.share()
-                if first:
-                    keeper.save(trainer, step, test)
+                keeper.gather(trainer)
+                keeper.save(trainer, step, test)
                 speed.pause()
         course.progress(step, record)
 
@@ -95,9 +94,8 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
 def _stop(trainer: Trainer, keeper: Keeper, step: int, test: Mapping[str, float] | None,
           told_by: tuple[int, int] | None, why: Exception | None) -> NoReturn:
     """Saves the state after this step, on all ranks together, and raises Stopped."""
-    trainer.share()
-    if trainer.communicator is None or trainer.communicator.rank == 0:
-        keeper.save(trainer, step, test)
+    keeper.gather(trainer)
+    keeper.save(trainer, step, test)
     if trainer.communicator is not None:
         trainer.communicator.gather(None)  # none ends before the checkpoint is whole
     raise Stopped(told_by) from why

@@ -63,7 +63,8 @@ class PipelineTrainer(Trainer):
         check_same_order(orders, self.grid)
         self.plan = plan.with_known(peak_bytes=peaks)
         self._start()
-        held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of) if own is not None}
+        held = self._held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of) if own is not None}
+        self._placed = {id(spec.live) for spec in recorded.graph.storages}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]
 
@@ -99,6 +100,9 @@ class PipelineTrainer(Trainer):
     def _array(self, storage: int) -> Any:
         spec = self.recorded.graph.storages[storage]
         return self.recorded.device.array(spec.live.data, View.of(spec))
+
+    def holds(self, t: Tensor) -> bool:
+        return super().holds(t) and (id(t.storage) in self._held or id(t.storage) not in self._placed)
 
     def held(self) -> Sequence[Tensor]:
         """The parameters of this rank's stages."""

@@ -14,7 +14,7 @@ import numpy as np
 from .. import data, nn
 from ..autograd.recording import record
 from ..autograd.tape import no_grad, settle, unsettled, use
-from ..autograd.tensor import Tensor
+from ..autograd.tensor import Parameter, Tensor
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule, ScheduleError
 from ..nn.module import state_array
@@ -205,6 +205,16 @@ class Trainer:
     def held(self) -> Sequence[Tensor]:
         """The parameters that this rank trains."""
         return self.recorded.model.parameters()
+
+    def holds(self, t: Tensor) -> bool:
+        """Whether this rank has a tensor of the network or the optimizer as it is to be saved, or a share of it. States
+        of the network, such as running statistics, may differ between ranks: those of the first one count."""
+        rank = 0 if self.communicator is None else self.communicator.rank
+        return self.twin_of(rank) == rank or id(t.storage) not in self._states
+
+    @functools.cached_property
+    def _states(self) -> set[int]:
+        return {id(t.storage) for _, t in self.recorded.model.named_tensors() if not isinstance(t, Parameter)}
 
     def twin_of(self, rank: int) -> int:
         """The first rank that trains what this one does."""

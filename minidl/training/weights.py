@@ -224,16 +224,23 @@ def _slots(path: Path) -> dict[str, Slot]:
 def weight_map(index: Path) -> dict[str, str]:
     """The file of each tensor, by its name in the folder of the index. Raises WeightsError."""
     try:
-        places = json.loads(read_text(index, "index of weights"))["weight_map"]
-        if not isinstance(places, dict) or not all(
-                isinstance(file, str) and file and f"{name}{file}".isprintable() for name, file in places.items()):
-            raise TypeError
+        return inside(index, json.loads(read_text(index, "index of weights"))["weight_map"])
     except FileError as error:
         raise WeightsError(f"there is no file {index}" if error.errno == errno.ENOENT else f"cannot read {error}"
                            ) from None  # fmt: skip
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        if isinstance(error, WeightsError):
+            raise
         raise WeightsError(f"{index} is damaged or no index of weights: it needs a weight_map, the file of each tensor"
                            ) from None  # fmt: skip
+
+
+def inside(index: Path, places: Any) -> dict[str, str]:
+    """The files of tensors, as an index says them. Raises TypeError if it does not, and WeightsError for a file outside
+    of its folder."""
+    if not isinstance(places, dict) or not all(
+            isinstance(file, str) and file and f"{name}{file}".isprintable() for name, file in places.items()):
+        raise TypeError
     for name, file in places.items():
         if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
             raise WeightsError(f"{index}: the file of {name} is {file[:100]!r}, which is outside of its folder")
