@@ -71,7 +71,8 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
         arrays = _arrays([n for n in layout if writer[n] == me], writer, layout, tensors, constants, part)
         try:
             temporary.mkdir(parents=True, exist_ok=True)
-            return {name: _written(temporary / name, {n: layout[n] for n in layout if files[n] == name}, arrays)
+            return {name: _written(temporary / name, {n.removeprefix(PREFIX): layout[n] for n in layout if files[n] == name},
+                                   arrays)
                     for name in dict.fromkeys(files[n] for n in layout if writer[n] == me)}
         except OSError as error:
             raise WeightsError(_cannot(folder, error)) from error

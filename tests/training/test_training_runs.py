@@ -226,7 +226,7 @@ def test_ranks_log_and_judge_as_one_device_does(capsys, tmp_path, kind):
         for key in ("step", "epoch", "loss", "lr", "test_loss", "test_accuracy"):
             if key in one:
                 assert two[key] == pytest.approx(one[key], rel=1e-9)
-    assert (tmp_path / "c" / "best.safetensors").exists()
+    assert checkpoint.peek(tmp_path / "c" / "best").test
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
