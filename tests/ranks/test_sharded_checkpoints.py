@@ -1,0 +1,353 @@
+"""Checkpoints that ranks write: a folder in Hugging Face's form, which has what one file has, and goes on on any ranks."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import bits, deadline, drawn, need, torch_or_skip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mutations import safetensors, text
+
+import minidl as ml
+from minidl import checkpoint, models
+from minidl.autograd.tape import use
+from minidl.cli import main
+from minidl.pricing.cost import Link
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.training import keeper, sharded, weights
+from minidl.training.agreement import Disagreement
+from minidl.training.checkpoint import CheckpointError
+from minidl.training.job import Job
+from minidl.training.keeper import Keeper
+from minidl.training.pipeline_trainer import PipelineTrainer
+from minidl.training.rank_trainer import RankTrainer
+from minidl.training.recorded import Recorded
+
+COST = ml.CostModel.analytic()
+STEPS = 2
+GPT = {"model": "gpt", "model_args": {"preset": "tiny"}, "batch_size": 8, "optimizer": "adamw"}
+CONV = {"model": "resnet20", "model_args": {"width": 2}, "batch_size": 8, "optimizer": "sgd"}
+#: layout -> ranks, replicas, job; together they share out, cut, tie, permute and drop
+LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
+    "data": (3, 1, {**CONV, "parallel": "data", "batch_size": 6}),
+    "states shared": (2, 1, {**GPT, "parallel": "data", "shard": 1}),
+    "all shared": (4, 1, {**CONV, "parallel": "data", "shard": 3}),
+    "pipeline": (3, 1, {**GPT, "parallel": "pipeline", "scheduler": "one_f_one_b", "micro_batches": 4}),
+    "both ways": (2, 1, {**GPT, "parallel": "pipeline", "scheduler": "chimera", "micro_batches": 4, "groups": 2}),
+    "older weights": (2, 1, {**CONV, "parallel": "pipeline", "scheduler": "pipedream", "micro_batches": 2,
+                             "update_every": 1}),
+    "replicas": (2, 2, {**GPT, "parallel": "pipeline", "scheduler": "zb_h1", "micro_batches": 2}),
+    "replicas, all shared": (2, 2, {**GPT, "parallel": "pipeline", "scheduler": "interleaved", "micro_batches": 2,
+                                    "shard": 3}),
+}
+
+
+def trainer_of(recorded: Recorded, communicator: Any) -> Any:
+    return (RankTrainer(recorded, COST, communicator, (1.0, 1e-3)) if recorded.job.parallel == "data" else
+            PipelineTrainer(recorded, COST, communicator, Link(50.0, 1e3)))
+
+
+def trained(layout: str, save: Any, steps: int = STEPS) -> list[Any]:
+    """`save(trainer)` of each rank, in the midst of a run."""
+    ranks, replicas, job = LAYOUTS[layout]
+    task = Job(**{"scheduler": "barrier", **job})
+    own = [Recorded(task, rank if job["parallel"] == "data" else rank // ranks,
+                    ranks if job["parallel"] == "data" else replicas) for rank in range(ranks * replicas)]
+
+    def work(communicator: Any) -> Any:
+        trainer = trainer_of(own[communicator.rank], communicator)
+        for _ in range(steps):
+            trainer.step()
+        found = save(trainer)
+        trainer.finish()
+        return found
+
+    with deadline():
+        return run_ranks(len(own), work)
+
+
+def saved(trainer: Any, path: Path, step: int = STEPS, **more: Any) -> None:
+    found = Keeper(path, schedules=False, **more)
+    found.gather(trainer)
+    found.save(trainer, step, {"loss": 1.0})
+
+
+def state(path: Path, job: dict[str, Any]) -> tuple[Any, ...]:
+    """All that one process has loaded."""
+    run = Recorded(Job(**{k: v for k, v in job.items() if k in ("model", "model_args", "optimizer", "batch_size")}))
+    with use(run.tape):
+        found = checkpoint.load(path, run.model, run.optimizer, loader=run.train_data)
+        counter = bytes(ml.autograd.random.dropout_counter().data[:8])
+    tensors = [t for _, t in (*run.model.named_tensors(), *run.optimizer.named_tensors())]
+    return bits(*tensors), counter, run.train_data.state(), found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_folder_of_ranks_has_what_one_file_has(layout: str, tmp_path: Path) -> None:
+    def save(trainer: Any) -> None:
+        saved(trainer, tmp_path / "folder")
+        saved(trainer, tmp_path / "one.safetensors")
+
+    trained(layout, save)
+    (folder,) = (tmp_path / "folder").iterdir()
+    ranks, replicas, job = LAYOUTS[layout]
+    assert folder.name == f"step-{STEPS:08d}"
+    assert state(tmp_path / "folder", job) == state(tmp_path / "one.safetensors", job)
+    about = json.loads((folder / "model.safetensors.index.json").read_text())
+    places = about["weight_map"], about["metadata"]["minidl"]["weight_map"]
+    files = {file for each in places for file in each.values()}
+    assert {f.name for f in folder.iterdir()} == {*files, "model.safetensors.index.json"}
+    assert len(files) == 2 * ranks * replicas, "each rank writes a part"
+    assert about["metadata"]["total_size"] == sum(
+        (folder / f).stat().st_size - 8 - int.from_bytes((folder / f).read_bytes()[:8], "little")
+        for f in {*places[0].values()})
+
+
+@settings(max_examples=drawn(200), deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 100), st.sets(st.integers(0, 3), min_size=1)), max_size=30))
+def test_each_tensor_is_written_once_by_a_rank_that_holds_it(tensors: list[tuple[int, set[int]]]) -> None:
+    sizes = {str(i): size for i, (size, _) in enumerate(tensors)}
+    held = [{str(i) for i, (_, ranks) in enumerate(tensors) if r in ranks} for r in range(4)]
+    found = sharded.writers(sizes, held)
+    assert found.keys() == sizes.keys()
+    assert all(name in held[rank] for name, rank in found.items())
+    if all(len(ranks) == 4 for _, ranks in tensors) and tensors:
+        load = [sum(sizes[n] for n, rank in found.items() if rank == r) for r in range(4)]
+        assert max(load) - min(load) <= max(sizes.values())
+
+
+#: layouts of equal bits -> flags; in a group, all add up gradients in one order
+GROUPS = [
+    {"one process": ["--micro-batches", "4"],
+     "2 ranks": ["--micro-batches", "4", "--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"],
+     "4 ranks": ["--micro-batches", "4", "--parallel", "pipeline", "--ranks", "4", "--scheduler", "gpipe"],
+     "4 data": ["--parallel", "data", "--ranks", "4", "--scheduler", "barrier"],
+     "4 data, all shared": ["--parallel", "data", "--ranks", "4", "--scheduler", "barrier", "--shard", "3"]},
+    {"2 data": ["--micro-batches", "2", "--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
+     "2 data, gradients shared": ["--micro-batches", "2", "--parallel", "data", "--ranks", "2", "--scheduler",
+                                  "barrier", "--shard", "2"],
+     "2 x 2": ["--micro-batches", "2", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2", "--scheduler",
+               "one_f_one_b"],
+     "2 x 2, states shared": ["--micro-batches", "2", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2",
+                              "--scheduler", "one_f_one_b", "--shard", "1"]}]
+RUN = ["--model", "mlp", "--batch-size", "16", "--optimizer", "adam", "--costs", "analytic", "--json"]
+
+
+def run(capsys: Any, steps: int, *flags: str) -> dict[str, Any]:
+    with deadline():
+        assert main(["train", *RUN, "--steps", str(steps), *flags]) == 0, capsys.readouterr().err
+    (line,) = capsys.readouterr().out.splitlines()
+    return json.loads(line)
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.wide) for n in range(2, 12))])
+@pytest.mark.parametrize("group", GROUPS, ids=["one order", "another order"])
+def test_a_run_goes_on_on_any_ranks_with_the_bits_of_one_that_never_stopped(
+        group: dict[str, list[str]], seed: int, capsys: Any, tmp_path: Path) -> None:
+    draw = random.Random(seed)
+    names = draw.sample(sorted(group), 3)
+    whole = run(capsys, 6, *group[draw.choice(names)])
+    for steps, name in zip((2, 4, 6), names, strict=True):
+        found = run(capsys, steps, *group[name], "--checkpoint", str(tmp_path / "run"),
+                    *(["--resume"] if steps > 2 else []))
+    assert found["params_sha256"] == whole["params_sha256"], names
+    assert len([*(tmp_path / "run").iterdir()]) == 1
+
+
+def test_a_rank_reads_what_it_trains_and_nothing_else(tmp_path: Path) -> None:
+    """Tensors stay in their files until somebody asks for them."""
+    trained("pipeline", lambda trainer: saved(trainer, tmp_path))
+    ranks, _, job = LAYOUTS["pipeline"]
+    own = [Recorded(Job(**job)) for _ in range(ranks)]
+    for rank, mine in enumerate(own):
+        with use(mine.tape):
+            checkpoint.load(tmp_path, mine.model, mine.optimizer, loader=mine.train_data, part=(rank, ranks))
+        assert all(t.storage.initial is not None for _, t in mine.model.named_tensors())
+
+    def work(communicator: Any) -> set[str]:
+        mine = own[communicator.rank]
+        trainer = trainer_of(mine, communicator)
+        trainer.step()
+        read = {name for name, t in mine.model.named_tensors() if t.storage.initial is None}
+        trainer.finish()
+        return read
+
+    with deadline():
+        read = run_ranks(ranks, work)
+    every = {name for name, _ in own[0].model.named_tensors()}
+    assert set().union(*read) == every
+    assert all(len(names) < len(every) * 2 / 3 for names in read)
+
+
+def test_transformers_reads_what_ranks_save(tmp_path: Path) -> None:
+    torch, transformers = torch_or_skip(), need("transformers")
+    trained("pipeline", lambda trainer: saved(trainer, tmp_path))
+    (folder,) = tmp_path.iterdir()
+    config = models.create("gpt", preset="tiny").config
+    transformers.GPT2Config(**config, vocab_size=256, n_positions=16, n_embd=32, n_layer=2).save_pretrained(folder)
+    theirs, about = transformers.GPT2LMHeadModel.from_pretrained(folder, output_loading_info=True)
+    assert not any(about[what] for what in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    mine = models.create("gpt", preset="tiny").eval()
+    assert weights.load(folder, mine) == weights.Loaded((), ())
+    ids = np.random.default_rng(0).integers(1, 256, (3, 16))
+    with torch.no_grad(), ml.no_grad():
+        np.testing.assert_allclose(mine(ids).numpy(), theirs.eval()(torch.from_numpy(ids)).logits.numpy(), rtol=0,
+                                   atol=1e-5)
+
+
+def test_the_package_safetensors_reads_each_file(tmp_path: Path) -> None:
+    from safetensors.numpy import load_file
+
+    trained("all shared", lambda trainer: saved(trainer, tmp_path))
+    (folder,) = tmp_path.iterdir()
+    found = {name: value for file in folder.glob("model-*") for name, value in load_file(file).items()}
+    mine = checkpoint.weights(tmp_path)
+    assert found.keys() == mine.keys()
+    assert all(bits(found[name]) == bits(mine[name]) for name in found)
+
+
+# -------------------------------------------------------------------------------------------------- whole or not at all
+@pytest.mark.parametrize("call", ["write", "os.fsync", "os.rename"])
+@pytest.mark.parametrize("layout", ["data", "replicas, all shared"])
+def test_a_full_disk_of_one_rank_is_one_line_on_all_and_leaves_the_old_one(
+        layout: str, call: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Here at one rank's second file, and at the index, the last file, or the name of the folder."""
+    said: list[str] = []
+    full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    write_new = sharded.write_new
+
+    def refuses(path: Path, pieces: Any) -> None:
+        if path.name.startswith("optimizer-00002" if call == "write" else "model.safetensors.index"):
+            next(iter(pieces))
+            raise full
+        write_new(path, pieces)
+
+    def save(trainer: Any) -> None:
+        saved(trainer, tmp_path, 1)
+        trainer.communicator.gather(None)
+        with monkeypatch.context() as patched:
+            if call == "os.rename":
+                patched.setattr(sharded, "put_in_place", lambda part, folder: (_ for _ in ()).throw(full))
+            else:
+                patched.setattr(sharded, "write_new", refuses)
+            trainer.communicator.gather(None)
+            with pytest.raises(Disagreement) as caught:
+                saved(trainer, tmp_path, 2)
+            said.append(str(caught.value))
+            trainer.communicator.gather(None)
+
+    trained(layout, save)
+    assert len({*said}) == 1
+    assert said[0].endswith(f"cannot save {tmp_path / 'step-00000002'}: No space left on device; an earlier checkpoint "
+                            f"is unchanged")
+    assert [f.name for f in tmp_path.iterdir()] == ["step-00000001"]
+    assert checkpoint.peek(tmp_path).step == 1
+
+
+def test_what_a_killed_run_has_left_is_removed_and_the_old_one_counts(tmp_path: Path) -> None:
+    trained("data", lambda trainer: saved(trainer, tmp_path))
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / ".step-00000003.part")
+    shutil.copytree(tmp_path / "step-00000002", tmp_path / "step-00000009")
+    (tmp_path / "step-00000009" / weights.INDEX).unlink()
+    assert checkpoint.peek(tmp_path).step == 2
+    with checkpoint.claim(tmp_path):
+        assert not (tmp_path / ".step-00000003.part").exists()
+
+
+def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
+    losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 1.5}
+
+    def save(trainer: Any, **more: Any) -> None:
+        keeps = Keeper(tmp_path, last=2, schedules=False)
+        for step, loss in losses.items():
+            keeps.save(trainer, step, {"loss": loss, "accuracy": -loss})
+
+    trained("data", save)
+    names = {f.name for f in tmp_path.iterdir()}
+    assert names == {"step-00000002", "step-00000004", "step-00000005", keeper.GOOD}
+    assert checkpoint.peek(tmp_path).step == 5
+    assert checkpoint.peek(tmp_path / keeper.GOOD).step == 2
+
+
+def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
+    def save(trainer: Any) -> None:
+        saved(trainer, tmp_path)
+        saved(trainer, tmp_path)
+
+    trained("data", save)
+    assert [f.name for f in tmp_path.iterdir()] == ["step-00000002"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: Any) -> Path:
+    place = tmp_path_factory.mktemp("run")
+    trained("states shared", lambda trainer: saved(trainer, place))
+    return place / "step-00000002"
+
+
+def edited(change: Any) -> Any:
+    def edit(folder: Path) -> None:
+        index = folder / weights.INDEX
+        about = json.loads(index.read_text())
+        change(about)
+        index.write_text(json.dumps(about))
+
+    return edit
+
+
+def other_digest(about: Any) -> None:
+    own = about["metadata"]["minidl"]
+    del own["digest"]
+    own["weight_map"]["optimizer.lr"] = "../x.safetensors"
+    own["digest"] = sharded._digest(own, about["weight_map"])
+
+
+DAMAGES: dict[str, tuple[Any, str]] = {
+    "a file is gone": (lambda f: (f / "optimizer-00002-of-00002.safetensors").unlink(), "there is no file"),
+    "a file is cut": (lambda f: os.truncate(f / "model-00001-of-00002.safetensors", 1000), "damaged"),
+    "a bit is flipped": (lambda f: flip(f / "model-00002-of-00002.safetensors"), "its digest is wrong"),
+    "another step": (edited(lambda a: a["metadata"]["minidl"]["texts"].update(minidl="{}")), "its digest is wrong"),
+    "no metadata": (edited(lambda a: a.pop("metadata")), "is not a checkpoint of minidl"),
+    "no map": (edited(lambda a: a.update(weight_map=[])), "damaged or no index"),
+    "a file outside": (edited(other_digest), "outside of its folder"),
+}
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_folder_is_one_line_and_changes_nothing(damage: str, folder: Path, tmp_path: Path) -> None:
+    act, says = DAMAGES[damage]
+    act(shutil.copytree(folder, tmp_path / "step-00000002"))
+    mine = Recorded(Job(**GPT))
+    before = mine.train_data.state()
+    with pytest.raises(CheckpointError, match=says) as caught:
+        checkpoint.load(tmp_path / "step-00000002", mine.model, mine.optimizer, loader=mine.train_data)
+    assert "\n" not in str(caught.value)
+    assert mine.train_data.state() == before
+
+
+@pytest.mark.parametrize(("name", "mutate"), [("model-00001-of-00002.safetensors", safetensors),
+                                              (weights.INDEX, text)])
+def test_a_mutated_folder_is_one_line_or_what_was_saved(name: str, mutate: Any, folder: Path, tmp_path: Path) -> None:
+    place, mine = shutil.copytree(folder, tmp_path / "step-00000002"), Recorded(Job(**GPT))
+    content = (folder / name).read_bytes()
+    for seed in range(drawn(120)):
+        (place / name).write_bytes(mutate(random.Random(seed), content))
+        try:
+            checkpoint.load(place, mine.model)
+        except CheckpointError as error:
+            assert "\n" not in str(error), seed
