@@ -28,7 +28,7 @@ from ..autograd import random
 from ..autograd.tensor import Tensor
 from ..data import Loader
 from ..nn import Module
-from ..nn.module import put, state_array
+from ..nn.module import put, state_array, state_shape
 from ..optim import Optimizer
 from ..system.files import claimed, sweep, write_atomic
 from . import sharded
@@ -132,10 +132,10 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
         raise CheckpointError(f"{file} is of another model or optimizer: {what}")
     mine = {name: t for name, t in mine.items() if name in there}
     for name, t in mine.items():  # before memory is allocated for any of them
-        here, slot = state_array(t), slots[name]
-        if (slot.dtype, slot.shape) != (str(here.dtype), here.shape):
+        here, slot = (t.dtype, state_shape(t)), slots[name]
+        if (slot.dtype, slot.shape) != here:
             raise CheckpointError(f"{file} is of another model: {name} is {slot.dtype} {slot.shape} in the file, "
-                                  f"{here.dtype} {here.shape} in this run")
+                                  f"{here[0]} {here[1]} in this run")
     values = {name: slots[name].read() for name in (*mine, *STANDARDIZE) if name in slots}
     check(part)
     scales = {name: values[name] for name in STANDARDIZE if name in values}

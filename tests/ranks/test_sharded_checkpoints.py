@@ -216,34 +216,35 @@ def test_the_package_safetensors_reads_each_file(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- whole or not at all
-@pytest.mark.parametrize("call", ["write", "os.fsync", "os.rename"])
+@pytest.mark.parametrize("where", ["optimizer-00002", "model.safetensors.index", "the name"])
 @pytest.mark.parametrize("layout", ["data", "replicas, all shared"])
 def test_a_full_disk_of_one_rank_is_one_line_on_all_and_leaves_the_old_one(
-        layout: str, call: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """Here at one rank's second file, and at the index, the last file, or the name of the folder."""
+        layout: str, where: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """Here at one rank's second file, at the index, which is the last file, or when the folder gets its name."""
     said: list[str] = []
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-    write_new = sharded.write_new
+    write_new, put_in_place = sharded.write_new, sharded.put_in_place
 
-    def refuses(path: Path, pieces: Any) -> None:
-        if path.name.startswith("optimizer-00002" if call == "write" else "model.safetensors.index"):
+    def writes(path: Path, pieces: Any) -> None:
+        if path.name.startswith(where) and path.parent.name == ".step-00000002.part":
             next(iter(pieces))
             raise full
         write_new(path, pieces)
 
+    def names(part: Path, folder: Path) -> None:
+        if where == "the name" and folder.name == "step-00000002":
+            raise full
+        put_in_place(part, folder)
+
+    monkeypatch.setattr(sharded, "write_new", writes)
+    monkeypatch.setattr(sharded, "put_in_place", names)
+
     def save(trainer: Any) -> None:
         saved(trainer, tmp_path, 1)
+        with pytest.raises(Disagreement) as caught:
+            saved(trainer, tmp_path, 2)
+        said.append(str(caught.value))
         trainer.communicator.gather(None)
-        with monkeypatch.context() as patched:
-            if call == "os.rename":
-                patched.setattr(sharded, "put_in_place", lambda part, folder: (_ for _ in ()).throw(full))
-            else:
-                patched.setattr(sharded, "write_new", refuses)
-            trainer.communicator.gather(None)
-            with pytest.raises(Disagreement) as caught:
-                saved(trainer, tmp_path, 2)
-            said.append(str(caught.value))
-            trainer.communicator.gather(None)
 
     trained(layout, save)
     assert len({*said}) == 1
@@ -346,7 +347,7 @@ def test_a_mutated_folder_is_one_line_or_what_was_saved(name: str, mutate: Any, 
     place, mine = shutil.copytree(folder, tmp_path / "step-00000002"), Recorded(Job(**GPT))
     content = (folder / name).read_bytes()
     for seed in range(drawn(120)):
-        (place / name).write_bytes(mutate(random.Random(seed), content))
+        (place / name).write_bytes(mutate(np.random.default_rng(seed), content))
         try:
             checkpoint.load(place, mine.model)
         except CheckpointError as error:
