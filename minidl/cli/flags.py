@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ..system import launcher
 from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, STORED, Names, every, number, numbers, pair,
                      parts_of, path, rules, shards_of, size, sizes, slow_rank, topology, whole)
 
@@ -148,6 +149,9 @@ CPU = ("--device cpu", lambda a: a.device == "cpu")
 CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
 OLD = ("a scheduler that trains on older weights", lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler))
 SAVING = ("--checkpoint DIR", lambda a: a.checkpoint)
+NO_LAUNCHER = ("a command that starts its ranks itself: in place of mpiexec -n P, give --ranks P --launch mpiexec",
+               lambda a: launcher.size() == 1 or not a.max_restarts)
+RESTARTING = ("--max-restarts N", lambda a: a.max_restarts is not None)
 RUNNING = ("runs; --dry-run runs nothing", lambda a: not a.dry_run)
 ONE_PLAN = ("one plan; --table and --curve show many", lambda a: not (a.table or a.curve))
 NO_TABLE = ("plans; --table shows figures", lambda a: not a.table)
@@ -290,7 +294,15 @@ FLAGS: dict[str, Flag] = {
     "--epochs": _flag(RUN, whole(1), "N", ("runs without --steps; leave one out", lambda a: not a.steps),
         help="train for N epochs"),
     "--checkpoint": _flag("train:src", path, "DIR", RUNNING, help="save parameters and everything that --resume needs"),
-    "--resume": _switch("train:src", SAVING, help="continue from the checkpoint; a given --lr overrides the saved one"),
+    "--resume": _flag("train:src", None, "auto", SAVING, nargs="?", const=True,
+        help="continue from the checkpoint; auto: if there is one; a given --lr overrides the saved one"),
+    "--max-restarts": _flag("train:src", whole(0), "N", SAVING, RUNNING, NO_LAUNCHER,
+        help="supervise the run: if it fails, start it again from its last checkpoint, at most N times"),
+    "--launch": _flag("train:rc", str, "COMMAND", RESTARTING, ("--ranks P", lambda a: a.ranks),
+        help="what starts the ranks of a supervised run, such as mpiexec or \"srun --mpi=pmix\", which gets -n P "
+             "(default: threads of one process)"),
+    "--least-ranks": _flag("train:rc", whole(1), "P", RESTARTING, ("--ranks P", lambda a: a.ranks),
+        help="if a restart comes no further, start fewer ranks, but at least P"),
     "--reorder-sums": _switch("train:src", ("a run that goes on; add --resume", lambda a: a.resume),
         help="resume although the schedule adds up gradients in another order, and so gives other bits"),
     "--cases": _flag("fuzz:*", whole(1), "N",

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from .flags import FLAGS, UsageError, add_flags, check_flags, kind_of, subject_of
+from .flags import FLAGS, UsageError, add_flags, check_flags, kind_of, saved, subject_of
 from .values import nearest
 
 
@@ -132,6 +132,8 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
         given |= _names(told)
     arguments.given, arguments.line = given, shlex.join(["minidl", *argv])
     arguments.subject = subject_of(arguments)
+    if arguments.resume == "auto":
+        arguments.resume = saved(arguments)
     if (kind := kind_of(arguments)) != "none":
         from ..schedulers.registry import COMPARED, USUAL
 
@@ -168,7 +170,7 @@ def _config(path: str, parser: argparse.ArgumentParser) -> list[str]:
     for key, value in content.items():
         if key not in actions or key in ("config", "help"):
             raise UsageError(f"{path}: unknown flag {key!r}; {nearest(key, sorted(actions))}")
-        if isinstance(value, bool) and actions[key].nargs == 0:
+        if isinstance(value, bool) and actions[key].nargs in (0, "?"):
             words += [f"--{key}"] if value else []
         elif key not in ("model-arg", "scheduler-arg"):
             words.append(f"--{key}={','.join(map(str, value)) if isinstance(value, list) else value}")

@@ -15,7 +15,7 @@ from ..training.recorded import Recorded
 from ..training.trainer import Trainer, interleaved
 from ..views.diagnosis import of_speedup
 from ..views.page import Shown
-from . import distributed, runs, show
+from . import distributed, restarts, runs, show
 from .flags import UsageError, job
 from .inputs import costs, named, scheduler_of, version_log
 
@@ -28,6 +28,8 @@ def train(arguments: Any) -> int:
     if not arguments.given - {"--json"}:
         arguments.command, arguments.schedulers, arguments.epochs = "compare", "in_order,multi_stream", 8
         return compare(arguments)
+    if arguments.max_restarts:
+        return restarts.supervise(arguments)
     if arguments.parallel != "none":
         if arguments.parallel == "pipeline" and arguments.ranks is None and launcher.rank() is None:
             raise distributed.too_few(arguments)  # before MPI, which may not be here

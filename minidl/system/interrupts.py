@@ -1,4 +1,5 @@
-"""Interrupts of the program: SIGINT and SIGTERM end it with one line and exit code 128 + signal, whatever it is doing.
+"""Interrupts of the program: SIGINT, SIGTERM and SIGUSR1 (a scheduler's warning) end it with one line and exit code
+128 + signal, whatever it is doing.
 
 Python raises KeyboardInterrupt wherever the main thread happens to be. In a callback of compiled code, in a destructor
 or under a library's `except:` the exception is lost, and in a long call of compiled code it comes late. So the signal
@@ -22,7 +23,7 @@ from typing import Any, NoReturn
 
 from . import launcher
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM)
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 GRACE = 1.0  #: seconds that the main thread has to stop by itself
 LONGEST = 60.0  #: seconds that it has if it is `holding`
 

@@ -63,7 +63,8 @@ class PipelineTrainer(Trainer):
         check_same_order(orders, self.grid)
         self.plan = plan.with_known(peak_bytes=peaks)
         self._start()
-        held = self._held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of) if own is not None}
+        held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of) if own is not None}
+        self._held = held
         self._placed = {id(spec.live) for spec in recorded.graph.storages}
         self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
                       and id(spec.live) in held]

@@ -2,9 +2,9 @@
 
 `model-00001-of-00004.safetensors` and so on have the network's tensors under published names,
 `optimizer-00001-of-00004.safetensors` and so on all others, and `model.safetensors.index.json` says where each tensor
-is. Under "minidl", its metadata also have the texts of a checkpoint and the SHA-256 of each file. Each tensor is written
-once, by the one of its holders that has least to write; of a tensor of which ranks have shares, the others send theirs.
-The folder gets its name when all files are on the disk, so it appears whole or not at all.
+is. Under "minidl", its metadata also have the texts of a checkpoint and the SHA-256 of each file. Each tensor is
+written once, by the one of its holders that has least to write; of a tensor of which ranks have shares, the others send
+theirs. The folder gets its name when all files are on the disk, so it appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -71,9 +71,9 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
         arrays = _arrays([n for n in layout if writer[n] == me], writer, layout, tensors, constants, part)
         try:
             temporary.mkdir(parents=True, exist_ok=True)
-            return {name: _written(temporary / name, {n.removeprefix(PREFIX): layout[n] for n in layout if files[n] == name},
-                                   arrays)
-                    for name in dict.fromkeys(files[n] for n in layout if writer[n] == me)}
+            return {file: _written(temporary / file, {n.removeprefix(PREFIX): layout[n] for n in layout
+                                                      if files[n] == file}, arrays)
+                    for file in dict.fromkeys(files[n] for n in layout if writer[n] == me)}
         except OSError as error:
             raise WeightsError(_cannot(folder, error)) from error
         finally:

@@ -1,4 +1,5 @@
-"""Checkpoints that ranks write: a folder in Hugging Face's form, which has what one file has, and goes on on any ranks."""
+"""Checkpoints that ranks write: a folder in Hugging Face's form, which has what one file has, and which any ranks
+can read."""
 
 from __future__ import annotations
 
@@ -348,7 +349,9 @@ def test_a_mutated_folder_is_one_line_or_what_was_saved(name: str, mutate: Any, 
     content = (folder / name).read_bytes()
     for seed in range(drawn(120)):
         (place / name).write_bytes(mutate(np.random.default_rng(seed), content))
+        said = ""
         try:
             checkpoint.load(place, mine.model)
         except CheckpointError as error:
-            assert "\n" not in str(error), seed
+            said = str(error)
+        assert "\n" not in said, seed
