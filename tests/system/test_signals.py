@@ -29,10 +29,12 @@ from pathlib import Path
 import pytest
 from helpers import PATIENCE, ROOT
 from launcher import MPIEXEC
+from marked import MARK, processes
+
+from minidl import checkpoint
 
 SEED = int(os.environ.get("MINIDL_SIGNALS_SEED", 1))
 OVER = "over before it was hit"
-MARK = "MINIDL_TEST_MARK"  #: a variable that every process of a run inherits
 #: seconds that ranks may be silent, and may take to start: generous, as on a busy machine both take long
 SILENCE, START = (os.environ.get(name, default)
                   for name, default in (("MINIDL_MPI_SILENT_SECONDS", "15"), ("MINIDL_MPI_START_SECONDS", "60")))
@@ -85,20 +87,6 @@ class Ended:
         return f"{self.left}exit code {self.code} after {self.seconds:.1f} s; {self.out[-300:]!r}\n{self.err[-3000:]}"
 
 
-def processes(mark: str) -> dict[int, dict[str, str]]:
-    """The environment of every process of a run, by its id; those that have ended are not counted."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            text = (folder / "environ").read_bytes().decode(errors="replace")
-            if mark in text and "\nState:\tZ" not in (folder / "status").read_text():
-                found[int(folder.name)] = (dict(pair.partition("=")[::2] for pair in text.split("\0"))
-                                           | {"": (folder / "cmdline").read_text()})
-        except OSError:
-            continue
-    return found
-
-
 def hit(command: list[str], delay: float, number: signal.Signals, rank: int | None = None) -> Ended:
     """Runs a command and sends a signal to it, or to one of its ranks, after a delay."""
     mark = uuid.uuid4().hex
@@ -149,8 +137,7 @@ def whole(command: list[str]) -> tuple[dict, float]:
 def goes_on(folder: Path, wanted: str, *flags: object) -> str:
     """Why a run cannot go on from what is in the folder to the wanted parameters; empty where it can, or
     has to begin anew."""
-    kept = {p.name for p in folder.iterdir()} if folder.exists() else set()
-    if "checkpoint.safetensors" not in kept:
+    if not checkpoint.exists(folder):
         return ""
     done = subprocess.run(program(*RUN, "--checkpoint", folder, "--resume", *flags), cwd=ROOT, capture_output=True,
                           text=True, timeout=PATIENCE)
