@@ -58,7 +58,7 @@ def ended(run: subprocess.Popen[str]) -> subprocess.CompletedProcess[str]:
 
 def record(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(printed(done))
+    found: dict[str, Any] = json.loads(next(line for line in printed(done).splitlines() if line.startswith("{")))
     return found
 
 
@@ -69,8 +69,9 @@ def undisturbed(*flags: str) -> tuple[dict[str, Any], float]:
 
 
 def children(run: subprocess.Popen[str], mark: str) -> list[int]:
-    """The processes of the attempt that runs now."""
-    return [pid for pid in processes(mark) if pid != run.pid]
+    """The processes of the attempt that runs now: ranks and their launcher. Not the launcher's own helpers, without
+    which MPICH's mpiexec waits for ever, nor those of a rank, which end it if MPI does not start."""
+    return [pid for pid, about in processes(mark).items() if pid != run.pid and "minidl\0train" in about[""]]
 
 
 # ----------------------------------------------------------------------------------------------------------- the rules
@@ -219,7 +220,8 @@ def full(kind: str, seed: int, folder: Path) -> str:
     flags = [*flags, *mpi, "--checkpoint", str(folder), "--checkpoint-every", "7", "--max-restarts", "0"]
     run, mark = started(*(flags if not mpi else ["--max-restarts", "1", *flags[:-2]]))
     time.sleep(draw.uniform(0, seconds))
-    found = [pid for pid, about in processes(mark).items() if "minidl" in about[""] and "mpiexec" not in about[""]]
+    found = [pid for pid, about in processes(mark).items() if "-m\0minidl\0train" in about[""]
+             and "mpiexec\0" not in about[""] and (not mpi or pid != run.pid)]
     hit = found and draw.choice(found)
     with suppress(ProcessLookupError):
         if hit:
@@ -239,7 +241,7 @@ def full(kind: str, seed: int, folder: Path) -> str:
 def _wrong(done: subprocess.CompletedProcess[str], mark: str, wanted: dict[str, Any]) -> str:
     if done.returncode and "already has" not in done.stderr:
         return f"exit code {done.returncode}: {done.stderr[-2000:]}"
-    if not done.returncode and json.loads(printed(done))["params_sha256"] != wanted["params_sha256"]:
+    if not done.returncode and record(done)["params_sha256"] != wanted["params_sha256"]:
         return f"other bits: {done.stderr[-1000:]}"
     until(lambda: not processes(mark), "no process is left", 30)
     return ""
