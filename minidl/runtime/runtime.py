@@ -29,7 +29,7 @@ import numpy as np
 from ..autograd import tape as tapes
 from ..autograd.tape import Storage
 from ..autograd.tensor import ShapeError, Tensor
-from ..core.columns import spread
+from ..core.columns import offsets, spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import COMMUNICATION, What
@@ -163,8 +163,7 @@ class Runtime:
         _ = self.group
         for whole, spec in self.shared.items():
             to_all = everywhere and spec.role == Role.PARAMETER
-            found = self.together([whole if to_all or not r else None for r in range(len(self.program.group))])
-            if found is not None:
+            for found in self.together([[whole] if to_all or not r else [] for r in range(len(self.program.group))]):
                 spec.share_of.overwritten()
                 self.device.write(spec.share_of.values(self.device), found)
 
@@ -179,17 +178,18 @@ class Runtime:
         assert self.transport is not None
         return self.transport.host.group(tuple(self.program.group))
 
-    def together(self, wanted: Sequence[int | None]) -> Any:
-        """The values of the storage `wanted[r]` of `shared`, (n,) on the host, on rank r of the group; None where it is
-        None. All ranks of the group call it together."""
-        group = self.group
-        specs = [None if whole is None else self.shared[whole] for whole in wanted]
-        shares = [np.empty(0, np.uint8) if spec is None else
-                  self.device.read(self._share(spec, spec.live.data)).view(np.uint8) for spec in specs]
-        own, bounds = specs[group.rank], [0, *np.cumsum([share.size for share in shares]).tolist()]
-        into = np.empty((group.size, shares[group.rank].size), np.uint8)
-        group.exchange(np.concatenate(shares), into, bounds)
-        return None if own is None else into.reshape(-1).view(own.dtype)[: math.prod(own.share_of.shape)]
+    def together(self, wanted: Sequence[Sequence[int]]) -> list[Any]:
+        """On rank r of the group the values of the storages `wanted[r]` of `shared`, each (n,) on the host. All ranks of
+        the group call it together."""
+        group, every = self.group, [[self.shared[whole] for whole in each] for each in wanted]
+        bounds = offsets([sum(spec.bytes for spec in specs) for specs in every]).tolist()
+        shares = [self.device.read(self._share(spec, spec.live.data)).view(np.uint8) for specs in every for spec in specs]
+        into = np.empty((group.size, bounds[group.rank + 1] - bounds[group.rank]), np.uint8)
+        group.exchange(np.concatenate([np.empty(0, np.uint8), *shares]), into, bounds)
+        own = every[group.rank]
+        columns = np.split(into, np.cumsum([spec.bytes for spec in own])[:-1], axis=1) if own else []
+        return [np.ascontiguousarray(column).reshape(-1).view(spec.dtype)[: math.prod(spec.share_of.shape)]
+                for spec, column in zip(own, columns, strict=True)]
 
     def _array(self, spec: StorageSpec, memory: Any = None) -> Any:
         return self.device.array(spec.live.data if memory is None else memory, View.of(spec))

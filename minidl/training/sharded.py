@@ -13,6 +13,7 @@ import hashlib
 import json
 import math
 import shutil
+from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
@@ -30,6 +31,7 @@ from .tensors import Slot, WeightsError, beginning, header, raw
 from .weights import INDEX, PT, STANDARDIZE, inside, weight_map
 
 NETWORK, OTHERS = "model", "optimizer"  #: how the names of files begin
+BATCH = 8 << 20  #: bytes of shared tensors that come together at a time: many are small
 PREFIX = "model."  #: of the network's tensors in a checkpoint
 
 
@@ -141,20 +143,35 @@ def _written(file: Path, layout: Mapping[str, tuple[Any, tuple[int, ...]]], arra
 
 def _arrays(own: Sequence[str], writer: Mapping[str, int], order: Iterable[str], tensors: Mapping[str, Tensor],
             constants: Mapping[str, Any], part: Part) -> Iterator[Any]:
-    """The arrays that this rank writes, in their order. Of what ranks share out, each rank of a group gets one at a
-    time, and goes on to the end of all, since the others need its shares."""
+    """The arrays that this rank writes, in their order. Of what ranks share out, each rank of a group gets about BATCH
+    bytes at a time, and goes on to the end of all, since the others need its shares."""
     run, ids = part.run, {name: id(t.storage) for name, t in tensors.items()}
     _ = run.group  # all ranks ask for it together
     shared = [name for name in order if ids.get(name) in run.shared]
-    rounds = zip_longest(*([name for name in shared if writer[name] == r] for r in run.program.group))
+    batches = [_batches([n for n in shared if writer[n] == r], tensors) for r in run.program.group]
+    rounds = zip_longest(*batches, fillvalue=())
+    ready = deque[Any]()
     for name in own:
         if ids.get(name) in run.shared:
-            whole = run.together([None if n is None else ids[n] for n in next(rounds)])
-            yield in_state_order(tensors[name], whole.reshape(tensors[name].shape))
+            if not ready:
+                ready.extend(run.together([[ids[n] for n in names] for names in next(rounds)]))
+            yield in_state_order(tensors[name], ready.popleft().reshape(tensors[name].shape))
         else:
             yield constants[name] if name in constants else state_array(tensors[name])
     for wanted in rounds:
-        run.together([None if n is None else ids[n] for n in wanted])
+        run.together([[ids[n] for n in names] for names in wanted])
+
+
+def _batches(names: Sequence[str], tensors: Mapping[str, Tensor]) -> list[list[str]]:
+    """Parts of these names, each of at least BATCH bytes but the last one."""
+    found, size = list[list[str]](), BATCH
+    for name in names:
+        if size >= BATCH:
+            found.append([])
+            size = 0
+        found[-1].append(name)
+        size += tensors[name].bytes
+    return found
 
 
 def read(folder: Path) -> tuple[dict[str, Slot], dict[str, str], dict[str, str]]:
