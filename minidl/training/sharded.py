@@ -143,8 +143,8 @@ def _written(file: Path, layout: Mapping[str, tuple[Any, tuple[int, ...]]], arra
 
 def _arrays(own: Sequence[str], writer: Mapping[str, int], order: Iterable[str], tensors: Mapping[str, Tensor],
             constants: Mapping[str, Any], part: Part) -> Iterator[Any]:
-    """The arrays that this rank writes, in their order. Of what ranks share out, each rank of a group gets about BATCH
-    bytes at a time, and goes on to the end of all, since the others need its shares."""
+    """The arrays that this rank writes, in their order. Each rank of a group gets about BATCH bytes of what they share out
+    at a time, and goes on to the end of all, since the others need its shares."""
     run, ids = part.run, {name: id(t.storage) for name, t in tensors.items()}
     _ = run.group  # all ranks ask for it together
     shared = [name for name in order if ids.get(name) in run.shared]

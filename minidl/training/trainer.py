@@ -208,7 +208,7 @@ class Trainer:
 
     def holds(self, t: Tensor) -> bool:
         """Whether this rank has a tensor of the network or the optimizer as it is to be saved, or a share of it. States
-        of the network, such as running statistics, may differ between ranks: those of the first one count."""
+        of the network, such as running statistics, may differ between ranks: the first one's count."""
         rank = 0 if self.communicator is None else self.communicator.rank
         return self.twin_of(rank) == rank or id(t.storage) not in self._states
 

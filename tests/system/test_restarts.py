@@ -32,7 +32,8 @@ from minidl.cli import main, parser, restarts
 from minidl.system import launcher
 
 SEED = int(os.environ.get("MINIDL_SIGNALS_SEED", 1))
-RUN = ["train", "--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--costs", "analytic", "--json"]
+RUN = ["train", "--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--costs", "analytic",
+       "--json"]
 DATA = ["--parallel", "data", "--scheduler", "priority", "--batch-size", "64"]
 PIPELINE = ["--parallel", "pipeline", "--scheduler", "one_f_one_b", "--micro-batches", "4"]
 UNDER_MPI = ["--launch", f"{MPIEXEC}"]
@@ -126,7 +127,7 @@ def test_a_restart_that_comes_no_further_has_fewer_ranks(monkeypatch: Any, tmp_p
 
 @pytest.mark.parametrize(("flags", "says"), [
     (["--max-restarts", "1"], "--max-restarts has no effect here; it goes with --checkpoint DIR"),
-    ([*DATA, "--ranks", "2", "--launch", "m", "--checkpoint", "c"], "--launch has no effect here; it goes with --max-re"),
+    ([*DATA, "--ranks", "2", "--launch", "m", "--checkpoint", "c"], "--launch has no effect here; it goes with --max"),
     ([*DATA, "--least-ranks", "2", "--max-restarts", "1", "--checkpoint", "c"], "it goes with --ranks P"),
     ([*DATA, "--ranks", "2", "--launch", "no-such", "--max-restarts", "1", "--checkpoint", "c"],
      "--launch no-such: No such file or directory")])
