@@ -179,11 +179,12 @@ class Runtime:
         return self.transport.host.group(tuple(self.program.group))
 
     def together(self, wanted: Sequence[Sequence[int]]) -> list[Any]:
-        """On rank r of the group the values of the storages `wanted[r]` of `shared`, each (n,) on the host. All ranks of
-        the group call it together."""
+        """On rank r of the group the values of the storages `wanted[r]` of `shared`, each (n,) on the host. All ranks
+        of the group call it together."""
         group, every = self.group, [[self.shared[whole] for whole in each] for each in wanted]
         bounds = offsets([sum(spec.bytes for spec in specs) for specs in every]).tolist()
-        shares = [self.device.read(self._share(spec, spec.live.data)).view(np.uint8) for specs in every for spec in specs]
+        shares = [self.device.read(self._share(spec, spec.live.data)).view(np.uint8)
+                  for specs in every for spec in specs]
         into = np.empty((group.size, bounds[group.rank + 1] - bounds[group.rank]), np.uint8)
         group.exchange(np.concatenate([np.empty(0, np.uint8), *shares]), into, bounds)
         own = every[group.rank]

@@ -87,6 +87,7 @@ def save_together(path: str | Path, part: sharded.Part, model: Module, optimizer
     """Writes a checkpoint of all ranks, which call it together, into a folder `step-00000500` of the folder `path`;
     returns that folder. Raises Disagreement on all ranks; then there is no such folder."""
     folder = Path(path) / f"step-{step:08d}"
+    assert part.communicator is not None
     if not any(part.communicator.gather((folder / INDEX).exists())):  # else this step is saved
         texts = _texts(model, optimizer, step, loader, None, None, test, about)
         tensors = {id(t): (name, t) for name, t in reversed(_tensors(model, optimizer).items())}
@@ -144,9 +145,9 @@ def load(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
             raise CheckpointError(f"{file} does not say its place in the data")
         for key, value in _identity(loader).items():
             _fits(file, f"data {key}", about.loader.get(key), value)
-        here = _standardize(loader)
-        if here.keys() != scales.keys() or any(not np.array_equal(here[name], scales[name]) for name in here):
-            ours, theirs = ("standardised" if scaling else "as they are" for scaling in (here, scales))
+        scaling = _standardize(loader)
+        if scaling.keys() != scales.keys() or any(not np.array_equal(scaling[name], scales[name]) for name in scaling):
+            ours, theirs = ("standardised" if own else "as they are" for own in (scaling, scales))
             raise CheckpointError(f"{file} is of another run: its data are {theirs}, the data of this run are {ours}"
                                   f"{' by another mean and deviation' if ours == theirs else ''}")
         try:

@@ -38,7 +38,8 @@ PREFIX = "model."  #: of the network's tensors in a checkpoint
 class Part(Protocol):
     """A rank's part of a run."""
 
-    communicator: Communicator
+    @property
+    def communicator(self) -> Communicator | None: ...
 
     @property
     def run(self) -> Runtime: ...
@@ -61,6 +62,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
     """Writes a checkpoint of all ranks, which call it together. `tensors`: by name; `constants`: arrays that all ranks
     have; `texts`: of rank 0. Raises Disagreement on all ranks if one cannot write; then there is no folder."""
     communicator, temporary = part.communicator, folder.with_name(f".{folder.name}.part")
+    assert communicator is not None
     me = communicator.rank
     layout = {name: (np.dtype(t.dtype), state_shape(t)) for name, t in tensors.items()}
     layout |= {name: (value.dtype, value.shape) for name, value in constants.items()}
@@ -133,7 +135,8 @@ def _written(file: Path, layout: Mapping[str, tuple[Any, tuple[int, ...]]], arra
     digest = hashlib.sha256()
 
     def pieces() -> Iterator[Any]:
-        for piece in chain([beginning(layout, PT)], (raw(next(arrays)) for _ in layout)):
+        content: Iterator[Any] = (raw(next(arrays)) for _ in layout)
+        for piece in chain([beginning(layout, PT)], content):
             digest.update(piece)
             yield piece
 
@@ -143,8 +146,8 @@ def _written(file: Path, layout: Mapping[str, tuple[Any, tuple[int, ...]]], arra
 
 def _arrays(own: Sequence[str], writer: Mapping[str, int], order: Iterable[str], tensors: Mapping[str, Tensor],
             constants: Mapping[str, Any], part: Part) -> Iterator[Any]:
-    """The arrays that this rank writes, in their order. Each rank of a group gets about BATCH bytes of what they share out
-    at a time, and goes on to the end of all, since the others need its shares."""
+    """The arrays that this rank writes, in their order. Each rank of a group gets about BATCH bytes of what they share
+    out at a time, and goes on to the end of all, since the others need its shares."""
     run, ids = part.run, {name: id(t.storage) for name, t in tensors.items()}
     _ = run.group  # all ranks ask for it together
     shared = [name for name in order if ids.get(name) in run.shared]
