@@ -255,10 +255,11 @@ FLAGS: dict[str, Flag] = {
              "--memory-limit only as many as it needs, or what is fastest"),
     "--offload-to": _flag(PRICED, path, "FILE", ("--offload", lambda a: a.offload != "none"), CPU,
         help="a new file for it, on a disk with room, which goes with the process (default: a temporary one)"),
-    "--shard": _flag(STEP + ":rc", shards_of, "LEVEL[,prefetch=N][,keep=I+J]", default=0,
+    "--shard": _flag(STEP + ":rc", shards_of, "LEVEL[,prefetch=N|full|auto|N+N+..][,keep=I+J]", default=0,
         help="what ranks share out: the optimizer's states (1, ZeRO 1), gradients too (2), parameters too (3, FSDP); "
-             "how many layers (stages) ahead are whole (prefetch), and which stay whole (keep), is searched if it is "
-             "left out; with --replicas or --scheduler barrier, buckets or no_overlap"),
+             "how many layers (stages) ahead are whole (prefetch; in a pipeline a number for each rank, or auto: "
+             "min(r + 2, all) stages on rank r, the used one among them), and which stay whole (keep), is searched if "
+             "it is left out; with --replicas or --scheduler barrier, buckets or no_overlap"),
     "--split": _flag("train,compare,plan,explain,simulate:src", parts_of, "none|K|auto", default=1,
         help="cut each task that can be cut into K parts, for several streams, or K lanes of each rank; auto, not in "
              "pipelines: if that is predicted to be faster, into as many as there are streams (default: none)"),

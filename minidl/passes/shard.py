@@ -19,7 +19,8 @@ another rank updates, as tied weights and a second direction need: from each sha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
@@ -38,18 +39,21 @@ from .shares import WHAT, Gather, Sum, Work
 from .updates_last import ended_by_updates
 
 DISTANCES = (0, 1, 2, 4)  #: that the search tries
+AHEAD = re.compile(r"full|auto|\d{1,7}(\+\d{1,7})*")  #: distances as text
 
 
 @dataclass(frozen=True)
 class Shards:
     """The arrays that ranks share out. `level`: 0 nothing, 1 states, 2 gradients as well, 3 parameters as well.
     `prefetch`: how many groups of whole gradients or parameters there may be besides the one that is used: the next
-    ones, or one that is used again soon. `keep`: the layers, or stages, whose parameters stay whole from their first
-    use to their last one. None: a search chooses, by time within the limit. `placed`: where stages are whole and summed
-    in place of these two, as `minidl.passes.placed` has it."""
+    ones, or one that is used again soon; one number, or one for each rank of a pipeline; "full": all of a rank, which
+    are gathered at the start; "auto": rank r has at most r + 2 stages whole, the used one among them, since later ranks
+    have more time before their first task (pytorch/pytorch #196706). `keep`: the layers, or stages, whose parameters
+    stay whole from their first use to their last one. None: a search chooses, by time within the limit. `placed`: where
+    stages are whole and summed in place of these two, as `minidl.passes.placed` has it."""
 
     level: int = 0
-    prefetch: int | None = None
+    prefetch: int | str | tuple[int, ...] | None = None
     keep: tuple[int, ...] | None = None
     placed: tuple[str, ...] | None = None
 
@@ -61,16 +65,19 @@ class Shards:
         level, *more = str(told).split(",")
         known = dict(word.partition("=")[::2] for word in more)
         keep, placed = known.get("keep", ""), known.get("placed", "").split("+")
-        words = [level, known.get("prefetch", "0"), *(keep.split("+") if keep not in ("", "none") else ())]
+        words = [level, *(keep.split("+") if keep not in ("", "none") else ())]
         if (not all(word.isdecimal() and len(word) < 8 for word in words) or int(level) > 3 or
             known.keys() - {"prefetch", "keep", "placed"} or len(known) < len(more) or
+            not AHEAD.fullmatch(ahead := known.get("prefetch", "0")) or
             (level != "3" and {"keep", "placed"} & known.keys()) or ("prefetch" in known and int(level) < 2) or
             ("placed" in known and (len(more) > 1 or not all(map(ACTION.fullmatch, placed))))):
             raise PlanError(f"shard is {str(told)[:40]!r}; it must be 1 (states), 2 (gradients as well) or 3 "
-                            f"(parameters as well), 2 or 3 with ,prefetch=N, 3 with ,keep=none or layers as in "
-                            f",keep=0+4, or with places as in ,placed=0UNSHARD+0RESHARD@0F1")
-        return cls(int(level), int(known["prefetch"]) if "prefetch" in known else None,
-                   tuple(map(int, words[2:])) if "keep" in known else None,
+                            f"(parameters as well), 2 or 3 with ,prefetch=N, full, auto or, for each rank, as in "
+                            f",prefetch=2+1+1+0, 3 with ,keep=none or layers as in ,keep=0+4, or with places as in "
+                            f",placed=0UNSHARD+0RESHARD@0F1")
+        numbers = tuple(map(int, ahead.split("+"))) if ahead[0].isdecimal() else (ahead,)
+        return cls(int(level), None if "prefetch" not in known else numbers if len(numbers) > 1 else numbers[0],
+                   tuple(map(int, words[1:])) if "keep" in known else None,
                    tuple(placed) if "placed" in known else None)
 
     def where(self, notes: Mapping[str, str]) -> Shards:
@@ -81,9 +88,15 @@ class Shards:
     def __str__(self) -> str:
         if self.placed is not None:
             return f"{self.level},placed={'+'.join(self.placed)}"
-        prefetch = f",prefetch={self.prefetch}" if self.level > 1 and self.prefetch is not None else ""
+        ahead = "+".join(map(str, self.prefetch)) if isinstance(self.prefetch, tuple) else self.prefetch
+        prefetch = f",prefetch={ahead}" if self.level > 1 and ahead is not None else ""
         keep = "" if self.keep is None or self.level < 3 else f",keep={'+'.join(map(str, self.keep)) or 'none'}"
         return f"{self.level}{prefetch}{keep}"
+
+    def ahead(self, rank: int, count: int) -> int:
+        """How many of its `count` arrays this rank has whole at most besides the one that it uses."""
+        told = self.prefetch[rank] if isinstance(self.prefetch, tuple) else self.prefetch or 0
+        return told if isinstance(told, int) else count if told == "full" else min(rank + 2, count) - 1
 
 
 def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
@@ -113,6 +126,11 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
             raise Refused(WHAT, "places are of a pipeline's stages", "give prefetch and keep")
         draft, how = with_sums_placed(draft, how.placed), replace(how, prefetch=0, keep=())
     how = replace(how, prefetch=how.prefetch if how.level > 1 else 0, keep=how.keep if how.level > 2 else ())
+    if not draft.staged and (how.prefetch == "auto" or isinstance(how.prefetch, tuple)):
+        raise Refused(WHAT, "ranks that are all alike have one distance", "give prefetch one number, or full")
+    if isinstance(how.prefetch, tuple) and len(how.prefetch) != draft.placement.ranks:
+        raise Refused(WHAT, f"prefetch has {len(how.prefetch)} numbers for {draft.placement.ranks} ranks",
+                      "give one for each rank")
     layers = sorted(draft.graph.unit[draft.graph.kind == Kind.A].tolist())
     if strange := {*(how.keep or ())} - {*layers}:
         raise Refused(WHAT, f"there is no sum of gradients {min(strange)}A0 of a layer whose parameters to keep",
@@ -208,32 +226,32 @@ def _by_compute(draft: Draft) -> Draft:
 
 def _sharded(draft: Draft, how: Shards) -> Draft:
     """The draft with these shares, on the same lanes; its graph has their order."""
-    assert how.prefetch is not None
     work = Work(draft, how.level, draft.machine.replicas if draft.staged else draft.machine.ranks)
     sums, begin = [work.sum(t) for t in np.flatnonzero(draft.graph.kind == Kind.A).tolist()], _begins(draft)
     held = [*sums, *(copy for s in sums for copy in work.copies(s))] if how.level > 2 else sums
     work.unscale()
     for rank in np.unique(draft.rank[[s.task for s in sums]]).tolist():
         own, here = ([s for s in some if draft.rank[s.task] == rank] for some in (sums, held))
+        ahead = how.ahead(rank, len(here))
         gathers = [Gather(s, s.gradients, sorted(s.norms), s.final) for s in own if s.norms]
         if how.placed is not None:
             for each in gathers_placed(draft, here, _uses(draft, here), how.placed):
                 work.gather(*each)
         elif how.level > 2:
-            gathers += [Gather(s, s.parameters, run) for s, run in _runs(draft, here, how)]
+            gathers += [Gather(s, s.parameters, run) for s, run in _runs(draft, here, ahead, how.keep or ())]
         gathers.sort(key=lambda gather: gather.users[0])
         for k, gather in enumerate(gathers):
             needed = gathers[k + 1].users[0] if k + 1 < len(gathers) else len(draft.graph)
             kept = int(draft.graph.unit[gather.sum.task]) in (how.keep or ())
             gather.end = max((u for u in gather.users if not kept or u < needed), default=gather.users[0])
             over = sorted(g.end for g in gathers[:k] if g.end < begin[gather.users[0]])
-            room = max(0, how.prefetch - (k - len(over)))  # besides those that are still whole then
+            room = max(0, ahead - (k - len(over)))  # besides those that are still whole then
             work.gather(gather, over[-1 - room] if len(over) > room and how.level > 1 else -1)
         for j, one in enumerate(own):
             work.scatter(one)
             if how.level < 3:
                 work.bring_back(one)
-            for then in own[j + 1 + how.prefetch :][: how.level > 1 and how.placed is None]:
+            for then in own[j + 1 + ahead :][: how.level > 1 and how.placed is None]:
                 work.wait(one, then)
         for t, at in sums_placed(draft, own, how.placed or ()).items():
             work.follow(at, t, rank)
@@ -248,16 +266,17 @@ def _begins(draft: Draft) -> Ints:
     return begin
 
 
-def _runs(draft: Draft, sums: Sequence[Sum], how: Shards) -> list[tuple[Sum, list[int]]]:
+def _runs(draft: Draft, sums: Sequence[Sum], ahead: int, keep: Collection[int]) -> list[tuple[Sum, list[int]]]:
     """The tasks that use the parameters of each sum of a rank, in runs without a use of others between them. A run goes
-    on where no more others are used in between than may be whole besides; all uses of kept ones are one run."""
+    on where no more others are used in between than may be whole besides (`ahead`); all uses of those that units `keep`
+    are one run."""
     runs = [(i, [t for t, _ in run]) for i, run in groupby(_uses(draft, sums), key=lambda use: use[1])]
     found, last = list[tuple[Sum, list[int]]](), dict[int, tuple[int, list[int]]]()
     for k, (i, run) in enumerate(runs):
         at, users = last.get(i, (-1, []))
         others = {j for j, _ in runs[at + 1 : k]}
-        kept = int(draft.graph.unit[sums[i].task]) in (how.keep or ())
-        if at < 0 or (len(others) > (how.prefetch or 0) and not kept):
+        kept = int(draft.graph.unit[sums[i].task]) in keep
+        if at < 0 or (len(others) > ahead and not kept):
             users = []
             found.append((sums[i], users))
         users += run

@@ -99,6 +99,7 @@ DATA = ["--parallel", "data", "--ranks", "2", "--scheduler", "barrier", "--shard
     (["--scheduler", "dear"], "dear cuts its sums"), (["--ranks", "1"], "at least 2 ranks"),
     (["--shard", "3,keep=99"], "no sum of gradients 99A0"), (["--shard", "4"], "shard is '4'; it must be 1 (states)"),
     (["--shard", "2,prefetch=10000000"], "2 or 3 with ,prefetch=N"), (["--shard", "1,prefetch=2"], "2 or 3 with ,pre"),
+    (["--shard", "3,prefetch=auto"], "all alike have one distance"), (["--shard", "2,prefetch=1+2"], "all alike have"),
     (["--parallel", "none", "--scheduler", "in_order", "--ranks", "1"], "--shard has no effect on a network's step")])
 def test_a_step_that_cannot_be_sharded_is_one_line(capsys: Any, flags: list[str], why: str):
     more = [] if "none" in flags else DATA

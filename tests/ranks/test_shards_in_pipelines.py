@@ -13,7 +13,7 @@ import pytest
 from command_line import one_line, run, run_json
 from helpers import deadline, need
 from launcher import under_mpi
-from rank_runs import Run, command, planned, recorded
+from rank_runs import Run, check, command, planned, recorded
 from torch_launcher import on_torch_ranks
 
 import minidl as ml
@@ -77,6 +77,40 @@ def test_where_parameters_are_whole_is_an_argument():
     assert sorted(both) == ["0", "2"]
 
 
+def prefetched(distance: str, ranks: int = 2, chunks: int = 4) -> Any:
+    return plan("interleaved", f"3,prefetch={distance},keep=none", ranks=ranks, chunks=chunks)
+
+
+def test_each_rank_gathers_at_its_own_distance():
+    """A rank's gathers are those of a plan in which all ranks have its number."""
+    mixed, same = prefetched("2+0"), [prefetched("2"), prefetched("0")]
+    assert [gathers(mixed, rank) for rank in (0, 1)] == [gathers(same[rank], rank) for rank in (0, 1)]
+    assert gathers(same[0], 1) != gathers(same[1], 1)
+
+
+def test_full_gathers_all_at_the_start_and_auto_more_on_later_ranks():
+    """torch's numbers: on rank r at most r + 2 stages are whole, the used one among them."""
+    full = prefetched("full")
+    for rank in (0, 1):
+        own = full.program(rank).graph
+        assert len(gathers(full, rank)) == 4
+        assert not any(own.kind[own.preds[t]].size for t in range(len(own)) if own.kind[t] == Kind.AG)
+    for ranks, told in ((2, "1+2"), (4, "1+1+1+1")):
+        auto = prefetched("auto", ranks, 8 // ranks)
+        assert auto.schedule.keys.tolist() == prefetched(told, ranks, 8 // ranks).schedule.keys.tolist()
+        assert auto.schedule.notes["shards"] == "3,prefetch=auto,keep=none"
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("name", "ranks", "shard"), [
+    ("interleaved", 2, "3,prefetch=1+0,keep=none"), ("interleaved", 2, "3,prefetch=auto"),
+    ("zb_v", 2, "3,prefetch=0+1,keep=3"), ("looped_bfs", 2, "2,prefetch=0+2"),
+    ("interleaved", 4, "3,prefetch=full,keep=none"), ("zb_v", 4, "3,prefetch=1+0+0+1,keep=none"),
+    ("hanayo", 4, "2,prefetch=auto")])
+def test_any_distance_leaves_the_bits_of_one_process_in_the_planned_bytes(name: str, ranks: int, shard: str):
+    check({"scheduler": name, "ranks": ranks, "replicas": 2, "shard": shard, "optimizer": "adam", "clip": 0.5})
+
+
 def test_the_search_is_no_slower_than_what_is_told():
     free = plan("interleaved", 3)
     assert free.period <= min(plan("interleaved", f"3,prefetch={d},keep={keep}").period for d in (0, 1)
@@ -105,7 +139,11 @@ BASE = ["--model", "mlp", "--model-arg", "layers=4", "--costs", "analytic", "--p
     (["--scheduler", "pipedream", "--replicas", "2"], "pipedream updates stages beside the next step"),
     (["--scheduler", "zb_h1", "--replicas", "2", "--scheduler-arg", "part_bytes=20000"],
      "zb_h1 cuts its sums at any element, and a rank's share begins at others"),
-    (["--scheduler", "zb_h1", "--replicas", "2", "--shard", "3,keep=7"], "no sum of gradients 7A0")])
+    (["--scheduler", "zb_h1", "--replicas", "2", "--shard", "3,keep=7"], "no sum of gradients 7A0"),
+    (["--scheduler", "zb_h1", "--replicas", "2", "--shard", "3,prefetch=1+0+1"], "prefetch has 3 numbers for 2 ranks"),
+    (["--shard", "3,prefetch=2,1"], "for each rank, as in ,prefetch=2+1+1+0"),
+    (["--shard", "3,prefetch=1+-1"], "for each rank, as in ,prefetch=2+1+1+0"),
+    (["--shard", "2,prefetch=all"], "2 or 3 with ,prefetch=N, full, auto or")])
 def test_what_cannot_be_shared_out_is_one_line(capsys: Any, flags: list[str], why: str):
     code, out, err = run(capsys, "plan", *BASE, "--shard", "1", *flags)
     assert (code, out) == (2, "")
