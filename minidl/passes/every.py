@@ -24,6 +24,7 @@ from .copies import copies_of_weights
 from .counts import counted_by_each
 from .directions import two_directions
 from .draft import ALONE, Draft
+from .fill import waits_filled
 from .followers import followers
 from .forwards import forwards_apart
 from .lag import fenced, in_time
@@ -119,6 +120,8 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (backwards_apart, STAGES, lambda draft, choices: not draft.read and _cut(draft, choices)),
     # refuses what has no effect, whatever else a step lacks
     (sums_asked_for, STAGES, lambda draft, choices: {"all_reduces", "part_bytes"} & choices.options.keys()),
+    # before the bound on W, which then holds for what was joined
+    (waits_filled, STAGES, lambda draft, choices: choices.options.get("fill") is not None),
     # before O and W become one task: the rank of W decides where weights live
     (followers, STAGES, lambda draft, choices: draft.stale),
     (in_time, STAGES, _bounded),  # while O and W are apart

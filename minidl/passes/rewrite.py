@@ -57,7 +57,8 @@ def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
     return graph.with_copies(which, graph.iteration)[0]
 
 
-def coarsen(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = None) -> tuple[TaskGraph, Ints]:
+def coarsen(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = None, again: bool = False
+            ) -> tuple[TaskGraph, Ints]:
     """(the graph whose units are stages, the coarse task of each task of `graph`).
 
     `stage`: of each task. `lower`: mask of the tasks that go to a second part of their stage's O, if they go to an O. A
@@ -68,9 +69,9 @@ def coarsen(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = Non
     in a circle.
     """
     kind = graph.kind.astype(np.int64)
-    kind[kind == Kind.R] = Kind.O
+    kind[(kind == Kind.R) & (not again)] = Kind.O
     kind[kind == Kind.Q] = Kind.W  # or O, if that needs it
-    backward = (kind == Kind.O) | (kind == Kind.W)
+    backward = np.isin(kind, (Kind.O, Kind.W, Kind.R))
     needed, needs = graph.preds.ids, graph.preds.row_of_each()
     inside = ((kind[needed] == Kind.W) & (stage[needed] == stage[needs])
               & (graph.micro_batch[needed] == graph.micro_batch[needs]))

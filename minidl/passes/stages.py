@@ -10,14 +10,15 @@ from ..core.placement import Refused
 from ..core.tasks import Kind, repack, unpack
 from .boundary import Mask
 from .draft import Draft
+from .fill import again_apart
 from .rewrite import coarsen
 
 
-def in_stages(draft: Draft) -> Draft:
-    """The step whose units are stages. Micro-batches distinguish the tasks of a stage of both directions; an update of
+def in_stages(draft: Draft, fill: str | None = None) -> Draft:
+    """The step whose units are stages; `fill` says whether they compute again in tasks of their own. Micro-batches distinguish the tasks of a stage of both directions; an update of
     the second direction is part 1, and so is the second half of an output gradient that is cut in two. Raises
     GraphError if stages would wait for each other in a circle."""
-    coarse, group = coarsen(draft.graph, draft.stage, _lower(draft))
+    coarse, group = coarsen(draft.graph, draft.stage, _lower(draft), again_apart(fill))
     own, stages = unpack(coarse.keys), draft.placement.stages
     part = np.where(own.kind == Kind.U, own.unit // stages, own.part)
     return draft.merged(replace(coarse, keys=repack(coarse.keys, unit=own.unit % stages, part=part),

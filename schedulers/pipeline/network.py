@@ -159,12 +159,12 @@ def problem_of(draft: Draft, placement: Placement, micro_batches: int) -> Proble
     a tiny time for it, so that policies can plan."""
     coarse, count = draft.graph, draft.micro_batches  # in all mini-batches of the step
 
-    def mean(kind: Kind) -> Floats:
-        mine = coarse.kind == kind
+    def mean(*kinds: Kind) -> Floats:
+        mine = np.isin(coarse.kind, kinds)
         return np.maximum(np.bincount(coarse.unit[mine], draft.time[mine], placement.stages) / count, 1e-9)
 
     latency, cap = float(draft.cost.link.time(_message_bytes(coarse))), draft.machine.activation_cap
-    return Problem(placement, micro_batches, mean(Kind.F), mean(Kind.O), mean(Kind.W), latency, cap, recorded=True)
+    return Problem(placement, micro_batches, mean(Kind.F), mean(Kind.O, Kind.R), mean(Kind.W), latency, cap, recorded=True)
 
 
 def _message_bytes(coarse: TaskGraph) -> float:
