@@ -15,9 +15,10 @@ from .rewrite import coarsen
 
 
 def in_stages(draft: Draft, fill: str | None = None) -> Draft:
-    """The step whose units are stages; `fill` says whether they compute again in tasks of their own. Micro-batches distinguish the tasks of a stage of both directions; an update of
-    the second direction is part 1, and so is the second half of an output gradient that is cut in two. Raises
-    GraphError if stages would wait for each other in a circle."""
+    """The step whose units are stages; `fill` says whether they compute again in tasks of their own. Micro-batches
+    distinguish the tasks of a stage of both directions; an update of the second direction is part 1, and so is the
+    second half of an output gradient that is cut in two. Raises GraphError if stages would wait for each other in a
+    circle."""
     coarse, group = coarsen(draft.graph, draft.stage, _lower(draft), again_apart(fill))
     own, stages = unpack(coarse.keys), draft.placement.stages
     part = np.where(own.kind == Kind.U, own.unit // stages, own.part)

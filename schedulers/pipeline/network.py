@@ -164,7 +164,8 @@ def problem_of(draft: Draft, placement: Placement, micro_batches: int) -> Proble
         return np.maximum(np.bincount(coarse.unit[mine], draft.time[mine], placement.stages) / count, 1e-9)
 
     latency, cap = float(draft.cost.link.time(_message_bytes(coarse))), draft.machine.activation_cap
-    return Problem(placement, micro_batches, mean(Kind.F), mean(Kind.O, Kind.R), mean(Kind.W), latency, cap, recorded=True)
+    return Problem(placement, micro_batches, mean(Kind.F), mean(Kind.O, Kind.R), mean(Kind.W), latency, cap,
+                   recorded=True)
 
 
 def _message_bytes(coarse: TaskGraph) -> float:

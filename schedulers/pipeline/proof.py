@@ -191,7 +191,7 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
     unit, kind, micro_batch = own.unit, own.kind, own.micro_batch
     rank = schedule.rank_of_each
     update = np.zeros(len(schedule), bool) if graph is None else (
-        ((kind == Kind.U) | (own.late > 0)) & (graph.find(schedule.keys) >= 0))
+        (np.isin(kind, (Kind.U, Kind.R)) | (own.late > 0)) & (graph.find(schedule.keys) >= 0))
     names = ", ".join(k.name for k in COMPUTE) + ("" if graph is None else ", and U as the network has them")
     beyond = (f"is out of range: micro-batches are 0..{micro_batches - 1} (--micro-batches); slices count as such "
               f"(--slices)")
