@@ -33,12 +33,16 @@ AWAY = "offloaded"  #: of an order with copies: the moves
 LAG = "lag"  #: how late weight gradients may run
 PAIRS = "pairs of tasks"  #: whether costs said how much tasks beside each other slow each other down
 ORDER, CAPS = "order", "caps"  #: of an order that is a hint: the most micro-batches by rank and stage
+STAGES = "options of stages"  #: those of passes after which stages have other tasks, or send others
+OF_STAGES = ("fill", "only_new")
 CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over ranks"
 
 
 def notes_of(graph: TaskGraph, stage_of_unit: Ints, options: Mapping[str, Any]) -> dict[str, str]:
     """The notes of an order of these stages of a network, planned with these options."""
     notes = {CUT: " ".join(map(str, stage_of_unit[_computing(graph)].tolist()))}
+    if own := {name: options[name] for name in OF_STAGES if options.get(name)}:
+        notes[STAGES] = _text(own)
     return notes | {name: str(options[name]) for name in (PARTS, LAG) if options.get(name) is not None}
 
 
@@ -55,6 +59,11 @@ def kind_of(schedule: Schedule) -> str:
 def options_in(notes: Mapping[str, str]) -> dict[str, Any]:
     """The options of the policy under which the order was made. Raises ScheduleError."""
     return _read(notes, OPTIONS, dict, lambda found: True, "be an object in JSON")
+
+
+def stages_in(notes: Mapping[str, str]) -> dict[str, Any]:
+    """The options with which the stages of the order were made. Raises ScheduleError."""
+    return _read(notes, STAGES, dict, lambda found: found.keys() <= {*OF_STAGES}, "have fill and only_new alone")
 
 
 def sums_in(schedule: Schedule) -> Sums:

@@ -31,6 +31,8 @@ def text(plan: PipelinePlan) -> str:
             ("waits", plan.waits, "between lanes of one rank, with messages on lanes of their own")]
     if plan.peak_bytes:
         rows.append(("peak bytes", max(plan.peak_bytes), f"per rank {_short(plan.peak_bytes)}"))
+        hops = [f"{hop} {count:,}" for hop, count in plan.sent_bytes.items()]
+        rows.append(("sent bytes", sum(plan.sent_bytes.values()), f"in a step; {' '.join(hops)}"))
     grid = pipelines.grid(plan, plan.timeline, show.width()) if len(plan.schedule) <= SHOWN else ""
     unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
     text = (f"{grid}\n\n" if grid else "") + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)
@@ -52,11 +54,11 @@ def text(plan: PipelinePlan) -> str:
 
 
 def said(plan: PipelinePlan) -> dict[str, Any]:
-    """The notes for JSON: the status of a search for an optimum, the choices that were tried, the published policies
-    beside an order of one's own."""
-    notes = plan.notes
+    """The bytes of each hop, and the notes for JSON: the status of a search for an optimum, the choices that were
+    tried, the published policies beside an order of one's own."""
+    notes, hops = plan.notes, {"sent_bytes": plan.sent_bytes} if plan.sent_bytes else {}
     kept = {key: notes[key] for key in ("choices", "joint", "rounds", "beside") if key in notes}
-    return notes.get("status", {}) | kept | notes.get("order", {})
+    return hops | notes.get("status", {}) | kept | notes.get("order", {})
 
 
 def _short(values: Any) -> str:

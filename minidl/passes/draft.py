@@ -46,8 +46,8 @@ class Draft:
     `versions` are those that the entries of its schedule read. `reverses`: the backward pass computes inputs of
     reversible blocks from their outputs. `sums`: how ranks that are all alike sum gradients, None if they do not.
     `settled`: no pass has anything to do, as on given times. `read`: its order is somebody's, who may leave
-    nothing out. `name`: of the plan, for messages. `planned`: makes a plan of name, graph, schedule, cost and number of
-    ranks, so that a pass can ask for its time and its bytes.
+    nothing out. `name`: of the plan, for messages. `remarks`: of passes, for people. `planned`: makes a plan of name,
+    graph, schedule, cost and number of ranks, so that a pass can ask for its time and its bytes.
     """
 
     name: str
@@ -65,6 +65,7 @@ class Draft:
     versions: Versions | None = None
     sums: Sums | None = None
     planned: Callable[..., Any] | None = None
+    remarks: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel | None = None, machine: Machine | None = None,

@@ -27,6 +27,7 @@ from .draft import ALONE, Draft
 from .fill import waits_filled
 from .followers import followers
 from .forwards import forwards_apart
+from .held import only_new_travels
 from .lag import fenced, in_time
 from .loss_scale import loss_scale_by_stage
 from .norms import norms_by_stage
@@ -107,6 +108,8 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     (norms_by_stage, STAGES, _updates_by("square_sum")),
     (copies_of_weights, STAGES, _shares_weights),  # before counts, which each rank does for its own updates
     (counted_by_each, STAGES, _counts),
+    # before recompute: a join that is made again is not computed again, and an R has the final reads of its F
+    (only_new_travels, STAGES, lambda draft, choices: choices.options.get("only_new") is not None),
     (reverse, STAGES, lambda draft, choices: draft.reverses),  # before recompute, which may take other layers
     # when each F has its final reads: an R has the same
     (recompute, BOTH, lambda draft, choices: choices.dropped and not draft.placement.apart),

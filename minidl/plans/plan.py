@@ -6,6 +6,7 @@ plan knows no device, and only the name of its policy.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -17,7 +18,7 @@ import numpy as np
 from ..core.columns import Ints
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import COLLECTIVE, unpack
+from ..core.tasks import COLLECTIVE, SENDS, unpack
 from ..core.timeline import Timeline
 from ..passes.choices import NOTHING, Choices
 from ..passes.hint import Hint, sums_apart
@@ -278,6 +279,17 @@ class PipelinePlan(Plan):
     @property
     def stale(self) -> bool:
         return self.versions is not None
+
+    @cached_property
+    def sent_bytes(self) -> dict[str, int]:
+        """The bytes that each rank sends to another in a step, as `0>1`; none on given times."""
+        if self.synthetic:
+            return {}
+        graph, schedule = self.with_messages
+        found, rank = Counter[str](), schedule.rank_of_tasks(graph)
+        for t in np.flatnonzero(np.isin(graph.kind, SENDS)).tolist():
+            found[f"{rank[t]}>{unpack(graph.keys[t]).destination}"] += int(graph.bytes[t])
+        return dict(sorted(found.items()))
 
     @cached_property
     def period(self) -> float:

@@ -29,6 +29,7 @@ from ..layer_times import with_communication
 from ..ordered import Ordered
 from ..registry import Scheduler, made_by
 from ..saved import cut_in
+from ..saved import stages_in as options_of_stages
 from .models import cut
 from .network import Network
 from .proof import as_torch_does, read_plan, stages_in
@@ -132,9 +133,8 @@ class AsRead:
         """A network's stages in these places, or so many, and their plan with the costs of its tasks."""
         assert isinstance(self.problem, TaskGraph)
         stage, order, machine = cut_in(self.schedule, self.problem), self.whole, self.machine
-        fill = "R" if (unpack(order.keys).kind == Kind.R).any() else None  # stages compute again in tasks of their own
         draft = cut(self.problem, self.cost, placement, self.asked.stage_of_unit if stage is None else stage,
-                    machine=machine, dropped=self.asked.dropped, fill=fill)
+                    machine=machine, dropped=self.asked.dropped, options=options_of_stages(self.schedule.notes))
         if machine.replicas > 1 and not self.sums:
             order = order.keep(~np.isin(unpack(order.keys).kind, COMMUNICATION))  # messages follow from the rest
             machine = replace(machine, replicas=1)

@@ -6,7 +6,7 @@ names.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -27,11 +27,11 @@ from ...pricing.cost import CostModel
 
 
 def cut(graph: TaskGraph, cost: CostModel, placement: Placement | int, stage_of_unit: Ints | None = None,
-        *, dropped: Collection[int] = (), fill: str | None = None, **facts: Any) -> Draft:
-    """The step in stages, after all passes that come before an order. `dropped`: units that are computed again; `fill`:
-    as in `minidl.passes.fill`. The other arguments are as in `begun`; it raises as that does, and as passes do."""
+        *, dropped: Collection[int] = (), options: Mapping[str, Any] | None = None, **facts: Any) -> Draft:
+    """The step in stages, after all passes that come before an order. `dropped`: units that are computed again;
+    `options`: of these passes. The other arguments are as in `begun`; it raises as that does, and as passes do."""
     draft = begun(graph, cost, placement, stage_of_unit, **facts)
-    made = through(BEFORE_THE_ORDER, draft, Choices(tuple(dropped), options={"fill": fill}))
+    made = through(BEFORE_THE_ORDER, draft, Choices(tuple(dropped), options=options or {}))
     return made if isinstance(placement, int) else replace(made, placement=placement)
 
 

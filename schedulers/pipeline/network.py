@@ -148,7 +148,8 @@ class Network:
             chunks = self.choices.chunks if policy.layered else self.place.chunks
             notes |= policy_notes(policy.name, told | ({} if chunks is None else {"chunks": chunks}))
         return PipelinePlan(policy.name, draft.graph, replace(schedule, notes=notes), draft.priced,
-                            self.machine.size, limit, {**told, **found.notes}, searched(draft, self.choices.shard),
+                            self.machine.size, limit, {**told, **found.notes},
+                            (*draft.remarks, *searched(draft, self.choices.shard)),
                             placement=draft.placement, micro_batches=self.micro_batches,
                             cap=self.machine.activation_cap, kept=self.options.get("kept", 1.0), slices=self.slices,
                             versions=draft.versions)

@@ -110,13 +110,37 @@ class Skipping(nn.Module):
         return made[-1]
 
 
+class Joining(nn.Module):
+    """Blocks that read joined results: "all" earlier ones, weighed; what is "grown" from block to block; or a "U"."""
+
+    def __init__(self, how: str, blocks: int = 8) -> None:
+        self.how, up = how, blocks // 2
+        widths = [WIDTH + 4 * i if how == "grown" else WIDTH * (1 + (how == "U" and i >= up)) for i in range(blocks)]
+        self.blocks = nn.ModuleList([Block(width, 4 if how == "grown" else WIDTH) for width in widths])
+        self.weights = nn.ModuleList([nn.Linear(WIDTH, 1) for _ in range(blocks if how == "all" else 0)])
+
+    def forward(self, x: Any) -> Any:
+        made, count = [x], len(self.blocks)
+        for i, block in enumerate(self.blocks):
+            if self.how == "all":
+                every = ops.stack(made, 0)
+                x = block((every * ops.sigmoid(self.weights[i](every))).sum(0))
+            elif self.how == "grown":
+                x = nn.concat([x, block(x)], axis=1)
+            else:
+                x = block(x if i < count // 2 else nn.concat([x, made[count - i]], axis=1))
+            made.append(x)
+        return x
+
+
 #: by name: what `network` of the settings may be; each is made without arguments
 NETWORKS: dict[str, Callable[[], Any]] = {
     "mlp": lambda: models.mlp(WIDTH, *[16] * 7, CLASSES), "transposed": lambda: Shared(False),
     "everywhere": lambda: Shared(True),
     "odd widths": lambda: models.mlp(WIDTH, 40, 40, 36, 40, 40, CLASSES),
     "over a stage": lambda: Skipping(3, {2: [0]}), "to every stage": lambda: Skipping(4, {2: [0], 3: [0, 1]}),
-    "within chunks": lambda: Skipping(4, {3: [0, 1]})}
+    "within chunks": lambda: Skipping(4, {3: [0, 1]}),
+    **{how: functools.partial(Joining, how) for how in ("all", "grown", "U")}}
 
 
 # ---------------------------------------------------------------------------------------------------------- one process
