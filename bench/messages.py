@@ -209,11 +209,10 @@ def arms(what: str, policy: str, ranks: int, rounds: int) -> dict[str, dict[str,
     rank waits."""
     plans, samples = CHOICES[what][0](policy, ranks), dict[str, list[float]]()
     if rounds:
-        mpiexec = Path(sys.executable).parent / "mpiexec"
-        count = next(iter(plans.values())).ranks
-        done = subprocess.run([str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", str(count), sys.executable, __file__,
-                               "--work", what, policy, str(ranks), "--rounds", str(rounds)], capture_output=True,
-                              text=True)
+        mpiexec, count = Path(sys.executable).parent / "mpiexec", next(iter(plans.values())).ranks
+        done = subprocess.run([str(mpiexec) if mpiexec.exists() else "mpiexec", "-n", str(count), sys.executable,
+                               __file__, "--work", what, policy, str(ranks), "--rounds", str(rounds)],
+                              capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr)
         samples = json.loads(done.stdout.splitlines()[-1])

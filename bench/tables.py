@@ -99,6 +99,21 @@ def network_plans(record: dict[str, Any]) -> Iterator[Row]:
                    "; ".join(f"{other} {times[first] / times[other]:.2f}x" for other in others), "-")
 
 
+def messages(record: dict[str, Any]) -> Iterator[Row]:
+    for row in record["only_new"]:
+        yield (f"{row['network']}, {row['scheduler']}, {row['ranks']} ranks of {row['chunks']}: bytes with only_new",
+               "; ".join(f"{what} {row['after'][key] / row['before'][key]:.2f}x" for key, what in (
+                   ("forward", "forward"), ("backward", "backward"), ("peak_bytes", "the peak"))), "-")
+    for row in (*record["fill"], *record["prefetch"]):
+        for name, arm in [*row["arms"].items()][1:]:
+            first, seen = next(iter(row["arms"].items())), ""
+            if "step_ms" in arm:
+                seen = f"; measured {times(arm['times_faster'])}, {first[1]['waits']:.1%} -> {arm['waits']:.1%}"
+            yield (f"{row['scheduler']}, {row['ranks']} ranks: {first[0]} / {name}; waits",
+                   f"predicted {first[1]['predicted_ms'] / arm['predicted_ms']:.2f}x, "
+                   f"{first[1]['predicted_waits']:.1%} -> {arm['predicted_waits']:.1%}{seen}", "-")
+
+
 def wide(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
         arm = min(("multi_stream", "widths chosen"), key=lambda arm: e["step_ms"][arm]["median"])
@@ -426,6 +441,12 @@ Simulated, from costs of single tasks that were measured on a busy machine: 4 ra
 1 GB/s. BERT and GPT have 12 layers of 128, the RNN 16 cells of 128, the FFNN 12 layers of 1024. Modulo allocation cuts
 a network into 12 stages; the FFNN's 13 blocks do not divide evenly into them, so it loses there.""",
             {"network_plans": network_plans}),
+    Section("Messages between ranks", """\
+Bytes that travel in a step, and the share of a step in which the mean rank waits: before and after `only_new`, `fill`
+and `prefetch`. Bytes are counted in plans of 16 layers and 8 micro-batches. Tasks wait instead of computing, and each
+message and gather takes 10 ms; two ranks (of each of two replicas for `prefetch`) were measured under MPI, beside other
+work. Layers but the last one are computed again for `fill`; each rank has four stages for `prefetch`.""",
+            {"messages": messages}),
     Section("What networks learn", """\
 The command line's own runs on one core, judged on data that they have not seen; each entry of the record has its
 command. The text is Python's manual, whose bytes differ between Python versions.""",

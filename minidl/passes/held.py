@@ -16,11 +16,12 @@ from math import prod
 import numpy as np
 
 from ..core.columns import grouped
-from ..core.graph import Role, TaskGraph, View
+from ..core.graph import TaskGraph, View
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
 from ..core.tasks import Kind
-from .draft import Copies, Draft
+from .boundary import Mask
+from .draft import NONE, Copies, Draft
 from .send_receive import crossing
 
 
@@ -57,10 +58,10 @@ def _cut_where_made(draft: Draft) -> Draft:
     graph, stage, rank = draft.graph, draft.stage.copy(), draft.rank.copy()
     reader, buffer, writer = crossing(graph, rank)
     read = grouped(zip(reader.tolist(), zip(buffer.tolist(), writer.tolist(), strict=True), strict=True))
-    readers = graph.reads.transposed(len(graph.buffer_bytes))
+    readers, once = graph.reads.transposed(len(graph.buffer_bytes)), _written_once(graph)
     for t in (t for t in _copies(graph, Kind.O) if t in read):
         here, there = int(rank[t]), {int(rank[w]) for _, w in read[t]}
-        if len(there) > 1 or {*graph.reads[t].tolist()} != {b for b, _ in read[t]}:
+        if len(there) > 1 or {*graph.reads[t].tolist()} != {b for b, _ in read[t]} or not once[graph.writes[t]].all():
             continue
         saved = sum(int(graph.buffer_bytes[b]) for b, w in read[t]
                     if not any(rank[r] == here and w < r != t for r in readers[b].tolist()))
@@ -79,12 +80,17 @@ def _again_where_read(draft: Draft) -> Draft:
     maker = dict(zip(graph.writes.ids.tolist(), graph.writes.row_of_each().tolist(), strict=True))
     reader, buffer, _ = crossing(graph, rank)
     held = {*zip(buffer.tolist(), rank[reader].tolist(), strict=True)}  # what travels, by buffer and rank
-    readers = graph.reads.transposed(len(size))
-    alone = np.array([len({maker[b] for b in buffers if b in maker}) == 1 for buffers in _of_storages(graph)], bool)
-    joins = {t: graph.launches[t] for t in _copies(graph, Kind.F) if all(
-        alone[s] and graph.storages[s].role == Role.ACTIVATION for s in graph.buffer_storage[graph.writes[t]].tolist())}
+    readers, once = graph.reads.transposed(len(size)), _written_once(graph) & ~graph.persistent
+    writers = grouped(zip(graph.buffer_storage.tolist(), map(maker.get, range(len(size))), strict=True))
+    joins = {t: graph.launches[t] for t in _copies(graph, Kind.F) if once[graph.reads[t]].all() and all(
+        once[b] and {*writers[int(graph.buffer_storage[b])]} == {t} for b in graph.writes[t].tolist())}
     join_of = {int(graph.buffer_storage[b]): t for t in joins for b in graph.writes[t].tolist()}
-    again = dict[tuple[int, int], Copies]()  # by storage and rank
+    again = dict[tuple[int, int], tuple[int, Copies]]()  # by storage and rank: the stage that makes it, what it makes
+
+    def copy(view: View, r: int, stage: int) -> Copies:
+        """The copy of a join that this rank makes in this stage or an earlier one."""
+        made_in, copies = again.get((view.storage, r), (stage, NONE))
+        return copies if made_in <= stage else NONE
 
     def needs(view: View, t: int) -> set[int]:
         return {b for b in graph.reads[t].tolist() if graph.buffer_storage[b] == view.storage}
@@ -92,53 +98,48 @@ def _again_where_read(draft: Draft) -> Draft:
     def here(b: int, r: int) -> bool:
         return b not in maker or rank[maker[b]] == r or (b, r) in held
 
-    def parts(t: int, r: int) -> list[tuple[View, View, set[int]]]:
+    def parts(t: int, r: int, stage: int) -> list[tuple[View, View, set[int]]]:
         """The copies of a join from values that this rank holds, as far as they are known."""
         found = []
         for launch in joins[t]:
             source, target = launch.reads[0], launch.writes[0]
             needed, own = needs(source, t), join_of.get(source.storage)
-            if own is None or (source.storage, r) in again or all(here(b, r) for b in needed):
+            if own is None or copy(source, r, stage) is not NONE or all(here(b, r) for b in needed):
                 found.append((source, target, needed))
                 continue
-            inner = [(a, inside(b, source, target), needed) for a, b, needed in parts(own, r)]
+            inner = [(a, inside(b, source, target), needed) for a, b, needed in parts(own, r, stage)]
             fits = [part for part in inner if part[1] is not None]
             whole = sum(prod(a.shape) for a, _, _ in fits) == prod(source.shape)
             found += fits if whole else [(source, target, needed)]  # type: ignore[arg-type]
         return found
 
     for t in joins:
-        made = set(graph.writes[t].tolist())
+        made, unit = set(graph.writes[t].tolist()), int(graph.unit[t])
         for r in sorted({int(r) for b, r in held if b in made} - {int(rank[t])}):
-            copied = parts(t, r)
-            lacks = {b for source, _, needed in copied if (source.storage, r) not in again for b in needed
-                     if not here(b, r)}
-            if sum(int(size[b]) for b in lacks) >= sum(int(size[b]) for b in made if (b, r) in held):
+            users = sorted({u for b in made for u in readers[b].tolist() if rank[u] == r})
+            copied = parts(t, r, stage := int(draft.stage[users[0]]))
+            old = [copy(source, r, stage) for source, *_ in copied]
+            lacks = {b for (*_, needed), copies in zip(copied, old, strict=True) for b in needed
+                     if copies is NONE and not here(b, r)}
+            if (sum(int(size[b]) for b in lacks) >= sum(int(size[b]) for b in made if (b, r) in held)
+                    or graph.kind[users[0]] != Kind.F):
                 continue
             held = (held - {(b, r) for b in made}) | {(b, r) for b in lacks}
-            users = sorted({u for b in made for u in readers[b].tolist() if rank[u] == r})
             new = e.copies(made, f"again on rank {r}")
-            known = [again.get((source.storage, r)) for source, _, _ in copied]
-            reads = {b for (_, _, needed), old in zip(copied, known, strict=True)
-                     for b in (old.of(needed) if old else needed)}
-            unit = int(graph.unit[t])
             if (unit, r) not in names:
                 names[unit, r] = e.unit(f"{graph.unit_names[unit]}, again on rank {r}" if graph.unit_names else "")
-            e.again(t, t, new, unit=names[unit, r], stage=int(draft.stage[users[0]]), reads=reads,
-                    launches=[replace(joins[t][0], reads=(source,), writes=(target,)).moved(
-                        {**new.storages, **(old.storages if old else {})})
-                        for (source, target, _), old in zip(copied, known, strict=True)])
+            e.again(t, t, new, unit=names[unit, r], stage=stage,
+                    reads={b for (*_, needed), copies in zip(copied, old, strict=True) for b in copies.of(needed)},
+                    launches=[replace(joins[t][0], reads=(source,), writes=(target,)).moved((new | copies).storages)
+                              for (source, target, _), copies in zip(copied, old, strict=True)])
             e.use(new, *users)
-            again |= dict.fromkeys(((s, r) for s in new.storages), new)
-    return _without_unread(e.draft, {graph.keys[t] for t in joins}) if again else draft
+            again |= {(s, r): (stage, new) for s in new.storages}
+    return _without_unread(e.draft, set(graph.keys[[*joins]].tolist())) if again else draft
 
 
-def _of_storages(graph: TaskGraph) -> list[list[int]]:
-    """The buffers of each storage."""
-    found: list[list[int]] = [[] for _ in graph.storages]
-    for b, s in enumerate(graph.buffer_storage.tolist()):
-        found[s].append(b)
-    return found
+def _written_once(graph: TaskGraph) -> Mask:
+    """Mask of the buffers that at most one task writes."""
+    return np.asarray(np.bincount(graph.writes.ids, minlength=len(graph.buffer_bytes)) <= 1)
 
 
 def inside(part: View, source: View, target: View) -> View | None:
@@ -169,5 +170,5 @@ def _without_unread(draft: Draft, keys: set[int]) -> Draft:
                 *graph.buffer_storage[made].tolist()}:
             left[t] = False
             np.subtract.at(read, graph.reads[t], 1)
-    made = draft.take(np.flatnonzero(left))
-    return replace(made, graph=made.graph.compact())
+    found = draft.take(np.flatnonzero(left))
+    return replace(found, graph=found.graph.compact())
