@@ -33,7 +33,7 @@ AWAY = "offloaded"  #: of an order with copies: the moves
 LAG = "lag"  #: how late weight gradients may run
 PAIRS = "pairs of tasks"  #: whether costs said how much tasks beside each other slow each other down
 ORDER, CAPS = "order", "caps"  #: of an order that is a hint: the most micro-batches by rank and stage
-STAGES = "options of stages"  #: those of passes after which stages have other tasks, or send others
+STAGES = "options of stages"  #: of passes that give stages other tasks, or other messages
 OF_STAGES = ("fill", "only_new")
 CUT, PARTS, SUMS = "stage of each unit that computes", "part_bytes", "sums over ranks"
 

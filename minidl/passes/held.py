@@ -3,7 +3,7 @@
 A message carries a result to a rank once, however many of its stages read it. But a joined value, as of a network whose
 layers read all earlier results, is a copy of values that the rank may have received for an earlier stage, or made. With
 `only_new` two things happen where fewer bytes travel then: a join is made again on the rank that reads it, of values
-that this holds and of those that it lacks, which are sent; and a gradient of a join is cut where it is made. Nothing is
+that this holds and of some that it lacks, which are sent; and a gradient of a join is cut where it is made. Nothing is
 computed but copies, so bits are equal. Gradients are summed in their order, so each partial sum is a new value, and
 travels from stage to stage; torchtitan #3029 and #4312 sum on each rank first, in another order.
 """
