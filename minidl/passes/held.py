@@ -160,7 +160,7 @@ def inside(part: View, source: View, target: View) -> View | None:
 
 
 def _without_unread(draft: Draft, keys: set[int]) -> Draft:
-    """The draft without those of these tasks whose results nobody reads."""
+    """The draft without the tasks with these keys whose results nobody reads."""
     graph, returned = draft.graph, {view.storage for view in draft.graph.outputs}
     left = np.ones(len(graph), bool)
     read = np.bincount(graph.reads.ids, minlength=len(graph.buffer_bytes))
