@@ -32,8 +32,9 @@ def waits_filled(draft: Draft, fill: str | None = None) -> Draft:
     """The order with O and W in the place of each B, and with each R before the first task that needs it. Raises
     Refused if the order has no B, or says which weights tasks read."""
     again, order = again_apart(fill), draft.order
-    if draft.stale:
-        raise Refused("fill", f"{draft.name} orders tasks by the weights that they read", "leave fill out")
+    if draft.stale or draft.placement.apart:
+        raise Refused("fill", f"{draft.name} " + ("orders tasks by the weights that they read" if draft.stale else
+                                                  "runs forwards on other ranks"), "leave fill out")
     if fill != "R":
         if not (unpack(order.keys).kind == Kind.B).any():
             raise Refused("fill", f"{draft.name} has no backward task with both gradients", "leave W out of fill")

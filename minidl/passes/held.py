@@ -30,8 +30,9 @@ def only_new_travels(draft: Draft, only_new: bool = False) -> Draft:
     another step, and PlanError for anything but true and false."""
     if not isinstance(only_new, bool):
         raise PlanError(f"only_new is {shorten(only_new)}; it must be true or false")
-    if draft.stale:
-        raise Refused("only_new", f"{draft.name} never drains", "leave only_new out")
+    if draft.stale or draft.placement.apart:
+        why = "never drains" if draft.stale else "runs forwards on other ranks"
+        raise Refused("only_new", f"{draft.name} {why}", "leave only_new out")
     if not only_new:
         return draft
     before = sent(draft)
