@@ -44,6 +44,9 @@ def train(read: Callable[[], Any]) -> int:
     """This process's part of a run under a launcher. `read` returns its flags, or raises an error, which then ends all
     ranks. Rank 0 prints."""
     with on_ranks() as communicator:
+        if communicator.size < launcher.tasks():
+            show.note(f"minidl: this Slurm job has {launcher.tasks()} tasks, and one process trains; write srun before "
+                      f"the command to start them all")
         return _part(read, communicator)
 
 

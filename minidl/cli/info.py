@@ -78,7 +78,9 @@ def _mpi() -> tuple[str | None, str | None]:
     found = launcher.first()
     name, path = (launcher.name(), "") if launcher.name() or not found else (found[1] or "an unknown one", found[0])
     wrong = f", which cannot connect ranks of {known}" if known and not launcher.connects(name, known) else ""
-    return library, f"{name}{f' ({path})' if path else ''}{wrong}" if name else None
+    needs = "" if launcher.name() else "".join(f"; needs {flag}" for flag in launcher.needs(name, os.cpu_count() or 1))
+    alone = f"; in a Slurm job of {launcher.tasks()} tasks, use srun" if launcher.tasks() > 1 else ""
+    return library, f"{name}{f' ({path})' if path else ''}{wrong}{needs}{alone}" if name or alone else None
 
 
 def _outline(name: str, model_args: dict[str, Any]) -> tuple[dict[str, Any], TaskGraph]:

@@ -71,10 +71,19 @@ def info(arguments: Any) -> int:
         return _info(arguments, communicator)
 
 
+def _binding(ranks: list[dict[str, Any]]) -> str:
+    """How the ranks of each machine are bound to its cores, in words."""
+    if all(len(rank["bound_to"]) == rank["machine_cores"] for rank in ranks):
+        return "not bound: each rank may use all cores of its machine"
+    places = [(rank["host"], core) for rank in ranks for core in rank["bound_to"]]
+    return f"each rank is bound to cores {'of its own' if len({*places}) == len(places) else 'that others share'}"
+
+
 def _info(arguments: Any, communicator: Any) -> int:
     cores = sorted(os.sched_getaffinity(0))
-    ranks = communicator.gather({"host": socket.gethostname(), "cores": cores, "gpus": _gpus(),
-                                 "mpi": communicator.library, "versions": versions()})
+    ranks = communicator.gather({"host": socket.gethostname(), "bound_to": cores, "cores": len(cores),
+                                 "machine_cores": os.cpu_count(), "gpus": _gpus(), "mpi": communicator.library,
+                                 "versions": versions()})
     problems = [f"rank {r} has {what} {rank['versions'].get(what)}, rank 0 {ranks[0]['versions'].get(what)}"
                 for r, rank in enumerate(ranks)
                 for what in MUST_AGREE if rank["versions"].get(what) != ranks[0]["versions"].get(what)]
@@ -82,19 +91,20 @@ def _info(arguments: Any, communicator: Any) -> int:
                  if rank["mpi"] != ranks[0]["mpi"]]
     on_host = Counter(rank["host"] for rank in ranks)
     for host, count in on_host.items():
-        available = {core for rank in ranks if rank["host"] == host for core in rank["cores"]}
+        available = {core for rank in ranks if rank["host"] == host for core in rank["bound_to"]}
         if count > len(available):
             problems.append(f"{count} ranks share {len(available)} cores on {host}")
     if communicator.rank == 0:
         seen: Counter[str] = Counter()
         for rank in ranks:
-            rank["local_rank"], rank["cores"] = seen[rank["host"]], len(rank["cores"])
+            rank["local_rank"] = seen[rank["host"]]
             seen[rank["host"]] += 1
             rank["device"] = f"cuda:{rank['local_rank'] % rank['gpus']}" if rank["gpus"] else "cpu"
-        rows = [(r, rank["host"], rank["local_rank"], rank["cores"], rank["device"], rank["mpi"],
+        rows = [(r, rank["host"], rank["local_rank"], " ".join(map(str, rank["bound_to"])), rank["device"], rank["mpi"],
                  rank["versions"]["minidl"]) for r, rank in enumerate(ranks)]
         table = show.table(("rank", "host", "on host", "cores", "device", "MPI", "minidl"), rows)
-        show.emit(arguments, {"ranks": ranks, "problems": problems},
-                  "\n".join([table, *(problems or ["everything fits"])]))
+        starts, binding = launcher.name() or "no launcher", _binding(ranks)
+        show.emit(arguments, {"ranks": ranks, "launcher": starts, "binding": binding, "problems": problems},
+                  "\n".join([table, f"started by {starts}; {binding}", *(problems or ["everything fits"])]))
     communicator.gather(None)
     return 1 if problems else 0

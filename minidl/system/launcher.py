@@ -6,15 +6,35 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from dataclasses import dataclass
 
-RANK = ("PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
-LOCAL_RANK = ("MPI_LOCALRANKID", "OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID")
-# not SLURM_NTASKS: it is also set in a batch script, which srun did not start
-SIZE = ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
-#: launcher -> a variable that only its processes have; the first counts, since srun may have started the others
-NAMES = {"Open MPI's mpiexec": "OMPI_COMM_WORLD_SIZE", "Intel MPI's mpiexec": "I_MPI_HYDRA_UUID",
-         "MPICH's mpiexec": "MPI_LOCALNRANKS", "Slurm's srun": "SLURM_STEP_NUM_TASKS"}
+
+SRUN = "Slurm's srun"
+
+
+@dataclass(frozen=True)
+class Variables:
+    """Where a launcher tells its processes how many there are, and which one each is, of all and of its machine. Only
+    its processes have the variable `mark`."""
+
+    mark: str
+    size: str
+    rank: str
+    local_rank: str
+
+
+#: launchers by name. The first one whose mark is there has started this process: srun may have started the others, and
+#: the variables of a shell that srun has started are still there under mpiexec. SLURM_PROCID and SLURM_NTASKS are no
+#: marks, since a batch script has them, which srun did not start.
+LAUNCHERS = {
+    "Open MPI's mpiexec": Variables("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK",
+                                    "OMPI_COMM_WORLD_LOCAL_RANK"),
+    "Intel MPI's mpiexec": Variables("I_MPI_HYDRA_UUID", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    "MPICH's mpiexec": Variables("MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    SRUN: Variables("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
+    "an unknown launcher": Variables("PMI_RANK", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
+    "a launcher of PMIx": Variables("PMIX_RANK", "PMIX_SIZE", "PMIX_RANK", "PMIX_LOCAL_RANK"),
+}
 #: libraries by their names in mpi4py -> whose mpiexec connects their ranks: MPICH and its descendants share one
 STARTED_BY = {"Open MPI": ("Open MPI",), **dict.fromkeys(("MPICH", "Intel MPI", "MVAPICH", "Cray MPI"),
                                                          ("MPICH", "Intel MPI"))}
@@ -22,28 +42,37 @@ STARTED_BY = {"Open MPI": ("Open MPI",), **dict.fromkeys(("MPICH", "Intel MPI", 
 VERSIONS = {r"HYDRA build details": "MPICH", r"Intel\(R\) MPI": "Intel MPI", r"Open(RTE| MPI)": "Open MPI"}
 
 
-def _number(names: Sequence[str]) -> int | None:
-    return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdecimal()), None)
+def name() -> str | None:
+    """Whose launcher started this process; None without one."""
+    return next((found for found, variables in LAUNCHERS.items() if os.environ.get(variables.mark)), None)
+
+
+def _number(which: str) -> int | None:
+    found = name()
+    text = os.environ.get(getattr(LAUNCHERS[found], which), "") if found else ""
+    return int(text) if text.isdecimal() else None
 
 
 def rank() -> int | None:
     """The number of this process among those that the launcher started; None without a launcher."""
-    return _number(RANK)
+    return _number("rank")
 
 
 def local_rank() -> int:
     """Its number among those on this machine; 0 without a launcher."""
-    return _number(LOCAL_RANK) or 0
+    return _number("local_rank") or 0
 
 
 def size() -> int:
     """How many processes the launcher started; 1 without a launcher."""
-    return _number(SIZE) or 1
+    return _number("size") or 1
 
 
-def name() -> str | None:
-    """Whose launcher started this process; None without one, or if it is unknown."""
-    return next((found for found, variable in NAMES.items() if os.environ.get(variable)), None)
+def tasks() -> int:
+    """For how many ranks this job of Slurm was made, which `srun` would start here; 1 outside of Slurm, and under a
+    launcher."""
+    text = os.environ.get("SLURM_NTASKS", "")
+    return int(text) if name() is None and text.isdecimal() else 1
 
 
 def connects(launcher: str | None, library: str) -> bool:
@@ -55,10 +84,23 @@ def connects(launcher: str | None, library: str) -> bool:
 
 def cure(library: str) -> str:
     """How to start ranks of this library instead."""
+    if name() == SRUN:
+        fits, given = "pmix" if library == "Open MPI" else "pmi2", os.environ.get("SLURM_MPI_TYPE", "none")
+        return (f"srun --mpi=list shows the others than {given}, with which it was started" if fits == given else
+                f"start them with srun --mpi={fits}, not {given}") + f", or with the mpiexec of {library}"
     beside = os.path.join(sys.prefix, "bin", "mpiexec")
     there = f" ({beside})" if os.path.exists(beside) and connects(of(beside), library) else ""
     return (f"start them with the mpiexec of {library}{there}, or install the launcher's MPI in this environment in "
             f"place of {library}")
+
+
+def needs(launcher: str | None, cores: int) -> list[str]:
+    """The flags without which this launcher starts no ranks here, each with the case."""
+    if launcher != "Open MPI's mpiexec":
+        return []
+    allowed = all(os.environ.get(f"OMPI_ALLOW_RUN_AS_ROOT{more}") for more in ("", "_CONFIRM"))
+    return (["--allow-run-as-root"] if os.geteuid() == 0 and not allowed else []) + [
+        f"--oversubscribe for more than {cores} ranks"]
 
 
 def of(mpiexec: str) -> str | None:

@@ -302,11 +302,11 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
         return ml.plan(graph, read, COST, machine, **again, **chunks)
 
 
-def prepared(settings: dict[str, Any]) -> list[tuple[Run, ml.Plan]]:
-    """Of each rank its run and its plan, made one after the other as processes would."""
+def prepared(settings: dict[str, Any], only: int | None = None) -> list[tuple[Run, ml.Plan]]:
+    """Of each rank, or of one, its run and its plan, made one after the other as processes would."""
     ranks = settings.get("ranks", RANKS)
     return [((run := Run(settings, rank // ranks)), planned(run.recorded(), settings))
-            for rank in range(ranks * settings.get("replicas", 1))]
+            for rank in range(ranks * settings.get("replicas", 1)) if only in (None, rank)]
 
 
 def held_by(run: DistributedExecutor) -> set[int]:
@@ -382,7 +382,7 @@ from minidl.runtime.comm.mpi import MPI
 comm = MPI()
 for settings in eval(sys.argv[1]):
     settings = {"loss": True, **settings, "ranks": comm.size}
-    found = comm.gather(r.train(comm, *r.prepared(settings)[comm.rank]))
+    found = comm.gather(r.train(comm, *r.prepared(settings, comm.rank)[0]))
     if comm.rank == 0:
         left = r.merged(settings, found)
         wanted = r.alone(settings, left.log)

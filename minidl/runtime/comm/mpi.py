@@ -29,12 +29,16 @@ from .watch import Watch
 
 BURST = 8  #: tests of a sum at each poll: MPI moves some 16 KiB at each
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
-#: kills its parent process and prints a line, unless the parent closes the pipe in time; arguments: seconds, line
+#: kills its parent process and prints a line, unless the parent writes into the pipe in time; if it ends before that,
+#: prints another line; arguments: seconds, lines
 TIMER = """
 import os, select, signal, sys
-parent = os.getppid()
-if not select.select([0], [], [], float(sys.argv[1]))[0] and os.getppid() == parent:
-    print(sys.argv[2], file=sys.stderr, flush=True)
+parent, late, ended = os.getppid(), *sys.argv[2:]
+if select.select([0], [], [], float(sys.argv[1]))[0]:
+    if ended and not os.read(0, 1):
+        print(ended, file=sys.stderr, flush=True)
+elif os.getppid() == parent:
+    print(late, file=sys.stderr, flush=True)
     os.kill(parent, signal.SIGKILL)
 """
 
@@ -75,15 +79,25 @@ def _seconds(variable: str, default: float) -> float:
     return seconds
 
 
-def _timer(seconds: float, line: str) -> subprocess.Popen[bytes] | None:
-    """A helper process that ends this process after some seconds, with one line, unless its context is left before.
-    None without a launcher."""
+def _timer(seconds: float, line: str, ended: str = "") -> subprocess.Popen[bytes] | None:
+    """A helper process that ends this process after some seconds, with one line, unless its context is left before. If
+    this process ends meanwhile, it prints `ended`. None without a launcher."""
     rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
         return None
     patience = seconds * (1 if rank == 0 else 1.5)  # so that only one rank prints the line, on a busy machine too
-    return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}"],
+    return subprocess.Popen([sys.executable, "-ISc", TIMER, str(patience), f"minidl: {line}", ended],
                             stdin=subprocess.PIPE, process_group=0)
+
+
+def _ended() -> str:
+    """A line for the case that the library ends this process while it starts under srun, whose --mpi it may not know;
+    of one process of a machine."""
+    if launcher.name() != launcher.SRUN or launcher.local_rank():
+        return ""
+    return (f"minidl: the MPI library has ended this process while it started under srun "
+            f"--mpi={os.environ.get('SLURM_MPI_TYPE', 'none')}; MPICH's wheel and Intel MPI start with srun --mpi=pmi2, "
+            f"Open MPI with --mpi=pmix; srun --mpi=list shows what this Slurm has")
 
 
 class MPI(Communicator):
@@ -96,8 +110,11 @@ class MPI(Communicator):
                 ("START", START_SECONDS), ("WAIT", WAIT_SECONDS), ("SILENT", SILENT_SECONDS)))
         timer = _timer(start, f"MPI has not started within {start:g} s: other ranks run another command or version, or "
                               f"have ended; start all with one mpiexec and the same command "
-                              f"(a larger MINIDL_MPI_START_SECONDS waits longer)")
-        with timer or contextlib.nullcontext():
+                              f"(a larger MINIDL_MPI_START_SECONDS waits longer)", _ended())
+        with contextlib.ExitStack() as waited:
+            if timer is not None and timer.stdin is not None:
+                waited.enter_context(timer)
+                waited.callback(timer.stdin.write, b".")
             mpi, name, self.library = load()
             if not launcher.connects(launcher.name(), name):
                 raise LauncherError(f"{launcher.name()} has started this process, and mpi4py uses the library of "
@@ -106,8 +123,7 @@ class MPI(Communicator):
                 mpi.Init_thread(mpi.THREAD_MULTIPLE)
             if mpi.COMM_WORLD.Get_size() == 1 < launcher.size():
                 raise LauncherError(f"{launcher.name() or 'the launcher'} has started {launcher.size()} processes, and "
-                                    f"in the library of {self.library} each is alone; {launcher.cure(name)}, or with "
-                                    f"srun's --mpi choose what the library was built for")
+                                    f"in the library of {self.library} each is alone; {launcher.cure(name)}")
             if mpi.Query_thread() < mpi.THREAD_MULTIPLE:
                 raise MPIError("this MPI lacks MPI_THREAD_MULTIPLE, which the communication lane needs; use another")
             self._mpi, self.deterministic = mpi, deterministic

@@ -1,0 +1,81 @@
+"""Ranks leave the same bits under every MPI and in one process, also where the libraries' own sums have not: minidl
+sends numbers, and adds them itself, in the order of the ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from functools import cache
+
+import pytest
+import random_jobs
+from cancelling_sums import RANKS, check, rows
+from each_mpi import needed, start, under_each_mpi
+from helpers import PATIENCE, ROOT
+
+from minidl.runtime.comm.loopback import run_ranks
+
+HELPERS = ROOT / "tests" / "helpers"
+JOBS, SHORT = int(os.environ.get("MINIDL_MPI_JOBS", "40")), 8
+
+
+@cache
+def in_one_process() -> str:
+    (digest,) = set(run_ranks(RANKS, check))
+    return digest
+
+
+def test_loop_back_adds_in_the_order_of_ranks() -> None:
+    given = rows(6, "float32")[:, [0, 1, 4, 5]]
+    assert sorted(set((given[0] + given[1] + given[2]).tolist())) == [0, 1]  # the order shows
+    assert in_one_process()
+
+
+@under_each_mpi
+def test_each_mpi_gives_the_bits_of_loop_back(name: str) -> None:
+    done = start(needed(name), name, RANKS, str(HELPERS / "cancelling_sums.py"))
+    assert done.returncode == 0, done.stderr
+    assert in_one_process() in done.stdout.split()
+
+
+@pytest.mark.slow
+@under_each_mpi
+def test_a_network_in_shards_has_the_same_bits_under_each_mpi(name: str) -> None:
+    found = needed(name)
+    train = ["-m", "minidl", "train", "--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic",
+             "--steps", "3", "--optimizer", "adam", "--json"]
+    alone = subprocess.run([sys.executable, *train, "--micro-batches", "2"], cwd=ROOT, capture_output=True, text=True,
+                           timeout=PATIENCE)
+    done = start(found, name, 2, *train, "--parallel", "data", "--scheduler", "barrier", "--shard", "2")
+    assert done.returncode == 0, done.stderr
+    line = done.stdout.splitlines()[0]  # Open MPI may add codes of a terminal
+    assert json.loads(line)["params_sha256"] == json.loads(alone.stdout)["params_sha256"]
+
+
+@cache
+def jobs(count: int) -> dict[int, dict[int, str]]:
+    return random_jobs.in_one_process(count)
+
+
+def hold(name: str, count: int) -> None:
+    """Random jobs leave under this MPI what they leave in one process."""
+    found = needed(name)
+    for ranks, wanted in jobs(count).items():
+        done = start(found, name, ranks, str(HELPERS / "random_jobs.py"), *map(str, wanted))
+        assert done.returncode == 0, (ranks, [*wanted], done.stderr)
+        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("digest")]
+        assert {int(seed): digest for _, seed, digest in lines} == wanted
+
+
+@pytest.mark.slow
+@under_each_mpi
+def test_random_jobs_leave_the_same_bits(name: str) -> None:
+    hold(name, SHORT)
+
+
+@pytest.mark.campaign
+@under_each_mpi
+def test_many_random_jobs_leave_the_same_bits(name: str) -> None:
+    hold(name, JOBS)
