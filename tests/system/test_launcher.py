@@ -6,17 +6,20 @@ import os
 import shutil
 import subprocess
 import sys
+from dataclasses import astuple
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from minidl import __main__ as program
-from minidl.cli import main
+from minidl.cli import distributed, info, main
 from minidl.runtime.comm import mpi
 from minidl.system import launcher
 
-VARIABLES = {*launcher.NAMES.values(), *launcher.RANK, *launcher.LOCAL_RANK, *launcher.SIZE}
+VARIABLES = {variable for each in launcher.LAUNCHERS.values() for variable in astuple(each)} | {
+    "SLURM_MPI_TYPE", "SLURM_NTASKS", "PMIX_RANK"}
+LOCAL = {each.local_rank for each in launcher.LAUNCHERS.values()}
 #: what each launcher sets for rank 1 of 2
 STARTED = {
     "MPICH's mpiexec": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1", "MPI_LOCALNRANKS": "2"},
@@ -24,7 +27,8 @@ STARTED = {
                             "I_MPI_HYDRA_UUID": "8a4f"},
     "Open MPI's mpiexec": {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1",
                            "OMPI_COMM_WORLD_LOCAL_RANK": "1"},
-    "Slurm's srun": {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1"},
+    "Slurm's srun": {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"},
+    "an unknown launcher": {"PMI_RANK": "1", "PMI_SIZE": "2", "MPI_LOCALRANKID": "1"},
     None: {},
 }
 
@@ -36,7 +40,7 @@ def started(monkeypatch):
         for variable in VARIABLES:
             monkeypatch.delenv(variable, raising=False)
         for variable, value in STARTED[by].items():
-            monkeypatch.setenv(variable, str(local) if variable in launcher.LOCAL_RANK else value)
+            monkeypatch.setenv(variable, str(local) if variable in LOCAL else value)
         did: list[str] = []
         fake: Any = SimpleNamespace(
             get_vendor=lambda: (library, (5, 0)), Is_initialized=lambda: False, THREAD_MULTIPLE=3,
@@ -62,7 +66,7 @@ def test_a_launcher_is_known_by_its_variables(by, started):
 @pytest.mark.parametrize("library", ["MPICH", "Open MPI", "Intel MPI", "MVAPICH", "Unheard MPI"])
 def test_mpi_starts_only_where_launcher_and_library_fit(by, library, started):
     did = started(by, library)
-    fits = by in (None, "Slurm's srun") or library == "Unheard MPI" or ((by == "Open MPI's mpiexec")
+    fits = by in (None, "Slurm's srun", "an unknown launcher") or library == "Unheard MPI" or ((by == "Open MPI's mpiexec")
                                                                          == (library == "Open MPI"))
     says = f"{by} has started this process, and mpi4py uses the library of {library} 5.0.*; start them with the mpiexec"
     with pytest.raises(mpi.MPIError, match="THREAD_MULTIPLE" if fits else says) as caught:
@@ -71,11 +75,76 @@ def test_mpi_starts_only_where_launcher_and_library_fit(by, library, started):
     assert "\n" not in str(caught.value)
 
 
-def test_ranks_of_which_each_is_alone_are_an_error(started):
-    started("Slurm's srun", size=1)
-    with pytest.raises(mpi.LauncherError, match=r"Slurm's srun has started 2 processes, and in the library of MPICH "
-                                                r"5.0 each is alone; .*--mpi"):
+#: variables of a shell that srun has started for one task, with which it still calls another launcher
+SHELL = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "1", "PMI_RANK": "0",
+         "PMI_SIZE": "1", "PMIX_RANK": "0"}
+
+
+@pytest.mark.parametrize("by", ["MPICH's mpiexec", "Open MPI's mpiexec", "Intel MPI's mpiexec"])
+def test_a_launcher_counts_before_the_one_that_started_its_shell(by, started, monkeypatch):
+    started(by)
+    for variable in SHELL.keys() - STARTED[by].keys():
+        monkeypatch.setenv(variable, SHELL[variable])
+    assert (launcher.name(), launcher.rank(), launcher.local_rank(), launcher.size()) == (by, 1, 1, 2)
+
+
+def test_a_batch_script_is_no_rank(started, monkeypatch):
+    """Slurm gives it the variables of a rank, but no step."""
+    started(None)
+    for variable, value in {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "4"}.items():
+        monkeypatch.setenv(variable, value)
+    assert (launcher.name(), launcher.rank(), launcher.size(), launcher.tasks()) == (None, None, 1, 4)
+    assert "in a Slurm job of 4 tasks, use srun" in str(info._mpi()[1])
+
+
+def test_one_process_of_a_job_of_many_says_so_and_trains(started, monkeypatch, capsys):
+    started(None)
+    monkeypatch.setenv("SLURM_NTASKS", "4")
+    alone = SimpleNamespace(size=1, close=lambda: None)
+    monkeypatch.setattr(mpi, "MPI", lambda: alone)
+    monkeypatch.setattr(distributed, "_part", lambda read, communicator: 7)
+    assert distributed.train(lambda: None) == 7
+    assert capsys.readouterr().err == ("minidl: this Slurm job has 4 tasks, and one process trains; write srun before "
+                                       "the command to start them all\n")
+    started("Slurm's srun")
+    assert (launcher.tasks(), launcher.size()) == (1, 2)
+
+
+@pytest.mark.parametrize(("library", "given", "cure"), [
+    ("MPICH", None, "start them with srun --mpi=pmi2, not none, or with the mpiexec of MPICH"),
+    ("Open MPI", "pmi2", "start them with srun --mpi=pmix, not pmi2, or with the mpiexec of Open MPI"),
+    ("Open MPI", "pmix", "srun --mpi=list shows the others than pmix, with which it was started"),
+])
+def test_ranks_of_which_each_is_alone_are_an_error(library, given, cure, started, monkeypatch):
+    started("Slurm's srun", library, size=1)
+    if given:
+        monkeypatch.setenv("SLURM_MPI_TYPE", given)
+    with pytest.raises(mpi.LauncherError, match=f"Slurm's srun has started 2 processes, and in the library of {library} "
+                                                f"5.0 each is alone; {cure}"):
         mpi.MPI()
+
+
+@pytest.mark.parametrize(("by", "user", "needs"), [
+    ("Open MPI's mpiexec", 0, ["--allow-run-as-root", "--oversubscribe for more than 2 ranks"]),
+    ("Open MPI's mpiexec", 1000, ["--oversubscribe for more than 2 ranks"]), ("MPICH's mpiexec", 0, []), (None, 0, [])])
+def test_flags_without_which_a_launcher_starts_nothing(by, user, needs, started, monkeypatch):
+    started(None)
+    monkeypatch.setattr(launcher.os, "geteuid", lambda: user)
+    assert launcher.needs(by, 2) == needs
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT", "1")
+    monkeypatch.setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1")
+    assert launcher.needs(by, 2) == [flag for flag in needs if "root" not in flag]
+
+
+@pytest.mark.parametrize(("load", "told"), [("os._exit(16)", 1), ("1 / 0", 0)])
+def test_a_library_that_ends_its_process_while_it_starts_under_srun_is_told(load, told):
+    """By the helper process, which lives on; an error of Python is told by others."""
+    code = f"import os; from minidl.runtime.comm import mpi; mpi.load = lambda: {load}; mpi.MPI()"
+    variables = {**STARTED["Slurm's srun"], "SLURM_LOCALID": "0", "SLURM_MPI_TYPE": "pmix"}
+    without = {name: value for name, value in os.environ.items() if name not in VARIABLES}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=without | variables)
+    assert done.stderr.count("minidl: the MPI library has ended this process while it started under srun --mpi=pmix;"
+                             ) == told
 
 
 def test_the_first_rank_of_a_machine_speaks_for_all(started, capsys):
