@@ -8,7 +8,6 @@ import os
 import sys
 from dataclasses import dataclass
 
-
 SRUN = "Slurm's srun"
 
 

@@ -20,14 +20,18 @@ ROOTS = {f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for
 SAYS = "from mpi4py import MPI; print('library', MPI.Get_library_version())"
 
 
+def variables(launcher: str, name: str) -> dict[str, str]:
+    """The environment of Python's ranks of this MPI."""
+    beside = Path(launcher).resolve().parent.parent / "lib" / LIBRARIES[name]
+    return {**os.environ, **ROOTS, "PYTHONPATH": IMPORTABLE,
+            "MPI4PY_LIBMPI": str(beside) if beside.exists() else LIBRARIES[name]}
+
+
 def start(launcher: str, name: str, ranks: int, *argv: str) -> subprocess.CompletedProcess[str]:
     """Runs Python on so many ranks of this MPI."""
-    many, library = ["--oversubscribe"] if name.startswith("Open") else [], LIBRARIES[name]
-    beside = Path(launcher).resolve().parent.parent / "lib" / library
+    many = ["--oversubscribe"] if name.startswith("Open") else []
     return subprocess.run([launcher, *many, "-n", str(ranks), sys.executable, *argv], cwd=ROOT, capture_output=True,
-                          text=True, timeout=PATIENCE, env={
-                              **os.environ, **ROOTS, "PYTHONPATH": IMPORTABLE,
-                              "MPI4PY_LIBMPI": str(beside) if beside.exists() else library})
+                          text=True, timeout=PATIENCE, env=variables(launcher, name))
 
 
 @cache
@@ -38,7 +42,7 @@ def launcher(name: str) -> str | None:
     for folder in dict.fromkeys(folders):
         for tool in ("mpiexec", "mpiexec.hydra", "mpiexec.mpich", "mpiexec.openmpi", "prterun"):
             found = shutil.which(tool, path=folder)
-            if found and f"library {name}" in start(found, name, 1, "-c", SAYS).stdout.replace("MPICH Version", "MPICH"):
+            if found and f"library {name}" in start(found, name, 1, "-c", SAYS).stdout:
                 return found
     return None
 

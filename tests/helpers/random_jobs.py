@@ -1,5 +1,5 @@
-"""Random trainings on 2 to 4 ranks: data-parallel ones, pipelines, shards, replicas, stale pipelines. Under mpiexec each
-of the seeds given is trained, and rank 0 prints a digest of all that is left."""
+"""Random trainings on 2 to 4 ranks: data-parallel ones, pipelines, shards, replicas, stale pipelines. Under mpiexec
+each of the seeds given is trained, and rank 0 prints a digest of all that is left."""
 
 from __future__ import annotations
 

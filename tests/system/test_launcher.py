@@ -66,8 +66,8 @@ def test_a_launcher_is_known_by_its_variables(by, started):
 @pytest.mark.parametrize("library", ["MPICH", "Open MPI", "Intel MPI", "MVAPICH", "Unheard MPI"])
 def test_mpi_starts_only_where_launcher_and_library_fit(by, library, started):
     did = started(by, library)
-    fits = by in (None, "Slurm's srun", "an unknown launcher") or library == "Unheard MPI" or ((by == "Open MPI's mpiexec")
-                                                                         == (library == "Open MPI"))
+    unknown = by in (None, "Slurm's srun", "an unknown launcher") or library == "Unheard MPI"
+    fits = unknown or (by == "Open MPI's mpiexec") == (library == "Open MPI")
     says = f"{by} has started this process, and mpi4py uses the library of {library} 5.0.*; start them with the mpiexec"
     with pytest.raises(mpi.MPIError, match="THREAD_MULTIPLE" if fits else says) as caught:
         mpi.MPI()
@@ -119,8 +119,8 @@ def test_ranks_of_which_each_is_alone_are_an_error(library, given, cure, started
     started("Slurm's srun", library, size=1)
     if given:
         monkeypatch.setenv("SLURM_MPI_TYPE", given)
-    with pytest.raises(mpi.LauncherError, match=f"Slurm's srun has started 2 processes, and in the library of {library} "
-                                                f"5.0 each is alone; {cure}"):
+    with pytest.raises(mpi.LauncherError, match=f"Slurm's srun has started 2 processes, and in the library of "
+                                                f"{library} 5.0 each is alone; {cure}"):
         mpi.MPI()
 
 

@@ -80,8 +80,8 @@ def _seconds(variable: str, default: float) -> float:
 
 
 def _timer(seconds: float, line: str, ended: str = "") -> subprocess.Popen[bytes] | None:
-    """A helper process that ends this process after some seconds, with one line, unless its context is left before. If
-    this process ends meanwhile, it prints `ended`. None without a launcher."""
+    """A helper process that ends this process after some seconds, with one line, unless its context is left before.
+    If this process ends meanwhile, it prints `ended`. None without a launcher."""
     rank = launcher.rank()
     if rank is None:  # no launcher, no other ranks
         return None
@@ -95,9 +95,9 @@ def _ended() -> str:
     of one process of a machine."""
     if launcher.name() != launcher.SRUN or launcher.local_rank():
         return ""
-    return (f"minidl: the MPI library has ended this process while it started under srun "
-            f"--mpi={os.environ.get('SLURM_MPI_TYPE', 'none')}; MPICH's wheel and Intel MPI start with srun --mpi=pmi2, "
-            f"Open MPI with --mpi=pmix; srun --mpi=list shows what this Slurm has")
+    given = os.environ.get("SLURM_MPI_TYPE", "none")
+    return (f"minidl: the MPI library has ended this process while it started under srun --mpi={given}; MPICH's wheel "
+            f"and Intel MPI start with srun --mpi=pmi2, Open MPI with --mpi=pmix; srun --mpi=list shows what this Slurm has")
 
 
 class MPI(Communicator):
