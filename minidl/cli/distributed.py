@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
@@ -221,7 +222,10 @@ def _checked(arguments: Any, communicator: Any) -> RankGrid:
 
 def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostModel, dict[str, Any]]:
     """The costs of tasks, and what links cost as arguments of a trainer; equal on all ranks."""
-    cost, grid = of_ranks(communicator.gather(costs(arguments, recorded))), _grid(arguments, communicator.size)
+    # where ranks outnumber their machine's cores, as many measure as it has: the others would only be in their way
+    measures = communicator.local_rank < (os.cpu_count() or 1)
+    found = communicator.gather(costs(arguments, recorded) if measures else None)
+    cost, grid = of_ranks([each for each in found if each is not None]), _grid(arguments, communicator.size)
     analytic, device = arguments.costs == "analytic", recorded.device
     if arguments.parallel == "data":
         return cost, {"link": Collective(grid.size, LINK).line if analytic else

@@ -110,12 +110,15 @@ def notes(lines: Iterable[str]) -> None:
 def progress(title: str, total: float, begin: int = 0) -> Iterator[Callable[..., None]]:
     """A progress bar on standard error, if that is a terminal. Yields a function that takes how much is done and a text
     to show beside the bar, and raises KeyboardInterrupt after an interrupt."""
+    if not sys.stderr.isatty():
+        yield lambda done, said="": interrupts.check()
+        return
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"),
                   TimeRemainingColumn(), TextColumn("{task.fields[said]}"), console=Console(stderr=True),
-                  transient=True, disable=not sys.stderr.isatty()) as bar:
+                  transient=True) as bar:
         task = bar.add_task(title, total=total, completed=begin, said="")
 
         def update(done: float, said: str = "") -> None:

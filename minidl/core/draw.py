@@ -7,14 +7,15 @@ neighbours, so that ten thousand tasks still make a small picture. This module k
 
 from __future__ import annotations
 
+import html  # not xml.sax.saxutils, which imports what opens pages of the web
 import math
 import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
-from xml.sax.saxutils import escape
 
 import numpy as np
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .schedule import Lane, Schedule
     from .timeline import Timeline
 
+escape = partial(html.escape, quote=False)
 #: group of slices -> its colour and its name in the legend; black text is readable on all of them
 PALETTE = {
     "F": ("#56b4e9", "forward"),

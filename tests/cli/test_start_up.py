@@ -59,6 +59,13 @@ def test_listing_and_pricing_policies_need_no_network_no_device_and_no_trainer(a
     assert not {name for name in found if name.partition(".")[0] in ("numba", "rich", "mpi4py", "threadpoolctl")}
 
 
+def test_a_training_imports_nothing_for_a_terminal_or_the_web() -> None:
+    """Which ranks on few cores would import in turns."""
+    found = imported("train", "--model", "mlp", "--batch-size", "256", "--steps", "1", "--costs", "analytic", "--json")
+    assert "minidl.training.loop" in found
+    assert not {"rich", "urllib.request", "http.client", "ssl"} & found
+
+
 def test_a_list_of_policies_draws_nothing() -> None:
     assert not own(imported("schedulers")) & {"core.draw", "views.page"}
 

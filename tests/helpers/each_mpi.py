@@ -23,7 +23,7 @@ SAYS = "from mpi4py import MPI; print('library', MPI.Get_library_version())"
 def variables(launcher: str, name: str) -> dict[str, str]:
     """The environment of Python's ranks of this MPI."""
     beside = Path(launcher).resolve().parent.parent / "lib" / LIBRARIES[name]
-    return {**os.environ, **ROOTS, "PYTHONPATH": IMPORTABLE,
+    return {**os.environ, **ROOTS, "PYTHONPATH": IMPORTABLE, "MINIDL_MPI_SILENT_SECONDS": "60",  # on a busy machine
             "MPI4PY_LIBMPI": str(beside) if beside.exists() else LIBRARIES[name]}
 
 

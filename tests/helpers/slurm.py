@@ -116,8 +116,8 @@ def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
         made = Cluster(at / "home", told)
         made.run("for i in {1..300}; do [ $(sinfo --noheader --format=%T 2>&1) = idle ] && exit 0; sleep 0.1; done; "
                  f"tail -n 20 {at}/*.log {at}/*.out; exit 1")
-        held.callback(made.run, "scancel --user=$(id -un); for i in {1..150}; do [ -z \"$(squeue --noheader)\" ] && exit 0; "
-                                "sleep 0.1; done; echo jobs do not end; exit 1")
+        held.callback(made.run, "scancel --user=$(id -un); for i in {1..150}; do "
+                                "[ -z \"$(squeue --noheader)\" ] && exit 0; sleep 0.1; done; echo jobs stay; exit 1")
         yield made
 
 

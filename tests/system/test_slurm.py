@@ -21,8 +21,8 @@ from slurm import Cluster, cluster, missing
 from minidl.training import checkpoint
 
 pytestmark = [pytest.mark.slurm, pytest.mark.may_skip, pytest.mark.skipif(bool(missing()), reason=missing())]
-CHECK, TRAIN, REQUEUE, CANCEL, AGAIN, ARRAY = re.findall(
-    r"```sh\n(.*?)```", re.search(r"\n## Slurm\n(.*?)\n## ", (ROOT / "docs" / "clusters.md").read_text(), re.S)[1], re.S)
+PAGE = (ROOT / "docs" / "clusters.md").read_text().partition("\n## Slurm\n")[2].partition("\n## ")[0]
+CHECK, TRAIN, REQUEUE, CANCEL, AGAIN, ARRAY = re.findall(r"```sh\n(.*?)```", PAGE, re.S)
 SEEDS, SCANCELS = (1, 2, 3), int(os.environ.get("MINIDL_SCANCELS", "20"))
 
 

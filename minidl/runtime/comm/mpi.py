@@ -97,7 +97,7 @@ def _ended() -> str:
         return ""
     given = os.environ.get("SLURM_MPI_TYPE", "none")
     return (f"minidl: the MPI library has ended this process while it started under srun --mpi={given}; MPICH's wheel "
-            f"and Intel MPI start with srun --mpi=pmi2, Open MPI with --mpi=pmix; srun --mpi=list shows what this Slurm has")
+            f"and Intel MPI start with srun --mpi=pmi2, Open MPI with --mpi=pmix; srun --mpi=list shows what there is")
 
 
 class MPI(Communicator):
