@@ -20,6 +20,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import common
+
 from minidl.system import launcher
 
 TRAIN = ["train", "--model", "mlp", "--batch-size", "256", "--steps", "2", "--log-every", "1"]
@@ -43,7 +44,7 @@ def start(ranks: int) -> tuple[float, float]:
             said.append(line)
             if not first and line.startswith("step 1 "):
                 first = time.perf_counter() - begin
-    assert process.returncode == 0 and first, "".join(said)
+    assert first, "".join(said)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return first, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
