@@ -33,7 +33,7 @@ def lines(text: str) -> list[str]:
 
 def command(line: str) -> list[str] | None:
     """The arguments of minidl, if it is called."""
-    found = re.match(r"(?:.*\s)?minidl ([a-z]+(?: .*)?)$", line.partition(" $(")[0])
+    found = re.match(r"(?:.*\s)?minidl ([a-z]+(?: .*)?)$", re.sub(r"\$\w+", "1", line.partition(" $(")[0]))
     return [word for word in shlex.split(found[1]) if word != "..."] if found else None
 
 
