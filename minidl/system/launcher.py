@@ -32,7 +32,7 @@ LAUNCHERS = {
     "MPICH's mpiexec": Variables("MPI_LOCALNRANKS", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     SRUN: Variables("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
     "an unknown launcher": Variables("PMI_RANK", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
-    "a launcher of PMIx": Variables("PMIX_RANK", "PMIX_SIZE", "PMIX_RANK", "PMIX_LOCAL_RANK"),
+    "a launcher of PMIx": Variables("PMIX_RANK", "", "PMIX_RANK", ""),  # it tells the rest to the library alone
 }
 #: libraries by their names in mpi4py -> whose mpiexec connects their ranks: MPICH and its descendants share one
 STARTED_BY = {"Open MPI": ("Open MPI",), **dict.fromkeys(("MPICH", "Intel MPI", "MVAPICH", "Cray MPI"),
