@@ -12,7 +12,8 @@ from shutil import which
 import pytest
 from helpers import PATIENCE, deadline
 
-from minidl.cli import main
+from minidl.cli import distributed, main
+from minidl.pricing.cost import CostModel
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.system import loading
 from minidl.system.loading import function_of
@@ -33,6 +34,16 @@ def refused(capsys, *flags: str) -> str:
         assert main(["train", *NETWORK, *flags]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     return line
+
+
+@pytest.mark.parametrize(("cores", "measure"), [(1, 1), (2, 2), (8, 3)])
+def test_as_many_ranks_measure_costs_as_there_are_cores(capsys, monkeypatch, cores, measure):
+    asked = []
+    monkeypatch.setattr(distributed, "costs", lambda *_: asked.append(1) or CostModel.analytic())
+    monkeypatch.setattr(distributed.os, "cpu_count", lambda: cores)
+    trained(capsys, "--parallel", "data", "--ranks", "3", "--scheduler", "barrier", network=[
+        "--model", "mlp", "--batch-size", "33", "--steps", "1", "--costs", "analytic"])
+    assert len(asked) == measure
 
 
 @pytest.mark.parametrize("scheduler", ["zb_h1", "interleaved"])
