@@ -27,6 +27,8 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 CPUS = 4  #: of each node, whatever this machine has
 CONFIGURATION = """
 ClusterName=minidl
+# MPICH names its shared memory by the job's number: what a killed one leaves would be in the way of its namesake
+FirstJobId={first}
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ports[0]}
 SlurmUser={user}
@@ -100,7 +102,8 @@ def cluster(environment: dict[str, str]) -> Iterator[Cluster]:
         for name in ("node1", "node2", "home"):
             (at / name).mkdir()
         (at / "slurm.conf").write_text(CONFIGURATION.format(
-            at=at, host=socket.gethostname().partition(".")[0], user=getpass.getuser(), ports=_ports(3), cpus=CPUS))
+            at=at, host=socket.gethostname().partition(".")[0], user=getpass.getuser(), ports=_ports(3), cpus=CPUS,
+            first=1 + int.from_bytes(os.urandom(3), "big")))
         (key := at / "munge.key").write_bytes(os.urandom(128))
         key.chmod(0o400)
         told = {**environment, "SLURM_CONF": str(at / "slurm.conf"), "HOME": str(at / "home")}
