@@ -131,20 +131,25 @@ def define(rule: Rule) -> None:
 def _on_cpu(rule: Rule, u: Update, factor: Any, skip: Any, shared: Sequence[Any],
             constants: dict[str, Any]) -> list[Thunk]:
     """The update in place, with the calls before and after it."""
-    moved = [thunk for before, after in u.moves for thunk in _moved(before, after)]
+    copied = [thunk for before, after in u.moves for thunk in moved(before, after)]
     thunks: list[Thunk] = []
     if u.wide is not None:
         thunks += [partial(np.copyto, u.wide, u.g) if factor is None else partial(np.multiply, u.g, factor, out=u.wide)]
     g = u.g if u.wide is None else u.wide
     thunks += [rule.loop(flat(u.after), flat(g), *map(flat, u.states_after), *shared, **constants)]
     if skip is not None:
-        thunks = [partial(_run_unless, skip, thunks)]
-    return [*moved, *thunks, *([] if u.copy is None else [partial(np.copyto, u.copy, u.after, casting="unsafe")])]
+        thunks = [unless(skip, thunks)]
+    return [*copied, *thunks, *([] if u.copy is None else [partial(np.copyto, u.copy, u.after, casting="unsafe")])]
 
 
-def _moved(before: Any, after: Any) -> list[Thunk]:
+def moved(before: Any, after: Any) -> list[Thunk]:
     """A copy where the two arrays differ. Loops work in place, since only loops without aliases are vectorised."""
     return [] if before.ctypes.data == after.ctypes.data else [ufunc(np.positive, before, after)]
+
+
+def unless(skip: Any, thunks: Sequence[Thunk]) -> Thunk:
+    """A call of all these, which does nothing if the flag `skip` (1,) is set."""
+    return partial(_run_unless, skip, thunks)
 
 
 def _run_unless(skip: Any, thunks: Sequence[Thunk]) -> None:

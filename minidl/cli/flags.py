@@ -198,6 +198,8 @@ FLAGS: dict[str, Flag] = {
     "--micro-batches": _flag("train,compare:src plan,check,explain,simulate:srcp", whole(1, 1 << 20), "M", default=1,
         help="cut each batch into M parts, whose gradients are added"),
     "--optimizer": _flag(NETWORK + " profile:*", OPTIMIZERS, "NAME", default="sgd", help="the optimizer: %(choices)s"),
+    "--optimizer-arg": _flag(NETWORK, pair, "K=V", default=[], action="append",
+        help="another argument of the optimizer, such as eps=1e-6, nesterov=true, adjust_lr_fn=original"),
     "--lr": _flag(RUN, number(0), "X",
         help="learning rate (default: by network and optimizer, mostly 0.05 for sgd, 0.003 for the others)"),
     "--lr-schedule": _flag("train:src", None, "constant|cosine", default="constant",
@@ -207,8 +209,9 @@ FLAGS: dict[str, Flag] = {
         help="divide each stage's rate by its delay, less and less over N steps (PipeMare)"),
     "--momentum": _flag(NETWORK, number(0), "X", (lambda: f"--optimizer {' or '.join(MOMENTUM)}",
         lambda a: a.optimizer in MOMENTUM),
-        help="momentum, below 1 (default: 0.9 for sgd, 0 for rmsprop)"),
-    "--weight-decay": _flag(RUN, number(0), "X", help="weight decay (default: 0.01 for adamw, else 0)"),
+        help="momentum, below 1 (default: 0.9 for sgd, 0.95 for muon, 0 for rmsprop)"),
+    "--weight-decay": _flag(RUN, number(0), "X",
+        help="weight decay (default: 0.01 for adamw and nadamw, 0.1 for muon, else 0)"),
     "--dither": _flag(NETWORK, number(0), "S", default=0.0,
         help="round gradients of pre-activations at random to multiples of S standard deviations (default 0: not)"),
     "--newton": _flag(UNCUT, whole(1), "K",
@@ -512,7 +515,8 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
               else "none")
     lr = models.learning_rate(arguments.model, arguments.optimizer) if arguments.lr is None else arguments.lr
     own: dict[str, Any] = {
-        "model_args": dict(arguments.model_arg), "deterministic": not arguments.nondeterministic,
+        "model_args": dict(arguments.model_arg), "optimizer_args": dict(arguments.optimizer_arg),
+        "deterministic": not arguments.nondeterministic,
         "scaling_from": str(place_of(arguments.checkpoint)) if arguments.resume else None,
         "update_every": every, "slices": slices, "groups": groups, "lr": float(lr),
         "scheduler": under or arguments.scheduler, "parallel": kind_of(arguments),

@@ -59,7 +59,7 @@ class ParameterGroup:
         self.lr = value
 
 
-def _groups(parameters: Parameters) -> list[Mapping[str, Any]]:
+def groups_of(parameters: Parameters) -> list[Mapping[str, Any]]:
     """The groups that were given, or all parameters as one. Raises ValueError for what a group cannot have."""
     given = _listed(parameters)
     groups = [g for g in given if isinstance(g, Mapping)]
@@ -96,7 +96,7 @@ class Optimizer(Watched):
         self.parameters: list[Parameter] = []
         self.param_groups: list[ParameterGroup] = []
         self.states: dict[str, list[Tensor]] = {}
-        self._add(_groups(parameters), lr)
+        self._add(groups_of(parameters), lr)
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"the norm to clip at is {max_norm}; it must be above 0")
         self.max_norm, self.scaler = max_norm, scaler
@@ -107,7 +107,7 @@ class Optimizer(Watched):
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Trains the parameters of another group as well, such as layers that were frozen; by default with the first
         group's present learning rate. Record steps again afterwards. Raises ValueError as the optimizer does."""
-        self._add(_groups([param_group]), self.lr)
+        self._add(groups_of([param_group]), self.lr)
 
     def _add(self, groups: Sequence[Mapping[str, Any]], lr: float) -> None:
         every = [*self.parameters, *(p for group in groups for p in group["params"])]

@@ -5,14 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from inspect import signature
 from typing import Any
 
 from .. import optim
 from ..autograd.op import autocast
 
 OPTIMIZERS: dict[str, Callable[..., optim.Optimizer]] = {
-    "sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "nadamw": optim.NAdamW, "rmsprop": optim.RMSprop}
-MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0}  #: the optimizers that have a momentum, with its default
+    "sgd": optim.SGD, "adam": optim.Adam, "adamw": optim.AdamW, "nadamw": optim.NAdamW, "rmsprop": optim.RMSprop,
+    "muon": optim.Muon}
+MOMENTUM = {"sgd": 0.9, "rmsprop": 0.0, "muon": 0.95}  #: the optimizers that have a momentum, with its default
+#: the arguments of optimizers that a job has by another name
+OWN = {"parameters", "others", "lr", "momentum", "weight_decay", "max_norm", "scaler"}
 #: float type of a run -> in mixed precision, the 16-bit type of products (parameters stay float32)
 DTYPES = {"float32": None, "float64": None, "bf16": "bfloat16", "fp16": "float16"}
 
@@ -43,6 +47,7 @@ class Job:
     lr: float = 0.1
     momentum: float | None = None  #: of the optimizers that have one; None: the default
     weight_decay: float | None = None  #: None: the optimizer's default
+    optimizer_args: Mapping[str, Any] = field(default_factory=dict)  #: its other arguments
     clip: float | None = None  #: the largest global norm of all gradients
     rates_by_delay: int | None = None  #: steps over which a stale pipeline's rates grow to `lr`, see `optim.by_delay`
     seed: int = 0
@@ -92,6 +97,9 @@ class Job:
                 raise ValueError(f"nondeterministic is only for CUDA devices; {self.device} always repeats its bits")
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"unknown optimizer {self.optimizer!r}; known: {', '.join(OPTIMIZERS)}")
+        known = [*signature(OPTIMIZERS[self.optimizer]).parameters.keys() - OWN]
+        for name in self.optimizer_args.keys() - {*known}:
+            raise ValueError(f"{self.optimizer} takes no argument {name!r}; it takes {', '.join(sorted(known))}")
 
     @property
     def low(self) -> str | None:

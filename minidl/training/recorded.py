@@ -15,7 +15,7 @@ from .. import data, fusion, models, nn, ops, optim, schedulers
 from ..autograd import random
 from ..autograd.recording import record
 from ..autograd.tape import Tape, micro_batch, use
-from ..autograd.tensor import Tensor, array
+from ..autograd.tensor import Parameter, Tensor, array
 from ..core.graph import TaskGraph
 from ..core.machine import Machine
 from ..core.schedule import Schedule
@@ -116,15 +116,21 @@ class Recorded:
         return "float32" if self.job.low else self.job.dtype
 
     def _optimizer(self) -> optim.Optimizer:
-        job, given = self.job, dict[str, float]()
+        job, given, every = self.job, dict(self.job.optimizer_args), self.model.parameters()
         momentum = MOMENTUM.get(job.optimizer) if job.momentum is None else job.momentum
         if momentum is not None:
             given["momentum"] = momentum
         if job.weight_decay is not None:
             given["weight_decay"] = job.weight_decay
-        every = self.model.parameters()
-        return OPTIMIZERS[job.optimizer]([{"params": [p]} for p in every] if job.rates_by_delay else every, job.lr,
-                                         **given)
+        if job.optimizer == "muon":
+            every, others = nn.hidden_matrices(self.model)
+            given = {"adjust_lr_fn": "match_rms_adamw", **given, "others": self._groups(others)}
+            self.remarks += (_division(every, others),)
+        return OPTIMIZERS[job.optimizer](self._groups(every), job.lr, **given)
+
+    def _groups(self, parameters: list[Parameter]) -> list[Any]:
+        """These parameters; each as a group of its own if its learning rate depends on its delay."""
+        return [{"params": [p]} for p in parameters] if self.job.rates_by_delay else [*parameters]
 
     def _create(self, args: Mapping[str, Any]) -> nn.Module:
         random.seed(self.job.seed)
@@ -351,3 +357,10 @@ class Recorded:
         auto = self.job.split == "auto"
         parts = counts_up_to(self.job.streams or max(2, cores())) if auto else int(self.job.split)
         return measure(self.graph, device=self.device, parts=parts, progress=progress)
+
+
+def _division(matrices: list[Parameter], others: list[Parameter]) -> str:
+    """A line that says which parameters Muon trains."""
+    count = [sum(math.prod(p.shape) for p in some) for some in (matrices, others)]
+    return (f"Muon trains {len(matrices)} matrices of hidden layers with {count[0]:,} elements; AdamW trains "
+            f"{len(others)} embeddings, heads, vectors and convolutions with {count[1]:,}")
