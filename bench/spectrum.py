@@ -42,6 +42,8 @@ RESIDUAL = CHAIN | {"model": f"{Path(__file__).resolve()}:residual", "model_args
 #: a pipeline on four ranks, with updates of single micro-batches of 8
 PIPELINE = {"model_args": {"layers": 5, "hidden": 64}, "batch_size": 128, "micro_batches": 16, "update_every": 1,
             "lr": 0.02, "momentum": 0.9, "parallel": "pipeline", "ranks": 4}
+#: the same, with a stage for each of nine ranks: layerpipe2's first stage is 2 (ranks - 1) updates late
+DEEP = PIPELINE | {"model_args": {"layers": 9, "hidden": 32}, "lr": 0.003, "momentum": None}
 ALONE = {"parallel": "none", "ranks": 1}
 REVERSIBLE = PIPELINE | {"model": "revnet", "model_args": {"blocks": 6, "hidden": 64}, "lr": 0.005}
 #: of a layer and its activation: forward 1, backward 2
@@ -74,6 +76,15 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
             ("old weights kept", {}), ("predicted", {"history": "predicted"}),
             *((f"average, {decay}", {"history": "average", "decay": decay})
               for decay in ("age", "window", "pipemare")))},
+    "correctors": {
+        f"{optimizer}, {name}": (DEEP | {"optimizer": optimizer} | told, 1, "-")
+        for optimizer in ("adamw", "muon") for name, told in (
+            ("newest weights", ALONE), *((f"layerpipe2 on {ranks} ranks, {how}", {
+                "scheduler": "layerpipe2", "scheduler_args": given, "ranks": ranks})
+                for ranks in (2, 5, 9) for how, given in (
+                    ("old weights kept", {}), ("predicted", {"history": "predicted"}),
+                    *([("predicted, p = 0.5", {"history": "predicted", "p": 0.5}),
+                       ("predicted, average, age", {"history": "predicted", "decay": "age"})] * (ranks == 5)))))},
     "beside": {f"{policy} on 2 ranks, {optimizer}, lr {lr}": (
         {"model_args": {"layers": 4, "hidden": 64}, "batch_size": 64, "micro_batches": 2, "optimizer": optimizer,
          "momentum": momentum, "lr": lr, "parallel": "data", "scheduler": policy, "ranks": 2}, 12, "-")

@@ -16,9 +16,10 @@ from .tasks import COLLECTIVE, COPIES, Kind, unpack
 
 LARGEST = 10**8  #: the most tasks of a plan
 HISTORIES = ("exact", "average", "predicted", "none")  #: the weights on which a stale step runs
-#: decays of an average of updates, by the age of the weights that it rebuilds: of LayerPipe2; with the mean lag of the
+#: decays of an average of updates, by the age of the weights that it rebuilds: none; of LayerPipe2; with the mean lag of the
 #: last `age` updates, (age - 1) / 2; of PipeMare (1910.05124)
 DECAYS: dict[str, Callable[[int], float]] = {
+    "last": lambda age: 0.0,
     "age": lambda age: (age - 1) / age, "window": lambda age: (age - 1) / (age + 1),
     "pipemare": lambda age: 0.135 ** (1 / age)}
 
@@ -167,14 +168,16 @@ class Versions(Columns):
     1 as soon as its weight gradient of micro-batch `(k + 1) * every - 1` is done. In a run that never drains, version
     -1 is of one update before; when the run begins, it equals version 0. `history`: the weights on which a backward
     runs. "exact": the version that its forward read, which is kept. "average": that version, rebuilt from a moving
-    average of the updates with a decay of DECAYS. "predicted": the newest version, which its forward predicts from the
-    last update. "none": the newest version, so that none is kept.
+    average of the updates with a decay of DECAYS. "predicted": the newest version, of which its forward predicts the
+    share `p` of the way: from the last update, or with a `decay` from their moving average. "none": the newest version,
+    so that none is kept.
     """
 
     read: Ints
     every: int = 1
     history: str = "exact"
     decay: str = "age"
+    p: float = 1.0
 
     def __post_init__(self) -> None:
         for name, known in (("history", HISTORIES), ("decay", DECAYS)):

@@ -18,6 +18,7 @@ from .draft import Draft
 from .rewrite import gradients
 
 WHAT = "shards"  #: for messages, and the note of an order that says what is shared out
+WHOLE = {"muon"}  #: updates that need all elements of a parameter
 
 
 @dataclass
@@ -92,6 +93,9 @@ class Work:
         for launch in e.launches[u]:
             changes = launch.writes and e.specs[launch.writes[0].storage].role == Role.PARAMETER
             if changes and summed & {v.storage for v in launch.reads}:
+                if launch.kernel in WHOLE:
+                    raise Refused(WHAT, f"{launch.kernel} changes a matrix as a whole, not its elements one by one",
+                                  "leave --shard out, or train with --optimizer adamw")
                 p, g = launch.reads[:2]
                 s.parameter.append(_flat(p))
                 s.gradient.append(_flat(g))

@@ -65,8 +65,8 @@ def weight_versions(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     parameters' own values. A moving average replaces old versions if `versions` says so. Let d be the age of all
     versions that are read: tasks then read W_t - d G, where G is the moving average of updates since the loop began
     (the kernel `past`). It takes the place of one version: the update first turns it into what it needs of the past.
-    Predicted weights are the same with an age below 0 and decay 0: W_t + d (W_t - W_(t-1)), read by forwards whose
-    backward comes after d more updates. `dropped`: units that are computed again, with their forward's weights. Raises
+    Predicted weights are the same with an age below 0: W_t - p d G, by default with decay 0, so G = W_(t-1) - W_t; read
+    by forwards whose backward comes after d more updates. `dropped`: units that are computed again, with their forward's weights. Raises
     Refused for a version that does not exist in time, or no longer, for different ages under an average, and for units
     that are computed again without exact versions.
     """
@@ -105,8 +105,9 @@ def weight_versions(draft: Draft, dropped: Collection[int] = ()) -> Draft:
             continue
         if versions.history == "predicted":
             ahead = _drift(draft.order, versions, stage)
-            if ahead:
-                _averaged(e, own, mine.tolist(), [t for t in users if body.kind[t] == Kind.F], -ahead, 0.0)
+            if ahead and versions.p:
+                _averaged(e, own, mine.tolist(), [t for t in users if body.kind[t] == Kind.F], -versions.p * ahead,
+                          DECAYS[versions.decay](ahead))
             continue
         slots, moves, lasting = _slots(name, body, mine, old, late)
         copies = [e.copies(own, f"kept {i}", role=Role.STATE if i in lasting else Role.WORKSPACE, live=None,
@@ -153,7 +154,7 @@ def _drift(schedule: Schedule, versions: Versions, stage: int) -> int:
     return max(reads[1][i] - version for i, version in reads[0].items())
 
 
-def _averaged(e: Edit, own: Iterable[int], updates: Iterable[int], users: Iterable[int], age: int,
+def _averaged(e: Edit, own: Iterable[int], updates: Iterable[int], users: Iterable[int], age: float,
               decay: float) -> None:
     """Users read weights of `age` updates ago, or as many ahead if it is below 0, which updates make in one copy."""
     copies = e.copies(own, "average", role=Role.STATE, live=None, filled=True)

@@ -43,15 +43,16 @@ def layerpipe(problem: Problem, method: str | None = None) -> Ordered:
     return Ordered(schedule, placement=replace(problem.placement, parts=homes, halves=halves), versions=versions)
 
 
-def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = None) -> Ordered:
+def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = None, p: float = 1.0) -> Ordered:
     """Whole stages: every tick a rank runs F of one batch and O, W of another, 2 S batches earlier (2025). Delay(l) =
     2 S(l): the weights of 2 S updates ago, where S is the number of ranks after the stage's. `history`: "exact" keeps
     the 2 S old versions, "average" one moving average of updates in their place (reconstructed), "predicted" none: F
-    runs on w + 2 S (w - w of an update ago). The `decay` of an average is "age" (the default), "window" or "pipemare"
-    for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d = 2 S. Time per batch: the busiest rank's work, or more
+    runs on w + `p` 2 S (w - w of an update ago). The `decay` of an average is "age" (the default), "window", "pipemare"
+    or "last" for (d - 1) / d, (d - 1) / (d + 1), 0.135^(1 / d) or 0, where d = 2 S; predictions have "last" by default,
+    and follow an average of the last updates with another (see `pipedream`). Time per batch: the busiest rank's work, or more
     if the latency is long."""
     ticks, schedule, delay = _ticked(problem)
-    versions = Versions(read_after(unpack(schedule.keys), delay, history), **how_kept(history, decay))
+    versions = Versions(read_after(unpack(schedule.keys), delay, history), **how_kept(history, decay, p))
     return Ordered(schedule, versions=versions, steady=ticks.steady())
 
 

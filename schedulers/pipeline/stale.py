@@ -20,16 +20,18 @@ from .flush import one_f_one_b
 from .problem import Problem
 
 
-def pipedream(problem: Problem, history: str = "exact", decay: str | None = None) -> Ordered:
+def pipedream(problem: Problem, history: str = "exact", decay: str | None = None, p: float = 1.0) -> Ordered:
     """1F1B without a flush, an update after every micro-batch, PipeDream's mini-batch (Narayanan et al., 2019). Rank s
     has p - s in flight, so F and backward of micro-batch i read version i - (p - s) + 1: the newest one when F runs,
     stashed until the backward. `history`: "exact" keeps the old versions, "average" one moving average of updates in
-    their place, "predicted" none: F runs on w + (p - s - 1) (w - w of an update ago), which predicts the newest weights
-    of its backward (SpecTrain, 2018). The `decay` of an average is "age" (the default), "window" or "pipemare" for
-    (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d is the age of the weights."""
+    their place, "predicted" none: F runs on w + `p` d (w - w of an update ago), where d = ranks - s - 1, which predicts
+    the newest weights of its backward (SpecTrain, 2018; `p` as in arXiv 2606.30634). The `decay` of an average is "age"
+    (the default), "window" or "pipemare" for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d is the age of the
+    weights, or "last" for 0. Predictions have "last" by default; with another decay they follow an average of the last
+    updates: error feedback, see docs/results.md."""
     schedule = one_f_one_b(problem)
     own = unpack(schedule.keys)
-    versions = Versions(read_after(own, problem.stages - own.unit - 1, history), **how_kept(history, decay))
+    versions = Versions(read_after(own, problem.stages - own.unit - 1, history), **how_kept(history, decay, p))
     return Ordered(schedule, versions=versions, steady=pipedream_steady(problem))
 
 
@@ -39,15 +41,17 @@ def read_after(own: Identity, delay: Ints, history: str) -> Ints:
     return np.maximum(0, own.micro_batch - np.where(newest, 0, delay))
 
 
-def how_kept(history: str, decay: str | None) -> dict[str, Any]:
+def how_kept(history: str, decay: str | None, p: float = 1.0) -> dict[str, Any]:
     """These fields of `Versions`, if they are valid: they say how a backward gets its forward's weights. Raises
     PipelineError if not."""
     for name, value, known in (("history", history, HISTORIES[:3]), ("decay", decay or "age", [*DECAYS])):
         if value not in known:
             raise PipelineError(f"{name} is {value!r}; it must be {' or '.join(map(repr, known))}")
-    if decay is not None and history != "average":
-        raise PipelineError("decay has no effect if old weights are kept; give history=average too")
-    return {"history": history, "decay": decay or "age"}
+    if decay is not None and history == "exact":
+        raise PipelineError("decay has no effect if old weights are kept; give history=average or predicted too")
+    if not 0 <= p <= 4 or (p != 1 and history != "predicted"):
+        raise PipelineError(f"p is {p:g}; it must be from 0 to 4, and goes with history=predicted")
+    return {"history": history, "decay": decay or ("last" if history == "predicted" else "age"), "p": float(p)}
 
 
 def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Ordered:

@@ -9,7 +9,7 @@ from helpers import random_array
 
 from minidl.kernels.masks import COMPARISONS, LOGIC
 
-IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "nadam": (0, 2, 3), "rmsprop": (0, 2, 3, 4),
+IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "nadam": (0, 2, 3), "muon": (0, 2), "rmsprop": (0, 2, 3, 4),
             "adam_tick": (0,), "nadam_tick": (0,), "tick": (0,)}
 STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax",
            "cross_entropy", "cast")
@@ -112,6 +112,11 @@ def examples(n=3, m=4):
         states = (np.full(s, 5.0) if "centered" in more else s, *(s,) * len(more))  # v is not below the square of a
         yield Example("rmsprop", (s, s, *states, (1,)), (s,) * (2 + len(more)),
                       {"alpha": 0.9, "eps": 1e-8, "weight_decay": 0.1, **more}, positive=True)
+    for shape in (s, (m, n)):
+        for nesterov in (False, True):
+            yield Example("muon", (shape, shape, shape, (1,)), (shape, shape), {
+                "momentum": 0.9, "nesterov": nesterov, "coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7,
+                "steps": 5, "scale": 1.5, "weight_decay": 0.1})
     yield Example("nadam_tick", (np.array([2.0, 0.3, 0.98, 0.5, 0.51]),), (np.zeros(5),),
                   {"beta1": 0.9, "beta2": 0.99, "decay": 0.004})
     yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})

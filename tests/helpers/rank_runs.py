@@ -41,7 +41,10 @@ COST = ml.CostModel.analytic()
 OPTIMIZERS: dict[str, Any] = {"sgd": functools.partial(optim.SGD, lr=0.05, momentum=0.9),
                               "adam": functools.partial(optim.Adam, lr=0.01),
                               "adamw": functools.partial(optim.AdamW, lr=0.01, weight_decay=0.1),
-                              "nadamw": functools.partial(optim.NAdamW, lr=0.003)}
+                              "nadamw": functools.partial(optim.NAdamW, lr=0.003),
+                              "muon": lambda parameters: optim.Muon(
+                                  [p for p in parameters if len(p.shape) == 2], 0.01,
+                                  others=[p for p in parameters if len(p.shape) != 2])}
 
 
 # ------------------------------------------------------------------------------------------------------------- networks

@@ -19,7 +19,7 @@ from minidl.schedulers.pipeline.flush import one_f_one_b
 __all__ = ["COST", "STEPS"]  # for those who use the names below
 MICRO_BATCHES = 8
 OPTIMIZERS = {"sgd": {}, "adamw": {"optimizer": "adamw"}, "nadamw": {"optimizer": "nadamw"},
-              "sgd, clipped": {"clip": 0.1}, "adamw, clipped": {"optimizer": "adamw", "clip": 0.1},
+              "muon": {"optimizer": "muon"}, "muon, clipped": {"optimizer": "muon", "clip": 0.1}, "sgd, clipped": {"clip": 0.1}, "adamw, clipped": {"optimizer": "adamw", "clip": 0.1},
               "adamw, scaled": {"optimizer": "adamw", "clip": 0.1, "scaled": True}}
 POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream", {"history": "average"}),
             "pipedream_2bw": ("pipedream_2bw", {"mini_batches": 2}), "paci": ("paci", {"mini_batches": 4}),
@@ -28,7 +28,8 @@ POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream",
             "layerpipe2, averaged": ("layerpipe2", {"history": "average"}),
             "adl": ("adl", {"mini_batches": 4}), "adl, whole": ("adl", {}),
             "pipedream, predicted": ("pipedream", {"history": "predicted"}),
-            "layerpipe2, predicted": ("layerpipe2", {"history": "predicted"})}
+            "layerpipe2, predicted": ("layerpipe2", {"history": "predicted"}),
+            "layerpipe2, half predicted": ("layerpipe2", {"history": "predicted", "p": 0.5, "decay": "age"})}
 IN_HALVES = "layerpipe, in halves"
 CUT = {IN_HALVES: ("layerpipe", {"method": "inter"})}
 

@@ -40,7 +40,7 @@ from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import pipeline
 
 CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
-         + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw") for name in POLICIES]
+         + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw", "muon") for name in POLICIES]
          + [(name, 3, {"network": normed if name == "layerpipe" else mixed, "optimizer": "adamw"})
             for name in POLICIES]
          + [("layerpipe", ranks, {"network": heavy}) for ranks in (2, 3, 4)]

@@ -268,7 +268,7 @@ def test_a_step_with_other_updates_is_refused():
         ml.plan(graph, "pipedream", COST, ml.Machine(2))
     with pytest.raises(PipelineError, match="history is 'none'; it must be 'exact' or 'average' or 'predicted'"):
         pipelines.plan("layerpipe2", 3, 4, history="none")
-    with pytest.raises(PipelineError, match="decay is 'short'; it must be 'age' or 'window' or 'pipemare'"):
+    with pytest.raises(PipelineError, match="decay is 'short'; it must be 'last' or 'age' or 'window' or 'pipemare'"):
         pipelines.plan("layerpipe2", 3, 4, history="average", decay="short")
     with pytest.raises(PipelineError, match="decay has no effect if old weights are kept; give history=average too"):
         pipelines.plan("pipedream", 3, 4, decay="age")

@@ -1,0 +1,167 @@
+"""Muon against torch's, its two halves in one step, and where its parameters come from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from any_order import same_in_any_order
+from helpers import random_array, torch_or_skip
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.cli import main
+from minidl.training import checkpoint
+
+
+class Net(nn.Module):
+    """Taller, wider and square matrices, with biases."""
+
+    def __init__(self) -> None:
+        self.first, self.middle, self.last = nn.Linear(4, 7), nn.Linear(7, 7), nn.Linear(7, 3)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.middle(self.first(x).tanh()).tanh())
+
+
+def muon(model: nn.Module, **more: Any) -> optim.Muon:
+    every = model.parameters()
+    return optim.Muon([p for p in every if len(p.shape) == 2], 0.02, others=[p for p in every if len(p.shape) != 2],
+                      **more)
+
+
+def trained(model: Net, opt: optim.Muon, steps: int = 5) -> None:
+    for n in range(steps):
+        nn.mse(model(ml.array(random_array((6, 4), n))), ml.array(random_array((6, 3), n + 10))).backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("named", [
+    {}, {"nesterov": False, "momentum": 0.8}, {"adjust_lr_fn": "original"}, {"adjust_lr_fn": "match_rms_adamw"},
+    {"weight_decay": 0.0, "ns_steps": 3, "eps": 0.1, "ns_coefficients": (2.0, -1.5, 0.5)}], ids=str)
+def test_five_steps_are_torchs(named: dict[str, Any], clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With torch's directions in float64, as ours are; the others by torch's AdamW."""
+    torch = torch_or_skip()
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
+    model = Net().astype("float64")
+    theirs = [torch.nn.Parameter(torch.tensor(p.numpy())) for p in model.parameters()]
+    opt = muon(model, max_norm=clip, **named)
+    decay = named.get("weight_decay", 0.1)
+    each = [torch.optim.Muon([p for p in theirs if p.ndim == 2], 0.02, **named),
+            torch.optim.AdamW([p for p in theirs if p.ndim != 2], 0.02, weight_decay=decay)]
+    for n in range(5):
+        trained_once(model, opt, n)
+        h = torch.tensor(random_array((6, 4), n))
+        for i in (0, 2, 4):
+            h = torch.nn.functional.linear(h if i == 0 else h.tanh(), theirs[i], theirs[i + 1])
+        torch.nn.functional.mse_loss(h, torch.tensor(random_array((6, 3), n + 10))).backward()
+        if clip is not None:
+            torch.nn.utils.clip_grad_norm_(theirs, clip)
+        for one in each:
+            one.step()
+            one.zero_grad()
+    for p, q in zip(model.parameters(), theirs, strict=True):
+        np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-8, atol=1e-10)
+
+
+def trained_once(model: Net, opt: optim.Muon, n: int) -> None:
+    nn.mse(model(ml.array(random_array((6, 4), n))), ml.array(random_array((6, 3), n + 10))).backward()
+    opt.step()
+
+
+def test_names_and_defaults_are_torchs() -> None:
+    import inspect
+
+    torch = torch_or_skip()
+    ours, theirs = (inspect.signature(c).parameters for c in (optim.Muon, torch.optim.Muon))
+    assert [(n, p.default) for n, p in ours.items()][1:9] == [(n, p.default) for n, p in theirs.items()][1:]
+
+
+def test_a_direction_is_nearly_orthogonal() -> None:
+    """Singular values between 0.6 and 1.3, as those of the published coefficients."""
+    for shape in ((6, 9), (9, 6), (8, 8)):
+        p = nn.Parameter(np.zeros(shape))
+        p.grad = ml.array(random_array(shape))
+        optim.Muon([p], 1.0, 0.0, adjust_lr_fn="match_rms_adamw").step()
+        found = np.linalg.svd(p.numpy() / (0.2 * np.sqrt(max(shape))), compute_uv=False)
+        assert 0.6 < found.min() <= found.max() < 1.3
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_recorded_training_has_the_bits_of_eager_training(parts: int) -> None:
+    def make() -> Any:
+        ml.seed(2)
+        model = Net()
+        opt = muon(model, max_norm=0.05)
+
+        def step(*values: Any) -> Any:
+            total: Any = None
+            for m in range(parts):
+                with ml.micro_batch(m, m * 6 // parts):
+                    loss = nn.mse(model(values[2 * m]), values[2 * m + 1]) * (1 / parts)
+                    loss.backward()
+                total = loss.detach() if total is None else total + loss.detach()
+            opt.step()
+            return total
+
+        return model, opt, step
+
+    inputs = [[random_array((6 // parts, width), 10 * n + m, "float32") for m in range(parts) for width in (4, 3)]
+              for n in range(3)]
+    same_in_any_order(make, inputs)
+
+
+def test_a_checkpoint_has_the_states_that_are_used(tmp_path: Path) -> None:
+    model, other = Net(), Net()
+    opt, theirs = muon(model), muon(other)
+    trained(model, opt, 2)
+    names = {name for name, _ in opt.named_tensors()}
+    assert {f"mean.{i}" for i in range(6)} <= names
+    assert names & {f"square.{i}" for i in range(6)} == {f"square.{i}" for i in range(3, 6)}
+    checkpoint.save(tmp_path / "one", model, opt)
+    checkpoint.load(tmp_path / "one", other, theirs)
+    trained(model, opt, 2)
+    trained(other, theirs, 2)
+    assert [p.numpy().tobytes() for p in model.parameters()] == [p.numpy().tobytes() for p in other.parameters()]
+
+
+def test_bad_arguments_are_named() -> None:
+    matrix, vector = nn.Parameter(np.ones((2, 3))), nn.Parameter(np.ones(3))
+    for named, said in (({"ns_steps": 0}, "ns_steps is 0"), ({"adjust_lr_fn": "none"}, "adjust_lr_fn is 'none'"),
+                        ({"ns_coefficients": (1.0,)}, "must be three numbers"), ({"momentum": 1.0}, "momentum is 1.0"),
+                        ({"eps": -1.0}, "least norm is -1.0")):
+        with pytest.raises(ValueError, match=said):
+            optim.Muon([matrix], **named)
+    with pytest.raises(ValueError, match=r"has the shape \(3,\); give it in others"):
+        optim.Muon([matrix, vector])
+
+
+@pytest.mark.parametrize(("name", "given", "hidden"), [
+    ("mlp", {"hidden": 8, "layers": 3}, 2), ("gpt", {"preset": "tiny"}, 8), ("rnn", {"hidden": 8}, 2)])
+def test_hidden_matrices(name: str, given: dict[str, Any], hidden: int) -> None:
+    model = models.create(name, **given)
+    matrices, others = nn.hidden_matrices(model)
+    assert len(matrices) == hidden
+    assert all(len(p.shape) == 2 for p in matrices)
+    assert {id(p) for p in [*matrices, *others]} == {id(p) for p in model.parameters()}
+    named = {id(p): n for n, p in model.named_parameters()}
+    assert not any("wte" in named[id(p)] or "wpe" in named[id(p)] for p in matrices)
+
+
+TRAIN = ["train", "--model", "mlp", "--model-arg", "hidden=8", "--model-arg", "layers=3", "--optimizer", "muon",
+         "--steps", "2", "--costs", "analytic"]
+
+
+def test_training_prints_the_division(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--optimizer-arg", "ns_steps=3", "--optimizer-arg", "adjust_lr_fn=original"]) == 0
+    assert "Muon trains 2 matrices of hidden layers with 576 elements; AdamW trains 4" in capsys.readouterr().err
+    assert main([*TRAIN, "--optimizer-arg", "rank=3"]) == 2
+    assert "muon takes no argument 'rank'" in capsys.readouterr().err
+
+
+def test_shards_name_what_changes_a_matrix_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*TRAIN, "--parallel", "data", "--ranks", "2", "--shard", "1"]) == 2
+    assert "muon changes a matrix as a whole" in capsys.readouterr().err
