@@ -137,7 +137,7 @@ def _(start: Any, end: Any, y: Any, *, weight: float) -> Any:
 
 
 @kernel("past", axes="=,=,C->=", flops=_one_each)
-def past(xp: Any, weights: Any, average: Any, steps: Any, *, age: int, decay: float, done: bool) -> Any:
+def past(xp: Any, weights: Any, average: Any, steps: Any, *, age: float, decay: float, done: bool) -> Any:
     """Weights of `age` updates ago, of a moving average of the updates, corrected by 1 - decay^t after t of them:
     w - min(t, age) m / (1 - decay^t), m = decay m + (1 - decay) (change of w). `average` (as w) is this result of the
     update before; one call before an update (`done` false), and one on the result after it. `steps` (1,) float64: t. An
@@ -157,7 +157,7 @@ def _share(t, age, decay, done):  # type: ignore[no-untyped-def]
 
 
 @past.cpu
-def _(weights: Any, average: Any, steps: Any, y: Any, *, age: int, decay: float, done: bool) -> Any:
+def _(weights: Any, average: Any, steps: Any, y: Any, *, age: float, decay: float, done: bool) -> Any:
     return [loop(_past, flat(weights), flat(average), steps, flat(y), float(age), float(decay), bool(done))]
 
 
@@ -170,7 +170,7 @@ def _past(weights, average, steps, y, age, decay, done):  # type: ignore[no-unty
 
 
 @past.cuda()
-def _(weights: Any, average: Any, steps: Any, y: Any, *, age: int, decay: float, done: bool) -> Any:
+def _(weights: Any, average: Any, steps: Any, y: Any, *, age: float, decay: float, done: bool) -> Any:
     return each("elementwise.cu", f"past<{c_type(y)}>", y.size, flat(weights), flat(average), steps, flat(y), y.size,
                 float(age), float(decay), bool(done))
 

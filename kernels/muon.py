@@ -8,7 +8,7 @@ import numpy as np
 
 from .cuda import FLAG, Call, Copy, c_type, pointer
 from .linear import gemm, product
-from .registry import KERNELS, Thunk, flat, kernel, like, loop
+from .registry import KERNELS, flat, kernel, like, loop
 from .update import moved, over_tensors, unless
 
 

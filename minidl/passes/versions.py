@@ -66,9 +66,9 @@ def weight_versions(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     versions that are read: tasks then read W_t - d G, where G is the moving average of updates since the loop began
     (the kernel `past`). It takes the place of one version: the update first turns it into what it needs of the past.
     Predicted weights are the same with an age below 0: W_t - p d G, by default with decay 0, so G = W_(t-1) - W_t; read
-    by forwards whose backward comes after d more updates. `dropped`: units that are computed again, with their forward's weights. Raises
-    Refused for a version that does not exist in time, or no longer, for different ages under an average, and for units
-    that are computed again without exact versions.
+    by forwards whose backward comes after d more updates. `dropped`: units that are computed again, with their
+    forward's weights. Raises Refused for a version that does not exist in time, or no longer, for different ages under
+    an average, and for units that are computed again without exact versions.
     """
     if draft.versions is None:
         return draft

@@ -49,8 +49,8 @@ def layerpipe2(problem: Problem, history: str = "exact", decay: str | None = Non
     the 2 S old versions, "average" one moving average of updates in their place (reconstructed), "predicted" none: F
     runs on w + `p` 2 S (w - w of an update ago). The `decay` of an average is "age" (the default), "window", "pipemare"
     or "last" for (d - 1) / d, (d - 1) / (d + 1), 0.135^(1 / d) or 0, where d = 2 S; predictions have "last" by default,
-    and follow an average of the last updates with another (see `pipedream`). Time per batch: the busiest rank's work, or more
-    if the latency is long."""
+    and follow an average of the last updates with another (see `pipedream`). Time per batch: the busiest rank's
+    work, or more if the latency is long."""
     ticks, schedule, delay = _ticked(problem)
     versions = Versions(read_after(unpack(schedule.keys), delay, history), **how_kept(history, decay, p))
     return Ordered(schedule, versions=versions, steady=ticks.steady())

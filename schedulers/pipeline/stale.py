@@ -28,7 +28,7 @@ def pipedream(problem: Problem, history: str = "exact", decay: str | None = None
     the newest weights of its backward (SpecTrain, 2018; `p` as in arXiv 2606.30634). The `decay` of an average is "age"
     (the default), "window" or "pipemare" for (d - 1) / d, (d - 1) / (d + 1) or 0.135^(1 / d), where d is the age of the
     weights, or "last" for 0. Predictions have "last" by default; with another decay they follow an average of the last
-    updates: error feedback, see docs/results.md."""
+    updates: error feedback, by the mean of what late updates moved (reconstructed)."""
     schedule = one_f_one_b(problem)
     own = unpack(schedule.keys)
     versions = Versions(read_after(own, problem.stages - own.unit - 1, history), **how_kept(history, decay, p))

@@ -9,8 +9,8 @@ from helpers import random_array
 
 from minidl.kernels.masks import COMPARISONS, LOGIC
 
-IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "nadam": (0, 2, 3), "muon": (0, 2), "rmsprop": (0, 2, 3, 4),
-            "adam_tick": (0,), "nadam_tick": (0,), "tick": (0,)}
+IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "nadam": (0, 2, 3), "rmsprop": (0, 2, 3, 4),
+            "muon": (0, 2), "adam_tick": (0,), "nadam_tick": (0,), "tick": (0,)}
 STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax",
            "cross_entropy", "cast")
 

@@ -19,7 +19,8 @@ from minidl.schedulers.pipeline.flush import one_f_one_b
 __all__ = ["COST", "STEPS"]  # for those who use the names below
 MICRO_BATCHES = 8
 OPTIMIZERS = {"sgd": {}, "adamw": {"optimizer": "adamw"}, "nadamw": {"optimizer": "nadamw"},
-              "muon": {"optimizer": "muon"}, "muon, clipped": {"optimizer": "muon", "clip": 0.1}, "sgd, clipped": {"clip": 0.1}, "adamw, clipped": {"optimizer": "adamw", "clip": 0.1},
+              "muon": {"optimizer": "muon"}, "muon, clipped": {"optimizer": "muon", "clip": 0.1},
+              "sgd, clipped": {"clip": 0.1}, "adamw, clipped": {"optimizer": "adamw", "clip": 0.1},
               "adamw, scaled": {"optimizer": "adamw", "clip": 0.1, "scaled": True}}
 POLICIES = {"pipedream": ("pipedream", {}), "pipedream, averaged": ("pipedream", {"history": "average"}),
             "pipedream_2bw": ("pipedream_2bw", {"mini_batches": 2}), "paci": ("paci", {"mini_batches": 4}),
