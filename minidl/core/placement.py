@@ -16,8 +16,8 @@ from .tasks import COLLECTIVE, COPIES, Kind, unpack
 
 LARGEST = 10**8  #: the most tasks of a plan
 HISTORIES = ("exact", "average", "predicted", "none")  #: the weights on which a stale step runs
-#: decays of an average of updates, by the age of the weights that it rebuilds: none; of LayerPipe2; with the mean lag of
-#: the last `age` updates, (age - 1) / 2; of PipeMare (1910.05124)
+#: decays of an average of updates, by the age of the weights that it rebuilds: none; of LayerPipe2; with the mean lag
+#: of the last `age` updates, (age - 1) / 2; of PipeMare (1910.05124)
 DECAYS: dict[str, Callable[[int], float]] = {
     "last": lambda age: 0.0,
     "age": lambda age: (age - 1) / age, "window": lambda age: (age - 1) / (age + 1),
