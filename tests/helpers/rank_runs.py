@@ -42,9 +42,9 @@ OPTIMIZERS: dict[str, Any] = {"sgd": functools.partial(optim.SGD, lr=0.05, momen
                               "adam": functools.partial(optim.Adam, lr=0.01),
                               "adamw": functools.partial(optim.AdamW, lr=0.01, weight_decay=0.1),
                               "nadamw": functools.partial(optim.NAdamW, lr=0.003),
-                              "muon": lambda parameters: optim.Muon(
+                              "muon": lambda parameters, **more: optim.Muon(
                                   [p for p in parameters if len(p.shape) == 2], 0.01,
-                                  others=[p for p in parameters if len(p.shape) != 2])}
+                                  others=[p for p in parameters if len(p.shape) != 2], **more)}
 
 
 # ------------------------------------------------------------------------------------------------------------- networks
