@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 
 from ..autograd.tensor import Tensor
 from .grad_scaler import GradScaler
@@ -31,7 +31,8 @@ class Muon(AdamW):
                  eps: float = 1e-7, ns_steps: int = 5, adjust_lr_fn: str | None = None, *, others: Parameters = (),
                  betas: tuple[float, float] = (0.9, 0.999), max_norm: float | None = None,
                  scaler: GradScaler | None = None) -> None:
-        matrices, rest = (groups_of(given) if (given := list(some)) else [] for some in (parameters, others))
+        matrices, rest = (groups_of(some) if not isinstance(some, Sized) or len(some) else []
+                          for some in (parameters, others))
         for p in (p for group in matrices for p in group["params"] if len(p.shape) != 2):
             raise ValueError(f"Muon trains matrices, and {p.name} has the shape {p.shape}; give it in others, which "
                              f"AdamW trains")
