@@ -30,7 +30,8 @@ from minidl.schedulers import find, layup, names, pipeline
 from minidl.views.page import ASSETS
 
 HERE = Path(__file__).parent
-PARTS = ("simulator.js", "policies.js", "coach.js", "challenges.js", "page.js", "block.js")
+PARTS = ("simulator.js", "policies.js", "coach.js", "hint.js", "challenges.js", "page.js", "block.js",
+         "vary.js")
 PAGE = HERE.with_suffix(".html")
 RANKS, MICRO_BATCHES, CHUNKS = (2, 3, 4, 6, 8), (2, 3, 4, 6, 8, 12, 16), (1, 2, 4)
 #: playable policies whose order comes from a search on the times; policies.js has the others that depend on them

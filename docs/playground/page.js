@@ -180,6 +180,7 @@ function writeLink() {
     for (const id of TIMES) if ($(id).value !== $(id).defaultValue) link.set(id, $(id).value.trim().replaceAll(/[\s,]+/g, "_"));
   }
   if ($("other").value) link.set("above", $("other").value);
+  for (const id of VARY) if ($(id).value !== fresh(id)) link.set(id, $(id).value);
   if (block.start && blockText() !== block.plain) link.set("block", blockText());
   if (!problem && !level) Object.entries({ micros: state.micros, chunks: state.asked }).forEach(([key, n]) => link.set(key, n));
   if (edited() || (!problem && !level))
@@ -191,6 +192,7 @@ function writeLink() {
 function readLink() {
   const link = new URLSearchParams(location.hash.slice(1)), level = CHALLENGES[link.get("challenge") - 1], policy = link.get("policy");
   readBlock(link.get("block"));
+  for (const id of VARY) $(id).value = link.get(id) || fresh(id);
   if (!level && !(policy in plans) && !link.get("plan")) return false;
   $("recompute").value = link.get("recompute") === "all" ? "all" : "";
   for (const id of TIMES) $(id).value = (link.get(id) || $(id).defaultValue).replaceAll("_", " ");
@@ -261,6 +263,7 @@ function update() {
   showBoard();
   showChallenge();
   say("");
+  study();
   if (!held) writeLink();
 }
 
@@ -607,6 +610,7 @@ async function start() {
   window.addEventListener("resize", () => showBoard());
   window.addEventListener("hashchange", readLink);
   startBlock();
+  startVaried();
   if (!readLink()) choose(true);
   window.playground = { state, plans, imported, places, planOf, challenge, update, block };
 }
