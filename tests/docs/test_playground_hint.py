@@ -15,7 +15,7 @@ from playground import NAMES, PAGE, build
 
 import minidl as ml
 from minidl.core.machine import PlanError
-from minidl.plans.ready import Iteration
+from minidl.plans.ready import Picks
 from minidl.pricing.cost import CostModel
 from minidl.schedulers.pipeline import PipelineError
 
@@ -30,7 +30,7 @@ def a_case(rng: random.Random) -> tuple[list, dict[str, float]] | None:
     told = CostModel.given(*times, latency), ml.Machine(ranks)
     try:
         own = ml.plan(ml.Pipeline(micros), name, *told)
-        hint = Iteration.of(ml.plan(ml.Pipeline(micros), name, *told, order="hint", cap=cap))
+        hint = Picks.of(ml.plan(ml.Pipeline(micros), name, *told, order="hint", cap=cap))
     except (PlanError, PipelineError):
         return None
     duration = hint.drawn(0.5, rng.randrange(1000))
