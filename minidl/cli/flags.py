@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..system import launcher
 from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, STORED, Names, every, number, numbers, pair,
-                     parts_of, path, rules, shards_of, size, sizes, slow_rank, topology, whole)
+                     parts_of, path, patience, rules, shards_of, size, sizes, slow_rank, topology, whole)
 
 if TYPE_CHECKING:
     from ..schedulers.registry import Scheduler
@@ -328,6 +328,12 @@ FLAGS: dict[str, Flag] = {
     "--log": _flag("train:src", path, "FILE.jsonl", RUNNING,
         help="write these and the metrics on test data to a file, a JSON object a line"),
     "--tensorboard": _flag("train:src", path, "DIR", RUNNING, help="write them for TensorBoard"),
+    "--patience": _flag("train:src", patience, "S[,DIR]", RUNNING,
+        help="after S seconds without progress, or on SIGUSR2, each rank writes what it does and waits for into DIR "
+             "(default: standstill), for `minidl report DIR`"),
+    "--status": _flag("train:src", path, "FILE|URL|kubeflow", RUNNING,
+        help="write progress, remaining time, loss and throughput as one JSON object: to a file every second, or by "
+             "POST every five; kubeflow: to the TrainJob that runs this"),
     "--dry-run": _switch("train:src", help="plan and predict, but do not train"),
     "--prompt": _flag("sample:*", str, "TEXT", default="The ", help="the beginning of the text"),
     "--length": _flag("sample:*", whole(1, 1 << 20), "N", default=200, help="how many tokens to write"),

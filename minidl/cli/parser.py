@@ -58,7 +58,7 @@ VERBS: dict[str, tuple[str, str]] = {
     "explain": ("planning.explain", "explain why a task is where it is, or which waits the order alone makes"),
     "simulate": ("planning.simulate", "price a network's plan, or a data-parallel or pipeline policy on given times"),
     "arena": ("arena.run", "prove, price and rank orders of pipelines, your own and the published ones"),
-    "report": ("report.run", "say where the time of a run went, from traces of its own or of other profilers"),
+    "report": ("report.run", "say where the time of a run went, from traces; or who waits for whom, by --patience"),
     "kernels": ("kernels.run", "list kernels, or check some against their references and time them"),
     "profile": ("profile.profile", "measure what a torch network costs per stage of a pipeline"),
     "export": ("checkpoints.export", "write a checkpoint's weights to a safetensors file under published names"),
@@ -75,7 +75,7 @@ POSITIONS: dict[str, list[tuple[str, str, str | None, str | None]]] = {
     "kernels": [("name", "NAME", "?", "a family or a kernel (default: list them all)")],
     "models": [("name", "NAME", "?", "one of the models (default: all)")],
     "profile": [("network", "FILE.py:FUNCTION", None, "returns (layers, x, y, loss) of a network")],
-    "report": [("traces", "TRACE", "+", "a trace, or traces of all ranks by another profiler")],
+    "report": [("traces", "TRACE", "+", "a trace, traces of all ranks by another profiler, or a folder of --patience")],
     "sample": [("path", "CHECKPOINT", None, None)],
     "schedulers": [("name", "NAME", "?", "one of the schedulers (default: all)")],
 }

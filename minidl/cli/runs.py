@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -19,10 +19,11 @@ from ..devices import device as devices
 from ..measuring.lanes import lane_cores, measure_hand_over
 from ..measuring.work import of_device, work_of
 from ..optim.rates import Rate
+from ..runtime import standstill
 from ..runtime.version_log import as_lines
 from ..system import interrupts
 from ..system.files import FileError, write_atomic
-from ..training import checkpoint, loop
+from ..training import checkpoint, loop, status
 from ..training.agreement import Disagreement
 from ..training.job import Job
 from ..training.keeper import Keeper
@@ -163,11 +164,14 @@ def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Chec
             show.note(line_of(record, steps))
 
     try:
-        with show.progress(title, steps, done_before) as done:
+        with show.progress(title, steps, done_before) as done, _told(arguments, trainer, steps, done_before) as tell:
+
+            def progress(step: int, record: Mapping[str, Any]) -> None:
+                tell(step, record)
+                done(step, f"loss {record['loss']:.4g}, {record['samples_per_s']:,.0f} samples/s" if record else "")
+
             course = loop.Course(
-                steps, rate_of(arguments, recorded), every, log,
-                lambda step, record: done(step, f"loss {record['loss']:.4g}, {record['samples_per_s']:,.0f} samples/s"
-                                          if record else ""),
+                steps, rate_of(arguments, recorded), every, log, progress,
                 keeper_of(arguments, recorded), lambda: interrupts.received)
             with interrupts.holding() if arguments.checkpoint else nullcontext():
                 loop.run(trainer, course, done_before)
@@ -206,6 +210,30 @@ def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, An
     return record
 
 
+@contextmanager
+def _told(arguments: Any, trainer: Trainer, steps: int, done: int
+          ) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
+    """A function that takes each step for --status, on rank 0."""
+    if not arguments.status or (trainer.communicator is not None and trainer.communicator.rank > 0):
+        yield lambda step, record: None
+        return
+    with status.told(status.Target.of(arguments.status), steps, done, trainer.job.batch_size,
+                     trainer.plan.predicted_step_ms, lambda: trainer.losses[-1] if trainer.losses else None,
+                     show.note) as sender:
+        yield sender.tell
+
+
+def watching(arguments: Any, trainer: Trainer) -> AbstractContextManager[Any]:
+    """The watch that --patience asks for, over what runs inside. Raises FileError."""
+    if not arguments.patience:
+        return nullcontext()
+    seconds, folder = arguments.patience
+    interrupts.answer()
+    trainer.watched = True
+    return standstill.watched(folder, seconds, lambda: vars(trainer).get("run"), trainer.communicator,
+                              arguments.line, show.note, lambda: len(trainer.seconds))
+
+
 def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpoint | None) -> int:
     """Trains, writes the files, then prints the result, even if a file cannot be written; on rank 0 if there are ranks.
     With --dry-run, prints the plan. Raises Disagreement, the same on all ranks."""
@@ -217,13 +245,14 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
         return _dry_run(arguments, trainer) if first else 0
     if first and saved is not None:
         show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
-    try:
-        metrics = trained(arguments, trainer, title, saved)
-    except Disagreement:  # on all ranks, between two steps
-        trainer.share()
-        trainer.run.close()
-        raise
-    trainer.settle() if communicator is None else trainer.finish()
+    with watching(arguments, trainer):
+        try:
+            metrics = trained(arguments, trainer, title, saved)
+        except Disagreement:  # on all ranks, between two steps
+            trainer.share()
+            trainer.run.close()
+            raise
+        trainer.settle() if communicator is None else trainer.finish()
     traced, timeline = arguments.trace or arguments.html, None
     if traced:
         timeline = trainer.run.timeline if communicator is None else trainer.run.timeline_of_all()

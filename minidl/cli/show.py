@@ -50,6 +50,10 @@ def check_outputs(arguments: Any) -> None:
                 path = os.path.join(path, f"plan{CHAKRA}")
                 os.makedirs(arguments.save, exist_ok=True)
             check_writable(path)
+    if arguments.status:
+        from ..training.status import Target
+
+        Target.of(arguments.status)
 
 
 def write_trace(timeline: Timeline, path: str, factor: float | None) -> None:

@@ -10,7 +10,7 @@ from ..core.schedule import Schedule, ScheduleError
 from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
-from ..system import launcher
+from ..system import interrupts, launcher
 from ..training.recorded import Recorded
 from ..training.trainer import Trainer, interleaved
 from ..views.diagnosis import of_speedup
@@ -30,6 +30,8 @@ def train(arguments: Any) -> int:
         return compare(arguments)
     if arguments.max_restarts:
         return restarts.supervise(arguments)
+    if arguments.patience:
+        interrupts.answer()  # here in the main thread, if ranks are threads
     if arguments.parallel != "none":
         if arguments.parallel == "pipeline" and arguments.ranks is None and launcher.rank() is None:
             raise distributed.too_few(arguments)  # before MPI, which may not be here

@@ -157,6 +157,12 @@ def every(text: str) -> dict[str, float]:
     return {"steps": whole(1)(text)}
 
 
+def patience(text: str) -> tuple[float, str]:
+    """`SECONDS[,DIR]`: the folder is `standstill` if it is left out."""
+    seconds, sign, folder = text.partition(",")
+    return number(0.01)(seconds), path(folder) if sign else "standstill"
+
+
 def slow_rank(text: str) -> tuple[int, float]:
     """`RANK=FACTOR`: how many times slower a rank is."""
     rank, sign, factor = text.partition("=")

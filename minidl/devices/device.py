@@ -84,13 +84,13 @@ class CPU:
 
         return spin_us()
 
-    def lanes(self, work: Tasks, trace: bool = False) -> Any:
-        """Lanes that run this work."""
+    def lanes(self, work: Tasks, trace: bool = False, stamped: bool = False) -> Any:
+        """Lanes that run this work. `stamped`: somebody may ask where they are, which costs stamps in native ones."""
         if self.lanes_used == "python":
             return Threads(work, trace)
         from .native.lanes import NativeLanes
 
-        lanes = NativeLanes(work, trace)
+        lanes = NativeLanes(work, trace, stamped=stamped)
         if process.debug_level():
             print(lanes, file=sys.stderr)
         return lanes

@@ -54,19 +54,28 @@ class Stop:
     index: int = -1
 
 
-def run_program(program: Program) -> Stop:
+@dataclass(eq=False, slots=True)
+class Place:
+    """Where a program is: the iterator of its calls while it runs."""
+
+    calls: Any = None
+
+
+def run_program(program: Program, place: Place | None = None) -> Stop:
     """Makes all calls in order. An exception stops it and is returned with its place.
 
-    Another thread that clears the list ends the run after the present call.
+    Another thread that clears the list ends the run after the present call, or looks at the `place` where it is.
     """
     calls: Any = iter(program)
-    total = len(program)
+    total, place = len(program), place or Place()
+    place.calls = calls
     try:
         with np.errstate(all="ignore"):  # results show infinities; no warnings are needed
             for call in calls:
                 call()
     except BaseException as error:
         return Stop(error, total - calls.__length_hint__() - 1)
+    place.calls = None
     return Stop()
 
 
@@ -85,7 +94,7 @@ class Stream:
         self._start, self._done, self._busy, self._closed = Event(), Event(), False, False
         self._program: Program | None = None
         self._on_error: Callable[[Stop], None] | None = None
-        self._stop = Stop()
+        self._stop, self.place = Stop(), Place()
         self._thread = threading.Thread(target=self._work, name=f"minidl {name}", daemon=True)
         self._thread.start()
 
@@ -97,7 +106,7 @@ class Stream:
                 self._busy = False
                 self._done.open()
                 return
-            self._stop = run_program(self._program)
+            self._stop = run_program(self._program, self.place)
             if self._stop.error is not None and self._on_error is not None:
                 self._on_error(self._stop)
             self._busy = False
@@ -176,6 +185,7 @@ class Threads:
         self._build()
         self._streams = [Stream(name, priority)
                          for name, priority in list(zip(work.names, work.priorities, strict=True))[1:]]
+        self._places = [Place(), *(stream.place for stream in self._streams)][: len(self._programs)]
         self.close = weakref.finalize(self, _close, self._streams, self._failures, self._events)
 
     def _build(self) -> None:
@@ -188,17 +198,21 @@ class Threads:
         records = grouped((source, event.record) for (_, source), event in ends)
         self._programs: list[Program] = []
         self._tasks: list[list[int]] = []  # for every call of a program, the task to which it belongs
+        self._phases: list[list[int]] = []  # and how many moments of the lane's tasks have passed when it is made
         for lane, tasks in enumerate(work.tasks):
             program: Program = []
-            owners: list[int] = []
+            owners, phases = list[int](), list[int]()
             stamp = self._stamp(lane)
-            for task in tasks:
-                calls = [*stamp, *awaited.get(task, []), *work.before(task, None), *stamp, *work.calls(task, None),
-                         *stamp, *records.get(task, []), *work.after(task, None)]
-                program += calls
-                owners += [task] * len(calls)
+            for i, task in enumerate(tasks):
+                for moment, calls in enumerate((
+                        [*stamp, *awaited.get(task, []), *work.before(task, None)], [*stamp, *work.calls(task, None)],
+                        [*stamp, *records.get(task, []), *work.after(task, None)]), 1):
+                    program += calls
+                    owners += [task] * len(calls)
+                    phases += [3 * i + moment] * len(calls)
             self._programs.append(program)
             self._tasks.append(owners)
+            self._phases.append(phases)
 
     def _stamp(self, lane: int) -> list[Thunk]:
         if not self.trace:
@@ -214,7 +228,7 @@ class Threads:
         try:
             for stream, program in zip(self._streams, self._programs[1:], strict=True):
                 stream.start(program, self.give_up)
-            stops += [run_program(program) for program in self._programs[:1]]
+            stops += [run_program(program, self._places[0]) for program in self._programs[:1]]
             if stops and stops[0].error is not None:
                 self.give_up(stops[0])
         except BaseException as error:  # an interrupt between two calls
@@ -262,6 +276,17 @@ class Threads:
         """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds
         of the host's clock."""
         return [np.array(s).reshape(-1, 3) for s in self._stamps]
+
+    def where(self) -> list[tuple[int, Any]]:
+        """For each lane how many moments of the present run have passed, three for each task in order (issued, started,
+        ended), and when, as far as it is traced. Any thread may ask."""
+        found = []
+        for place, phases, tasks, stamps in zip(self._places, self._phases, self.work.tasks, self._stamps, strict=True):
+            # (iter, (list,), index); without an index where it has ended
+            state: Any = () if place.calls is None else place.calls.__reduce__()
+            passed = 3 * len(tasks) if len(state) < 3 else phases[state[2] - 1] if state[2] else 0
+            found.append((passed, np.array(stamps)))
+        return found
 
 
 def _close(streams: list[Stream], failures: list[Stop], events: list[Event]) -> None:

@@ -23,6 +23,7 @@ class Picking:
         self.work, self.trace, self._place = work, trace, place
         self.order: Sequence[int] = ()
         self.realised: list[int] = []
+        self._at = -1  # the task that runs
         self._lane = {t: lane for lane, tasks in enumerate(work.tasks) for t in tasks}
         self._stamps: list[list[float]] = [[] for _ in work.tasks]
         self._calls = {t: self._of(t) for t in self._lane}
@@ -78,12 +79,21 @@ class Picking:
                     raise self._failures[0].error or RuntimeError(CLOSED)
                 continue
             _, task = heappop(ready)
+            self._at = task
             self._run(task)
             ran.append(task)
+            self._at = -1
             for waiter in self._next.get(task, ()):
                 missing[waiter] -= 1
                 if not missing[waiter]:
                     comes(waiter)
+
+    def where(self) -> list[tuple[int, Any]]:
+        """As of `Threads`; a lane is between two tasks while none of its tasks is chosen."""
+        ran, at = [*self.realised], self._lane.get(self._at, -1)
+        done = [sum(self._lane[t] == lane for t in ran) for lane in range(len(self._stamps))]
+        return [(3 * count + 2 * (lane == at and self._at not in ran), np.array(self._stamps[lane]))
+                for lane, count in enumerate(done)]
 
     def _run(self, task: int) -> None:
         try:

@@ -226,6 +226,7 @@ class Meetings:
         self.entries = [[entries[t] for t in lane] for lane in apart]
         self.election = common.election(name)
         self._submitted = {t: entries[t] for t in self._inline}
+        self.transfers = entries  #: of all lanes, by task
 
     def _pairs(self, part: Part, apart: list[list[int]], own: dict[int, int]) -> list[tuple[int, int]]:
         """(waiter, source) of tasks of which one is a transfer on a lane of its own; `own`: their lanes."""
@@ -303,6 +304,12 @@ class Meetings:
         """Whether two collectives between arrays and shares use the same bytes of the arena."""
         mine, others = self._ranges.get(s, ()), self._ranges.get(t, ())
         return any(a < d and c < b for a, b in mine for c, d in others)
+
+    def awaits(self, task: int) -> list[int]:
+        """The transfers of this part that a task waits for."""
+        own = {key: t for t, key in enumerate(self._keys)}
+        flying = self._submitted.keys() if task in self._drained else ()
+        return [*(own[key] for key, _ in self._awaited.get(task, []) if key in own), *flying]
 
     # ------------------------------------------------------------------------------------------- around a task's calls
     def calls(self, task: int, stream: Any) -> list[Thunk]:

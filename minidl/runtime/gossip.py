@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from ..core.standstill import Doing
 from ..plans.program import Program
+from . import doing
 from .clocks import Clock, Event
 from .comm import Communicator, Patience, Transfer
 from .replica import Replica
@@ -37,6 +39,7 @@ class Gossip:
         own = {task for rank, task, arrives in moments if rank == communicator.rank and not arrives}
         self._whole = len(own) == len(part.graph)
         self._versions, self._step = Counter[int](), 0
+        self._now: Event = -1, -1  #: at which this rank is
         self._bound: dict[tuple[int, int, bool], tuple[Any, Transfer]] = {}  # (update, peer, sends)
         self._coming: dict[Event, Iterator[None]] = {}  # layers of this step that have not been seen to arrive
         self._sending: list[Iterator[None]] = []
@@ -50,15 +53,26 @@ class Gossip:
                   if (self._peer(self._step, task, rank) if arrives else rank) == me]
         self._coming = {event: self._transfer(*event, False)[1]() for event in events if event[1] >= 0}
         for task, source in self._clock(self._step, events, self._arrived) if self._clock else events:
+            self._now = task, source
             if source >= 0:
                 replica.mix(replica.layer[task], self._received(task, source))
             else:
                 replica.run(task)
             self._note(task, source)
+        self._now = -1, -1
         while self._polled():
             self._communicator.check()
         self._step += 1
         return replica.bound.results() if self._whole else None
+
+    def doing(self) -> Doing:
+        """The state of this rank now; another thread may ask."""
+        layers = {layer: 8 + sum(a.nbytes for a in arrays) for layer, arrays in self.replica.weights.items()}
+        return doing.of_gossip(self.graph, self._step, *self._now, self.log[:], layers)
+
+    def progress(self) -> tuple[Any, ...]:
+        """A value that changes with any progress."""
+        return self._step, self._now, len(self.log)
 
     def _note(self, task: int, source: int = -1) -> None:
         """Logs a task that has run, or a layer that has arrived, and sends what is to be sent."""

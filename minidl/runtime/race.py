@@ -10,10 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
-from threading import Lock, Semaphore
+from threading import Lock, Semaphore, current_thread
 from typing import Any
 
 from ..core.graph import TaskGraph
+from ..core.standstill import LAST, Doing, LaneState, Ran
+from ..core.tasks import task_name
 from ..devices import DeviceError
 from .replica import Replica
 from .version_log import VersionLog
@@ -41,6 +43,7 @@ class Race:
         self._forward, self._backward = (ThreadPoolExecutor(n, name) for n, name in zip(
             threads, ("minidl forward", "minidl backward"), strict=True))
         self._room = Semaphore(most)
+        self._at: dict[str, tuple[int, int]] = {}  # thread -> its task, and how many of the task's layers it holds
 
     def __call__(self, *inputs: Any) -> Any:
         self.bound.load(inputs)
@@ -74,12 +77,34 @@ class Race:
         return self.bound.results()
 
     def _run(self, tasks: Iterable[int]) -> None:
+        me = current_thread().name
         for t in tasks:
             with ExitStack() as held:
-                for layer in self._layers[t]:
+                for holds, layer in enumerate(self._layers[t]):
+                    self._at[me] = t, holds
                     held.enter_context(self._locks[layer])
+                self._at[me] = t, len(self._layers[t])
                 for call in self._calls[t]:
                     call()
+        self._at.pop(me, None)
+
+    def doing(self) -> Doing:
+        """The state of the threads now; another thread may ask."""
+        graph, at, entries = self.graph, {**self._at}, self.log.entries
+        holds = {layer: t for t, held in at.values() for layer in self._layers[t][:held]}
+        lanes = []
+        for name, (task, held) in at.items():
+            wanted = self._layers[task][held : held + 1]
+            lanes.append(LaneState(name, "waits" if wanted else "runs", graph.name(task), graph[task].in_words, None,
+                                   tuple(graph.name(holds[layer]) for layer in wanted if layer in holds), 0, 0))
+        step = entries[-1].step if entries else 0
+        names = [task_name(e.key) for e in entries[-len(graph):] if e.step == step]
+        return Doing(step + 1, tuple(lanes), last=tuple(Ran(n, "", None, None) for n in names[-LAST:]),
+                     order={"all threads": tuple(names)})
+
+    def progress(self) -> tuple[Any, ...]:
+        """A value that changes with any progress."""
+        return {**self._at}, len(self.log.entries)
 
     def close(self) -> None:
         """Ends the threads."""

@@ -32,6 +32,7 @@ from ..autograd.tensor import ShapeError, Tensor
 from ..core.columns import offsets, spread
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.schedule import Lane, Schedule
+from ..core.standstill import Doing
 from ..core.tasks import COMMUNICATION, What
 from ..core.timeline import Timeline
 from ..devices import DeviceError
@@ -40,6 +41,7 @@ from ..devices.picking import Picking
 from ..kernels import Thunk
 from ..plans.program import Part, Program, lower
 from ..system import process
+from . import doing
 from .bound import Bound, with_far
 from .comm import Communicator, RankError
 from .comm.flight import CREDIT, TransferError
@@ -62,7 +64,8 @@ class Runtime:
 
     `captured`: each part is one launch, or one launch between two synchronisations with communication; ignored with
     MINIDL_DEBUG, which looks at values between tasks. `trace`: `timeline` describes the last call. `credit`: the most
-    bytes of communication in flight. `log`: keeps which weight version each task read.
+    bytes of communication in flight. `log`: keeps which weight version each task read. `watched`: `doing` knows where
+    lanes of the CPU are, which costs some nanoseconds a task.
 
     Raises TaskError if a task fails, and RankError if another rank fails. Without other ranks the runtime can run
     again, but its parameters may come from an unfinished step; with other ranks it cannot run again.
@@ -70,11 +73,12 @@ class Runtime:
 
     def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None,
                  trace: bool = False, captured: bool = False, credit: int = CREDIT,
-                 log: VersionLog | None = None) -> None:
+                 log: VersionLog | None = None, watched: bool = False) -> None:
         self.program, self.trace, self.transport, self.log = program, trace, transport, log
         self.graph, self.schedule, self.peak_bytes = program.graph, program.schedule, program.peak_bytes  #: of the body
         self.waits = program.body[0].waits  #: pairs (waiting task, awaited task) between the lanes of a body
         self.device = device or tapes.current().device
+        self.watched = watched and not self.device.captures  #: whether lanes know where they are
         self.debug = process.debug_level()
         if (program.hint is not None or program.sums is not None) and self.device.captures:
             raise DeviceError(f"order=hint: {self.device.name} issues a step ahead and cannot choose as it goes; take "
@@ -105,6 +109,7 @@ class Runtime:
         talks = any(np.isin(part.graph.kind, COMMUNICATION).any() for part in program.epilogue)
         self._settles_alone = not talks and (transport is None or transport.own_process)
         self._last: _Ready | None = None
+        self._present: _Ready | None = None  #: the part that runs, or ran last
         self._timeline: Timeline | None = None
         self._error: Exception | None = None
 
@@ -278,7 +283,16 @@ class Runtime:
         self._run(self._epilogue[self._parity - 1])
         self._finish()
 
+    def doing(self) -> Doing:
+        """The state of this rank now; any thread may ask."""
+        return doing.of([*{id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values()], self._present)
+
+    def progress(self) -> tuple[Any, ...]:
+        """A value that changes with any progress; any thread may ask."""
+        return doing.progress(self._present)
+
     def _run(self, part: _Ready) -> None:
+        part.runs, self._present = part.runs + 1, part
         try:
             if part.meetings is not None:
                 part.meetings.common.start(part.meetings.entries, part.lanes, part.meetings.election)
@@ -354,7 +368,7 @@ class _Ready:
     """A part bound to a device: arrays, calls, lanes."""
 
     def __init__(self, runtime: Runtime, part: Part, arena: Any, captured: bool) -> None:
-        self.part, self.rank = part, runtime.program.rank
+        self.part, self.rank, self.runs, self.watched = part, runtime.program.rank, 0, runtime.watched
         hint = runtime.program.hint
         graph = replace(part.graph, storages=(*runtime._storages,))
         self.bound = Bound(graph, part.memory, runtime.device, arena=arena)
@@ -370,10 +384,10 @@ class _Ready:
         elif np.isin(graph.kind, COMMUNICATION).any():
             raise DeviceError("the step has communication, which needs a transport; use DistributedExecutor")
         talks = part.communicates
-        self._compute = [i for i, talk in enumerate(talks) if not talk]
+        self.compute = [i for i, talk in enumerate(talks) if not talk]
         waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
-        work = Work([str(schedule.lanes[i]) for i in self._compute],
-                    [schedule.lanes[i].priority for i in self._compute], [lanes[i] for i in self._compute], waits,
+        work = Work([str(schedule.lanes[i]) for i in self.compute],
+                    [schedule.lanes[i].priority for i in self.compute], [lanes[i] for i in self.compute], waits,
                     calls, graph.name, self.bound.persistent, feed=self.bound.feed)
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after,
@@ -384,7 +398,8 @@ class _Ready:
             place = {int(t): i for i, t in enumerate(graph.find(hint))}
             self.lanes: Any = Picking(work, place, runtime.trace)
         else:
-            self.lanes = (runtime.device.captured if captured else runtime.device.lanes)(work, runtime.trace)
+            self.lanes = (runtime.device.captured if captured else runtime.device.lanes)(
+                work, runtime.trace, **({"stamped": True} if self.watched else {}))
 
     @property
     def hint(self) -> Any:
@@ -396,7 +411,7 @@ class _Ready:
         graph, schedule, ids, lanes = self.part.graph, self.part.schedule, self.part.ids, self.part.schedule.lanes
         lane = schedule.lane_of_each()
         times = np.empty((len(graph), 3))
-        for number, stamps in zip(self._compute, self.lanes.stamps(), strict=True):
+        for number, stamps in zip(self.compute, self.lanes.stamps(), strict=True):
             times[self.part.lane_tasks(number)] = stamps
         if self.meetings is not None:
             for task, stamps in self.meetings.times.items():

@@ -22,7 +22,7 @@ from typing import Any
 #: for files of data
 LARGEST = {"plan": 256 << 20, "costs": 16 << 20, "config": 8 << 10, "trace": 256 << 20, "problems": 1 << 20,
            "checkpoint header": 16 << 20, "index of weights": 16 << 20, "version log": 256 << 20,
-           "log of orders": 256 << 20}
+           "log of orders": 256 << 20, "standstill": 64 << 20}
 READER_SECONDS = 10.0  #: how long to wait for a reader before writing to a pipe
 _PART = ".part"  #: the suffix of a file that is still being written
 

@@ -24,11 +24,13 @@ from typing import Any, NoReturn
 from . import launcher
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+ASKING = signal.SIGUSR2  #: of a rank: where are you?
 GRACE = 1.0  #: seconds that the main thread has to stop by itself
 LONGEST = 60.0  #: seconds that it has if it is `holding`
 
 received: signal.Signals | None = None  #: the first of SIGNALS that came
 came_to: int | None = None  #: the rank that it came to, if not this one
+asked = 0  #: how often somebody has asked by ASKING what this process does
 _held = 0  # how many threads want the first signal to be only noted
 _counting = threading.Lock()
 _ending = threading.Lock()  # held by whoever ends the process
@@ -44,6 +46,13 @@ def install() -> None:
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
+
+
+def answer() -> None:
+    """From now on ASKING does not end the program, but is counted in `asked`, also while compiled code runs. Python
+    sets handlers in the main thread alone, so it does nothing in others."""
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(ASKING) == signal.SIG_DFL:
+        signal.signal(ASKING, lambda number, frame: None)  # _watch counts it
 
 
 @contextlib.contextmanager
@@ -123,8 +132,9 @@ def _handle(number: int, frame: Any) -> None:
 
 def _watch(heard: int) -> None:
     """Ends the process if the main thread does not."""
+    global asked
     while (number := os.read(heard, 1)[0]) not in SIGNALS:
-        pass
+        asked += number == ASKING
     end = time.monotonic() + LONGEST
     while _held and time.monotonic() < end and not select.select([heard], [], [], 0.05)[0]:
         pass

@@ -59,6 +59,7 @@ class Trainer:
     communicator: Communicator | None = None  #: to the other ranks
     logs_order = False  #: whether `orders` grows
     _orders: Orders | None = None  #: to replay
+    watched = False  #: whether somebody may ask where the run is, see `Runtime`
     _replays: Callable[[TaskGraph], Any] | None = None
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False,
@@ -81,7 +82,7 @@ class Trainer:
             batches = Batches.of(graph, self.plan.scheduler)
             return Race(graph, batches.forward, batches.backward, batches.rest, **race, device=device)
         return runtime(self.program, device=self.recorded.device, transport=self.communicator, trace=self.trace,
-                       logged=self.plan.stale)
+                       logged=self.plan.stale, watched=self.watched)
 
     def _start(self) -> None:
         self.bystanders = Bystanders()

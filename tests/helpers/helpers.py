@@ -47,8 +47,8 @@ PATIENCE = 300.0
 #: of each optional package the extra that installs it
 EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "sphinx": "docs", "cupy": "cuda-check",
           "cuda": "cuda-check", "nvmath": "cuda-check", "cudnn": "cuda-check", "playwright": "browser", "PIL": "data",
-          "transformers": "huggingface", "jupytext": "notebooks", "nbclient": "notebooks", "nbformat": "notebooks",
-          "google": "tensorboard"}
+          "transformers": "huggingface", "yaml": "huggingface", "jupytext": "notebooks", "nbclient": "notebooks",
+          "nbformat": "notebooks", "google": "tensorboard"}
 
 
 def need(name: str) -> Any:

@@ -258,3 +258,16 @@ def test_threads_repeat_a_run_on_the_real_clock_under_mpi(capsys: Any, tmp_path:
     assert code == 0, errors
     again = run_json(capsys, *FLAGS, "--batch-size", "48", "--ranks", "3", "--replay", log)[1]
     assert again["params_sha256"] == found["params_sha256"]
+
+
+def test_a_rank_says_which_layer_it_waits_for_and_what_it_has_sent() -> None:
+    trainers, _, _ = ran(job(2, 2), 2)
+    for rank, trainer in enumerate(trainers):
+        doing = trainer.run.doing()
+        assert doing.lanes == ()
+        moved = {t.kind: t for t in doing.traffic}
+        entries = trainer.run.log
+        assert moved["sent"].count == sum(e.to >= 0 for e in entries)
+        assert moved["received"].count == sum(e.source >= 0 for e in entries)
+        assert {t.peers for t in doing.traffic} == {(1 - rank,)}
+        assert moved["sent"].bytes == sum(trainer.run.replica.payload(e.stage).nbytes for e in entries if e.to >= 0)

@@ -100,16 +100,19 @@ def _calls_by_python(thunks: Sequence[tuple[Thunk, int]], lane: int,
 
 
 class NativeLanes:
-    """Lanes without the interpreter, see `minidl.devices.lanes.Threads`. `spins`: how often a lane looks for an event
-    before it sleeps. `by_python`: how many bound calls of each name have no native form; `converted`: how many have."""
+    """Lanes without the interpreter, see `minidl.devices.lanes.Threads`. `stamped`: they write a trace's stamps, so
+    that `where` knows where they are. `spins`: how often a lane looks for an event before it sleeps. `by_python`: how
+    many bound calls of each name have no native form; `converted`: how many have."""
 
-    def __init__(self, work: Work, trace: bool = False, *, spins: int = SPINS) -> None:
-        self.work, self.trace = work, trace
+    def __init__(self, work: Work, trace: bool = False, *, stamped: bool = False, spins: int = SPINS) -> None:
+        self.work, self.trace, stamped = work, trace, trace or stamped
         self._failures: list[LaneError] = []
         self._clock = StampClock()
         self._state = _words(code.STATE_WORDS)
         self._state[code.NANOSECONDS] = code.NAP
-        self._lanes = [_Lane(i, self._state, self._failures, trace * len(tasks)) for i, tasks in enumerate(work.tasks)]
+        self._clock.begin()
+        self._lanes = [_Lane(i, self._state, self._failures, stamped * len(tasks))
+                       for i, tasks in enumerate(work.tasks)]
         self._build(spins)
         lanes = self._lanes or [_Lane(0, self._state, self._failures)]
         for lane in lanes:
@@ -217,6 +220,20 @@ class NativeLanes:
         """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds
         of the host's clock."""
         return [moments.reshape(-1, 3) for moments in self._clock.seconds(lane.stamps for lane in self._lanes)]
+
+    def where(self) -> list[tuple[int, Any]]:
+        """For each lane how many moments of the present run have passed, three for each task in order (issued, started,
+        ended), and when; only with `stamped`. Any thread may ask."""
+        passed = []
+        for lane in self._lanes:
+            count = lane.stamps.passed()
+            if count == len(lane.stamps.stamp) and lane is not self._first:  # all passed, or none yet
+                words, begun = lane.stamps.words, self._first.stamps.words[:1]
+                ended = lane.words[code.END] >= self._state[code.GENERATION] or words[lane.stamps.stamp[-1:]] > begun
+                count = count if np.all(ended) else 0
+            passed.append(count)
+        times = self._clock.seconds(lane.stamps for lane in self._lanes)
+        return [(count, moments[:count]) for count, moments in zip(passed, times, strict=True)]
 
 
 def spin_us(rounds: int = 20) -> float:

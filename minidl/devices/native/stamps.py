@@ -35,6 +35,14 @@ class Stamps:
         self._moments, self._used = moment, self._used + 1
         return [Call(self._function.address, self.words.ctypes.data + 8 * (self._used - 1))]
 
+    def passed(self) -> int:
+        """How many moments of the present run have passed: each stamp is later than the one before it, until the first
+        that an earlier run has left. All of them if the run has ended, or if its first moment has not come. Another
+        thread may write meanwhile."""
+        words = self.words[: self._used]
+        earlier = np.flatnonzero(words[1:] < words[:-1])
+        return int(np.searchsorted(self.stamp, int(earlier[0]) + 1 if len(earlier) else self._used))
+
 
 class StampClock:
     """Turns stamps of all lanes of a run into seconds of the host's clock, all by the same two looks at both clocks: so
@@ -49,7 +57,7 @@ class StampClock:
         code.both(self._begin.ctypes.data)
 
     def seconds(self, lanes: Iterable[Stamps]) -> list[Any]:
-        """Each moment of the last run, for each lane. A tick's length is the mean since the run began."""
+        """Each moment of the last run, for each lane. A tick's length is the mean since `begin`."""
         if not self._ticks:
             return [lane.words[lane.stamp] / 1e9 for lane in lanes]
         now = np.zeros(2, np.int64)

@@ -169,6 +169,11 @@ class Communicator:
     def publish(self, wait: Wait | None) -> None:
         """Tells the other ranks what this one waits for."""
 
+    @property
+    def published(self) -> Wait | None:
+        """The wait that this rank has published last."""
+        return None
+
     def _waits(self) -> Mapping[int, Wait]:
         """The waits of other ranks that have lasted half of `wait_seconds`, by rank."""
         raise NotImplementedError

@@ -208,6 +208,16 @@ class Flight:
                 call()
         self._submitted.clear()
 
+    def standing(self) -> tuple[set[int], set[int]]:
+        """The transfers that have begun, and those that are under way, by their tasks. Any thread may ask."""
+        begun = {e.task for head, lane in zip(self._heads, self._lanes, strict=True) for e in lane[:head]}
+        return begun | self._flight.keys(), set(self._flight)
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """How many transfers of each lane have begun and ended: any progress changes it."""
+        return *self._heads, *self._told, len(self._flight)
+
     def abandon(self) -> None:
         """Makes every call in progress raise Abandoned."""
         self._abandoned = True

@@ -120,6 +120,10 @@ class LoopBack(Communicator):
         else:
             self._board.waits[self._me] = wait
 
+    @property
+    def published(self) -> Wait | None:
+        return self._board.waits.get(self._me)
+
     def _waits(self) -> dict[int, Wait]:
         return {rank: wait for rank, wait in self._board.waits.copy().items() if wait.lasts(self.wait_seconds / 2)}
 

@@ -227,6 +227,10 @@ class MPI(Communicator):
         if self._watch is not None:
             self._watch.wait = wait
 
+    @property
+    def published(self) -> Wait | None:
+        return None if self._watch is None else self._watch.wait
+
     def _waits(self) -> dict[int, Wait]:
         return {} if self._watch is None else self._watch.waits.copy()
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import refusal, run_json
-from helpers import PATIENCE
+from helpers import PATIENCE, until
 from test_pd_asgd import FLAGS, drawn_run, recorded, replayed, stream
 
 import minidl as ml
@@ -115,3 +115,26 @@ def test_the_command_line_races_and_repeats(capsys: Any, tmp_path: Any) -> None:
     assert "is simulated or real, not 'sun'" in refused("--scheduler-arg", "clock=sun")
     assert "share a value" in refused(*real, "--optimizer", "adam")
     assert "in real time records no timeline" in refused(*real, "--trace", str(tmp_path / "trace.json"))
+
+
+def test_a_thread_that_hangs_is_named_with_the_threads_that_wait_for_its_layer() -> None:
+    told, options, data = drawn_run(0)
+    _, race, _ = racing(**told, **options)
+    gate, held = threading.Event(), int(np.flatnonzero(race.graph.kind == Kind.F)[0])
+    calls = race._calls[held]
+    race._calls[held] = [lambda: gate.wait(PATIENCE), *calls]
+    runs = threading.Thread(target=lambda: race(*data[0]))
+    runs.start()
+    try:
+        until(lambda: {lane.state for lane in race.doing().lanes} >= {"runs"}, "a thread holds a layer")
+        running = next(lane for lane in race.doing().lanes if lane.state == "runs")
+        assert running.task == race.graph.name(held)
+        assert race.progress() == race.progress()
+        for lane in race.doing().lanes:
+            assert lane.state == "runs" or set(lane.awaits) <= {running.task}
+    finally:
+        gate.set()
+        runs.join()
+        race.close()
+    assert race.doing().lanes == ()
+    assert race.doing().step == 1

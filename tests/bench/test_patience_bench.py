@@ -1,0 +1,19 @@
+"""The bench of what a watch costs a step: its rows, without judging times."""
+
+from __future__ import annotations
+
+import sys
+
+from helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import patience
+
+
+def test_each_kind_of_lanes_has_a_row_with_its_own_error() -> None:
+    rows = patience.measure(2)
+    assert [row["lanes"] for row in rows] == ["native", "python"]
+    for row in rows:
+        assert row["step_us"] > 0
+        assert all(len(row[name]) == 3 and min(row[name]) > 0 for name in ("watched", "again"))

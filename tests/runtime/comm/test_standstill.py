@@ -1,0 +1,502 @@
+"""A run that stands still: each rank writes what it waits for, and all files together name the reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import test_hangs
+from command_line import refusal, run_json
+from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, until
+from launcher import MPIEXEC, under_mpi
+
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.core import standstill
+from minidl.core.schedule import Lane, Schedule
+from minidl.core.standstill import Doing, Found, LaneState, RankState, Waiting, verdict
+from minidl.core.tasks import SENDS
+from minidl.devices.device import CPU
+from minidl.plans.program import lower
+from minidl.runtime import runtime as runtimes
+from minidl.runtime.comm import RankError, Standstill
+from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.runtime import Runtime
+from minidl.runtime.standstill import Watcher, watched
+from minidl.system import interrupts
+
+LOOK = 0.1  #: seconds of patience
+
+
+def state(rank: int, ranks: int, wait: tuple[int, ...] | None = None, what: str = "", *, runs: str = "",
+          still: float = 5.0, call: int = 1, seconds: float = 5.0, **more: Any) -> RankState:
+    lanes = (LaneState("main", "runs", runs, f"the work of {runs}", 5.0, (), 0, 1),) if runs else ()
+    return replace(RankState("now", "minidl train", 1.0, 2.0, call, "", rank, ranks, "here", 1, 1.0, still,
+                             None if wait is None else Waiting(wait, what, seconds), Doing(1, lanes), (), "", False),
+                   **more)
+
+
+def found(*states: RankState) -> Found:
+    return Found({s.rank: s for s in states}, (), frozenset())
+
+
+# ------------------------------------------------------------------------------------------------------------- verdicts
+def test_ranks_in_a_circle_are_named_with_their_messages() -> None:
+    judged = verdict(found(state(0, 3, (1,), "1RO0>0"), state(1, 3, (2,), "2RO0>1"), state(2, 3, (0,), "0RF0>2")))
+    assert (judged.kind, sorted(judged.ranks)) == ("cycle", [0, 1, 2])
+    assert judged.text == ("the ranks wait for each other: rank 0 waits for 1RO0>0 from rank 1, which waits for 2RO0>1 "
+                           "from rank 2, which waits for 0RF0>2 from rank 0")
+
+
+@pytest.mark.parametrize(("last", "kind", "words"), [
+    (state(2, 3, runs="2F0"), "slow", "rank 2 runs 2F0 (the work of 2F0) on lane main, for 5.0 s; rank 0 waits for"),
+    (state(2, 3, (1,), "2RO0>1", runs="2F0"), "slow", "rank 2 runs 2F0"),
+    (state(2, 3, still=0.2), "slow", "rank 2 makes progress (step 1, 0.2 s ago), and is slower"),
+    (state(2, 3, stack=("own.py:3 read",)), "slow", "waits for no other rank, in own.py:3 read, for 5.0 s"),
+    (state(2, 3, call=0), "silent", "rank 2 did not answer"),
+    (None, "silent", "rank 2 wrote no file"),
+    (state(2, 3, error="TaskError: boom", own=True), "failed", "rank 2 failed: TaskError: boom")])
+def test_the_rank_that_holds_up_the_others_is_named(last: RankState | None, kind: str, words: str) -> None:
+    states = [state(0, 3, (1,), "1RO0>0"), state(1, 3, (2,), "2RO0>1")]
+    judged = verdict(found(*states, *([last] if last else [])))
+    assert (judged.kind, judged.ranks) == (kind, (2,))
+    assert words in judged.text
+
+
+def test_of_a_sum_the_rank_that_has_not_come_is_named() -> None:
+    judged = verdict(found(state(0, 3, (1, 2), "3A0"), state(1, 3, (0, 2), "3A0"), state(2, 3, runs="3W0")))
+    assert (judged.kind, judged.ranks) == ("slow", (2,))
+    crossed = verdict(found(state(0, 3, (1, 2), "3A0"), state(1, 3, (0, 2), "3A0"), state(2, 3, (0, 1), "4A0")))
+    assert crossed.kind == "cycle"
+    assert 2 in crossed.ranks
+    same = verdict(found(state(0, 2, (1,), "3A0"), state(1, 2, (0,), "3A0")))
+    assert (same.kind, same.ranks) == ("lost", (0, 1))
+
+
+def test_a_message_that_has_ended_at_its_other_end_is_lost() -> None:
+    sent = Doing(1, order={"0/send->1": ("0SF0>1",)})
+    judged = verdict(found(state(0, 2, (1,), "1RO0>0", doing=sent, seconds=1.0), state(1, 2, (0,), "0RF0>1")))
+    assert (judged.kind, judged.ranks) == ("lost", (1, 0))
+    later = verdict(found(state(0, 2, (1,), "1RO0>0", seconds=1.0), state(1, 2, (0,), "0RF0>1")))
+    assert later.kind == "cycle"
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize("seed", range(200))
+def test_random_waits_end_where_following_them_ends(seed: int) -> None:
+    draw = random.Random(seed)
+    ranks = draw.randint(2, 9)
+    states: dict[int, RankState] = {}
+    for rank in range(ranks):
+        kind = draw.random()
+        peer = draw.choice([r for r in range(ranks) if r != rank])
+        if kind < 0.75:
+            states[rank] = state(rank, ranks, (peer,), f"{rank}RF{rank}>{rank}", seconds=draw.random())
+        elif kind < 0.9:
+            states[rank] = state(rank, ranks, runs=f"{rank}F0", still=draw.choice([0.1, 5.0]))
+    if not states:
+        return
+    judged, waits = verdict(found(*states.values())), {r: s for r, s in states.items() if s.wait}
+    if not waits:
+        assert judged.kind in ("silent", "slow", "none")
+        return
+    at, seen = max(waits, key=lambda r: waits[r].wait.seconds), []  # type: ignore[union-attr]
+    while at in waits and at not in seen:
+        seen.append(at)
+        at = waits[at].wait.peers[0]  # type: ignore[union-attr]
+    if at in seen:
+        assert (judged.kind, set(judged.ranks)) == ("cycle", set(seen[seen.index(at):]))
+    else:
+        assert (judged.kind, judged.ranks) == ("slow" if at in states else "silent", (at,))
+
+
+# ---------------------------------------------------------------------------------------------------------------- files
+def put(folder: Path, *states: RankState) -> None:
+    for each in states:
+        standstill.path_of(folder, each.rank).write_text(json.dumps(asdict(each)))
+
+
+def test_report_reads_a_folder(capsys: Any, tmp_path: Path) -> None:
+    put(tmp_path, state(0, 2, (1,), "1RO0>0"), state(1, 2, runs="1F0"))
+    code, record = run_json(capsys, "report", str(tmp_path))
+    assert (code, record["verdict"]["kind"], record["verdict"]["ranks"], record["ranks"]) == (0, "slow", [1], 2)
+    assert record["states"][0]["wait"] == {"peers": [1], "what": "1RO0>0", "seconds": 5.0}
+
+
+def test_what_is_wrong_with_a_folder_is_one_line(capsys: Any, tmp_path: Path) -> None:
+    assert "no file of a standstill" in refusal(capsys, "report", str(tmp_path))
+    assert "is read alone" in refusal(capsys, "report", str(tmp_path), "--against", "x.json")
+    (tmp_path / "standstill-0.json").write_text('{"run": 3}')
+    assert "is damaged" in refusal(capsys, "report", str(tmp_path))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"rank": 0}', "[" * 10_000, "\x00", "null", '"text"'])
+def test_a_damaged_file_is_left_out_with_one_line(capsys: Any, tmp_path: Path, content: str) -> None:
+    put(tmp_path, state(0, 2, (1,), "1RO0>0"))
+    (tmp_path / "standstill-1.json").write_text(content)
+    code, record = run_json(capsys, "report", str(tmp_path))
+    assert (code, record["verdict"]["kind"], len(record["notes"])) == (0, "silent", 1)
+    assert "damaged" in record["notes"][0]
+    assert "whose file is damaged" in record["verdict"]["text"]
+
+
+@pytest.mark.few(20)
+@pytest.mark.parametrize("seed", range(200))
+def test_a_file_with_any_value_exchanged_is_read_or_damaged(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    content = asdict(state(0, 2, (1,), "1RO0>0", runs="0F0"))
+    place, where = draw.choice(list(content)), content
+    if place in ("wait", "doing") and draw.random() < 0.5:
+        where = content[place]
+        place = draw.choice(list(where))
+    where[place] = draw.choice([None, -1, 1e9, "x", [], {}, [1], {"a": 1}, True])
+    put_at = tmp_path / "standstill-0.json"
+    put_at.write_text(json.dumps(content))
+    try:
+        found = standstill.read(tmp_path)
+    except ValueError as error:
+        line = str(error)
+    else:
+        line = verdict(found).text
+        assert standstill.text(found)
+    assert line
+    assert "\n" not in line
+
+
+def test_files_of_an_older_run_are_left_out(capsys: Any, tmp_path: Path) -> None:
+    put(tmp_path, state(0, 2, (1,), "1RO0>0"), state(1, 2, runs="1F0", run="before", begun=0.5))
+    code, record = run_json(capsys, "report", str(tmp_path))
+    assert code == 0
+    assert record["notes"] == ["rank 1 of another run (before) left out; now is the newest"]
+    assert (record["verdict"]["kind"], record["silent"]) == ("silent", [1])
+
+
+def test_a_folder_that_cannot_be_is_refused_before_the_run(capsys: Any, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    command = ["train", "--model", "mlp", "--model-arg", "preset=tiny", "--costs", "analytic", "--steps", "1"]
+    assert str(tmp_path / "file") in refusal(capsys, *command, "--patience", f"5,{tmp_path / 'file'}")
+    assert "must be a finite number" in refusal(capsys, *command, "--patience", "soon")
+    assert "the name is empty" in refusal(capsys, *command, "--patience", "5,")
+
+
+# ----------------------------------------------------------------------------------------------------------------- runs
+@contextmanager
+def gated(monkeypatch: Any, task: str, rank: int = 0) -> Iterator[threading.Event]:
+    """Runtimes that are made inside stop in this task, on this rank, until the event is set."""
+    gate, made, turn = threading.Event(), runtimes._Ready.__init__, threading.Lock()  # ranks are threads
+
+    def init(self: Any, runtime: Any, part: Any, *more: Any) -> None:
+        def of(bound: Any, debug: int) -> Callable[[int, Any], list[Any]]:
+            return lambda t, stream: [*([lambda: gate.wait(PATIENCE)] if bound.graph.name(t) == task
+                                        and runtime.program.rank == rank else []), *bound.thunks(t, stream)]
+
+        with turn, monkeypatch.context() as patch:
+            patch.setattr(runtimes, "_calls_of", of)
+            made(self, runtime, part, *more)
+
+    monkeypatch.setattr(runtimes._Ready, "__init__", init)
+    try:
+        yield gate
+    finally:
+        gate.set()
+
+
+def judged_once(folder: Path, ranks: int, kind: str, words: str = "") -> Found:
+    """What the files say, once so many ranks have answered one call and the verdict is of this kind, with these
+    words."""
+    seen: list[Found] = []
+
+    def answered() -> bool:
+        try:
+            seen.append(standstill.read(folder))
+        except (OSError, ValueError):
+            return False
+        judged = verdict(seen[-1])
+        return (len(seen[-1].states) >= ranks and (kind == "silent" or not seen[-1].silent) and judged.kind == kind
+                and words in judged.text)
+
+    until(answered, f"{ranks} ranks have answered: {kind}")
+    return seen[-1]
+
+
+def in_thread(work: Callable[[], Any]) -> tuple[threading.Thread, list[Any]]:
+    ended: list[Any] = []
+
+    def run() -> None:
+        try:
+            ended.append(work())
+        except BaseException as error:
+            ended.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, ended
+
+
+def recorded() -> Any:
+    ml.seed(1)
+    model = models.mlp(12, 16, 16, 5)
+    opt = optim.SGD(model.parameters(), 0.05)
+
+    def step(x: Any, y: Any) -> Any:
+        loss = nn.cross_entropy(model(x), y)
+        loss.backward()
+        opt.step()
+        return loss
+
+    draw = np.random.default_rng(0)
+    inputs = draw.standard_normal((8, 12)).astype("f"), draw.integers(0, 5, 8)
+    return model, ml.record(step, *inputs), inputs
+
+
+def on_cpu(lanes: str) -> CPU:
+    device = CPU()
+    device.set_lanes(lanes)
+    return device
+
+
+@pytest.mark.parametrize("lanes", ["native", "python"])
+def test_a_lane_that_hangs_is_named_with_its_task(monkeypatch: Any, tmp_path: Path, lanes: str) -> None:
+    with gated(monkeypatch, "2W0") as gate:
+        _, graph, inputs = recorded()
+        names = [graph.name(t) for t in range(len(graph))]
+        late = [n for n in names if "W" in n or "U" in n]
+        schedule = Schedule.from_names({Lane(0): [n for n in names if n not in late], Lane(0, "side"): late})
+        run = Runtime(lower(graph, schedule), device=on_cpu(lanes), watched=True)
+        with watched(tmp_path, LOOK, lambda: run, None):
+            thread, ended = in_thread(lambda: run(*inputs))
+            seen = judged_once(tmp_path, 1, "slow")
+            gate.set()
+            thread.join()
+    doing = seen.states[0].doing
+    main, side = doing.lanes
+    assert (side.state, side.task, main.state) == ("runs", "2W0", "ended")
+    assert (doing.step, doing.order["0/side"][-1]) == (1, "2W0")  # type: ignore[index]
+    assert doing.last[-1].end is None or doing.last[-1].task != "2W0"
+    assert (judged := verdict(seen)).kind == "slow"
+    assert "rank 0 runs 2W0 (the weight gradient of" in judged.text
+    assert "on lane 0/side" in judged.text
+    assert not isinstance(ended[0], BaseException), ended
+
+
+def test_lanes_say_that_they_have_ended() -> None:
+    _, graph, inputs = recorded()
+    for lanes in ("native", "python"):
+        run = Runtime(lower(graph, Schedule.from_names({Lane(0): [graph.name(t) for t in range(len(graph))]})),
+                      device=on_cpu(lanes), watched=True)
+        assert run.doing() == Doing()
+        run(*inputs)
+        for _ in range(2):
+            run(*inputs)
+            ready = run._present
+            assert ready is not None
+            assert ready.lanes.where()[0][0] == 3 * len(graph)
+            assert [lane.state for lane in run.doing().lanes] == ["ended"]
+        assert run.timeline is None
+        run.close()
+
+
+def on_ranks(tmp_path: Path, kind: str, act: Callable[[], None] = lambda: None) -> tuple[Found, list[Any]]:
+    """What the files of a pipeline's two ranks say that stands still; then `act` lets it go on or ends it."""
+    own = test_hangs.planned("one_f_one_b", 2, 3)
+
+    def work(communicator: Any) -> Any:
+        _, graph, schedule = own[communicator.rank]
+        run = Runtime(lower(graph, schedule, ranks=2, rank=communicator.rank), transport=communicator, watched=True)
+        with watched(tmp_path, LOOK, lambda: run, communicator):
+            for parts in test_hangs.batches(3):
+                run(*parts)
+            run.close()
+            return run.doing()
+
+    thread, ended = in_thread(lambda: run_ranks(2, work))
+    seen = judged_once(tmp_path, 2, kind)
+    act()
+    with deadline():
+        thread.join()
+    return seen, ended
+
+
+def test_a_rank_that_computes_while_the_other_waits_is_named_and_the_run_goes_on(monkeypatch: Any,
+                                                                               tmp_path: Path) -> None:
+    with gated(monkeypatch, "1F1", rank=1) as gate:
+        seen, ended = on_ranks(tmp_path, "slow", gate.set)
+    judged = verdict(seen)
+    assert (judged.kind, judged.ranks) == ("slow", (1,))
+    assert "rank 1 runs 1F1 (the forward of" in judged.text
+    assert "rank 0 waits for 1RO" in judged.text
+    assert "from rank 1" in judged.text
+    for doing in ended[0]:  # of both ranks: all that was sent came, in both steps
+        assert {t.kind: t.count for t in doing.traffic} == {"sent": 6, "received": 6}
+        assert {t.bytes for t in doing.traffic} == {6 * 8192}
+    assert {s.call for s in standstill.read(tmp_path).states.values()} == {max(
+        s.call for s in standstill.read(tmp_path).states.values())}
+
+
+def test_a_message_that_is_lost_is_named_also_after_the_run_has_ended(monkeypatch: Any, tmp_path: Path) -> None:
+    sends = LoopBack._send
+
+    def send(self: LoopBack, array: Any, peer: int, number: int) -> Any:
+        real = sends(self, array, peer, number)
+        return (lambda: iter(())) if (self.rank, number) == (0, 2) else real
+
+    monkeypatch.setattr(LoopBack, "_send", send)
+    monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
+    seen, ended = on_ranks(tmp_path, "lost")
+    assert isinstance(ended[0], Standstill)
+    for files in (seen, standstill.read(tmp_path)):
+        judged = verdict(files)
+        assert (judged.kind, judged.ranks) == ("lost", (1, 0))
+        assert "rank 1 waits for 0RF1>1 (the receive of the activation of" in judged.text
+        assert "; message 2) from rank 0, which has sent it (0SF1>1 has ended there)" in judged.text
+    assert all(s.error and not s.own for s in standstill.read(tmp_path).states.values())
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("seed", range(40))
+def test_any_message_of_a_random_pipeline_that_is_lost_is_named(monkeypatch: Any, tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    name, ranks = draw.choice(["gpipe", "one_f_one_b", "zb_h1", "interleaved", "hanayo"]), draw.choice([2, 4])
+    own, sends = test_hangs.planned(name, ranks, 4), LoopBack._send
+    parts = [lower(*own[rank][1:], ranks=ranks, rank=rank).body[0].graph for rank in range(ranks)]
+    messages = [(rank, graph.name(t), dict(graph.launches[t][0].constants)["message"])
+                for rank, graph in enumerate(parts) for t in range(len(graph)) if graph.kind[t] in SENDS]
+    sender, task, lost = draw.choice(messages)
+
+    def send(self: LoopBack, array: Any, peer: int, number: int) -> Any:
+        real = sends(self, array, peer, number)
+        return (lambda: iter(())) if (self.rank, number) == (sender, lost) else real
+
+    monkeypatch.setattr(LoopBack, "_send", send)
+    monkeypatch.setattr(LoopBack, "wait_seconds", 0.7)
+
+    def work(communicator: Any) -> None:
+        _, graph, schedule = own[communicator.rank]
+        run = Runtime(lower(graph, schedule, ranks=ranks, rank=communicator.rank), transport=communicator, watched=True)
+        with watched(tmp_path, LOOK, lambda: run, communicator):
+            run(*test_hangs.batches(4)[0])
+
+    with deadline(), pytest.raises(RankError):
+        run_ranks(ranks, work)
+    judged = verdict(standstill.read(tmp_path))
+    assert (judged.kind, judged.ranks[1]) == ("lost", sender), judged
+    assert f"({task} has ended there)" in judged.text
+
+
+def test_a_task_that_fails_is_the_reason(monkeypatch: Any, tmp_path: Path) -> None:
+    with gated(monkeypatch, "1F1", rank=1) as gate:
+        def boom(seconds: float) -> None:
+            until(lambda: len(list(tmp_path.glob("*.json"))) == 2, "files")
+            raise ValueError("boom")
+
+        gate.wait = boom  # type: ignore[assignment,method-assign]
+        _, ended = on_ranks(tmp_path, "failed")
+    assert isinstance(ended[0], runtimes.TaskError)
+    judged = verdict(standstill.read(tmp_path))
+    assert (judged.kind, judged.ranks) == ("failed", (1,))
+    assert "boom" in judged.text
+
+
+def test_messages_in_a_circle_without_a_runtime(monkeypatch: Any, tmp_path: Path) -> None:
+    monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
+
+    def work(communicator: Any) -> None:
+        with watched(tmp_path, LOOK, lambda: None, communicator):
+            test_hangs.receives(communicator, 1 - communicator.rank, f"{communicator.rank}RF7")
+
+    thread, ended = in_thread(lambda: run_ranks(2, work))
+    judged = verdict(judged_once(tmp_path, 2, "cycle"))
+    assert (judged.kind, set(judged.ranks)) == ("cycle", {0, 1})
+    with deadline():
+        thread.join()
+    assert isinstance(ended[0], RankError)
+
+
+def test_a_run_that_makes_progress_writes_nothing_unless_asked(monkeypatch: Any, tmp_path: Path) -> None:
+    count = iter(range(1 << 60))
+
+    class Running:
+        def progress(self) -> int:
+            return next(count)
+
+    watcher = Watcher(tmp_path, 0.04, lambda: Running(), None)
+    time.sleep(0.2)
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setattr(interrupts, "asked", interrupts.asked + 1)
+    judged_once(tmp_path, 1, "none")
+    watcher.close()
+
+
+UNDER_MPI = """
+import os, signal, sys
+from minidl.runtime import runtime
+made, kind = runtime._Ready.__init__, sys.argv.pop(1)
+
+def init(self, program, part, *more):
+    def of(bound, debug):
+        def calls(task, stream):
+            def bad():
+                if program.program.rank == 1 and program._present is not None and program._present.runs == 3:
+                    if kind == "endless":
+                        while True: pass
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            return [*([bad] if bound.graph.name(task) == "1F1" else []), *bound.thunks(task, stream)]
+        return calls
+    runtime._calls_of = of
+    made(self, program, part, *more)
+
+runtime._Ready.__init__ = init
+from minidl.__main__ import run
+run()
+"""
+
+
+@under_mpi
+def test_a_signal_to_one_rank_of_mpi_asks_all(tmp_path: Path) -> None:
+    folder, told = tmp_path / "files", tmp_path / "status"
+    job = subprocess.Popen(
+        [str(MPIEXEC), "-n", "2", sys.executable, "-c",
+         f"import os; from minidl.system import launcher; "
+         f"open(f'{tmp_path}/{{launcher.rank()}}', 'w').write(str(os.getpid()))\n"
+         "from minidl.__main__ import run; run()", "train", "--model", "mlp", "--model-arg", "preset=tiny",
+         "--batch-size", "16", "--parallel", "data", "--costs", "analytic", "--steps", "10000000", "--patience",
+         f"1000,{folder}", "--status", str(told)], cwd=ROOT, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": IMPORTABLE}, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: told.exists() and '"loss"' in told.read_text(), "steps")  # after the folder was emptied
+        os.kill(int((tmp_path / "1").read_text()), signal.SIGUSR2)
+        judged_once(folder, 2, "none")
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
+
+
+@under_mpi
+@pytest.mark.parametrize(("kind", "expected"), [("stop", "silent"), ("endless", "slow")])
+def test_ranks_of_mpi(tmp_path: Path, kind: str, expected: str) -> None:
+    folder = tmp_path / "files"
+    job = subprocess.Popen(
+        [str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI, kind, "train", "--model", "mlp", "--model-arg",
+         "preset=tiny", "--batch-size", "16", "--micro-batches", "4", "--parallel", "pipeline", "--costs", "analytic",
+         "--steps", "100", "--patience", f"1,{folder}"], cwd=ROOT, start_new_session=True, text=True,
+        env={**os.environ, "PYTHONPATH": IMPORTABLE, "MINIDL_MPI_SILENT_SECONDS": "100"}, stderr=subprocess.PIPE)
+    try:
+        until(lambda: standstill.path_of(folder, 0).exists(), "rank 0 has written")
+        words = "rank 0 waits for 1RO"
+        assert verdict(judged_once(folder, 2 if expected == "slow" else 1, expected, words)).ranks == (1,)
+    finally:
+        os.killpg(job.pid, signal.SIGKILL)
+        job.communicate()
