@@ -309,7 +309,7 @@ class Meetings:
         """The transfers of this part that a task waits for."""
         own = {key: t for t, key in enumerate(self._keys)}
         flying = self._submitted.keys() if task in self._drained else ()
-        return [*(own[key] for key, _ in self._awaited.get(task, []) if key in own), *flying]
+        return [*(own[key] for key, *_ in self._awaited.get(task, []) if key in own), *flying]
 
     # ------------------------------------------------------------------------------------------- around a task's calls
     def calls(self, task: int, stream: Any) -> list[Thunk]:
