@@ -178,8 +178,8 @@ def _written(t: Timeline, rank: int, scale: float, factor: float | None,
     took, start = t.durations, t.start.copy()
     first, _, size = t.actions
     for begin, several in zip(first[size > 1].tolist(), size[size > 1].tolist(), strict=True):
-        members = tasks[begin : begin + several]  # of one action: one after the other, each for its share
-        start[members] += np.arange(several) * took[members[0]]
+        action = tasks[begin : begin + several]  # one after the other, each for its share
+        start[action] += np.arange(several) * took[action[0]]
     for record, i in number.items():
         kind = Kind(int(unpack(t.key[record]).kind))
         node = TYPES.get(int(kind), COMPUTE)

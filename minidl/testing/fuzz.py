@@ -280,7 +280,7 @@ class Shuffled(CPU):
         memory[...] = self.choices.choice([0x00, 0x3F, 0x7F, 0xFF])
         return memory
 
-    def lanes(self, work: Work, trace: bool = False) -> Any:
+    def lanes(self, work: Work, trace: bool = False, stamped: bool = False) -> Any:
         return _RandomLanes(work, self.choices)
 
 

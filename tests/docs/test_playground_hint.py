@@ -50,14 +50,16 @@ def test_tasks_end_as_in_python(tmp_path):
             found.append(case)
     script = tmp_path / "hint.js"
     script.write_text(f"""const [S, H] = {json.dumps(FILES)}.map(require);
-    console.log(JSON.stringify({json.dumps([case for case, _ in found])}.map(([csv, p, m, F, O, W, latency, cap, each]) => {{
+    console.log(JSON.stringify({json.dumps([case for case, _ in found])}.map((
+            [csv, p, m, F, O, W, latency, cap, each]) => {{
         const proved = S.prove(S.read(csv), p, m), k = proved.place.stages / p;
         const times = {{F: F * k, O: O * k, W: W * k, latency}};
         const all = H.capped(proved, times, cap === null ? null : cap === "2p-s" ? (s) => 2 * p - s : () => cap);
         const admitted = H.admissions(all.proved, all.caps), plain = H.durations(all.proved, times);
         const pairs = [...H.chains(all.proved, false), ...admitted, ...H.gaps(all.proved, plain, latency, admitted)];
-        const own = H.play(all.proved, plain, latency, H.chains(all.proved, true)), same = H.play(all.proved, plain, latency, pairs);
-        const run = H.play(all.proved, Float64Array.from(all.proved.names, (name) => each[name]), latency, pairs);
+        const own = H.play(all.proved, plain, latency, H.chains(all.proved, true));
+        const same = H.play(all.proved, plain, latency, pairs);
+        const drawn = Float64Array.from(all.proved.names, (name) => each[name]), run = H.play(all.proved, drawn, latency, pairs);
         return [own.makespan, same.makespan, Object.fromEntries(all.proved.names.map((name, t) => [name, run.end[t]]))];
     }})));""")
     done = subprocess.run([node, str(script)], capture_output=True, text=True, timeout=PATIENCE)
@@ -110,6 +112,7 @@ def test_draws_on_a_phone_and_in_the_address(chromium):
         there = numbers(tab)
         assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth"), "it fits the phone"
         assert [tab.input_value(field) for field in ("#sigma", "#cap", "#draw")] == ["0.6", "2p-s", "7"]
-    with opened(chromium, PAGE, ready="window.playground", fragment="#policy=one_f_one_b&ranks=4&micros=8&sigma=0.6&cap=2p-s") as tab:
+    with opened(chromium, PAGE, ready="window.playground",
+                fragment="#policy=one_f_one_b&ranks=4&micros=8&sigma=0.6&cap=2p-s") as tab:
         assert numbers(tab) == there, "equal draws on every machine"
         assert np.isfinite([*there.values()]).all()
