@@ -85,7 +85,8 @@ class Keeper:
             self.file.unlink(missing_ok=True)
         kept = sorted(f for f in self.folder.iterdir() if re.fullmatch(r"step-\d{8,}(\.safetensors)?", f.name))
         stay = {*kept[-self.last :]} if self.last else {f for f in kept if f == saved or f.is_file()}
-        for old in {*kept} - stay - {(self.folder / GOOD).resolve()}:
+        good = self.folder / (self.folder / GOOD).resolve().name  # the folder may be given relative to another
+        for old in {*kept} - stay - {good}:
             if old.is_file():
                 old.unlink(missing_ok=True)
             else:

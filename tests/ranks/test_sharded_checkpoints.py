@@ -265,11 +265,13 @@ def test_what_a_killed_run_has_left_is_removed_and_the_old_one_counts(tmp_path: 
         assert not (tmp_path / ".step-00000003.part").exists()
 
 
-def test_the_last_ones_and_the_best_stay(tmp_path: Path) -> None:
+@pytest.mark.parametrize("relative", [False, True])
+def test_the_last_ones_and_the_best_stay(relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 1.5}
 
     def save(trainer: Any, **more: Any) -> None:
-        keeps = Keeper(tmp_path, last=2, schedules=False)
+        keeps = Keeper("." if relative else tmp_path, last=2, schedules=False)
         for step, loss in losses.items():
             keeps.save(trainer, step, {"loss": loss, "accuracy": -loss})
 
