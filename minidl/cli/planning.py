@@ -74,7 +74,7 @@ def plan(arguments: Any) -> int:
             raise UsageError("--format torch is the grid of a pipeline; give --parallel pipeline or --ranks")
         write_atomic(arguments.save, for_torch(made))
     elif arguments.save and arguments.format == "chakra":
-        timeline = made.timeline if isinstance(made, PipelinePlan) else on_all_ranks(made.timeline, made.ranks)
+        timeline = on_all_ranks(made.timeline, made.ranks)
         show.write_trace(replace(timeline, work=_work(made)), os.path.join(arguments.save, f"plan{show.CHAKRA}"),
                          arguments.trace_factor)
     elif arguments.save:

@@ -32,6 +32,7 @@ COMPUTE, SEND, RECEIVE, COLLECT = 4, 5, 6, 7  #: types of nodes
 TYPES = {**dict.fromkeys(map(int, SENDS), SEND), **dict.fromkeys(map(int, RECEIVES), RECEIVE),
          **dict.fromkeys(map(int, COLLECTIVE), COLLECT)}
 COLLECTIVES = {Kind.A: 0, Kind.AG: 2, Kind.AS: 7}  #: comm_type
+LONGEST = 2.0**53  #: microseconds; times are floats
 OURS = "a Chakra trace that minidl wrote"
 #: the fields of an attribute's value by its type
 INT32, INT64, UINT64, BOOL, STRING = 7, 9, 13, 27, 29
@@ -98,8 +99,8 @@ def _messages(content: bytes) -> Iterator[bytes]:
 # -------------------------------------------------------------------------------------------------------------- writing
 def save(timeline: Timeline, path: str | Path, factor: float | None = None) -> None:
     """Writes `NAME.{rank}.et` for a path `NAME.et`, each whole or not at all. `factor`: by which all times are
-    multiplied. Raises ValueError for times below a microsecond without a factor that makes them longer, OSError if a
-    file cannot be written."""
+    multiplied. Raises ValueError for times below a microsecond without a factor that makes them longer, and for a factor
+    that makes them too long, OSError if a file cannot be written."""
     name, scale = str(path).removesuffix(".et"), _scale(timeline, factor)
     groups = _groups(timeline)
     for rank in sorted({lane.rank for lane in timeline.lanes}):
@@ -110,19 +111,20 @@ def save(timeline: Timeline, path: str | Path, factor: float | None = None) -> N
 
 
 def on_all_ranks(timeline: Timeline, ranks: int) -> Timeline:
-    """The timeline of rank 0 as the one of each of so many ranks that are all alike."""
-    t = timeline
-    if ranks <= 1 or len({lane.rank for lane in t.lanes}) > 1:
+    """The timeline of the first ranks, repeated for so many ranks: data-parallel ones, or replicas of a pipeline."""
+    t, own = timeline, max((lane.rank for lane in timeline.lanes), default=0) + 1
+    if ranks <= own:
         return t
-    turn = np.arange(ranks)
+    copies = ranks // own
+    turn = np.arange(copies)
 
     def again(column: Any, step: int = 0) -> Any:
-        return (np.tile(column, ranks) + np.repeat(turn * step, len(column))).astype(column.dtype)
+        return (np.tile(column, copies) + np.repeat(turn * step, len(column))).astype(column.dtype)
 
-    return replace(t, lanes=tuple(Lane(r, lane.name) for r in range(ranks) for lane in t.lanes),
+    return replace(t, lanes=tuple(Lane(own * r + lane.rank, lane.name) for r in range(copies) for lane in t.lanes),
                    lane=again(t.lane, len(t.lanes)), **{name: again(getattr(t, name)) for name in COLUMNS
                                                         if name != "lane"},
-                   edges=np.concatenate([t.edges + r * len(t) for r in range(ranks)]),
+                   edges=np.concatenate([t.edges + r * len(t) for r in range(copies)]),
                    arrived=None if t.arrived is None else again(t.arrived))
 
 
@@ -130,6 +132,9 @@ def _scale(t: Timeline, factor: float | None) -> float:
     """Microseconds of the file for one unit of the timeline."""
     scale = UNITS.get(t.unit, 1.0) * (factor or 1.0)
     least = min((x for x in (t.durations[t.tasks] * scale).tolist() if x > 0), default=1.0)
+    if max(t.end[t.tasks].tolist(), default=0) * scale >= LONGEST:
+        raise ValueError(f"times would be above {LONGEST:.0e} us, where a Chakra trace has no whole numbers; give a "
+                         "smaller --trace-factor")
     if least < 1:
         ask = 10 ** math.ceil(math.log10(10 / least) + math.log10(factor or 1.0))
         raise ValueError(f"a task takes {least:.3g} us, and a Chakra trace has whole microseconds; give --trace-factor "

@@ -196,3 +196,23 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main(["plan", "--model", "mlp", "--format", "torch", "--save", str(tmp_path / "x")]) == 2
     assert main(["train", "--model", "mlp", "--steps", "1", "--trace", str(tmp_path / "no.txt")]) == 2
     capsys.readouterr()
+
+
+def test_replicas_have_files_and_groups(tmp_path):
+    """The ranks of both replicas, whose stages are summed by ranks 0 and 2, and 1 and 3."""
+    command = ["plan", "--model", "mlp", "--batch-size", "16", "--parallel", "pipeline", "--ranks", "2", "--replicas",
+               "2", "--micro-batches", "2", "--format", "chakra", "--trace-factor", "1000000", "--save", str(tmp_path)]
+    assert main(command) == 0
+    assert json.loads((tmp_path / "plan.groups.json").read_text()) == {"1": [0, 2], "2": [1, 3]}
+    for rank in range(4):
+        found = [attributes(node) for node in nodes(tmp_path / f"plan.{rank}.et")]
+        ends = {about.get(end, 0) for about in found if "comm_tag" in about for end in ("comm_src", "comm_dst")}
+        assert ends == {rank // 2 * 2, rank // 2 * 2 + 1}
+        assert {about["pg_name"] for about in found if "pg_name" in about} == {str(rank % 2 + 1)}
+
+
+def test_times_that_are_too_long_are_one_line(tmp_path):
+    t = Timeline.of_tasks((Lane(0),), [parse_task("0F0")], [0], [0.0], [1.0])
+    with pytest.raises(ValueError, match="smaller --trace-factor"):
+        chakra.save(t, tmp_path / "t.et", 1e30)
+    assert not [*tmp_path.iterdir()]
