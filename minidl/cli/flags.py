@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ..system import launcher
-from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, STORED, Names, every, number, numbers, pair,
+from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, STORED, Names, command, every, number, numbers, pair,
                      parts_of, path, patience, rules, shards_of, size, sizes, slow_rank, topology, whole)
 
 if TYPE_CHECKING:
@@ -302,10 +302,11 @@ FLAGS: dict[str, Flag] = {
         help="continue from the checkpoint; auto: if there is one; a given --lr overrides the saved one"),
     "--max-restarts": _flag("train:src", whole(0), "N", SAVING, RUNNING, NO_LAUNCHER,
         help="supervise the run: if it fails, start it again from its last checkpoint, at most N times"),
-    "--launch": _flag("train:rc", str, "COMMAND", RESTARTING, ("--ranks P", lambda a: a.ranks),
+    "--launch": _flag("train:rc", command, "COMMAND", RESTARTING, ("--ranks P", lambda a: a.ranks),
         help="what starts the ranks of a supervised run, such as mpiexec or \"srun --mpi=pmix\", which gets -n P "
              "(default: threads of one process)"),
     "--least-ranks": _flag("train:rc", whole(1), "P", RESTARTING, ("--ranks P", lambda a: a.ranks),
+        ("a number of at most --ranks", lambda a: not a.ranks or a.least_ranks is None or a.least_ranks <= a.ranks),
         help="if a restart comes no further, start fewer ranks, but at least P"),
     "--reorder-sums": _switch("train:src", ("a run that goes on; add --resume", lambda a: a.resume),
         help="resume although the schedule adds up gradients in another order, and so gives other bits"),

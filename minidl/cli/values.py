@@ -11,6 +11,7 @@ import ast
 import difflib
 import math
 import re
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from importlib import import_module
@@ -147,6 +148,17 @@ def path(text: str) -> str:
     """The name of a file or a folder."""
     if not text:
         raise argparse.ArgumentTypeError("the name is empty")
+    return text
+
+
+def command(text: str) -> str:
+    """Words as in a shell."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no command: {error}") from None
+    if not words:
+        raise argparse.ArgumentTypeError("the command is empty")
     return text
 
 

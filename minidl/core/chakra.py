@@ -99,8 +99,8 @@ def _messages(content: bytes) -> Iterator[bytes]:
 # -------------------------------------------------------------------------------------------------------------- writing
 def save(timeline: Timeline, path: str | Path, factor: float | None = None) -> None:
     """Writes `NAME.{rank}.et` for a path `NAME.et`, each whole or not at all. `factor`: by which all times are
-    multiplied. Raises ValueError for times below a microsecond without a factor that makes them longer, and for a factor
-    that makes them too long, OSError if a file cannot be written."""
+    multiplied. Raises ValueError for times below a microsecond without a factor that makes them longer, and for times
+    that are too long; OSError if a file cannot be written."""
     name, scale = str(path).removesuffix(".et"), _scale(timeline, factor)
     groups = _groups(timeline)
     for rank in sorted({lane.rank for lane in timeline.lanes}):

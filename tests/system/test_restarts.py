@@ -130,7 +130,10 @@ def test_a_restart_that_comes_no_further_has_fewer_ranks(monkeypatch: Any, tmp_p
     ([*DATA, "--ranks", "2", "--launch", "m", "--checkpoint", "c"], "--launch has no effect here; it goes with --max"),
     ([*DATA, "--least-ranks", "2", "--max-restarts", "1", "--checkpoint", "c"], "it goes with --ranks P"),
     ([*DATA, "--ranks", "2", "--launch", "no-such", "--max-restarts", "1", "--checkpoint", "c"],
-     "--launch no-such: No such file or directory")])
+     "--launch no-such: No such file or directory"),
+    ([*DATA, "--ranks", "2", "--launch", "my 'mpiexec", "--max-restarts", "1", "--checkpoint", "c"], "No closing quot"),
+    ([*DATA, "--ranks", "2", "--launch", " ", "--max-restarts", "1", "--checkpoint", "c"], "the command is empty"),
+    ([*DATA, "--ranks", "2", "--least-ranks", "3", "--max-restarts", "1", "--checkpoint", "c"], "at most --ranks")])
 def test_what_has_no_effect_is_one_line(flags: list[str], says: str, capsys: Any, tmp_path: Path, monkeypatch: Any
                                         ) -> None:
     monkeypatch.chdir(tmp_path)
