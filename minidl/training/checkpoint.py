@@ -215,6 +215,8 @@ def place_of(path: str | Path) -> Path:
     if path == file or os.path.exists(path / INDEX):
         return path
     newest = max(steps_of(path), default=None)
+    if newest is None and not os.path.exists(file):  # a folder without an index says so
+        return max((found for found in path.glob("step-*/") if STEP.fullmatch(found.name)), default=file)
     if newest is None or (os.path.exists(file) and _opened(file)[0].step > int(newest.name.rpartition("-")[2])):
         return file
     return newest
@@ -266,6 +268,8 @@ def _opened(file: Path) -> tuple[Checkpoint, dict[str, Slot], Callable[[tuple[in
     if os.path.exists(file / INDEX):
         slots, texts, digests = sharded.read(file)
         check = partial(sharded.check, file, digests)
+    elif STEP.fullmatch(file.name) and file.is_dir():
+        raise CheckpointError(f"{file} is damaged: it has no {INDEX}")
     else:
         slots, texts = header(file)
         check = partial(_check, file, slots, texts)

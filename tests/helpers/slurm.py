@@ -3,8 +3,8 @@ loopback. The machine's own Slurm, if there is one, is not touched. As a program
 
     python tests/helpers/slurm.py [--install]
 
-`--install` calls apt-get, as root or by sudo, for Debian's packages; nothing else installs anything. The exit code is 2 if Slurm
-is not there.
+`--install` calls apt-get, as root or by sudo, for Debian's packages; nothing else installs anything. The exit code is 2
+if Slurm is not there.
 """
 
 from __future__ import annotations

@@ -282,6 +282,14 @@ def test_the_last_ones_and_the_best_stay(relative: bool, tmp_path: Path, monkeyp
     assert checkpoint.peek(tmp_path / keeper.GOOD).step == 2
 
 
+def test_a_folder_without_its_index_is_damaged_and_no_run_begins_beside_it(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path / folder.name)
+    (tmp_path / folder.name / weights.INDEX).unlink()
+    assert checkpoint.exists(tmp_path)
+    with pytest.raises(checkpoint.CheckpointError, match=r"step-00000002 is damaged: it has no model.safetensors.ind"):
+        checkpoint.peek(tmp_path)
+
+
 def test_a_step_that_is_saved_is_not_saved_again(tmp_path: Path) -> None:
     def save(trainer: Any) -> None:
         saved(trainer, tmp_path)
