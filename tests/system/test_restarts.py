@@ -1,7 +1,7 @@
 """Runs that are supervised: whatever is killed, the end has the bits of a run without kills; a full disk costs only the
 steps since the last checkpoint.
 
-`MINIDL_SIGNALS=1 MINIDL_SIGNALS_SEED=17 python -m pytest -m campaign tests/system/test_restarts.py` repeats one run, as
+`MINIDL_KILLS=1 MINIDL_SIGNALS_SEED=17 python -m pytest -m campaign tests/system/test_restarts.py` repeats one run, as
 far as time repeats.
 """
 
@@ -257,7 +257,7 @@ def _wrong(done: subprocess.CompletedProcess[str], mark: str, wanted: dict[str, 
                          ids=[f"{what}-{kind}" for what in ("kills", "full") for kind in KINDS])
 def test_at_random_moments(hit_one: Callable[[int, Path], str], runs: int, tmp_path: Path) -> None:
     failures = []
-    for seed in range(SEED, SEED + int(os.environ.get("MINIDL_SIGNALS", runs))):
+    for seed in range(SEED, SEED + int(os.environ.get("MINIDL_KILLS", runs))):
         if wrong := hit_one(seed, tmp_path / str(seed)):
             failures.append(f"seed {seed}: {wrong}")
     assert not failures, f"{len(failures)} runs:\n" + "\n\n".join(failures)
