@@ -133,8 +133,8 @@ def _scale(t: Timeline, factor: float | None) -> float:
     scale = UNITS.get(t.unit, 1.0) * (factor or 1.0)
     least = min((x for x in (t.durations[t.tasks] * scale).tolist() if x > 0), default=1.0)
     if max(t.end[t.tasks].tolist(), default=0) * scale >= LONGEST:
-        raise ValueError(f"a time is above {LONGEST:.0e} us, the longest that is exact in a Chakra trace; give a smaller "
-                         "--trace-factor")
+        raise ValueError(f"a time is above {LONGEST:.0e} us, the longest that is exact in a Chakra trace; give a "
+                         "smaller --trace-factor")
     if least < 1:
         ask = 10 ** math.ceil(math.log10(10 / least) + math.log10(factor or 1.0))
         raise ValueError(f"a task takes {least:.3g} us, and a Chakra trace has whole microseconds; give --trace-factor "
