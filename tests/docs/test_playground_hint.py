@@ -59,7 +59,8 @@ def test_tasks_end_as_in_python(tmp_path):
         const pairs = [...H.chains(all.proved, false), ...admitted, ...H.gaps(all.proved, plain, latency, admitted)];
         const own = H.play(all.proved, plain, latency, H.chains(all.proved, true));
         const same = H.play(all.proved, plain, latency, pairs);
-        const drawn = Float64Array.from(all.proved.names, (name) => each[name]), run = H.play(all.proved, drawn, latency, pairs);
+        const drawn = Float64Array.from(all.proved.names, (name) => each[name]);
+        const run = H.play(all.proved, drawn, latency, pairs);
         return [own.makespan, same.makespan, Object.fromEntries(all.proved.names.map((name, t) => [name, run.end[t]]))];
     }})));""")
     done = subprocess.run([node, str(script)], capture_output=True, text=True, timeout=PATIENCE)
