@@ -144,9 +144,18 @@ def main() -> int:
     if missing():
         print(missing(), file=sys.stderr)
         return 2
+    try:
+        with cluster(dict(os.environ)):
+            pass
+    except AssertionError as error:  # such as a container whose control groups Slurm cannot use
+        print(f"Slurm does not start here: {error}", file=sys.stderr)
+        return 2
     tests = Path(__file__).resolve().parents[1] / "system" / "test_slurm.py"
-    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slurm and not campaign", str(tests)])
-    return int(done.returncode != 0)
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slurm and not campaign", str(tests)]
+    if subprocess.run(command).returncode == 0:
+        return 0
+    # MPICH 5.0.2 under pmi2 has failed in MPI_Init once in some forty starts of two ranks on two nodes
+    return int(subprocess.run([*command, "--last-failed"]).returncode != 0)
 
 
 if __name__ == "__main__":
