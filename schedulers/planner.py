@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from ..core.graph import TaskGraph
@@ -20,7 +19,7 @@ from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from .ordered import Ordered
 from .pipeline.as_read import AsRead
-from .pipeline.hint import ORDERS, with_cap, with_chosen_sums
+from .pipeline.hint import beside_a_hint, with_cap, with_chosen_sums
 from .pipeline.network import Network
 from .pipeline.peaks import CapError
 from .pipeline.policy import Policy
@@ -28,7 +27,7 @@ from .pipeline.proof import prove
 from .pipeline.synthetic import GivenTimes, Pipeline
 from .registry import Function, Scheduler, blamed, name_of, scheduler_of
 from .saved import choices_in, hint_in, moves_in, slips, without_copies
-from .search import arranged, searched
+from .search import searched, without_lags
 from .search.away import moved
 from .search.kept import dropped
 from .whole import Whole
@@ -38,20 +37,17 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
          cost: CostModel | None = None, machine: Machine | None = None, *,
          recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1,
          shard: Shards | int | str = 0, offload: str = "none", order: str = "fixed", **options: Any) -> Plan:
-    """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved to be valid and to be
-    within the machine's limits.
+    """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved, and within all limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
     those. `recompute`: none, all, sqrt, auto, or the layers that keep their activations (`search/kept.py`). `split`:
     the number of parts of each task that can be cut, or of some by name, or auto (`search/wide.py`). `shard`: what
     data-parallel ranks, or the replicas of a pipeline, share out: 1 the optimizer's states, 2 gradients as well, 3
-    parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states or
-    all, the memory that leaves (`search/away.py`); auto, with `recompute="auto"`: the fastest of all these, and of
-    shards if `shard` is 0, within the machine's limit (`search/curve.py`), and with `lag="auto"` of bounds of weight
-    gradients. `order`: fixed, or hint, with which each rank of a pipeline runs its first ready task. `options`: the
-    policy's; for pipelines also `cap`, the most micro-batches that a rank keeps of a stage, as in `2p-s`
-    (`pipeline/hint.py`). For a schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that
-    says more than an order.
+    parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states,
+    weights or all, the memory that leaves (`search/away.py`); auto, with `recompute="auto"`: the fastest of all these,
+    of shards if `shard` is 0, and with `lag="auto"` of late weight gradients (`search/curve.py`). `order`: fixed, or
+    hint: ranks run their first ready task (`pipeline/hint.py`). `options`: the policy's, and `cap` of a pipeline. For a
+    schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that says more than an order.
 
     Raises ValueError if the policy cannot plan this, PlanError for arguments that make no sense, PipelineError if the
     graph cannot be a pipeline, ScheduleError for an order that is not valid, MemoryLimitError above the limit.
@@ -62,33 +58,17 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     for name, value, kinds in (("graph", graph, (TaskGraph, Pipeline)), ("cost", cost, (CostModel,)),
                                ("machine", machine, (Machine,))):
         if not isinstance(value, kinds) and not (name == "cost" and times and value is None):
-            raise PlanError(f"{name} is {shorten(value)}; it must be a "
-                            f"{' or a '.join(kind.__name__ for kind in kinds)}")
+            raise PlanError(f"{name} is {shorten(value)}; it must be a {' or a '.join(k.__name__ for k in kinds)}")
     try:
-        if lags := options.get("lag") == "auto":
-            del options["lag"]
+        lags, options = without_lags(options)
         chosen = scheduler_of(policy, options, times)
-        if order not in ORDERS:
-            raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
-        if order != "fixed" and (chosen.parallel == "none" or chosen.each):
-            raise Refused("order=hint", f"{chosen.name} has no ranks whose tasks or sums could overtake each other",
-                          "take a policy of a pipeline or of data-parallel ranks")
-        if order != "fixed" and offload == "auto":
-            offload = "none"
-        elif order != "fixed" and offload != "none":
-            raise Refused("order=hint", "copies of memory that leaves have their place in an order",
-                          "leave --offload out")
+        offload = offload if order == "fixed" else beside_a_hint(order, chosen, offload)
         again = () if recompute in ("none", "auto") else dropped(graph, cost, recompute)
         choices = Choices(again, 1, Shards.of(shard) if shard else NOTHING.shard, None, options.pop("chunks", None),
                           options.pop("stage_of_unit", None), options.pop("placement", None), order,
                           None if "cap" in getattr(chosen.function, "options", ()) else options.pop("cap", None),
                           options)
-        make = partial(made, graph, chosen, cost, machine)
-        if not times and getattr(chosen.function, "arranges", None) is not None:
-            make = partial(arranged, made, graph, chosen, cost, machine)
-        if recompute != "auto" and split == 1 and offload == "none" and not lags:
-            return make(choices, machine.memory_limit)
-        return searched(graph, cost, machine, choices, make, recompute == "auto", split, offload, chosen, lags)
+        return searched(made, graph, chosen, cost, machine, choices, recompute == "auto", split, offload, lags)
     except MemoryError as error:
         told = "".join(f", {option}={shorten(value)}" for option, value in options.items())
         raise (PipelineError if times else PlanError)(
@@ -128,11 +108,11 @@ def made(problem: Any, chosen: Scheduler, cost: Any, machine: Machine, choices: 
     notes = slips(order) if isinstance(order, Schedule) else ()
     plan = replace(plan, choices=choices, remarks=(*plan.remarks, *notes), within=less and (lambda limit: made(
         problem, chosen, cost, machine, choices, limit, replace(less(limit), cost=found.cost))))
+    same = choices.order == "fixed" and choices.cap is None
     if not isinstance(plan, PipelinePlan):
-        return (plan if choices.order == "fixed" else with_chosen_sums(plan)).divided()
+        return (plan if same else with_chosen_sums(plan)).divided()
     try:
         plan = prove(replace(plan, scheduler=chosen.name, cap=machine.activation_cap))
-        same = choices.order == "fixed" and choices.cap is None
         return plan if same else with_cap(plan, choices.order, choices.cap)
     except ScheduleError as error:
         if isinstance(order, Schedule) or (times and not isinstance(error, CapError)):

@@ -6,7 +6,7 @@ import ast
 import operator
 import re
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,10 +24,26 @@ from ..saved import CAPS, ORDER
 from .peaks import CapError
 from .proof import prove
 
+if TYPE_CHECKING:
+    from ..registry import Scheduler
+
 OPERATORS: dict[type, Any] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
                               ast.FloorDiv: operator.floordiv}
 ORDERS = ("fixed", "hint")
 WORDS = "order=hint"
+
+
+def beside_a_hint(order: str, chosen: Scheduler, offload: str) -> str:
+    """What is offloaded beside an order that is a hint: none in place of auto. Raises PlanError for an unknown order,
+    Refused for other offloads, or a policy without ranks."""
+    if order != "hint":
+        raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
+    if chosen.parallel == "none" or chosen.each:
+        raise Refused(WORDS, f"{chosen.name} has no ranks whose tasks or sums could overtake each other",
+                      "take a policy of a pipeline or of data-parallel ranks")
+    if offload not in ("none", "auto"):
+        raise Refused(WORDS, "copies of memory that leaves have their place in an order", "leave --offload out")
+    return "none"
 
 
 def with_cap(plan: PipelinePlan, order: str, cap: Any) -> PipelinePlan:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ...core.machine import Machine, PlanError
@@ -21,6 +22,7 @@ from ...system.loading import foreseen
 from ..pipeline.choice import reason
 from ..pipeline.joint import notes
 from ..pipeline.network import Network
+from ..pipeline.synthetic import Pipeline
 from ..registry import Scheduler, find
 from . import away, kept
 from .curve import Level, fastest
@@ -29,12 +31,23 @@ from .wide import in_parts
 Make = Callable[[Choices, int | None], Plan]  #: from choices and a limit in bytes to the plan, proved
 
 
-def searched(graph: Any, cost: Any, machine: Machine, first: Choices, make: Make, recompute: bool,
-             split: int | str | Mapping[str, int], offload: str, chosen: Scheduler, lags: bool) -> Plan:
+def without_lags(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
+    """Whether bounds of late weight gradients are to be found (`lag` is auto), and the other options."""
+    found = options.get("lag") == "auto"
+    return found, {name: value for name, value in options.items() if not (found and name == "lag")}
+
+
+def searched(made: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any, machine: Machine, first: Choices,
+             recompute: bool, split: int | str | Mapping[str, int], offload: str, lags: bool) -> Plan:
     """The plan with what is asked for besides the `first` choices, as `minidl.plan` takes it; of "auto" the fastest
-    within the limit. `recompute`, `lags`: whether a search finds what is computed again, or how late W may run. Raises
-    PlanError for arguments that make no sense, and MemoryLimitError with the least that can be had."""
+    within the limit. `made`: the road to a plan. `recompute`, `lags`: whether a search finds what is computed again, or
+    how late W may run. Raises PlanError for arguments that make no sense, and MemoryLimitError with the least that can
+    be had."""
+    arranges = not isinstance(graph, Pipeline) and getattr(chosen.function, "arranges", None) is not None
+    make: Make = partial(*(arranged, made) if arranges else (made,), graph, chosen, cost, machine)
     limit = machine.memory_limit
+    if not recompute and split == 1 and offload == "none" and not lags:
+        return make(first, limit)
     lanes = first.options.get("streams") or (2 if cost is None else most_streams(cost))
 
     def of(dropped: Collection[int], limit: int | None, level: Level = first.shard, lag: int | None = None) -> Plan:
