@@ -19,7 +19,7 @@ from ..plans.plan import PipelinePlan, Plan
 from ..pricing.cost import CostModel
 from .ordered import Ordered
 from .pipeline.as_read import AsRead
-from .pipeline.hint import beside_a_hint, with_cap, with_chosen_sums
+from .pipeline.hint import check_hint, with_cap, with_chosen_sums
 from .pipeline.network import Network
 from .pipeline.peaks import CapError
 from .pipeline.policy import Policy
@@ -62,12 +62,12 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     try:
         lags, options = without_lags(options)
         chosen = scheduler_of(policy, options, times)
-        offload = offload if order == "fixed" else beside_a_hint(order, chosen, offload)
+        if order != "fixed":
+            check_hint(order, chosen)
         again = () if recompute in ("none", "auto") else dropped(graph, cost, recompute)
+        cap = None if "cap" in getattr(chosen.function, "options", ()) else options.pop("cap", None)
         choices = Choices(again, 1, Shards.of(shard) if shard else NOTHING.shard, None, options.pop("chunks", None),
-                          options.pop("stage_of_unit", None), options.pop("placement", None), order,
-                          None if "cap" in getattr(chosen.function, "options", ()) else options.pop("cap", None),
-                          options)
+                          options.pop("stage_of_unit", None), options.pop("placement", None), order, cap, options)
         return searched(made, graph, chosen, cost, machine, choices, recompute == "auto", split, offload, lags)
     except MemoryError as error:
         told = "".join(f", {option}={shorten(value)}" for option, value in options.items())

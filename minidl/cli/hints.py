@@ -21,6 +21,7 @@ def simulated(arguments: Any, plan: PipelinePlan) -> dict[str, Any]:
     told.order, told.scheduler_arg = "fixed", [(k, v) for k, v in arguments.scheduler_arg if k != "cap"]
     own = problem(told).plan()
     assert isinstance(own, PipelinePlan)
+    own = own.fixed  # a file may say that its order is a hint
     found: dict[str, Any] = {"without_spread": _of(draws(own, plan, 0.0, 1), np.mean)}
     if arguments.jitter:
         drawn = draws(own, plan, arguments.jitter, arguments.draws)

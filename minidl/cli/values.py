@@ -130,15 +130,16 @@ def whole(least: int, most: int = (1 << 31) - 1) -> Callable[[str], int]:
     return read
 
 
-def number(least: float) -> Callable[[str], float]:
-    """A finite number of at least `least`."""
+def number(least: float, most: float = math.inf) -> Callable[[str], float]:
+    """A finite number of at least `least`, and at most `most`."""
+    bounds = f"finite number of at least {least:g}" if most == math.inf else f"number from {least:g} to {most:g}"
 
     def read(text: str) -> float:
         value = math.nan
         with suppress(ValueError):
             value = float(text)
-        if not least <= value < math.inf:
-            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a finite number of at least {least:g}")
+        if not least <= value <= most or math.isinf(value):
+            raise argparse.ArgumentTypeError(f"{text[:40]!r} must be a {bounds}")
         return value
 
     return read

@@ -149,7 +149,7 @@ def _lane_in_time(draft: Draft, lane: int, lag: int) -> tuple[Ints, Mask]:
         if k == Kind.O and stage[i] in elsewhere:
             raise Refused("lag", f"{draft.name} runs the two gradients of a stage on different lanes", "leave lag out")
         mine = waits[stage[i]]  # micro-batches whose O has run, and whose W has not
-        while k == Kind.O and len(mine - {micro_batch[i]}) > lag:
+        while k == Kind.O and stage[i] in left and len(mine - {micro_batch[i]}) > lag:
             w = left[stage[i]].pop(0)
             if micro_batch[w] not in mine:
                 raise Refused("lag", f"{draft.name} runs {task_name(own.key[w])} before the other weight gradients of "

@@ -14,7 +14,7 @@ from ...core.columns import grouped, spread
 from ...core.machine import PlanError, shorten
 from ...core.placement import Refused
 from ...core.schedule import ScheduleError
-from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, unpack
+from ...core.tasks import COLLECTIVE, COMMUNICATION, unpack
 from ...passes.hint import CHAINED, Hint, Window, admissions, windows
 from ...passes.messages import check_rendezvous
 from ...passes.send_receive import talks
@@ -33,17 +33,13 @@ ORDERS = ("fixed", "hint")
 WORDS = "order=hint"
 
 
-def beside_a_hint(order: str, chosen: Scheduler, offload: str) -> str:
-    """What is offloaded beside an order that is a hint: none in place of auto. Raises PlanError for an unknown order,
-    Refused for other offloads, or a policy without ranks."""
-    if order != "hint":
+def check_hint(order: str, chosen: Scheduler) -> None:
+    """Raises PlanError if this order is no hint, Refused for a policy without ranks."""
+    if order not in ORDERS:
         raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
     if chosen.parallel == "none" or chosen.each:
         raise Refused(WORDS, f"{chosen.name} has no ranks whose tasks or sums could overtake each other",
                       "take a policy of a pipeline or of data-parallel ranks")
-    if offload not in ("none", "auto"):
-        raise Refused(WORDS, "copies of memory that leaves have their place in an order", "leave --offload out")
-    return "none"
 
 
 def with_cap(plan: PipelinePlan, order: str, cap: Any) -> PipelinePlan:
@@ -134,10 +130,9 @@ def _fits(plan: PipelinePlan) -> None:
     inline = np.isin(own.kind, COMMUNICATION) & np.isin(lane, np.unique(lane[~np.isin(own.kind, COMMUNICATION)]))
     for bad, why, cure in (
             (plan.stale, "its order says which weights tasks read", "take a policy that drains after each step"),
+            (plan.placement.apart, "other ranks keep what a forward has made: no cap holds", "take another policy"),
             (plan.schedule.joined is not None, "it runs pairs of tasks as one action", "take another policy"),
             (bool((own.part[np.isin(own.kind, CHAINED)] > 0).any()), "its tasks are in parts", "leave --split out"),
-            (bool(np.isin(own.kind, COPIES).any()), "copies of memory that leaves have their place in its order",
-             "leave --offload out"),
             (bool(inline.any()), "ranks start sums between their tasks, all in one order", "leave --shard out"),
             (bool(own.late.any()), "some of its tasks run in the next step", "take another policy"),
             (talks(plan.schedule), "its messages have their place in its order", "leave them out of the file")):

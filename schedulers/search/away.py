@@ -27,6 +27,7 @@ from ...passes.offload import EACH, Moves
 from ...plans.memory import MemoryLimitError
 from ...plans.plan import PipelinePlan, Plan
 from ...pricing.cost import CostModel
+from ..pipeline.hint import WORDS
 from ..pipeline.proof import prove
 from ..saved import AWAY
 
@@ -101,6 +102,8 @@ def moved(plan: Plan, cost: CostModel | None, limit: int | None, moves: Moves, o
     the copies, by default each as soon as it can."""
     if plan.synthetic:
         raise PlanError("offload needs a recorded step: tasks on given times have no memory")
+    if plan.choices.order != "fixed":
+        raise Refused(WORDS, "copies of memory that leaves have their place in an order", "leave --offload out")
     draft = Draft(plan.scheduler, plan.graph, Machine(), cost or plan.cost, getattr(plan, "placement", ALONE),
                   plan.cost.durations(plan.graph), plan.graph.unit, plan.stale, schedule=plan.schedule,
                   versions=getattr(plan, "versions", None))

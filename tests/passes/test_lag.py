@@ -15,6 +15,7 @@ from command_line import one_line, refusal, run, run_json
 from helpers import Network, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_runs import recorded
 from test_sweeps import MLP, compared
 
 import minidl as ml
@@ -285,6 +286,14 @@ def test_bits_stay_on_ranks(flags: list[str], schedulers: str, capsys: Any) -> N
                            "--costs", "analytic", "--micro-batches", "8", "--steps", "2", "--schedulers", schedulers,
                            "--scheduler-arg", "lag=0", *flags)
     assert (code, found["bit_identical"]) == (0, True)
+
+
+def test_a_stage_without_weight_gradients_has_no_bound() -> None:
+    graph = recorded(network="grown")[1]
+    plan = ml.plan(graph, "zb_v", machine=ml.Machine(3), lag=0)
+    kinds = [set(plan.graph.kind[plan.graph.unit == stage].tolist()) for stage in range(6)]
+    assert any(Kind.O in own and Kind.W not in own for own in kinds)
+    assert held(plan.graph, 0, plan.schedule)
 
 
 def test_a_saved_plan_keeps_its_bound(tmp_path: Path, capsys: Any) -> None:

@@ -316,6 +316,7 @@ def test_the_command_line_logs_and_replays(capsys: Any, tmp_path: Any) -> None:
     (["--scheduler-arg", "cap=4/0"], "is no number of micro-batches; give one as in cap=4 or cap=2p-s"),
     (["--scheduler-arg", "cap=2.5"], "cap must be of type"),
     (["--scheduler", "dualpipe_v"], "order=hint: dualpipe_v: it runs pairs of tasks as one action"),
+    (["--scheduler", "roundpipe"], "order=hint: roundpipe: other ranks keep what a forward has made"),
     (["--scheduler", "pipedream"], "order=hint: pipedream: its order says which weights tasks read"),
     (["--split", "2"], "order=hint: zb_h1: its tasks are in parts; leave --split out"),
     (["--offload", "activations"], "order=hint: copies of memory that leaves have their place in an order"),

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import golden_plans
 import numpy as np
 import pytest
-from command_line import run_json
+from command_line import refusal, run_json
 
 import minidl as ml
 from minidl.core.machine import PlanError
+from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.passes.hint import CHAINED, windows
+from minidl.plans.memory import MemoryLimitError
 from minidl.plans.ready import Picks, draws
 from minidl.schedulers.pipeline import Pipeline
 from minidl.schedulers.pipeline.hint import cap_of
@@ -133,3 +137,36 @@ def test_a_policys_own_cap_is_what_its_order_keeps() -> None:
         own = plan(Pipeline(8), name, 4)
         assert [windows(own.graph, own.schedule)[r, r] for r in range(4)] == most
     assert max(windows(own.graph, own.schedule).values()) == 4
+
+
+def test_a_file_with_a_hint_has_the_order_in_the_first_column(tmp_path: Path, capsys: Any) -> None:
+    times = ["--ranks", "4", "--micro-batches", "16"]
+    file = str(tmp_path / "p.csv")
+    run_json(capsys, "plan", "--scheduler", "one_f_one_b", *times, "--order", "hint", "--save", file)
+    drawn = [run_json(capsys, "simulate", "--scheduler", name, *times, *more, "--jitter", "0.3", "--draws", "5")[1]
+             for name, *more in (("one_f_one_b", "--order", "hint"), (file,))]
+    assert drawn[0]["steps"] == drawn[1]["steps"]
+    assert drawn[0]["steps"]["ratio"]["hint"] != 1
+    code, smaller = run_json(capsys, "simulate", "--scheduler", file, *times, "--order", "hint", "--scheduler-arg",
+                             "cap=2")
+    assert (code, smaller["cap"]) == (0, [2] * 4), "policies that cannot have a hint are left out beside it"
+
+
+def test_a_hint_within_a_memory_limit_searches_all_but_copies() -> None:
+    graph = golden_plans.step("mlp", 8)
+    asked: dict[str, Any] = {"order": "hint", "recompute": "auto", "offload": "auto", "lag": "auto"}
+    plain = max(ml.plan(graph, "gpipe", machine=ml.Machine(2), order="hint").peak_bytes)
+    with pytest.raises(MemoryLimitError, match="the least that can be had") as above:
+        ml.plan(graph, "gpipe", machine=ml.Machine(2, memory_limit=1), **asked)
+    assert above.value.least < plain
+    found = ml.plan(graph, "gpipe", machine=ml.Machine(2, memory_limit=above.value.least), **asked)
+    assert max(found.peak_bytes) == above.value.least
+    assert (found.choices.order, found.choices.moves) == ("hint", None)
+    for policy in ("gpipe", "barrier"):
+        with pytest.raises(Refused, match="order=hint: copies of memory"):
+            ml.plan(graph, policy, machine=ml.Machine(2), order="hint", offload="states")
+
+
+def test_a_spread_that_no_float_holds_is_said(capsys: Any) -> None:
+    assert "--jitter: '1000' must be a number from 0 to 10" in refusal(
+        capsys, "simulate", "--ranks", "2", "--micro-batches", "4", "--order", "hint", "--jitter", "1000")
