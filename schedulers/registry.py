@@ -34,7 +34,7 @@ from .ordered import Ordered, beyond
 from .partime import partime, ticks
 from .pd_asgd import asynchronous, pd_asgd
 from .pipeline.bidirectional import chimera
-from .pipeline.comparison import compared, compares
+from .pipeline.comparison import compared, needed
 from .pipeline.dualpipe import dualpipe, dualpipe_v
 from .pipeline.fast_forward import (fast_forward, fast_forward_auto, fast_forward_greedy, fast_forward_push,
                                     fast_forward_push_released, fast_forward_strict)
@@ -261,17 +261,20 @@ def blamed(chosen: Scheduler, error: Exception) -> Exception:
 def of_function(name: str, function: Function | OnAllRanks | Policy, parallel: str | None = None) -> Scheduler:
     """The scheduler of a function or a policy; `parallel`: the kind of schedule that a bare function makes, by default
     for one device. On a pipeline it gets the problem, with one stage on each rank; or it compares two tasks of a
-    rank. Raises PlanError for a comparison that is not for a pipeline."""
+    rank. Raises PlanError for a comparison that is not for a pipeline, or for more arguments there."""
     if isinstance(function, Policy):
         return Scheduler(name, "pipeline", function)
     if isinstance(function, OnAllRanks):
         return Scheduler(name, "data", function)
-    if compares(function):
+    if needed(function) == 2:
         if parallel not in (None, "pipeline"):
             raise PlanError(f"scheduler {name} has two arguments, so it compares tasks of a pipeline: give --parallel "
                             f"pipeline; any other scheduler is a function of (graph, cost, machine)")
         return Scheduler(name, "pipeline", compared(function))
     if parallel == "pipeline":
+        if needed(function) > 2:
+            raise PlanError(f"scheduler {name} has {needed(function)} arguments; for a pipeline give a function of the "
+                            f"problem, or of two tasks")
         return Scheduler(name, parallel, Policy(function, "contiguous"))
     return Scheduler(name, parallel or "none", OnAllRanks(function) if parallel == "data" else function)
 

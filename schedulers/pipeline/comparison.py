@@ -50,13 +50,13 @@ class RankTask:
         return f"{self.stage}{self.kind}{self.micro_batch}"
 
 
-def compares(function: Callable[..., Any]) -> bool:
-    """Whether a function is a comparison: exactly two of its arguments have no default, and may be given by place."""
+def needed(function: Callable[..., Any]) -> int:
+    """How many arguments of a function have no default, and may be given by place; of a comparison exactly two."""
     try:
         found = signature(function).parameters.values()
     except (TypeError, ValueError):
-        return False
-    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in found) == 2
+        return 0
+    return sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in found)
 
 
 def compared(before: Before, placement: str = "looped", chunks: int = 1, chunks_fixed: bool = False,

@@ -101,7 +101,7 @@ class Policy:
         unknown = sorted(options.keys() - set(self.options))
         if unknown:
             raise PipelineError(f"{self.name} takes no argument {unknown[0]!r}; it takes "
-                                f"{', '.join(self.options) or 'none'}")
+                                f"{', '.join((*self.options, 'lag', 'cap'))}")
         if given is not None or self.placements is None:
             return given or problem.placement, {}
         found = self.placements(problem, **taken(self.placements, options))

@@ -130,6 +130,7 @@ plan DENSE --scheduler multi_region --curve --memory-limit 1GB => --memory-limit
 plan DENSE --scheduler multi_region --curve --recompute all => --curve tries every --recompute; leave it out
 plan SMALL --scheduler multi_region --streams 3 => 2 streams, not 3
 plan DENSE --scheduler multi_region --scheduler-arg crossing=maybe => crossing must be of type bool, not 'maybe'
+simulate --ranks 2 --micro-batches 4 --scheduler-arg fetch=1 => takes no argument 'fetch'; it takes lag, cap
 plan SMALL --scheduler multi_region --scheduler-arg memory_limit=2GiB => takes no argument 'memory_limit'
 plan SMALL --scheduler multi_region --scheduler-arg map=densenet121 => takes no argument 'map'
 simulate --scheduler zb_h3 --ranks 2 => zb_h
@@ -161,7 +162,7 @@ arena none.json => none.json
 arena unit zbh1 => entry 'zbh1' is neither
 arena unit --alone => --alone leaves the published policies out
 arena unit --alone gpipe --bogus => unrecognized arguments: --bogus
-plan GPIPE --scheduler-arg x=1 => gpipe takes no argument 'x'; it takes none
+plan GPIPE --scheduler-arg x=1 => gpipe takes no argument 'x'; it takes lag, cap
 plan GPIPE --activation-cap 0 => the activation cap is 0
 plan GPIPE SMALL --activation-cap 0 => the activation cap is 0
 """

@@ -18,7 +18,7 @@ import minidl as ml
 from minidl.core.placement import PipelineError
 from minidl.core.tasks import unpack
 from minidl.schedulers.pipeline import price
-from minidl.schedulers.pipeline.comparison import RankTask, compared, compares
+from minidl.schedulers.pipeline.comparison import RankTask, compared, needed
 from minidl.system.loading import function_of
 
 EXAMPLE = ROOT / "docs" / "extend" / "comparison.py"
@@ -190,6 +190,9 @@ def raising(a, b):
 def wide(a, b, width: int = 1):
     return False
 
+def three(graph, cost, machine):
+    return None
+
 def needed(a, b, *, depth):
     return a.micro_batch + depth < b.micro_batch
 """
@@ -205,8 +208,9 @@ def needed(a, b, *, depth):
     ("dividing", "own.py:dividing failed: ZeroDivisionError: division by zero (own.py, line "),
     ("raising", "own.py:raising failed: ValueError: I do not know (own.py, line "),
     ("wide --scheduler-arg width=x", "width must be of type int, not 'x'"),
-    ("wide --scheduler-arg depth=1", "wide takes no argument 'depth'; it takes fused, width"),
+    ("wide --scheduler-arg depth=1", "wide takes no argument 'depth'; it takes fused, width, lag, cap"),
     ("wide --activation-cap 1", "activations"),
+    ("three", "three has 3 arguments; for a pipeline give a function of the problem, or of two tasks"),
     ("needed", "missing 1 required keyword-only argument: 'depth'")])
 def test_what_cannot_be_kept_is_one_line(name: str, says: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
@@ -226,9 +230,8 @@ def test_a_circle_may_go_through_several_ranks() -> None:
 
 
 def test_its_options_and_its_kinds() -> None:
-    assert compares(lambda a, b: True)
-    assert compares(lambda a, b, c=1, *, d: True)
-    assert not any(map(compares, (lambda a: True, lambda a, b=1: True, lambda a, b, c: True, min)))
+    assert [*map(needed, (lambda a, b: True, lambda a, b, c=1, *, d: True))] == [2, 2]
+    assert [*map(needed, (lambda a: True, lambda a, b=1: True, lambda a, b, c: True, min))] == [1, 1, 3, 0]
 
     def late(a: RankTask, b: RankTask, by: int = 0) -> bool:
         return a.kind == "O" and b.kind == "W" and a.micro_batch == b.micro_batch + by
