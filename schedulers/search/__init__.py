@@ -44,7 +44,8 @@ def searched(made: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any
     how late W may run. Raises PlanError for arguments that make no sense, and MemoryLimitError with the least that can
     be had."""
     arranges = not isinstance(graph, Pipeline) and getattr(chosen.function, "arranges", None) is not None
-    make: Make = partial(*(arranged, made) if arranges else (made,), graph, chosen, cost, machine)
+    road = partial(arranged, made) if arranges else made
+    make: Make = partial(road, graph, chosen, cost, machine)
     limit = machine.memory_limit
     if not recompute and split == 1 and offload == "none" and not lags:
         return make(first, limit)
