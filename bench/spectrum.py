@@ -19,7 +19,7 @@ import numpy as np
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent)]
 
-from common import RESULTS, machine, save
+from common import RESULTS, machine, write
 from stale import trained as on_ranks
 
 from minidl import nn
@@ -85,6 +85,11 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
                     ("old weights kept", {}), ("predicted", {"history": "predicted"}),
                     *([("predicted, p = 0.5", {"history": "predicted", "p": 0.5}),
                        ("predicted, average, age", {"history": "predicted", "decay": "age"})] * (ranks == 5)))))},
+    "rates": {f"{optimizer}, lr {lr}, {name}": (DEEP | {"optimizer": optimizer, "lr": lr} | told, 1, "-")
+              for optimizer in ("adamw", "muon") for lr in (0.001, 0.009) for name, told in (
+                  ("newest weights", ALONE), *((f"layerpipe2 on 5 ranks, {how}", {
+                      "scheduler": "layerpipe2", "scheduler_args": given, "ranks": 5})
+                      for how, given in (("old weights kept", {}), ("predicted", {"history": "predicted"}))))},
     "beside": {f"{policy} on 2 ranks, {optimizer}, lr {lr}": (
         {"model_args": {"layers": 4, "hidden": 64}, "batch_size": 64, "micro_batches": 2, "optimizer": optimizer,
          "momentum": momentum, "lr": lr, "parallel": "data", "scheduler": policy, "ranks": 2}, 12, "-")
@@ -225,11 +230,13 @@ def main() -> None:
                     runs.append(trained(seed, told, epochs))
                     done(sum(len(arm["runs"]) for m in found.values() for arm in m.values()) + len(runs))
                 found[method][name] = {"expected": expected, "epochs": epochs, "runs": runs}
+                methods = {m: {**{name: arm for name, arm in before.get(m, {}).items() if name in ARMS[m]},
+                               **found.get(m, {})} for m in ARMS if m in found or m in before}
+                written = write("spectrum", {"machine": about, "methods": methods}, arguments.out)
+    print(f"record: {written}", file=sys.stderr)
     for arms in found.values():
         print(show.table(("arm", "accuracy on test digits, mean (of seeds)", "expected"),
                          [(name, said(arm), arm["expected"]) for name, arm in arms.items()]))
-    save("spectrum", {"machine": about, "methods": {m: found.get(m, before.get(m)) for m in ARMS
-                                                     if m in found or m in before}}, arguments.out)
 
 
 if __name__ == "__main__":
