@@ -85,11 +85,12 @@ ARMS: dict[str, dict[str, tuple[dict[str, Any], int, str]]] = {
                     ("old weights kept", {}), ("predicted", {"history": "predicted"}),
                     *([("predicted, p = 0.5", {"history": "predicted", "p": 0.5}),
                        ("predicted, average, age", {"history": "predicted", "decay": "age"})] * (ranks == 5)))))},
-    "rates": {f"{optimizer}, lr {lr}, {name}": (DEEP | {"optimizer": optimizer, "lr": lr} | told, 1, "-")
-              for optimizer in ("adamw", "muon") for lr in (0.001, 0.009) for name, told in (
-                  ("newest weights", ALONE), *((f"layerpipe2 on 5 ranks, {how}", {
-                      "scheduler": "layerpipe2", "scheduler_args": given, "ranks": 5})
-                      for how, given in (("old weights kept", {}), ("predicted", {"history": "predicted"}))))},
+    "rates": {f"{optimizer}, {given}, {name}": (DEEP | {"optimizer": optimizer, "lr": lr} | told, epochs, "-")
+              for optimizer in ("adamw", "muon")
+              for given, lr, epochs in (("lr 0.001", 0.001, 1), ("lr 0.009", 0.009, 1), ("six epochs", 0.003, 6))
+              for name, told in (("newest weights", ALONE), *((f"layerpipe2 on 5 ranks, {how}", {
+                  "scheduler": "layerpipe2", "scheduler_args": history, "ranks": 5})
+                  for how, history in (("old weights kept", {}), ("predicted", {"history": "predicted"}))))},
     "beside": {f"{policy} on 2 ranks, {optimizer}, lr {lr}": (
         {"model_args": {"layers": 4, "hidden": 64}, "batch_size": 64, "micro_batches": 2, "optimizer": optimizer,
          "momentum": momentum, "lr": lr, "parallel": "data", "scheduler": policy, "ranks": 2}, 12, "-")

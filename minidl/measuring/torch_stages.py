@@ -39,12 +39,15 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
                    progress: Callable[[float], None]) -> CostModel:
     """Costs with one time in microseconds per block of so many layers, each measured for about `seconds`: kinds F, O
     (torch's I), W, B and U; sizes saved_bytes (for the backward, beside parameters) and message_bytes. `optimizer`: a
-    class of `torch.optim`, in any case. Raises CostError for a block that fails, or does not return one tensor."""
+    class of `torch.optim`, in any case. Raises CostError if there is none; for a block that fails, whose parameters the
+    optimizer does not take, or that does not return one tensor."""
     import torch
 
     each, x, y, loss = iter(network[0]), *network[1:]
     layers = [torch.nn.Sequential(*islice(each, size)) for size in sizes]
-    update = next(c for name, c in vars(torch.optim).items() if name.lower() == optimizer and isinstance(c, type))
+    known = {name.lower(): c for name, c in vars(torch.optim).items() if isinstance(c, type)}
+    if optimizer not in known:
+        raise CostError(f"torch {torch.__version__} has no {optimizer}; give another --optimizer, such as adamw")
     kinds: dict[str, list[float]] = {name: [] for name in "FOWBU"}
     kept: dict[str, list[int]] = {"layers": [*sizes], "saved_bytes": [], "message_bytes": []}
     for i, layer in enumerate(layers):
@@ -56,9 +59,9 @@ def measure_stages(network: Network, sizes: Sequence[int], optimizer: str, secon
             if not isinstance(output, torch.Tensor):
                 raise CostError(f"layer {i} returns a {type(output).__name__}; each layer must return one tensor")
             grads = None if last else [torch.ones_like(output)]
-            for name, time in _times(layer, x, end, grads, update, seconds, i == 0).items():
+            for name, time in _times(layer, x, end, grads, known[optimizer], seconds, i == 0).items():
                 kinds[name].append(time)
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             raise CostError(f"layer {i}: {' '.join(str(error).split())[:300]}") from error
         kept["saved_bytes"].append(saved)
         kept["message_bytes"].append(0 if last else output.numel() * output.element_size())

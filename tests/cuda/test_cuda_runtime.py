@@ -54,8 +54,10 @@ class Run:
             self.model = models.create(model, **(arguments or ({"hidden": 24} if model == "mlp" else {})))
             size, _, channels = self.model.input_shape
             self.batches = data.load("digits", batch_size=16, seed=5, image_size=size, channels=channels, classes=10)
+            matrices, others = nn.hidden_matrices(self.model)
             self.opt = (optim.SGD(self.model.parameters(), 0.1, momentum=0.9) if optimizer == "sgd"
-                        else optim.AdamW(self.model.parameters(), 0.01))
+                        else optim.AdamW(self.model.parameters(), 0.01) if optimizer == "adamw"
+                        else optim.Muon(matrices, 0.01, others=others))
             self.graph = ml.record(self.step, *next(self.batches))
         self.device = device
 
@@ -85,7 +87,8 @@ def oracle(device: Any, **arguments: Any) -> Any:
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
-@pytest.mark.parametrize("arguments", [{}, {"optimizer": "adamw"}], ids=["sgd", "adamw"])
+@pytest.mark.parametrize("arguments", [{}, {"optimizer": "adamw"}, {"optimizer": "muon"}],
+                         ids=["sgd", "adamw", "muon"])
 def test_schedules_give_the_bits_of_the_sequential_run(device, kind, seed, arguments):
     wanted = oracle(device(seed), **arguments)
     run = Run(device(seed), **arguments)

@@ -78,6 +78,8 @@ def test_the_table_for_people_has_a_row_for_each_stage(net, capsys):
 
 @pytest.mark.parametrize(("name", "more", "why"), [
     ("net", ["--stages", "7"], "--stages 7 are more than the 6 layers"),
+    ("net", ["--optimizer", "nadamw"], "has no nadamw; give another --optimizer, such as adamw"),
+    ("net", ["--optimizer", "muon"], "layer 2: Muon only supports 2D parameters"),
     ("halves", [], "must return (layers, x, y, loss)"),
     ("pair", [], "layer 2 returns a tuple; each layer must return one tensor"),
     ("words", [], "layer 0 is a str, not a torch module"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -73,8 +75,6 @@ def trained_once(model: Net, opt: optim.Muon, n: int) -> None:
 
 
 def test_names_and_defaults_are_torchs() -> None:
-    import inspect
-
     torch = torch_or_skip()
     ours, theirs = (inspect.signature(c).parameters for c in (optim.Muon, torch.optim.Muon))
     assert [(n, p.default) for n, p in ours.items()][1:9] == [(n, p.default) for n, p in theirs.items()][1:]
@@ -159,6 +159,28 @@ def test_training_prints_the_division(capsys: pytest.CaptureFixture[str]) -> Non
     assert "Muon trains 2 matrices of hidden layers with 576 elements; AdamW trains 4" in capsys.readouterr().err
     assert main([*TRAIN, "--optimizer-arg", "rank=3"]) == 2
     assert "muon takes no argument 'rank'" in capsys.readouterr().err
+
+
+def digest(capsys: pytest.CaptureFixture[str], *more: str) -> str:
+    assert main([*TRAIN, "--json", *more]) == 0
+    return str(json.loads(capsys.readouterr().out)["params_sha256"])
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("more", [
+    [], ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
+    ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1", "--micro-batches", "4"],
+    ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "layerpipe2", "--micro-batches", "4", "--update-every",
+     "1", "--scheduler-arg", "history=predicted", "--scheduler-arg", "p=0.5"]], ids=str)
+def test_a_run_that_resumes_has_the_bits_of_one_that_went_on(more: list[str], tmp_path: Path,
+                                                             capsys: pytest.CaptureFixture[str]) -> None:
+    """A stale pipeline drains at a checkpoint, so that the run beside it saves one at the same step."""
+    def kept(name: str) -> list[str]:
+        return [*more, "--checkpoint", str(tmp_path / name), "--checkpoint-every", "2"]
+
+    whole = digest(capsys, *kept("whole"), "--steps", "5")
+    parts = [digest(capsys, *kept("parts"), "--steps", steps, *go_on) for steps, *go_on in (("2",), ("5", "--resume"))]
+    assert parts[1] == whole != parts[0]
 
 
 def test_shards_name_what_changes_a_matrix_as_a_whole(capsys: pytest.CaptureFixture[str]) -> None:

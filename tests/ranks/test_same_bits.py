@@ -94,6 +94,15 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
         of(n, ranks=p, replicas=r, optimizer="adam", options={"all_reduces": order, "part_bytes": 300})
         for n, p, r in (("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3))
         for order in ("fifo", "priority", "reverse_first_k")]),
+    "matrices that Muon changes as a whole": (4, [
+        *(of(n, ranks=p, optimizer="muon", **more) for n, p in (
+            ("zb_h1", 3), ("one_f_one_b", 4), ("roundpipe", 2), ("chimera", 2)) for more in (
+            {}, {"clip": SOMETIMES}, {**MIXED, "saved": True}, {"scaled": True, "bad": (1,), "clip": ALWAYS},
+            {"network": "everywhere"}, {"replicas": 2, "options": {"part_bytes": 300}} if n != "chimera" else {
+                "replicas": 2})),
+        *(of(n, ranks=1, replicas=r, micro_batches=1, optimizer="muon", **more)
+          for n, r in (("no_overlap", 2), ("barrier", 3), ("priority", 2))
+          for more in ({}, {"clip": SOMETIMES}, {"network": "transposed"}))]),
     "shards": (3, [{"shard": SHARDS[2], "replicas": 3}, *product(
         shard=[SHARDS[0], SHARDS[4], *SHARDS[1:4]],
         job=[{}, {"optimizer": "adam", "clip": 0.1}, {**MIXED, "optimizer": "adam"}],

@@ -14,6 +14,7 @@ from stale_runs import (
     COST,
     IN_HALVES,
     MICRO_BATCHES,
+    OPTIMIZERS,
     POLICIES,
     Drawn,
     bare,
@@ -38,6 +39,7 @@ from minidl.core.tasks import Kind, as_recorded, pack, unpack
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.stale import how_kept
 
 CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw", "muon") for name in POLICIES]
@@ -275,8 +277,35 @@ def test_a_replay_of_another_log_leaves_other_bits():
     assert replayed("pipedream", 3, other) != (losses, parameters)
 
 
-def test_one_rank_is_synchronous():
-    one = Run(settings_of("pipedream", 1))
+@pytest.mark.few(2)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("name", ["pipedream", *(name for name in POLICIES if "predicted" in name)])
+def test_one_rank_is_synchronous(name, optimizer):
+    """Nothing is late there, so that nothing is predicted, by any share and from any average."""
+    one = Run(settings_of(name, 1, optimizer=optimizer))
     alone = SequentialExecutor(one.recorded())
     losses = [np.asarray(alone(*parts)).tobytes() for parts in one.batches()]
-    assert run("pipedream", 1)[:2] == (losses, one.tensors())
+    assert run(name, 1, optimizer=optimizer)[:2] == (losses, one.tensors())
+
+
+@pytest.mark.parametrize("policy", ["pipedream", "layerpipe2"])
+def test_a_share_of_a_prediction_is_from_none_to_four_times(policy):
+    for p in (0, 0.5, 1, 4):
+        assert how_kept("predicted", None, p)["p"] == p
+        graph = recorded(1)[1]
+        assert ml.plan(graph, policy, COST, ml.Machine(3), history="predicted", p=p).versions.p == p
+    for p in (-1e-9, 4.001, float("nan"), float("inf")):
+        with pytest.raises(pipeline.PipelineError, match=f"^p is {p:g}; it must be from 0 to 4"):
+            ml.plan(recorded(1)[1], policy, COST, ml.Machine(3), history="predicted", p=p)
+    for history in ("exact", "average"):
+        with pytest.raises(pipeline.PipelineError, match=r"^p is 0\.5; it must .* goes with history=predicted$"):
+            ml.plan(recorded(1)[1], policy, COST, ml.Machine(3), history=history, p=0.5)
+
+
+def test_a_share_of_none_predicts_nothing_and_another_share_moves_weights(monkeypatch):
+    found = []
+    for p, decay in ((0, "last"), (0, "age"), (1, "last"), (4, "last")):
+        monkeypatch.setitem(POLICIES, "share", ("layerpipe2", {"history": "predicted", "p": p, "decay": decay}))
+        found.append(run("share", 3, optimizer="muon")[0])
+    assert found[0] == found[1]
+    assert len({tuple(losses) for losses in found}) == 3

@@ -42,6 +42,7 @@ OPTIMIZERS = {
     "sgd": lambda p: optim.SGD(p, 0.1, momentum=0.9, nesterov=True, weight_decay=0.01, max_norm=1.0),
     "adam": lambda p: optim.Adam(p, 0.01),
     "adamw": lambda p: optim.AdamW(p, 0.01, max_norm=0.5),
+    "muon": lambda p: optim.Muon([q for q in p if len(q.shape) == 2], 0.01, others=[q for q in p if len(q.shape) != 2]),
 }
 
 

@@ -4,12 +4,14 @@ many parameters."""
 from __future__ import annotations
 
 import ctypes
+import math
 
 import numpy as np
 import pytest
 from cuda_agree import on_cpu
 from cuda_on_cpu import not_finite, run, run_kernel
 from cuda_sanitizers import SANITIZERS, record, replay
+from helpers import bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -267,6 +269,58 @@ def test_every_share_of_every_tensor_has_one_block():
     assert list(table.start[:6]) == [0, *np.cumsum(shares)]
     assert set(table.start[5:]) == {sum(shares)} == {call.blocks[0]}
     assert list(table.size[:5]) == [n for n in sizes if n]
+
+
+# -------------------------------------------------------------------------------------------------------------- Muon
+MUON = {"momentum": 0.9, "coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7, "steps": 5, "scale": 1.5,
+        "weight_decay": 0.1}
+
+
+def matrices(shape, dtype="float32"):
+    """A parameter, its gradient, its momentum, and the learning rate."""
+    return [*(numbers(math.prod(shape), k, dtype=dtype).reshape(shape) for k in range(3)), np.array([0.1], dtype)]
+
+
+def muon(reads, seed=0, in_place=False, **options):
+    """A parameter and its momentum after the CUDA form has run; what it reads beside them stays."""
+    given = [a.copy() for a in reads]
+    writes = [given[0], given[2]] if in_place else [np.full_like(a, np.nan) for a in (reads[0], reads[2])]
+    run_kernel("muon", given, writes, seed=seed, **MUON, **options)
+    kept = [i for i in range(len(reads)) if not in_place or i not in (0, 2)]
+    assert bits(*(given[i] for i in kept)) == bits(*(reads[i] for i in kept))
+    return writes
+
+
+@pytest.mark.few(6)
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 70), (70, 1), (3, 2049), (65, 33), (33, 65), (64, 64)])
+def test_muon(shape, dtype, nesterov):
+    """Wide, tall and square; elsewhere and in place, whatever the order of threads, with equal bits."""
+    reads = matrices(shape, dtype)
+    found = muon(reads, 3, nesterov=nesterov)
+    assert bits(*muon(reads, 8, in_place=True, nesterov=nesterov)) == bits(*found)
+    wide = [a.astype("float64") for a in reads]
+    for form in (found, on_cpu("muon", reads, [np.full_like(a, np.nan) for a in found], nesterov=nesterov, **MUON)):
+        for y, e in zip(form, reference("muon", wide, nesterov=nesterov, **MUON), strict=True):
+            assert np.linalg.norm(y - e) <= RTOL[dtype] * np.linalg.norm(e)
+
+
+@pytest.mark.parametrize("bad", [None, *BAD])
+def test_muon_skips_a_step_and_tells_of_what_is_not_finite(bad):
+    reads = matrices((5, 500))
+    plain = muon(reads, nesterov=True)
+    if bad is not None:
+        reads[1][4, 499] = bad
+    for skip in (0, 1):
+        for in_place in (False, True):
+            not_finite()
+            found = muon([*reads, np.array([skip], "int32")], 0, in_place, guarded=True, nesterov=True)
+            assert not_finite() == (bad is not None and not skip)
+            if skip:
+                assert bits(*found) == bits(reads[0], reads[2])
+            elif bad is None:
+                assert bits(*found) == bits(*plain)
 
 
 # --------------------------------------------------------------------------------------------------- Adam's step, norms
