@@ -209,7 +209,7 @@ FLAGS: dict[str, Flag] = {
         help="divide each stage's rate by its delay, less and less over N steps (PipeMare)"),
     "--momentum": _flag(NETWORK, number(0), "X", (lambda: f"--optimizer {' or '.join(MOMENTUM)}",
         lambda a: a.optimizer in MOMENTUM),
-        help="momentum, below 1 (default: 0.9 for sgd, 0.95 for muon, 0 for rmsprop)"),
+        help="momentum, below 1 (default: 0.9 for sgd, 0 for rmsprop, 0.95 for muon)"),
     "--weight-decay": _flag(RUN, number(0), "X",
         help="weight decay (default: 0.01 for adamw and nadamw, 0.1 for muon, else 0)"),
     "--dither": _flag(NETWORK, number(0), "S", default=0.0,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import ssl
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,23 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 from typing import Any
-from urllib.error import HTTPError
 from urllib.parse import urlsplit
-from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
 
 from ..system.files import check_writable, write_atomic
+from .posting import post
 
 KUBEFLOW = "kubeflow"  #: the target whose URL, and the files of whose token and certificate, the environment names:
 URL, TOKEN, CERTIFICATE = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
 FILE_SECONDS, URL_SECONDS = 1.0, 5.0  #: between two writes; Kubeflow asks for at most one in five seconds
 TIMEOUT = 5.0  #: seconds of a request
-
-
-class _NoRedirect(HTTPRedirectHandler):
-    """A redirected request would carry the token to another host."""
-
-    def redirect_request(self, *_: Any) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -80,13 +71,8 @@ class Target:
         if not self.is_url:
             write_atomic(self.where, content)
             return
-        headers = {"Content-Type": "application/json"}
-        if self.token:  # it changes from time to time
-            headers["Authorization"] = f"Bearer {Path(self.token).read_text().strip()}"
-        context = ssl.create_default_context(cafile=self.certificate or None)
-        opener = build_opener(_NoRedirect, HTTPSHandler(context=context))
-        with opener.open(Request(self.where, content.encode(), headers, method="POST"), timeout=TIMEOUT) as answer:
-            answer.read(1 << 16)
+        token = Path(self.token).read_text().strip() if self.token else ""  # it changes from time to time
+        post(self.where, content, token, self.certificate, TIMEOUT)
 
 
 @dataclass(frozen=True)
@@ -154,7 +140,7 @@ class Status:
         except (OSError, ValueError) as error:
             if not self._warned:
                 self._warned = True
-                why = f"HTTP {error.code}" if isinstance(error, HTTPError) else " ".join(str(error).split())[:200]
+                why = f"HTTP {error.code}" if hasattr(error, "code") else " ".join(str(error).split())[:200]
                 self._warn(f"the status was not taken by {self._target.where}: {why}; the run goes on")
 
     def close(self) -> None:

@@ -112,7 +112,8 @@ def test_the_verdict(stale: tuple[int, ...], sums: tuple[int, ...], equal: bool 
     ([*PIPELINE, "--ranks", "1"], "a pipeline needs at least 2 ranks; give --ranks P"),
     ([*DATA, "--ranks", "65"], "at most 64 ranks run as threads of one process, not 65"),
     ([*PIPELINE, "--device", "cuda"], "on the CPU"),
-    ([*PIPELINE, "--schedulers", "gpipe,nope"], "unknown scheduler 'nope' for a pipeline; similar names: petra, gpipe"),
+    ([*PIPELINE, "--schedulers", "gpipe,nope"],
+     "unknown scheduler 'nope' for a pipeline; similar names: roundpipe, petra, gpipe"),
     ([*DATA, "--schedulers", "fifo,gpipe"], "scheduler gpipe is for a pipeline, not for data-parallel ranks"),
     ([*PIPELINE, "--schedulers", "gpipe"], "give at least two different ones"),
     ([*PIPELINE, "--schedulers", "gpipe,chimera", "--ranks", "3"], "chimera: needs even numbers"),
@@ -127,7 +128,8 @@ def test_what_cannot_be_compared_is_refused_in_one_line(capsys: Any, flags: list
 
 
 def test_under_a_launcher_it_says_how_to_start_it(capsys: Any, monkeypatch: Any) -> None:
-    monkeypatch.setenv("PMI_SIZE", "2")
+    for name, value in (("PMI_RANK", "0"), ("PMI_SIZE", "2")):
+        monkeypatch.setenv(name, value)
     code, out, err = run(capsys, "compare", *PIPELINE)
     assert (code, out) == (2, "")
     assert "compare runs ranks as threads of one process; start it without a launcher, with --ranks P" in one_line(err)

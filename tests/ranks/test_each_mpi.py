@@ -28,7 +28,7 @@ def in_one_process() -> str:
 
 
 def test_loop_back_adds_in_the_order_of_ranks() -> None:
-    given = rows(6, "float32")[:, [0, 1, 4, 5]]
+    given = rows(6, "float32")[:, [0, 4, 5]]  # without infinities and NaN
     assert sorted(set((given[0] + given[1] + given[2]).tolist())) == [0, 1]  # the order shows
     assert in_one_process()
 

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from command_line import refusal, run_json
 from helpers import deadline
+from launcher import under_mpi
 from rank_runs import Run, alone, check_under_mpi, merged, prepared
 
 import minidl as ml
@@ -268,7 +269,7 @@ def test_ranks_take_the_first_sum_that_is_ready_on_all() -> None:
     assert all(rank.votes for rank in ranks), "one is left on each"
 
 
-@pytest.mark.mpi
+@under_mpi
 def test_under_mpi() -> None:
     check_under_mpi(3, {"scheduler": "zb_h1", "options": {"order": "hint", "cap": "2p-s"}},
                     {"scheduler": "one_f_one_b", "options": {"order": "hint"}})

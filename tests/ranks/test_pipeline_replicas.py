@@ -412,7 +412,7 @@ def test_all_reduces_of_replicas_have_a_price(capsys):
     ("plan", [*PLAN[:-2], "--scheduler", "gpipe", "--collective", "tree"],
      "--collective has no effect here; it goes with --parallel data, and --replicas"),
     ("plan", ["--ranks", "2", "--micro-batches", "4", "--replicas", "2", "--scheduler", "gpipe"],
-     "--replicas has no effect on a pipeline on given times"),
+     "--replicas has no effect here; it goes with --gradient-bytes on given times"),
     ("train", [*SMALL, "--steps", "1", "--replicas", "2"],
      "--replicas has no effect on a network's step on one device"),
     ("train", [*SMALL, "--steps", "1", "--parallel", "data", "--replicas", "2"],
