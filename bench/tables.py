@@ -431,10 +431,10 @@ take. Eight ranks share two cores. The FFNN and the RNN there were measured when
 each task; the others since it looks for the next one of each lane.""",
             {"pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel}),
     Section("Orders as hints", """\
-1F1B, B = 2F, the times of tasks drawn anew for each step: spread .3 from micro-batch to micro-batch, and half of it by
-themselves. Tasks wait instead of computing, and the ranks are threads of one process. The simulator plays the same
-draws. Taken beside other work, where the sleeps of threads end 2 to 3 ms late; a forward lasts 60 ms. In another run
-the hint at the cap 2p - s took 0.86 on 4 ranks and 0.77 on 8, and its steps were 5.3 and 3.8 % off.""",
+1F1B, B = 2F. Task times are drawn anew for each step: they vary by .3 from micro-batch to micro-batch, and by half of
+that from task to task. Tasks wait instead of computing, and the ranks are threads of one process. The simulator uses
+the same draws. Measured beside other work, where sleeps of threads end 2 to 3 ms late; a forward lasts 60 ms. In
+another run the hint at the cap 2p - s took 0.86 on 4 ranks and 0.77 on 8, and its steps were 5.3 and 3.8 % off.""",
             {"hint": hint}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and
@@ -442,10 +442,11 @@ Simulated, from costs of single tasks that were measured on a busy machine: 4 ra
 a network into 12 stages; the FFNN's 13 blocks do not divide evenly into them, so it loses there.""",
             {"network_plans": network_plans}),
     Section("Messages between ranks", """\
-Bytes that travel in a step, and the share of a step in which the mean rank waits: before and after `only_new`, `fill`
-and `prefetch`. Bytes are counted in plans of 16 layers and 8 micro-batches. Tasks wait instead of computing, and each
-message and gather takes 10 ms; two ranks (of each of two replicas for `prefetch`) were measured under MPI, beside other
-work. Layers but the last one are computed again for `fill`; each rank has four stages for `prefetch`.""",
+The bytes that are sent in a step, and the share of a step in which the average rank waits, without and with `only_new`,
+`fill` and `prefetch`. Bytes are counted in plans of 16 layers and 8 micro-batches. Tasks wait instead of computing, and
+each message and gather takes 10 ms. Two ranks were measured under MPI, beside other work; for `prefetch`, two ranks of
+each of two replicas. For `fill`, all layers but the last one are computed again. For `prefetch`, each rank has four
+stages.""",
             {"messages": messages}),
     Section("What networks learn", """\
 The command line's own runs on one core, judged on data that they have not seen; each entry of the record has its
