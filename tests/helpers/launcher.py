@@ -1,4 +1,5 @@
-"""The launcher of MPI ranks: `MPIEXEC`, or None if there is none, or if mpi4py finds no MPI library here."""
+"""The launcher of MPI ranks: `MPIEXEC`, or None if there is none, or if mpi4py finds no MPI library here, or another
+one than the launcher's: then each rank is alone."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ def _found() -> str | None:
     launcher = shutil.which("mpiexec") or shutil.which("mpiexec", path=str(Path(sys.executable).parent))
     if launcher is None:
         return None
-    tried = subprocess.run([launcher, "-n", "1", sys.executable, "-c", "from mpi4py import MPI"], capture_output=True)
+    tried = subprocess.run([launcher, "-n", "2", sys.executable, "-c",
+                            "from mpi4py import MPI; raise SystemExit(MPI.COMM_WORLD.size != 2)"], capture_output=True)
     return launcher if tried.returncode == 0 else None
 
 
