@@ -28,7 +28,7 @@ def moved(made: Any) -> int:
     return sum(t.bytes for t in graph if t.kind in SENDS)
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("options", [{}, {"recompute": (0,), "options": {"fill": "R"}}, {"saved": True}], ids=str)
 @pytest.mark.parametrize(("name", "ranks", "chunks"), [("interleaved", 2, 4), ("interleaved", 4, 2), ("zb_v", 2, 2),
                                                        ("looped_bfs", 2, 4), ("one_f_one_b", 4, 1), ("hanayo", 2, 4)])
@@ -48,6 +48,7 @@ def test_only_what_is_new_travels_forward() -> None:
     assert sent[1] <= 8 * width < sent[0] / 3
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_fewer_bytes_travel_and_the_plan_says_how_many(network: str) -> None:
     for name, ranks, options in (("interleaved", 2, {"chunks": 4}), ("zb_v", 2, {}), ("one_f_one_b", 4, {})):

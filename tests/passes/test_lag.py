@@ -235,6 +235,7 @@ def test_a_bound_saves_memory_where_weight_gradients_pile_up(policy: str) -> Non
     assert max(bound.peak_bytes) < max(free.peak_bytes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flags", [
     ["mlp", "--model-arg", "preset=tiny", "--model-arg", "layers=4", "--batch-size", "8", "--scheduler", "multi_stream",
      "--micro-batches", "4"],

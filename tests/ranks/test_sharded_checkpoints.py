@@ -92,6 +92,7 @@ def state(path: Path, job: dict[str, Any]) -> tuple[Any, ...]:
     return bits(*tensors), counter, run.train_data.state(), found
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_folder_of_ranks_has_what_one_file_has(layout: str, tmp_path: Path) -> None:
     def save(trainer: Any) -> None:
@@ -217,6 +218,7 @@ def test_the_package_safetensors_reads_each_file(tmp_path: Path) -> None:
 
 
 # -------------------------------------------------------------------------------------------------- whole or not at all
+@pytest.mark.few(2)
 @pytest.mark.parametrize("where", ["optimizer-00002", "model.safetensors.index", "the name"])
 @pytest.mark.parametrize("layout", ["data", "replicas, all shared"])
 def test_a_full_disk_of_one_rank_is_one_line_on_all_and_leaves_the_old_one(

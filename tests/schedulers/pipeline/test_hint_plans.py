@@ -40,6 +40,7 @@ def random_times(random: np.random.Generator, name: str) -> tuple[Pipeline, int]
                     100.0 if random.random() < 0.3 else None, 40), ranks
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("name", [*POLICIES, *SEARCHES])
 def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> None:
     random = np.random.default_rng(len(name))
