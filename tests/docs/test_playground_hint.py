@@ -19,6 +19,7 @@ from minidl.plans.ready import Picks
 from minidl.pricing.cost import CostModel
 from minidl.schedulers.pipeline import PipelineError
 
+INVALID = "([field, is]) => document.querySelector(field).getAttribute('aria-invalid') === is"
 FILES = [str(build.HERE / name) for name in ("simulator.js", "hint.js")]
 
 
@@ -101,8 +102,9 @@ def test_the_page_draws_times(tab):
         before = tab.input_value(field)
         tab.fill(field, value)
         tab.wait_for_function("(says) => document.getElementById('varied').innerText.includes(says)", arg=says)
-        assert tab.get_attribute(field, "aria-invalid") == "true"
+        tab.wait_for_function(INVALID, arg=[field, "true"])
         tab.fill(field, before)
+        tab.wait_for_function(INVALID, arg=[field, "false"])
     tab.select_option("#policy", "dualpipe")
     tab.wait_for_function("document.getElementById('varied').innerText.includes('tasks in pairs')")
 

@@ -287,7 +287,8 @@ def of_optimizer(torchs: Any, ours: Any, call: Call) -> tuple[Callable[[], Any],
     return (lambda: run(torchs, torch.nn.Parameter(torch.tensor(X))), lambda: run(ours, nn.Parameter(X)))
 
 
-@pytest.mark.parametrize("name", shared(optim, torch.optim))
+#: torch's Muon computes in bfloat16: tests/optim/test_muon.py compares its arguments and its numbers without that
+@pytest.mark.parametrize("name", [name for name in shared(optim, torch.optim) if name != "Muon"])
 def test_every_argument_of_an_optimizer(name: str) -> None:
     torchs, ours = getattr(torch.optim, name), getattr(optim, name)
     faults = []
