@@ -13,15 +13,16 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..system.files import read, write_atomic
+from .columns import grouped
 from .report import UNITS
 from .schedule import Lane
 from .tasks import COLLECTIVE, RECEIVES, SENDS, Kind, parse_task, unpack
@@ -102,11 +103,10 @@ def save(timeline: Timeline, path: str | Path, factor: float | None = None) -> N
     multiplied. Raises ValueError for times below a microsecond without a factor that makes them longer, and for times
     that are too long; OSError if a file cannot be written."""
     name, scale = str(path).removesuffix(".et"), _scale(timeline, factor)
-    groups = _groups(timeline)
-    for rank in sorted({lane.rank for lane in timeline.lanes}):
-        write_atomic(f"{name}.{rank}.et", b"".join(
-            _varint(len(message)) + message for message in _written(timeline, rank, scale, factor, groups)))
-    if told := {number: ranks for ranks, number in groups.items() if number}:
+    group = _groups(timeline)
+    for rank, messages in _written(timeline, scale, factor, group).items():
+        write_atomic(f"{name}.{rank}.et", b"".join(_varint(len(message)) + message for message in messages))
+    if told := {number: ranks for ranks, number in sorted(set(group.values())) if number}:
         write_atomic(f"{name}.groups.json", json.dumps(told) + "\n")
 
 
@@ -142,67 +142,77 @@ def _scale(t: Timeline, factor: float | None) -> float:
     return scale
 
 
-def _groups(t: Timeline) -> dict[tuple[int, ...], str]:
-    """Ranks that sum together -> the name of their group, which is empty for all ranks."""
+def _groups(t: Timeline) -> dict[int, tuple[tuple[int, ...], str]]:
+    """Key of a collective -> the ranks that take part, and the name of their group, which is empty for all ranks."""
     every, ranks = tuple(sorted({lane.rank for lane in t.lanes})), t.rank_of_each
     of = defaultdict[int, set[int]](set)
     for record in t.tasks[np.isin(unpack(t.key[t.tasks]).kind, COLLECTIVE)].tolist():
         of[int(t.key[record])].add(int(ranks[record]))
-    names = map(str, count(1))
-    return {own: "" if own == every else next(names) for own in sorted({tuple(sorted(r)) for r in of.values()})}
+    own = {key: tuple(sorted(members)) for key, members in of.items()}
+    names = {members: str(i) for i, members in enumerate(sorted({*own.values()} - {every}), 1)}
+    return {key: (members, names.get(members, "")) for key, members in own.items()}
 
 
-def _written(t: Timeline, rank: int, scale: float, factor: float | None,
-             groups: dict[tuple[int, ...], str]) -> Iterator[bytes]:
-    """The messages of one rank's file."""
+def _written(t: Timeline, scale: float, factor: float | None,
+             group: Mapping[int, tuple[tuple[int, ...], str]]) -> dict[int, list[bytes]]:
+    """The messages of each rank's file."""
+    lanes, tasks, ranks, key = t.lane.tolist(), t.tasks, t.rank_of_each.tolist(), t.key.tolist()
     about = {"labels": t.labels, "unit": t.unit, "predicted": t.predicted, "peak_bytes": t.peak_bytes,
-             "factor": factor, "lanes": [lane.name for lane in t.lanes if lane.rank == rank]}
-    yield _field(1, VERSION) + _attributes(2, {"minidl": (STRING, json.dumps(about))})
-    ranks, tasks = t.rank_of_each, t.tasks
-    own = sorted(tasks[ranks[tasks] == rank].tolist(), key=lambda r: (t.start[r], t.end[r]))
-    number = {record: i for i, record in enumerate(own, 1)}
-    more = count(len(own) + 1)  # numbers of messages that are no tasks of the timeline
-    needs, before = defaultdict[int, list[int]](list), dict[int, int]()
-    for lane in np.unique(t.lane[own]).tolist():
-        mine = [r for r in tasks.tolist() if t.lane[r] == lane]
-        before |= dict(zip(mine[1:], mine, strict=False))
-    readers, partner, bare = _matched(t)
+             "factor": factor}
+    files = {rank: [_field(1, VERSION) + _attributes(2, {"minidl": (STRING, json.dumps(
+        {**about, "lanes": [lane.name for lane in own]}))})]
+        for rank, own in sorted(grouped((lane.rank, lane) for lane in t.lanes).items())}
+    counts, number = {rank: count(1) for rank in files}, dict[int, int]()
+    ordered = tasks[np.lexsort((t.end[tasks], t.start[tasks]))].tolist()
+    for record in ordered:
+        number[record] = next(counts[ranks[record]])
+    before = {b: a for a, b in pairwise(tasks.tolist()) if lanes[a] == lanes[b]}
+    needs = defaultdict[int, set[int]](set)
     for a, b in t.edges.tolist():
-        if a in number and b in number:
-            needs[b].append(number[a])
-    for (a, to), tag in bare.items():
-        if a in number:
-            yield _node(next(more), f"send {t.name(a)}", SEND, [], [number[a]], t.end[a] * scale, 0,
-                        _message(rank, to, tag, t.bytes[a]))
-        if to == rank:
-            found = next(more)
-            for b in readers[a, to]:
-                needs[b].append(found)
-            yield _node(found, f"receive {t.name(a)}", RECEIVE, [], [], t.end[a] * scale, 0,
-                        _message(int(ranks[a]), rank, tag, t.bytes[a]))
+        if ranks[a] == ranks[b]:
+            needs[b].add(number[a])
+    readers, partner, bare = _matched(t)
+    for (a, to), tag in bare.items():  # these messages are no tasks of the timeline
+        given = _message(ranks[a], to, tag, t.bytes[a])
+        files[ranks[a]].append(_node(next(counts[ranks[a]]), f"send {t.name(a)}", SEND, [], [number[a]],
+                                     t.end[a] * scale, 0, given))
+        files[to].append(_node(got := next(counts[to]), f"receive {t.name(a)}", RECEIVE, [], [], t.end[a] * scale, 0,
+                               given))
+        for b in readers[a, to]:
+            needs[b].add(got)
     took, start = t.durations, t.start.copy()
     first, _, size = t.actions
     for begin, several in zip(first[size > 1].tolist(), size[size > 1].tolist(), strict=True):
         action = tasks[begin : begin + several]  # one after the other, each for its share
         start[action] += np.arange(several) * took[action[0]]
-    for record, i in number.items():
-        kind = Kind(int(unpack(t.key[record]).kind))
+    kinds, work = unpack(t.key).kind.tolist(), _work(t)
+    for record in ordered:
+        kind = Kind(kinds[record])
         node = TYPES.get(int(kind), COMPUTE)
-        given: Attributes = {"task": (STRING, t.name(record)), "lane": (STRING, t.lanes[t.lane[record]].name),
-                             "is_cpu_op": (BOOL, 0)}
+        given = {"task": (STRING, t.name(record)), "lane": (STRING, t.lanes[lanes[record]].name),
+                 "is_cpu_op": (BOOL, 0)}
         if node == COLLECT:
             given |= {"comm_type": (INT64, COLLECTIVES[kind]), "comm_size": (INT64, int(t.bytes[record]))}
-            members = tuple(sorted({int(ranks[r]) for r in tasks[t.key[tasks] == t.key[record]].tolist()}))
-            given |= {"pg_name": (STRING, name)} if (name := groups[members]) else {}
+            given |= {"pg_name": (STRING, name)} if (name := group[key[record]][1]) else {}
         elif node != COMPUTE:
-            source, target, tag = partner.get(record, (rank, int(unpack(t.key[record]).destination), 0))
-            given |= _message(source, target, tag, t.bytes[record])
-        elif t.work is not None:
-            _, rows = t.work.rows_of(t.key[[record]])
-            given |= {"num_ops": (INT64, int(t.work.flops[rows].sum())),
-                      "tensor_size": (UINT64, int(t.work.bytes[rows].sum()))}
-        yield _node(i, t.label(record), node, [number[before[record]]] if record in before else [],
-                    sorted(set(needs[record])), start[record] * scale, took[record] * scale, given)
+            source, to, tag = partner.get(record, (ranks[record], int(unpack(key[record]).destination), 0))
+            given |= _message(source, to, tag, t.bytes[record])
+        elif record in work:
+            given |= {"num_ops": (INT64, work[record][0]), "tensor_size": (UINT64, work[record][1])}
+        files[ranks[record]].append(_node(
+            number[record], t.label(record), node, [number[before[record]]] if record in before else [],
+            sorted(needs[record]), start[record] * scale, took[record] * scale, given))
+    return files
+
+
+def _work(t: Timeline) -> dict[int, tuple[int, int]]:
+    """The flops and bytes of each task whose work is known."""
+    if t.work is None:
+        return {}
+    at, rows = t.work.rows_of(t.key[t.tasks])
+    flops, nbytes = (np.bincount(at, column[rows], len(t.tasks)).astype(np.int64).tolist()
+                     for column in (t.work.flops, t.work.bytes))
+    return dict(zip(t.tasks.tolist(), zip(flops, nbytes, strict=True), strict=True))
 
 
 def _matched(t: Timeline) -> tuple[dict[Any, list[int]], dict[int, tuple[int, int, int]], dict[tuple[int, int], int]]:
@@ -245,20 +255,22 @@ def load(paths: Sequence[str | Path]) -> Timeline:
     for rank, path in enumerate(paths):
         try:
             about, nodes = _nodes(read(path, "trace"))
+            lane_of = {name: len(lanes) + i for i, name in enumerate(about["lanes"])}
+            users = grouped((need, number) for number, node in nodes.items() for need in node["needs"])
             at = {}
             for number, node in sorted(nodes.items()):
                 if "task" in node["attr"]:
                     at[number] = len(rows)
-                    lane = len(lanes) + about["lanes"].index(node["attr"]["lane"])
+                    lane = lane_of[node["attr"]["lane"]]
                     rows.append((parse_task(node["attr"]["task"]), lane, node[6], node[6] + node[7],
                                  node["attr"].get("comm_size", 0)))
             for number, node in nodes.items():
                 here, tag = at.get(number), node["attr"].get("comm_tag")
                 edges += [(at[d], here) for d in node["needs"] if here is not None and d in at]
                 if tag is not None:
-                    users = [at[n] for n, other in nodes.items() if number in other["needs"] and n in at]
                     ends[node[3] == RECEIVE][tag] += [here] if here is not None else (
-                        users if node[3] == RECEIVE else [at[d] for d in node["needs"]])
+                        [at[n] for n in users.get(number, ())] if node[3] == RECEIVE
+                        else [at[d] for d in node["needs"]])
             lanes += [Lane(rank, name) for name in about["lanes"]]
             if rank == 0:
                 first = about
@@ -266,8 +278,8 @@ def load(paths: Sequence[str | Path]) -> Timeline:
             why = " ".join(str(error).split())[:120]
             raise ValueError(f"{path} is not {OURS}: {why}") from None
     edges += [(a, b) for tag in ends[0] for a in ends[0][tag] for b in ends[1].get(tag, [])]
-    key, lane, start, end, nbytes = zip(*rows, strict=True) if rows else ((),) * 5
-    return Timeline.of_tasks(lanes, key, lane, start, end, bytes=nbytes, edges=edges, labels=tuple(first["labels"]),
+    key, at_lane, start, end, nbytes = zip(*rows, strict=True) if rows else ((),) * 5
+    return Timeline.of_tasks(lanes, key, at_lane, start, end, bytes=nbytes, edges=edges, labels=tuple(first["labels"]),
                              peak_bytes=first["peak_bytes"], predicted=first["predicted"], unit="us")
 
 
