@@ -114,12 +114,16 @@ def _sums(arguments: Any) -> Collective:
 
 
 def _topology(arguments: Any) -> Topology | None:
-    """The nodes of the job, in microseconds. Raises UsageError if they do not divide its ranks."""
+    """The nodes of the job, in microseconds. Raises UsageError if they do not divide its ranks, or lack a link."""
     if not arguments.topology:
         return None
     told, total = arguments.topology, (arguments.ranks or 1) * arguments.replicas
     if total % told["nodes"]:
         raise UsageError(f"--topology: {told['nodes']:,} nodes do not divide {total:,} ranks into equal parts")
+    for name, exists in (("inside", total > told["nodes"]), ("across", told["nodes"] > 1)):
+        if exists and name not in told:
+            raise UsageError(f"--topology nodes={told['nodes']} of {total:,} ranks lacks the link {name} nodes; give "
+                             f"{name}=LATENCY:BANDWIDTH")
     links = {name: Link(latency, None if rate is None else rate / 1e6) for name in ("inside", "across")
              for latency, rate in [told.get(name, (0.0, None))]}
     return Topology(told["nodes"], total // told["nodes"], links["inside"], links["across"], told.get("rails", 1),

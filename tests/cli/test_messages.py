@@ -163,6 +163,8 @@ arena unit zbh1 => entry 'zbh1' is neither
 arena unit --alone => --alone leaves the published policies out
 arena unit --alone gpipe --bogus => unrecognized arguments: --bogus
 plan GPIPE --scheduler-arg x=1 => gpipe takes no argument 'x'; it takes lag, cap
+simulate GPIPE --topology nodes=2 => nodes=2 of 2 ranks lacks the link across nodes; give across=LATENCY:BANDWIDTH
+simulate GPIPE --topology nodes=1 => nodes=1 of 2 ranks lacks the link inside nodes; give inside=LATENCY:BANDWIDTH
 plan GPIPE --activation-cap 0 => the activation cap is 0
 plan GPIPE SMALL --activation-cap 0 => the activation cap is 0
 """
