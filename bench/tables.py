@@ -433,8 +433,8 @@ each task; the others since it looks for the next one of each lane.""",
     Section("Orders as hints", """\
 1F1B, B = 2F. Task times are drawn anew for each step: they vary by .3 from micro-batch to micro-batch, and by half of
 that from task to task. Tasks wait instead of computing, and the ranks are threads of one process. The simulator uses
-the same draws. Measured beside other work, where sleeps of threads end 2 to 3 ms late; a forward lasts 60 ms. In
-another run the hint at the cap 2p - s took 0.86 on 4 ranks and 0.77 on 8, and its steps were 5.3 and 3.8 % off.""",
+the same draws. A forward lasts 60 ms. Beside other work, where sleeps of threads end 2 to 3 ms late, steps were up to
+7.5 % longer than simulated.""",
             {"hint": hint}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and
