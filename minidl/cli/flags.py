@@ -246,9 +246,9 @@ FLAGS: dict[str, Flag] = {
         help="hint: each rank runs its first ready task of the order, and keeps at most --scheduler-arg cap=K "
              "micro-batches, such as 2p-s (default: as many as the order does); data-parallel ranks choose the next "
              "sum together"),
-    "--jitter": _flag("simulate:cp", number(0, 10), "SIGMA", HINT,
+    "--jitter": _flag("simulate:rcp", number(0, 10), "SIGMA", HINT,
         help="draw the times of tasks, with this spread from micro-batch to micro-batch, and half of it by themselves"),
-    "--draws": _flag("simulate:cp", whole(1, 1 << 16), "N", ("--jitter SIGMA", lambda a: a.jitter), default=100,
+    "--draws": _flag("simulate:rcp", whole(1, 1 << 16), "N", ("--jitter SIGMA", lambda a: a.jitter), default=100,
         help="how many draws"),
     "--recompute": _flag(PRICED, str, "none|all|sqrt|auto|I,J,..", ONE_POLICY,
         help="compute activations again, but keep all (none), those between all blocks (all), between sqrt(L) parts, "

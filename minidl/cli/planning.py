@@ -172,7 +172,7 @@ def simulate(arguments: Any) -> int:
         made = beside(arguments, made)
     show.notes(made.remarks)
     found = _figures(arguments, made)
-    if isinstance(made, PipelinePlan) and made.hint is not None and found is not None:
+    if (made.chosen_sums or getattr(made, "hint", None) is not None) and found is not None:
         columns, (figures, plain) = hints.simulated(arguments, made), found
         found = figures | {"steps": columns}, lambda made: f"{plain(made)}\n\n{hints.text(columns)}"
     if found is None:

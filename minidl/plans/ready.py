@@ -100,23 +100,25 @@ class Picks:
         """The durations of one draw, with the given ones as means: lognormal, of spread `sigma` for each micro-batch,
         and OWN times that for each task by itself."""
         random, own = np.random.default_rng(seed), unpack(self.graph.keys)
-
-        def factors(spread: float, count: int) -> Floats:
-            return np.exp(spread * random.standard_normal(count) - spread**2 / 2)
-
-        micro = factors(sigma, int(own.micro_batch.max(initial=0)) + 1)[own.micro_batch]
+        micro = factors(random, sigma, int(own.micro_batch.max(initial=0)) + 1)[own.micro_batch]
         varies = np.isin(own.kind, VARIES)
         # by key: plans of the same tasks draw the same times
-        single = spread(np.argsort(self.graph.keys), factors(OWN * sigma, len(own.kind)), len(own.kind))
+        single = spread(np.argsort(self.graph.keys), factors(random, OWN * sigma, len(own.kind)), len(own.kind))
         return np.where(varies, self.clock.duration * micro * single, self.clock.duration)
+
+
+def factors(random: np.random.Generator, spread: float, size: int | tuple[int, ...]) -> Floats:
+    """Lognormal factors with this spread and the mean 1."""
+    return np.exp(spread * random.standard_normal(size) - spread**2 / 2)
 
 
 @dataclass(frozen=True)
 class Draws:
-    """Step times by draw: of the policy's own order, of the order with the hint's cap, and of the hint."""
+    """Step times by draw: of the policy's own order, of the order with the hint's cap (None if there is no cap), and of
+    the hint."""
 
     own: Floats
-    fixed: Floats
+    fixed: Floats | None
     hint: Floats
 
 

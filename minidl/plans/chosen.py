@@ -1,0 +1,79 @@
+"""Data-parallel ranks whose task times vary: their steps if sums keep their order, and if the ranks choose the next one
+together, the first that is ready on all of them (`--order hint`).
+
+Each rank has tasks of its own, and all ranks share each sum. Times are drawn as in `ready.py`: a micro-batch is longer
+or shorter on its rank, and each task by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..core.columns import Floats, Ints, Rows
+from ..core.tasks import COLLECTIVE, unpack
+from ..passes.rewrite import unroll
+from ..pricing.greedy import greedy
+from ..pricing.simulation import Clock, Lanes
+from .plan import Plan
+from .ready import OWN, VARIES, Draws, factors
+
+STEPS = 5  #: in a row; the time of a step is the mean of those between the first, which fills the lanes, and the last
+
+
+class Ranks:
+    """The tasks of all ranks over some steps. Task t of rank r has the number r n + t, and a sum the number t."""
+
+    def __init__(self, plan: Plan) -> None:
+        graph, schedule = unroll(plan.graph, STEPS), plan.schedule.repeated(STEPS)
+        lanes = Lanes.of(graph, schedule)
+        clock = Clock.of(graph, plan.cost, lanes).without_contention()
+        self.count, self.ranks, self.own = len(graph), plan.ranks, unpack(graph.keys)
+        self.sums = np.isin(self.own.kind, COLLECTIVE)
+        self.duration, self._ids = np.tile(clock.duration, self.ranks), schedule.ids(graph)
+        self._lane, (source, target, delay) = schedule.lane_of_each(), clock.edges(lanes)
+        self._edges = source, target, delay
+        lane_of = np.empty(self.count, np.int64)
+        lane_of[self._ids] = self._lane
+        self._machine = (np.arange(self.ranks)[:, None] * len(schedule.lanes) + lane_of).ravel()
+        self._machines, place = self.ranks * len(schedule.lanes), np.empty(self.count, np.int64)
+        place[self._ids] = np.arange(self.count)
+        self._place = np.tile(place, self.ranks)
+
+    def _everywhere(self, tasks: Ints) -> Ints:
+        """The numbers (ranks, n) of these tasks on all ranks."""
+        return np.where(self.sums[tasks], 0, np.arange(self.ranks)[:, None] * self.count) + tasks
+
+    def steps(self, duration: Floats, chosen: bool) -> float:
+        """The time of a step. `chosen`: whether sums that are ready may overtake others."""
+        source, target, delay = self._edges
+        follows = np.flatnonzero(self._lane[1:] == self._lane[:-1])
+        before, after = self._ids[follows], self._ids[follows + 1]
+        if chosen:
+            before, after = before[kept := ~self.sums[after]], after[kept]
+        first, then = (self._everywhere(np.append(*ids)).ravel() for ids in ((source, before), (target, after)))
+        wait = np.tile(np.append(np.broadcast_to(delay, len(source)), np.zeros(len(before))), self.ranks)
+        total = self.count * self.ranks
+        played = greedy(Rows.from_pairs(first, then, total), wait[np.argsort(first, kind="stable")], self._machine,
+                        duration, self._place, self._machines)
+        real = np.tile(~self.sums, self.ranks) | (np.arange(total) < self.count)  # of a sum, only rank 0's
+        step = np.tile(self.own.iteration, self.ranks)
+        last = np.zeros(STEPS)
+        np.maximum.at(last, step[real], played.end[real])
+        return float(last[-2] - last[0]) / (STEPS - 2)
+
+    def drawn(self, sigma: float, seed: int) -> Floats:
+        """The durations of one draw."""
+        random, own = np.random.default_rng(seed), self.own
+        micro = own.micro_batch + own.iteration * (1 + int(own.micro_batch.max(initial=0)))
+        each = factors(random, sigma, (self.ranks, 1 + int(micro.max(initial=0))))[:, micro]
+        single = factors(random, OWN * sigma, (self.ranks, self.count))
+        return np.where(np.tile(np.isin(own.kind, VARIES), self.ranks), self.duration * (each * single).ravel(),
+                        self.duration)
+
+
+def draws(plan: Plan, sigma: float, count: int, seed: int = 0) -> Draws:
+    """The times of `count` draws with sums in the policy's order, and as the ranks choose them."""
+    ranks = Ranks(plan)
+    times = [ranks.drawn(sigma, seed + i) for i in range(count)]
+    own, hint = (np.array([ranks.steps(time, chosen) for time in times]) for chosen in (False, True))
+    return Draws(own, None, hint)
