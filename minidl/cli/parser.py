@@ -133,7 +133,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments.given, arguments.line = given, shlex.join(["minidl", *argv])
     arguments.subject = subject_of(arguments)
     if arguments.resume == "auto":
-        arguments.resume = saved(arguments)
+        arguments.resume = saved(arguments) and "auto"
     if (kind := kind_of(arguments)) != "none":
         from ..schedulers.registry import COMPARED, USUAL
 

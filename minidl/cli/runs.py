@@ -25,7 +25,6 @@ from ..system import interrupts
 from ..system.files import FileError, write_atomic
 from ..training import checkpoint, loop, status
 from ..training.agreement import Disagreement
-from ..training.job import Job
 from ..training.keeper import Keeper
 from ..training.metrics import Metrics
 from ..training.realised import as_lines as as_order_lines
@@ -96,10 +95,11 @@ def _with(flag: str, value: Any) -> str:
 
 def resumed(arguments: Any, recorded: Recorded, part: tuple[int, int] = (0, 1)) -> checkpoint.Checkpoint:
     """Restores the state of the checkpoint; a given learning rate overrides the saved one. `part`: of so many ranks,
-    this is one. Raises CheckpointError, before anything changes, for a checkpoint that does not fit."""
+    this is one. With --resume auto it may have all steps. Raises CheckpointError, before anything changes, for a
+    checkpoint that does not fit."""
     steps = steps_of(arguments, recorded)
     saved = checkpoint.peek(arguments.checkpoint)
-    if saved.step >= steps:
+    if saved.step > steps or (saved.step == steps and arguments.resume != "auto"):
         raise UsageError(f"{arguments.checkpoint} already has {saved.step} steps, and --steps {steps} counts from the "
                          f"start of the run; give more steps")
     if saved.about.get("tokenizer", "") != recorded.train_data.dataset.tokenizer:
@@ -192,7 +192,7 @@ def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, An
     saved even if test data or the log fail."""
     steps, keeper = steps_of(arguments, trainer.recorded), keeper_of(arguments, trainer.recorded)
     try:
-        record = run_record(trainer.job, trainer)
+        record = run_record(trainer)
         metrics.write(loop.judged(trainer, steps, record["test"]))
         metrics.close()
     except (DataError, FileError):
@@ -243,6 +243,8 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
         raise Disagreement(f"--log-versions has no effect here: {plan.scheduler} trains on the newest weights")
     if arguments.dry_run:
         return _dry_run(arguments, trainer) if first else 0
+    if saved is not None and saved.step == steps_of(arguments, trainer.recorded):
+        return _ended_before(arguments, trainer)
     if first and saved is not None:
         show.note(f"resumed from {arguments.checkpoint} after step {saved.step}")
     with watching(arguments, trainer):
@@ -282,6 +284,20 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
             show.emit(arguments, record, lambda: summary(record))
     elif (keeper := keeper_of(arguments, trainer.recorded)) is not None:
         keeper.save(trainer, steps_of(arguments, trainer.recorded))
+    if communicator is not None:
+        communicator.gather(None)  # no rank ends before rank 0 has printed everything
+    return 0
+
+
+def _ended_before(arguments: Any, trainer: Trainer) -> int:
+    """Prints the result of a run whose checkpoint has all steps, on rank 0 if there are ranks."""
+    steps, communicator = steps_of(arguments, trainer.recorded), trainer.communicator
+    if communicator is None or communicator.rank == 0:
+        show.note(f"{arguments.checkpoint} already has all {steps} steps: none is left to run, and the files of an "
+                  f"earlier attempt stay as they are")
+        with _told(arguments, trainer, steps, steps):
+            record = _result(trainer) | {"ranks": 1 if communicator is None else communicator.size, "steps": 0}
+        show.emit(arguments, record, lambda: summary(record))
     if communicator is not None:
         communicator.gather(None)  # no rank ends before rank 0 has printed everything
     return 0
@@ -340,24 +356,28 @@ def parameters(recorded: Recorded) -> int:
     return sum(p.size for p in recorded.model.parameters())
 
 
-def run_record(task: Job, trainer: Trainer, test: Mapping[str, float] | None = None) -> dict[str, Any]:
-    """The result of a run, with the keys of `train --json`. `test`: its metrics on test data, if they are known."""
+def _result(trainer: Trainer, test: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The part of a run's result that does not depend on its steps."""
     if test is None:
         with show.progress("evaluating", 1.0) as done:
             test = trainer.evaluate(done)
-    return {"model": task.model, "parameters": parameters(trainer.recorded), "data": trainer.recorded.train_data.name,
-            "device": trainer.recorded.device.name, "ranks": 1, "scheduler": task.scheduler,
-            "steps": len(trainer.losses),
-            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1], "accuracy": test.get("accuracy"),
-            "objective": trainer.recorded.objective.name, "test": dict(test),
+    task, recorded = trainer.job, trainer.recorded
+    return {"model": task.model, "parameters": parameters(recorded), "data": recorded.train_data.name,
+            "device": recorded.device.name, "scheduler": task.scheduler, "accuracy": test.get("accuracy"),
+            "objective": recorded.objective.name, "test": dict(test), "params_sha256": trainer.params_sha256(),
+            "remarks": [*trainer.plan.remarks], "versions": versions()}
+
+
+def run_record(trainer: Trainer, test: Mapping[str, float] | None = None) -> dict[str, Any]:
+    """The result of a run, with the keys of `train --json`. `test`: its metrics on test data, if they are known."""
+    return {**_result(trainer, test), "ranks": 1, "steps": len(trainer.losses),
+            "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1],
             "step_ms": trainer.step_ms(), "data_ms": round(float(np.median(trainer.waits)) * 1000, 4),
             "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)),
             "activation_peak_bytes": max(p.memory.activation_bytes for p in trainer.program.parts),
-            "params_sha256": trainer.params_sha256(),
-            "dither": trainer.recorded.zeros() if task.dither else None,
-            "remarks": [*trainer.plan.remarks], "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json(),
-            "versions": versions()}
+            "dither": trainer.recorded.zeros() if trainer.job.dither else None,
+            "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json()}
 
 
 def surroundings(trainer: Trainer) -> Surroundings:
@@ -375,18 +395,21 @@ def said(metric: str, value: float) -> str:
 
 
 def summary(record: dict[str, Any]) -> str:
-    judged = "".join(f", test {name.replace('_', ' ')} {said(name, value)}" for name, value in record["test"].items())
+    judged = ", ".join(f"test {name.replace('_', ' ')} {said(name, value)}" for name, value in record["test"].items())
+    head = (f"{record['model']} ({record['parameters']:,} parameters) on {record['data']}, {record['scheduler']} on "
+            f"{record['device']}: {record['steps']} steps\n")
+    last = f"  parameters sha256 {record['params_sha256'][:16]}"
+    if not record["steps"]:
+        return f"{head}  {judged}\n{last}"
     step = record["step_ms"]
-    return (f"{record['model']} ({record['parameters']:,} parameters) on {record['data']}, {record['scheduler']} on "
-            f"{record['device']}: {record['steps']} steps\n"
-            f"  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}{judged}\n"
+    return (f"{head}  loss {record['loss_first']:.4f} -> {record['loss_last']:.4f}, {judged}\n"
             f"  step {step['median']:.3f} ms (p10 {step['p10']:.3f}, p90 {step['p90']:.3f}), predicted "
             f"{record['predicted_step_ms']:.3f} ms\n"
             + (f"  dither {d['s']:g}: {d['zeros_before']:.1%} -> {d['zeros']:.1%} of the gradients of pre-activations "
                f"are 0, which saves {d['skipped_before']:.1%} -> {d['skipped']:.1%} of the multiply-adds\n"
                if (d := record["dither"]) else "") +
             f"  peak memory {record['peak_bytes']:,} bytes\n"
-            f"  parameters sha256 {record['params_sha256'][:16]}\n{diagnosed(record['diagnosis'])}")
+            f"{last}\n{diagnosed(record['diagnosis'])}")
 
 
 def diagnosed(record: dict[str, Any]) -> str:

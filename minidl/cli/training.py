@@ -85,7 +85,7 @@ def compare(arguments: Any) -> int:
     records, tests = list[dict[str, Any]](), dict[str, dict[str, float]]()
     for trainer in trainers:
         state = trainer.state_sha256()  # models with equal bits are judged once
-        records.append(runs.run_record(trainer.job, trainer, tests.get(state)))
+        records.append(runs.run_record(trainer, tests.get(state)))
         tests[state] = records[-1]["test"]
     identical, verdict = _verdict(trainers, [r["params_sha256"] for r in records])
     keys = ("scheduler", "step_ms", "predicted_step_ms", "peak_bytes", "params_sha256", "loss_first",

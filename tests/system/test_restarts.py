@@ -162,6 +162,32 @@ def test_the_same_command_begins_and_goes_on(capsys: Any, tmp_path: Path) -> Non
     assert run("5", "--checkpoint", str(tmp_path / "run"), "--config", str(tmp_path / "flags.toml"))["steps"] == 1
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "shards"])
+def test_a_run_that_is_complete_ends_with_its_result(kind: str, capsys: Any, tmp_path: Path) -> None:
+    """As one does that was killed after its last save, and is started again."""
+    folder, told = tmp_path / "run", tmp_path / "told"
+    more = [*KINDS["data"], "--scheduler", "buckets", "--shard", "3"] if kind == "shards" else KINDS[kind]
+    flags = [*RUN, *more, "--checkpoint", str(folder), "--status", str(told), "--resume"]
+    assert main([*flags, "auto", "--steps", "3"]) == 0
+    whole = json.loads(capsys.readouterr().out)
+    told.unlink()
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert main([*flags, "auto", "--steps", "3", "--trace", str(tmp_path / "trace.json")]) == 0
+    out, err = capsys.readouterr()
+    found = json.loads(out)
+    assert "already has all 3 steps: none is left to run" in err
+    assert found["steps"] == 0
+    assert all(found[key] == whole[key] for key in ("params_sha256", "test", "accuracy", "ranks", "model"))
+    assert json.loads(told.read_text())["trainerStatus"]["progressPercentage"] == 100
+    assert before == {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    assert not (tmp_path / "trace.json").exists()
+    assert main([word for word in (*flags, "auto", "--steps", "3") if word != "--json"]) == 0
+    assert ": 0 steps\n" in capsys.readouterr().out
+    for resume, steps in ([], "3"), (["auto"], "2"):  # plain --resume is for a run that goes on
+        assert main([*flags, *resume, "--steps", steps]) == 2
+        assert "already has 3 steps" in capsys.readouterr().err
+
+
 # ------------------------------------------------------------------------------------------------------------ real runs
 def test_a_killed_run_ends_with_the_bits_of_one_without_kills(tmp_path: Path) -> None:
     flags = ["--epochs", "12"]
@@ -243,9 +269,9 @@ def full(kind: str, seed: int, folder: Path) -> str:
 
 
 def _wrong(done: subprocess.CompletedProcess[str], mark: str, wanted: dict[str, Any]) -> str:
-    if done.returncode and "already has" not in done.stderr:
+    if done.returncode:
         return f"exit code {done.returncode}: {done.stderr[-2000:]}"
-    if not done.returncode and record(done)["params_sha256"] != wanted["params_sha256"]:
+    if record(done)["params_sha256"] != wanted["params_sha256"]:
         return f"other bits: {done.stderr[-1000:]}"
     until(lambda: not processes(mark), "no process is left", 30)
     return ""

@@ -139,10 +139,8 @@ def goes_on(folder: Path, wanted: str, *flags: object) -> str:
     has to begin anew."""
     if not checkpoint.exists(folder):
         return ""
-    done = subprocess.run(program(*RUN, "--checkpoint", folder, "--resume", *flags), cwd=ROOT, capture_output=True,
-                          text=True, timeout=PATIENCE)
-    if "already has" in done.stderr:
-        return ""
+    done = subprocess.run(program(*RUN, "--checkpoint", folder, "--resume", "auto", *flags), cwd=ROOT,
+                          capture_output=True, text=True, timeout=PATIENCE)
     if done.returncode:
         return f"the checkpoint cannot be resumed: {done.stderr}"
     found = json.loads(done.stdout)["params_sha256"]
