@@ -283,7 +283,8 @@ class Threads:
         found = []
         for place, phases, tasks, stamps in zip(self._places, self._phases, self.work.tasks, self._stamps, strict=True):
             # (iter, (list,), index); without an index where it has ended
-            state: Any = () if place.calls is None else place.calls.__reduce__()
+            calls = place.calls
+            state: Any = () if calls is None else calls.__reduce__()
             passed = 3 * len(tasks) if len(state) < 3 else phases[state[2] - 1] if state[2] else 0
             found.append((passed, np.array(stamps)))
         return found

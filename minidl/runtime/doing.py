@@ -69,10 +69,11 @@ def of(parts: Sequence[Any], ready: Any) -> Doing:
 
 def _flight(ready: Any) -> tuple[set[int], set[int]]:
     """The transfers of this part that have begun; and which of them are under way."""
-    if ready.meetings is None or not ready.meetings.transfers:
+    if ready.meetings is None:
         return set(), set()
-    begun, flying = ready.meetings.common.flight.standing()
-    return (begun if ready.meetings.entries else set()), flying
+    own = ready.meetings.transfers
+    begun, flying = ({e.task for e in some if own.get(e.task) is e} for some in ready.meetings.common.flight.standing())
+    return begun, flying
 
 
 def _pending(ready: Any, begun: set[int], flying: set[int]) -> list[int]:

@@ -292,10 +292,10 @@ class Runtime:
         return doing.progress(self._present)
 
     def _run(self, part: _Ready) -> None:
-        part.runs, self._present = part.runs + 1, part
         try:
-            if part.meetings is not None:
+            if part.meetings is not None:  # this waits for the part before, which is the present one until then
                 part.meetings.common.start(part.meetings.entries, part.lanes, part.meetings.election)
+            part.runs, self._present = part.runs + 1, part
             part.lanes.run()
             if self._communication is not None and not self.program.runs_on:
                 self._communication.end_step()

@@ -29,17 +29,13 @@ from .runtime import TaskError
 
 LOOKS = 0.5  #: seconds between two looks; with little patience, a quarter of it
 FRAMES = 8  #: of a stack
-TRIES = 3
-#: errors of a look at lists and dictionaries that the run replaces meanwhile: the next look is whole
-CHANGING = (RuntimeError, ValueError, LookupError)
 FRESH = 1.0  #: seconds: what a rank published as its wait counts if it has looked since then
 
 
 class Watcher:
     """Watches what `run()` returns, which may have `doing` and `progress`; None: nothing yet. `steps()`: how many steps
-    have ended. Make it and leave it in the
-    thread that runs, on all ranks together. `folder` is made, and files of earlier runs there are removed: raises
-    FileError if that cannot be. `told(line)` says that files were written."""
+    have ended. Make it and leave it in the thread that runs, on all ranks together. It makes `folder`, and removes
+    files of earlier runs there: raises FileError if it cannot. `told(line)` says that files were written."""
 
     def __init__(self, folder: str | Path, patience: float, run: Callable[[], Any], communicator: Communicator | None,
                  command: str = "", told: Callable[[str], None] = lambda line: None,
@@ -78,7 +74,7 @@ class Watcher:
     def _work(self) -> None:
         period = min(LOOKS, self.patience / 4)
         while not self._over.wait(period):
-            with suppress(OSError, *CHANGING):  # a full disk, or a folder that has gone, ends no run
+            with suppress(OSError):  # a full disk, or a folder that has gone, ends no run
                 self._look(period)
 
     def _look(self, period: float) -> None:
@@ -128,7 +124,7 @@ class Watcher:
             self._name, self._command, self._begun, time.time(), self._call, why, self.rank, self.ranks,
             socket.gethostname(), os.getpid(), self.patience, round(now - self._since, 3),
             None if wait is None else Waiting(tuple(map(int, wait.peers)), wait.what, round(now - wait.since, 3)),
-            _doing(run),
+            run.doing() if hasattr(run, "doing") else Doing(),
             tuple(_stack(sys._current_frames().get(self._thread_of_run))),
             "" if error is None else " ".join(f"{type(error).__name__}: {error}".split()),
             error is not None and not isinstance(error, RankError))
@@ -141,14 +137,6 @@ class Watcher:
         if isinstance(error, TaskError | RankError | KeyboardInterrupt):
             with suppress(OSError):
                 self._write(self._call + 1, "it ended", error)
-
-
-def _doing(run: Any) -> Doing:
-    for _ in range(TRIES) if hasattr(run, "doing") else ():
-        with suppress(*CHANGING):
-            found: Doing = run.doing()
-            return found
-    return Doing()
 
 
 def _stack(frame: FrameType | None) -> Iterator[str]:

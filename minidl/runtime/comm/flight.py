@@ -115,6 +115,7 @@ class Flight:
         """Sets the lanes that `look` and `run` work on."""
         self._lanes = [list(lane) for lane in lanes]
         self._heads, self._taken, self._told = ([0] * len(lanes) for _ in range(3))
+        self._begun = self._lanes, self._heads  # set at once, for `standing`
         if self.election is not None:
             self.election.begin()
         self._patience.reset()
@@ -208,10 +209,11 @@ class Flight:
                 call()
         self._submitted.clear()
 
-    def standing(self) -> tuple[set[int], set[int]]:
-        """The transfers that have begun, and those that are under way, by their tasks. Any thread may ask."""
-        begun = {e.task for head, lane in zip(self._heads, self._lanes, strict=True) for e in lane[:head]}
-        return begun | self._flight.keys(), set(self._flight)
+    def standing(self) -> tuple[list[Entry], list[Entry]]:
+        """The entries that have begun, and those that are under way. Any thread may ask."""
+        begun = [e for lane, head in zip(*self._begun, strict=True) for e in lane[:head]]
+        flying = [e for _, e in self._flight.copy().values()]  # after the heads: one that is not here has ended
+        return begun + flying, flying
 
     @property
     def counts(self) -> tuple[int, ...]:

@@ -25,6 +25,7 @@ from launcher import MPIEXEC, under_mpi
 
 import minidl as ml
 from minidl import models, nn, optim
+from minidl.cli import main
 from minidl.core import standstill
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.standstill import Doing, Found, LaneState, RankState, Waiting, verdict
@@ -424,6 +425,57 @@ def test_messages_in_a_circle_without_a_runtime(monkeypatch: Any, tmp_path: Path
     with deadline():
         thread.join()
     assert isinstance(ended[0], RankError)
+
+
+TRAIN = ["train", "--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=4", "--costs", "analytic",
+         "--json"]
+DATA = ["--parallel", "data", "--batch-size", "64", "--ranks", "2", "--scheduler"]
+PIPELINE = ["--parallel", "pipeline", "--micro-batches", "4", "--ranks", "2", "--scheduler"]
+
+
+def test_a_rank_that_awaits_the_sums_of_its_last_step_says_so(monkeypatch: Any, tmp_path: Path) -> None:
+    """They run beside the next step, which has another graph than the first one."""
+    with gated(monkeypatch, "1W0", rank=1) as gate:
+        thread, ended = in_thread(lambda: main([*TRAIN, *DATA, "priority", "--steps", "3", "--patience",
+                                                f"{LOOK},{tmp_path}"]))
+        seen = judged_once(tmp_path, 2, "slow", "rank 0 waits for")
+        gate.set()
+        with deadline():
+            thread.join()
+    assert ended == [0]
+    doing = seen.states[0].doing
+    assert (doing.step, [lane.state for lane in doing.lanes]) == (1, ["ended"])
+    assert seen.states[0].wait.what in {t.task for t in doing.transfers if t.under_way}  # type: ignore[union-attr]
+    assert verdict(seen).ranks == (1,)
+
+
+@pytest.mark.parametrize("flags", [
+    ["--scheduler", "multi_stream"], ["--scheduler", "pd_asgd", "--scheduler-arg", "clock=real"], [*DATA, "priority"],
+    [*DATA, "priority", "--order", "hint"], [*DATA, "layup"], [*DATA, "barrier", "--shard", "3"], [*PIPELINE, "zb_h1"],
+    [*PIPELINE, "one_f_one_b", "--order", "hint"], [*PIPELINE, "pipedream_2bw"]],
+    ids=lambda flags: "-".join(word for word in flags if not word.startswith("--")))
+@pytest.mark.parametrize("lanes", ["native", "python"])
+def test_a_look_at_a_run_never_fails(flags: list[str], lanes: str, monkeypatch: Any, tmp_path: Path) -> None:
+    failed, looks = list[BaseException](), list[int]()
+
+    def work(watcher: Watcher) -> None:
+        while not watcher._over.wait(1e-5):
+            try:
+                watcher.state("a look")
+                getattr(watcher._run(), "progress", lambda: None)()
+                looks.append(watcher.rank)
+            except BaseException as error:
+                failed.append(error)
+
+    monkeypatch.setattr(Watcher, "_work", work)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        assert main([*TRAIN, *flags, "--lanes", lanes, "--steps", "20", "--patience", f"1000,{tmp_path}"]) == 0
+    finally:
+        sys.setswitchinterval(interval)
+    assert looks
+    assert not failed
 
 
 def test_a_run_that_makes_progress_writes_nothing_unless_asked(monkeypatch: Any, tmp_path: Path) -> None:
