@@ -29,11 +29,9 @@ DIES_WITH_PARENT = 1  #: the request of Linux's prctl for a signal when the pare
 def supervise(arguments: Any) -> int:
     """Runs `train` with these flags in processes of its own, again after each failure. An attempt that comes no further
     than the one before is followed by one with fewer ranks, if --least-ranks allows it. Returns the last exit code."""
-    left, ranks, code = arguments.max_restarts, arguments.ranks, 0
-    stuck = False
+    left, ranks, stuck = arguments.max_restarts, arguments.ranks, False
     while True:
-        before = _step(arguments)
-        first = left == arguments.max_restarts
+        before, first = _step(arguments), left == arguments.max_restarts
         code = _attempt(_command(arguments, ranks, first))
         if interrupts.received is not None:
             _end(code)
@@ -53,9 +51,9 @@ def supervise(arguments: Any) -> int:
 def fewer(arguments: Any, ranks: int | None) -> int | None:
     """The next smaller number of ranks that --least-ranks allows and among which the batch can be divided; the same
     number if there is none."""
-    least, parts = arguments.least_ranks or ranks, arguments.batch_size
+    least = arguments.least_ranks or ranks
     for found in range((ranks or 1) - 1, (least or 1) - 1, -1):
-        if arguments.parallel == "pipeline" or parts % (found * arguments.micro_batches) == 0:
+        if arguments.parallel == "pipeline" or arguments.batch_size % (found * arguments.micro_batches) == 0:
             return found
     return ranks
 

@@ -1,8 +1,8 @@
 """A run that stands still: the file in which each rank says what it does and waits for, and who waits for whom, read
 from the files of all ranks.
 
-`minidl.runtime.standstill` writes the files, and begins a new call where a rank makes no progress or somebody asks: all
-ranks answer it. A rank that does not has died, was stopped, or is held by code that lets no other thread run.
+`minidl.runtime.standstill` writes the files. If a rank makes no progress, or somebody asks, a new call begins, which
+all ranks answer. A rank that does not has died, was stopped, or is held by code that lets no other thread run.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import UnionType
-from typing import Any, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from ..system.files import FileError, read_text
 
-T = TypeVar("T")
 FILES = "standstill-*.json"  #: one a rank
 MOST = 1 << 20  #: ranks
 LAST = 10  #: tasks
+SEND = re.compile(r"\dS[FO]\d")  #: in the name of a send
 WORDS = {"sent": "to", "received": "from"}
 
 
@@ -299,7 +299,7 @@ def _lost(states: Mapping[int, RankState], rank: int, peer: int) -> Verdict | No
 
 def _chain(states: Mapping[int, RankState], way: list[int]) -> str:
     """`rank 0 waits for 1RO0>0 from rank 1, which waits for ... from rank 0`."""
-    links = [f"{_wants(states[r], first=i == 0)} {'to' if 'S' in what(states[r]) else 'from'} rank {way[i + 1]}"
+    links = [f"{_wants(states[r], first=i == 0)} {'to' if SEND.search(what(states[r])) else 'from'} rank {way[i + 1]}"
              for i, r in enumerate(way[:-1])]
     return ", ".join(links)
 

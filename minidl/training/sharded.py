@@ -27,7 +27,7 @@ from ..runtime.comm import Communicator
 from ..runtime.runtime import Runtime
 from ..system.files import put_in_place, read_text, write_new
 from .agreement import Disagreement, together
-from .tensors import Slot, WeightsError, beginning, header, raw
+from .tensors import Slot, WeightsError, beginning, header, in_order, raw
 from .weights import INDEX, PT, STANDARDIZE, inside, weight_map
 
 NETWORK, OTHERS = "model", "optimizer"  #: how the names of files begin
@@ -66,7 +66,7 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
     me = communicator.rank
     layout = {name: (np.dtype(t.dtype), state_shape(t)) for name, t in tensors.items()}
     layout |= {name: (value.dtype, value.shape) for name, value in constants.items()}
-    layout = {name: layout[name] for name in sorted(layout, key=lambda n: (_family(n), -layout[n][0].itemsize, n))}
+    layout = dict(sorted(in_order(layout).items(), key=lambda item: _family(item[0])))  # a file after the other
     sizes = {name: math.prod(shape) * dtype.itemsize for name, (dtype, shape) in layout.items()}
     writer = writers(sizes, communicator.gather({n for n, t in tensors.items() if part.holds(t)} | {*constants}))
     files = _files(writer)

@@ -112,9 +112,8 @@ class MPI(Communicator):
                               f"have ended; start all with one mpiexec and the same command "
                               f"(a larger MINIDL_MPI_START_SECONDS waits longer)", _ended())
         with contextlib.ExitStack() as waited:
-            if timer is not None and timer.stdin is not None:
-                waited.enter_context(timer)
-                waited.callback(timer.stdin.write, b".")
+            if timer is not None:
+                waited.callback(timer.communicate, b".")
             mpi, name, self.library = load()
             if not launcher.connects(launcher.name(), name):
                 raise LauncherError(f"{launcher.name()} has started this process, and mpi4py uses the library of "

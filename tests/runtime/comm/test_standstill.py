@@ -83,6 +83,7 @@ def test_of_a_sum_the_rank_that_has_not_come_is_named() -> None:
     crossed = verdict(found(state(0, 3, (1, 2), "3A0"), state(1, 3, (0, 2), "3A0"), state(2, 3, (0, 1), "4A0")))
     assert crossed.kind == "cycle"
     assert 2 in crossed.ranks
+    assert " to rank" not in verdict(found(state(0, 2, (1,), "3AS0"), state(1, 2, (0,), "4AS0"))).text
     same = verdict(found(state(0, 2, (1,), "3A0"), state(1, 2, (0,), "3A0")))
     assert (same.kind, same.ranks) == ("lost", (0, 1))
 
