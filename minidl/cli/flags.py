@@ -363,6 +363,7 @@ FLAGS: dict[str, Flag] = {
     "--message-bytes": _flag("plan,explain,simulate:p", size, "BYTES", ("--topology", lambda a: a.topology), default=0,
         help="bytes of an activation or its gradient between two stages, on given times"),
     "--topology": _flag("plan,explain,simulate:rlcp", topology, "nodes=N,inside=L:B,across=L:B,..",
+        (SUMMED, lambda a: a.subject != "l" or a.gradient_bytes),
         help="nodes of equal size and their links: latency in microseconds, bandwidth per second, as in "
              "nodes=8,inside=2:300GB,across=10:50GB,rails=8; fill=replicas if neighbours are replicas of a stage, not "
              "ranks of a pipeline"),

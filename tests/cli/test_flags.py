@@ -48,8 +48,8 @@ VALUES = {
     "--objective": "period", "--time-limit": "0", "--save": "x.csv", "--svg": "x.svg", "--html": "x.html",
     "--trace": "x.json", "--log-versions": "x.jsonl", "--transport": "nccl", "--root": ".", "--chunks": "3",
     "--offload": "all", "--backward": "deeppcr", "--slow": "0=4", "--format": "torch", "--parallel": "none",
-    "--topology": "nodes=2,across=3", "--optimizer-arg": "nothing=1", "--order": "hint",
-    "--resume": "auto"}
+    "--topology": "nodes=2,across=3", "--optimizer-arg": "centered=true", "--order": "hint",
+    "--resume": "auto", "--log-order": "x.jsonl"}
 #: what one of the compared policies takes
 OF_COMMANDS = {("--scheduler-arg", "compare", subject): "streams=2" if subject == "s" else "part_bytes=64"
                for subject in "src"}

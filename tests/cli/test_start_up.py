@@ -60,7 +60,7 @@ def test_listing_and_pricing_policies_need_no_network_no_device_and_no_trainer(a
 
 
 def test_a_training_imports_nothing_for_a_terminal_or_the_web() -> None:
-    """Which ranks on few cores would import in turns."""
+    """Ranks on few cores would import such modules one after the other."""
     found = imported("train", "--model", "mlp", "--batch-size", "256", "--steps", "1", "--costs", "analytic", "--json")
     assert "minidl.training.loop" in found
     assert not {"rich", "urllib.request", "http.client", "ssl"} & found
