@@ -45,10 +45,10 @@ class Muon(AdamW):
         first = sum(len(group["params"]) for group in matrices)
         self._others = range(first, first + sum(len(group["params"]) for group in rest))
         self.momentum, self.nesterov, self.ns_steps = momentum, bool(nesterov), ns_steps
-        self.ns_coefficients, self.least_norm = tuple(map(float, ns_coefficients)), float(eps)
+        self.ns_coefficients, self.matrix_eps = tuple(map(float, ns_coefficients)), float(eps)
         self.adjust_lr_fn = adjust_lr_fn or "original"
         super().__init__([*matrices, *rest], lr, betas, weight_decay=weight_decay, max_norm=max_norm, scaler=scaler)
-        self._checked("least_norm", rates=("momentum",))
+        self._checked("matrix_eps", rates=("momentum",))
 
     def orthogonal(self, i: int) -> bool:
         """Whether parameter i moves by an orthogonal direction, not by AdamW. A group that is added later is divided by
@@ -66,7 +66,7 @@ class Muon(AdamW):
         p, states = self.parameters[i], self.states_of(i)
         self.call("muon", [p, self.gradient(i), *states, self._group_of[i].rate], [p, *states],
                   **self.constants(i, "momentum", "nesterov", "weight_decay"), coefficients=self.ns_coefficients,
-                  eps=self.least_norm, steps=self.ns_steps, scale=ADJUSTMENTS[self.adjust_lr_fn](*p.shape))
+                  eps=self.matrix_eps, steps=self.ns_steps, scale=ADJUSTMENTS[self.adjust_lr_fn](*p.shape))
 
     def named_tensors(self) -> Iterator[tuple[str, Tensor]]:
         unused = {f"square.{i}" for i in range(len(self.parameters)) if self.orthogonal(i)}

@@ -180,7 +180,10 @@ MATTERS: dict[str, list[Any]] = {
     "pairwise_distance p": [1, 3, float("inf")], "PairwiseDistance p": [1, 3, float("inf")],
     **{f"{name} mode": ["sum", "max", "wrong"] for name in ("embedding_bag", "EmbeddingBag")},
     "triplet_margin_loss p": [1, 3], "TripletMarginLoss p": [1, 3],
-    "SGD momentum": [0.5, -1.0], "RMSprop momentum": [0.5]}
+    "SGD momentum": [0.5, -1.0], "RMSprop momentum": [0.5], "Muon momentum": [0.5, -1.0],
+    "Muon nesterov": [False], "Muon eps": [1e6, -1.0],
+    "ns_coefficients": [(2.0, -1.5, 0.5), (1.0,)], "ns_steps": [2, 100],
+    "adjust_lr_fn": ["original", "match_rms_adamw", "other"]}
 BESIDE: dict[str, dict[str, Any]] = {
     "count_include_pad": {"padding": 1}, "norm_type": {"max_norm": 0.5}, "align_corners": {"mode": "bilinear"},
     "antialias": {"mode": "bilinear", "size": (3, 2)}, "scale_factor": {"size": None}, "output_padding": {"stride": 2},
@@ -287,9 +290,10 @@ def of_optimizer(torchs: Any, ours: Any, call: Call) -> tuple[Callable[[], Any],
     return (lambda: run(torchs, torch.nn.Parameter(torch.tensor(X))), lambda: run(ours, nn.Parameter(X)))
 
 
-#: torch's Muon computes in bfloat16: tests/optim/test_muon.py compares its arguments and its numbers without that
-@pytest.mark.parametrize("name", [name for name in shared(optim, torch.optim) if name != "Muon"])
-def test_every_argument_of_an_optimizer(name: str) -> None:
+@pytest.mark.parametrize("name", shared(optim, torch.optim))
+def test_every_argument_of_an_optimizer(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's Muon computes directions in bfloat16; here it computes them in the parameter's type, as ours does."""
+    monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
     torchs, ours = getattr(torch.optim, name), getattr(optim, name)
     faults = []
     for argument, known in parameters(signatures(torchs)):

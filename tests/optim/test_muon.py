@@ -34,10 +34,14 @@ def muon(model: nn.Module, **more: Any) -> optim.Muon:
                       **more)
 
 
+def trained_once(model: Net, opt: optim.Muon, n: int) -> None:
+    nn.mse(model(ml.array(random_array((6, 4), n))), ml.array(random_array((6, 3), n + 10))).backward()
+    opt.step()
+
+
 def trained(model: Net, opt: optim.Muon, steps: int = 5) -> None:
     for n in range(steps):
-        nn.mse(model(ml.array(random_array((6, 4), n))), ml.array(random_array((6, 3), n + 10))).backward()
-        opt.step()
+        trained_once(model, opt, n)
 
 
 @pytest.mark.parametrize("clip", [None, 0.05])
@@ -45,7 +49,7 @@ def trained(model: Net, opt: optim.Muon, steps: int = 5) -> None:
     {}, {"nesterov": False, "momentum": 0.8}, {"adjust_lr_fn": "original"}, {"adjust_lr_fn": "match_rms_adamw"},
     {"weight_decay": 0.0, "ns_steps": 3, "eps": 0.1, "ns_coefficients": (2.0, -1.5, 0.5)}], ids=str)
 def test_five_steps_are_torchs(named: dict[str, Any], clip: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torch's directions in float64, as ours are; the others by torch's AdamW."""
+    """torch computes directions in float64 here, as we do; its AdamW trains the other parameters."""
     torch = torch_or_skip()
     monkeypatch.setattr(torch.Tensor, "bfloat16", lambda self: self.clone())
     model = Net().astype("float64")
@@ -69,11 +73,6 @@ def test_five_steps_are_torchs(named: dict[str, Any], clip: float | None, monkey
         np.testing.assert_allclose(p.numpy(), q.detach().numpy(), rtol=1e-8, atol=1e-10)
 
 
-def trained_once(model: Net, opt: optim.Muon, n: int) -> None:
-    nn.mse(model(ml.array(random_array((6, 4), n))), ml.array(random_array((6, 3), n + 10))).backward()
-    opt.step()
-
-
 def test_names_and_defaults_are_torchs() -> None:
     torch = torch_or_skip()
     ours, theirs = (inspect.signature(c).parameters for c in (optim.Muon, torch.optim.Muon))
@@ -81,7 +80,7 @@ def test_names_and_defaults_are_torchs() -> None:
 
 
 def test_a_direction_is_nearly_orthogonal() -> None:
-    """Singular values between 0.6 and 1.3, as those of the published coefficients."""
+    """With the default coefficients, singular values are between 0.6 and 1.3."""
     for shape in ((6, 9), (9, 6), (8, 8)):
         p = nn.Parameter(np.zeros(shape))
         p.grad = ml.array(random_array(shape))
@@ -131,7 +130,7 @@ def test_bad_arguments_are_named() -> None:
     matrix, vector = nn.Parameter(np.ones((2, 3))), nn.Parameter(np.ones(3))
     for named, said in (({"ns_steps": 0}, "ns_steps is 0"), ({"adjust_lr_fn": "none"}, "adjust_lr_fn is 'none'"),
                         ({"ns_coefficients": (1.0,)}, "must be three numbers"), ({"momentum": 1.0}, "momentum is 1.0"),
-                        ({"eps": -1.0}, "least norm is -1.0")):
+                        ({"eps": -1.0}, "the matrix eps is -1.0")):
         with pytest.raises(ValueError, match=said):
             optim.Muon([matrix], **named)
     with pytest.raises(ValueError, match=r"has the shape \(3,\); give it in others"):
@@ -174,7 +173,7 @@ def digest(capsys: pytest.CaptureFixture[str], *more: str) -> str:
      "--scheduler-arg", "history=predicted", "--scheduler-arg", "p=0.5"]], ids=str)
 def test_a_run_that_resumes_has_the_bits_of_one_that_went_on(more: list[str], tmp_path: Path,
                                                              capsys: pytest.CaptureFixture[str]) -> None:
-    """A stale pipeline drains at a checkpoint, so that the run beside it saves one at the same step."""
+    """A stale pipeline drains at a checkpoint, so the other run saves at the same step."""
     def kept(name: str) -> list[str]:
         return [*more, "--checkpoint", str(tmp_path / name), "--checkpoint-every", "2"]
 
