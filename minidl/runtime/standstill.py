@@ -34,8 +34,8 @@ FRESH = 1.0  #: seconds: what a rank published as its wait counts if it has look
 
 class Watcher:
     """Watches what `run()` returns, which may have `doing` and `progress`; None: nothing yet. `steps()`: how many steps
-    have ended. Make it and leave it in the thread that runs, on all ranks together. It makes `folder`, and removes
-    files of earlier runs there: raises FileError if it cannot. `told(line)` says that files were written."""
+    have ended. Make it and close it in the thread that runs, on all ranks together. It makes `folder`, and removes the
+    files of earlier runs there: FileError if it cannot. It calls `told(line)` when it has written files."""
 
     def __init__(self, folder: str | Path, patience: float, run: Callable[[], Any], communicator: Communicator | None,
                  command: str = "", told: Callable[[str], None] = lambda line: None,
