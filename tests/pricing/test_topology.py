@@ -1,4 +1,5 @@
-"""Topologies: sums against plays of their steps, shares of rails and links of pipelines against all ranks by number."""
+"""Topologies: sums against their steps played one by one; shares of rails and links of pipelines against a count over
+all ranks."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 from helpers import drawn
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
@@ -24,12 +25,12 @@ BYTES = 1000.0
 
 
 def node_of(rank: int, stage: int, ranks: int, replicas: int, of: Topology) -> int:
-    """The node of a pipeline's rank; `rank`: of the replica."""
+    """The node of a stage's rank; `rank` is the number of the replica."""
     return (rank * ranks + stage if of.fill == "pipeline" else stage * replicas + rank) // of.per_node
 
 
 def exchange(pairs: list[tuple[int, int, float]], of: Topology) -> float:
-    """How long messages (source, target, bytes) at the same time take: those that leave a node share its rails."""
+    """The time of simultaneous messages (source, target, bytes); messages that leave a node share its rails."""
     leaving: Counter[int] = Counter()
     longest = 0.0
     for a, b, size in pairs:
@@ -43,7 +44,7 @@ def exchange(pairs: list[tuple[int, int, float]], of: Topology) -> float:
 
 
 def played(shape: str, of: Topology) -> float:
-    """The steps of an all-reduce over all ranks of the topology, one after the other."""
+    """The time of an all-reduce over all ranks of the topology, played step by step."""
     n, g = of.nodes * of.per_node, of.per_node
     levels = [(g, 1), (of.nodes, g)]
     steps: list[list[tuple[int, int, float]]] = []
@@ -76,7 +77,7 @@ def test_sums_take_as_long_as_their_steps(shape: str, nodes: int, size: int, ins
 @settings(max_examples=drawn(40), deadline=None)
 @given(POWER, POWER, LINK, LINK)
 def test_a_ring_is_bounded_by_its_steps(nodes: int, size: int, inside: Link, across: Link) -> None:
-    """It is as slow as its slowest latency and its slowest rate together; a step has both only if one link has."""
+    """The formula adds the largest latency and the lowest rate; a step meets both only if one link has both."""
     topology = Topology(nodes, size, inside, across)
     found = Collective(nodes * size, Link(), "ring", topology=topology.of_sums(1, nodes * size)).time(BYTES)
     steps = played("ring", topology)
@@ -99,8 +100,7 @@ def test_one_level_is_the_plain_formula(shape: str) -> None:
 @given(POWER, POWER, POWER, POWER, st.sampled_from(FILLS))
 def test_shares_and_links_are_those_of_all_ranks_by_number(ranks: int, replicas: int, nodes: int, rails: int,
                                                            fill: str) -> None:
-    if ranks * replicas % nodes:
-        return
+    assume(ranks * replicas % nodes == 0)
     of = Topology(nodes, ranks * replicas // nodes, Link(1.0, 300.0), Link(9.0, 50.0), rails, fill)
     where = {(r, s): node_of(r, s, ranks, replicas, of) for r in range(replicas) for s in range(ranks)}
     sums = of.of_sums(ranks, replicas)
@@ -141,7 +141,7 @@ def summed(name: str = "one_f_one_b", ranks: int = 4, **more: Any) -> pipeline.P
 
 
 def test_replicas_sum_each_stage_after_its_last_gradient() -> None:
-    """On the first rank of 1F1B the last gradient ends the step, so its sum shows as a whole; others hide."""
+    """On the first rank of 1F1B the last gradient ends the step, so its sum lengthens the step; others are hidden."""
     plain, plan = ml.plan(pipeline.Pipeline(8), "one_f_one_b", machine=ml.Machine(4)), summed()
     assert plan.timeline.makespan == plain.timeline.makespan + 5
     assert plan.ranks == 12

@@ -1,4 +1,4 @@
-"""Runs that are supervised: whatever is killed, the end has the bits of a run without kills; a full disk costs only the
+"""Supervised runs: whatever is killed, a run ends bit-identical to a run without kills; a full disk costs only the
 steps since the last checkpoint.
 
 `MINIDL_KILLS=1 MINIDL_SIGNALS_SEED=17 python -m pytest -m campaign tests/system/test_restarts.py` repeats one run, as
@@ -70,16 +70,16 @@ def undisturbed(*flags: str) -> tuple[dict[str, Any], float]:
 
 
 def children(run: subprocess.Popen[str], mark: str) -> list[int]:
-    """The processes of the attempt that runs now: ranks and their launcher. Not the launcher's own helpers, without
-    which MPICH's mpiexec waits for ever, nor those of a rank, which end it if MPI does not start."""
+    """The processes of the attempt that runs now: ranks and their launcher. Helpers are not among them: if MPICH's own
+    is killed, mpiexec waits for ever; if a rank's is killed, nothing ends a rank whose MPI does not start."""
     return [pid for pid, about in processes(mark).items() if pid != run.pid and "minidl\0train" in about[""]]
 
 
 # ----------------------------------------------------------------------------------------------------------- the rules
 def supervised(monkeypatch: Any, folder: Path, attempts: list[tuple[int, int | None]], *flags: str
                ) -> tuple[int, list[list[str]]]:
-    """The exit code and the commands of a supervised run whose attempts end so: with a code, after a checkpoint of a
-    step (None: as before)."""
+    """The exit code and the commands of a supervised run. `attempts`: for each one its exit code, and the step of the
+    checkpoint that it leaves (None: no new one)."""
     commands: list[list[str]] = []
     step: list[int | None] = [None]
 
@@ -113,7 +113,7 @@ def test_a_run_that_cannot_begin_is_not_started_again(monkeypatch: Any, tmp_path
 
 
 def test_a_restart_that_comes_no_further_has_fewer_ranks(monkeypatch: Any, tmp_path: Path, capsys: Any) -> None:
-    """The third attempt has not reached the next checkpoint, as the second one, perhaps since a host is gone."""
+    """The second attempt reaches no new checkpoint, nor does the third one, perhaps because a host is gone."""
     attempts = [(137, 5), (1, None), (1, None), (1, None), (0, 9)]
     flags = ["--max-restarts", "9", "--least-ranks", "3", "--ranks", "8", "--launch", "my-mpiexec -x"]
     code, commands = supervised(monkeypatch, tmp_path, attempts, *DATA, *flags)
@@ -256,14 +256,11 @@ def full(kind: str, seed: int, folder: Path) -> str:
     with suppress(ProcessLookupError):
         if hit:
             resource.prlimit(hit, resource.RLIMIT_FSIZE, (draw.choice([0, 3000, 20000]),) * 2)
-    at = time.monotonic()
     done = ended(run)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.startswith("minidl:")]
         if not lines or not all("File too large" in line and "unchanged" in line for line in lines):
             return f"exit code {done.returncode}, not one line: {done.stderr[-1000:]}"
-        if time.monotonic() - at > seconds * 3 + 20:
-            return f"it ended {time.monotonic() - at:.0f} s after the disk was full"
         done = ended(started(*flags, "--resume", "auto")[0])
     return _wrong(done, mark, wanted)
 
@@ -273,7 +270,7 @@ def _wrong(done: subprocess.CompletedProcess[str], mark: str, wanted: dict[str, 
         return f"exit code {done.returncode}: {done.stderr[-2000:]}"
     if record(done)["params_sha256"] != wanted["params_sha256"]:
         return f"other bits: {done.stderr[-1000:]}"
-    until(lambda: not processes(mark), "no process is left", 30)
+    until(lambda: not processes(mark), "no process is left")
     return ""
 
 

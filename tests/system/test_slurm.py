@@ -146,4 +146,3 @@ def test_nothing_is_lost_but_steps_since_the_last_checkpoint(slurm: Cluster, log
     ended(slurm)
     assert log().count(in_one_process(TRAIN, 0)) == 1, f"seed {seed}: {log()}"
     print(f"{count} scancels; the longest took {longest:.1f} s")
-    assert longest < 30  # ten on a quiet machine
