@@ -64,7 +64,7 @@ class Times:
 
 
 def step_of(ranks: int, micro_batches: int) -> tuple[Any, list[Any], ml.CostModel]:
-    """A recorded step of as many layers as ranks, its inputs, and costs of which each stage has as much."""
+    """A recorded step with a layer for each rank, its inputs, and equal costs for all stages."""
     ml.seed(0)
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(ranks)))
     optimizer = ml.optim.SGD(model.parameters(), lr=0.1)
@@ -87,7 +87,7 @@ def step_of(ranks: int, micro_batches: int) -> tuple[Any, list[Any], ml.CostMode
 
 
 def measured(ranks: int, micro_batches: int, draws: int, times: Times) -> dict[str, Any]:
-    """Of each arm its step times in seconds, measured and simulated, by draw."""
+    """The measured and simulated step times of each arm in seconds, by draw."""
     graph, parts, cost = step_of(ranks, micro_batches)
     stages = np.minimum(np.arange(int(graph.unit.max()) + 1), ranks - 1)
     plans: dict[str, Any] = {arm: ml.plan(graph, "one_f_one_b", cost, ml.Machine(ranks), stage_of_unit=stages, **more)
@@ -127,7 +127,7 @@ def measured(ranks: int, micro_batches: int, draws: int, times: Times) -> dict[s
 
 
 def summary(found: dict[str, dict[str, list[float]]]) -> dict[str, Any]:
-    """Of each arm its measured and simulated step, both over the policy's own, and how far they are apart."""
+    """The measured and simulated step of each arm, both over the policy's own order, and their difference."""
     own = {how: np.array(found["own"][how]) for how in ("measured", "simulated")}
     return {arm: {**{f"{how}_ms": spread(list(values[how])) for how in own},
                   **{f"{how}_ratio": spread((np.array(values[how]) / own[how]).tolist(), 1.0) for how in own},

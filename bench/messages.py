@@ -55,7 +55,7 @@ class Block(nn.Module):
 
 
 class AllEarlier(nn.Module):
-    """Each block reads all earlier results, weighed by a query of its own."""
+    """Each block reads all earlier results, and weighs them by its own query."""
 
     def __init__(self) -> None:
         self.blocks = nn.ModuleList([Block(WIDTH, WIDTH) for _ in range(BLOCKS)])

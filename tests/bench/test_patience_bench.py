@@ -1,4 +1,4 @@
-"""The bench of what a watch costs a step: its rows, without judging times."""
+"""The bench of the cost of a watch has its rows; no time is judged."""
 
 from __future__ import annotations
 

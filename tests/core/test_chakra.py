@@ -1,4 +1,4 @@
-"""Execution traces of Chakra: by the schema, as protobuf's package reads them; and back as a timeline."""
+"""Chakra's execution traces: protobuf's package reads them by the schema, and they come back as a timeline."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_a_timeline_comes_back(tmp_path_factory, plan: Plan):
 
 
 def test_the_nodes_of_a_pipeline(tmp_path):
-    """By protobuf's package: numbers, order, what waits for what, and messages that meet."""
+    """protobuf's package finds their numbers, order and waits, and a receive for each send."""
     plan = ml.plan(ml.Pipeline(4), "zb_h1", CostModel.given(2, 2, 2, 1.0), ml.Machine(3))
     chakra.save(plan.timeline, tmp_path / "plan.et")
     sends, receives, tasks = {}, {}, 0
@@ -199,7 +199,7 @@ def test_on_the_command_line(tmp_path, capsys):
 
 
 def test_replicas_have_files_and_groups(tmp_path):
-    """The ranks of both replicas, whose stages are summed by ranks 0 and 2, and 1 and 3."""
+    """The ranks of both replicas have files; ranks 0 and 2 sum one stage, ranks 1 and 3 the other."""
     command = ["plan", "--model", "mlp", "--batch-size", "16", "--parallel", "pipeline", "--ranks", "2", "--replicas",
                "2", "--micro-batches", "2", "--format", "chakra", "--trace-factor", "1000000", "--save", str(tmp_path)]
     assert main(command) == 0

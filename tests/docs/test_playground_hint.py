@@ -79,7 +79,7 @@ def numbers(tab) -> dict[str, list[float]]:
 
 
 def test_the_page_draws_times(tab):
-    """Without spread all rows are equal; with a wider cap readiness gains over the fixed order of that cap."""
+    """Without spread all rows are equal; with a larger cap the hint is faster than the fixed order at that cap."""
     tab.select_option("#policy", "gpipe")
     tab.focus("#sigma")
     tab.keyboard.press("Control+a")

@@ -24,7 +24,7 @@ def rows(count: int, dtype: str) -> Any:
     found = np.ascontiguousarray(np.resize(orders, (count, RANKS)).T)
     if count > 5:
         found[1, count // 2], found[2, count // 3] = np.nan, np.inf
-        found[:, count // 4] = np.nan, 1, 1  # of which MPICH's MIN leaves different values on the ranks
+        found[:, count // 4] = np.nan, 1, 1  # MPICH's MIN gives each rank another value of these
     return found
 
 

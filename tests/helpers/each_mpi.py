@@ -1,5 +1,5 @@
-"""Every MPI of this machine: its launcher, and ranks of this Python that use its library, although another one may be
-installed beside Python. MINIDL_MPIS names more folders with an `mpiexec`, such as those of other environments."""
+"""Every MPI of this machine: its launcher, and ranks of this Python that use its library, even if another MPI is
+installed beside Python. MINIDL_MPIS lists more folders that have an `mpiexec`, such as the `bin` of an environment."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT
 
-#: MPIs by the beginning of what their libraries say -> the names of those, since MPICH 3.1 and Open MPI 2
+#: the beginning of a library's version text -> its file name, since MPICH 3.1 and Open MPI 2
 LIBRARIES = {"MPICH": "libmpi.so.12", "Intel(R) MPI": "libmpi.so.12", "Open MPI v4": "libmpi.so.40",
              "Open MPI v5": "libmpi.so.40"}
 ROOTS = {f"{name}_ALLOW_RUN_AS_ROOT{more}": "1" for name in ("OMPI", "PRTE") for more in ("", "_CONFIRM")}

@@ -1,5 +1,5 @@
-"""The launcher of MPI ranks: `MPIEXEC`, or None if there is none, or if mpi4py finds no MPI library here, or another
-one than the launcher's: then each rank is alone."""
+"""The launcher of MPI ranks: `MPIEXEC`. It is None if there is no launcher, if mpi4py finds no MPI library, or if the
+library is not the launcher's, so that each rank would be alone."""
 
 from __future__ import annotations
 

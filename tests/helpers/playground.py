@@ -84,7 +84,7 @@ def edited(rng: random.Random, schedule: Schedule) -> Schedule:
 
 
 def random_plans(count: int, seed: int = 0) -> list[tuple[Schedule, int, int]]:
-    """A third of policies, a third of random orders, a third of both after an edit, most of which are not valid."""
+    """Plans of policies and random orders, half each; a third of them are edited, and then mostly not valid."""
     rng, found = random.Random(seed), list[tuple[Schedule, int, int]]()
     while len(found) < count:
         if rng.random() < 0.5:

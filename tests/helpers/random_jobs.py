@@ -1,5 +1,5 @@
-"""Random trainings on 2 to 4 ranks: data-parallel ones, pipelines, shards, replicas, stale pipelines. Under mpiexec
-each of the seeds given is trained, and rank 0 prints a digest of all that is left."""
+"""Random trainings on 2 to 4 ranks: data-parallel ones, pipelines, shards, replicas, stale pipelines. As a program
+under mpiexec it trains each given seed, and rank 0 prints a digest of the losses and tensors."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def digest(left: Left) -> str:
 
 
 def in_one_process(count: int, first: int = 0) -> dict[int, dict[int, str]]:
-    """So many jobs from this seed on that run on at most 4 ranks: of each number of ranks, seed -> the digest that
-    loop-back leaves. A policy may not plan these numbers, and some pairs are refused."""
+    """Runs so many jobs of at most 4 ranks by loop-back, from the seed `first` on; returns for each number of ranks
+    seed -> digest. It leaves out jobs that a policy cannot plan."""
     found: dict[int, dict[int, str]] = {}
     seed = first - 1
     while sum(map(len, found.values())) < count:

@@ -114,7 +114,7 @@ class Skipping(nn.Module):
 
 
 class Joining(nn.Module):
-    """Blocks that read joined results: "all" earlier ones, weighed; what is "grown" from block to block; or a "U"."""
+    """Blocks that read joined results: the weighed sum of "all" earlier ones, features that have "grown", or a "U"."""
 
     def __init__(self, how: str, blocks: int = 8) -> None:
         self.how, up = how, blocks // 2
@@ -306,7 +306,7 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
 
 
 def prepared(settings: dict[str, Any], only: int | None = None) -> list[tuple[Run, ml.Plan]]:
-    """Of each rank, or of one, its run and its plan, made one after the other as processes would."""
+    """The run and the plan of each rank, or of `only` one, made one after the other as processes would."""
     ranks = settings.get("ranks", RANKS)
     return [((run := Run(settings, rank // ranks)), planned(run.recorded(), settings))
             for rank in range(ranks * settings.get("replicas", 1)) if only in (None, rank)]

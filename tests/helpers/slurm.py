@@ -21,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-#: srun --mpi=pmix loads libpmix.so, a name that Debian has in the package for developers alone
+#: srun --mpi=pmix loads libpmix.so; in Debian only the package for developers has a file of this name
 PACKAGES = ("slurm-wlm", "munge", "libpmix-dev")
 DAEMONS = ("munged", "slurmctld", "slurmd")
 CPUS = 4  #: of each node, whatever this machine has
@@ -59,7 +59,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 def daemon(name: str) -> str | None:
-    """Its path; Debian has it where only root looks."""
+    """Its path; Debian puts it into a folder that is only on root's path."""
     return shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin")
 
 
@@ -71,7 +71,7 @@ def missing() -> str:
 
 @dataclass(frozen=True)
 class Cluster:
-    """A running Slurm. `home`: the home of who uses it."""
+    """A running Slurm. `home`: its user's home."""
 
     home: Path
     environment: dict[str, str]

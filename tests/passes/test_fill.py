@@ -35,7 +35,7 @@ def order(made: Any, rank: int) -> list[str]:
 
 
 def ends(made: Any) -> dict[tuple[int, int, int], float]:
-    """When a stage has its output, or the gradient that it sends, of each micro-batch."""
+    """The times at which a stage has its output, or the gradient that it sends, for each micro-batch."""
     line = made.timeline
     found, own = {}, unpack(line.key)
     for i in np.flatnonzero((line.what == What.TASK) & np.isin(own.kind, (Kind.F, Kind.O, Kind.B))).tolist():

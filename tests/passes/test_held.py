@@ -1,4 +1,4 @@
-"""`only_new`: what a rank holds does not travel again as a part of a join; bits stay, and bytes are as planned."""
+"""`only_new`: a rank does not receive again what it holds of a joined value; bits and planned bytes stay."""
 
 from __future__ import annotations
 
@@ -40,8 +40,7 @@ def test_bits_are_of_one_process_in_the_planned_bytes(network: str, name: str, r
 
 
 def test_only_what_is_new_travels_forward() -> None:
-    """With four stages a rank, a rank that has made or received a result gets it no more: each goes to the other rank
-    once, or is the input, which both have."""
+    """With four stages per rank, each result is sent to the other rank once; both ranks have the input."""
     plain, new = plans("grown", "interleaved", 2, chunks=4)
     width = 4 * 4 * 4 * 4  # bytes of four new columns, of four samples of each of four micro-batches
     sent = [sum(t.bytes for t in made.with_messages[0] if t.name.split("F")[0].endswith("S")) for made in (plain, new)]

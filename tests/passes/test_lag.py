@@ -38,7 +38,7 @@ Waiting = list[tuple[list[int], list[int]]]  #: tasks that make an output gradie
 
 
 def waiting(graph: TaskGraph, order: Schedule | None = None) -> list[Waiting]:
-    """Of a step, or of each stage on its rank, in its order."""
+    """The waiting gradients of a step; with an order, those of each stage on its rank."""
     whole, kind, gradient = repack(graph.keys, part=0).tolist(), graph.kind.tolist(), graph.role_is(Role.GRADIENT)
     makers, maker, found = grouped(zip(whole, range(len(graph)), strict=True)), dict[int, int](), dict[Any, Any]()
     rank = np.zeros(len(graph), int) if order is None else order.rank_of_tasks(graph)
@@ -58,8 +58,8 @@ def waiting(graph: TaskGraph, order: Schedule | None = None) -> list[Waiting]:
 
 
 def held(graph: TaskGraph, lag: int, order: Schedule | None = None) -> bool:
-    """Whether edges (and lanes) end each W before an O begins that would make one too many wait: then none do in any
-    execution, since of all that wait the first and the last are at most `lag` places apart."""
+    """Whether at most `lag` + 1 wait in any execution: edges and lanes must end each W before the O that is more than
+    `lag` places later begins. Then the first and the last of all that wait are at most `lag` places apart."""
     needs = graph.preds.lists()
     for lane in range(len(order.lanes)) if order is not None else ():
         for a, b in pairwise(graph.find(order.order(lane)).tolist()):
@@ -157,8 +157,8 @@ def test_a_large_bound_changes_no_order(policy: str, ranks: int, options: dict[s
 
 
 def test_no_lag_is_the_conventional_backward_pass() -> None:
-    """Each W ends before the next output gradient that a W reads begins: on one stream the recorded order, and on two
-    the last W alone runs beside nothing of the backward pass."""
+    """With lag=0 each W ends before the next output gradient that a W reads begins. One stream runs the recorded order;
+    on two streams no W runs beside such an output gradient."""
     graph = golden_plans.step("mlp")
     assert ml.plan(graph, "in_order", lag=0).schedule.keys.tolist() == ml.plan(graph, "in_order").schedule.keys.tolist()
     plan = ml.plan(graph, "multi_stream", COST, streams=2, lag=0)
@@ -194,7 +194,7 @@ def test_micro_batches_of_a_stage_wait_within_the_bound(policy: str, split: int)
 @given(st.sampled_from(["zb_h1", "fast_forward_greedy", "modulo", "interleaved_zb", "dualpipe", "dualpipe_v"]),
        st.sampled_from([2, 4]), st.integers(0, 2), st.integers(0, 3))
 def test_on_given_times_as_well(policy: str, ranks: int, more: int, lag: int) -> None:
-    """Pairs stay pairs, whose W come before them."""
+    """Pairs stay pairs, except for those with a W, which may have to come earlier."""
     cost, m = ml.CostModel.given(1.0, 1.3, 0.8, 0.2), ranks * (2 + more)
     free, plan = (pipelines.plan(policy, ranks, m, cost, **options) for options in ({}, {"lag": lag}))
     assert held(plan.graph, lag, plan.schedule)
@@ -216,7 +216,7 @@ def test_a_smaller_bound_needs_no_more_memory_in_a_pipeline() -> None:
 
 @pytest.mark.slow
 def test_a_long_gpt_needs_half_the_memory_with_a_bound() -> None:
-    """The figures of docs/claims: all weight gradients after the output gradients, and at most 17 that wait."""
+    """The figures of docs/claims: if all weight gradients come last, and if at most 17 wait."""
     sizes = {"layers": 32, "width": 512, "heads": 2, "length": 1024, "dropout": 0.0}
     graph = Recorded(Job(model="gpt", model_args=sizes, data="pydoc", batch_size=4)).graph
     plans = [ml.plan(graph, "reverse_first_k", machine=ml.Machine(2), recompute="all", **more)

@@ -1,5 +1,5 @@
 """When a task must end: a task that ends so much later makes the step no longer, and one that ends later still does.
-And for which task each one waits: because of data, or of the order alone, without which it starts at once."""
+Each wait is for data or for the order alone; without such an order the task starts at once."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def alone(graph, schedule, name):
 
 
 def check_waits(graph, schedule, cost):
-    """Sums, and each false edge removed, against the simulator."""
+    """Compares sums, and the start of a task after its false edge is removed, with the simulator."""
     start, end, ready = times(graph, schedule, cost)
     found, ids = false_waits(graph, schedule, cost, most=len(graph)), schedule.ids(graph)
     assert found.count == len(found.largest)

@@ -1,5 +1,5 @@
-"""Ranks leave the same bits under every MPI and in one process, also where the libraries' own sums have not: minidl
-sends numbers, and adds them itself, in the order of the ranks."""
+"""Ranks are bit-identical under every MPI and in one process, even where the libraries' own sums differ: minidl sends
+numbers, and adds them itself, in the order of the ranks."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""An order as a hint, on ranks: tasks that sleep at random give the bits of one process, keep the cap, and repeat from
-the log of their order; no preference of a rank makes another one wait for ever."""
+"""An order as a hint, on ranks whose tasks sleep at random: runs are bit-identical to one process, keep the cap, and
+can be replayed from the log of their order; no preference of a rank makes another one wait for ever."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def settings_of(seed: int) -> dict[str, Any]:
 
 
 def kept(plan: Any, order: list[int]) -> Counter[int]:
-    """Of each stage the most micro-batches between their forward and their last use, counted from what a rank did."""
+    """For each stage the most micro-batches at once between their forward and their last use, in a rank's order."""
     own = unpack(np.array(order, np.int64))
     left = Counter((u, m) for u, m, k in zip(own.unit, own.micro_batch, own.kind, strict=True) if k in CHAINED)
     live, most = Counter[int](), Counter[int]()
@@ -78,7 +78,7 @@ def kept(plan: Any, order: list[int]) -> Counter[int]:
 
 def train(communicator: Any, run: Run, plan: Any, nap: float, seed: int, replays: Any = None,
           shuffled: bool = False) -> Any:
-    """A rank's losses, tensors, and what it did; tasks sleep at random. `shuffled`: its preferences are random."""
+    """A rank's losses, tensors and orders; tasks sleep at random. `shuffled`: its preferences are random."""
     execute = runtime(plan.program(communicator.rank), transport=communicator)
     draw, lanes = random.Random(f"{seed} {communicator.rank} {replays is None}"), execute._body[0].lanes
     for calls in lanes._calls.values():
@@ -139,13 +139,13 @@ def test_many_random_pipelines_leave_the_bits_of_one_process_keep_the_cap_and_re
 
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_v"])
 def test_ranks_may_prefer_whatever_they_like(name: str) -> None:
-    """Two ranks whose hints differ, and are of no policy at all, wait for each other no longer than it takes."""
+    """Two ranks with different, random hints never wait for each other in a circle."""
     checked({"loss": True, "scheduler": name, "ranks": 2, "micro_batches": 6,
              "options": {"order": "hint", "cap": 3}}, 7, nap=2e-4, shuffled=True)
 
 
 def test_what_is_not_kept_in_order_is_noticed() -> None:
-    """So that the tests above would tell a run without its waits."""
+    """The tests above would notice a run without its waits."""
     (_, plan), *_ = prepared({"loss": True, "scheduler": "one_f_one_b", "ranks": 2,
                               "options": {"order": "hint", "cap": 1}})
     order = [k for lane in range(2) for k in plan.schedule.order(lane)]

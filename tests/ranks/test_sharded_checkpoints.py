@@ -1,5 +1,5 @@
-"""Checkpoints that ranks write: a folder in Hugging Face's form, which has what one file has, and which any ranks
-can read."""
+"""Checkpoints of ranks: a folder in Hugging Face's form has the same content as one file, and any ranks can read
+it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def trainer_of(recorded: Recorded, communicator: Any) -> Any:
 
 
 def trained(layout: str, save: Any, steps: int = STEPS) -> list[Any]:
-    """`save(trainer)` of each rank, in the midst of a run."""
+    """What `save(trainer)` returns on each rank, in the middle of a run."""
     ranks, replicas, job = LAYOUTS[layout]
     task = Job(**{"scheduler": "barrier", **job})
     own = [Recorded(task, rank if job["parallel"] == "data" else rank // ranks,
@@ -83,7 +83,7 @@ def saved(trainer: Any, path: Path, step: int = STEPS, **more: Any) -> None:
 
 
 def state(path: Path, job: dict[str, Any]) -> tuple[Any, ...]:
-    """All that one process has loaded."""
+    """Everything that one process loads."""
     run = Recorded(Job(**{k: v for k, v in job.items() if k in ("model", "model_args", "optimizer", "batch_size")}))
     with use(run.tape):
         found = checkpoint.load(path, run.model, run.optimizer, loader=run.train_data)
@@ -223,7 +223,7 @@ def test_the_package_safetensors_reads_each_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize("layout", ["data", "replicas, all shared"])
 def test_a_full_disk_of_one_rank_is_one_line_on_all_and_leaves_the_old_one(
         layout: str, where: str, tmp_path: Path, monkeypatch: Any) -> None:
-    """Here at one rank's second file, at the index, which is the last file, or when the folder gets its name."""
+    """The disk is full at one rank's second file, at the index, which is the last file, or at the folder's name."""
     said: list[str] = []
     full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     write_new, put_in_place = sharded.write_new, sharded.put_in_place

@@ -82,14 +82,14 @@ def prefetched(distance: str, ranks: int = 2, chunks: int = 4) -> Any:
 
 
 def test_each_rank_gathers_at_its_own_distance():
-    """A rank's gathers are those of a plan in which all ranks have its number."""
+    """Each rank gathers as in a plan that gives its distance to all ranks."""
     mixed, same = prefetched("2+0"), [prefetched("2"), prefetched("0")]
     assert [gathers(mixed, rank) for rank in (0, 1)] == [gathers(same[rank], rank) for rank in (0, 1)]
     assert gathers(same[0], 1) != gathers(same[1], 1)
 
 
 def test_full_gathers_all_at_the_start_and_auto_more_on_later_ranks():
-    """torch's numbers: on rank r at most r + 2 stages are whole, the used one among them."""
+    """torch's rule: on rank r at most r + 2 stages are whole, including the one in use."""
     full = prefetched("full")
     for rank in (0, 1):
         own = full.program(rank).graph

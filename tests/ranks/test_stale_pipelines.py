@@ -281,7 +281,7 @@ def test_a_replay_of_another_log_leaves_other_bits():
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZERS if "scaled" not in name])  # needs two ranks
 @pytest.mark.parametrize("name", ["pipedream", *(name for name in POLICIES if "predicted" in name)])
 def test_one_rank_is_synchronous(name, optimizer):
-    """Nothing is late there, so that nothing is predicted, by any share and from any average."""
+    """On one rank no weights are late, so no share and no average predicts anything."""
     one = Run(settings_of(name, 1, optimizer=optimizer))
     alone = SequentialExecutor(one.recorded())
     losses = [np.asarray(alone(*parts)).tobytes() for parts in one.batches()]

@@ -138,7 +138,7 @@ def test_flags_without_which_a_launcher_starts_nothing(by, user, needs, started,
 
 @pytest.mark.parametrize(("load", "told"), [("os._exit(16)", 1), ("1 / 0", 0)])
 def test_a_library_that_ends_its_process_while_it_starts_under_srun_is_told(load, told):
-    """The helper process prints the line after this one has ended. It prints none after an error of Python."""
+    """The helper process outlives its rank, so it prints this line. It prints none if Python raises an error."""
     code = f"import os; from minidl.runtime.comm import mpi; mpi.load = lambda: {load}; mpi.MPI()"
     variables = {**STARTED["Slurm's srun"], "SLURM_LOCALID": "0", "SLURM_MPI_TYPE": "pmix"}
     without = {name: value for name, value in os.environ.items() if name not in VARIABLES}

@@ -31,7 +31,7 @@ def metrics(content: Any) -> dict[str, str]:
 
 
 def well_formed(content: Any) -> None:
-    """As trainer 2.2 takes it: whole numbers of 32 bits, at most 256 metrics of at most 64 characters, a moment."""
+    """What trainer 2.2 accepts: whole numbers of 32 bits, at most 256 metrics of at most 64 characters, a time."""
     (told,) = content.values()
     assert set(content) == {"trainerStatus"}
     assert 0 <= told["progressPercentage"] <= 100
@@ -229,8 +229,8 @@ def of(kind: type, *allowed: Any, least: int | None = None) -> Any:
 
 
 ANY, TEXT, COUNT = (lambda value: True), of(str), of(int, least=1)
-#: of trainer.kubeflow.org/v1alpha1 (kubeflow/trainer 2.2), the fields that a manifest may have, where they matter here;
-#: those in upper case are needed. A list has one rule for all of its elements
+#: the fields that a manifest of trainer.kubeflow.org/v1alpha1 may have (kubeflow/trainer 2.2), without those that no
+#: manifest here uses. A name in upper case must be there. A list has one rule for all of its elements
 POD = {"SPEC": {"securityContext": {"fsGroup": of(int)}, "CONTAINERS": [{
     "NAME": of(str, "node"), "image": TEXT, "command": [TEXT], "args": [TEXT],
     "securityContext": {"runAsUser": of(int)}, "readinessProbe": {"tcpSocket": {"PORT": COUNT}}}]}}

@@ -282,7 +282,7 @@ def matrices(shape, dtype="float32"):
 
 
 def muon(reads, seed=0, in_place=False, **options):
-    """A parameter and its momentum after the CUDA form has run; what it reads beside them stays."""
+    """Runs the CUDA form, which must not change its other inputs; returns the parameter and its momentum."""
     given = [a.copy() for a in reads]
     writes = [given[0], given[2]] if in_place else [np.full_like(a, np.nan) for a in (reads[0], reads[2])]
     run_kernel("muon", given, writes, seed=seed, **MUON, **options)
@@ -296,7 +296,7 @@ def muon(reads, seed=0, in_place=False, **options):
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 70), (70, 1), (3, 2049), (65, 33), (33, 65), (64, 64)])
 def test_muon(shape, dtype, nesterov):
-    """Wide, tall and square; elsewhere and in place, whatever the order of threads, with equal bits."""
+    """Wide, tall and square matrices: in place or not, and in any order of threads, the bits are equal."""
     reads = matrices(shape, dtype)
     found = muon(reads, 3, nesterov=nesterov)
     assert bits(*muon(reads, 8, in_place=True, nesterov=nesterov)) == bits(*found)

@@ -29,7 +29,7 @@ def example(name: str) -> Any:
 
 
 def position(schedule: ml.Schedule) -> Any:
-    """The comparison of tasks by their places in an order."""
+    """A comparison that reproduces an order: it compares the places of two tasks."""
     own = unpack(schedule.keys)
     at = {(kind, stage, micro_batch): i for i, (kind, stage, micro_batch) in enumerate(zip(
         own.kind.tolist(), own.unit.tolist(), own.micro_batch.tolist(), strict=True))}
@@ -108,7 +108,7 @@ def test_what_is_left_open_runs_as_soon_as_it_can(ranks: int) -> None:
 
 
 def test_it_need_not_be_transitive() -> None:
-    """As in Shardy MPMD, 1F1B says it of neighbours alone: B of i and F of i + p - s, and micro-batches in order."""
+    """As in Shardy MPMD, 1F1B compares neighbours alone: B of i with F of i + p - s, and consecutive micro-batches."""
     def neighbours(a: RankTask, b: RankTask) -> bool:
         ahead = a.problem.ranks - a.rank
         if a.kind == b.kind:
@@ -125,8 +125,8 @@ def test_it_need_not_be_transitive() -> None:
        st.floats(0, 1))
 def test_random_answers_are_kept_or_refused(ranks: int, micro_batches: int, chunks: int, seed: int, fused: bool,
                                             share: float) -> None:
-    """Of some pairs, drawn, the comparison follows a drawn order: a legal plan that keeps all answers, or a circle
-    whose edges are answers and edges of data."""
+    """For drawn pairs the comparison follows a drawn order. The result is a legal plan that keeps all answers, or a
+    circle whose edges are answers or data."""
     rng = np.random.default_rng(seed)
     rank_of, said = {}, {}
 

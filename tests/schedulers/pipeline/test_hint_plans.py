@@ -103,7 +103,7 @@ def test_draws_repeat_and_keep_the_mean() -> None:
 
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_more_memory_and_readiness_are_two_columns(ranks: int, capsys: Any) -> None:
-    """B = 2F, spread .3: at the cap 2p - s a hint takes at most .85 of the policy's order; at its own cap, no less."""
+    """B = 2F, spread .3: at the cap 2p - s a hint takes at most .85 of 1F1B's time; at 1F1B's own cap, no less."""
     flags = ["--scheduler", "one_f_one_b", "--ranks", str(ranks), "--micro-batches", str(4 * ranks), "--order", "hint",
              "--jitter", "0.3", "--draws", "25"]
     _, wide = run_json(capsys, "simulate", *flags, "--scheduler-arg", "cap=2p-s")

@@ -102,7 +102,7 @@ def test_any_numbers_give_a_plan_that_holds(layers: Any, p: int, m: int, latency
 
 
 def test_a_large_head_costs_less_than_under_policies_that_bind_weights() -> None:
-    """As in the source: layers that take a third of the last one's time."""
+    """As in the paper, each layer takes a third of the last one's time."""
     times = [1.0] * 20 + [3.0]
     bound = [ml.plan(pipeline.Pipeline(15, times, times, times), name, machine=ml.Machine(3), chunks=7)
              for name in ("interleaved", "looped_bfs", "interleaved_zb")]
