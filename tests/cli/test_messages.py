@@ -204,7 +204,7 @@ simulate GPIPE --topology nodes=2 --latency 3 => one kind of link; --topology ha
 simulate GPIPE --message-bytes 1MB => --topology
 simulate GPIPE --topology nodes=2 --replicas 2 => --gradient-bytes on given times
 simulate GPIPE --topology nodes=2 --gradient-bytes 1MB => --topology, and --parallel data or --replicas
-FIFO --topology nodes=2 => --topology has no effect here; it goes with --gradient-bytes on given times
+FIFO --topology nodes=2 => --gradient-bytes on given times
 FIFO --topology nodes=2 --ranks 4 => --gradient-bytes on given times
 check x.csv --ranks 2 --scheduler-arg kept=0.5 => one policy, by --scheduler
 """
