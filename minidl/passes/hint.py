@@ -16,15 +16,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Rows
 from ..core.graph import Role, StorageSpec, TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COLLECTIVE, COMMUNICATION, GraphError, Kind, unpack
+from ..core.tasks import COLLECTIVE, COMMUNICATION, Kind, unpack
+from .rewrite import with_edges
 
+TURN = StorageSpec("its turn under the hint", (0,), "uint8", 0, Role.WORKSPACE)  #: of the tokens of its waits
 CHAINED = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.R)  #: the kinds whose tasks may overtake each other
 Window = Mapping[tuple[int, int], int]  #: (rank, stage) -> a number of micro-batches
 
@@ -44,7 +45,7 @@ class Hint:
         graph = graph.take(schedule.ids(graph)[np.argsort(slots, kind="stable")])  # edges go forward among tasks
         ends = graph.find(np.array(self.gaps, np.int64).reshape(-1, 2).ravel()).reshape(-1, 2)
         pairs = [*admissions(graph, schedule, self.caps), *((first, then) for first, then in ends.tolist())]
-        return with_edges(graph, pairs), chains(schedule)
+        return with_edges(graph, pairs, TURN), chains(schedule)
 
 
 def _forwards(graph: TaskGraph, schedule: Schedule) -> dict[tuple[int, int], list[tuple[int, list[int]]]]:
@@ -82,30 +83,6 @@ def admissions(graph: TaskGraph, schedule: Schedule, caps: Window) -> Iterable[t
         cap = caps[where]
         for (_, users), (task, _) in zip(forwards, forwards[cap:], strict=False):
             yield from ((user, task) for user in users)
-
-
-def with_edges(graph: TaskGraph, pairs: Iterable[tuple[int, int]]) -> TaskGraph:
-    """The graph in which the second task of each pair waits for the first: it reads a buffer without bytes that the
-    first one writes. Raises GraphError for a wait against the order of the graph."""
-    pairs = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2)
-    if not len(pairs):
-        return graph
-    if (back := np.flatnonzero(pairs[:, 0] >= pairs[:, 1])).size:
-        first, then = (graph.name(int(t)) for t in pairs[back[0]])
-        raise GraphError(f"{then} cannot wait for {first}, which comes after it: the order does not keep this hint")
-    source, of = np.unique(pairs[:, 0], return_inverse=True)
-    token, none = len(graph.buffer_bytes) + np.arange(len(source)), np.zeros(len(source), np.int64)
-    turn = StorageSpec("its turn under the hint", (0,), "uint8", 0, Role.WORKSPACE)
-    grown = graph.with_buffers(none, none + len(graph.storages) if graph.storages else token,
-                               ["its turn under the hint"] * len(source), [turn] if graph.storages else [])
-    nbytes, role = grown.buffer_bytes.copy(), grown.buffer_role.copy()
-    nbytes[token], role[token] = 0, Role.WORKSPACE.number
-
-    def more(rows: Rows, tasks: np.ndarray, buffers: np.ndarray) -> Rows:
-        return Rows.from_pairs(np.append(rows.row_of_each(), tasks), np.append(rows.ids, buffers), len(graph))
-
-    return replace(grown, buffer_bytes=nbytes, buffer_role=role, reads=more(grown.reads, pairs[:, 1], token[of]),
-                   writes=more(grown.writes, source, token))
 
 
 def joined(lanes: Iterable[Lane], talks: Iterable[bool]) -> list[Lane]:

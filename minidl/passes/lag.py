@@ -22,6 +22,7 @@ from ..core.schedule import Schedule
 from ..core.tasks import Kind, repack, task_name, unpack
 from .boundary import Mask
 from .draft import Draft
+from .rewrite import with_edges
 
 Turns = Sequence[tuple[Sequence[int], Sequence[int]]]  #: in order: tasks that make an output gradient, and the W of it
 
@@ -87,14 +88,7 @@ def _fenced(draft: Draft, turns: Turns, lag: int) -> Draft:
     if any(w > t for w, t in tokens):
         place = {t: i for i, t in enumerate(sequence)}
         draft, tokens = draft.take(np.array(sequence)), [(place[w], place[t]) for w, t in tokens]
-    e, made = draft.edit(), dict[int, int]()
-    for w, t in tokens:
-        if w not in made:
-            first = next(iter(made.values()), None)
-            made[w] = e.place(FENCE)[1] if first is None else e.buffer(first, e.storage_of[first], FENCE.name)
-        e.writes[w].add(made[w])
-        e.reads[t].add(made[w])
-    return e.draft if tokens else draft
+    return replace(draft, graph=with_edges(draft.graph, tokens, FENCE))
 
 
 def _sequence(graph: TaskGraph, needs: Sequence[Sequence[int]], flat: Sequence[int],

@@ -1,5 +1,5 @@
 """Passes that rewrite a graph: several iterations in one graph; double buffers, which remove write-after-read edges;
-merged tasks: layers to stages, O and W to B.
+more edges; merged tasks: layers to stages, O and W to B.
 
 Passes work on columns; they know no schedule and run nothing.
 """
@@ -7,6 +7,7 @@ Passes work on columns; they know no schedule and run nothing.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..core.columns import Ints, Rows, spread
-from ..core.graph import Role, TaskGraph, moved_views
+from ..core.graph import Role, StorageSpec, TaskGraph, moved_views
 from ..core.tasks import COPIES, GraphError, Kind, repack, task_name, unpack
 
 _RENAMED = (Role.ACTIVATION, Role.GRADIENT, Role.WORKSPACE)
@@ -55,6 +56,30 @@ def rename(graph: TaskGraph, copies: int = 2) -> TaskGraph:
         renamed &= ~np.isin(graph.buffer_storage, list(outputs))
     which = np.where(renamed[:, None], np.arange(iterations) % copies, 0)
     return graph.with_copies(which, graph.iteration)[0]
+
+
+def with_edges(graph: TaskGraph, pairs: Iterable[tuple[int, int]], token: StorageSpec) -> TaskGraph:
+    """The graph in which the second task of each pair waits for the first: it reads a token, a buffer that no launch
+    touches, which the first one writes. `token`: the storage of all of them. Raises GraphError for a wait against the
+    order of the graph."""
+    pairs = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2)
+    if not len(pairs):
+        return graph
+    if (back := np.flatnonzero(pairs[:, 0] >= pairs[:, 1])).size:
+        first, then = (graph.name(int(t)) for t in pairs[back[0]])
+        raise GraphError(f"{then} cannot wait for {first}, which comes after it in the order of the graph")
+    source, of = np.unique(pairs[:, 0], return_inverse=True)
+    new, none = len(graph.buffer_bytes) + np.arange(len(source)), np.zeros(len(source), np.int64)
+    grown = graph.with_buffers(none, none + len(graph.storages) if graph.storages else new, [token.name] * len(source),
+                               [token] if graph.storages else [])
+    nbytes, role = grown.buffer_bytes.copy(), grown.buffer_role.copy()
+    nbytes[new], role[new] = token.bytes, token.role.number
+
+    def more(rows: Rows, tasks: Ints, buffers: Ints) -> Rows:
+        return Rows.from_pairs(np.append(rows.row_of_each(), tasks), np.append(rows.ids, buffers), len(graph))
+
+    return replace(grown, buffer_bytes=nbytes, buffer_role=role, reads=more(grown.reads, pairs[:, 1], new[of]),
+                   writes=more(grown.writes, source, new))
 
 
 def coarsen(graph: TaskGraph, stage: Ints, lower: NDArray[np.bool_] | None = None, again: bool = False
