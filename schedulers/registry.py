@@ -121,8 +121,14 @@ class Scheduler:
                                  f"{', '.join(known) or 'none'}")
             kind = known[option].annotation
             if kind is not inspect.Parameter.empty and not isinstance(kind, str) and not _fits(value, kind):
-                raise PlanError(f"scheduler {self.name}: {option} must be of type "
-                                 f"{getattr(kind, '__name__', kind)}, not {repr(value)[:40]}")
+                raise PlanError(f"scheduler {self.name}: {option} is {shorten(value)}; it must be {_in_words(kind)}")
+
+
+def _in_words(kind: Any) -> str:
+    """A type as people say it, without None."""
+    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+    return " or ".join(words.get(one, f"a {getattr(one, '__name__', one)}") for one in get_args(kind) or (kind,)
+                       if one is not type(None))
 
 
 def _fits(value: Any, kind: Any) -> bool:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 #: the options of a given order; the options of a cut, which all policies have
 OF_ORDERS = {name: Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=kind) for name, kind in (
-    ("chunks", int | None), ("stage_of_unit", Ints | None), ("cap", int | str | None), ("like", PipelinePlan | None))}
+    ("chunks", int | None), ("stage_of_unit", Ints | None), ("cap", float | str | None), ("like", PipelinePlan | None))}
 OF_CUTS = {name: OF_ORDERS[name] for name in ("chunks", "stage_of_unit", "cap")}
 
 

@@ -129,7 +129,7 @@ plan DENSE --scheduler multi_region --curve --save x.csv => --save
 plan DENSE --scheduler multi_region --curve --memory-limit 1GB => --memory-limit
 plan DENSE --scheduler multi_region --curve --recompute all => --curve tries every --recompute; leave it out
 plan SMALL --scheduler multi_region --streams 3 => 2 streams, not 3
-plan DENSE --scheduler multi_region --scheduler-arg crossing=maybe => crossing must be of type bool, not 'maybe'
+plan DENSE --scheduler multi_region --scheduler-arg crossing=maybe => crossing is 'maybe'; it must be true or false
 simulate --ranks 2 --micro-batches 4 --scheduler-arg fetch=1 => takes no argument 'fetch'; it takes lag, cap
 plan SMALL --scheduler multi_region --scheduler-arg memory_limit=2GiB => takes no argument 'memory_limit'
 plan SMALL --scheduler multi_region --scheduler-arg map=densenet121 => takes no argument 'map'

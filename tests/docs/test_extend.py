@@ -150,7 +150,7 @@ def told(graph, cost, machine, width: int = 2):
     ("own.py:failing", [], 2, "scheduler own.py:failing failed: ZeroDivisionError: division by zero"),
     ("own.py:backwards", [], 2, "needs it"), ("own.py:half", [], 2, "missing"),
     ("own.py:nothing", [], 2, "returned a NoneType, not a Schedule or an Ordered (own.py, line 13)"),
-    ("own.py:told", ["--scheduler-arg", "width=x"], 2, "width must be of type int, not 'x'"),
+    ("own.py:told", ["--scheduler-arg", "width=x"], 2, "width is 'x'; it must be a whole number"),
     ("own.py:told", ["--scheduler-arg", "depth=1"], 2, "takes no argument 'depth'; it takes: width"),
     ("own.py:missing", [], 2, "has no function missing"), ("none.py:told", [], 2, "none.py: no such file"),
     ("no.module:told", [], 2, "no.module: ModuleNotFoundError"), ("own.py:", [], 2, "is not the name of a function"),

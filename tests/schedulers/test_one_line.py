@@ -37,7 +37,7 @@ SLICED = ["plan", "--model", "gpt", "--model-arg", "preset=tiny", "--data", "pyd
     ([*ALONE, "partime", "--clip", "1"], "clipping or loss scaling"),
     ([*ALONE, "partime", "--feed", "rings"], "ring, hold=K"),
     ([*SLICED, "--scheduler-arg", "slices=0"], "seq1f1b: 0 slices; a micro-batch has at least 1"),
-    ([*SLICED, "--scheduler-arg", "slices=two"], "seq1f1b: slices must be of type int, not 'two'"),
+    ([*SLICED, "--scheduler-arg", "slices=two"], "seq1f1b: slices is 'two'; it must be a whole number"),
     ([*SLICED, "--slices", "2"], "--slices has no effect here"),
     (["train", "--parallel", "pipeline", *SLICED[1:], "--model", "bert"],
      "bert cannot read its input in slices: it has no sequence, or a token depends on later ones; use gpt or rnn, "

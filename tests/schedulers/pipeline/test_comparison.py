@@ -207,7 +207,7 @@ def needed(a, b, *, depth):
     ("failing", "own.py:failing failed: AttributeError: 'RankTask' object has no attribute 'device' (own.py, line "),
     ("dividing", "own.py:dividing failed: ZeroDivisionError: division by zero (own.py, line "),
     ("raising", "own.py:raising failed: ValueError: I do not know (own.py, line "),
-    ("wide --scheduler-arg width=x", "width must be of type int, not 'x'"),
+    ("wide --scheduler-arg width=x", "width is 'x'; it must be a whole number"),
     ("wide --scheduler-arg depth=1", "wide takes no argument 'depth'; it takes fused, width, lag, cap"),
     ("wide --activation-cap 1", "activations"),
     ("three", "three has 3 arguments; for a pipeline give a function of the problem, or of two tasks"),

@@ -270,7 +270,7 @@ def test_overlap_is_given_back_step_by_step() -> None:
 
 
 @pytest.mark.parametrize(("given", "message"), [
-    ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "crossing must be of type bool, not 'false'")])
+    ({"streams": 3}, "2 streams, not 3"), ({"crossing": "false"}, "crossing is 'false'; it must be true or false")])
 def test_what_multi_region_cannot_be_told(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ml.plan(network(2), "multi_region", **given)

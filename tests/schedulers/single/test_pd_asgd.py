@@ -237,7 +237,7 @@ def test_the_command_line_trains_logs_and_replays(capsys: Any, tmp_path: Any) ->
     assert "has 3 steps, and this is step 4" in refused("--replay", log, "--steps", "4")
     assert "no order gives the versions" in refused("--replay", log, "--micro-batches", "2")
     assert "at least one forward and one backward thread" in refused("--scheduler-arg", "backward=0")
-    assert "forward must be of type int, not True" in refused("--scheduler-arg", "forward=True")
+    assert "forward is True; it must be a whole number" in refused("--scheduler-arg", "forward=True")
     assert "of a network without time steps and dropout" in refused(*gpt[len(FLAGS):])
     assert "share a value, such as Adam's powers" in refused("--optimizer", "adam")
     assert "--log-versions has no effect here" in refused("--scheduler-arg", "backward=1", "--scheduler-arg", "queue=0",
