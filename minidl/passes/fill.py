@@ -30,7 +30,7 @@ def again_apart(fill: str | None) -> bool:
 
 def waits_filled(draft: Draft, fill: str | None = None) -> Draft:
     """The order with O and W in the place of each B, and with each R before the first task that needs it. Raises
-    Refused if the order has no B, or says which weights tasks read."""
+    Refused for W in an order without B, and for an order that says which weights tasks read or has forwards apart."""
     again, order = again_apart(fill), draft.order
     if draft.stale or draft.placement.apart:
         raise Refused("fill", f"{draft.name} " + ("orders tasks by the weights that they read" if draft.stale else
@@ -43,12 +43,15 @@ def waits_filled(draft: Draft, fill: str | None = None) -> Draft:
 
 
 def _with_again(draft: Draft) -> Draft:
-    """The order with each R of a stage just before the action with the first task that needs it: its O, B or W."""
+    """The order with each R of a stage just before the action with the first task that needs it: its O, B or W; with a
+    remark if there is none."""
     order, own = draft.order, unpack(draft.order.keys)
     needs = np.flatnonzero(np.isin(own.kind, (Kind.O, Kind.B, Kind.W)))[::-1]
     again = repack(own.key[needs], kind=Kind.R, part=0)
     again, at = np.unique(again[known := draft.graph.find(again) >= 0]), dict(zip(
         again[known].tolist(), order.first[needs[known]].tolist(), strict=True))
+    if not len(again):
+        return replace(draft, remarks=(*draft.remarks, "fill: nothing is computed again, so no R fills a wait"))
     place = np.array([at[key] for key in again.tolist()], np.int64)
     joined = None if order.joined is None else np.insert(order.second, place, False)
     return replace(draft, schedule=replace(

@@ -83,6 +83,18 @@ def test_bits_and_bytes_stay_as_planned(settings: dict[str, Any]) -> None:
     check({"recompute": (0,), **settings})
 
 
+@pytest.mark.parametrize("fill", ["R", "W+R"])
+def test_a_remark_says_that_nothing_is_computed_again(fill: str) -> None:
+    said = "fill: nothing is computed again, so no R fills a wait"
+    plain, alone, every = (ml.plan(step(), "one_f_one_b", COST, ml.Machine(2), recompute=again, **more) for again, more
+                           in (("none", {}), ("none", {"fill": fill}), ("sqrt", {"fill": fill})))
+    assert (said in alone.remarks, said in every.remarks) == (True, False)
+    assert fill != "R" or alone.schedule.keys.tolist() == plain.schedule.keys.tolist()
+    auto = ml.plan(step(), "one_f_one_b", COST, ml.Machine(2, memory_limit=max(plain.peak_bytes) - 1), fill=fill,
+                   recompute="auto")
+    assert said not in auto.remarks
+
+
 def test_other_choices_and_orders_that_cannot_have_it() -> None:
     for wrong in ("X", "W+", "W+W", "", "r"):
         with pytest.raises(PlanError, match="it must be W, R or W"):
