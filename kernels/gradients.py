@@ -31,12 +31,12 @@ def _square_parts(size: int) -> int:
     return 1 if size <= 2**16 else min(-(-size // 2**14), 512)
 
 
-def _square_sum_work(reads: Any, writes: Any) -> list[Any]:
+def square_sum_work(reads: Any, writes: Any) -> list[Any]:
     parts = _square_parts(reads[0].size)
     return [((parts,), "float64")] if parts > 1 else []
 
 
-@square_sum.cuda(work=_square_sum_work)
+@square_sum.cuda(work=square_sum_work)
 def _(g: Any, total: Any, *work: Any) -> Any:
     parts = _square_parts(g.size)
     kernel = f"square_sums<{c_type(g)}>"

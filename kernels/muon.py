@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 
 from .cuda import FLAG, Call, Copy, c_type, pointer
+from .gradients import square_sum_work
 from .linear import gemm, product
 from .registry import KERNELS, flat, kernel, like, loop
 from .update import moved, over_tensors, unless
 
 
-def _products(x: Any, gram: Any) -> tuple[Any, Any, bool]:
+def _factors(x: Any) -> tuple[Any, Any, bool]:
     """The two matrices whose product is the smaller one of x x^T and x^T x, and whether it is the second."""
     right = x.shape[0] > x.shape[1]
     return (x.T, x, True) if right else (x, x.T, False)
@@ -43,8 +44,8 @@ def muon(xp: Any, p: Any, g: Any, m: Any, lr: Any, skip: Any = None, *, momentum
     x = g + t(momentum) * (after - g) if nesterov else after
     x = x / xp.maximum(xp.sqrt(xp.square(x.astype("float64")).sum()), eps).astype(p.dtype)
     for _ in range(steps):
-        right = x.shape[0] > x.shape[1]
-        s = xp.matmul(x.T, x) if right else xp.matmul(x, x.T)
+        first, second, right = _factors(x)
+        s = xp.matmul(first, second)
         s = t(b) * s + t(c) * xp.matmul(s, s)
         x = t(a) * x + (xp.matmul(x, s) if right else xp.matmul(s, x))
     new = (1 - lr[0] * t(weight_decay)) * p - lr[0] * t(scale) * x
@@ -59,7 +60,7 @@ def _(p: Any, g: Any, m: Any, lr: Any, *rest: Any, momentum: float, nesterov: bo
     a, b, c = (like(p, value) for value in coefficients)
     thunks = [loop(_start, flat(m_after), flat(g), flat(x), like(p, momentum), like(p, 1 - momentum), bool(nesterov)),
               *KERNELS["square_sum"].bind([x], [total], [], {}), loop(_unit, flat(x), total, float(eps))]
-    first, second, right = _products(x, s)
+    first, second, right = _factors(x)
     one = like(p, 1.0)
     thunks += [gemm(first, second, s), gemm(s, s, poly), loop(_mix, flat(poly), flat(s), c, b),
                gemm(x, poly, y) if right else gemm(poly, x, y), loop(_mix, flat(x), flat(y), a, one)] * steps
@@ -91,13 +92,9 @@ def _end(p, x, lr, scale, shrink):  # type: ignore[no-untyped-def]
         p[i] = keep * p[i] - far * x[i]
 
 
-def _square_work(x: Any, total: Any) -> list[Any]:
-    work = KERNELS["square_sum"].cuda_work
-    return list(work([x], [total])) if work else []
-
-
 def _cuda_work(reads: Any, writes: Any, **constants: Any) -> list[Any]:
-    return [*_work(reads, writes), *_square_work(writes[0], None)]
+    """The same, and the partial sums of squares."""
+    return [*_work(reads, writes), *square_sum_work(writes[:1], ())]
 
 
 def _cuda_mix(y: Any, x: Any, own: float, other: float) -> list[Call]:
@@ -117,7 +114,7 @@ def _(p: Any, g: Any, m: Any, lr: Any, *rest: Any, momentum: float, nesterov: bo
                           bool(nesterov), FLAG, skip=skip)
     calls += KERNELS["square_sum"].cuda_calls([x], [total], work, {})
     calls += over_tensors("muon.cu", f"muon_unit<{t}>", [[x]], total, float(eps))
-    first, second, right = _products(x, s)
+    first, second, right = _factors(x)
     for _ in range(steps):
         calls += [*product(first, second, s), *product(s, s, poly), *_cuda_mix(poly, s, c, b),
                   *(product(x, poly, y) if right else product(poly, x, y)), *_cuda_mix(x, y, a, 1.0)]
