@@ -107,7 +107,8 @@ def hint_in(order: Schedule, choices: Choices) -> Choices:
         return choices
     if order.notes[ORDER] != "hint" or CAPS not in order.notes:
         raise ScheduleError(f"the plan's {ORDER!r} is {order.notes[ORDER][:40]!r}; it must be hint, with {CAPS!r}")
-    return replace(choices, order="hint", cap=choices.cap or tuple(numbers(order, CAPS).tolist()))
+    cap = tuple(numbers(order, CAPS).tolist()) if choices.cap is None else choices.cap
+    return replace(choices, order="hint", cap=cap)
 
 
 def without_copies(order: Schedule) -> Schedule:

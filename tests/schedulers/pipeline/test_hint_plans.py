@@ -153,6 +153,13 @@ def test_a_file_with_a_hint_has_the_order_in_the_first_column(tmp_path: Path, ca
     assert (code, smaller["cap"]) == (0, [2] * 4), "policies that cannot have a hint are left out beside it"
 
 
+def test_a_cap_beside_a_file_with_a_hint_counts() -> None:
+    hint = plan(Pipeline(8), "zb_h1", 4, order="hint").schedule
+    assert set(ml.plan(Pipeline(8), hint, machine=ml.Machine(4), cap=5).hint.caps.values()) == {5}
+    with pytest.raises(PlanError, match="cap=0 is 0 on rank 0; a rank keeps at least 1 micro-batch"):
+        ml.plan(Pipeline(8), hint, machine=ml.Machine(4), cap=0)
+
+
 def test_a_hint_within_a_memory_limit_searches_all_but_copies() -> None:
     graph = golden_plans.step("mlp", 8)
     asked: dict[str, Any] = {"order": "hint", "recompute": "auto", "offload": "auto", "lag": "auto"}
