@@ -84,11 +84,11 @@ class Plan:
 
     def program(self, rank: int = 0) -> Program:
         """One rank's program, which is lowered once; data-parallel ranks share one. Raises ScheduleError."""
-        found, hint = self._programs.get(rank), self._hinted(rank)
+        found = self._programs.get(rank)
         if found is None:
             found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
-                     else replace(self.division.program(rank), polls=self.cost.cores == 1, hint=hint,
-                                  sums=self._sums if self.chosen_sums else None))
+                     else replace(self.division.program(rank), polls=self.cost.cores == 1,
+                                  hint=self._hinted(rank), sums=self._sums if self.chosen_sums else None))
             self._programs[rank] = found
         return found
 

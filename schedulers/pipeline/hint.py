@@ -34,7 +34,7 @@ WORDS = "order=hint"
 
 
 def check_hint(order: str, chosen: Scheduler) -> None:
-    """Raises PlanError if this order is no hint, Refused for a policy without ranks."""
+    """Raises PlanError for an order that is neither fixed nor a hint, Refused for a policy without ranks."""
     if order not in ORDERS:
         raise PlanError(f"order is {shorten(order)}; it must be {' or '.join(ORDERS)}")
     if chosen.parallel == "none" or chosen.each:
