@@ -27,7 +27,7 @@ from .pipeline.proof import prove
 from .pipeline.synthetic import GivenTimes, Pipeline
 from .registry import Function, Scheduler, blamed, name_of, scheduler_of
 from .saved import choices_in, hint_in, moves_in, slips, without_copies
-from .search import searched, without_lags
+from .search import searched
 from .search.away import moved
 from .search.kept import dropped
 from .whole import Whole
@@ -60,7 +60,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         if not isinstance(value, kinds) and not (name == "cost" and times and value is None):
             raise PlanError(f"{name} is {shorten(value)}; it must be a {' or a '.join(k.__name__ for k in kinds)}")
     try:
-        lags, options = without_lags(options)
+        if lags := options.get("lag") == "auto":
+            del options["lag"]  # a search finds it
         chosen = scheduler_of(policy, options, times)
         if order != "fixed":
             check_hint(order, chosen)

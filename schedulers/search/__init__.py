@@ -31,12 +31,6 @@ from .wide import in_parts
 Make = Callable[[Choices, int | None], Plan]  #: from choices and a limit in bytes to the plan, proved
 
 
-def without_lags(options: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
-    """Whether bounds of late weight gradients are to be found (`lag` is auto), and the other options."""
-    found = options.get("lag") == "auto"
-    return found, {name: value for name, value in options.items() if not (found and name == "lag")}
-
-
 def searched(made: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any, machine: Machine, first: Choices,
              recompute: bool, split: int | str | Mapping[str, int], offload: str, lags: bool) -> Plan:
     """The plan with what is asked for besides the `first` choices, as `minidl.plan` takes it; of "auto" the fastest

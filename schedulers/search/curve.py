@@ -163,8 +163,7 @@ def _less(point: Point, cost: CostModel, make: Make, found: Sequence[Point]) -> 
 def fastest(graph: Any, cost: Any, limit: int | None, shards: Sequence[Level], make: Make, lags: bool = False) -> Plan:
     """The policy's fastest plan within a limit; the plain one if it fits. Plans without copies come in the order of
     their steps, and the search ends at one whose step is not shorter than the best that fits. `shards`, `lags`: as for
-    `curve`.
-    Raises MemoryLimitError with the least that can be had if nothing fits."""
+    `curve`. Raises MemoryLimitError with the least that can be had if nothing fits."""
     if limit is None or not isinstance(graph, TaskGraph):
         raise PlanError("offload auto finds the fastest plan of a recorded step within a memory limit; give both")
     points = _whole(graph, cost, shards, make, lags)
