@@ -125,14 +125,11 @@ def _circle(graph: TaskGraph, said: Rows) -> str:
 
 def _back(start: int, succs: Mapping[int, Sequence[int]]) -> list[int]:
     """The shortest way from a task back to itself; empty if there is none."""
-    came, todo = dict[int, int](), deque([start])
-    while todo and start not in came:
-        s = todo.popleft()
-        for t in succs[s]:
-            if t not in came:
-                came[t] = s
-                todo.append(t)
-    path = [start] if start in came else []
-    while path and (len(path) == 1 or path[-1] != start):
-        path.append(came[path[-1]])
-    return path[::-1]
+    ways, reached = deque([[start]]), set[int]()
+    while ways:
+        way = ways.popleft()
+        if start in succs[way[-1]]:
+            return [*way, start]
+        ways += [[*way, t] for t in dict.fromkeys(succs[way[-1]]) if t not in reached]
+        reached.update(succs[way[-1]])
+    return []
