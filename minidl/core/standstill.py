@@ -286,9 +286,8 @@ def other_end(task: str) -> str:
 def _lost(states: Mapping[int, RankState], rank: int, peer: int) -> Verdict | None:
     """Whether a message for which a rank waits has ended at its other end."""
     mine, theirs = states[rank], states.get(peer)
-    what = mine.wait.what if mine.wait is not None else ""
-    far = other_end(what)
-    if far == what or theirs is None:
+    far = other_end(what(mine))
+    if far == what(mine) or theirs is None:
         return None
     if theirs.doing.step < mine.doing.step or (theirs.doing.step == mine.doing.step and not theirs.doing.ended(far)):
         return None

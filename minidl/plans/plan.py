@@ -86,9 +86,11 @@ class Plan:
         """One rank's program, which is lowered once; data-parallel ranks share one. Raises ScheduleError."""
         found = self._programs.get(rank)
         if found is None:
+            keys = self.schedule.keys
             found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
                      else replace(self.division.program(rank), polls=self.cost.cores == 1,
-                                  hint=self._hinted(rank), sums=self._sums if self.chosen_sums else None))
+                                  hint=self._hinted(rank), sums=keys[np.isin(unpack(keys).kind, COLLECTIVE)]
+                                  if self.chosen_sums else None))
             self._programs[rank] = found
         return found
 
@@ -101,10 +103,6 @@ class Plan:
         lanes = [sums if np.isin(unpack(keys).kind, COLLECTIVE).all() else keys
                  for keys in map(own.order, range(len(own.lanes)))]
         return Schedule.of_keys(own.lanes, lanes, notes=own.notes).validate(self.program().graph)
-
-    @property
-    def _sums(self) -> Ints:
-        return self.schedule.keys[np.isin(unpack(self.schedule.keys).kind, COLLECTIVE)]
 
     def _hinted(self, rank: int) -> Ints | None:
         """The keys of a rank's tasks in the order of a hint; None if its lanes keep their order."""
