@@ -195,7 +195,7 @@ FLAGS: dict[str, Flag] = {
         help="how training data come: as batches (default); as a ring of a batch, in which each step has one new "
              "sample; or each batch K times in a row"),
     "--batch-size": _flag(NETWORK, whole(1), "B", default=64, help="samples of a step, over all ranks together"),
-    "--micro-batches": _flag("train,compare:src plan,check,explain,simulate:srcp", whole(1, 1 << 20), "M", default=1,
+    "--micro-batches": _flag("train,compare:src plan,check,explain,simulate:srcp", whole(1, 1 << 19), "M", default=1,
         help="cut each batch into M parts, whose gradients are added"),
     "--optimizer": _flag(NETWORK + " profile:*", OPTIMIZERS, "NAME", default="sgd", help="the optimizer: %(choices)s"),
     "--optimizer-arg": _flag(NETWORK, pair, "K=V", default=[], action="append",

@@ -32,7 +32,7 @@ VERSION = "1.0.0"
 COMPUTE, SEND, RECEIVE, COLLECT = 4, 5, 6, 7  #: types of nodes
 TYPES = {**dict.fromkeys(map(int, SENDS), SEND), **dict.fromkeys(map(int, RECEIVES), RECEIVE),
          **dict.fromkeys(map(int, COLLECTIVE), COLLECT)}
-COLLECTIVES = {Kind.A: 0, Kind.AG: 2, Kind.AS: 7}  #: comm_type
+COLLECTIVES = {Kind.A: 0, Kind.AG: 2, Kind.AS: 7, Kind.X: 6}  #: comm_type
 LONGEST = 2.0**53  #: microseconds; times are floats
 OURS = "a Chakra trace that minidl wrote"
 #: the fields of an attribute's value by its type

@@ -37,10 +37,11 @@ class Kind(IntEnum):
     A = 9  #: all-reduce
     AS = 10  #: reduce-scatter
     AG = 11  #: all-gather
-    SF = 12  #: send activation
-    RF = 13  #: receive activation
-    SO = 14  #: send gradient
-    RO = 15  #: receive gradient
+    X = 12  #: exchange, an all-to-all of tokens
+    SF = 13  #: send activation
+    RF = 14  #: receive activation
+    SO = 15  #: send gradient
+    RO = 16  #: receive gradient
 
 
 class What(IntEnum):
@@ -51,22 +52,24 @@ class What(IntEnum):
     TRANSFER = 2  #: the lane waited for data that were on their way from another rank
 
 
-COLLECTIVE = (Kind.A, Kind.AS, Kind.AG)  #: collectives: all ranks of a group take part
+SUMS = (Kind.A, Kind.AS, Kind.AG)  #: of gradients over ranks, whole or in halves; they have no micro-batch
+COLLECTIVE = (*SUMS, Kind.X)  #: collectives: all ranks of a group take part
 SENDS, RECEIVES = (Kind.SF, Kind.SO), (Kind.RF, Kind.RO)  #: the two ends of messages
 COMMUNICATION = (*COLLECTIVE, *SENDS, *RECEIVES)
 COPIES = (Kind.D, Kind.H)  #: out of the memory that counts, and back (`minidl.passes.offload`)
 WORDS = dict(zip(Kind, (
     "forward", "output gradient", "weight gradient", "backward", "update", "recompute", "quantise", "copy out",
-    "copy back", "all-reduce", "reduce-scatter", "all-gather", "send of the activation", "receive of the activation",
-    "send of the gradient", "receive of the gradient"), strict=True))  #: what each kind does, for messages
+    "copy back", "all-reduce", "reduce-scatter", "all-gather", "exchange", "send of the activation",
+    "receive of the activation", "send of the gradient", "receive of the gradient"),
+    strict=True))  #: what each kind does, for messages
 #: the names of axes along which kernels are cut, by their labels; others are called by their number
 AXES = {"n": "samples", "s": "samples", "m": "rows", "r": "rows", "h": "heads", "o": "outputs", "c": "channels"}
 COMPUTE = (Kind.F, Kind.O, Kind.W, Kind.B, Kind.U, Kind.R)  #: tasks that compute, which can be cut into parts
 
 
-# One 64-bit key is one task's identity. From the lowest bit: kind (4 bits), unit (20), micro-batch (20), index (10),
+# One 64-bit key is one task's identity. From the lowest bit: kind (5 bits), unit (20), micro-batch (19), index (10),
 # late (1), iteration (8). The index is a message's destination, or any other task's part.
-_KIND_BITS, _UNIT_BITS, _MICRO_BITS, _INDEX_BITS, _LATE_BITS, _ITERATION_BITS = 4, 20, 20, 10, 1, 8
+_KIND_BITS, _UNIT_BITS, _MICRO_BITS, _INDEX_BITS, _LATE_BITS, _ITERATION_BITS = 5, 20, 19, 10, 1, 8
 _UNIT = _KIND_BITS
 _MICRO = _UNIT + _UNIT_BITS
 _INDEX = _MICRO + _MICRO_BITS
@@ -74,7 +77,7 @@ _LATE = _INDEX + _INDEX_BITS
 _ITERATION = _LATE + _LATE_BITS
 _BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "destination": _INDEX_BITS,
          "late": _LATE_BITS, "iteration": _ITERATION_BITS}
-NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURQDHA])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
+NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURQDHAX])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
 _KIND_NAMES = [kind.name for kind in Kind]
 
 
@@ -91,7 +94,7 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
     unit, micro_batch, part, destination, late, iteration = fields
     kind = np.asarray(kind, np.int64)
     if part.any() or destination.any() or kind.max(initial=0) >= Kind.A:
-        message, sums = kind >= Kind.SF, (kind >= Kind.A) & (kind < Kind.SF)
+        message, sums = kind >= Kind.SF, (kind >= Kind.A) & (kind < Kind.X)
         for what, wrong in (("parts", part * message), ("destination", destination * ~message),
                             ("micro-batch", micro_batch * sums)):
             if np.any(wrong):
@@ -190,8 +193,8 @@ def parse_task(name: str) -> int:
         raise GraphError(f"task {name[:40]!r}: " + (
             f"the name of a message needs its destination, as in {unit}{kind}{micro_batch}>1" if own >= Kind.SF else
             f"only a message has a destination; part 1 is {unit}{kind}{micro_batch}/1"))
-    if own in COLLECTIVE and int(micro_batch):
-        raise GraphError(f"task {name[:40]!r}: a collective has no micro-batch; its part {micro_batch} is "
+    if own in SUMS and int(micro_batch):
+        raise GraphError(f"task {name[:40]!r}: a sum over ranks has no micro-batch; its part {micro_batch} is "
                          f"{unit}{kind}0/{micro_batch}")
     if int(late) > 1:
         raise GraphError(f"task {name[:40]!r}: a task runs at most one step late, @1; iteration {late} is "

@@ -17,7 +17,7 @@ from ..core.columns import grouped
 from ..core.graph import Launch, Role, TaskGraph
 from ..core.placement import Refused
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COLLECTIVE, Kind, unpack
+from ..core.tasks import SUMS, Kind, unpack
 from ..pricing.simulation import times
 from .draft import Draft, Sums
 from .rewrite import gradients
@@ -132,7 +132,7 @@ def _with_sums(draft: Draft, summed: Draft, schedule: Schedule, order: str) -> S
     here = summed.graph.find(draft.graph.keys)
     rank[here], end[here] = schedule.rank_of_tasks(draft.graph), times(draft.graph, schedule, draft.priced).end
     time, ready = summed.priced.durations(summed.graph), dict[int, Times]()
-    for t in np.flatnonzero(np.isin(summed.graph.kind, COLLECTIVE)).tolist():
+    for t in np.flatnonzero(np.isin(summed.graph.kind, SUMS)).tolist():
         before = summed.graph.preds[t]
         ready.setdefault(int(rank[before[0]]), {})[int(summed.graph.unit[t]), t] = float(end[before].max())
     return schedule.with_lanes({Lane(r, "comm"): summed.graph.keys[[t for _, t in ORDERS[order](

@@ -31,7 +31,7 @@ from ..core.graph import TaskGraph
 from ..core.machine import PlanError
 from ..core.placement import Refused
 from ..core.schedule import Schedule
-from ..core.tasks import COLLECTIVE, Kind, repack, unpack, widths
+from ..core.tasks import COLLECTIVE, SUMS, Kind, repack, unpack, widths
 from ..pricing.cost import CostModel
 from .draft import Draft
 from .placed import ACTION, PLACED, gathers_placed, sums_placed, with_sums_placed
@@ -115,7 +115,7 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
     if not draft.staged and widths(graph.keys):
         raise Refused(WHAT, "parts of an update change other elements than a rank's share",
                       "leave --split or --shard out")
-    sums = np.flatnonzero(np.isin(graph.kind, COLLECTIVE))
+    sums = np.flatnonzero(np.isin(graph.kind, SUMS))
     if (graph.kind[sums] != Kind.A).any() or (unpack(graph.keys[sums]).part > 0).any():
         raise _other(draft, "cuts its sums" + " at any element, and a rank's share begins at others" * draft.staged)
     given = draft.order if np.isin(unpack(draft.order.keys).kind, (Kind.AS, Kind.AG)).any() else None

@@ -15,7 +15,7 @@ import numpy as np
 from ..core.columns import Ints, grouped
 from ..core.graph import Launch, TaskGraph, View
 from ..core.placement import Refused
-from ..core.tasks import COLLECTIVE, Kind, unpack
+from ..core.tasks import Kind, unpack
 from .draft import Draft, Edit, Sums
 from .rewrite import gradients, sums
 
@@ -94,7 +94,7 @@ def summed_by_all(draft: Draft) -> Draft:
     how = draft.sums
     if how is None:
         return draft
-    if np.isin(draft.graph.kind, COLLECTIVE).any():
+    if np.isin(draft.graph.kind, [*CALLS]).any():
         raise Refused(SUMS, "the graph is synchronised already", "leave the sums to the policy")
     draft = norms_apart(draft)
     graph = draft.graph
@@ -134,7 +134,7 @@ def times_of_sums(graph: TaskGraph, time: Callable[[Mapping[int, int]], float]) 
     unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist()
                for b in graph.reads[u].tolist()}
     found = {}
-    for t in np.flatnonzero(np.isin(graph.kind, COLLECTIVE)).tolist():
+    for t in np.flatnonzero(np.isin(graph.kind, [*CALLS])).tolist():
         travels: dict[int, int] = {}
         for b in graph.writes[t].tolist():
             travels[unit_of[b]] = travels.get(unit_of[b], 0) + int(graph.buffer_bytes[b])
@@ -215,7 +215,7 @@ def _in_pieces(e: Edit, pieces: Sequence[_Piece]) -> list[int]:
 
 def _check(graph: TaskGraph) -> None:
     """Raises Refused if a task other than an update waits for communication."""
-    communication = np.isin(graph.kind, COLLECTIVE)
+    communication = np.isin(graph.kind, [*CALLS])
     bad = np.flatnonzero(communication[graph.preds.ids]
                          & ~(communication | (graph.kind == Kind.U))[graph.preds.row_of_each()])
     if bad.size:

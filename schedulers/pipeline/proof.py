@@ -17,7 +17,7 @@ from ...core.graph import Role, TaskGraph
 from ...core.machine import Machine
 from ...core.placement import PipelineError, Placement, Versions, bidirectional, check_numbers
 from ...core.schedule import Schedule
-from ...core.tasks import COLLECTIVE, COMMUNICATION, COPIES, RECEIVES, SENDS, GraphError, Kind, pack, task_name, unpack
+from ...core.tasks import COMMUNICATION, COPIES, RECEIVES, SENDS, SUMS, GraphError, Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
 from ...passes.boundary import Mask
 from ...passes.draft import Draft
@@ -154,7 +154,7 @@ def read_plan(schedule: Schedule, machine: Machine, micro_batches: int, chunks: 
         except GraphError as error:  # O and W cannot be one task in this network
             raise compute.error(str(error)) from None
     _adds_in_order(compute, graph)
-    summing = schedule.keys[np.isin(unpack(schedule.keys).kind, COLLECTIVE)].tolist()
+    summing = schedule.keys[np.isin(unpack(schedule.keys).kind, SUMS)].tolist()
     if summing and replicas == 1:
         raise schedule.error(f"{task_name(summing[0])} sums over replicas of a network, but there is one; say how many "
                              f"there are (--replicas)", summing[:1])

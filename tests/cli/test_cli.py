@@ -258,7 +258,7 @@ def test_what_is_available_is_the_least_of_machine_and_control_group(tmp_path, m
     assert machine.available() == 4000
 
 
-@pytest.mark.parametrize("text", [b"", b"a,b\n", b"rank,lane,task\n0,main\n", b"rank,lane,task\n0,main,4X0\n",
+@pytest.mark.parametrize("text", [b"", b"a,b\n", b"rank,lane,task\n0,main\n", b"rank,lane,task\n0,main,4Z0\n",
                                   b"rank,lane,task\n-1,main,4W0\n", b"\xff\xfe\x00\x01"])
 def test_a_file_that_is_no_plan(capsys, tmp_path, text):
     path = tmp_path / "plan.csv"

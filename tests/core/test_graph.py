@@ -13,9 +13,9 @@ from minidl.core.columns import LONG, Rows, _compiled, run_loop
 from minidl.core.graph import GraphBuilder, Role, StorageSpec, TaskGraph, derive_edges
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.tasks import (
-    COLLECTIVE,
     RECEIVES,
     SENDS,
+    SUMS,
     GraphError,
     Kind,
     as_recorded,
@@ -33,7 +33,7 @@ def identities(draw):
     kind = draw(st.sampled_from(list(Kind)))
     index = draw(st.integers(0, 2**10 - 1))
     return {"unit": draw(st.integers(0, 2**20 - 1)), "kind": kind,
-            "micro_batch": 0 if kind in COLLECTIVE else draw(st.integers(0, 2**20 - 1)),
+            "micro_batch": 0 if kind in SUMS else draw(st.integers(0, 2**19 - 1)),
             "part": 0 if kind in SENDS + RECEIVES else index, "destination": index if kind in SENDS + RECEIVES else 0,
             "late": draw(st.integers(0, 1)), "iteration": draw(st.integers(0, 2**8 - 1))}
 
@@ -54,15 +54,16 @@ def test_tasks_that_differ_have_names_that_differ(one, other):
 
 
 def test_keys_pack_as_columns_too():
-    columns = {"unit": [1, 2, 3, 4], "kind": [Kind.F, Kind.RO, Kind.A, Kind.O], "micro_batch": [5, 0, 0, 1],
-               "part": [0, 0, 2, 1], "destination": [0, 6, 0, 0], "late": [1, 0, 0, 0], "iteration": [0, 3, 0, 0]}
+    columns = {"unit": [1, 2, 3, 4, 5], "kind": [Kind.F, Kind.RO, Kind.A, Kind.O, Kind.X],
+               "micro_batch": [5, 0, 0, 1, 3], "part": [0, 0, 2, 1, 1],
+               "destination": [0, 6, 0, 0, 0], "late": [1, 0, 0, 0, 0], "iteration": [0, 3, 0, 0, 0]}
     keys = pack(**columns)
     assert {name: getattr(unpack(keys), name).tolist() for name in columns} == columns
-    assert [task_name(key) for key in keys] == ["1F5@1", "2RO0>6#3", "3A0/2", "4O1/1"]
+    assert [task_name(key) for key in keys] == ["1F5@1", "2RO0>6#3", "3A0/2", "4O1/1", "5X3/1"]
 
 
 @pytest.mark.parametrize(("name", "says"), [
-    ("4A2", "'4A2': a collective has no micro-batch; its part 2 is 4A0/2"),
+    ("4A2", "'4A2': a sum over ranks has no micro-batch; its part 2 is 4A0/2"),
     ("4AS1", "its part 1 is 4AS0/1"),
     ("2SF0", "'2SF0': the name of a message needs its destination, as in 2SF0>1"),
     ("3RO1", "as in 3RO1>1"),
@@ -76,7 +77,7 @@ def test_names_of_older_files_that_mean_nothing_now_say_what_to_write(name, says
 
 
 @pytest.mark.parametrize("name",
-                         ["", "F", "4", "4W", "W0", "4X0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1",
+                         ["", "F", "4", "4W", "W0", "4Z0", "4W0@", "4w0", "-1F0", "4W0 5F0", "4 W0", "4W-1",
                           "(2F3;5B1)", "4WU0", "4W0#1@1", "4W0#", "4A0/", "4A0/1/2", "2SF0>", "2SF0/0>1", "4W0@-1"])
 def test_what_is_no_task_name_is_refused(name):
     with pytest.raises(GraphError, match=r"is not a task name; expected unit, kind, micro-batch"):
@@ -84,7 +85,7 @@ def test_what_is_no_task_name_is_refused(name):
 
 
 @pytest.mark.parametrize(("name", "fields"), [
-    (f"{2**20}F0", {"unit": 2**20}), (f"0F{2**20}", {"micro_batch": 2**20}), (f"0F0/{2**10}", {"part": 2**10}),
+    (f"{2**20}F0", {"unit": 2**20}), (f"0F{2**19}", {"micro_batch": 2**19}), (f"0F0/{2**10}", {"part": 2**10}),
     (f"0SF0>{2**10}", {"kind": Kind.SF, "destination": 2**10}), (f"0F0#{2**8}", {"iteration": 2**8})])
 def test_numbers_that_do_not_fit_a_key_are_refused(name, fields):
     what = max(fields, key=fields.get).replace("_", "-")

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minidl.core.schedule import Lane, Schedule, ScheduleError
-from minidl.core.tasks import COLLECTIVE, Kind, parse_task, unpack
+from minidl.core.tasks import SUMS, Kind, parse_task, unpack
 from minidl.core.timeline import Timeline
 from minidl.pricing.cost import CostModel
 
@@ -202,7 +202,7 @@ def test_clocks_know_exactly_what_has_surely_ended(pair):
 # ------------------------------------------------------------------------------------------------------- text and files
 LANE = st.builds(Lane, st.integers(0, 12), st.sampled_from(["main", "sub", "send 1", "a,b", 'say "x"', "comm"]))
 TASK = st.builds(
-    lambda u, k, m, i, late, t: f"{u}{k.name}{m * (k not in COLLECTIVE)}"
+    lambda u, k, m, i, late, t: f"{u}{k.name}{m * (k not in SUMS)}"
     + (f">{i}" if k >= Kind.SF else f"/{i}" * (i > 0)) + "@1" * late + f"#{t}" * (t > 0), st.integers(0, 9999),
     st.sampled_from(list(Kind)), st.integers(0, 99), st.integers(0, 9), st.booleans(), st.integers(0, 3))
 ACTION = st.one_of(TASK, st.builds(lambda a, b: f"({a};{b})", TASK, TASK))
@@ -255,7 +255,7 @@ def test_an_old_file_stays_when_a_new_one_cannot_be_written(name, value, tmp_pat
     ("rank,lane,task\n0,,0F0\n", "line 2: rank '0' and lane ''"),
     ("rank,lane,task\n0,main,frank\n", "line 2: 'frank' is not a task name"),
     ("rank,lane,task\n0,main,\n", "line 2: '' is not a task name"),
-    ("rank,lane,task\n0,main,0F0\n0,main,(1F0;2X0)\n", "line 3: '2X0' is not a task name"),
+    ("rank,lane,task\n0,main,0F0\n0,main,(1F0;2Z0)\n", "line 3: '2Z0' is not a task name"),
     ("rank,lane,task\n0,main,(2F3\n", "line 2: "),
     ("rank,lane,task\n0,main,2F3)\n", "line 2: "),
     ("rank,lane,task\n0,main,2F3;2B3\n", "line 2: "),
@@ -327,7 +327,7 @@ def test_older_files_mean_what_they_meant():
 
 
 @pytest.mark.parametrize(("row", "says"), [
-    ("0,comm,1A3", "task '1A3': a collective has no micro-batch; its part 3 is 1A0/3"),
+    ("0,comm,1A3", "task '1A3': a sum over ranks has no micro-batch; its part 3 is 1A0/3"),
     ("0,send->1,0SF0", "task '0SF0': the name of a message needs its destination, as in 0SF0>1"),
     ("1,main,0F0@2", "task '0F0@2': a task runs at most one step late, @1; iteration 2 is 0F0#2")])
 def test_older_files_that_mean_nothing_now_fail_with_the_line(row, says):

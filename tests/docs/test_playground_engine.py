@@ -154,7 +154,7 @@ def test_the_page_orders_for_the_times_and_says_for_which(tab, tmp_path, capsys)
     assert float(figure(tab, "makespan").split()[0]) < price
 
 
-@pytest.mark.parametrize("text", ["", "rank,lane\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,0X0\n",
+@pytest.mark.parametrize("text", ["", "rank,lane\n", "rank,lane,task\n0,main\n", "rank,lane,task\n0,main,0Z0\n",
                                   "rank,lane,task\n0,main,0SF0>1\n", "rank,lane,task\n0,main,0F0\n0,sub,0O0\n"])
 def test_files_that_are_no_plans_are_refused(text, tab):
     said = tab.evaluate("(text) => playground.imported(text) || document.getElementById('verdict').textContent", text)

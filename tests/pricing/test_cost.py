@@ -45,10 +45,10 @@ def test_the_roofline():
 
 def test_communication_costs_the_links_time():
     builder = GraphBuilder()
-    for i, kind in enumerate((Kind.A, Kind.SF, Kind.RF, Kind.SO, Kind.RO, Kind.AG, Kind.D)):
+    for i, kind in enumerate((Kind.A, Kind.SF, Kind.RF, Kind.SO, Kind.RO, Kind.AG, Kind.D, Kind.X)):
         builder.task(i, kind, nbytes=100)
     cost = CostModel(link=Link(latency=3, bandwidth=50), far=Link(bandwidth=25))
-    assert cost.durations(builder.build()).tolist() == [5, 2, 0, 2, 0, 5, 4]
+    assert cost.durations(builder.build()).tolist() == [5, 2, 0, 2, 0, 5, 4, 5]
     assert Link(1).time(10**9) == 1
 
 

@@ -248,7 +248,7 @@ def test_receives_that_disagree_with_sends_deadlock():
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("", "header|empty"), ("0F0,0X0", "row 1, cell 2: '0X0' is not an action"), ("0F0\n(1F0;", "row 2, cell 1"),
+    ("", "header|empty"), ("0F0,0Z0", "row 1, cell 2: '0Z0' is not an action"), ("0F0\n(1F0;", "row 2, cell 1"),
     ("rank,lane,task\n0,main", "line 2"), ("rank,lane,task\n0,main,F0", "line 2.*task name")])
 def test_text_that_is_no_plan(text, says):
     with pytest.raises(ScheduleError, match=says):
