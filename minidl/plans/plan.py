@@ -86,10 +86,10 @@ class Plan:
         """One rank's program, which is lowered once; data-parallel ranks share one. Raises ScheduleError."""
         found = self._programs.get(rank)
         if found is None:
-            keys = self.schedule.keys
+            keys, hint = self.schedule.keys, self._hinted(rank)
             found = (replace(self.program(), rank=rank) if rank and self.division.grid.ranks == 1
                      else replace(self.division.program(rank), polls=self.cost.cores == 1,
-                                  hint=self._hinted(rank), sums=keys[np.isin(unpack(keys).kind, COLLECTIVE)]
+                                  hint=hint, sums=keys[np.isin(unpack(keys).kind, COLLECTIVE)]
                                   if self.chosen_sums else None))
             self._programs[rank] = found
         return found
