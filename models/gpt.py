@@ -4,7 +4,7 @@ weights can be exchanged. Layers of GPT-3 attend to all earlier tokens, not to b
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from .. import nn, ops
 from .registry import model
 from .transformer import Embedding, Linear, check_heads, check_length
+
+Layer = Callable[[int, float, float], nn.Module]  #: (width, dropout, deviation) -> a layer
 
 
 class _Attention(nn.Module):
@@ -45,9 +47,9 @@ class _MLP(nn.Module):
 class _Block(nn.Module):
     """Attention and a network of two layers, each on normalised input and added to it."""
 
-    def __init__(self, width: int, heads: int, dropout: float, deviation: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, deviation: float, mlp: Layer) -> None:
         self.ln_1, self.attn = nn.LayerNorm(width), _Attention(width, heads, dropout, deviation)
-        self.ln_2, self.mlp = nn.LayerNorm(width), _MLP(width, dropout, deviation)
+        self.ln_2, self.mlp = nn.LayerNorm(width), mlp(width, dropout, deviation)
 
     def forward(self, x: Any, past: Any = None) -> Any:
         x = x + self.attn(self.ln_1(x), past)
@@ -55,11 +57,12 @@ class _Block(nn.Module):
 
 
 class _Transformer(nn.Module):
-    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float,
+                 mlp: Layer) -> None:
         self.wte, self.wpe = Embedding(vocabulary, width), Embedding(length, width)
         self.drop = nn.Dropout(dropout)
         deviation = 0.02 / math.sqrt(2 * layers)  # of what is added up over the layers
-        self.h = nn.Sequential(*(_Block(width, heads, dropout, deviation) for _ in range(layers)))
+        self.h = nn.Sequential(*(_Block(width, heads, dropout, deviation, mlp) for _ in range(layers)))
         self.ln_f = nn.LayerNorm(width)
 
     def forward(self, ids: Any, past: Any = None) -> Any:
@@ -79,12 +82,13 @@ class GPT(nn.Module):
     input_dtype, objective, sliceable = "int64", "next_token", True
     tied: Mapping[str, str] = {"lm_head.weight": "transformer.wte.weight"}
 
-    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float) -> None:
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float,
+                 mlp: Layer = _MLP) -> None:
         check_heads("gpt", width, heads)
         self.input_shape, self.classes = (length,), vocabulary
         self.config = {"n_head": heads, "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5,
                        "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False}
-        self.transformer = _Transformer(vocabulary, length, width, layers, heads, dropout)
+        self.transformer = _Transformer(vocabulary, length, width, layers, heads, dropout, mlp)
 
     def forward(self, ids: Any, past: Any = None) -> Any:
         return ops.linear(self.transformer(ids, past), self.transformer.wte.weight)

@@ -32,7 +32,8 @@ _TEXT = {"sgd": 0.1, "adam": 0.001, "adamw": 0.001, "nadamw": 0.001, "rmsprop": 
 #: learning rates by optimizer at which the networks here learn the digits, or text; "" is for all others
 RATES = {"": {"sgd": 0.05, "adam": 0.003, "adamw": 0.003, "nadamw": 0.003, "rmsprop": 0.002, "muon": 0.003},
          "mobilenet_v3_large": {"sgd": 0.1}, "ffnn": {"sgd": 0.02}, "lenet": {"rmsprop": 0.001},
-         **dict.fromkeys(("gpt", "gpt2_medium", "gpt3_medium", "bert", "bert_base", "bert_large", "rnn"), _TEXT)}
+         **dict.fromkeys((
+             "gpt", "gpt2_medium", "gpt3_medium", "moe_gpt", "bert", "bert_base", "bert_large", "rnn"), _TEXT)}
 
 
 def model(name: str = "", **presets: dict[str, Any]) -> Callable[[Callable[..., nn.Module]], Callable[..., nn.Module]]:

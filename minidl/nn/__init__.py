@@ -6,8 +6,9 @@ from ..autograd.hints import missing
 from ..autograd.tensor import Parameter
 from ..ops import (attention, concat, cross_entropy, dropout, embedding, gelu, layer_norm, log_softmax, mse, relu,
                    softmax, split)
-from . import activations, functional, init, losses, matrices, module, recurrent, sequence, spiking, vision
+from . import activations, experts, functional, init, losses, matrices, module, recurrent, sequence, spiking, vision
 from .activations import *  # noqa: F403
+from .experts import *  # noqa: F403
 from .losses import *  # noqa: F403
 from .matrices import *  # noqa: F403
 from .module import *  # noqa: F403
@@ -18,7 +19,7 @@ from .vision import *  # noqa: F403
 
 __all__ = ["Parameter", "attention", "concat", "cross_entropy", "dropout", "embedding", "functional", "gelu", "init",
            "layer_norm", "log_softmax", "mse", "relu", "softmax", "split"]
-for _room in (activations, losses, matrices, module, recurrent, sequence, spiking, vision):
+for _room in (activations, experts, losses, matrices, module, recurrent, sequence, spiking, vision):
     __all__ += _room.__all__
 
 if not TYPE_CHECKING:  # a checker shall still know which names there are

@@ -18,6 +18,7 @@ from .elementwise import (absolute, add, ceil, cos, div, exp, floor, gelu, hards
                           maximum, minimum, mish, mul, neg, power, relu, relu6, round, sigmoid, sign, silu, sin,
                           softsign, sqrt, sub, tanh, trunc)
 from .embedding import embedding
+from .experts import combine, dispatch, grouped_linear, route
 from .extremes import amax, amin, argmax, argmin
 from .index import gather, index
 from .join import chunk, concat, cut, split, stack
@@ -40,18 +41,18 @@ from .shape import flatten, reshape, squeeze, swap_axes, transpose, unsqueeze
 __all__ = ["absolute", "adaptive_avg_pool1d", "adaptive_avg_pool2d", "add", "all_of", "amax", "amin", "any_of",
            "arange", "argmax", "argmin", "argsort", "astype", "attention", "avg_pool1d", "avg_pool2d", "batch_norm",
            "binary_cross_entropy_with_logits", "bincount", "broadcast_to", "cat", "cdist", "ceil", "celu", "chunk",
-           "clamp", "compare", "concat", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "cos",
-           "cross_entropy", "cumsum", "cut", "diagonal", "div", "dropout", "einsum", "elu", "embedding", "exp", "eye",
-           "flatten", "flip", "floor", "full", "full_like", "gather", "gelu", "global_avg_pool", "glu", "group_norm",
-           "gru", "hardsigmoid", "hardswish", "huber_loss", "index", "index_add", "interpolate", "kl_div", "l1_loss",
-           "label_weights", "layer_norm", "leaky_relu", "linear", "linspace", "log", "log_softmax", "logic",
-           "logsigmoid", "logsumexp", "lstm", "masked_fill", "masked_select", "matmul", "max_pool1d", "max_pool2d",
-           "maximum", "mean", "minimum", "mish", "movedim", "mse", "mse_loss", "mul", "neg", "norm", "ones",
-           "ones_like", "pad", "pixel_shuffle", "power", "prelu", "prod", "rand", "rand_like", "randint", "randn",
-           "randn_like", "randperm", "relu", "relu6", "repeat_interleave", "reshape", "rms_norm", "rnn", "roll",
-           "round", "scatter", "scatter_add", "selu", "sigmoid", "sign", "silu", "sin", "smooth_l1_loss", "softmax",
-           "softplus", "softsign", "sort", "spike", "split", "sqrt", "squeeze", "stack", "sub", "swap_axes", "tanh",
-           "tile", "topk", "total", "transpose", "tril", "triu", "trunc", "unbind", "unsqueeze", "where", "zeros",
-           "zeros_like"]
+           "clamp", "combine", "compare", "concat", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "cos",
+           "cross_entropy", "cumsum", "cut", "diagonal", "dispatch", "div", "dropout", "einsum", "elu", "embedding",
+           "exp", "eye", "flatten", "flip", "floor", "full", "full_like", "gather", "gelu", "global_avg_pool", "glu",
+           "group_norm", "grouped_linear", "gru", "hardsigmoid", "hardswish", "huber_loss", "index", "index_add",
+           "interpolate", "kl_div", "l1_loss", "label_weights", "layer_norm", "leaky_relu", "linear", "linspace", "log",
+           "log_softmax", "logic", "logsigmoid", "logsumexp", "lstm", "masked_fill", "masked_select", "matmul",
+           "max_pool1d", "max_pool2d", "maximum", "mean", "minimum", "mish", "movedim", "mse", "mse_loss", "mul", "neg",
+           "norm", "ones", "ones_like", "pad", "pixel_shuffle", "power", "prelu", "prod", "rand", "rand_like",
+           "randint", "randn", "randn_like", "randperm", "relu", "relu6", "repeat_interleave", "reshape", "rms_norm",
+           "rnn", "roll", "round", "route", "scatter", "scatter_add", "selu", "sigmoid", "sign", "silu", "sin",
+           "smooth_l1_loss", "softmax", "softplus", "softsign", "sort", "spike", "split", "sqrt", "squeeze", "stack",
+           "sub", "swap_axes", "tanh", "tile", "topk", "total", "transpose", "tril", "triu", "trunc", "unbind",
+           "unsqueeze", "where", "zeros", "zeros_like"]
 
 install(globals())

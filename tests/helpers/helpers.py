@@ -40,8 +40,8 @@ IMPORTABLE = os.pathsep.join(
     for folder in tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["pytest"]["ini_options"]["pythonpath"])
 #: the networks of the package; `models.names()` also has those that files of tests register when they are imported
 NETWORKS = ("bert", "bert_base", "bert_large", "densenet121", "densenet169", "gpt", "gpt2_medium", "gpt3_medium",
-            "lenet", "mlp", "mlp_large", "ffnn", "mobilenet_v3_large", "resnet20", "resnet18", "resnet50", "resnet101",
-            "resnet152", "revnet", "rnn", "snn")
+            "lenet", "mlp", "mlp_large", "ffnn", "mobilenet_v3_large", "moe_gpt", "resnet20", "resnet18", "resnet50",
+            "resnet101", "resnet152", "revnet", "rnn", "snn")
 #: seconds after which a test says that something hangs; more than a busy machine takes
 PATIENCE = 300.0
 #: of each optional package the extra that installs it

@@ -61,6 +61,7 @@ def calls() -> dict[str, list[Call]]:
         ml.seed(0)
         _layers()
         _sequences()
+        _experts()
         _networks(device)
     for name, noted in device.calls.items():
         found[name] += noted.values()
@@ -123,6 +124,17 @@ def _sequences() -> None:
         opt.step()
         for p in opt.parameters:
             p.used = False
+
+
+def _experts() -> None:
+    """Also some that nobody chooses, and rows of two sources."""
+    for experts, top_k, capacity, shared in ((4, 2, None, 1), (4, 2, 3, 0), (1, 1, None, 0), (5, 5, 1, 0)):
+        layer = nn.MoE(3, 6, experts, top_k, capacity, shared, bias_rate=0.1, balance=0.1)
+        y = layer(given(7, 3, seed=experts))
+        (y * y).sum().backward()
+    x, counts = given(9, 3), ml.array(np.array([[2, 0, 1], [0, 0, 4]]))
+    for bias in (None, given(3, 2, seed=2)):
+        ops.grouped_linear(x, counts, given(3, 2, 3, seed=1), bias).sum().backward()
 
 
 def _networks(device: Any) -> None:

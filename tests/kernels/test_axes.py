@@ -17,12 +17,16 @@ from minidl.passes.split import axes_of, cut_in_parts
 
 ONE_NUMBER, ALL_ELEMENTS = "its result is one sum over all elements", "each element needs a sum over all of them"
 LENGTHS, NUMBERS = "it takes arrays of different lengths, by one rule for all", "it takes a few numbers"
+GROUPS = "it learns when it runs how many rows an expert has"
 CHANNELS = "its parts would be channels, and on the CPU its activation goes over memory without gaps"
 WHOLE = {"cross_entropy": ONE_NUMBER, "mse": ONE_NUMBER, "square_sum": ONE_NUMBER, "dither": ALL_ELEMENTS,
          "muon": ALL_ELEMENTS,
+         **dict.fromkeys(("route", "route_grad", "dispatch", "combine", "gate_grad", "grouped_linear",
+                          "grouped_linear_input_grad", "grouped_linear_weight_grad"), GROUPS),
          **dict.fromkeys(("batch_norm_act", "batch_norm_act_weight_grad", "batch_norm_act_input_grad"), CHANNELS),
          **dict.fromkeys(("sgd_many", "adam_many", "nadam_many", "rmsprop_many", "cast_many", "unscale"), LENGTHS),
-         **dict.fromkeys(("tick", "adam_tick", "nadam_tick", "clip_factor", "any_set", "scale_update"), NUMBERS)}
+         **dict.fromkeys(("tick", "adam_tick", "nadam_tick", "clip_factor", "any_set", "scale_update",
+                          "count_load", "move_bias"), NUMBERS)}
 S, IMAGE, FEW = (6, 5), (3, 4, 4, 8), {"eps": 1e-3}
 CHANCES = np.abs(random_array(S)) / 2.1
 #: kernels that have no example elsewhere

@@ -1,0 +1,393 @@
+"""Experts: which rows of a batch go to which expert, and one product for each expert over its rows.
+
+A router gives each of T tokens a score for each of E experts; the k largest are its pairs (token, slot). `place` (T, k)
+has the row of each pair among the rows that are sorted by expert and, within an expert, by token; -1 for a pair that
+its expert has no room for. `counts` (S, E) says how many rows each expert has from each of S sources. Rows are laid
+source by source, and within a source expert by expert; rows after the last one are zeros.
+
+An expert's product is one for each source, and its weight gradient the sum of such products in the order of the
+sources: as the products of S micro-batches, to the bit.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from .registry import Thunk, kernel, loop, regrouped, ufunc
+
+
+# --------------------------------------------------------------------------------------------------------------- router
+@kernel("route", flops=lambda reads, writes: float(reads[0].size))
+def route(xp: Any, p: Any, bias: Any = None, *, top_k: int, capacity: int, normalize: bool) -> Any:
+    """p (T, E) and bias (E,), which counts for the choice alone -> gate (T, k), choice (T, k), place (T, k), counts
+    (1, E) and load (E,), which counts pairs without room too. Of equal scores the lowest expert is chosen. `capacity`:
+    how many rows an expert takes, in the order of the pairs; 0: all. Raises ValueError for NaN."""
+    if bool(xp.isnan(p).any()):
+        raise ValueError(NAN)
+    experts = p.shape[1]
+    choice = xp.argsort(-(p if bias is None else p + bias), axis=1, kind="stable")[:, :top_k]
+    gate = xp.take_along_axis(p, choice, axis=1)
+    if normalize:
+        gate = gate / gate.sum(axis=1, keepdims=True)
+    chosen = xp.arange(experts) == choice.reshape(-1, 1)
+    place = (xp.cumsum(chosen, axis=0) * chosen).sum(axis=1) - 1
+    load = chosen.sum(axis=0)
+    counts = xp.minimum(load, capacity) if capacity else load
+    begins = xp.cumsum(counts) - counts
+    kept = place < counts[choice.reshape(-1)]
+    place = xp.where(kept, place + begins[choice.reshape(-1)], -1)
+    return gate, choice, place.reshape(choice.shape), counts.reshape(1, experts), load
+
+
+NAN = "a router's scores are not numbers (NaN): the step diverged before, or its input has NaN; lower --lr, or --clip"
+
+
+@route.cpu
+def _(p: Any, *rest: Any, top_k: int, capacity: int, normalize: bool) -> Any:
+    *bias, gate, choice, place, counts, load = rest
+    return [loop(_route, p, bias[0] if bias else np.zeros(p.shape[1], p.dtype), capacity, normalize, gate, choice,
+                 place, counts.reshape(-1), load)]
+
+
+def _route(p, bias, capacity, normalize, gate, choice, place, counts, load):  # type: ignore[no-untyped-def]
+    tokens, experts = p.shape
+    k = choice.shape[1]
+    for e in range(experts):
+        counts[e] = load[e] = 0
+    for t in range(tokens):
+        for e in range(experts):
+            if np.isnan(p[t, e]):
+                raise ValueError(NAN)
+        for j in range(k):
+            best = -1
+            for e in range(experts):
+                free = True
+                for i in range(j):
+                    free = free and choice[t, i] != e
+                if free and (best < 0 or p[t, e] + bias[e] > p[t, best] + bias[best]):
+                    best = e
+            choice[t, j], gate[t, j] = best, p[t, best]
+            load[best] += 1
+            if capacity == 0 or counts[best] < capacity:
+                place[t, j] = counts[best]
+                counts[best] += 1
+            else:
+                place[t, j] = -1
+        if normalize:
+            total = gate[t, 0]
+            for j in range(1, k):
+                total += gate[t, j]
+            for j in range(k):
+                gate[t, j] /= total
+    begin = 0
+    for e in range(experts):
+        begin += counts[e]
+        load[e], counts[e] = begin - counts[e], load[e]  # where its rows begin, for the next loop
+    for t in range(tokens):
+        for j in range(k):
+            if place[t, j] >= 0:
+                place[t, j] += load[choice[t, j]]
+    for e in range(experts):
+        end = load[e + 1] if e + 1 < experts else begin
+        load[e], counts[e] = counts[e], end - load[e]
+
+
+@kernel("route_grad", flops=lambda reads, writes: float(writes[0].size))
+def route_grad(xp: Any, p: Any, gate: Any, choice: Any, dgate: Any, *, normalize: bool) -> Any:
+    """dp (T, E): 0 at experts that were not chosen."""
+    if normalize:
+        total = xp.take_along_axis(p, choice, axis=1).sum(axis=1, keepdims=True)
+        dgate = (dgate - (dgate * gate).sum(axis=1, keepdims=True)) / total
+    chosen = xp.arange(p.shape[1]) == choice[:, :, None]
+    return (chosen * dgate[:, :, None]).sum(axis=1)
+
+
+@route_grad.cpu
+def _(p: Any, gate: Any, choice: Any, dgate: Any, dp: Any, *, normalize: bool) -> Any:
+    return [loop(_route_grad, p, gate, choice, dgate, normalize, dp)]
+
+
+def _route_grad(p, gate, choice, dgate, normalize, dp):  # type: ignore[no-untyped-def]
+    for t in range(p.shape[0]):
+        for e in range(p.shape[1]):
+            dp[t, e] = 0
+        total, along = p[t, choice[t, 0]], dgate[t, 0] * gate[t, 0]
+        for j in range(1, choice.shape[1]):
+            total += p[t, choice[t, j]]
+            along += dgate[t, j] * gate[t, j]
+        for j in range(choice.shape[1]):
+            dp[t, choice[t, j]] = (dgate[t, j] - along) / total if normalize else dgate[t, j]
+
+
+@kernel("count_load")
+def count_load(xp: Any, load: Any, counts: Any, total: Any) -> Any:
+    """total (2, E): of each expert how many pairs chose it, and for how many of them it had no room, of all batches."""
+    return total + xp.stack([load, load - counts.reshape(-1)])
+
+
+@count_load.cpu
+def _(load: Any, counts: Any, before: Any, total: Any) -> Any:
+    return [loop(_count_load, load, counts.reshape(-1), before, total)]
+
+
+def _count_load(load, counts, before, total):  # type: ignore[no-untyped-def]
+    for e in range(load.size):
+        total[0, e] = before[0, e] + load[e]
+        total[1, e] = before[1, e] + load[e] - counts[e]
+
+
+@kernel("move_bias")
+def move_bias(xp: Any, load: Any, bias: Any, *, rate: float) -> Any:
+    """bias (E,) up by `rate` for experts with less than the mean load, down for those with more."""
+    return bias + bias.dtype.type(rate) * xp.sign(load.sum() - load * load.size).astype(bias.dtype)
+
+
+@move_bias.cpu
+def _(load: Any, before: Any, bias: Any, *, rate: float) -> Any:
+    return [loop(_move_bias, load, before, before.dtype.type(rate), bias)]
+
+
+def _move_bias(load, before, rate, bias):  # type: ignore[no-untyped-def]
+    total = load.sum()
+    for e in range(load.size):
+        bias[e] = before[e] + rate * np.sign(total - load[e] * load.size)
+
+
+# ------------------------------------------------------------------------------------------------- tokens to rows, back
+@kernel("dispatch", flops=lambda reads, writes: float(writes[0].size))
+def dispatch(xp: Any, x: Any, place: Any, gate: Any = None) -> Any:
+    """rows (T k, width): row place[t, j] is x[t], times gate[t, j] if there are gates; others are zeros."""
+    k = place.shape[1]
+    rows = xp.zeros((place.size + 1, x.shape[1]), x.dtype)  # the last one takes the pairs without room
+    rows[place.reshape(-1)] = xp.repeat(x, k, axis=0) if gate is None else xp.repeat(x, k, axis=0) * gate.reshape(-1, 1)
+    rows[-1] = 0
+    return rows[:-1]
+
+
+@dispatch.cpu
+def _(x: Any, place: Any, *rest: Any) -> Any:
+    *gate, rows = rest
+    return [loop(_dispatch_gated if gate else _dispatch, x, place, *gate, rows)]
+
+
+def _dispatch(x, place, rows):  # type: ignore[no-untyped-def]
+    used = 0
+    for t in range(x.shape[0]):
+        for j in range(place.shape[1]):
+            row = place[t, j]
+            if row >= 0:
+                used += 1
+                for c in range(x.shape[1]):
+                    rows[row, c] = x[t, c]
+    rows[used:] = 0
+
+
+def _dispatch_gated(x, place, gate, rows):  # type: ignore[no-untyped-def]
+    used = 0
+    for t in range(x.shape[0]):
+        for j in range(place.shape[1]):
+            row = place[t, j]
+            if row >= 0:
+                used += 1
+                for c in range(x.shape[1]):
+                    rows[row, c] = x[t, c] * gate[t, j]
+    rows[used:] = 0
+
+
+@kernel("combine", flops=lambda reads, writes: 2.0 * reads[0].size)
+def combine(xp: Any, rows: Any, place: Any, gate: Any = None) -> Any:
+    """y (T, width): the sum of the rows of each token in the order of its slots, times their gates if there are any."""
+    y, begun = xp.zeros((len(place), rows.shape[1]), rows.dtype), xp.zeros((len(place), 1), bool)
+    for j in range(place.shape[1]):
+        there, row = place[:, j : j + 1] >= 0, rows[xp.maximum(place[:, j], 0)]
+        row = row if gate is None else row * gate[:, j : j + 1]
+        y = xp.where(there, xp.where(begun, y + row, row), y)
+        begun = begun | there
+    return y
+
+
+@combine.cpu
+def _(rows: Any, place: Any, *rest: Any) -> Any:
+    *gate, y = rest
+    return [loop(_combine_gated if gate else _combine, rows, place, *gate, y)]
+
+
+def _combine(rows, place, y):  # type: ignore[no-untyped-def]
+    for t in range(y.shape[0]):
+        begun = False
+        for j in range(place.shape[1]):
+            row = place[t, j]
+            if row >= 0:
+                if begun:
+                    for c in range(y.shape[1]):
+                        y[t, c] += rows[row, c]
+                else:
+                    for c in range(y.shape[1]):
+                        y[t, c] = rows[row, c]
+                begun = True
+        if not begun:
+            y[t] = 0
+
+
+def _combine_gated(rows, place, gate, y):  # type: ignore[no-untyped-def]
+    for t in range(y.shape[0]):
+        begun = False
+        for j in range(place.shape[1]):
+            row = place[t, j]
+            if row >= 0:
+                if begun:
+                    for c in range(y.shape[1]):
+                        y[t, c] += rows[row, c] * gate[t, j]
+                else:
+                    for c in range(y.shape[1]):
+                        y[t, c] = rows[row, c] * gate[t, j]
+                begun = True
+        if not begun:
+            y[t] = 0
+
+
+@kernel("gate_grad", flops=lambda reads, writes: 2.0 * reads[1].size)
+def gate_grad(xp: Any, dy: Any, rows: Any, place: Any) -> Any:
+    """dgate (T, k): dy[t] times row place[t, j]; 0 for a pair without room."""
+    products = (rows[xp.maximum(place, 0)] * dy[:, None, :]).sum(axis=2)
+    return xp.where(place >= 0, products, dy.dtype.type(0))
+
+
+@gate_grad.cpu
+def _(dy: Any, rows: Any, place: Any, dgate: Any) -> Any:
+    return [loop(_gate_grad, dy, rows, place, dgate)]
+
+
+@regrouped
+def _gate_grad(dy, rows, place, dgate):  # type: ignore[no-untyped-def]
+    for t in range(dy.shape[0]):
+        for j in range(place.shape[1]):
+            row, total = place[t, j], dy.dtype.type(0)
+            if row >= 0:
+                for c in range(dy.shape[1]):
+                    total += dy[t, c] * rows[row, c]
+            dgate[t, j] = total
+
+
+# ----------------------------------------------------------------------------------------------------- grouped products
+def grouped_products(counts: Any, source: int, a: Any, b: Any, out: Any, summed: bool) -> None:
+    """A product for each expert e on its rows r of this source: out[r] = a[r] b[e]; or with `summed`, over its rows,
+    out[e] = a[:, r] b[r], zeros if it has none. a, b and out have one row for each row of a batch, or one matrix for
+    each expert. Native lanes have the same as one call (`minidl.devices.native.calls`)."""
+    begin = int(counts[:source].sum())
+    for e, n in enumerate(counts[source].tolist()):
+        rows = slice(begin, begin + n)
+        if n and summed:
+            np.dot(a[:, rows], b[rows], out[e])
+        elif n:
+            np.dot(a[rows], b[e], out[rows])
+        elif summed:
+            out[e] = 0
+        begin += n
+
+
+def _each_source(counts: Any, a: Any, b: Any, out: Any) -> list[Thunk]:
+    return [partial(grouped_products, counts, s, a, b, out, False) for s in range(len(counts))]
+
+
+def _segments(counts: Any) -> Any:
+    """(source, expert, begin, end) of each product, on the host."""
+    end = 0
+    for s in range(counts.shape[0]):
+        for e in range(counts.shape[1]):
+            begin, end = end, end + int(counts[s, e])
+            yield s, e, begin, end
+
+
+def _grouped_flops(reads: Any, writes: Any) -> float:
+    return float(2 * reads[1].size * writes[0].shape[-1])
+
+
+@kernel("grouped_linear", flops=_grouped_flops)
+def grouped_linear(xp: Any, counts: Any, x: Any, w: Any, b: Any = None) -> Any:
+    """counts (S, E), rows x (n, i), w (E, o, i), b (E, o) -> y (n, o) = x w[e]^T + b[e] for the rows of each expert e,
+    zeros for rows after the last one."""
+    y = xp.zeros((len(x), w.shape[1]), x.dtype)
+    for _, e, begin, end in _segments(counts):
+        y[begin:end] = xp.matmul(x[begin:end], w[e].T)
+        if b is not None:
+            y[begin:end] += b[e]
+    return y
+
+
+@grouped_linear.cpu
+def _(counts: Any, x: Any, w: Any, *rest: Any) -> Any:
+    *bias, y = rest
+    return [*_each_source(counts, x, w.transpose(0, 2, 1), y), *(loop(_add_bias, counts, y, b) for b in bias),
+            loop(_clear_rest, counts, y)]
+
+
+def _add_bias(counts, y, b):  # type: ignore[no-untyped-def]
+    i = 0
+    for s in range(counts.shape[0]):
+        for e in range(counts.shape[1]):
+            for _ in range(counts[s, e]):
+                for j in range(y.shape[1]):
+                    y[i, j] += b[e, j]
+                i += 1
+
+
+def _clear_rest(counts, y):  # type: ignore[no-untyped-def]
+    y[counts.sum() :] = 0
+
+
+@kernel("grouped_linear_input_grad", flops=_grouped_flops)
+def grouped_linear_input_grad(xp: Any, counts: Any, dy: Any, w: Any) -> Any:
+    """dx (n, i) = dy w[e] for the rows of each expert e, zeros for rows after the last one."""
+    dx = xp.zeros((len(dy), w.shape[2]), dy.dtype)
+    for _, e, begin, end in _segments(counts):
+        dx[begin:end] = xp.matmul(dy[begin:end], w[e])
+    return dx
+
+
+@grouped_linear_input_grad.cpu
+def _(counts: Any, dy: Any, w: Any, dx: Any) -> Any:
+    return [*_each_source(counts, dy, w, dx), loop(_clear_rest, counts, dx)]
+
+
+def _sums(reads: Any, writes: Any, bias: bool) -> list[Any]:
+    """Scratch for the gradients of one source, if there are several."""
+    return [(w.shape, w.dtype) for w in writes] if reads[0].shape[0] > 1 else []
+
+
+@kernel("grouped_linear_weight_grad", work=_sums,
+        flops=lambda reads, writes: 2.0 * reads[1].size * reads[2].shape[-1])
+def grouped_linear_weight_grad(xp: Any, counts: Any, x: Any, dy: Any, *, bias: bool) -> Any:
+    """dw (E, o, i): for each expert dy^T x over its rows, of one source after the other; with `bias` also db (E, o)."""
+    experts = counts.shape[1]
+    dw, db = xp.zeros((experts, dy.shape[1], x.shape[1]), x.dtype), xp.zeros((experts, dy.shape[1]), x.dtype)
+    for s, e, begin, end in _segments(counts):
+        of_w, of_b = xp.matmul(dy[begin:end].T, x[begin:end]), dy[begin:end].sum(axis=0)
+        dw[e], db[e] = (dw[e] + of_w, db[e] + of_b) if s else (of_w, of_b)
+    return (dw, db) if bias else dw
+
+
+@grouped_linear_weight_grad.cpu
+def _(counts: Any, x: Any, dy: Any, *rest: Any, bias: bool) -> Any:
+    whole, own = rest[: 1 + bias], rest[1 + bias :]
+    calls: list[Thunk] = []
+    for s in range(len(counts)):
+        dw, *db = own if s else whole
+        calls += [partial(grouped_products, counts, s, dy.T, x, dw, True),
+                  *(loop(_sum_bias, counts, s, dy, b) for b in db)]
+        calls += [ufunc(np.add, total, part, total) for total, part in zip(whole, own, strict=False) if s]
+    return calls
+
+
+def _sum_bias(counts, source, dy, total):  # type: ignore[no-untyped-def]
+    begin = counts[:source].sum()
+    for e in range(counts.shape[1]):
+        for j in range(dy.shape[1]):
+            total[e, j] = 0
+        for i in range(begin, begin + counts[source, e]):
+            for j in range(dy.shape[1]):
+                total[e, j] += dy[i, j]
+        begin += counts[source, e]
