@@ -42,7 +42,7 @@ def route(xp: Any, p: Any, bias: Any = None, *, top_k: int, capacity: int, norma
     return gate, choice, place.reshape(choice.shape), counts.reshape(1, experts), load
 
 
-NAN = "a router's scores are not numbers (NaN): the step diverged before, or its input has NaN; lower --lr, or --clip"
+NAN = "scores of a router are not numbers (NaN), as its input was: lower --lr, or clip gradients (--clip)"
 
 
 @route.cpu

@@ -345,11 +345,18 @@ def keeper_of(arguments: Any, recorded: Recorded) -> Keeper | None:
 def line_of(record: Mapping[str, Any], steps: int) -> str:
     """A record as a line: `step 33 of 110 (1.5 epochs): loss 0.4141, ...`."""
     parts = [f"{name.replace('_', ' ')} {said(name.removeprefix('test_'), value)}" for name, value in record.items()
-             if name not in ("step", "epoch", "samples_per_s", "eta_s", "data_ms")]
+             if name not in ("step", "epoch", "samples_per_s", "eta_s", "data_ms", "experts")]
     if "eta_s" in record:
         parts += [f"{record['samples_per_s']:,.0f} samples/s", f"{timedelta(seconds=round(record['eta_s']))} left"]
     epochs = f" ({record['epoch']:.1f} epochs)" if record["epoch"] else ""  # data without end have none
-    return f"step {record['step']} of {steps}{epochs}: {', '.join(parts)}"
+    return "\n".join([f"step {record['step']} of {steps}{epochs}: {', '.join(parts)}",
+                      *map(_loads, record.get("experts", ()))])
+
+
+def _loads(layer: Mapping[str, Any]) -> str:
+    """`  transformer.h.0.mlp: tokens 34 30 31 33, dropped 0 0 2 0`."""
+    each = (f"{what} {' '.join(map(str, layer[what]))}" for what in ("tokens", "dropped") if any(layer[what]))
+    return f"  {layer['layer']}: {', '.join(each)}"
 
 
 def parameters(recorded: Recorded) -> int:

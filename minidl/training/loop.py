@@ -66,9 +66,9 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
             trainer.settle()
         told = bool(course.log_every) and step % course.log_every == 0
         if told or ended:
-            loss = trainer.latest()
+            loss, loads = trainer.latest(), trainer.loads() if told else []
             if first:
-                record = speed.record(step, loss)
+                record = speed.record(step, loss) | ({"experts": loads} if loads else {})
         if told and first:
             with looks.held():
                 course.log(record)
@@ -115,6 +115,7 @@ class _Speed:
         self.trainer, self.steps, self.step = trainer, steps, done_before
         self.since = self.back = perf_counter()
         self.away = 0.0
+        trainer.loads()  # of steps before this run
 
     def pause(self) -> None:
         """Leaves out the time since the last step or pause, and the time of the next step."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from socket import gethostname
 from time import time
@@ -37,6 +37,16 @@ class Metrics:
                 output.close()
 
 
+def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """The numbers of a record by name: of each layer with experts `tokens/LAYER/0`, `tokens/LAYER/1`, ..."""
+    for name, value in record.items():
+        if name != "experts":
+            yield name, value
+    for own in record.get("experts", ()):
+        for what in ("tokens", "dropped"):
+            yield from ((f"{what}/{own['layer']}/{i}", n) for i, n in enumerate(own[what]))
+
+
 class _Events:
     """A file of events in a folder. TensorBoard's own writer works in a thread, which prints its errors."""
 
@@ -59,7 +69,7 @@ class _Events:
 
     def write(self, record: Mapping[str, Any]) -> None:
         event = self._event(wall_time=time(), step=int(record["step"]))
-        for name, value in record.items():
+        for name, value in _numbers(record):
             if name != "step":
                 event.summary.value.add(tag=name.replace("test_", "test/", 1), simple_value=float(value))
         self._records.write(event.SerializeToString())

@@ -105,6 +105,9 @@ class PipelineTrainer(Trainer):
     def holds(self, t: Tensor) -> bool:
         return super().holds(t) and (id(t.storage) in self._held or id(t.storage) not in self._placed)
 
+    def counts(self, t: Tensor) -> bool:
+        return id(t.storage) in self._held
+
     def held(self) -> Sequence[Tensor]:
         """The parameters of this rank's stages."""
         mine = {id(self.recorded.graph.storages[i].live) for i in self._mine}

@@ -91,6 +91,7 @@ class Trainer:
         self.waits: list[float] = []
         self.strange: list[int] = [0]  #: steps that follow something else, which filled caches and kept ranks apart
         self.ended = 0.0  #: when the last step ended
+        self._loads: dict[str, Any] = {}  # what the states of layers with experts were when somebody last asked
         self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, if the policy is stale
         self._ran: list[Callable[[], list[int]]] = []
         self._judges: dict[int, SequentialExecutor] = {}
@@ -228,6 +229,25 @@ class Trainer:
         mine = self.losses[-1] if self.losses else None
         every = [mine] if self.communicator is None else self.communicator.gather(mine)
         return float(np.mean([loss for loss in every if loss is not None]))
+
+    def loads(self) -> list[dict[str, Any]]:
+        """For each layer with experts how many tokens have chosen each of them since this was last asked, and how many
+        of these it has dropped; the sum over ranks, which must all ask together."""
+        layers = [(name, m) for name, m in self.recorded.model.named_modules() if isinstance(m, nn.MoE)]
+        if not layers:
+            return []
+        device, before = self.recorded.device, self._loads
+        self._loads = {name: np.array(device.read(device.array(m.load.storage.data, m.load.view_of(0))))
+                       for name, m in layers}
+        mine = [(now - before.get(name, 0)) * self.counts(m.load) for (name, m), now in
+                zip(layers, self._loads.values(), strict=True)]
+        every = [mine] if self.communicator is None else self.communicator.gather(mine)
+        return [{"layer": name, "tokens": tokens.tolist(), "dropped": dropped.tolist()}
+                for (name, _), (tokens, dropped) in zip(layers, np.sum(every, axis=0), strict=True)]
+
+    def counts(self, t: Tensor) -> bool:
+        """Whether this rank's steps change a state of the network."""
+        return True
 
     def _failed(self, what: str, step: int) -> TrainingError:
         return TrainingError(f"{what} at step {step} of {self.job.model} with lr {self.recorded.optimizer.lr:g}; try a "
