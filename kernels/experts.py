@@ -16,7 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from .cuda import FLAG, Call, Grid, Zeros, c_type, each, each_row
 from .registry import Thunk, kernel, loop, regrouped, ufunc
+
+TILE = 32  #: rows and columns of a product that a CUDA block computes
 
 
 # --------------------------------------------------------------------------------------------------------------- router
@@ -50,6 +53,18 @@ def _(p: Any, *rest: Any, top_k: int, capacity: int, normalize: bool) -> Any:
     *bias, gate, choice, place, counts, load = rest
     return [loop(_route, p, bias[0] if bias else np.zeros(p.shape[1], p.dtype), capacity, normalize, gate, choice,
                  place, counts.reshape(-1), load)]
+
+
+@route.cuda()
+def _(p: Any, *rest: Any, top_k: int, capacity: int, normalize: bool) -> Any:
+    """Instead of an error for NaN, the flag of gradients that are not finite."""
+    *bias, gate, choice, place, counts, load = rest
+    (tokens, experts), name = p.shape, c_type(p)
+    return [*each("experts.cu", f"route_choose<{name}>", tokens, p, *(bias or [p]), gate, choice, experts, top_k,
+                  bool(bias), normalize, FLAG, tokens),
+            *each("experts.cu", "route_count", 32 * experts, choice, place, counts, load, choice.size, capacity,
+                  experts),
+            *each("experts.cu", "route_place", choice.size, choice, counts, place, choice.size)]
 
 
 def _route(p, bias, capacity, normalize, gate, choice, place, counts, load):  # type: ignore[no-untyped-def]
@@ -110,6 +125,12 @@ def _(p: Any, gate: Any, choice: Any, dgate: Any, dp: Any, *, normalize: bool) -
     return [loop(_route_grad, p, gate, choice, dgate, normalize, dp)]
 
 
+@route_grad.cuda()
+def _(p: Any, gate: Any, choice: Any, dgate: Any, dp: Any, *, normalize: bool) -> Any:
+    return each("experts.cu", f"route_grad<{c_type(p)}>", dp.size, p, gate, choice, dgate, dp, *dp.shape[1:],
+                choice.shape[1], normalize, dp.size)
+
+
 def _route_grad(p, gate, choice, dgate, normalize, dp):  # type: ignore[no-untyped-def]
     for t in range(p.shape[0]):
         for e in range(p.shape[1]):
@@ -133,6 +154,11 @@ def _(load: Any, counts: Any, before: Any, total: Any) -> Any:
     return [loop(_count_load, load, counts.reshape(-1), before, total)]
 
 
+@count_load.cuda()
+def _(load: Any, counts: Any, before: Any, total: Any) -> Any:
+    return each("experts.cu", "count_load", load.size, load, counts, before, total, load.size)
+
+
 def _count_load(load, counts, before, total):  # type: ignore[no-untyped-def]
     for e in range(load.size):
         total[0, e] = before[0, e] + load[e]
@@ -148,6 +174,11 @@ def move_bias(xp: Any, load: Any, bias: Any, *, rate: float) -> Any:
 @move_bias.cpu
 def _(load: Any, before: Any, bias: Any, *, rate: float) -> Any:
     return [loop(_move_bias, load, before, before.dtype.type(rate), bias)]
+
+
+@move_bias.cuda()
+def _(load: Any, before: Any, bias: Any, *, rate: float) -> Any:
+    return each("experts.cu", f"move_bias<{c_type(bias)}>", load.size, load, before, bias, rate, load.size)
 
 
 def _move_bias(load, before, rate, bias):  # type: ignore[no-untyped-def]
@@ -171,6 +202,14 @@ def dispatch(xp: Any, x: Any, place: Any, gate: Any = None) -> Any:
 def _(x: Any, place: Any, *rest: Any) -> Any:
     *gate, rows = rest
     return [loop(_dispatch_gated if gate else _dispatch, x, place, *gate, rows)]
+
+
+@dispatch.cuda()
+def _(x: Any, place: Any, *rest: Any) -> Any:
+    *gate, rows = rest
+    return [*[Zeros(rows)][: rows.size], *each_row(
+        "experts.cu", f"dispatch<{c_type(x)}>", place.size, x.shape[1], x, place, *(gate or [x]), rows, place.shape[1],
+        bool(gate), place.size, x.shape[1])]
 
 
 def _dispatch(x, place, rows):  # type: ignore[no-untyped-def]
@@ -213,6 +252,13 @@ def combine(xp: Any, rows: Any, place: Any, gate: Any = None) -> Any:
 def _(rows: Any, place: Any, *rest: Any) -> Any:
     *gate, y = rest
     return [loop(_combine_gated if gate else _combine, rows, place, *gate, y)]
+
+
+@combine.cuda()
+def _(rows: Any, place: Any, *rest: Any) -> Any:
+    *gate, y = rest
+    return each("experts.cu", f"combine<{c_type(y)}>", y.size, rows, place, *(gate or [rows]), y, place.shape[1],
+                bool(gate), y.shape[1], y.size)
 
 
 def _combine(rows, place, y):  # type: ignore[no-untyped-def]
@@ -259,6 +305,12 @@ def gate_grad(xp: Any, dy: Any, rows: Any, place: Any) -> Any:
 @gate_grad.cpu
 def _(dy: Any, rows: Any, place: Any, dgate: Any) -> Any:
     return [loop(_gate_grad, dy, rows, place, dgate)]
+
+
+@gate_grad.cuda()
+def _(dy: Any, rows: Any, place: Any, dgate: Any) -> Any:
+    return each_row("experts.cu", f"gate_grad<{c_type(dy)}>", place.size, dy.shape[1], dy, rows, place, dgate,
+                    place.shape[1], place.size, dy.shape[1])
 
 
 @regrouped
@@ -325,6 +377,22 @@ def _(counts: Any, x: Any, w: Any, *rest: Any) -> Any:
             loop(_clear_rest, counts, y)]
 
 
+@grouped_linear.cuda()
+def _(counts: Any, x: Any, w: Any, *rest: Any) -> Any:
+    *bias, y = rest
+    return _grouped_rows(counts, x, w, y, True, *bias)
+
+
+def _grouped_rows(counts: Any, a: Any, b: Any, out: Any, transposed: bool, *bias: Any) -> list[Call]:
+    """One launch: blocks find the expert of their tile from the counts."""
+    if not out.size:
+        return []
+    tiles = (-(-len(a) // TILE) + counts.size, -(-out.shape[1] // TILE))
+    return [Zeros(out), Grid("experts.cu", f"grouped_rows<{c_type(out)}>", tiles, (256,), (
+        counts, a, b, *(bias or [b]), out, counts.size, counts.shape[1], a.shape[1], out.shape[1], transposed,
+        bool(bias)))]
+
+
 def _add_bias(counts, y, b):  # type: ignore[no-untyped-def]
     i = 0
     for s in range(counts.shape[0]):
@@ -351,6 +419,11 @@ def grouped_linear_input_grad(xp: Any, counts: Any, dy: Any, w: Any) -> Any:
 @grouped_linear_input_grad.cpu
 def _(counts: Any, dy: Any, w: Any, dx: Any) -> Any:
     return [*_each_source(counts, dy, w, dx), loop(_clear_rest, counts, dx)]
+
+
+@grouped_linear_input_grad.cuda()
+def _(counts: Any, dy: Any, w: Any, dx: Any) -> Any:
+    return _grouped_rows(counts, dy, w, dx, False)
 
 
 def _sums(reads: Any, writes: Any, bias: bool) -> list[Any]:
@@ -380,6 +453,15 @@ def _(counts: Any, x: Any, dy: Any, *rest: Any, bias: bool) -> Any:
                   *(loop(_sum_bias, counts, s, dy, b) for b in db)]
         calls += [ufunc(np.add, total, part, total) for total, part in zip(whole, own, strict=False) if s]
     return calls
+
+
+@grouped_linear_weight_grad.cuda()
+def _(counts: Any, x: Any, dy: Any, dw: Any, *db: Any, bias: bool) -> Any:
+    (sources, experts), name, (_, m, n) = counts.shape, c_type(dw), dw.shape
+    return [Grid("experts.cu", f"grouped_sums<{name}>", (-(-m // TILE), -(-n // TILE), experts), (256,),
+                 (counts, dy, x, dw, sources, experts, m, n)),
+            *(call for b in db for call in each("experts.cu", f"grouped_bias<{name}>", b.size, counts, dy, b, sources,
+                                                experts, m, b.size))]
 
 
 def _sum_bias(counts, source, dy, total):  # type: ignore[no-untyped-def]

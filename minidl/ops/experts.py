@@ -74,6 +74,7 @@ class Combine(Op):
     in the order of its slots."""
 
     name = "combine"
+    precision = "widest"
 
     def forward(self, rows: Tensor, gate: Tensor, place: Tensor) -> Tensor:
         dtype = same_dtype(self, rows, gate)

@@ -1,0 +1,69 @@
+"""Experts: the CUDA forms, run on the CPU, against their references in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_on_cpu import run_kernel
+
+from minidl.kernels import KERNELS
+
+RTOL = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-13}
+
+
+def check(name: str, dtype: str, *reads: Any, **constants: Any) -> list[Any]:
+    """The reference's numbers, and the same bits in another order of threads. Returns what the reference makes."""
+    wide = [np.asarray(r, "float64") if r.dtype.kind == "f" else r for r in reads]
+    wanted = KERNELS[name].reference(np, *wide, **constants)
+    wanted = [np.ascontiguousarray(w) for w in (wanted if isinstance(wanted, tuple) else (wanted,))]
+    found: list[bytes] = []
+    for seed in (0, 3):
+        writes = [np.full(w.shape, np.nan, dtype) if w.dtype.kind == "f" else np.full(w.shape, 77) for w in wanted]
+        run_kernel(name, [r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], writes, seed, constants)
+        found.append(b"".join(w.tobytes() for w in writes))
+    assert len(set(found)) == 1
+    for y, e in zip(writes, wanted, strict=True):
+        if e.dtype.kind == "f":
+            np.testing.assert_allclose(y, e, rtol=0, atol=RTOL[dtype] * np.abs(e).max(initial=1), err_msg=name)
+        else:
+            np.testing.assert_array_equal(y, e, err_msg=name)
+    return wanted
+
+
+@pytest.mark.parametrize("dtype", list(RTOL))
+@pytest.mark.parametrize(("tokens", "experts", "k", "capacity", "width"), [
+    (70, 4, 2, 0, 40), (70, 4, 2, 20, 3), (1, 1, 1, 0, 8), (5, 40, 3, 1, 1100), (0, 2, 1, 0, 4)])
+def test_cuda_forms(tokens: int, experts: int, k: int, capacity: int, width: int, dtype: str) -> None:
+    rng = np.random.default_rng(tokens)
+    p = np.float16(rng.integers(1, 9, (tokens, experts)) / 8)  # with ties
+    bias = np.float16(rng.integers(0, 3, experts) / 8)
+    for more in ([], [bias]):
+        gate, choice, place, counts, load = check("route", dtype, p, *more, top_k=k, capacity=capacity,
+                                                  normalize=bool(more))
+        check("route_grad", dtype, p, gate, choice, np.float16(rng.standard_normal(gate.shape)), normalize=bool(more))
+    check("count_load", dtype, load, counts, np.ones((2, experts), np.int64))
+    check("move_bias", dtype, load, np.float16(bias), rate=0.125)
+    x = np.float16(rng.standard_normal((tokens, width)))
+    rows, = check("dispatch", dtype, x, place)
+    check("dispatch", dtype, x, place, np.float16(gate))
+    check("combine", dtype, rows, place)
+    check("combine", dtype, rows, place, np.float16(gate))
+    check("gate_grad", dtype, x, rows, place)
+
+
+@pytest.mark.parametrize("dtype", list(RTOL))
+@pytest.mark.parametrize(("inputs", "outputs"), [(40, 70), (3, 5), (64, 32)])
+@pytest.mark.parametrize("counts", [[[40, 0, 3, 1]], [[5, 0, 33], [0, 0, 2], [1, 64, 0]], [[0, 0]], [[9]]])
+def test_grouped_products(counts: list[list[int]], inputs: int, outputs: int, dtype: str) -> None:
+    """Rows after the last one are read by nobody: here they are infinite."""
+    rng, many = np.random.default_rng(0), np.array(counts, np.int64)
+    x, dy = (rng.integers(-2, 3, (many.sum() + 3, n)) / 4 for n in (inputs, outputs))
+    x[many.sum() :] = dy[many.sum() :] = np.inf
+    w, b = rng.integers(-2, 3, (many.shape[1], outputs, inputs)) / 4, rng.integers(-2, 3, (many.shape[1], outputs)) / 4
+    check("grouped_linear", dtype, many, x, w, b)
+    check("grouped_linear", dtype, many, x, w)
+    check("grouped_linear_input_grad", dtype, many, dy, w)
+    check("grouped_linear_weight_grad", dtype, many, x, dy, bias=True)
+    check("grouped_linear_weight_grad", dtype, many, x, dy, bias=False)
