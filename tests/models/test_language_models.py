@@ -13,7 +13,7 @@ from minidl import models, nn, optim
 from minidl.cli import main
 
 
-@pytest.mark.parametrize("name", ["gpt", "bert", "rnn"])
+@pytest.mark.parametrize("name", ["gpt", "moe_gpt", "bert", "rnn"])
 def test_a_batch_is_learnt(name: str) -> None:
     ml.seed(1)
     model = models.create(name, preset="tiny")
@@ -21,7 +21,8 @@ def test_a_batch_is_learnt(name: str) -> None:
     ids = np.random.default_rng(3).integers(1, 256, (8, model.input_shape[0] + 1))
 
     def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x).reshape(-1, model.classes), y.reshape(-1))
+        logits = model(x)
+        loss = model.loss(nn.cross_entropy(logits.reshape(-1, model.classes), y.reshape(-1)), logits)
         loss.backward()
         opt.step()
         return loss

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from any_order import same_in_any_order
-from helpers import bits, random_array, refuses
+from helpers import bits, random_array, refuses, torch_or_skip
 
 import minidl as ml
 from minidl import nn, ops, optim
@@ -192,6 +192,50 @@ def test_a_token_beyond_the_capacity_gives_nothing_and_gets_no_gradient() -> Non
     assert not layer.fc1.weight.grad.numpy()[1].any()
 
 
+@pytest.mark.parametrize("given", [{}, {"capacity": 2}, {"top_k": 1, "shared": 1}, {"score": "sigmoid"},
+                                   {"score": "sigmoid", "top_k": 1, "normalize": False, "capacity": 3}], ids=str)
+def test_numbers_and_gradients_are_those_of_torch(given: dict[str, Any]) -> None:
+    """Against a layer that is put together from torch's functions, one expert after the other, in float64."""
+    torch = torch_or_skip()
+    ml.seed(0)
+    layer = nn.MoE(6, 10, 4, **{"top_k": 2, "balance": 0.3, **given}, dtype="float64")
+    x = ml.Parameter(random_array((13, 6), 1))
+    y = layer(x)
+    ((y * y).sum() + nn.balance_loss(layer)).backward()
+
+    own = {name: torch.tensor(p.numpy().copy(), requires_grad=True) for name, p in layer.named_parameters()}
+    z = torch.tensor(x.numpy().copy(), requires_grad=True)
+    scores = z @ own["router.weight"].T
+    p = torch.softmax(scores, 1) if layer.score == "softmax" else torch.sigmoid(scores)
+    gate, choice = p.topk(layer.top_k)
+    gate = gate / gate.sum(1, keepdim=True) if layer.normalize else gate
+    out = []
+    taken, load = [0] * 4, [0] * 4
+    for t in range(13):
+        total = torch.zeros(6, dtype=torch.float64)
+        for j in range(layer.top_k):
+            e = int(choice[t, j])
+            load[e] += 1
+            if not layer.capacity or taken[e] < layer.capacity:
+                taken[e] += 1
+                hidden = own["fc1.weight"][e] @ z[t] + own["fc1.bias"][e]
+                hidden = torch.nn.functional.gelu(hidden, approximate="tanh")
+                total = total + gate[t, j] * (own["fc2.weight"][e] @ hidden + own["fc2.bias"][e])
+        out.append(total)
+    found = torch.stack(out)
+    if hasattr(layer, "shared"):
+        first, second = ((own[f"shared.{i}.weight"], own[f"shared.{i}.bias"]) for i in (0, 2))
+        hidden = torch.nn.functional.gelu(torch.nn.functional.linear(z, *first), approximate="tanh")
+        found = found + torch.nn.functional.linear(hidden, *second)
+    share = p / p.sum(1, keepdim=True)
+    balance = 4 * sum(share[:, e].mean() * n / sum(load) for e, n in enumerate(load))
+    ((found * found).sum() + 0.3 * balance).backward()
+    np.testing.assert_allclose(y.numpy(), found.detach().numpy(), rtol=1e-10, atol=1e-13)
+    for name, p in [("x", x), *layer.named_parameters()]:
+        wanted = (z if name == "x" else own[name]).grad
+        np.testing.assert_allclose(p.grad.numpy(), 0 if wanted is None else wanted, rtol=1e-9, atol=1e-12, err_msg=name)
+
+
 def test_even_loads_have_a_balance_loss_of_one_and_the_bias_evens_loads() -> None:
     ml.seed(0)
     layer = nn.MoE(4, 8, 4, 1, balance=1.0)
@@ -238,7 +282,8 @@ def test_scores_that_are_not_numbers_name_the_layer(lanes: str) -> None:
     cpu().set_lanes(lanes)
     try:
         _, step, batches = training()
-        run = ml.plan(ml.record(step, *batches[0]), "in_order").run()
+        graph = ml.record(step, *batches[0])
+        run = ml.StreamExecutor(graph, ml.plan(graph, "in_order").schedule)
         with pytest.raises(Exception, match="route.*scores of a router are not numbers") as caught:
             run(batches[0][0] * np.float32(np.nan), batches[0][1])
         assert "\n" not in str(caught.value)
