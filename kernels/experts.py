@@ -26,7 +26,7 @@ TILE = 32  #: rows and columns of a product that a CUDA block computes
 @kernel("route", flops=lambda reads, writes: float(reads[0].size))
 def route(xp: Any, p: Any, bias: Any = None, *, top_k: int, capacity: int, normalize: bool) -> Any:
     """p (T, E) and bias (E,), which counts for the choice alone -> gate (T, k), choice (T, k), place (T, k), counts
-    (1, E) and load (E,), which counts pairs without room too. Of equal scores the lowest expert is chosen. `capacity`:
+    (1, E) and load (E,), which also counts pairs without room. Equal scores go to the lowest expert. `capacity`:
     how many rows an expert takes, in the order of the pairs; 0: all. Raises ValueError for NaN."""
     if bool(xp.isnan(p).any()):
         raise ValueError(NAN)

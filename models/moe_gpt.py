@@ -35,8 +35,9 @@ class MoEGPT(GPT):
     """A GPT whose loss has the balance losses of its layers. A slice of a sequence has its own capacity, so a network
     with one is not read in slices."""
 
-    def __init__(self, *sizes: Any, experts: dict[str, Any]) -> None:
-        super().__init__(*sizes, mlp=partial(_Experts, **experts))
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float,
+                 experts: dict[str, Any]) -> None:
+        super().__init__(vocabulary, length, width, layers, heads, dropout, partial(_Experts, **experts))
         self.config, self.sliceable = {}, experts["capacity"] is None
 
     def loss(self, loss: Any, output: Any) -> Any:
@@ -50,6 +51,6 @@ def moe_gpt(vocabulary: int = 50257, length: int = 1024, width: int = 768, layer
             shared: int = 0, score: str = "softmax", balance: float = 0.01, bias_rate: float = 0.0) -> MoEGPT:
     """ids (n, t) -> logits (n, t, vocabulary). Each block has `experts` networks of `hidden`, of which a token uses
     `top_k`; see `nn.MoE` for the others. `capacity`: tokens an expert takes of a micro-batch; by default all."""
-    return MoEGPT(vocabulary, length, width, layers, heads, dropout, experts={
+    return MoEGPT(vocabulary, length, width, layers, heads, dropout, {
         "hidden": hidden, "experts": experts, "top_k": top_k, "capacity": capacity or None, "shared": shared,
         "score": score, "balance": balance, "bias_rate": bias_rate})

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from typing import Annotated
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from .module import Linear, Module, Sequential, state
 __all__ = ["GroupedLinear", "MoE", "balance_loss"]
 
 SCORES = {"softmax": ops.softmax, "sigmoid": ops.sigmoid}
+Score = Annotated[str, ("softmax", "sigmoid")]
+Positive = Annotated[float, 0, np.inf]
 
 
 class GroupedLinear(Module):
@@ -51,14 +54,10 @@ class MoE(Module):
     """
 
     def __init__(self, width: Size, hidden: Size, experts: Size, top_k: Size, capacity: Size | None = None,
-                 shared: Count = 0, *, score: str = "softmax", normalize: bool | None = None, bias: bool = True,
-                 balance: float = 0.0, bias_rate: float = 0.0, dtype: Float = "float32") -> None:
+                 shared: Count = 0, *, score: Score = "softmax", normalize: bool | None = None, bias: bool = True,
+                 balance: Positive = 0.0, bias_rate: Positive = 0.0, dtype: Float = "float32") -> None:
         if top_k > experts:
             raise ValueError(f"MoE: top_k is {top_k}; a token can use from 1 to {experts} of {experts} experts")
-        if score not in SCORES:
-            raise ValueError(f"MoE: the score is {score!r}; it must be softmax or sigmoid")
-        if not (0 <= balance < math.inf and 0 <= bias_rate < math.inf):
-            raise ValueError(f"MoE: balance is {balance} and bias_rate {bias_rate}; both must be at least 0")
         self.top_k, self.capacity, self.score = top_k, capacity or 0, score
         self.normalize = top_k > 1 if normalize is None else normalize
         self.balance, self.bias_rate = balance, bias_rate

@@ -152,7 +152,7 @@ def dispatch(x: Tensor, place: Tensor) -> Tensor:
 
 
 def combine(rows: Tensor, gate: Tensor, place: Tensor) -> Tensor:
-    """Rows (T k, width) back as tokens (T, width): those of a token times their gates (T, k), added up."""
+    """Rows (T k, width) back as tokens (T, width): each token's rows times their gates (T, k), added up."""
     return Combine()(rows, gate, place)
 
 

@@ -19,7 +19,8 @@ LAYERS = [n for n in nn.__all__ if isinstance(getattr(nn, n), type) and issubcla
 GIVEN = {"in_features": 4, "out_features": 4, "in_channels": 4, "out_channels": 4, "kernel_size": 2, "num_features": 4,
          "num_groups": 2, "num_channels": 4, "normalized_shape": 4, "num_embeddings": 5, "embedding_dim": 4,
          "embed_dim": 4, "num_heads": 2, "d_model": 4, "nhead": 2, "input_size": 4, "hidden_size": 4, "output_size": 2,
-         "upscale_factor": 2, "padding": 1, "dim": 0, "unflattened_size": (2, 2), "batch_first": True, "size": 3}
+         "upscale_factor": 2, "padding": 1, "dim": 0, "unflattened_size": (2, 2), "batch_first": True, "size": 3,
+         "width": 4, "hidden": 8, "experts": 4, "top_k": 2}
 WRONG = ["3", 1.5, None, -1, True, (), (1, 2, 3, 4, 5), ["3"], {}, object(), np.zeros(3), float("nan")]
 
 

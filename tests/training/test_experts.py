@@ -83,7 +83,7 @@ def test_a_resumed_run_has_the_bits_of_a_whole_one(tmp_path: Any) -> None:
 @pytest.mark.parametrize(("flags", "message"), [
     ("--model-arg top_k=5", "top_k is 5; a token can use from 1 to 4 of 4 experts"),
     ("--model-arg capacity=0", "capacity must be an integer of at least 1, not 0"),
-    ("--model-arg score=tanh", "the score is 'tanh'; it must be softmax or sigmoid"),
+    ("--model-arg score=tanh", "score is 'tanh'; it must be softmax or sigmoid"),
     ("--optimizer sgd --lr 1e30", "/route) on lane 0/main failed: ValueError: scores of a router are not numbers"),
     (PIPELINE + "chimera", "chimera: load follows the micro-batches one after another"),
     (PIPELINE.replace("--micro-batches 4", "--micro-batches 2") + "seq1f1b --scheduler-arg slices=2 " + DROPS,
