@@ -64,7 +64,8 @@ def _linear(width: int) -> nn.Module:
 #: layers of random networks, by their width
 LAYERS: tuple[Callable[[int], nn.Module], ...] = (
     _linear, _linear, _linear, lambda n: nn.Linear(n, n, bias=False), nn.LayerNorm, nn.BatchNorm1d,
-    lambda n: nn.Dropout(0.3), lambda n: nn.Tanh(), lambda n: nn.GELU(), lambda n: nn.ReLU())
+    lambda n: nn.Dropout(0.3), lambda n: nn.Tanh(), lambda n: nn.GELU(), lambda n: nn.ReLU(),
+    lambda n: nn.MoE(n, 2 * n, 3, 2, capacity=2))
 OPTIMIZERS = (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop)
 
 
