@@ -49,11 +49,80 @@ class GPTMLP(nn.Module):
         return F.dropout(self.c_proj(F.gelu(self.c_fc(x), approximate="tanh")), self.dropout, self.training)
 
 
+class Grouped(nn.Module):
+    """The weights of a linear layer of each expert."""
+
+    def __init__(self, experts: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(0.02 * torch.randn(experts, outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(experts, outputs))
+
+
+class Exchange(torch.autograd.Function):
+    """Rows to other ranks, by gloo; gradients go back the same way. `leave`, `come`: how many rows to and from each."""
+
+    @staticmethod
+    def forward(context: Any, rows: Any, leave: list[int], come: list[int]) -> Any:
+        context.numbers = leave, come
+        out = rows.new_empty(sum(come), rows.shape[1])
+        torch.distributed.all_to_all_single(out, rows.contiguous(), come, leave)
+        return out
+
+    @staticmethod
+    def backward(context: Any, dy: Any) -> Any:
+        leave, come = context.numbers
+        return Exchange.apply(dy, come, leave), None, None
+
+
+class Experts(nn.Module):
+    """Each token goes to its top_k of all experts, of which each of `ranks` processes has an equal share. `balance`: the
+    loss of the last forward."""
+
+    def __init__(self, width: int, dropout: float, hidden: int, experts: int, top_k: int, ranks: int = 1) -> None:
+        super().__init__()
+        self.top_k, self.experts, self.ranks, self.dropout = top_k, experts, ranks, dropout
+        self.router = nn.Linear(width, experts, bias=False)
+        self.fc1, self.fc2 = Grouped(experts // ranks, width, hidden), Grouped(experts // ranks, hidden, width)
+        self.balance: Any = None
+
+    def forward(self, x: Any) -> Any:
+        tokens = x.reshape(-1, x.shape[-1])
+        p = torch.softmax(self.router(tokens), 1)
+        gate, choice = p.topk(self.top_k)
+        if self.top_k > 1:
+            gate = gate / gate.sum(1, keepdim=True)
+        load = torch.bincount(choice.reshape(-1), minlength=self.experts)
+        self.balance = (p.mean(0) * load).sum() * (self.experts / choice.numel())
+        order = torch.argsort(choice.reshape(-1), stable=True)
+        rows = self.through(tokens[order // self.top_k], load)
+        rows = rows * gate.reshape(-1)[order, None]
+        y = torch.zeros_like(tokens).index_add(0, order // self.top_k, rows)
+        return F.dropout(y.view(x.shape), self.dropout, self.training)
+
+    def through(self, rows: Any, load: Any) -> Any:
+        """Rows, sorted by expert, through their experts, on whatever rank these are."""
+        if self.ranks == 1:
+            return torch.cat([self.expert(e, part) for e, part in enumerate(rows.split(load.tolist()))])
+        counts = torch.empty_like(load)
+        torch.distributed.all_to_all_single(counts, load)
+        leave, come = ([int(n) for n in one.view(self.ranks, -1).sum(1)] for one in (load, counts))
+        parts = Exchange.apply(rows, leave, come).split(counts.tolist())  # by source and expert
+        own = self.experts // self.ranks
+        made = [self.expert(e, torch.cat(parts[e::own])).split([len(part) for part in parts[e::own]])
+                for e in range(own)]
+        return Exchange.apply(torch.cat([made[e][s] for s in range(self.ranks) for e in range(own)]), come, leave)
+
+    def expert(self, e: int, rows: Any) -> Any:
+        hidden = F.gelu(F.linear(rows, self.fc1.weight[e], self.fc1.bias[e]), approximate="tanh")
+        return F.linear(hidden, self.fc2.weight[e], self.fc2.bias[e])
+
+
 class GPTBlock(nn.Module):
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, width: int, heads: int, dropout: float, **experts: Any) -> None:
         super().__init__()
         self.ln_1, self.attn = nn.LayerNorm(width), GPTAttention(width, heads, dropout)
-        self.ln_2, self.mlp = nn.LayerNorm(width), GPTMLP(width, dropout)
+        self.ln_2 = nn.LayerNorm(width)
+        self.mlp = Experts(width, dropout, **experts) if experts else GPTMLP(width, dropout)
 
     def forward(self, x: Any) -> Any:
         x = x + self.attn(self.ln_1(x))
@@ -61,11 +130,14 @@ class GPTBlock(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float) -> None:
+    """`experts`: what `Experts` takes besides the width and dropout; none without."""
+
+    def __init__(self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float,
+                 **experts: Any) -> None:
         super().__init__()
         self.dropout = dropout
         parts = {"wte": nn.Embedding(vocabulary, width), "wpe": nn.Embedding(length, width),
-                 "h": nn.ModuleList(GPTBlock(width, heads, dropout) for _ in range(layers)),
+                 "h": nn.ModuleList(GPTBlock(width, heads, dropout, **experts) for _ in range(layers)),
                  "ln_f": nn.LayerNorm(width)}
         self.transformer = nn.ModuleDict(parts)
         self.lm_head = nn.Linear(width, vocabulary, bias=False)
@@ -146,13 +218,17 @@ def twin(name: str, arguments: dict[str, Any]) -> Any:
     given = dict(arguments)
     if name.startswith("gpt"):
         return GPT(**given)
+    if name == "moe_gpt":
+        return GPT(**{key: value for key, value in given.items()
+                      if key not in ("capacity", "shared", "score", "balance", "bias_rate")})
     del given["length"]
     return BERT(**given)
 
 
 def load(network: Any, model: Any) -> Any:
     """The twin with the weights of one of our models. Tied weights have one name in ours."""
-    values = {name: torch.from_numpy(value) for name, value in model.state_dict().items()}
+    values = {name: torch.from_numpy(value) for name, value in model.state_dict().items()
+              if not name.endswith(".load")}  # of experts, a state
     missing, unknown = network.load_state_dict(values, strict=False)
     tied = {"lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
     assert not unknown
