@@ -1,12 +1,13 @@
 """Experts over ranks: minidl against torch over gloo, in the same processes in turns, with the same tokens and weights.
 
-    mpiexec -n 2 python bench/experts_ranks.py [--rounds 20] [--scheduler barrier] [--scheduler-arg K=V].. [--out FILE.json]
+    mpiexec -n 2 python bench/experts_ranks.py [--rounds 20] [--scheduler barrier] [--scheduler-arg K=V]..
+                                               [--out FILE.json]                          needs the extra `parity`
 
 `moe_gpt` small (4 layers, 128 wide, 8 experts of 512, of which a token uses 2) on 8 rows of 128 tokens for each rank;
 AdamW, with the balance loss, without dropout; one thread for each rank. Each rank has an equal share of the experts.
 Rows travel by MPI here and by `all_to_all_single` there, which also sends the counts first; torch sums the other
 gradients by one `all_reduce` of a flat tensor. A sample is the time of STEPS steps on the slowest rank. The losses of
-both are means over the ranks, from equal weights on.                                        Needs the extra `parity`.
+both are means over the ranks, from equal weights on.
 """
 
 from __future__ import annotations
@@ -121,8 +122,8 @@ def main() -> int:
         found = ratio(counted, "minidl", "torch")
         print(f"{comm.size} ranks: minidl {spread(counted['minidl'])['median']:.1f} ms, torch "
               f"{spread(counted['torch'])['median']:.1f} ms, ratio {found['median']:.2f} ({found['p10']:.2f} to "
-              f"{found['p90']:.2f}); losses {losses['minidl'][0]:.4f} -> {losses['minidl'][-1]:.4f}, at most {apart:.1e} "
-              f"apart")
+              f"{found['p90']:.2f}); losses {losses['minidl'][0]:.4f} -> {losses['minidl'][-1]:.4f}, at most "
+              f"{apart:.1e} apart")
         save("experts_ranks", {
             "machine": machine(), "ranks": comm.size, "scheduler": options.scheduler,
             "scheduler_args": dict(options.scheduler_arg), "rows": ROWS, "minidl_ms": spread(counted["minidl"]),

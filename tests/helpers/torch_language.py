@@ -75,7 +75,7 @@ class Exchange(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """Each token goes to its top_k of all experts, of which each of `ranks` processes has an equal share. `balance`: the
+    """Each token goes to its top_k of all experts; each of `ranks` processes has an equal share of them. `balance`: the
     loss of the last forward."""
 
     def __init__(self, width: int, dropout: float, hidden: int, experts: int, top_k: int, ranks: int = 1) -> None:

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
+import cuda_runtime
 import numpy as np
 import pytest
 from cuda_on_cpu import run_kernel
 
+import minidl as ml
+from minidl import models, nn, optim
+from minidl.autograd.tape import Tape, use
+from minidl.devices.cuda import device as devices
 from minidl.kernels import KERNELS
+from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 RTOL = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-13}
 
@@ -67,3 +74,47 @@ def test_grouped_products(counts: list[list[int]], inputs: int, outputs: int, dt
     check("grouped_linear_input_grad", dtype, many, dy, w)
     check("grouped_linear_weight_grad", dtype, many, x, dy, bias=True)
     check("grouped_linear_weight_grad", dtype, many, x, dy, bias=False)
+
+
+def losses(capacity: int, low: str | None, captured: bool = False) -> list[float]:
+    """The losses of a few steps on the tape's device."""
+    ml.seed(0)
+    more = {"capacity": capacity} if capacity else {}
+    model = models.create("moe_gpt", preset="tiny", dropout=0.0, layers=1, **more)
+    opt = optim.SGD(model.parameters(), 0.1)
+    ids = np.random.default_rng(0).integers(1, 256, (2, 17))
+
+    def step(x: Any, y: Any) -> Any:
+        logits = model(x)
+        loss = model.loss(nn.cross_entropy(logits.reshape(-1, 256), y.reshape(-1)), logits)
+        loss.backward()
+        opt.step()
+        return loss
+
+    with ml.autocast(low) if low else nullcontext():
+        graph = ml.record(step, ids[:, :-1], ids[:, 1:])
+    run = (GraphExecutor if captured else StreamExecutor)(graph, ml.plan(graph, "multi_stream").schedule)
+    found = [float(run(ids[:, :-1], ids[:, 1:])) for _ in range(3)]
+    run.close()
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("captured", [False, True])
+def test_a_network_trains_on_streams_and_in_a_graph(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The numbers of the CPU, and nearly those. Nothing of a launch depends on how many rows an expert has."""
+    for capacity in (0, 12):
+        wanted = losses(capacity, None)
+        for low, apart in ((None, 1e-5), ("bfloat16", 0.05), ("float16", 0.01)):
+            monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(1))
+            with use(Tape(devices._devices[0])):
+                np.testing.assert_allclose(losses(capacity, low, captured), wanted, rtol=apart)
+
+
+def test_scores_that_are_not_numbers_set_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(1))
+    with use(Tape(devices._devices[0])), ml.no_grad():
+        layer = nn.MoE(4, 8, 2, 1)
+        for value, bad in ((1.0, False), (np.nan, True)):
+            layer(ml.array(np.full((3, 4), value, np.float32)))
+            assert devices._devices[0].not_finite() == bad
