@@ -6,8 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from ..autograd.op import Op, same_dtype
 from ..autograd.tensor import Tensor
+from ..kernels.experts import NAN
 
 
 class Route(Op):
@@ -24,6 +27,8 @@ class Route(Op):
         dtype, k = same_dtype(self, p), self.told["top_k"]
         if p.ndim != 2 or not 1 <= k <= p.shape[1]:
             raise self.error(f"top_k is {k}; scores {p.shape} must be (tokens, experts), with experts at least top_k")
+        if not p.storage.recorded and np.isnan(p.numpy()).any():  # while recording: when the step runs
+            raise self.error(NAN)
         self.p = self.dense(p)
         tokens, experts = p.shape
         self.gate, self.choice = self.out([tokens, k], dtype, "gate"), self.out([tokens, k], "int64", "choice")

@@ -287,5 +287,7 @@ def test_scores_that_are_not_numbers_name_the_layer(lanes: str) -> None:
         with pytest.raises(Exception, match="route.*scores of a router are not numbers") as caught:
             run(batches[0][0] * np.float32(np.nan), batches[0][1])
         assert "\n" not in str(caught.value)
+        layer, bad = nn.MoE(4, 8, 2, 1), np.full((3, 4), np.nan, np.float32)
+        refuses((lambda: layer(bad), "route in moe: scores of a router are not numbers"))
     finally:
         cpu().set_lanes("")
