@@ -14,7 +14,8 @@ def hidden_matrices(network: Module) -> tuple[list[Parameter], list[Parameter]]:
 
     A matrix is a parameter with two axes; several that a layer stacks (torch's in_proj_weight, the gates of a recurrent
     layer) are one. No hidden matrix is the weight of an embedding, or of the head: the last linear layer, if it has as
-    many outputs as the network has classes, and no embedding is the head (`tied`). Convolutions have four axes.
+    many outputs as the network has classes, and no embedding is the head (`tied`). Convolutions have four axes, the stacked
+    weights of experts three.
     """
     outside = {id(p) for module in network.modules() if isinstance(module, Embedding) for p in module.parameters()}
     linear = [module for module in network.modules() if isinstance(module, Linear)]

@@ -363,4 +363,4 @@ def _division(matrices: list[Parameter], others: list[Parameter]) -> str:
     """A line that says which parameters Muon trains."""
     count = [sum(math.prod(p.shape) for p in some) for some in (matrices, others)]
     return (f"Muon trains {len(matrices)} matrices of hidden layers with {count[0]:,} elements; AdamW trains "
-            f"{len(others)} embeddings, heads, vectors and convolutions with {count[1]:,}")
+            f"{len(others)} embeddings, heads, vectors, convolutions and experts with {count[1]:,}")
