@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..autograd.tensor import Parameter
+from .experts import GroupedLinear
 from .module import Linear, Module
 from .sequence import Embedding
 
@@ -14,10 +15,11 @@ def hidden_matrices(network: Module) -> tuple[list[Parameter], list[Parameter]]:
 
     A matrix is a parameter with two axes; several that a layer stacks (torch's in_proj_weight, the gates of a recurrent
     layer) are one. No hidden matrix is the weight of an embedding, or of the head: the last linear layer, if it has as
-    many outputs as the network has classes, and no embedding is the head (`tied`). Convolutions have four axes, the stacked
-    weights of experts three.
+    many outputs as the network has classes, and no embedding is the head (`tied`). Convolutions have four axes, and
+    experts stack matrices and biases.
     """
-    outside = {id(p) for module in network.modules() if isinstance(module, Embedding) for p in module.parameters()}
+    outside = {id(p) for module in network.modules() if isinstance(module, Embedding | GroupedLinear)
+               for p in module.parameters()}
     linear = [module for module in network.modules() if isinstance(module, Linear)]
     if linear and not network.tied and network.classes in (0, linear[-1].weight.shape[0]):
         outside.add(id(linear[-1].weight))

@@ -138,7 +138,8 @@ def test_bad_arguments_are_named() -> None:
 
 
 @pytest.mark.parametrize(("name", "given", "hidden"), [
-    ("mlp", {"hidden": 8, "layers": 3}, 2), ("gpt", {"preset": "tiny"}, 8), ("rnn", {"width": 8, "layers": 1}, 2)])
+    ("mlp", {"hidden": 8, "layers": 3}, 2), ("gpt", {"preset": "tiny"}, 8), ("moe_gpt", {"preset": "tiny"}, 6),
+    ("rnn", {"width": 8, "layers": 1}, 2)])
 def test_hidden_matrices(name: str, given: dict[str, Any], hidden: int) -> None:
     model = models.create(name, **given)
     matrices, others = nn.hidden_matrices(model)
