@@ -147,12 +147,13 @@ def timing(device: Any, kernel: str, rate: float, rows: int | None = None) -> Ti
 
 
 # ------------------------------------------------------------------------------------------------------------- examples
-ROWS, WIDTH = 2048, 512  #: of an example; images have 14 x 14 pixels in ROWS / 64 samples
+ROWS, WIDTH, EXPERTS = 2048, 512, 8  #: of an example; images have 14 x 14 pixels in ROWS / 64 samples
 
 
 #: the shapes of arrays for so many rows
 SHAPES: dict[str, Callable[[int], tuple[int, ...]]] = {
     "all": lambda rows: (rows, WIDTH), "row": lambda rows: (WIDTH,), "square": lambda rows: (WIDTH, WIDTH),
+    "squares": lambda rows: (EXPERTS, WIDTH, WIDTH),
     "images": lambda rows: (max(1, rows // 64), 14, 14, 64), "taps": lambda rows: (64, 3, 3, 64),
     "heads": lambda rows: (max(1, rows // 512), 4, min(rows, 128), 64)}
 
@@ -179,6 +180,14 @@ def _tracked(rng: np.random.Generator, rows: int) -> Drawn:
                                                                                                   "momentum": 0.1}
 
 
+def _grouped(*shapes: str, **constants: Any) -> Callable[[np.random.Generator, int], Drawn]:
+    """Rows of EXPERTS experts, drawn at random; then arrays as of `_floats`."""
+    def draw(rng: np.random.Generator, rows: int) -> Drawn:
+        counts = np.bincount(rng.integers(0, EXPERTS, rows), minlength=EXPERTS).reshape(1, EXPERTS)
+        return [counts, *_floats(*shapes)(rng, rows)[0]], constants
+    return draw
+
+
 SAME = Geometry((1, 1), (1, 1), (1, 1), 1)
 #: kernel -> the arrays that it reads, and its constants, for so many rows
 EXAMPLES: dict[str, Callable[[np.random.Generator, int], Drawn]] = {
@@ -189,6 +198,8 @@ EXAMPLES: dict[str, Callable[[np.random.Generator, int], Drawn]] = {
     "matmul": _floats("all", "square"),
     "linear": _floats("all", "square", "row"),
     "linear_weight_grad": _floats("all", "all", bias=True),
+    "grouped_linear": _grouped("all", "squares"),
+    "grouped_linear_weight_grad": _grouped("all", "all", bias=False),
     "layer_norm": _floats("all", "row", "row", eps=1e-5),
     "rms_norm": _floats("all", "row", eps=1e-5),
     "batch_norm": _tracked,
