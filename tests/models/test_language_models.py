@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import bits
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -84,3 +85,30 @@ def test_a_row_that_is_too_long_is_one_clear_line() -> None:
     for name in ("gpt", "bert"):
         with pytest.raises(ValueError, match=rf"{name}: tokens \(1, 17\); expected \(n, t\) with t from 1 to 16"):
             models.create(name, preset="tiny")(np.ones((1, 17), np.int64))
+
+
+def test_a_gpt_of_one_expert_is_a_gpt() -> None:
+    """Its losses and all that training leaves, bit for bit."""
+    ids = np.random.default_rng(3).integers(1, 256, (4, 17))
+    ml.seed(1)
+    first = dict(models.create("gpt", preset="tiny").named_parameters())
+    found = []
+    for name, given in (("gpt", {}), ("moe_gpt", {"experts": 1, "top_k": 1, "hidden": 128, "balance": 0.0})):
+        model = models.create(name, preset="tiny", dropout=0.0, **given)
+        values = {n.replace("mlp.c_fc", "mlp.fc1").replace("mlp.c_proj", "mlp.fc2") if given else n: p.numpy()
+                  for n, p in first.items()}
+        for n, p in model.named_parameters():
+            if n in values:
+                p.assign(values[n].reshape(p.shape))
+        opt = optim.AdamW([p for n, p in model.named_parameters() if n in values], 0.01)
+
+        def step(x: Any, y: Any, model: Any = model, opt: Any = opt) -> Any:
+            loss = nn.cross_entropy(model(x).reshape(-1, 256), y.reshape(-1))
+            loss.backward()
+            opt.step()
+            return loss
+
+        run = ml.SequentialExecutor(ml.record(step, ids[:, :-1], ids[:, 1:]))
+        losses = [run(ids[:, :-1], ids[:, 1:]).numpy() for _ in range(3)]
+        found.append(bits(*losses, *(p.numpy().ravel() for n, p in model.named_parameters() if n in values)))
+    assert found[0] == found[1]
