@@ -35,8 +35,8 @@ from minidl.training.job import Job
 from minidl.training.rank_trainer import RankTrainer
 from minidl.training.recorded import Recorded
 
-ROWS, RATE, BALANCE, STEPS = 8, 1e-3, 0.01, 3
-ARGUMENTS = {"preset": "small", "dropout": 0.0, "balance": BALANCE}
+ROWS, RATE, STEPS = 8, 1e-3, 3
+ARGUMENTS = {"preset": "small", "dropout": 0.0}
 
 
 class Torch:
@@ -44,10 +44,10 @@ class Torch:
 
     def __init__(self, model: Any, communicator: MPI, meeting: Path) -> None:
         import torch
-        from torch_language import twin
+        from torch_language import balance_of, twin
 
         torch.set_num_threads(1)
-        self.torch, self.size, rank = torch, communicator.size, communicator.rank
+        self.torch, self.balance_of, self.size, rank = torch, balance_of, communicator.size, communicator.rank
         torch.distributed.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=self.size)
         given = {**models.arguments("moe_gpt"), **models.preset_arguments("moe_gpt", "small"), **ARGUMENTS}
         del given["preset"]
@@ -71,8 +71,7 @@ class Torch:
         self.opt.zero_grad(set_to_none=True)
         logits = self.network(torch.from_numpy(x))
         loss = torch.nn.functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), torch.from_numpy(y).reshape(-1))
-        loss = loss + BALANCE * sum(block.mlp.balance for block in self.network.transformer["h"])
-        loss.backward()
+        (loss := loss + self.balance_of(self.network)).backward()
         grads = [p.grad for p in self.common]
         flat = torch.cat([g.reshape(-1) for g in grads])
         torch.distributed.all_reduce(flat)
@@ -103,19 +102,18 @@ def main() -> int:
         meeting = comm.gather(Path(folder) / "meeting")[0]
         theirs = Torch(recorded.model, comm, meeting)
         trainer = RankTrainer(recorded, ml.CostModel.analytic(), comm, (50.0, 1e-3))
-        batches = Recorded(job, comm.rank, comm.size).train_data
-        seconds: dict[str, list[float]] = {"minidl": [], "torch": []}
-        losses: dict[str, list[float]] = {"minidl": [], "torch": []}
+        batches = Recorded(job, comm.rank, comm.size).train_data  # the same once more
+        arms = {"minidl": trainer.step, "torch": lambda: lost.append(theirs.step(*next(batches)))}
+        seconds, lost = {name: list[float]() for name in arms}, list[float]()
         for _ in range(options.rounds + 1):
-            given = [recorded._split(*next(batches)) for _ in range(STEPS)]
-            for name, step in (("minidl", lambda x, y: float(trainer.run(x, y).numpy())), ("torch", theirs.step)):
+            for name, step in arms.items():
                 comm.gather(None)
                 begin = perf_counter()
-                own = [step(*inputs) for inputs in given]
+                for _ in range(STEPS):
+                    step()
                 seconds[name].append(max(comm.gather((perf_counter() - begin) / STEPS)))
-                losses[name] += np.mean(comm.gather(own), axis=0).tolist()
-        trainer.run.close()
-        comm.gather(None)
+        trainer.finish()
+        losses = {"minidl": trainer.losses, "torch": np.mean(comm.gather(lost), axis=0).tolist()}
     counted = {name: values[1:] for name, values in seconds.items()}
     apart = float(np.abs(np.subtract(losses["minidl"], losses["torch"])).max())
     if comm.rank == 0:

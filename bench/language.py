@@ -30,7 +30,7 @@ CASES = {f"{name}{', dropout' if dropout else ''}": Case(
 def sides(case: Case) -> Sides:
     """One step of AdamW on tokens at random."""
     import torch
-    from torch_language import load, twin
+    from torch_language import balance_of, load, twin
 
     torch.set_num_threads(1)
     ml.seed(0)
@@ -38,7 +38,8 @@ def sides(case: Case) -> Sides:
     opt = optim.AdamW(model.parameters(), RATE)
 
     def mine(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x).reshape(-1, model.classes), y.reshape(-1))
+        logits = model(x)
+        loss = model.loss(nn.cross_entropy(logits.reshape(-1, model.classes), y.reshape(-1)), logits)
         loss.backward()
         opt.step()
         return loss
@@ -54,7 +55,7 @@ def sides(case: Case) -> Sides:
     def step() -> float:
         other.zero_grad(set_to_none=True)
         loss = torch.nn.functional.cross_entropy(network(tx).reshape(-1, model.classes), ty.reshape(-1))
-        loss.backward()
+        (loss := loss + balance_of(network)).backward()
         other.step()
         return loss.item()
 

@@ -75,15 +75,16 @@ class Exchange(torch.autograd.Function):
 
 
 class Experts(nn.Module):
-    """Each token goes to its top_k of all experts; each of `ranks` processes has an equal share of them. `balance`: the
-    loss of the last forward."""
+    """Each token goes to its top_k of all experts; each of `ranks` processes has an equal share of them. `lost`: the
+    balance loss of the last forward, times `balance`."""
 
-    def __init__(self, width: int, dropout: float, hidden: int, experts: int, top_k: int, ranks: int = 1) -> None:
+    def __init__(self, width: int, dropout: float, hidden: int, experts: int, top_k: int, balance: float,
+                 ranks: int = 1) -> None:
         super().__init__()
-        self.top_k, self.experts, self.ranks, self.dropout = top_k, experts, ranks, dropout
+        self.top_k, self.experts, self.ranks, self.dropout, self.balance = top_k, experts, ranks, dropout, balance
         self.router = nn.Linear(width, experts, bias=False)
         self.fc1, self.fc2 = Grouped(experts // ranks, width, hidden), Grouped(experts // ranks, hidden, width)
-        self.balance: Any = None
+        self.lost: Any = 0.0
 
     def forward(self, x: Any) -> Any:
         tokens = x.reshape(-1, x.shape[-1])
@@ -92,7 +93,7 @@ class Experts(nn.Module):
         if self.top_k > 1:
             gate = gate / gate.sum(1, keepdim=True)
         load = torch.bincount(choice.reshape(-1), minlength=self.experts)
-        self.balance = (p.mean(0) * load).sum() * (self.experts / choice.numel())
+        self.lost = (p.mean(0) * load).sum() * (self.balance * self.experts / choice.numel())
         order = torch.argsort(choice.reshape(-1), stable=True)
         rows = self.through(tokens[order // self.top_k], load)
         rows = rows * gate.reshape(-1)[order, None]
@@ -220,9 +221,14 @@ def twin(name: str, arguments: dict[str, Any]) -> Any:
         return GPT(**given)
     if name == "moe_gpt":
         return GPT(**{key: value for key, value in given.items()
-                      if key not in ("capacity", "shared", "score", "balance", "bias_rate")})
+                      if key not in ("capacity", "shared", "score", "bias_rate")})
     del given["length"]
     return BERT(**given)
+
+
+def balance_of(network: Any) -> Any:
+    """The balance losses of all layers with experts; 0.0 without."""
+    return sum((layer.lost for layer in network.modules() if isinstance(layer, Experts)), 0.0)
 
 
 def load(network: Any, model: Any) -> Any:
