@@ -159,6 +159,24 @@ def test_lanes_and_random_orders_have_the_bits_of_eager_steps(given: dict[str, A
         cpu().set_lanes("")
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("seed", range(300))
+def test_random_settings_have_the_bits_of_eager_steps(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    experts = int(draw.integers(1, 9))
+    given = {"experts": experts, "top_k": int(draw.integers(1, experts + 1)), "shared": int(draw.integers(0, 3)),
+             "capacity": int(draw.integers(1, 6)) if draw.random() < 0.5 else None, "bias": bool(draw.integers(2)),
+             "score": str(draw.choice(["softmax", "sigmoid"])), "balance": float(draw.choice([0.0, 0.1])),
+             "bias_rate": float(draw.choice([0.0, 0.1])), "normalize": bool(draw.integers(2))}
+    micro_batches = int(draw.integers(1, 4))
+
+    def make() -> tuple[Any, Any]:
+        net, step, _ = training(micro_batches, **given)
+        return step, [t for _, t in net.named_tensors()]
+
+    same_in_any_order(make, training(micro_batches)[2], [seed])
+
+
 def test_grouped_products_are_native() -> None:
     from minidl.devices.native import no_native_lanes
     from minidl.devices.native.calls import convert
