@@ -37,7 +37,7 @@ class Metrics:
                 output.close()
 
 
-def _numbers(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def numbers_of(record: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """The numbers of a record by name: of each layer with experts `tokens/LAYER/0`, `tokens/LAYER/1`, ..."""
     for name, value in record.items():
         if name != "experts":
@@ -69,7 +69,7 @@ class _Events:
 
     def write(self, record: Mapping[str, Any]) -> None:
         event = self._event(wall_time=time(), step=int(record["step"]))
-        for name, value in _numbers(record):
+        for name, value in numbers_of(record):
             if name != "step":
                 event.summary.value.add(tag=name.replace("test_", "test/", 1), simple_value=float(value))
         self._records.write(event.SerializeToString())

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from minidl.cli import main
+from minidl.training.metrics import numbers_of
 
 RUN = ["train", "--model", "moe_gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=2", "--data", "pydoc",
        "--batch-size", "8", "--steps", "3", "--costs", "analytic", "--json"]
@@ -95,3 +96,9 @@ def test_what_cannot_be_is_one_line(flags: str, message: str, capsys: Any) -> No
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("minidl:")]
     assert len(lines) == 1
     assert message in lines[0]
+
+
+def test_events_have_a_number_for_each_expert() -> None:
+    record = {"step": 3, "loss": 2.5, "experts": [{"layer": "a.mlp", "tokens": [4, 6], "dropped": [0, 1]}]}
+    assert [*numbers_of(record)] == [("step", 3), ("loss", 2.5), ("tokens/a.mlp/0", 4), ("tokens/a.mlp/1", 6),
+                                     ("dropped/a.mlp/0", 0), ("dropped/a.mlp/1", 1)]
