@@ -18,8 +18,9 @@ from .depthwise import (
     depthwise_weight_grad_work,
     depthwise_work,
 )
-from .linear import cpu_act
+from .linear import cpu_act, gemm
 from .registry import Thunk, flat, kernel, loop, memory
+from .row_products import alike, small
 from .sums import row_sums, row_sums_work
 from .taps import LANES, WIDEST, Part, Place, backward, blocks_of, forward, line, lines, packed, padded, readers, within
 
@@ -135,7 +136,8 @@ def conv2d_input_grad(xp: Any, dy: Any, w: Any, *, size: Pair, geometry: Geometr
 
 @kernel("conv2d_weight_grad", axes="NHWC,NHWr->rTUC,r", window=_rows_of_dw,
         flops=lambda reads, writes: _flops(reads[1], writes[0]),
-        work=lambda reads, writes, **constants: _weight_grad_work(reads[0], reads[1], writes[0], **constants))
+        work=lambda reads, writes, **constants: _weight_grad_work(reads[0], reads[1], writes[0], **constants),
+        alike=lambda reads, writes, geometry, **constants: _alike(reads[0], writes[0], geometry))
 def conv2d_weight_grad(xp: Any, x: Any, dy: Any, *, taps: Pair, bias: bool, geometry: Geometry,
                        rows: Pair | None = None) -> Any:
     """dw (o, *taps, c / groups); with `bias` also db (o,), the sum of dy over samples and pixels. `rows`: dy has the
@@ -189,6 +191,19 @@ def _is_small(y: Any, taps: Sequence[int], geometry: Geometry, pixels: int = 32,
     return few and geometry.groups == 1 and y.shape[0] >= samples
 
 
+def is_product(x: Any, w: Any, geometry: Geometry, outputs: int = 0) -> bool:
+    """Whether the gradient of w (o, 1, 1, c) is a small product of the pixels of dy and x. `outputs`: of dy, if w is a
+    part of it."""
+    return (tuple(w.shape[1:3]) == (1, 1) and geometry == Geometry((1, 1), (0, 0), geometry.dilation, 1)
+            and small(prod(x.shape[:3]), outputs or w.shape[0], w.shape[3]))
+
+
+def _alike(x: Any, w: Any, geometry: Geometry) -> str:
+    if is_product(x, w, geometry):
+        return alike(x, w.shape[0], w.shape[3])
+    return f"windows of {x.dtype} for each channel" if _is_depthwise(w.shape[0], w, geometry) else ""
+
+
 def _places(size: Sequence[int], taps: Sequence[int], outputs: Sequence[int], geometry: Geometry,
           by: Callable[..., list[Place]] = within) -> tuple[list[Place], list[Place]]:
     """Vertically and horizontally: what each output reads."""
@@ -220,6 +235,8 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
                       rows: Pair | None = None) -> list[Any]:
     """Sums of each block of outputs, an image with zeros around it, the outputs of a chunk of pixels side by side."""
     rows, sums = rows or (0, dy.shape[3]), row_sums_work(dy.shape[3]) if bias else []
+    if is_product(x, dw, geometry, rows[1]):
+        return sums
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad_work(x.shape, dw.shape, dy.shape, geometry[:3], x.dtype, rows), *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):
@@ -272,6 +289,8 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
     db, work, total = (rest[0], rest[1:-1], rest[-1]) if bias else (None, rest, None)
     sums = row_sums(dy.reshape(-1, len(dw)), db, total) if bias else []
     rows = rows or (0, len(dw))
+    if is_product(x, dw, geometry, rows[1]):
+        return [gemm(dy.reshape(-1, len(dw)).T, x.reshape(-1, x.shape[3]), dw.reshape(len(dw), -1)), *sums]
     if _is_depthwise(rows[1], dw, geometry):
         return [*depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3], rows=rows), *sums]
     if x.shape[3] >= LANES and _is_small(dy, taps, geometry, pixels=8, samples=1):

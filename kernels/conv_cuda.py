@@ -8,7 +8,7 @@
 | library   | all others                                  | cuDNN            | cuDNN           | cuDNN            |
 
 The first two add the bias themselves; for the others another launch adds it. The bias's gradient is the sum of dy over
-all pixels.
+all pixels. Small products for the weight gradient are made by row_products.cu, with that sum.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 
 import numpy as np
 
-from .conv import Geometry, Pair, conv2d, conv2d_input_grad, conv2d_weight_grad
+from .conv import Geometry, Pair, conv2d, conv2d_input_grad, conv2d_weight_grad, is_product
 from .cuda import Call, Convolution, Zeros, c_type, dense, each, elements
 from .depthwise import cuda_depthwise, cuda_depthwise_input_grad, cuda_depthwise_weight_grad, cuda_depthwise_work
 from .linear import product
 from .registry import flat
+from .row_products import cuda_row_products, cuda_row_products_work
 from .sums import cuda_row_sums, cuda_row_sums_work
 from .window import window
 
@@ -124,6 +125,8 @@ def _(dy: Any, w: Any, dx: Any, *patches: Any, size: Pair, geometry: Geometry) -
 
 def _weight_grad_work(reads: Any, writes: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Any]:
     (x, dy), dw = reads, writes[0]
+    if is_product(x, dw, geometry):
+        return cuda_row_products_work(_rows(x.shape)[0], dw.shape[0], dw.shape[3], bias)
     own = cuda_depthwise_work(dy.shape, dw.shape) if way(x, dw, geometry) == "depthwise" else _work(x, dw, dy, geometry)
     return [*own, *(cuda_row_sums_work(*_rows(dy.shape)) if bias else [])]
 
@@ -135,6 +138,8 @@ def _rows(y: tuple[int, ...]) -> Pair:
 @conv2d_weight_grad.cuda(work=_weight_grad_work)
 def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Geometry) -> list[Call]:
     biases, work = rest[:bias], rest[bias:]
+    if is_product(x, dw, geometry):
+        return cuda_row_products(_matrices(dy, 1), _matrices(x, 1), dw, biases[0] if bias else None, *work)
     own = 1 if way(x, dw, geometry) in ("depthwise", "lowered") else 0
     sums = [call for db in biases for call in cuda_row_sums(dy.reshape(_rows(dy.shape)), db, *work[own:])]
     return [*_weight_grad(x, dy, dw, *work[:own], geometry=geometry), *sums]

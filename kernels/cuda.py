@@ -322,6 +322,47 @@ def check(grid: Grid) -> None:
             raise LaunchError(f"{grid.kernel}: argument {i} is {kind}, not {given}")
 
 
+# ------------------------------------------------------------------------------------------------ several grids as one
+MEMBERS = 36  #: of a launch at most: its arguments have 4 KiB
+
+
+def grouped(calls: Sequence[Call]) -> list[Call]:
+    """Calls that need nothing of each other, with those grids as one launch whose kernel `NAME` has a form `NAME_group`
+    for several (group.cuh). It does the same work, to the same bits."""
+    found: list[Call] = []
+    alike: dict[Any, list[Grid]] = {}
+    for call in calls:
+        if isinstance(call, Grid) and f"{call.kernel.partition('<')[0]}_group" in kernels_of(call.source):
+            alike.setdefault((call.source, call.kernel), []).append(call)
+        else:
+            found.append(call)
+    return [*found, *(_as_one(own[i : i + MEMBERS]) for own in alike.values() for i in range(0, len(own), MEMBERS))]
+
+
+def _as_one(grids: Sequence[Grid]) -> Grid:
+    """One launch for at least one grid of a kernel."""
+    source, name = grids[0].source, grids[0].kernel
+    if len(grids) == 1:
+        return grids[0]
+    kernel = re.sub(r"^\w+", r"\g<0>_group", name)
+    blocks, ends = np.zeros((MEMBERS, 6), np.int32), np.cumsum([math.prod(grid.blocks) for grid in grids])
+    members = [b"".join(_bytes(kind, value) for kind, value in zip(signature(source, name), grid.arguments, strict=True))
+               for grid in grids]
+    for row, grid, end in zip(blocks, grids, ends, strict=False):
+        check(grid)
+        row[:] = end, *(*grid.blocks, 1, 1)[:3], *(*grid.threads, 1)[:2]
+    content = (np.array([len(grids), 0], np.int32).tobytes() + blocks.tobytes()
+               + b"".join(members) + bytes(len(members[0]) * (MEMBERS - len(grids))))
+    threads = -(-max(math.prod(grid.threads) for grid in grids) // 32) * 32
+    return Grid(source, kernel, (int(ends[-1]),), (threads,), (Struct(signature(source, kernel)[0], content),))
+
+
+def _bytes(kind: str, value: Any) -> bytes:
+    """An argument as it lies in a struct of its kernel's arguments, which are in an order without gaps."""
+    return (value.content if isinstance(value, Struct) else
+            bytes(ctypes.c_void_p(pointer(value)) if kind.endswith("*") else _SCALARS[kind](value)))
+
+
 def _fits(kind: str, value: Any) -> bool:
     if kind.endswith("*"):
         return hasattr(value, "strides") and hasattr(value, "shape") and C_TYPES.get(str(value.dtype)) == kind[:-1]

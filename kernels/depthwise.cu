@@ -3,6 +3,7 @@
 // 3x3 and 5x5 with stride 1 or 2 and no dilation: a block has up to CHANNELS channels and several lanes; a thread keeps
 // its channel's taps in registers and makes RUN neighbours of a line at a time, so that what it has read of a line serves
 // all of them. Other windows: a thread for each element (or tap), which reads its taps from the cache.
+#include "group.cuh"
 #include "window.cuh"
 
 enum { RUN = 4, CHANNELS = 64, THREADS = 256 };  // RUN is a multiple of both strides
@@ -12,8 +13,8 @@ struct Mine {
     int channel;
     long long first, step;
 };
-__device__ __forceinline__ Mine mine() {
-    return {int(blockIdx.x * blockDim.x + threadIdx.x), (long long)blockIdx.y * blockDim.y + threadIdx.y, (long long)gridDim.y * blockDim.y};
+__device__ __forceinline__ Mine mine(const Here& h = here()) {
+    return {h.bx * h.dx + h.tx, (long long)h.by * h.dy + h.ty, (long long)h.gy * h.dy};
 }
 
 // Reads the taps w (c, K, K) of a thread's channel by way of shared memory, where the block's taps lie as they come.
@@ -118,21 +119,23 @@ __device__ __forceinline__ void input_grad(const T* __restrict__ dy, const T* __
 // Adds N sums of each thread over the block's lanes. They are sums for the taps from `tap` on, of `taps` in all, and go
 // to a share (c, taps) of `part`; if this block has all the runs, to dw.
 template <typename T, int N>
-__device__ __forceinline__ void add_lanes(const Sum<T>* sums, int tap, int taps, int c, double* part, T* dw) {
+__device__ __forceinline__ void add_lanes(const Sum<T>* sums, int tap, int taps, int c, double* part, T* dw, const Here& h = here()) {
     __shared__ Sum<T> lanes[THREADS * N];
-    int wide = blockDim.x * N;
+    int wide = h.dx * N;
     __syncthreads();  // the last call's sums have been read
+    if (h.ty < h.dy) {
 #pragma unroll
-    for (int i = 0; i < N; i++) lanes[threadIdx.y * wide + i * blockDim.x + threadIdx.x] = sums[i];
+        for (int i = 0; i < N; i++) lanes[h.ty * wide + i * h.dx + h.tx] = sums[i];
+    }
     __syncthreads();
-    for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < wide; i += blockDim.x * blockDim.y) {
-        int channel = blockIdx.x * blockDim.x + i % blockDim.x;
+    for (int i = h.ty * h.dx + h.tx; h.ty < h.dy && i < wide; i += h.dx * h.dy) {
+        int channel = h.bx * h.dx + i % h.dx;
         if (channel >= c) continue;
         double sum = 0;
-        for (int lane = 0; lane < int(blockDim.y); lane++) sum += lanes[lane * wide + i];
-        long long at = (long long)channel * taps + tap + i / blockDim.x;
-        if (gridDim.y == 1) dw[at] = as<T>(Sum<T>(sum));
-        else part[blockIdx.y * ((long long)c * taps) + at] = sum;
+        for (int lane = 0; lane < h.dy; lane++) sum += lanes[lane * wide + i];
+        long long at = (long long)channel * taps + tap + i / h.dx;
+        if (h.gy == 1) dw[at] = as<T>(Sum<T>(sum));
+        else part[h.by * ((long long)c * taps) + at] = sum;
     }
 }
 
@@ -160,15 +163,15 @@ __device__ __forceinline__ void weight_grad_runs(const T* __restrict__ x, const 
 }
 
 template <typename T, int K>
-__device__ __forceinline__ void weight_grad(const T* __restrict__ x, const T* __restrict__ dy, double* part, T* dw, const Window& g) {
+__device__ __forceinline__ void weight_grad(const T* __restrict__ x, const T* __restrict__ dy, double* part, T* dw, const Window& g, const Here& h) {
     Sum<T> total[K * K] = {};
-    Mine m = mine();
-    if (m.channel < g.c) {
+    Mine m = mine(h);
+    if (m.channel < g.c && h.ty < h.dy) {
         if (g.sw == 1) weight_grad_runs<T, K, 1>(x, dy, total, g, m);
         else weight_grad_runs<T, K, 2>(x, dy, total, g, m);
     }
 #pragma unroll
-    for (int ky = 0; ky < K; ky++) add_lanes<T, K>(total + ky * K, ky * K, K * K, g.c, part, dw);
+    for (int ky = 0; ky < K; ky++) add_lanes<T, K>(total + ky * K, ky * K, K * K, g.c, part, dw, h);
 }
 
 template <typename T>
@@ -189,12 +192,26 @@ __global__ void __launch_bounds__(256) depthwise5_input_grad(const T* __restrict
 }
 template <typename T>
 __global__ void __launch_bounds__(256) depthwise3_weight_grad(const T* __restrict__ x, const T* __restrict__ dy, double* part, T* dw, Window g) {
-    weight_grad<T, 3>(x, dy, part, dw, g);
+    weight_grad<T, 3>(x, dy, part, dw, g, here());
 }
 template <typename T>
 __global__ void __launch_bounds__(256) depthwise5_weight_grad(const T* __restrict__ x, const T* __restrict__ dy, double* part, T* dw, Window g) {
-    weight_grad<T, 5>(x, dy, part, dw, g);
+    weight_grad<T, 5>(x, dy, part, dw, g, here());
 }
+
+struct WeightGrad {
+    const void *x, *dy;
+    double* part;
+    void* dw;
+    Window g;
+};
+template <typename T, int K> __device__ __forceinline__ void weight_grad(const Group<WeightGrad>& g) {
+    Here h;
+    const WeightGrad& m = member_of(g, h);
+    weight_grad<T, K>((const T*)m.x, (const T*)m.dy, m.part, (T*)m.dw, m.g, h);
+}
+template <typename T> __global__ void __launch_bounds__(256) depthwise3_weight_grad_group(Group<WeightGrad> g) { weight_grad<T, 3>(g); }
+template <typename T> __global__ void __launch_bounds__(256) depthwise5_weight_grad_group(Group<WeightGrad> g) { weight_grad<T, 5>(g); }
 
 // ------------------------------------------------------------------------------------------------------- any window
 template <typename T>

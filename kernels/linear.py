@@ -12,6 +12,7 @@ import numpy as np
 from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, elements, pointer, steps, strides
 from .cuda import dense as cuda_dense
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
+from .row_products import alike, cuda_row_products, cuda_row_products_work, small
 from .sums import cuda_row_sums, cuda_row_sums_work
 
 
@@ -174,7 +175,8 @@ def _add_row(y, b):  # type: ignore[no-untyped-def]
             y[i, j] += b[j]
 
 
-@kernel("linear_weight_grad", axes="mi,mo->oi,o", flops=lambda reads, writes: 2.0 * writes[0].size * reads[0].shape[0])
+@kernel("linear_weight_grad", axes="mi,mo->oi,o", flops=lambda reads, writes: 2.0 * writes[0].size * reads[0].shape[0],
+        alike=lambda reads, writes, bias: alike(reads[0], *writes[0].shape))
 def linear_weight_grad(xp: Any, x: Any, dy: Any, *, bias: bool) -> Any:
     """dw (o, i) = dy^T x; with `bias` also db (o,) = the sum of dy's rows."""
     dw = xp.matmul(dy.T, x)
@@ -187,12 +189,17 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
 
 
 def _weight_grad_work(reads: Any, writes: Any, bias: bool) -> list[Any]:
+    sizes = reads[0].shape[0], *writes[0].shape
+    if small(*sizes):
+        return cuda_row_products_work(*sizes, bias)
     return [*dense_work(*reads), *(cuda_row_sums_work(*reads[1].shape) if bias else [])]
 
 
 @linear_weight_grad.cuda(work=_weight_grad_work)
 def _(x: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
     db, work = rest[:bias], rest[bias:]
+    if small(len(x), *dw.shape):
+        return cuda_row_products(dy, x, dw, db[0] if bias else None, *work)
     copied = len(dense_work(x, dy))
     (x, dy), copies = dense([x, dy], work[:copied])
     return [*copies, *product(dy.T, x, dw), *(call for b in db for call in cuda_row_sums(dy, b, *work[copied:]))]

@@ -49,7 +49,8 @@ KERNELS = _Kernels()
 @dataclass
 class Kernel:
     """`reference(xp, *reads, **constants)`; a binder for the CPU and one for CUDA, each with its scratch arrays as
-    (shape, dtype); the flops of a launch; `axes`: along which axes the CPU form may be cut, see `kernel`."""
+    (shape, dtype); the flops of a launch; `axes`: along which axes the CPU form may be cut; `alike`: with which
+    launches one may be joined; see `kernel`."""
 
     name: str
     reference: Callable[..., Any]
@@ -58,6 +59,7 @@ class Kernel:
     cuda_work: Work | None = None
     axes: str | Callable[..., str] = ""
     window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None
+    alike: Callable[..., str] | None = None
     _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
     _cuda: Callable[..., Sequence[Call]] | None = field(default=None, repr=False)
 
@@ -92,8 +94,8 @@ class Kernel:
 
 
 def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] | None = None,
-           axes: str | Callable[..., str] = "", window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None
-           ) -> Callable[[Callable[..., Any]], Kernel]:
+           axes: str | Callable[..., str] = "", window: Callable[..., tuple[int, int, dict[str, Any]]] | None = None,
+           alike: Callable[..., str] | None = None) -> Callable[[Callable[..., Any]], Kernel]:
     """Defines a kernel by its reference (a decorator). `work(reads, writes, **constants)` returns its scratch arrays;
     `flops(reads, writes)` its number of operations. Reads and writes have shape and size.
 
@@ -105,13 +107,16 @@ def kernel(name: str, *, work: Work | None = None, flops: Callable[..., float] |
     of the results reads, and its constants. A capital is never cut, `*` stands for any axes that are never cut, `...`
     for any that broadcast and may be cut, and `=` for a dense array, of which the first axis longer than 1 may be cut.
     By default a launch stays whole. `minidl.core.tasks.AXES` has the letters that have names.
+
+    `alike(reads, writes, **constants)`: launches of weight gradients with the same text may be one launch (`group`);
+    none with an empty text, or without it.
     """
 
     def define(reference: Callable[..., Any]) -> Kernel:
         if name in KERNELS:
             raise KernelError(f"kernel {name} is defined twice, the second time by "
                               f"{reference.__module__}.{reference.__qualname__}")
-        KERNELS[name] = Kernel(name, reference, work, flops, axes=axes, window=window)
+        KERNELS[name] = Kernel(name, reference, work, flops, axes=axes, window=window, alike=alike)
         return KERNELS[name]
 
     return define

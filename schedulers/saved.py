@@ -20,6 +20,7 @@ from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COPIES, Kind, unpack, widths
 from ..passes.choices import Choices
 from ..passes.draft import Sums
+from ..passes.group import WHAT as WAITING
 from ..passes.offload import EACH, Moves
 from ..passes.shard import Shards
 from ..passes.shares import WHAT
@@ -31,6 +32,7 @@ DROPPED = "layers computed again"
 AS_TORCH = ("runtime", "torch")  #: of a grid that has torch's messages, or adds up micro-batches in its order
 AWAY = "offloaded"  #: of an order with copies: the moves
 LAG = "lag"  #: how late weight gradients may run
+GROUPS = "groups of weight gradients"  #: by their members, as in `4W0+7W0 9W0+12W0`
 PAIRS = "pairs of tasks"  #: whether costs said how much tasks beside each other slow each other down
 ORDER, CAPS = "order", "caps"  #: of an order that is a hint: the most micro-batches by rank and stage
 STAGES = "options of stages"  #: of passes that give stages other tasks, or other messages
@@ -95,9 +97,10 @@ def choices_in(order: Schedule, choices: Choices, alone: bool) -> Choices:
     own, noted = unpack(order.keys), Shards.of(order.notes.get(WHAT, "0"))
     dropped = numbers(order, DROPPED) if DROPPED in order.notes else np.unique(own.unit[own.kind == Kind.R])
     shard = choices.shard if alone or choices.shard.level not in (0, noted.level) else noted
-    lag = {} if LAG not in order.notes else {LAG: _one(order, LAG, 0)}
+    late = {} if LAG not in order.notes else {LAG: _one(order, LAG, 0)}
+    groups = {} if GROUPS not in order.notes else {WAITING: order.notes[GROUPS]}
     found = replace(choices, dropped=tuple(dropped.tolist()), parts=widths(order.keys), shard=shard,
-                    options={**choices.options, **lag})
+                    options={**choices.options, **late, **groups})
     return hint_in(order, found)
 
 

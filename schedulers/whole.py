@@ -14,6 +14,7 @@ from ..core.schedule import Schedule
 from ..passes.choices import Choices
 from ..passes.draft import Draft
 from ..passes.every import options_of_passes
+from ..passes.group import groups_in
 from ..passes.shard import costs, searched
 from ..plans.plan import Plan
 from ..pricing.cost import CostModel
@@ -22,7 +23,7 @@ from .layer_times import with_communication
 from .ordered import Ordered, as_ordered, taken
 from .pipeline.policy import Policy
 from .registry import Scheduler, made_by
-from .saved import LAG, PAIRS, SUMS, policy_notes, sums_in
+from .saved import GROUPS, LAG, PAIRS, SUMS, policy_notes, sums_in
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Whole:
 
     def price(self, draft: Draft) -> CostModel:
         """The costs by which the draft is ordered."""
-        cost = draft.priced if self.policy[0].rewrite is not None else self.cost
+        cost = draft.priced if self.policy[0].rewrite is not None else draft.cost
         return (cost if draft.sums is None or self.machine.collective is None
                 else with_communication(draft.graph, cost, self.machine.collective))
 
@@ -87,6 +88,8 @@ class Whole:
             notes |= policy_notes(policy.name, options)
         if not given and self.choices.options.get(LAG) is not None:
             notes[LAG] = str(self.choices.options[LAG])
+        if own := groups_in(draft.graph):
+            notes[GROUPS] = " ".join(own)
         if self.cost.corun is not None and not given:
             notes |= {**found.schedule.notes, PAIRS: "priced"}
         schedule = self.chosen.function if isinstance(self.chosen.function, Schedule) else found.schedule

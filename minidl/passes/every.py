@@ -27,6 +27,7 @@ from .draft import ALONE, Draft
 from .fill import waits_filled
 from .followers import followers
 from .forwards import forwards_apart
+from .group import grouped
 from .held import only_new_travels
 from .lag import fenced, in_time
 from .loss_scale import loss_scale_by_stage
@@ -114,8 +115,9 @@ BEFORE_THE_ORDER: tuple[Step, ...] = (
     # when each F has its final reads: an R has the same
     (recompute, BOTH, lambda draft, choices: choices.dropped and not draft.placement.apart),
     (split, WHOLE, _cut),  # an R is cut as well; stages are cut when they are in order
-    # after all that adds or cuts weight gradients
-    (fenced, WHOLE, _bounded),
+    # after all that adds or cuts weight gradients, and
+    (grouped, WHOLE, lambda draft, choices: choices.options.get("group_weights") is not None),
+    (fenced, WHOLE, _bounded),  # after groups, which wait as one
     (in_stages, STAGES, lambda draft, choices: True),  # last: the others work on units
 )
 AFTER_THE_ORDER: tuple[Step, ...] = (

@@ -33,23 +33,25 @@ def fenced(draft: Draft, lag: int | None = None) -> Draft:
     whole number from 0 on, and Refused if a W needs an O that would have to wait for it."""
     lag = _checked(lag)
     if not draft.staged:
-        return _fenced(draft, _layers(draft.graph), lag)
+        return _fenced(draft, layers(draft.graph), lag)
     order = draft.order
     for stage, rank in sorted({*zip(unpack(order.keys).unit.tolist(), order.rank_of_each.tolist(), strict=True)}):
         draft = _fenced(draft, _micro_batches(draft.graph, order.keep(order.rank_of_each == rank), stage), lag)
     return draft
 
 
-def _layers(graph: TaskGraph) -> Turns:
-    """By the task that makes the last of a W's output gradients, all its parts; without the W that read none."""
+def layers(graph: TaskGraph) -> Turns:
+    """By the task that makes the last of a W's output gradients, all its parts; without the W that read none. A group
+    of W (`group.py`) has the turn of its first member, whose inputs it holds."""
     whole, gradient = repack(graph.keys, part=0), graph.role_is(Role.GRADIENT)
     parts, of = grouped(zip(whole.tolist(), range(len(graph)), strict=True)), dict[int, list[int]]()
     for t in np.flatnonzero(graph.kind == Kind.W).tolist():
         read = graph.reads[t][gradient[graph.reads[t]]]
-        last = max((p for p in graph.preds[t].tolist()
-                    if graph.kind[p] != Kind.W and np.isin(graph.writes[p], read).any()), default=None)
-        if last is not None:
-            of.setdefault(int(whole[last]), []).append(t)
+        makers = [p for p in graph.preds[t].tolist()
+                  if graph.kind[p] != Kind.W and np.isin(graph.writes[p], read).any()]
+        if makers:
+            which = min if graph.launches and graph.launches[t][0].kernel == "group" else max
+            of.setdefault(int(whole[which(makers)]), []).append(t)
     return sorted((parts[key], tasks) for key, tasks in of.items())
 
 

@@ -88,8 +88,8 @@ class CostModel:
     name of a kind -> duration of the tasks not named, one number or one per unit; "O/1" is the second part of an O that
     is cut. Where neither gives a duration, a send takes its bytes over the link's bandwidth, a receive 0, a collective
     the link's time. `link`: between any two ranks; `links`: exceptions, by pairs such as "0->1"; `far`: to the host's
-    memory or a file, and back, None if it is not known. `launch`: added to every task. `step`: once per step, for
-    inputs and outputs. `source`: given, measured or analytic. `sizes`: of a network in stages, numbers per stage:
+    memory or a file, and back, None if it is not known. `launch`: added to every task; `node`: of a task's own time,
+    what a launch takes that does hardly anything. `step`: once per step, for inputs and outputs. `source`: given, measured or analytic. `sizes`: of a network in stages, numbers per stage:
     "layers", "saved_bytes" by a forward for its backward, "message_bytes" to the next stage.
 
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
@@ -102,6 +102,7 @@ class CostModel:
     kinds: Mapping[str, float | Sequence[float]] = field(default_factory=dict)
     link: Link = Link()
     launch: float = 0.0
+    node: float = 0.0
     sync: float = 0.0
     spin: float = 0.0
     doze: float = 0.0
@@ -121,7 +122,7 @@ class CostModel:
         for name in ("source", "unit", "device"):
             if not isinstance(text := getattr(self, name), str):
                 raise CostError(f"{name} is {shorten(text)}; it must be a text")
-        own = {name: getattr(self, name) for name in ("launch", "sync", "spin", "doze", "wake", "step")}
+        own = {name: getattr(self, name) for name in ("launch", "node", "sync", "spin", "doze", "wake", "step")}
         crossing = {"reading from another lane": self.cross.read, "writing after another lane": self.cross.write}
         for name, value in {**self.tasks, **own, **crossing}.items():
             _check(f"the cost of {name}", value, 0)

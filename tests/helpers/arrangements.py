@@ -18,6 +18,7 @@ from minidl.core.machine import Machine
 from minidl.core.placement import Refused
 from minidl.core.tasks import GraphError, Kind, widths
 from minidl.passes.draft import Draft
+from minidl.passes.group import grouped
 from minidl.passes.highway import highway
 from minidl.passes.jacobi import jacobi
 from minidl.passes.offload import EACH, Moves, offload
@@ -47,6 +48,9 @@ def arrangements(case: Case, every: bool = True) -> Iterator[tuple[str, Callable
     again = recompute(Draft.of(graph), dropped.tolist()).graph
     if len(again) > len(graph):
         yield f"recompute {', '.join(map(str, dropped))}", partial(checked, again)
+    joined = grouped(Draft.of(graph), company := int(choices.integers(2, 9))).graph
+    if len(joined) < len(graph):
+        yield f"groups of {company}", partial(checked, joined)
     for way in (jacobi, highway):
         with suppress(Refused):  # gradients flow through one layer, or there are no residual blocks
             yield way.__name__, partial(checked, way(Draft.of(graph))[0].graph)

@@ -21,6 +21,7 @@ from numba.core.registry import cpu_target
 
 from ...kernels import Thunk
 from ...kernels.experts import grouped_products
+from ...kernels.group import in_turn
 from ...kernels.registry import kind_of
 from . import code
 
@@ -45,6 +46,8 @@ def convert(thunk: Thunk) -> list[Call]:
     function, arguments, options = thunk.func, thunk.args, dict(thunk.keywords)
     if isinstance(function, Dispatcher):
         return _numba(function, arguments)
+    if function is in_turn:
+        return _several([call for thunk in arguments[0] for call in convert(thunk)])
     out = options.pop("out", None)
     operands = [*arguments, *([] if out is None else [out])]
     owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
@@ -76,6 +79,12 @@ def described(thunk: Thunk) -> str:
 
 def _block(words: Sequence[int]) -> Any:
     return np.array([w & (1 << 64) - 1 for w in words], np.uint64)
+
+
+def _several(found: Sequence[Call]) -> list[Call]:
+    """One call that makes these calls in order."""
+    block = _block([len(found), *(word for call in found for word in (call.address, call.block))])
+    return [Call(code.several_call.address, block.ctypes.data, (block, found))]
 
 
 # ------------------------------------------------------------------------------------------------------ loops of numba

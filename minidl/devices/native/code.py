@@ -308,6 +308,16 @@ def step(lane, workers, count, at):
 
 # ----------------------------------------------------------------------------------------------------- calls of kernels
 @cfunc(STATUS, cache=True)
+def several_call(block):
+    """Block: how many calls, then the address and the block of each."""
+    for i in range(peek(block)):
+        status = call(peek(block + 8 + 16 * i), peek(block + 16 + 16 * i))
+        if status != OK:
+            return status
+    return OK
+
+
+@cfunc(STATUS, cache=True)
 def zeros_call(block):
     """Block: address, bytes."""
     memset(peek(block), 0, peek(block + 8))

@@ -1,0 +1,141 @@
+"""Weight gradients that wait for company: several become one task of one launch, the kernel `group`.
+
+A W is free if only updates, sums over ranks and later micro-batches need its result. The free W whose launches are
+alike (`minidl.kernels.registry.kernel`) are taken in recorded order, `group_weights` of them at a time; with `lag`,
+never more layers than may wait. A group is ready when its last member is. It has a unit of its own, whose name says who
+is in it: `53W0 (4W0+7W0)`. Each member keeps its arrays and its kernel, so no bit changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ..core.graph import Launch, TaskGraph
+from ..core.machine import PlanError, shorten
+from ..core.placement import Refused
+from ..core.tasks import COLLECTIVE, GraphError, Kind, pack, parse_task, task_name, unpack
+from ..kernels import KERNELS
+from ..kernels.group import Member, shared_out
+from .draft import Draft
+from .lag import layers
+from .rewrite import merge
+
+WHAT = "group_weights"
+
+
+def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | None = None) -> Draft:
+    """The draft with groups of at most `group_weights` weight gradients, or with these: `4W0+7W0 9W0+12W0`. A group
+    takes as long as its members without the launches that it saves, and no less than the longest. Raises PlanError for
+    anything else than a number from 2 on or names of tasks, and Refused for groups of tasks that are not alike, or that
+    would wait for each other."""
+    graph = draft.graph
+    if not (groups := _groups(graph, group_weights, lag)):
+        return draft
+    keys, names, units = graph.keys.copy(), [*graph.unit_names], _units(graph)
+    names += [""] * (units - len(names))
+    for i, members in enumerate(groups):
+        ids = graph.find(np.array(members, np.int64))
+        if (ids < 0).any() or len({_alike(graph, t) for t in ids.tolist()} - {""}) != 1 or len(ids) < 2:
+            raise Refused(WHAT, f"{_said(members)} are no weight gradients of this step that are alike",
+                          "is it the plan of another network?")
+        keys[ids] = pack(units + i, Kind.W, unpack(members[0]).micro_batch)
+        names.append("+".join(map(task_name, members)))
+    try:
+        joined, group = merge(replace(graph, unit_names=tuple(names)), keys)
+    except GraphError as error:
+        raise Refused(WHAT, str(error), "leave it out") from None
+    found = draft.merged(replace(joined, launches=tuple(
+        together(own) if unit >= units else own
+        for unit, own in zip(joined.unit.tolist(), joined.launches, strict=True))), group)
+    at = np.flatnonzero(joined.unit >= units)
+    longest = np.zeros(len(joined))
+    np.maximum.at(longest, group, draft.time)
+    saved = (np.bincount(group)[at] - 1) * (draft.cost.launch + draft.cost.node)
+    time = found.time.copy()
+    time[at] = np.maximum(time[at] - saved, longest[at])
+    own = dict(zip(map(joined.name, at.tolist()), np.maximum(time[at] - draft.cost.launch, 0.0).tolist(), strict=True))
+    return replace(found, time=time, cost=replace(draft.cost, tasks={**draft.cost.tasks, **own}))
+
+
+def _groups(graph: TaskGraph, asked: int | str | None, lag: int | None) -> list[list[int]]:
+    """The keys of the members of each group."""
+    try:
+        if isinstance(asked, str):
+            return [[parse_task(name) for name in own.split("+")] for own in asked.split()]
+    except GraphError as error:
+        raise PlanError(f"{WHAT} is {shorten(asked)}: {error}") from None
+    if not isinstance(asked, int) or isinstance(asked, bool) or asked < 2:
+        raise PlanError(f"{WHAT} is {shorten(asked)}; it must be a whole number of weight gradients, from 2 on")
+    return [graph.keys[own].tolist() for own in companies(graph, asked, lag) if len(own) > 1]
+
+
+def companies(graph: TaskGraph, most: int, lag: int | None = None) -> Iterator[list[int]]:
+    """The members of each group: the free W that are alike, of the same micro-batch, in recorded order, `most` at a
+    time; some stay alone. With `lag`, the output gradients of the first and the last one are at most so many layers apart."""
+    free, depth = set[int](), [0] * len(graph)  # the most free W before each task, one after another
+    waiting = dict[tuple[str, int, int], list[int]]()
+    turn = {} if lag is None else {t: i for i, (_, own) in enumerate(layers(graph)) for t in own}
+    for t, before in enumerate(graph.preds.lists()):
+        depth[t] = max((depth[p] + (p in free) for p in before), default=0)
+        if not (alike := _alike(graph, t)) or not _may_wait(graph, t) or (lag is not None and t not in turn):
+            continue
+        free.add(t)
+        company = waiting.setdefault((alike, int(graph.micro_batch[t]), depth[t]), [])
+        if len(company) == most or (lag is not None and company and turn[t] - turn[company[0]] > lag):
+            yield [*company]
+            company.clear()
+        company.append(t)
+    yield from waiting.values()
+
+
+def _may_wait(graph: TaskGraph, t: int) -> bool:
+    """Whether only updates, sums over ranks and later micro-batches need a task."""
+    after = graph.succs[t]
+    return bool((np.isin(graph.kind[after], (Kind.U, *COLLECTIVE))
+                 | (graph.micro_batch[after] > graph.micro_batch[t])).all())
+
+
+def together(launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """The launches of several tasks as one, with those that cannot be joined after it: what they add to."""
+    one = [launch for launch in launches if _launch_alike(launch)]
+    of = tuple(Member(x.kernel, len(x.reads), len(x.writes), len(x.work), x.constants) for x in one)
+    reads, writes, work = (tuple(view for x in one for view in getattr(x, what)) for what in ("reads", "writes", "work"))
+    return (Launch("group", reads, writes, work, (("of", of),)), *(x for x in launches if not _launch_alike(x)))
+
+
+def members(launch: Launch) -> Sequence[Launch]:
+    """The launches that a group has joined; any other launch alone."""
+    if launch.kernel != "group":
+        return [launch]
+    return [Launch(own.kernel, tuple(reads), tuple(writes), tuple(work), own.constants)
+            for own, reads, writes, work in shared_out(launch.views, dict(launch.constants)["of"])]
+
+
+def groups_in(graph: TaskGraph) -> list[str]:
+    """The members of each group, as in `4W0+7W0`."""
+    return [graph.unit_names[unit] for unit, own in zip(graph.unit.tolist(), graph.launches, strict=False)
+            if own and own[0].kernel == "group"]
+
+
+def _alike(graph: TaskGraph, t: int) -> str:
+    """Which tasks t may be joined with: by its first launch, if only the others need that one's results; else none."""
+    own, key = graph.launches[t] if graph.launches else (), unpack(graph.keys[t])
+    if not own or key.kind != Kind.W or key.part or key.late or key.iteration or any(map(_launch_alike, own[1:])):
+        return ""
+    return _launch_alike(own[0])
+
+
+def _launch_alike(launch: Launch) -> str:
+    alike = KERNELS[launch.kernel].alike if launch.kernel in KERNELS else None
+    return alike(launch.reads, launch.writes, **dict(launch.constants)) if alike else ""
+
+
+def _units(graph: TaskGraph) -> int:
+    return max(len(graph.unit_names), int(graph.unit.max(initial=-1)) + 1)
+
+
+def _said(keys: Sequence[int]) -> str:
+    return "+".join(map(task_name, keys))
