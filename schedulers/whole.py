@@ -89,7 +89,7 @@ class Whole:
         if not given and self.choices.options.get(LAG) is not None:
             notes[LAG] = str(self.choices.options[LAG])
         if own := groups_in(draft.graph):
-            notes[GROUPS] = " ".join(own)
+            notes[GROUPS] = " ".join(own.values())
         if self.cost.corun is not None and not given:
             notes |= {**found.schedule.notes, PAIRS: "priced"}
         schedule = self.chosen.function if isinstance(self.chosen.function, Schedule) else found.schedule

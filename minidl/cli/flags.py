@@ -266,6 +266,9 @@ FLAGS: dict[str, Flag] = {
     "--split": _flag("train,compare,plan,explain,simulate:src", parts_of, "none|K|auto", default=1,
         help="cut each task that can be cut into K parts, for several streams, or K lanes of each rank; auto, not in "
              "pipelines: if that is predicted to be faster, into as many as there are streams (default: none)"),
+    "--group-weights": _flag("train,compare,plan,explain,simulate:sr", parts_of, "auto|N|none", default=1,
+        help="let up to N weight gradients that are alike wait for each other, to be one launch; auto: if that is "
+             "predicted to be faster, as many as are fastest (default: none)"),
     "--parallel": _flag("schedulers:* train,compare:src plan,explain,simulate:srlcp check:srcp", None,
         "none|data|pipeline", default="none",
         help="how ranks share the training (default: none, one device)"),

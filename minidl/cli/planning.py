@@ -16,6 +16,7 @@ from ..core.placement import Refused
 from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import parse_task, repack, task_name
 from ..core.work import Work
+from ..passes.group import group_of
 from ..plans.memory import MemoryLimitError
 from ..plans.plan import PipelinePlan, Plan
 from ..pricing.explain import FalseWait, FalseWaits, LaneTime, false_waits
@@ -155,11 +156,12 @@ def _of_order(found: FalseWaits) -> str:
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:
-    """The name of this task in a plan: 4W0, or 4W0@1 if it is one step late. Raises GraphError for an invalid name."""
-    key = int(parse_task(name))
+    """The name of this task in a plan: 4W0, or 4W0@1 if it is one step late, or the one of its group. Raises GraphError
+    for an invalid name."""
+    key = group_of(graph, int(parse_task(name)))
     late = int(repack(key, late=1))
     here, one_step_late = (graph.find(np.array([key, late])) >= 0).tolist()
-    return task_name(late) if one_step_late and not here else name
+    return task_name(late if one_step_late and not here else key)
 
 
 def simulate(arguments: Any) -> int:

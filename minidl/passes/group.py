@@ -8,6 +8,7 @@ is in it: `53W0 (4W0+7W0)`. Each member keeps its arrays and its kernel, so no b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ import numpy as np
 from ..core.graph import Launch, TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
-from ..core.tasks import COLLECTIVE, GraphError, Kind, pack, parse_task, task_name, unpack
+from ..core.tasks import COLLECTIVE, GraphError, Kind, as_recorded, pack, parse_task, task_name, unpack
 from ..kernels import KERNELS
 from ..kernels.group import Member, shared_out
 from .draft import Draft
@@ -24,6 +25,7 @@ from .lag import layers
 from .rewrite import merge
 
 WHAT = "group_weights"
+_GROUP = re.compile(r"\d+W\d+(\+\d+W\d+)+")  #: the name of a group's unit
 
 
 def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | None = None) -> Draft:
@@ -114,10 +116,15 @@ def members(launch: Launch) -> Sequence[Launch]:
             for own, reads, writes, work in shared_out(launch.views, dict(launch.constants)["of"])]
 
 
-def groups_in(graph: TaskGraph) -> list[str]:
-    """The members of each group, as in `4W0+7W0`."""
-    return [graph.unit_names[unit] for unit, own in zip(graph.unit.tolist(), graph.launches, strict=False)
-            if own and own[0].kernel == "group"]
+def groups_in(graph: TaskGraph) -> dict[int, str]:
+    """Unit of each group -> its members, as in `4W0+7W0`."""
+    return {unit: name for unit, name in enumerate(graph.unit_names) if _GROUP.fullmatch(name)}
+
+
+def group_of(graph: TaskGraph, key: int) -> int:
+    """The key of the group in which a task is; its own if it is in none."""
+    own = [unit for unit, members in groups_in(graph).items() if task_name(key) in members.split("+")]
+    return int(as_recorded(graph.keys[graph.unit == own[0]][0])) if own else key
 
 
 def _alike(graph: TaskGraph, t: int) -> str:

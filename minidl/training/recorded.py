@@ -335,6 +335,8 @@ class Recorded:
         told = {name: value for name, value in {"streams": job.streams, **options}.items() if value is not None}
         if job.offload == "auto" and not chosen.own and "lag" in chosen.options:
             told = {"lag": "auto", **told}
+        if job.group_weights != 1:
+            told["group_weights"] = job.group_weights
         with paused:
             made = schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
                                    shard=job.shard, offload=job.offload, order=job.order,

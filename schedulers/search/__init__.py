@@ -15,6 +15,7 @@ from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from ...passes.choices import Choices, Parts
 from ...passes.every import BEFORE_THE_ORDER, through
+from ...passes.group import WHAT as WAITING
 from ...passes.shard import Shards
 from ...plans.plan import Plan
 from ...pricing.cost import most_streams
@@ -24,7 +25,7 @@ from ..pipeline.joint import notes
 from ..pipeline.network import Network
 from ..pipeline.synthetic import Pipeline
 from ..registry import Scheduler, find
-from . import away, kept
+from . import away, company, kept
 from .curve import Level, fastest
 from .wide import in_parts
 
@@ -37,6 +38,10 @@ def searched(made: Callable[..., Plan], graph: Any, chosen: Scheduler, cost: Any
     within the limit. `made`: the road to a plan. `recompute`, `lags`: whether a search finds what is computed again, or
     how late W may run. Raises PlanError for arguments that make no sense, and MemoryLimitError with the least that can
     be had."""
+    if first.options.get(WAITING) == "auto":
+        return company.fastest(graph, cost, lambda size: searched(
+            made, graph, chosen, cost, machine, replace(first, options={**first.options, WAITING: size}), recompute,
+            split, offload, lags))
     arranges = not isinstance(graph, Pipeline) and getattr(chosen.function, "arranges", None) is not None
     road = partial(arranged, made) if arranges else made
     make: Make = partial(road, graph, chosen, cost, machine)

@@ -274,6 +274,14 @@ class Cuda:
         before."""
         return clock.each(self.driver, self.main, programs, progress, repeats)
 
+    def node(self) -> float:
+        """Microseconds of a launch that does hardly anything, as `task_times` says."""
+        memory = self.allocate(256)
+        small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
+        fill = self.calls("fill", [small], [small], self.main, value=0.5)
+        clock.run(fill)
+        return self.task_times([[fill]])[0]
+
     def hop(self) -> float:
         """Microseconds that a chain of launches loses where it changes streams."""
         one, other = self.streams(STEPS)
