@@ -29,8 +29,10 @@ def in_turn(calls: Sequence[Thunk]) -> None:
         call()
 
 
-def shared_out(arrays: Sequence[Any], of: Sequence[Member]) -> Iterator[tuple[Member, list[Any], list[Any], list[Any]]]:
-    """Each member with what it reads, writes and uses; `arrays`: what all read, then what all write, then scratch."""
+def shared_out(arrays: Sequence[Any], of: Sequence[Any]) -> Iterator[tuple[Member, list[Any], list[Any], list[Any]]]:
+    """Each member with what it reads, writes and uses; `arrays`: what all read, then what all write, then scratch.
+    `of`: the members, as tuples."""
+    of = [Member(*member) for member in of]
     at = [0, sum(m.reads for m in of), sum(m.reads + m.writes for m in of)]
     for member in of:
         own = []
@@ -41,7 +43,7 @@ def shared_out(arrays: Sequence[Any], of: Sequence[Member]) -> Iterator[tuple[Me
 
 
 @kernel("group")
-def group(xp: Any, *reads: Any, of: Sequence[Member]) -> Any:
+def group(xp: Any, *reads: Any, of: Sequence[Any]) -> Any:
     """What each member writes, in their order."""
     found: list[Any] = []
     for member, own, _, _ in shared_out(reads, of):
@@ -51,13 +53,13 @@ def group(xp: Any, *reads: Any, of: Sequence[Member]) -> Any:
 
 
 @group.cpu
-def _(*arrays: Any, of: Sequence[Member]) -> list[Thunk]:
+def _(*arrays: Any, of: Sequence[Any]) -> list[Thunk]:
     return [partial(in_turn, [call for member, *own in shared_out(arrays, of)
                               for call in KERNELS[member.kernel].bind(*own, dict(member.constants))])]
 
 
 @group.cuda()
-def _(*arrays: Any, of: Sequence[Member]) -> list[Call]:
+def _(*arrays: Any, of: Sequence[Any]) -> list[Call]:
     every = [KERNELS[member.kernel].cuda_calls(*own, dict(member.constants))
              for member, *own in shared_out(arrays, of)]
     return [call for turn in zip_longest(*every) for call in grouped([call for call in turn if call is not None])]

@@ -63,6 +63,10 @@ class Kernel:
     _cpu: Callable[..., list[Thunk]] | None = field(default=None, repr=False)
     _cuda: Callable[..., Sequence[Call]] | None = field(default=None, repr=False)
 
+    def company(self, reads: Sequence[Any], writes: Sequence[Any], constants: dict[str, Any]) -> str:
+        """What `alike` says of a launch; nothing without it."""
+        return self.alike(reads, writes, **constants) if self.alike else ""
+
     def cpu(self, binder: Callable[..., list[Thunk]]) -> Kernel:
         """Registers the CPU form (a decorator)."""
         self._cpu = binder

@@ -265,7 +265,8 @@ class Cuts:
 @dataclass(frozen=True, slots=True)
 class Launch:
     """One kernel call of a task: the kernel's name, the views that it reads, writes and uses as scratch, and its
-    constants. `cuts`: None if it must stay whole."""
+    constants. `cuts`: None if it must stay whole. `alike`: the text that it shares with those that may be one launch
+    with it (`minidl.passes.group`); empty if it stays alone."""
 
     kernel: str
     reads: tuple[View, ...]
@@ -273,6 +274,7 @@ class Launch:
     work: tuple[View, ...] = ()
     constants: tuple[tuple[str, Any], ...] = ()
     cuts: Cuts | None = field(default=None, compare=False, repr=False)
+    alike: str = field(default="", compare=False, repr=False)
 
     @property
     def views(self) -> tuple[View, ...]:
@@ -287,7 +289,7 @@ class Launch:
         """The same launch on other storages. `known`: see `moved_views`."""
         known = {} if known is None else known
         return Launch(self.kernel, moved_views(self.reads, storage, known), moved_views(self.writes, storage, known),
-                      moved_views(self.work, storage, known), self.constants, self.cuts)
+                      moved_views(self.work, storage, known), self.constants, self.cuts, self.alike)
 
 
 def moved_views(views: Iterable[View], storages: Mapping[int, int], known: dict[int, View] | None = None

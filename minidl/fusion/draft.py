@@ -114,7 +114,8 @@ class Draft:
         made = [self.new(f"work {kernel}", shape, str(np.dtype(dtype)), Role.WORKSPACE)
                 for shape, dtype in (work(reads, writes, **constants) if work else ())]
         return Launch(kernel, tuple(reads), tuple(writes), tuple(view for view, _ in made), tuple(constants.items()),
-                      self.device.cuts(KERNELS[kernel], reads, constants)), [buffer for _, buffer in made]
+                      self.device.cuts(KERNELS[kernel], reads, constants),
+                      KERNELS[kernel].company(reads, writes, constants)), [buffer for _, buffer in made]
 
     def new(self, name: str, shape: Sequence[int], dtype: str, role: Role) -> tuple[View, int]:
         """An array in a new storage, and its buffer."""

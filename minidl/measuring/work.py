@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from ..core.columns import Floats
-from ..core.graph import TaskGraph
+from ..core.graph import Launch, TaskGraph
 from ..core.tasks import as_recorded
 from ..core.work import Work
 from ..kernels import KERNELS
-from ..passes.group import members
+from ..kernels.group import shared_out
 from .kernel_times import bandwidth, rate
 
 BALANCE = 2.0  #: flops that take as long as a byte, if no rates are known
@@ -25,7 +25,7 @@ def work_of(graph: TaskGraph, floor: Floor | None = None) -> Work:
     """The work of the tasks that launch kernels. `floor`: on the device of the run."""
     sums = defaultdict[tuple[int, str], list[float]](lambda: [0.0, 0.0])
     for key, launches in zip(as_recorded(graph.keys).tolist(), graph.launches, strict=False):
-        for launch in (one for launch in launches for one in members(launch)):
+        for launch in (one for launch in launches for one in _members(launch)):
             if (kernel := KERNELS.get(launch.kernel)) is not None:  # a sum over ranks is no kernel
                 row = sums[key, kernel.reference.__module__.rpartition(".")[2]]
                 row[0] += float(kernel.flops(launch.reads, launch.writes)) if kernel.flops else 0.0
@@ -39,6 +39,13 @@ def work_of(graph: TaskGraph, floor: Floor | None = None) -> Work:
     _, task = np.unique(key, return_inverse=True)
     return Work(tuple(families), key, family, share / np.bincount(task, share)[task], flops, nbytes,
                 None if floor is None else least)
+
+
+def _members(launch: Launch) -> list[Launch]:
+    """The launches of a group of weight gradients; any other launch alone."""
+    of = dict(launch.constants)["of"] if launch.kernel == "group" else None
+    return [launch] if of is None else [Launch(own.kernel, tuple(reads), tuple(writes), tuple(work), own.constants)
+                                        for own, reads, writes, work in shared_out(launch.views, of)]
 
 
 def by_rates(flops_per_us: float, bytes_per_us: float) -> Floor:

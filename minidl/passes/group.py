@@ -18,8 +18,6 @@ from ..core.graph import Launch, TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
 from ..core.tasks import COLLECTIVE, GraphError, Kind, as_recorded, pack, parse_task, task_name, unpack
-from ..kernels import KERNELS
-from ..kernels.group import Member, shared_out
 from .draft import Draft
 from .lag import layers
 from .rewrite import merge
@@ -101,19 +99,11 @@ def _may_wait(graph: TaskGraph, t: int) -> bool:
 
 
 def together(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """The launches of several tasks as one, with those that cannot be joined after it: what they add to."""
-    one = [launch for launch in launches if _launch_alike(launch)]
-    of = tuple(Member(x.kernel, len(x.reads), len(x.writes), len(x.work), x.constants) for x in one)
+    """The launches of several tasks, those that are alike as one, with the others after it: what they add to."""
+    one = [launch for launch in launches if launch.alike]
+    of = tuple((x.kernel, len(x.reads), len(x.writes), len(x.work), x.constants) for x in one)
     reads, writes, work = (tuple(view for x in one for view in getattr(x, what)) for what in ("reads", "writes", "work"))
-    return (Launch("group", reads, writes, work, (("of", of),)), *(x for x in launches if not _launch_alike(x)))
-
-
-def members(launch: Launch) -> Sequence[Launch]:
-    """The launches that a group has joined; any other launch alone."""
-    if launch.kernel != "group":
-        return [launch]
-    return [Launch(own.kernel, tuple(reads), tuple(writes), tuple(work), own.constants)
-            for own, reads, writes, work in shared_out(launch.views, dict(launch.constants)["of"])]
+    return (Launch("group", reads, writes, work, (("of", of),)), *(x for x in launches if not x.alike))
 
 
 def groups_in(graph: TaskGraph) -> dict[int, str]:
@@ -130,14 +120,8 @@ def group_of(graph: TaskGraph, key: int) -> int:
 def _alike(graph: TaskGraph, t: int) -> str:
     """Which tasks t may be joined with: by its first launch, if only the others need that one's results; else none."""
     own, key = graph.launches[t] if graph.launches else (), unpack(graph.keys[t])
-    if not own or key.kind != Kind.W or key.part or key.late or key.iteration or any(map(_launch_alike, own[1:])):
-        return ""
-    return _launch_alike(own[0])
-
-
-def _launch_alike(launch: Launch) -> str:
-    alike = KERNELS[launch.kernel].alike if launch.kernel in KERNELS else None
-    return alike(launch.reads, launch.writes, **dict(launch.constants)) if alike else ""
+    fits = key.kind == Kind.W and not (key.part or key.late or key.iteration)
+    return own[0].alike if own and fits and not any(launch.alike for launch in own[1:]) else ""
 
 
 def _units(graph: TaskGraph) -> int:
