@@ -346,8 +346,8 @@ def _as_one(grids: Sequence[Grid]) -> Grid:
         return grids[0]
     kernel = re.sub(r"^\w+", r"\g<0>_group", name)
     blocks, ends = np.zeros((MEMBERS, 6), np.int32), np.cumsum([math.prod(grid.blocks) for grid in grids])
-    members = [b"".join(_bytes(kind, value) for kind, value in zip(signature(source, name), grid.arguments, strict=True))
-               for grid in grids]
+    kinds = signature(source, name)
+    members = [b"".join(map(_bytes, kinds, grid.arguments)) for grid in grids]
     for row, grid, end in zip(blocks, grids, ends, strict=False):
         check(grid)
         row[:] = end, *(*grid.blocks, 1, 1)[:3], *(*grid.threads, 1)[:2]

@@ -462,7 +462,8 @@ class Recorder(Tape):
             launches.append(Launch(
                 call.kernel, tuple([view for view, *_ in read]), tuple([view for view, *_ in written]),
                 tuple([View.of(s, self.number[s]) for s in work]), tuple(call.constants.items()),
-                device.cuts(kernel, call.reads, call.constants), kernel.company(call.reads, call.writes, call.constants)))
+                device.cuts(kernel, call.reads, call.constants),
+                kernel.company(call.reads, call.writes, call.constants)))
             for _, buffers, size in read:
                 nbytes += size
                 reads += [b for b in buffers if b not in made]

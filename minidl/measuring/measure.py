@@ -191,8 +191,8 @@ def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator
     found = device.task_times(programs, progress)
     times = {graph.name(t): found[t] for t in range(len(graph)) if graph[t].iteration == 0}
     launch = _between(graph, device, random, sum(found), sum(bool(sets[0]) for sets in programs))
-    return CostModel(tasks=times, launch=launch, node=device.node(), sync=device.hop(), step=_measure_step(bound, inputs),
-                     source="measured", device=device.name)
+    return CostModel(tasks=times, launch=launch, node=device.node(), sync=device.hop(),
+                     step=_measure_step(bound, inputs), source="measured", device=device.name)
 
 
 def _between(graph: TaskGraph, device: Any, random: np.random.Generator, alone: float, tasks: int) -> float:

@@ -25,7 +25,7 @@ def work_of(graph: TaskGraph, floor: Floor | None = None) -> Work:
     """The work of the tasks that launch kernels. `floor`: on the device of the run."""
     sums = defaultdict[tuple[int, str], list[float]](lambda: [0.0, 0.0])
     for key, launches in zip(as_recorded(graph.keys).tolist(), graph.launches, strict=False):
-        for launch in (one for launch in launches for one in _members(launch)):
+        for launch in (member for one in launches for member in _members(one)):
             if (kernel := KERNELS.get(launch.kernel)) is not None:  # a sum over ranks is no kernel
                 row = sums[key, kernel.reference.__module__.rpartition(".")[2]]
                 row[0] += float(kernel.flops(launch.reads, launch.writes)) if kernel.flops else 0.0

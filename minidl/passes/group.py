@@ -74,7 +74,8 @@ def _groups(graph: TaskGraph, asked: int | str | None, lag: int | None) -> list[
 
 def companies(graph: TaskGraph, most: int, lag: int | None = None) -> Iterator[list[int]]:
     """The members of each group: the free W that are alike, of the same micro-batch, in recorded order, `most` at a
-    time; some stay alone. With `lag`, the output gradients of the first and the last one are at most so many layers apart."""
+    time; some stay alone. With `lag`, the output gradients of the first and the last one are at most so many layers
+    apart."""
     free, depth = set[int](), [0] * len(graph)  # the most free W before each task, one after another
     waiting = dict[tuple[str, int, int], list[int]]()
     turn = {} if lag is None else {t: i for i, (_, own) in enumerate(layers(graph)) for t in own}
@@ -102,7 +103,7 @@ def together(launches: Sequence[Launch]) -> tuple[Launch, ...]:
     """The launches of several tasks, those that are alike as one, with the others after it: what they add to."""
     one = [launch for launch in launches if launch.alike]
     of = tuple((x.kernel, len(x.reads), len(x.writes), len(x.work), x.constants) for x in one)
-    reads, writes, work = (tuple(view for x in one for view in getattr(x, what)) for what in ("reads", "writes", "work"))
+    reads, writes, work = (tuple(v for x in one for v in getattr(x, what)) for what in ("reads", "writes", "work"))
     return (Launch("group", reads, writes, work, (("of", of),)), *(x for x in launches if not x.alike))
 
 

@@ -89,8 +89,9 @@ class CostModel:
     is cut. Where neither gives a duration, a send takes its bytes over the link's bandwidth, a receive 0, a collective
     the link's time. `link`: between any two ranks; `links`: exceptions, by pairs such as "0->1"; `far`: to the host's
     memory or a file, and back, None if it is not known. `launch`: added to every task; `node`: of a task's own time,
-    what a launch takes that does hardly anything. `step`: once per step, for inputs and outputs. `source`: given, measured or analytic. `sizes`: of a network in stages, numbers per stage:
-    "layers", "saved_bytes" by a forward for its backward, "message_bytes" to the next stage.
+    what a launch takes that does hardly anything. `step`: once per step, for inputs and outputs. `source`: given,
+    measured or analytic. `sizes`: of a network in stages, numbers per stage: "layers", "saved_bytes" by a forward for
+    its backward, "message_bytes" to the next stage.
 
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
     sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
