@@ -4,23 +4,17 @@ on CUDA, grids that have a form for several (`cuda.grouped`) become one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import Any
 
 from .cuda import Call, grouped
-from .registry import KERNELS, Thunk, kernel
+from .registry import KERNELS, Kernel, Thunk, Work, kernel
 
-
-class Member(NamedTuple):
-    """One of the launches: its kernel, how many arrays it reads, writes and uses as scratch, and its constants."""
-
-    kernel: str
-    reads: int
-    writes: int
-    work: int
-    constants: tuple[tuple[str, Any], ...]
+#: one of the launches: its kernel, how many arrays it reads and writes, and its constants
+Member = tuple[str, int, int, tuple[tuple[str, Any], ...]]
+Own = tuple[Kernel, list[Any], list[Any], dict[str, Any]]
 
 
 def in_turn(calls: Sequence[Thunk]) -> None:
@@ -29,37 +23,62 @@ def in_turn(calls: Sequence[Thunk]) -> None:
         call()
 
 
-def shared_out(arrays: Sequence[Any], of: Sequence[Any]) -> Iterator[tuple[Member, list[Any], list[Any], list[Any]]]:
-    """Each member with what it reads, writes and uses; `arrays`: what all read, then what all write, then scratch.
-    `of`: the members, as tuples."""
-    of = [Member(*member) for member in of]
-    at = [0, sum(m.reads for m in of), sum(m.reads + m.writes for m in of)]
-    for member in of:
-        own = []
-        for i, count in enumerate(member[1:4]):
-            own.append([*arrays[at[i] : at[i] + count]])
-            at[i] += count
-        yield member, own[0], own[1], own[2]
+def shared_out(arrays: Sequence[Any], of: Sequence[Member]) -> Iterator[Own]:
+    """Of each member its kernel, what it reads and writes, and its constants. `arrays`: what all read, then what all
+    write."""
+    read, written = 0, sum(member[1] for member in of)
+    for name, reads, writes, constants in of:
+        yield (KERNELS[name], [*arrays[read : read + reads]], [*arrays[written : written + writes]], dict(constants))
+        read, written = read + reads, written + writes
 
 
-@kernel("group")
-def group(xp: Any, *reads: Any, of: Sequence[Any]) -> Any:
+def _scratch(of_kernel: Callable[[Kernel], Work | None]) -> Work:
+    """The scratch arrays of all members, in their order."""
+    return lambda reads, writes, of: [spec for own in shared_out([*reads, *writes], of)
+                                      for spec in _needs(of_kernel, *own)]
+
+
+def _needs(of_kernel: Callable[[Kernel], Work | None], kernel: Kernel, reads: Any, writes: Any, constants: Any) -> Any:
+    work = of_kernel(kernel)
+    return work(reads, writes, **constants) if work else ()
+
+
+def _with_scratch(of_kernel: Callable[[Kernel], Work | None], arrays: Sequence[Any], of: Sequence[Member]
+                  ) -> Iterator[tuple[Own, list[Any]]]:
+    """Of each member also its scratch arrays, which come last."""
+    at = sum(reads + writes for _, reads, writes, _ in of)
+    for own in shared_out(arrays, of):
+        end = at + len(_needs(of_kernel, *own))
+        yield own, [*arrays[at:end]]
+        at = end
+
+
+def _cpu(kernel: Kernel) -> Work | None:
+    return kernel.work
+
+
+def _cuda(kernel: Kernel) -> Work | None:
+    return kernel.cuda_work
+
+
+@kernel("group", work=_scratch(_cpu))
+def group(xp: Any, *reads: Any, of: Sequence[Member]) -> Any:
     """What each member writes, in their order."""
     found: list[Any] = []
-    for member, own, _, _ in shared_out(reads, of):
-        out = KERNELS[member.kernel].reference(xp, *own, **dict(member.constants))
+    for own, arrays, _, constants in shared_out(reads, of):
+        out = own.reference(xp, *arrays, **constants)
         found += out if isinstance(out, tuple) else [out]
     return tuple(found)
 
 
 @group.cpu
-def _(*arrays: Any, of: Sequence[Any]) -> list[Thunk]:
-    return [partial(in_turn, [call for member, *own in shared_out(arrays, of)
-                              for call in KERNELS[member.kernel].bind(*own, dict(member.constants))])]
+def _(*arrays: Any, of: Sequence[Member]) -> list[Thunk]:
+    return [partial(in_turn, [call for (own, reads, writes, constants), work in _with_scratch(_cpu, arrays, of)
+                              for call in own.bind(reads, writes, work, constants)])]
 
 
-@group.cuda()
-def _(*arrays: Any, of: Sequence[Any]) -> list[Call]:
-    every = [KERNELS[member.kernel].cuda_calls(*own, dict(member.constants))
-             for member, *own in shared_out(arrays, of)]
+@group.cuda(_scratch(_cuda))
+def _(*arrays: Any, of: Sequence[Member]) -> list[Call]:
+    every = [own.cuda_calls(reads, writes, work, constants)
+             for (own, reads, writes, constants), work in _with_scratch(_cuda, arrays, of)]
     return [call for turn in zip_longest(*every) for call in grouped([call for call in turn if call is not None])]

@@ -42,10 +42,10 @@ def work_of(graph: TaskGraph, floor: Floor | None = None) -> Work:
 
 
 def _members(launch: Launch) -> list[Launch]:
-    """The launches of a group of weight gradients; any other launch alone."""
-    of = dict(launch.constants)["of"] if launch.kernel == "group" else None
-    return [launch] if of is None else [Launch(own.kernel, tuple(reads), tuple(writes), tuple(work), own.constants)
-                                        for own, reads, writes, work in shared_out(launch.views, of)]
+    """The launches of a group of weight gradients, without scratch; any other launch alone."""
+    of = dict(launch.constants)["of"] if launch.kernel == "group" else ()
+    return [Launch(member[0], tuple(reads), tuple(writes))
+            for member, (_, reads, writes, _) in zip(of, shared_out(launch.views, of), strict=True)] or [launch]
 
 
 def by_rates(flops_per_us: float, bytes_per_us: float) -> Floor:

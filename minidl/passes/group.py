@@ -102,7 +102,7 @@ def _may_wait(graph: TaskGraph, t: int) -> bool:
 def together(launches: Sequence[Launch]) -> tuple[Launch, ...]:
     """The launches of several tasks, those that are alike as one, with the others after it: what they add to."""
     one = [launch for launch in launches if launch.alike]
-    of = tuple((x.kernel, len(x.reads), len(x.writes), len(x.work), x.constants) for x in one)
+    of = tuple((x.kernel, len(x.reads), len(x.writes), x.constants) for x in one)
     reads, writes, work = (tuple(v for x in one for v in getattr(x, what)) for what in ("reads", "writes", "work"))
     return (Launch("group", reads, writes, work, (("of", of),)), *(x for x in launches if not x.alike))
 

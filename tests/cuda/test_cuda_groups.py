@@ -7,14 +7,13 @@ from typing import Any
 import cuda_runtime
 import numpy as np
 import pytest
-from cuda_on_cpu import run, run_kernel
+from cuda_on_cpu import run_kernel
 
 import minidl as ml
 from minidl import models, nn, optim
 from minidl.autograd.tape import Tape, use
 from minidl.core.tasks import Kind
 from minidl.fusion import fused
-from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
 from minidl.passes.draft import Draft
 from minidl.passes.group import grouped
@@ -52,16 +51,10 @@ def test_a_group_has_the_bits_of_single_launches(seed: int, dtype: str) -> None:
     alone = [launch(rng, dtype) for _ in range(int(rng.integers(2, 50)))]
     single = [call for kernel, reads, writes, constants in alone
               for call in run_kernel(kernel, reads, writes, seed, constants)]
-    of, work = [], []
-    for kernel, reads, writes, constants in alone:
-        own = KERNELS[kernel].cuda_work(reads, writes, **constants)
-        work += [np.full(shape, np.nan, kind) for shape, kind in own]
-        of.append((kernel, len(reads), len(writes), len(own), tuple(constants.items())))
+    of = tuple((kernel, len(reads), len(writes), (*constants.items(),)) for kernel, reads, writes, constants in alone)
     reads, writes = ([a for one in alone for a in one[i]] for i in (1, 2))
     joined = [np.full_like(a, np.nan) for a in writes]
-    calls = KERNELS["group"].cuda_calls(reads, joined, work, {"of": tuple(of)})
-    for i, call in enumerate(calls):
-        run(call, i)
+    calls = run_kernel("group", reads, joined, seed, of=of)
     assert [a.tobytes() for a in joined] == [a.tobytes() for a in writes]
     assert len(calls) < len(single)
 

@@ -67,6 +67,8 @@ def examples(n=3, m=4):
     yield Example("linear", ((n, m), (2, m), (2,)), ((n, 2),))
     yield Example("linear_weight_grad", ((n, m), (n, 2)), ((2, m),), {"bias": False})
     yield Example("linear_weight_grad", ((n, m), (n, 2)), ((2, m), (2,)), {"bias": True})
+    yield Example("group", ((n, m), (n, 2), (m, 3), (m, n)), ((2, m), (2,), (n, 3)), {
+        "of": tuple(("linear_weight_grad", 2, 1 + bias, (("bias", bias),)) for bias in (True, False))})
     for axes, out in (((0,), (1, m)), ((1,), (n, 1)), ((0, 1), (1, 1)), ((), s)):
         for factor in (1.0, 0.25):
             yield Example("sum", (s,), (out,), {"axes": axes, "factor": factor})
