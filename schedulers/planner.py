@@ -60,6 +60,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         if not isinstance(value, kinds) and not (name == "cost" and times and value is None):
             raise PlanError(f"{name} is {shorten(value)}; it must be a {' or a '.join(k.__name__ for k in kinds)}")
     try:
+        if options.get("group_weights") == "none":
+            del options["group_weights"]
         if lags := options.get("lag") == "auto":
             del options["lag"]  # a search finds it
         chosen = scheduler_of(policy, options, times)

@@ -38,7 +38,8 @@ def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | Non
     names += [""] * (units - len(names))
     for i, members in enumerate(groups):
         ids = graph.find(np.array(members, np.int64))
-        if (ids < 0).any() or len({_alike(graph, t) for t in ids.tolist()} - {""}) != 1 or len(ids) < 2:
+        known = {_alike(graph, t) for t in ids.tolist()} if (ids >= 0).all() else {""}
+        if "" in known or len(known) > 1 or len(ids) < 2:
             raise Refused(WHAT, f"{_said(members)} are no weight gradients of this step that are alike",
                           "is it the plan of another network?")
         keys[ids] = pack(units + i, Kind.W, unpack(members[0]).micro_batch)
@@ -51,8 +52,8 @@ def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | Non
         together(own) if unit >= units else own
         for unit, own in zip(joined.unit.tolist(), joined.launches, strict=True))), group)
     at = np.flatnonzero(joined.unit >= units)
-    longest = np.zeros(len(joined))
-    np.maximum.at(longest, group, draft.time)
+    longest, mine = np.zeros(len(joined)), np.isin(group, at)
+    np.maximum.at(longest, group[mine], draft.time[mine])
     saved = (np.bincount(group)[at] - 1) * (draft.cost.launch + draft.cost.node)
     time = found.time.copy()
     time[at] = np.maximum(time[at] - saved, longest[at])
