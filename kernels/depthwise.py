@@ -140,30 +140,45 @@ def _channels(target, to, source, at, pixels, c, step):  # type: ignore[no-untyp
         at += step
 
 
+@inlined
+def _meets(at, pixels, step, length):  # type: ignore[no-untyped-def]
+    """Whether one of these pixels, the first at a place that may be outside, lies in an image of this length."""
+    return at < length and at + (pixels - 1) * step >= 0
+
+
 def _weight_grad(x, dy, padded, line, total, part, shape):  # type: ignore[no-untyped-def]
     count, h, w, oh, ow, first, step, c, sh, sw, ph, pw, dh, dw = shape
     kh, kw, run = total.shape
+    top, bottom, left, right = kh, 0, kw, 0  # the taps that meet the image: of the others the gradient is 0
+    for ky in range(kh):
+        if _meets(ky * dh - ph, oh, sh, h):
+            top, bottom = min(top, ky), ky + 1
+    for kx in range(kw):
+        if _meets(kx * dw - pw, ow, sw, w):
+            left, right = min(left, kx), kx + 1
     padded[:] = 0
     total[:] = 0
     for n in range(count):
         for i in range(h):
             _channels(padded[i + ph], pw * c, x, (n * h + i) * w * step + first, w, c, step)
-        part[:] = 0
+        part[top:bottom, left:right] = 0
         for oy in range(oh):
             source, start = dy, (n * oh + oy) * ow * step
             if c < step:
                 _channels(line, 0, dy, start, ow, c, step)
                 source, start = line, 0
-            for ky in range(kh):
+            for ky in range(top, bottom):
+                if not _meets(oy * sh + ky * dh - ph, 1, 1, h):
+                    continue
                 row = padded[oy * sh + ky * dh]
                 for ox in range(ow * c // run):
                     g = source[start + ox * run : start + (ox + 1) * run]
-                    for kx in range(kw):
+                    for kx in range(left, right):
                         out, at = part[ky, kx], ox * sw * run + kx * dw * c
                         for k in range(run):
                             out[k] += g[k] * row[np.uintp(at + k)]
-        for ky in range(kh):
-            for kx in range(kw):
+        for ky in range(top, bottom):
+            for kx in range(left, right):
                 for k in range(run):
                     total[ky, kx, k] += part[ky, kx, k]
     for ky in range(kh):
