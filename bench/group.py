@@ -86,8 +86,8 @@ def measured(network: str, arms: dict[str, tuple[str, str]], seconds: float) -> 
             worker.wait()
     first = next(iter(arms))
     for name in arms:
-        found[name] = {**known[name], "ms": spread(samples[name]), "least_ms": round(1e3 * float(np.min(samples[name])), 4),
-                       "faster": ratio(samples, first, name)}
+        found[name] = {**known[name], "ms": spread(samples[name]), "faster": ratio(samples, first, name),
+                       "least_ms": round(1e3 * min(samples[name]), 4)}
     return found
 
 
@@ -99,7 +99,8 @@ def main() -> None:
     parser.add_argument("--serve", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        return serve(*arguments.serve)
+        serve(*arguments.serve)
+        return
     from common import machine, save
 
     here = str(HERE.parent)

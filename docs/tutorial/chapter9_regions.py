@@ -12,9 +12,11 @@ from dataclasses import replace
 import minidl as ml
 from minidl import data, models, nn, optim, schedulers
 from minidl.passes.boundary import late_tasks
+from minidl.passes.group import groups_in
 from minidl.plans.memory import MemoryLimitError
 from minidl.plans.program import lower
 from minidl.pricing.corun import CoRun
+from minidl.pricing.explain import explain
 from minidl.runtime.executors import executor
 
 
@@ -114,6 +116,41 @@ with suppress(MemoryLimitError):
     while True:
         print(f"{plan.peak_bytes[0]:12,} bytes   {plan.step:5.1f}")
         plan = plan.within(plan.peak_bytes[0] - 1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Company. On a GPU a small kernel takes little more than its launch. Weight gradients that may wait can wait for each
+# other, and be one launch: each keeps its own product, so no bit changes. Suppose that of the 2 that a weight gradient
+# takes, 1.5 are the launch, and that each task costs 1 more between two others.
+
+dear = replace(cost, launch=1.0, node=1.5)
+for policy in ("in_order", "multi_stream"):
+    for size in ("none", 2, 4, 8):
+        plan = ml.plan(graph, policy, dear, group_weights=size)
+        groups = groups_in(plan.graph).values()
+        print(f"{policy:14} {size!s:>4} {plan.step:5.1f} {plan.peak_bytes[0]:9,} bytes", *groups)
+
+# One stream gains with each launch that is saved. On two, the second one stands still until a group is complete, and
+# after the last group nothing is left to run beside it: pairs are best here, and one group of all is worse than none.
+# The picture shows who waits: 17W0 is the first pair. 15W0 could have run right after 16O0. It waits for 13W0, whose
+# gradient 14O0 makes, two tasks later; so long the input and the gradient of layer 15 stay alive. That is the memory
+# above.
+
+pairs = ml.plan(graph, "multi_stream", dear, group_weights=2)
+print("\n" + pairs.schedule.grid(width=100) + "\n")
+print(explain(pairs.priced.graph, pairs.priced.schedule, pairs.cost, "17W0"))
+
+# The simulator knows both prices: the launch that is saved, and the wait. `auto` asks it.
+
+best = ml.plan(graph, "multi_stream", dear, group_weights="auto")
+print("\n" + best.remarks[-1])
+assert best.step == pairs.step < ml.plan(graph, "multi_stream", dear).step
+assert ml.plan(graph, "multi_stream", dear, group_weights=8).step > ml.plan(graph, "multi_stream", dear).step
+
+# On a CPU a native call costs nanoseconds, so there `auto` leaves weight gradients alone.
+#
+#     python -m minidl plan --scheduler multi_stream --group-weights auto --model mlp
+#     python -m minidl explain 3W0 --scheduler multi_stream --group-weights 4 --model mlp --costs analytic
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -58,7 +58,9 @@ def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | Non
     time = found.time.copy()
     time[at] = np.maximum(time[at] - saved, longest[at])
     own = dict(zip(map(joined.name, at.tolist()), np.maximum(time[at] - draft.cost.launch, 0.0).tolist(), strict=True))
-    return replace(found, time=time, cost=replace(draft.cost, tasks={**draft.cost.tasks, **own}))
+    kinds = {kind: [*each, *[0.0] * (units + len(groups) - len(each))] if isinstance(each, Sequence) else each
+             for kind, each in draft.cost.kinds.items()}  # of each unit: groups are named below
+    return replace(found, time=time, cost=replace(draft.cost, kinds=kinds, tasks={**draft.cost.tasks, **own}))
 
 
 def _groups(graph: TaskGraph, asked: int | str | None, lag: int | None) -> list[list[int]]:

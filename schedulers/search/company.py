@@ -14,11 +14,11 @@ from ...pricing.cost import CostModel
 from ..multi_region import LEAST
 from ..single import MARGIN
 
-STEP = 4  #: from one size of groups to the next
+STEP = 2  #: from one size of groups to the next
 
 
 def fastest(graph: TaskGraph, cost: CostModel, plan: Callable[[int | None], Plan]) -> Plan:
-    """The fastest of the plans without groups and with groups of at most 4, 16, 64, .. members; of those that are
+    """The fastest of the plans without groups and with groups of at most 2, 4, 8, .. members; of those that are
     equally fast, the one that needs least memory. By measured costs, which are not exact, groups must save more than
     MARGIN of a step."""
     alone = plan(None)
