@@ -63,7 +63,7 @@ def _cuda(kernel: Kernel) -> Work | None:
 
 @kernel("group", work=_scratch(_cpu))
 def group(xp: Any, *reads: Any, of: Sequence[Member]) -> Any:
-    """What each member writes, in their order."""
+    """The results of all members, in their order."""
     found: list[Any] = []
     for own, arrays, _, constants in shared_out(reads, of):
         out = own.reference(xp, *arrays, **constants)

@@ -64,7 +64,7 @@ class Kernel:
     _cuda: Callable[..., Sequence[Call]] | None = field(default=None, repr=False)
 
     def company(self, reads: Sequence[Any], writes: Sequence[Any], constants: dict[str, Any]) -> str:
-        """What `alike` says of a launch; nothing without it."""
+        """The text that `alike` gives a launch; none without it."""
         return self.alike(reads, writes, **constants) if self.alike else ""
 
     def cpu(self, binder: Callable[..., list[Thunk]]) -> Kernel:

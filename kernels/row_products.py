@@ -1,7 +1,7 @@
 """Small products on CUDA of two matrices that lie row by row, as the gradients of weights are: a^T b, with the sums of
 a's rows. The matrices may have any steps. Many rows are cut into shares, which a second launch adds in order.
 
-The form depends on shapes alone, so that a product has the same bits by itself and in a group (`minidl.passes.group`).
+The form depends on shapes alone, so bits are equal by itself and in a group (`minidl.passes.group`).
 """
 
 from __future__ import annotations
