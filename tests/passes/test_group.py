@@ -154,7 +154,7 @@ def test_auto_leaves_groups_out_unless_they_are_faster() -> None:
 
 @pytest.mark.parametrize(("asked", "why"), [
     (1, "group_weights is 1; it must be a whole number of weight gradients, from 2 on"),
-    (True, "group_weights is True; it must be"), ("4X0", "group_weights is '4X0': '4X0' is not a task name"),
+    (True, "group_weights is True; it must be"), ("4Y0", "group_weights is '4Y0': '4Y0' is not a task name"),
     ("4W0+99W0", "4W0+99W0 are no weight gradients of this step that are alike"),
     ("4W0+4F0", "4W0+4F0 are no weight gradients of this step that are alike"), ("4W0", "4W0 are no weight gradients")])
 def test_what_is_no_group_is_refused_in_one_line(asked: Any, why: str) -> None:
