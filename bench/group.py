@@ -83,7 +83,7 @@ def measured(network: str, arms: dict[str, tuple[str, str]], seconds: float) -> 
     finally:
         for worker in workers.values():
             worker.kill()
-            worker.wait()
+            worker.communicate()  # closes its pipes
     first = next(iter(arms))
     for name in arms:
         found[name] = {**known[name], "ms": spread(samples[name]), "faster": ratio(samples, first, name),
