@@ -74,6 +74,12 @@ def test_data_parallel_ranks_have_the_bits_of_one_process(policy: str, size: int
     check({"scheduler": policy, "ranks": 1, "replicas": 2, "options": {"group_weights": size}})
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("shard", ["1", "2,prefetch=0", "3,prefetch=0,keep=none"])
+def test_ranks_that_share_out_states_have_the_bits_of_one_process(shard: str) -> None:
+    check({"scheduler": "barrier", "ranks": 1, "replicas": 2, "shard": shard, "options": {"group_weights": 3}})
+
+
 def test_a_group_runs_when_its_last_member_could_and_its_updates_after_it() -> None:
     _, graph, _ = recorded()
     plan = ml.plan(graph, "in_order", group_weights=3)

@@ -39,6 +39,8 @@ FEATURES: dict[str, dict[str, Any]] = {
     "late updates (priority)": {"scheduler": "priority", "ranks": 1, "replicas": 2},
     "a plan from a file": {"saved": True},
     "messages earlier (overlap)": {"options": {"overlap": 100}},
+    "weight gradients in groups (priority)": {"scheduler": "priority", "ranks": 1, "replicas": 2,
+                                              "options": {"group_weights": 3}},
     "tasks in parts (split)": {"split": 2},
     "shards over replicas": {"replicas": 2, "shard": "3,prefetch=0,keep=none"},
 }
@@ -90,7 +92,7 @@ def test_nearly_all_pairs_run() -> None:
 
 @pytest.mark.parametrize("other", [*FEATURES][-2:])
 def test_parts_and_shards_combine_with_all_that_is_not_stale(other: str) -> None:
-    beside = {"late updates (priority)"} if "shard" in FEATURES[other] else set()  # the next step
+    beside = {name for name in FEATURES if "(priority)" in name and "shard" in FEATURES[other]}  # the next step
     assert {one for (one, with_), what in read().items() if with_ == other and what not in ("", "equal bits")} == {
         one for one in FEATURES if "every" in FEATURES[one]} | beside
 
