@@ -189,9 +189,9 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
 
 
 def _weight_grad_work(reads: Any, writes: Any, bias: bool) -> list[Any]:
-    sizes = reads[0].shape[0], *writes[0].shape
-    if small(*sizes):
-        return cuda_row_products_work(*sizes, bias)
+    rows, (m, n) = reads[0].shape[0], writes[0].shape
+    if small(rows, m, n):
+        return cuda_row_products_work(rows, m, n, bias)
     return [*dense_work(*reads), *(cuda_row_sums_work(*reads[1].shape) if bias else [])]
 
 
