@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ..core.columns import Ints
 from ..core.graph import Launch, TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
@@ -37,13 +38,12 @@ def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | Non
     keys, names, units = graph.keys.copy(), [*graph.unit_names], _units(graph)
     names += [""] * (units - len(names))
     for i, members in enumerate(groups):
+        names.append("+".join(map(task_name, members)))
         ids = graph.find(np.array(members, np.int64))
-        known = {_alike(graph, t) for t in ids.tolist()} if (ids >= 0).all() else {""}
-        if "" in known or len(known) > 1 or len(ids) < 2:
-            raise Refused(WHAT, f"{_said(members)} are no weight gradients of this step that are alike",
+        if not _fit(graph, ids) or (keys[ids] != graph.keys[ids]).any():
+            raise Refused(WHAT, f"{names[-1]} are no weight gradients of this step that are alike, each in one group",
                           "is it the plan of another network?")
         keys[ids] = pack(units + i, Kind.W, unpack(members[0]).micro_batch)
-        names.append("+".join(map(task_name, members)))
     try:
         joined, group = merge(replace(graph, unit_names=tuple(names)), keys)
     except GraphError as error:
@@ -57,10 +57,25 @@ def grouped(draft: Draft, group_weights: int | str | None = None, lag: int | Non
     saved = (np.bincount(group)[at] - 1) * (draft.cost.launch + draft.cost.node)
     time = found.time.copy()
     time[at] = np.maximum(time[at] - saved, longest[at])
-    own = dict(zip(map(joined.name, at.tolist()), np.maximum(time[at] - draft.cost.launch, 0.0).tolist(), strict=True))
+    made = [joined.name(t) for t in at.tolist()]
+    own = dict(zip(made, np.maximum(time[at] - draft.cost.launch, 0.0).tolist(), strict=True))
+    corun = draft.cost.corun  # with others they slow each other down as their first members do
+    corun = corun and replace(corun, groups={**corun.groups, **{
+        name: corun.groups.get(joined.unit_names[joined.unit[t]].partition("+")[0], "")
+        for name, t in zip(made, at.tolist(), strict=True)}})
     kinds = {kind: [*each, *[0.0] * (units + len(groups) - len(each))] if isinstance(each, Sequence) else each
              for kind, each in draft.cost.kinds.items()}  # of each unit: groups are named below
-    return replace(found, time=time, cost=replace(draft.cost, kinds=kinds, tasks={**draft.cost.tasks, **own}))
+    return replace(found, time=time, cost=replace(draft.cost, kinds=kinds, corun=corun,
+                                                  tasks={**draft.cost.tasks, **own}))
+
+
+def _fit(graph: TaskGraph, ids: Ints) -> bool:
+    """Whether these tasks can be a group: several that are alike, of one micro-batch, none of which needs another."""
+    if (ids < 0).any() or len(np.unique(ids)) < max(2, len(ids)):
+        return False
+    alike = {(_alike(graph, t), int(graph.micro_batch[t])) for t in ids.tolist()}
+    return len(alike) == 1 and "" not in next(iter(alike)) and not any(
+        np.isin(graph.preds[t], ids).any() for t in ids.tolist())
 
 
 def _groups(graph: TaskGraph, asked: int | str | None, lag: int | None) -> list[list[int]]:
@@ -130,7 +145,3 @@ def _alike(graph: TaskGraph, t: int) -> str:
 
 def _units(graph: TaskGraph) -> int:
     return max(len(graph.unit_names), int(graph.unit.max(initial=-1)) + 1)
-
-
-def _said(keys: Sequence[int]) -> str:
-    return "+".join(map(task_name, keys))

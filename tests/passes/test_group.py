@@ -162,6 +162,7 @@ def test_auto_leaves_groups_out_unless_they_are_faster() -> None:
     (1, "group_weights is 1; it must be a whole number of weight gradients, from 2 on"),
     (True, "group_weights is True; it must be"), ("4Y0", "group_weights is '4Y0': '4Y0' is not a task name"),
     ("4W0+99W0", "4W0+99W0 are no weight gradients of this step that are alike"),
+    ("4W0+4W0", "4W0+4W0 are no weight gradients"), ("4W0+6W0 6W0+8W0", "6W0+8W0 are no weight gradients"),
     ("4W0+4F0", "4W0+4F0 are no weight gradients of this step that are alike"), ("4W0", "4W0 are no weight gradients")])
 def test_what_is_no_group_is_refused_in_one_line(asked: Any, why: str) -> None:
     with pytest.raises((PlanError, Refused), match=re.escape(why)):
