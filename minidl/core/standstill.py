@@ -54,8 +54,8 @@ class TransferState:
 
 @dataclass(frozen=True)
 class Traffic:
-    """All that was `sent` to these ranks, `received` from them or `summed` with them since the run began; `last`: the
-    last tasks of it in this step."""
+    """All that was `sent` to these ranks, `received` from them, `exchanged` or `summed` with them since the run began;
+    `last`: the last tasks of it in this step."""
 
     peers: tuple[int, ...]
     kind: str

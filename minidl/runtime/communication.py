@@ -18,6 +18,7 @@ import numpy as np
 
 from ..core.graph import Launch, TaskGraph, View
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, task_name
+from ..devices import DeviceError
 from ..devices.device import CPU
 from ..devices.lanes import Event, Stop, Stream
 from ..kernels import Thunk
@@ -97,6 +98,15 @@ class Communication:
                 yield from move()
 
         return run, copies, [call for place in places for call in place.landed()]
+
+    def exchanged(self, key: int, bound: Bound, launch: Launch, after: Sequence[int], slot: int) -> Transfer:
+        """A transfer of rows to the ranks that they are for. Raises DeviceError for another device than the CPU."""
+        if not isinstance(bound.device, CPU):
+            raise DeviceError(f"experts over ranks: {bound.device.name} does not know on the host how many rows each "
+                              f"rank gets; take --device cpu, or leave --experts-over out")
+        rows, *counts, into = (bound.array(v) for v in (*launch.reads, *launch.writes))
+        self.places[key] = self.hand.place(self.group, [rows], after, False)
+        return self.group.exchange_rows(rows, counts, into, slot)
 
     def election(self, task: Mapping[int, int]) -> Election | None:
         """How ranks choose the next sum of a part, whose tasks are given by key; None if a lane has their order."""
@@ -189,7 +199,7 @@ class Meetings:
         apart, computing = ([lane for lane, talks in lanes if talks is wanted] for wanted in (True, False))
         self._talks = {t for t in range(len(graph)) if graph.kind[t] in COMMUNICATION}
         self._inline = [t for lane in computing for t in lane if t in self._talks]
-        self._ranges = {t: _ranges(part, t) for t in self._talks if graph.kind[t] in (Kind.AS, Kind.AG)}
+        self._ranges = {t: _ranges(part, t) for t in self._talks if graph.kind[t] in (Kind.AS, Kind.AG, Kind.X)}
         self._drained = self._before_which_to_drain(computing)
         # task -> (key of a transfer, its event, the ranks that it needs, its name)
         self._awaited: dict[int, list[tuple[int, Event, tuple[int, ...], str]]] = defaultdict(list)
@@ -250,7 +260,9 @@ class Meetings:
         constants, sums = dict(launch.constants), kind in COLLECTIVE
         link = None if sums else common.transport.link(constants["peer"], kind in SENDS)
         copies, landed, moved = list[Thunk](), list[Thunk](), list[Thunk]()
-        if sums and launch.reads != launch.writes:
+        if kind == Kind.X:
+            transfer = common.exchanged(key, bound, launch, after, slot)
+        elif sums and launch.reads != launch.writes:
             transfer, copies, landed = common.shares(key, bound, launch, after, slot)
             moved = common.hand.moved(key, common.group, False)
         else:

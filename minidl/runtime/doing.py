@@ -10,7 +10,7 @@ from typing import Any
 
 from ..core.graph import TaskGraph
 from ..core.standstill import LAST, Doing, LaneState, Ran, Traffic, TransferState
-from ..core.tasks import RECEIVES, SENDS, task_name
+from ..core.tasks import RECEIVES, SENDS, Kind, task_name
 from .version_log import VersionRead
 
 KEPT = 5  #: names of the last transfers of each kind
@@ -96,8 +96,9 @@ def _traffic(parts: Iterable[Any], ready: Any, ended: set[int]) -> tuple[Traffic
     for part in parts:
         for task, entry in part.meetings.transfers.items() if part.meetings is not None else ():
             kind = part.part.graph.kind[task]
-            row = found.setdefault((tuple(map(int, entry.peers)), "sent" if kind in SENDS else
-                                    "received" if kind in RECEIVES else "summed"), [0, 0, []])
+            what = ("sent" if kind in SENDS else "received" if kind in RECEIVES
+                    else "exchanged" if kind == Kind.X else "summed")
+            row = found.setdefault((tuple(map(int, entry.peers)), what), [0, 0, []])
             times = part.runs - (part is ready) + (part is ready and task in ended)
             row[0], row[1] = row[0] + times, row[1] + times * int(part.part.graph.bytes[task])
             if part is ready and task in ended:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ...core.columns import offsets
 from ...core.tasks import Kind
 from .places import Host, OnDevice, Staged
 
@@ -116,7 +117,7 @@ class Patience:
 
 class Communicator:
     """One rank among `size`. Each transport implements `_exchange`, `_collect`, `_share`, `_split`, `check`, `fail` and
-    `duplicate`.
+    `duplicate`; one of host memory `_all_to_all` as well.
 
     `deterministic=False` lets the transport sum in any order, so the last bits may differ.
     """
@@ -139,6 +140,12 @@ class Communicator:
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
         """Sends `out[bounds[r]:bounds[r + 1]]` to each rank r, or without bounds all of `out`; row r of `into` receives
         what r sends to this rank."""
+        raise NotImplementedError
+
+    def _all_to_all(self, out: Any, sent: Sequence[int], into: Any, received: Sequence[int], slot: int
+                    ) -> Iterator[None]:
+        """Sends `out[sent[r]:sent[r + 1]]` to each rank r, and receives in `into[received[r]:received[r + 1]]` what r
+        sends to this rank. Arrays are flat, and of one type."""
         raise NotImplementedError
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
@@ -210,6 +217,21 @@ class Communicator:
         if kind == Kind.A and not self.deterministic:
             moves = [*take, partial(self._sum, place.whole, slot), *place.action("scale"), *give]
         return partial(_in_turn, moves if self.size > 1 else [])
+
+    def exchange_rows(self, rows: Any, counts: Sequence[Any], into: Any, slot: int) -> Transfer:
+        """A transfer of rows (n, width), which are sorted by the rank to which they go, into rows (m, width), sorted by
+        the rank from which they come; zeros follow. `counts`: how many rows go and come, in two arrays of as many
+        numbers for each rank, which are read when it starts; none: to each rank as many as from it."""
+        def ends(numbers: Any, width: int) -> list[int]:
+            return offsets(numbers.reshape(self.size, -1).sum(1) * width).tolist()
+
+        def run() -> Iterator[None]:
+            sent, received = (ends(n, rows.shape[-1]) for n in counts) if counts else (
+                [rows.size // self.size * r for r in range(self.size + 1)],) * 2
+            yield from self._all_to_all(rows.reshape(-1), sent, into.reshape(-1), received, slot)
+            into.reshape(-1)[received[-1] :] = 0
+
+        return run
 
     def _to_peer(self, kind: Kind, place: Host, peer: int, message: int) -> Transfer:
         sends = kind in (Kind.SF, Kind.SO)

@@ -187,6 +187,12 @@ class MPI(Communicator):
         received = [own] * self.size, [i * own for i in range(self.size)]
         return self._done(self._slots[slot].Ialltoallv([out, sent], [into, received]))
 
+    def _all_to_all(self, out: Any, sent: Sequence[int], into: Any, received: Sequence[int], slot: int
+                    ) -> Iterator[None]:
+        (out, into), ends = (a.view(np.uint8) for a in (out, into)), np.array([sent, received]) * out.itemsize
+        given, taken = ((np.diff(of).tolist(), of[:-1].tolist()) for of in ends)
+        return self._done(self._slots[slot].Ialltoallv([out, given], [into, taken]))
+
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
         return self._done(self._slots[slot].Iallgatherv(
             self._mpi.IN_PLACE, [array, (np.diff(bounds).tolist(), list(bounds[:-1]))]))
