@@ -36,7 +36,8 @@ from .whole import Whole
 def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule | Scheduler,
          cost: CostModel | None = None, machine: Machine | None = None, *,
          recompute: str | Collection[int] = "none", split: int | str | Mapping[str, int] = 1,
-         shard: Shards | int | str = 0, offload: str = "none", order: str = "fixed", **options: Any) -> Plan:
+         shard: Shards | int | str = 0, offload: str = "none", order: str = "fixed", experts_over: str = "none",
+         **options: Any) -> Plan:
     """The plan that a policy makes of a recorded graph, or of a pipeline on given times, proved, and within all limits.
 
     `policy`: a name, a function, or a schedule. `cost`: by default from flops and bytes; of a pipeline on given times,
@@ -46,7 +47,8 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
     parameters as well, as in `3,prefetch=1,keep=0+4` (`minidl.passes.shard`). `offload`: none, activations, states,
     weights or all, the memory that leaves (`search/away.py`); auto, with `recompute="auto"`: the fastest of all these,
     of shards if `shard` is 0, and with `lag="auto"` of late weight gradients (`search/curve.py`). `order`: fixed, or
-    hint: ranks run their first ready task (`pipeline/hint.py`). `options`: the policy's, and `cap` of a pipeline. For a
+    hint: ranks run their first ready task (`pipeline/hint.py`). `experts_over`: none, or data: each data-parallel rank
+    has a share of the experts (`minidl.passes.experts`). `options`: the policy's, and `cap` of a pipeline. For a
     schedule of stages: `chunks`, and `like`, a plan by the policy that made it, if that says more than an order.
 
     Raises ValueError if the policy cannot plan this, PlanError for arguments that make no sense, PipelineError if the
@@ -68,9 +70,12 @@ def plan(graph: TaskGraph | Pipeline, policy: str | Function | Policy | Schedule
         if order != "fixed":
             check_hint(order, chosen)
         again = () if recompute in ("none", "auto") else dropped(graph, cost, recompute)
+        if experts_over not in ("none", "data"):
+            raise PlanError(f"experts_over is {shorten(experts_over)}; it must be none or data")
         cap = None if "cap" in getattr(chosen.function, "options", ()) else options.pop("cap", None)
         choices = Choices(again, 1, Shards.of(shard) if shard else NOTHING.shard, None, options.pop("chunks", None),
-                          options.pop("stage_of_unit", None), options.pop("placement", None), order, cap, options)
+                          options.pop("stage_of_unit", None), options.pop("placement", None), order, cap, experts_over,
+                          options)
         return searched(made, graph, chosen, cost, machine, choices, recompute == "auto", split, offload, lags)
     except MemoryError as error:
         told = "".join(f", {option}={shorten(value)}" for option, value in options.items())

@@ -20,6 +20,7 @@ from ..core.schedule import Schedule, ScheduleError
 from ..core.tasks import COPIES, Kind, unpack, widths
 from ..passes.choices import Choices
 from ..passes.draft import Sums
+from ..passes.experts import WHAT as EXPERTS
 from ..passes.group import WHAT as WAITING
 from ..passes.offload import EACH, Moves
 from ..passes.shard import Shards
@@ -100,6 +101,7 @@ def choices_in(order: Schedule, choices: Choices, alone: bool) -> Choices:
     late = {} if LAG not in order.notes else {LAG: _one(order, LAG, 0)}
     groups = {} if GROUPS not in order.notes else {WAITING: order.notes[GROUPS]}
     found = replace(choices, dropped=tuple(dropped.tolist()), parts=widths(order.keys), shard=shard,
+                    experts_over=order.notes.get(EXPERTS, choices.experts_over),
                     options={**choices.options, **late, **groups})
     return hint_in(order, found)
 

@@ -14,6 +14,7 @@ from ..core.schedule import Schedule
 from ..passes.choices import Choices
 from ..passes.draft import Draft
 from ..passes.every import options_of_passes
+from ..passes.experts import WHAT as EXPERTS
 from ..passes.group import WHAT as WAITING
 from ..passes.group import groups_in
 from ..passes.shard import costs, searched
@@ -91,6 +92,8 @@ class Whole:
             notes[LAG] = str(self.choices.options[LAG])
         if self.choices.options.get(WAITING) is not None and (groups := groups_in(draft.graph)):
             notes[GROUPS] = " ".join(groups.values())
+        if self.choices.experts_over != "none":
+            notes[EXPERTS] = self.choices.experts_over
         if self.cost.corun is not None and not given:
             notes |= {**found.schedule.notes, PAIRS: "priced"}
         schedule = self.chosen.function if isinstance(self.chosen.function, Schedule) else found.schedule

@@ -40,9 +40,9 @@ def check_numbers(stages: int, micro_batches: int, cap: float | None) -> None:
     """Raises PipelineError for numbers that no plan can have."""
     if not is_whole(micro_batches):
         raise PipelineError(f"the number of micro-batches is {shorten(micro_batches)}; it must be at least 1")
-    if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 20:
+    if 3 * stages * micro_batches > LARGEST or micro_batches >= 1 << 19:
         raise PipelineError(f"{stages:,} stages and {micro_batches:,} micro-batches are too many: a plan has at most "
-                            f"{LARGEST:,} tasks and {(1 << 20) - 1:,} micro-batches")
+                            f"{LARGEST:,} tasks and {(1 << 19) - 1:,} micro-batches")
     if cap is not None and not (is_number(cap) and cap > 0):
         raise PipelineError(f"the activation cap is {shorten(cap)}; it must be positive")
 

@@ -24,6 +24,7 @@ from .copies import copies_of_weights
 from .counts import counted_by_each
 from .directions import two_directions
 from .draft import ALONE, Draft
+from .experts import experts_over_ranks
 from .fill import waits_filled
 from .followers import followers
 from .forwards import forwards_apart
@@ -96,6 +97,8 @@ def _second_parts(draft: Draft, choices: Choices) -> bool:
 
 BEFORE_THE_ORDER: tuple[Step, ...] = (
     (summed_by_all, WHOLE, lambda draft, choices: draft.sums),
+    # after sums, which groups name by tasks of the recorded step, and before what runs or cuts tasks again
+    (experts_over_ranks, BOTH, lambda draft, choices: choices.experts_over != "none"),
     # first: for all others a stage of the second direction is like any other
     (two_directions, STAGES, lambda draft, choices: draft.placement.directions > 1),
     # before forwards are apart: an R is where its readers are, and reads their weights

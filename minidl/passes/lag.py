@@ -43,7 +43,8 @@ def fenced(draft: Draft, lag: int | None = None) -> Draft:
 def layers(graph: TaskGraph) -> Turns:
     """By the task that makes the last of a W's output gradients, all its parts; without the W that read none. A group
     of W (`group.py`) has the turn of its first member, whose inputs it holds."""
-    whole, gradient = repack(graph.keys, part=0), graph.role_is(Role.GRADIENT)
+    whole = np.where(graph.kind == Kind.X, graph.keys, repack(graph.keys, part=0))
+    gradient = graph.role_is(Role.GRADIENT)
     parts, of = grouped(zip(whole.tolist(), range(len(graph)), strict=True)), dict[int, list[int]]()
     for t in np.flatnonzero(graph.kind == Kind.W).tolist():
         read = graph.reads[t][gradient[graph.reads[t]]]

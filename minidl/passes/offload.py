@@ -174,6 +174,8 @@ def _items(draft: Draft, moves: Moves, lanes: _Lanes, late: set[int]) -> Iterato
         users = graph.storage_users[s].tolist()
         if s in outputs or not writers[s] or not late.isdisjoint(users) or len({rank[t] for t in users}) > 1:
             continue
+        if (graph.kind[users] == Kind.X).any():  # which no lane that computes has
+            continue
         if spec.role == Role.STATE and moves.what != "activations":
             if len(users) == 1 and graph.kind[users[0]] == Kind.U:
                 groups.setdefault((users[0],), []).append((s, users, users))

@@ -54,7 +54,8 @@ def recompute(draft: Draft, dropped: Collection[int] = ()) -> Draft:
     maker = {b: t for t in runs_again(graph, dropped, draft.stage) for b in graph.writes[t].tolist()
              if graph.buffer_role[b] == Role.ACTIVATION.number}
     together = grouped((int(graph.buffer_storage[b]), b) for b in maker)
-    runs, done, others = list[tuple[int, list[int]]](), set[int](), np.flatnonzero(graph.kind != Kind.F).tolist()
+    runs, done = list[tuple[int, list[int]]](), set[int]()
+    others = np.flatnonzero(~np.isin(graph.kind, (Kind.F, Kind.X))).tolist()
     for t in others:
         todo = [maker[b] for b in graph.reads[t].tolist() if b in maker]
         needed = set[int]()

@@ -31,7 +31,7 @@ from ..core.graph import TaskGraph
 from ..core.machine import PlanError
 from ..core.placement import Refused
 from ..core.schedule import Schedule
-from ..core.tasks import COLLECTIVE, SUMS, Kind, repack, unpack, widths
+from ..core.tasks import COLLECTIVE, Kind, repack, unpack, widths
 from ..pricing.cost import CostModel
 from .draft import Draft
 from .placed import ACTION, PLACED, gathers_placed, sums_placed, with_sums_placed
@@ -115,10 +115,11 @@ def shard(draft: Draft, shard: Shards | int | str = 0) -> Draft:
     if not draft.staged and widths(graph.keys):
         raise Refused(WHAT, "parts of an update change other elements than a rank's share",
                       "leave --split or --shard out")
-    sums = np.flatnonzero(np.isin(graph.kind, SUMS))
+    sums = np.flatnonzero(np.isin(graph.kind, (Kind.A, Kind.AS)))
     if (graph.kind[sums] != Kind.A).any() or (unpack(graph.keys[sums]).part > 0).any():
         raise _other(draft, "cuts its sums" + " at any element, and a rank's share begins at others" * draft.staged)
-    given = draft.order if np.isin(unpack(draft.order.keys).kind, (Kind.AS, Kind.AG)).any() else None
+    shared = np.isin(unpack(draft.order.keys).kind, (Kind.AS, Kind.AG)) & (graph.find(draft.order.keys) < 0)
+    given = draft.order if shared.any() else None
     draft = draft if given is None else replace(draft, schedule=with_sums(given, graph))
     draft = _in_order(draft) if draft.staged else _by_compute(draft if given is not None else _updates_last(draft))
     if how.placed is not None:
@@ -184,7 +185,7 @@ def with_sums(order: Schedule, graph: TaskGraph) -> Schedule:
     """An order of a sharded step as one of the step whose ranks sum, which has these tasks."""
     kind = unpack(order.keys).kind
     keys = np.where(kind == Kind.AS, repack(order.keys, kind=np.where(kind == Kind.AS, Kind.A, kind)), order.keys)
-    made = (kind == Kind.AG) | ((kind == Kind.U) & (graph.find(order.keys) < 0))
+    made = np.isin(kind, (Kind.AG, Kind.U)) & (graph.find(order.keys) < 0)
     left = np.concatenate([[0], np.cumsum(~made)])
     joined = None if order.joined is None else order.second[~made]
     return replace(order, ptr=left[order.ptr], keys=keys[~made], joined=joined, slots=None)

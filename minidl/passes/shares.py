@@ -225,6 +225,8 @@ class Work:
         unit, place, stage = unpack(self.e.keys[like]).unit, self.draft.placement, self.e.stage[like]
         part = self.parts[stage, unit] * place.directions + stage // place.stages
         self.parts[stage, unit] += 1
+        if self.draft.graph.find(pack(unit, Kind.AG, part=[part]))[0] >= 0:  # it gathers something else
+            return self._gathering(like, after, **more)
         return self.e.task(after, unit, Kind.AG, part=part, stage=stage, **more)
 
     def _further(self, after: int, like: int, **more: Any) -> int:
@@ -249,10 +251,11 @@ class Work:
             at = next(i for i, launch in enumerate(e.launches[t]) if launch.kernel == "unscale")
             (*copy, divide), later = e.launches[t][: at + 1], e.launches[t][at + 1 :]
             n, flag, access = len(divide.writes) - 1, divide.writes[-1], e.buffers_of(t)
-            if {v.storage for v in divide.writes[:n]} - {*self.shares}:
+            if {v.storage for v in divide.writes[:n]} - {v.storage for v in divide.reads} - self.shares.keys():
                 raise Refused(WHAT, f"{self.draft.graph.name(t)} divides gradients into others", "leave --shard out")
-            for view in divide.work[1:]:
-                self.share(view)
+            for made, view in zip(divide.writes, divide.work[1:], strict=False):
+                if made.storage in self.shares:
+                    self.share(view)
             mine, raised = e.place(StorageSpec("not finite, share", (1,), "int32", 4, Role.WORKSPACE))
             whole, every = e.place(StorageSpec("not finite, by rank", (self.ranks,), "int32", 4 * self.ranks,
                                                Role.WORKSPACE))

@@ -65,6 +65,7 @@ class Job:
     recompute: str = "none"  #: which activations are computed again, see `minidl.schedulers.search.kept`
     split: int | str = 1  #: the number of parts of each task, or auto, see `minidl.schedulers.search.wide`
     group_weights: int | str = 1  #: how many weight gradients wait for each other at most, or auto, see `passes.group`
+    experts_over: str = "none"  #: none, or data: each data-parallel rank has a share, see `minidl.passes.experts`
     shard: int | str = 0  #: what ranks share out: 1, the optimizer's states, see `minidl.passes.shard`
     offload: str = "none"  #: the memory that leaves, see `minidl.schedulers.search.away`
     offload_to: str | None = None  #: the file for it; None: a temporary one

@@ -340,6 +340,7 @@ class Recorded:
         with paused:
             made = schedulers.plan(self.graph, chosen, cost, machine, recompute=job.recompute, split=job.split,
                                    shard=job.shard, offload=job.offload, order=job.order,
+                                   experts_over=job.experts_over,
                                    **{**job.scheduler_args, **told})
         return made.with_known(remarks=(*made.remarks, *self.approximate))
 

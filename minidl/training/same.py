@@ -43,6 +43,7 @@ def identity(recorded: Recorded) -> dict[str, Any]:
             "the scheduler's arguments": dict(job.scheduler_args),
             "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
             "determinism": job.deterministic, "the fusion": job.fusion, "the recomputing": job.recompute,
+            "the experts' ranks": job.experts_over,
             "the sharding": job.shard, "the parts of tasks": job.split, "the offloading": job.offload,
             "the parameters' hash": initial_sha256(recorded.model)}
 

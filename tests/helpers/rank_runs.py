@@ -99,6 +99,33 @@ class Block(nn.Module):
         return ops.relu(self.linear(functools.reduce(ops.add, inputs)))
 
 
+class Experts(nn.Module):
+    """Layers, every second of which has experts; `told` gives their number, top_k, capacity and so on. With `ties` all
+    experts have equal scores in the first step. The rest is as in `Network`."""
+
+    def __init__(self, tied: bool = False, norm: bool = False, drop: bool = False, layers: int = 4, ties: bool = False,
+                 **told: Any) -> None:
+        told = {"experts": 6, "top_k": 2, **told}
+        self.layers = nn.ModuleList([nn.Linear(WIDTH, WIDTH) for _ in range(layers)])
+        self.experts = nn.ModuleList([nn.MoE(WIDTH, 8, **told) for _ in range(layers // 2)])
+        self.norms = nn.ModuleList([nn.BatchNorm2d(WIDTH) for _ in range(layers)] if norm else [])
+        self.drop = nn.Dropout(0.25) if drop else None
+        if tied:
+            self.layers[layers - 1].weight = self.layers[0].weight
+        for each in self.experts if ties else ():
+            each.router.weight.assign(np.zeros(each.router.weight.shape, "f"))
+
+    def forward(self, x: Any) -> Any:
+        for i, layer in enumerate(self.layers):
+            x = ops.tanh(layer(x))
+            x = x + self.experts[i // 2](x) if i % 2 else x
+            if len(self.norms):
+                x = self.norms[i](x.reshape(x.shape[0], 1, 1, WIDTH)).reshape(x.shape[0], WIDTH)
+            if self.drop is not None:
+                x = self.drop(x)
+        return x
+
+
 class Skipping(nn.Module):
     """Blocks in a row, of which each reads the result before it, and those that `reads` gives besides."""
 
@@ -138,7 +165,7 @@ class Joining(nn.Module):
 
 #: by name: what `network` of the settings may be; each is made without arguments
 NETWORKS: dict[str, Callable[[], Any]] = {
-    "mlp": lambda: models.mlp(WIDTH, *[16] * 7, CLASSES), "transposed": lambda: Shared(False),
+    "mlp": lambda: models.mlp(WIDTH, *[16] * 7, CLASSES), "experts": Experts, "transposed": lambda: Shared(False),
     "everywhere": lambda: Shared(True),
     "odd widths": lambda: models.mlp(WIDTH, 40, 40, 36, 40, 40, CLASSES),
     "over a stage": lambda: Skipping(3, {2: [0]}), "to every stage": lambda: Skipping(4, {2: [0], 3: [0, 1]}),
@@ -147,11 +174,12 @@ NETWORKS: dict[str, Callable[[], Any]] = {
 
 
 # ---------------------------------------------------------------------------------------------------------- one process
-def batches(replica: int, micro_batches: int = MICRO_BATCHES, bad: tuple[int, ...] = ()) -> list[list[np.ndarray]]:
+def batches(replica: int, micro_batches: int = MICRO_BATCHES, bad: tuple[int, ...] = (), rows: int = SHARE
+            ) -> list[list[np.ndarray]]:
     """Of each step x and y of every micro-batch; in steps `bad` a number of one micro-batch is infinite."""
     random = np.random.default_rng(5 + replica)
     found = [[part for _ in range(micro_batches)
-              for part in (random.standard_normal((SHARE, WIDTH)).astype("f"), random.integers(0, CLASSES, SHARE))]
+              for part in (random.standard_normal((rows, WIDTH)).astype("f"), random.integers(0, CLASSES, rows))]
              for _ in range(STEPS)]
     for step in bad:
         found[step][2 * (step % micro_batches)][0, 0] = np.inf
@@ -164,9 +192,11 @@ class Run:
     def __init__(self, settings: dict[str, Any], replica: int = 0) -> None:
         ml.seed(1)
         self.settings, self.replica, self.count = settings, replica, settings.get("micro_batches", MICRO_BATCHES)
+        self.rows = settings.get("rows", SHARE)
         network = settings.get("network", Network)
         flags = (bool(settings.get(name)) for name in ("tied", "norm", "drop"))
-        self.model = NETWORKS[network]() if isinstance(network, str) else network(*flags)
+        self.model = (Experts(*flags, **settings.get("told", {})) if network == "experts"
+                      else NETWORKS[network]() if isinstance(network, str) else network(*flags))
         self.scaler = optim.GradScaler(8.0, growth_interval=2) if settings.get("scaled") else None
         self.optimizer = OPTIMIZERS[settings.get("optimizer", "sgd")](
             self.model.parameters(), max_norm=settings.get("clip"), scaler=self.scaler)
@@ -178,10 +208,12 @@ class Run:
         group = 2 * i // self.count if self.settings.get("groups") else 0
         slices = self.settings.get("slices", 1)
         follows = i % slices > 0
-        with ml.micro_batch(i, (self.replica * self.count + i) * SHARE, follows=follows,
+        with ml.micro_batch(i, (self.replica * self.count + i) * self.rows, follows=follows,
                             **({"group": group} if self.settings.get("groups") else {})):
             past = None if slices == 1 else self.past if follows else {}
             loss = nn.cross_entropy(self.model(parts[2 * i], *([past] if slices > 1 else [])), parts[2 * i + 1])
+            more = nn.balance_loss(self.model)
+            loss = loss if more is None else loss + more
             if follows:
                 loss = self.loss + loss
             if (i + 1) % slices:
@@ -206,15 +238,15 @@ class Run:
         return self.total if self.settings.get("loss") else None
 
     def batches(self) -> list[list[np.ndarray]]:
-        return batches(self.replica, self.count, self.settings.get("bad", ()))
+        return batches(self.replica, self.count, self.settings.get("bad", ()), self.rows)
 
     def recorded(self) -> Any:
-        return ml.record(self.step, *batches(0, self.count)[0])
+        return ml.record(self.step, *batches(0, self.count, rows=self.rows)[0])
 
     def tensors(self, held: set[int] | None = None) -> dict[str, bytes]:
         """By name, of storages that are `held`: all parameters; running statistics, of which each replica has its own,
         of a single one; states of the optimizer, of which ranks may have shares, if they are whole."""
-        shares = self.settings.get("shard") or self.settings.get("placed")
+        shares = any(self.settings.get(name) for name in ("shard", "placed", "experts_over"))
         owners = [self.model] if shares else [self.model, self.optimizer]
         return {name: t.numpy().tobytes() for owner in owners for name, t in owner.named_tensors()
                 if (held is None or id(t.storage) in held)
@@ -290,7 +322,8 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
         machine = replace(machine, memory_limit=int(most * settings["limit"]))
     plan = ml.plan(graph, name, COST, machine, recompute=settings.get("recompute", "none"),
                    split=settings.get("split", 1), offload=settings.get("offload", "none"),
-                   shard=settings.get("shard", 0), **settings.get("options", {}))
+                   shard=settings.get("shard", 0), experts_over=settings.get("experts_over", "none"),
+                   **settings.get("options", {}))
     if not settings.get("saved"):
         return plan
     with tempfile.TemporaryDirectory() as folder:
