@@ -77,7 +77,8 @@ class _Work:
         self.rows = dict[int, _Route]()  # storage of rows that are with their experts -> where they were chosen
         self.weights = dict[int, int]()  # storage with a part for each expert -> the number of experts
         self.received = dict[View, tuple[View, int]]()  # counts -> those of the experts here, and their buffer
-        self.names = {*self.e.keys}
+        self.apart = dict[int, int]()  # storage of gradients -> the one of their parts, by the rank of the rows
+        self.buffers, self.names = dict[int, set[int]](), {*self.e.keys}
 
     def _launches(self) -> Iterator[tuple[int, Launch]]:
         return ((t, launch) for t in self.tasks for launch in self.e.launches[t])
@@ -190,10 +191,10 @@ class _Work:
     def gradients(self) -> None:
         """Gradients of experts are divided by the number of ranks after the last task that adds to them, not summed.
         For norms, and for a loss scale, which looks for numbers that are not finite, all ranks' come together."""
-        e, last = self.e, dict[int, int]()
+        e, kind, last = self.e, self.graph.kind, dict[int, int]()
         for b in (b for buffers in gradients(self.graph).values() for b in buffers.tolist()):
             if (storage := e.storage_of[b]) in self.weights:
-                made = max(int(t) for t in self.makers[b] if self.graph.kind[t] not in (Kind.U, *SUMS))
+                made = max(int(t) for t in self.makers[b] if kind[t] not in (Kind.U, *SUMS))
                 last[storage] = max(last.get(storage, -1), made)
         for t in self.sums:
             mine = {b for b in e.writes[t] if e.storage_of[b] in last}
@@ -201,15 +202,36 @@ class _Work:
             e.bytes[t] = sum(e.buffer_bytes[b] for b in e.writes[t])
             e.launches[t] = tuple(replace(launch, reads=kept, writes=kept) for launch in e.launches[t]
                                   if (kept := tuple(v for v in launch.reads if v.storage not in last)))
+        if self.draft.micro_batches > 1:
+            last = {self._apart(storage): t for storage, t in last.items()}
         whole = self._whole(last)
         self._resize()
         for storage, t in last.items():
             share = e.whole(storage)
+            if storage in self.apart:
+                parts = [e.whole(self.apart[storage]).part(0, r * share.size, (r + 1) * share.size)
+                         for r in range(self.ranks)]
+                e.launches[t] += tuple(Launch("add", (share if r > 1 else parts[0], parts[r]), (share,))
+                                       for r in range(1, self.ranks))
+                e.writes[t] |= {*self.buffers[storage]}
             e.launches[t] += (Launch("scale", (share,), (share,), constants=(("factor", 1 / self.ranks),)),)
             if storage in whole:
                 at, buffer = whole[storage]
                 self._new(t, t, Kind.AG, {*self._of(t, storage)}, {buffer},
                           Launch("all_gather", (share,), (e.whole(at),)), e.buffer_bytes[buffer])
+
+    def _apart(self, storage: int) -> int:
+        """The storage of this rank's gradients, where several micro-batches add to them: each rank's are added up
+        apart first, as they are on that rank in other layers. They have the room of all experts' gradients."""
+        e, own = self.e, [b for b, s in enumerate(self.e.storage_of) if s == storage]
+        copies = e.copies(own, "summed")
+        made = copies.storages[storage]
+        for t in np.flatnonzero(self.graph.kind == Kind.U).tolist():
+            e.use(copies, t)
+            e.writes[t] = copies.of(e.writes[t])
+        self.apart[made], self.weights[made], self.buffers[made] = storage, self.weights[storage], {
+            *copies.buffers.values()}
+        return made
 
     def _whole(self, gradients: Collection[int]) -> dict[int, tuple[int, int]]:
         """The gradients (storages) of which a task needs all ranks' -> a storage and a buffer for them, which it
@@ -237,7 +259,9 @@ class _Work:
         """Rows of experts get the room of all that may come, weights the one for this rank's experts."""
         e, buffers = self.e, grouped((s, b) for b, s in enumerate(self.e.storage_of))
         factor = {s: (route.rows, self.ranks * route.most) for s, route in self.rows.items()}
-        factor |= {s: (experts, experts // self.ranks) for s, experts in self.weights.items()}
+        apart = {e.storage_of[b] for t in np.flatnonzero(np.isin(self.graph.kind, (Kind.O, Kind.W, Kind.B))).tolist()
+                 for b in e.writes[t]} if self.apart else {*()}
+        factor |= {s: (experts, experts // self.ranks) for s, experts in self.weights.items() if s not in apart}
         size = {s: prod(e.specs[s].shape) for s in factor}
 
         def sized(storage: int, shape: Sequence[int]) -> None:
@@ -262,6 +286,8 @@ class _Work:
             reads, writes = (tuple(map(view, views)) for views in (launch.reads, launch.writes))
             if launch.kernel in GROUPED:
                 counts, buffer = self.received[reads[0]]
+                if launch.writes[0].storage in apart & self.weights.keys():  # experts of each source by themselves
+                    counts = replace(counts, shape=reads[0].shape, strides=reads[0].strides)
                 reads = (counts, *reads[1:])
                 e.reads[t].add(buffer)
             work, needs = list(launch.work), launch.cuts.work if launch.cuts else KERNELS[launch.kernel].work
