@@ -417,7 +417,7 @@ from minidl.runtime.comm.mpi import MPI
 
 comm = MPI()
 for settings in eval(sys.argv[1]):
-    settings = {"loss": True, **settings, "ranks": comm.size}
+    settings = {"loss": True, "ranks": comm.size // settings.get("replicas", 1), **settings}
     found = comm.gather(r.train(comm, *r.prepared(settings, comm.rank)[0]))
     if comm.rank == 0:
         left = r.merged(settings, found)

@@ -42,6 +42,7 @@ LAYOUTS: dict[str, tuple[int, int, dict[str, Any]]] = {
     "data": (3, 1, {**CONV, "parallel": "data", "batch_size": 6}),
     "states shared": (2, 1, {**GPT, "parallel": "data", "shard": 1}),
     "all shared": (4, 1, {**CONV, "parallel": "data", "shard": 3}),
+    "experts": (2, 1, {**GPT, "model": "moe_gpt", "parallel": "data", "scheduler": "barrier", "experts_over": "data"}),
     "pipeline": (3, 1, {**GPT, "parallel": "pipeline", "scheduler": "one_f_one_b", "micro_batches": 4}),
     "both ways": (2, 1, {**GPT, "parallel": "pipeline", "scheduler": "chimera", "micro_batches": 4, "groups": 2}),
     "older weights": (2, 1, {**CONV, "parallel": "pipeline", "scheduler": "pipedream", "micro_batches": 2,
