@@ -43,7 +43,11 @@ FEATURES: dict[str, dict[str, Any]] = {
                                               "options": {"group_weights": 3}},
     "tasks in parts (split)": {"split": 2},
     "shards over replicas": {"replicas": 2, "shard": "3,prefetch=0,keep=none"},
+    "experts over ranks": {"network": "experts", "experts_over": "data", "scheduler": "barrier", "ranks": 1,
+                           "replicas": 2},
 }
+ALL_ALIKE = FEATURES["late updates (priority)"], FEATURES["experts over ranks"]  # ranks that are
+
 PAIRS = list(itertools.combinations(FEATURES, 2))
 
 
@@ -54,7 +58,7 @@ def outcome(one: str, other: str) -> str:
         return ""
     if "every" in first and "overlap" in second.get("options", ()):
         return ""  # the order says which weights are read
-    if FEATURES["late updates (priority)"] in (first, second) and "overlap" in (first | second).get("options", ()):
+    if any(each in (first, second) for each in ALL_ALIKE) and "overlap" in (first | second).get("options", ()):
         return ""  # its collectives begin as early as they can
     settings = first | second
     try:
@@ -90,7 +94,7 @@ def test_nearly_all_pairs_run() -> None:
     assert counted(found) in DOC.read_text()
 
 
-@pytest.mark.parametrize("other", [*FEATURES][-2:])
+@pytest.mark.parametrize("other", ["tasks in parts (split)", "shards over replicas"])
 def test_parts_and_shards_combine_with_all_that_is_not_stale(other: str) -> None:
     beside = {name for name in FEATURES if "(priority)" in name and "shard" in FEATURES[other]}  # the next step
     assert {one for (one, with_), what in read().items() if with_ == other and what not in ("", "equal bits")} == {
@@ -125,10 +129,10 @@ def page() -> str:
     columns = " | ".join(str(i + 1) for i in range(len(names)))
     return "\n".join([
         "# Which features combine", "",
-        "Every pair trains a small network on two ranks of a pipeline (with replicas, two times two; late updates: on",
-        "two data-parallel ranks). *yes*: the parameters are bit-identical to one process; if weights are stale, that",
-        "process replays the run's log of weight versions. *-*: both choose the order, or one leaves the other nothing",
-        "to do. A number: minidl refuses the pair, for the reason below.", counted(every),
+        "Every pair trains a small network on two ranks of a pipeline (with replicas, two times two; late updates and",
+        "experts: on two data-parallel ranks). *yes*: the parameters are bit-identical to one process; if weights are",
+        "stale, that process replays the run's log of weight versions. *-*: both choose the order, or one leaves the",
+        "other nothing to do. A number: minidl refuses the pair, for the reason below.", counted(every),
         "`tests/ranks/test_composition.py` makes this page, and compares each pair with it.", "",
         f"| | {columns} |", "|" + "---|" * (len(names) + 1), *rows, "",
         *(f"{i}. {reason}" for i, reason in enumerate(reasons, 1)), ""])
