@@ -263,10 +263,9 @@ FLAGS: dict[str, Flag] = {
              "how many layers (stages) ahead are whole (prefetch; in a pipeline a number for each rank, or auto: "
              "min(r + 2, all) stages on rank r, the used one among them), and which stay whole (keep), is searched if "
              "it is left out; with --replicas or --scheduler barrier, buckets or no_overlap"),
-    "--experts-over": _flag("train,compare,plan,check,explain,simulate:r", None, "none|data",
-        ("--parallel data", lambda a: a.experts_over == "none" or a.parallel == "data" or a.command == "check"),
-        default="none", help="data: each data-parallel rank has a share of the network's experts, and rows travel to "
-                             "the rank of theirs (default: none, each has all)"),
+    "--experts-over": _flag(f"{STEP}:r", None, "none|data", default="none",
+        help="data: each data-parallel rank has a share of the experts, and rows travel to the rank of theirs "
+             "(default: none, each has all)"),
     "--split": _flag("train,compare,plan,explain,simulate:src", parts_of, "none|K|auto", default=1,
         help="cut each task that can be cut into K parts, for several streams, or K lanes of each rank; auto, not in "
              "pipelines: if that is predicted to be faster, into as many as there are streams (default: none)"),

@@ -84,7 +84,8 @@ def given(arguments: Any) -> Problem:
         told = problem(arguments).plan().schedule.notes  # how ranks sum
         order = replace(order, notes={**told, **order.notes, **{k: v for k, v in told.items() if k == SUMS}})
     chosen = schedulers.Scheduler(arguments.plan, "pipeline" if stages else kind_of(order), order)
-    options: dict[str, Any] = {"shard": arguments.shard} | ({"chunks": chunks, "like": like} if stages else {})
+    options: dict[str, Any] = {"shard": arguments.shard} | (
+        {"chunks": chunks, "like": like} if stages else {"experts_over": arguments.experts_over})
     if arguments.subject == "p":
         return Problem(*_times(arguments, chosen), machine_of(arguments), options)
     recorded = _recorded(arguments, arguments.scheduler if stages and named else arguments.plan)

@@ -29,7 +29,7 @@ from .shares import WHOLE
 
 WHAT = "experts over ranks"  #: for messages
 TOKENS = ("dispatch", "combine", "gate_grad")  #: kernels that work on a rank's own rows
-GROUPED = ("grouped_linear", "grouped_linear_input_grad", "grouped_linear_weight_grad")  #: on those of experts
+GROUPED = ("grouped_linear", "grouped_linear_input_grad", "grouped_linear_weight_grad")  #: on rows of experts
 NEED_ALL = ("square_sum", "unscale")  #: gradients of all experts
 LEAVE = "leave --experts-over out"
 
@@ -48,7 +48,7 @@ class _Route:
 def experts_over_ranks(draft: Draft) -> Draft:
     """The step of a rank that has a share of the experts. Raises Refused for a step on one rank or in stages, without
     experts, or with a number of them that ranks do not divide; and for kernels on experts' rows, parameters or
-    gradients that need those of other ranks."""
+    gradients that need what other ranks have."""
     ranks = draft.machine.ranks
     if draft.staged or ranks == 1:
         raise Refused(WHAT, "each of several data-parallel ranks has a share", f"give --parallel data and at least 2 "
@@ -76,7 +76,7 @@ class _Work:
                        if launch.kernel == "route"}  # by the storage of places
         self.rows = dict[int, _Route]()  # storage of rows that are with their experts -> where they were chosen
         self.weights = dict[int, int]()  # storage with a part for each expert -> the number of experts
-        self.received = dict[View, tuple[View, int]]()  # counts -> those of the experts here, and their buffer
+        self.received = dict[View, tuple[View, int]]()  # counts -> the ones received, and their buffer
         self.apart = dict[int, int]()  # storage of gradients -> the one of their parts, by the rank of the rows
         self.buffers, self.names = dict[int, set[int]](), {*self.e.keys}
 

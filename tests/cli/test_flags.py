@@ -49,7 +49,7 @@ VALUES = {
     "--trace": "x.json", "--log-versions": "x.jsonl", "--transport": "nccl", "--root": ".", "--chunks": "3",
     "--offload": "all", "--backward": "deeppcr", "--slow": "0=4", "--format": "torch", "--parallel": "none",
     "--topology": "nodes=2,across=3", "--optimizer-arg": "centered=true", "--order": "hint",
-    "--resume": "auto", "--log-order": "x.jsonl"}
+    "--resume": "auto", "--log-order": "x.jsonl", "--experts-over": "data"}
 #: what one of the compared policies takes
 OF_COMMANDS = {("--scheduler-arg", "compare", subject): "streams=2" if subject == "s" else "part_bytes=64"
                for subject in "src"}
