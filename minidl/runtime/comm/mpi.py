@@ -189,9 +189,15 @@ class MPI(Communicator):
 
     def _all_to_all(self, out: Any, sent: Sequence[int], into: Any, received: Sequence[int], slot: int
                     ) -> Iterator[None]:
-        (out, into), ends = (a.view(np.uint8) for a in (out, into)), np.array([sent, received]) * out.itemsize
-        given, taken = ((np.diff(of).tolist(), of[:-1].tolist()) for of in ends)
-        return self._done(self._slots[slot].Ialltoallv([out, given], [into, taken]))
+        """By messages: MPICH needs far fewer polls for them than for its Ialltoallv."""
+        pairs, me = self._slots[slot], self.rank
+        given, taken = ([array[i:j].view(np.uint8) for i, j in pairwise(ends)]
+                        for array, ends in ((out, sent), (into, received)))
+        requests = [start(array, r) for start, arrays in ((pairs.Irecv, taken), (pairs.Isend, given))
+                    for r, array in enumerate(arrays) if r != me and array.size]
+        np.copyto(taken[me], given[me])
+        for request in requests:
+            yield from self._done(request, 1)
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
         return self._done(self._slots[slot].Iallgatherv(
