@@ -4,8 +4,8 @@ Lepikhin et al., "GShard", 2006.16668; Rajbhandari et al., "DeepSpeed-MoE", 2201
 (r + 1) E/p - 1 of E: a share of each parameter, which a run keeps, saves and gathers as it does shards of level 3. An
 exchange (X) of counts tells each rank how many rows come. Rows, which are sorted by expert and so by rank, go there by
 an exchange and back by another, in the backward pass their gradients: `5X0` for the forward of unit 5, `5X0/1` for its
-backward. An expert works on the rows of one source after the other, as one process does with as many micro-batches, so
-the bits are equal. Its gradients are whole on its rank: they are divided by p, as sums over ranks are, and not summed.
+backward. An expert works on the rows of one source (a rank) after the other, as one process does with as many
+micro-batches, and adds up their weight gradients in this order, so the bits are equal; nothing is left to sum.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ..core.columns import grouped
 from ..core.graph import Launch, Role, StorageSpec, View
 from ..core.placement import Refused
 from ..core.tasks import SUMS, Kind, pack, unpack
-from ..kernels import KERNELS
 from .draft import Draft
 from .rewrite import gradients
 from .shares import WHOLE
@@ -77,8 +76,8 @@ class _Work:
         self.rows = dict[int, _Route]()  # storage of rows that are with their experts -> where they were chosen
         self.weights = dict[int, int]()  # storage with a part for each expert -> the number of experts
         self.received = dict[View, tuple[View, int]]()  # counts -> the ones received, and their buffer
-        self.apart = dict[int, int]()  # storage of gradients -> the one of their parts, by the rank of the rows
-        self.buffers, self.names = dict[int, set[int]](), {*self.e.keys}
+        #: storage of gradients -> the one of their parts by source, and its own buffers
+        self.apart, self.names = dict[int, tuple[int, set[int]]](), {*self.e.keys}
 
     def _launches(self) -> Iterator[tuple[int, Launch]]:
         return ((t, launch) for t in self.tasks for launch in self.e.launches[t])
@@ -202,35 +201,32 @@ class _Work:
             e.bytes[t] = sum(e.buffer_bytes[b] for b in e.writes[t])
             e.launches[t] = tuple(replace(launch, reads=kept, writes=kept) for launch in e.launches[t]
                                   if (kept := tuple(v for v in launch.reads if v.storage not in last)))
-        if self.draft.micro_batches > 1:
-            last = {self._apart(storage): t for storage, t in last.items()}
+        last = {self._apart(storage): t for storage, t in last.items()}
         whole = self._whole(last)
         self._resize()
         for storage, t in last.items():
-            share = e.whole(storage)
-            if storage in self.apart:
-                parts = [e.whole(self.apart[storage]).part(0, r * share.size, (r + 1) * share.size)
-                         for r in range(self.ranks)]
-                e.launches[t] += tuple(Launch("add", (share if r > 1 else parts[0], parts[r]), (share,))
-                                       for r in range(1, self.ranks))
-                e.writes[t] |= {*self.buffers[storage]}
-            e.launches[t] += (Launch("scale", (share,), (share,), constants=(("factor", 1 / self.ranks),)),)
+            share, (source, own) = e.whole(storage), self.apart[storage]
+            parts = [e.whole(source).part(0, r * share.size, (r + 1) * share.size) for r in range(self.ranks)]
+            e.launches[t] += (*(Launch("add", (share if r > 1 else parts[0], parts[r]), (share,))
+                                for r in range(1, self.ranks)),
+                              Launch("scale", (share,), (share,), constants=(("factor", 1 / self.ranks),)))
+            e.writes[t] |= own
             if storage in whole:
                 at, buffer = whole[storage]
                 self._new(t, t, Kind.AG, {*self._of(t, storage)}, {buffer},
                           Launch("all_gather", (share,), (e.whole(at),)), e.buffer_bytes[buffer])
 
     def _apart(self, storage: int) -> int:
-        """The storage of this rank's gradients, where several micro-batches add to them: each rank's are added up
-        apart first, as they are on that rank in other layers. They have the room of all experts' gradients."""
+        """The storage of the gradients that updates read, in place of one with the room of all experts: there each
+        source's rows have gradients of their own, to which all micro-batches add, as on that rank in other layers."""
         e, own = self.e, [b for b, s in enumerate(self.e.storage_of) if s == storage]
         copies = e.copies(own, "summed")
         made = copies.storages[storage]
         for t in np.flatnonzero(self.graph.kind == Kind.U).tolist():
             e.use(copies, t)
             e.writes[t] = copies.of(e.writes[t])
-        self.apart[made], self.weights[made], self.buffers[made] = storage, self.weights[storage], {
-            *copies.buffers.values()}
+        self.apart[made] = storage, {*copies.buffers.values()}
+        self.weights[made] = self.weights[storage]
         return made
 
     def _whole(self, gradients: Collection[int]) -> dict[int, tuple[int, int]]:
@@ -247,9 +243,13 @@ class _Work:
                     e.reads[t].add(found[v.storage][1])
                 every = tuple(replace(v, storage=found[v.storage][0]) for v in mine)
                 if every and launch.kernel == "unscale":  # which divides this rank's part as well
+                    specs = [StorageSpec("work", v.shape, "bool", v.size, Role.WORKSPACE) for v in every]
+                    work = [e.place(spec) for spec in specs]
                     launch = replace(launch, reads=(*launch.reads[:-1], *every, launch.reads[-1]),
-                                     writes=(*launch.writes[:-1], *every, launch.writes[-1]))
-                    e.writes[t] |= {found[v.storage][1] for v in mine}
+                                     writes=(*launch.writes[:-1], *every, launch.writes[-1]), work=(
+                                         *launch.work, *(View.of(spec, at) for spec, (at, _) in zip(
+                                             specs, work, strict=True))))
+                    e.writes[t] |= {found[v.storage][1] for v in mine} | {b for _, b in work}
                 elif every:
                     launch = replace(launch, reads=every)
                 e.launches[t] = (*e.launches[t][:i], launch, *e.launches[t][i + 1 :])
@@ -259,8 +259,8 @@ class _Work:
         """Rows of experts get the room of all that may come, weights the one for this rank's experts."""
         e, buffers = self.e, grouped((s, b) for b, s in enumerate(self.e.storage_of))
         factor = {s: (route.rows, self.ranks * route.most) for s, route in self.rows.items()}
-        apart = {e.storage_of[b] for t in np.flatnonzero(np.isin(self.graph.kind, (Kind.O, Kind.W, Kind.B))).tolist()
-                 for b in e.writes[t]} if self.apart else {*()}
+        apart = {e.storage_of[b] for t in self.tasks if self.graph.kind[t] in (Kind.O, Kind.W, Kind.B)
+                 for b in e.writes[t]}  # gradients
         factor |= {s: (experts, experts // self.ranks) for s, experts in self.weights.items() if s not in apart}
         size = {s: prod(e.specs[s].shape) for s in factor}
 
@@ -286,21 +286,15 @@ class _Work:
             reads, writes = (tuple(map(view, views)) for views in (launch.reads, launch.writes))
             if launch.kernel in GROUPED:
                 counts, buffer = self.received[reads[0]]
-                if launch.writes[0].storage in apart & self.weights.keys():  # experts of each source by themselves
+                if launch.kernel == GROUPED[-1]:  # of each source by itself
                     counts = replace(counts, shape=reads[0].shape, strides=reads[0].strides)
                 reads = (counts, *reads[1:])
                 e.reads[t].add(buffer)
-            work, needs = list(launch.work), launch.cuts.work if launch.cuts else KERNELS[launch.kernel].work
-            for i, (shape, dtype) in enumerate(needs(reads, writes, **dict(launch.constants)) if needs else ()):
-                if i < len(work):
-                    sized(work[i].storage, shape)
-                else:
-                    spec = StorageSpec("work", tuple(shape), str(np.dtype(dtype)), prod(shape) * np.dtype(
-                        dtype).itemsize, Role.WORKSPACE)
-                    at, buffer = e.place(spec)
-                    e.writes[t].add(buffer)
-                    work.append(View.of(spec, at))
-                work[i] = View.of(e.specs[work[i].storage], work[i].storage)
+            shapes = ([shape for shape, _ in launch.cuts.work(reads, writes, **dict(launch.constants))] if launch.cuts
+                      else [(1,), *(v.shape for v in writes[:-1])] if launch.kernel == "unscale" else [])
+            for v, shape in zip(launch.work, shapes, strict=True):
+                sized(v.storage, shape)
+            work = (View.of(e.specs[v.storage], v.storage) for v in launch.work)
             return replace(launch, reads=reads, writes=writes, work=tuple(work))
 
         for storage, (old, new) in factor.items():
