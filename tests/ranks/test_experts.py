@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from minidl import nn, ops
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.tasks import SUMS, Kind
+from minidl.devices import DeviceError
 from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.communication import Communication
 from minidl.training.job import Job
 from minidl.training.keeper import Keeper
 
@@ -170,6 +173,12 @@ def test_work_on_several_rows_at_once_is_refused(how: str) -> None:
 def test_a_place_for_experts_that_there_is_not_is_refused() -> None:
     with pytest.raises(PlanError, match="experts_over is 'model'; it must be none or data"):
         prepared(over(experts_over="model"), 0)
+
+
+def test_a_device_whose_counts_are_not_on_the_host_is_refused() -> None:
+    gpu = SimpleNamespace(device=SimpleNamespace(name="cuda:0"))
+    with pytest.raises(DeviceError, match="experts over ranks: cuda:0 does not know on the host how many rows"):
+        Communication.exchanged(SimpleNamespace(), 0, gpu, None, (), 0)
 
 
 # ------------------------------------------------------------------------------------------------------------ transport
