@@ -130,11 +130,11 @@ def summed_by_all(draft: Draft) -> Draft:
 
 def times_of_sums(graph: TaskGraph, time: Callable[[Mapping[int, int]], float]) -> dict[int, float]:
     """The time of each collective of a synchronised graph. `time`: from {unit: bytes that travel} to the time of an
-    all-reduce; AS, AG and X take half of it each."""
+    all-reduce; AS, AG and X take half of it each. An exchange without bytes is on given times."""
     unit_of = {b: int(graph.unit[u]) for u in np.flatnonzero(graph.kind == Kind.U).tolist()
                for b in graph.reads[u].tolist()}
     found = {t: 0.5 * time({int(graph.unit[t]): int(graph.bytes[t])})
-             for t in np.flatnonzero(graph.kind == Kind.X).tolist()}
+             for t in np.flatnonzero((graph.kind == Kind.X) & (graph.bytes > 0)).tolist()}
     for t in np.flatnonzero(np.isin(graph.kind, [*CALLS])).tolist():
         travels: dict[int, int] = {}
         for b in graph.writes[t].tolist():
