@@ -16,8 +16,9 @@ import numpy as np
 from ..core.columns import Floats, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
-from ..core.tasks import COMMUNICATION, Kind, unpack
+from ..core.tasks import SUMS, Kind, unpack
 from ..passes.boundary import Mask
+from ..passes.one_lane import exchanges_of, with_exchanges
 from ..plans.memory import MemoryLimitError
 from ..pricing.cost import CostModel
 from ..pricing.simulation import MOST, Carried, Clock, Lanes
@@ -66,7 +67,7 @@ class Iterations:
         self.clock = Clock.of(graph, cost, Lanes.of_tasks([range(len(graph))]), carried)
         self._quiet = self.clock.without_contention()
         self._time, self._sync = self.clock.duration.tolist(), cost.sync
-        talk = np.isin(graph.kind, COMMUNICATION)
+        talk = np.isin(graph.kind, SUMS)
         self.communication, self.compute = np.flatnonzero(talk), np.flatnonzero(~talk)
         self.updates = np.flatnonzero(graph.kind == Kind.U)
         self._preds = [graph.preds[t].tolist() for t in range(len(graph))]
@@ -195,18 +196,23 @@ class Iterations:
     def schedule(self, k: int = 0) -> Schedule:
         """One iteration on the lanes `main` and `comm`."""
         self.periods([k])
-        order = self._found[k][1]
+        order, main, exchanges = self._found[k][1], self.main(k), exchanges_of(self.graph)
         if not self.rules.overlaps:
-            return Schedule.of(self.graph, {Lane(0): [*self.main(k), *order]})
-        return Schedule.of(self.graph, {Lane(0): self.main(k), Lane(0, "comm"): order})
+            return Schedule.of(self.graph, {Lane(0): [*main, *order]})
+        if exchanges:
+            main = [t for t in main if self.graph.kind[t] != Kind.X]
+            order = with_exchanges(self.graph, self._quiet, main, exchanges, order)
+        return Schedule.of(self.graph, {Lane(0): main, Lane(0, "comm"): order})
 
     def ordered(self, cost: CostModel, k: int = 0) -> Ordered:
         """The order to which the lanes settle. Its `notes`: sums of one iteration's times, and `lower_bound`: no order
         of this graph has a shorter period."""
-        duration = self.clock.duration
-        return Ordered(self.schedule(k), {"compute": float(duration[self.compute].sum()),
-                                          "communication": float(duration[self.communication].sum()),
-                                          "lower_bound": lower_bound(self.graph, cost)})
+        duration, exchanges = self.clock.duration, self.graph.kind[self.compute] == Kind.X
+        work = duration[self.compute]
+        return Ordered(self.schedule(k), {
+            "compute": float(work[~exchanges].sum()),
+            "communication": float(duration[self.communication].sum() + work[exchanges].sum()),
+            "lower_bound": lower_bound(self.graph, cost)})
 
 
 def search(periods: Callable[[Sequence[int]], Sequence[float]], largest: int,
@@ -236,9 +242,10 @@ def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
     """A bound: no order of this loop body has a shorter period. It is the largest of the work of a compute stream, the
     channel's work, and each layer's circuit: forward, weight gradient, and to the end of its communication."""
     duration = cost.durations(graph) + cost.launch
-    talk = np.isin(graph.kind, COMMUNICATION)
+    talk = np.isin(graph.kind, SUMS)
     lanes = max(1, int(unpack(graph.keys).part[~talk].max(initial=0)))  # each part has one
-    best = max(float(duration[talk].sum()), float(duration[~talk].sum()) / lanes)
+    works = ~talk & (graph.kind != Kind.X)
+    best = max(float(duration[talk].sum()), float(duration[works].sum()) / lanes)
     preds = [graph.preds[t].tolist() for t in range(len(graph))]
     rate: dict[int, float] = {}  # buffer -> time of communication per byte
     makers: dict[int, list[int]] = {}

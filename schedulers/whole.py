@@ -102,7 +102,7 @@ class Whole:
     def plan(self, draft: Draft, found: Ordered, limit: int | None) -> Plan:
         """The plan, not proved yet."""
         assert draft.schedule is not None
-        cost, shared, remarks = found.cost or self.cost, self.choices.shard, found.remarks
+        cost, shared, remarks = found.cost or self.cost, self.choices.shard, found.remarks + draft.remarks
         if shared.level:
             cost, remarks = costs(draft, cost), remarks + searched(draft, shared)
         return Plan(self.chosen.name, draft.graph, draft.schedule, cost, self.machine.size, limit,

@@ -30,6 +30,7 @@ from .followers import followers
 from .forwards import forwards_apart
 from .group import grouped
 from .held import only_new_travels
+from .hide import exchanges_hidden
 from .lag import fenced, in_time
 from .loss_scale import loss_scale_by_stage
 from .norms import norms_by_stage
@@ -141,6 +142,8 @@ AFTER_THE_ORDER: tuple[Step, ...] = (
     (updates_together, STAGES, lambda draft, choices: draft.versions is not None),
     (steady_state, STAGES, lambda draft, choices: draft.stale),  # then all others, as soon as they can
     (weight_versions, STAGES, lambda draft, choices: draft.versions is not None),  # by the order of all tasks
+    # before shares of parameters get their places, which follow the order
+    (exchanges_hidden, WHOLE, lambda draft, choices: choices.options.get("hide") is not None),
     # after versions: what is summed is not a version
     (replicas, STAGES, lambda draft, choices: draft.machine.replicas > 1 and not draft.read),
     (shard, BOTH, lambda draft, choices: choices.shard.level),  # when sums have their place

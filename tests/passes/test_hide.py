@@ -1,0 +1,136 @@
+"""`hide`: orders in which weight gradients, and a second micro-batch, hide exchanges. Never slower, all valid."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import drawn
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import minidl as ml
+from minidl.core.graph import GraphBuilder, Role
+from minidl.core.machine import PlanError
+from minidl.core.placement import Refused
+from minidl.core.tasks import Kind
+from minidl.passes.hide import TURNS
+from minidl.schedulers.layer_times import layers
+
+POLICIES = {"barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1}, "dear": {},
+            "reverse_first_k": {"part_bytes": 1}}
+
+
+def planned(policy: str, times: dict[str, list[float]], micro_batches: int = 1, parts: int = 4, **options: Any) -> Any:
+    """The plan on given times of layers; `comm`: of the sum of each."""
+    graph, cost = layers(times["f"], times["o"], times["w"], times["x"], parts=parts, micro_batches=micro_batches)
+    machine = ml.Machine(2, collective=lambda sizes: sum(times["c"][u] * n / parts for u, n in sizes.items()))
+    return ml.plan(graph, policy, cost, machine, **POLICIES[policy], **options)
+
+
+def alternating(pairs: int, exchange: float) -> dict[str, list[float]]:
+    """A dense layer and one with experts, in turn; all tasks take 1, and nothing is summed."""
+    n, ones = 2 * pairs, [1.0] * 2 * pairs
+    return {"f": ones, "o": ones, "w": ones, "c": [0.0] * n, "x": [0.0, exchange] * pairs}
+
+
+NUMBER = st.integers(1, 9).map(float)
+STEPS = st.integers(1, 5).flatmap(lambda n: st.fixed_dictionaries(
+    {key: st.lists(NUMBER, min_size=n, max_size=n) for key in "fow"}
+    | {"c": st.lists(st.integers(0, 9).map(float), min_size=n, max_size=n),
+       "x": st.lists(st.sampled_from([0.0, 0.5, 2.0, 5.0, 9.0]), min_size=n, max_size=n).filter(any)}))
+
+
+@settings(max_examples=drawn(60), deadline=None)
+@given(times=STEPS, policy=st.sampled_from([*POLICIES]), hide=st.sampled_from([*TURNS]), micro=st.integers(1, 3),
+       lag=st.sampled_from([None, 0, 1]))
+def test_every_order_is_valid_and_no_slower(times, policy, hide, micro, lag):
+    micro += micro == 1 and hide == "two_batches"
+    bound = {} if lag is None else {"lag": lag}
+    own, found = (planned(policy, times, micro, **bound, **more) for more in ({}, {"hide": hide}))
+    assert found.period <= own.period * (1 + 1e-9)
+    assert sorted(found.schedule.keys.tolist()) == sorted(own.schedule.keys.tolist())
+    found.schedule.validate(found.programs[0].body[0].graph)
+    assert found.period >= found.notes["compute"] * (1 - 1e-9)
+    if hide == "none":
+        assert (found.schedule.keys == own.schedule.keys).all()
+
+
+@pytest.mark.parametrize(("exchange", "filled"), [(0.5, 0.5), (1.0, 1.0), (2.0, 1.0)])
+@pytest.mark.parametrize("pairs", [1, 2, 5])
+def test_each_exchange_backward_but_the_first_is_filled(exchange, filled, pairs):
+    """By a weight gradient; before the first one there is none. Forward nothing is hidden."""
+    times = alternating(pairs, exchange)
+    own, found = (planned("fifo", times, **more) for more in ({}, {"hide": "weights"}))
+    assert own.period == 6 * pairs - 1 + 4 * pairs * exchange
+    assert found.period == pytest.approx(own.period - (2 * pairs - 1) * filled)
+
+
+@pytest.mark.parametrize("exchange", [0.25, 0.5, 1.0])
+def test_two_halves_of_a_batch_hide_all_but_the_turn(exchange):
+    """While half a layer is computed for one half, half an exchange of the other travels; only where the forward pass
+    turns, both halves' rows are on the way."""
+    times = alternating(6, exchange)
+    found = planned("fifo", times, 2, hide="two_batches")
+    assert found.period <= found.notes["compute"] + exchange
+    assert found.period < planned("fifo", times, 2, hide="weights").period
+
+
+def test_sums_start_no_later_than_they_must():
+    """Weight gradients that fill no wait stay where they are."""
+    times = {key: [1.0] * 6 for key in "fow"} | {"c": [0.0] * 6, "x": [0.0, 1.0, 0.0, 0.0, 0.0, 0.0]}
+    order = planned("fifo", times, hide="weights").schedule.names(0)
+    assert order[-11:] == ["5W0", "5O0", "4W0", "4O0", "3W0", "3O0", "2O0", "2W0", "1O0", "1W0", "0W0"]
+
+
+def shared_expert() -> tuple[Any, Any]:
+    """A layer with experts and a shared expert (unit 1), which reads the same tokens and was recorded after combine."""
+    b = GraphBuilder()
+    w = [b.buffer(f"w{i}", 1, Role.PARAMETER) for i in range(2)]
+    g = [b.buffer(f"g{i}", 1, Role.GRADIENT) for i in range(2)]
+    x, sent, made, back, own, y, dy, dback, dmade, dsent, dx = (b.buffer(name, 1) for name in (
+        "x", "sent", "made", "back", "own", "y", "dy", "dback", "dmade", "dsent", "dx"))
+    b.task(0, Kind.X, reads=[x], writes=[sent])
+    b.task(0, Kind.F, reads=[sent, w[0]], writes=[made])
+    b.task(0, Kind.X, part=2, reads=[made], writes=[back])
+    b.task(1, Kind.F, reads=[x, w[1]], writes=[own])
+    b.task(2, Kind.F, reads=[back, own], writes=[y, dy])
+    b.task(1, Kind.W, reads=[x, dy], writes=[g[1]])
+    b.task(0, Kind.X, part=3, reads=[dy], writes=[dback])
+    b.task(0, Kind.W, reads=[sent, dback], writes=[g[0]])
+    b.task(0, Kind.O, reads=[dback, w[0]], writes=[dmade])
+    b.task(0, Kind.X, part=1, reads=[dmade], writes=[dsent])
+    b.task(2, Kind.O, reads=[dsent], writes=[dx])
+    for i in range(2):
+        b.task(i, Kind.U, reads=[g[i], w[i]], writes=[w[i]])
+    return b.build(), ml.CostModel(kinds={"F": 1.0, "O": 1.0, "W": 1.0, "U": 0.0, "X": 1.0}, unit="")
+
+
+def test_the_shared_expert_runs_beside_dispatch():
+    """Where that hides more than beside combine, which comes first as it was recorded."""
+    graph, cost = shared_expert()
+    machine = ml.Machine(2, collective=lambda sizes: 0.0)
+    cost = replace(cost, tasks={"0X0": 1.0, "0X0/2": 0.0})
+    own, found = (ml.plan(graph, "fifo", cost, machine, **more) for more in ({}, {"hide": "weights"}))
+    assert [name for name in found.schedule.names(0) if "F" in name] == ["1F0", "0F0", "2F0"]
+    assert found.period == found.notes["compute"] < own.period
+
+
+def test_what_is_refused():
+    times = alternating(1, 1.0)
+    with pytest.raises(PlanError, match="hide is 'all'; it must be none, weights, two_batches"):
+        planned("fifo", times, hide="all")
+    with pytest.raises(Refused, match="the step exchanges nothing"):
+        planned("fifo", times | {"x": [0.0, 0.0]}, hide="weights")
+    with pytest.raises(Refused, match="a single micro-batch has none to take turns with"):
+        planned("fifo", times, hide="two_batches")
+
+
+def test_where_nothing_is_left_the_order_is_the_policys():
+    times = {key: [1.0] for key in "fow"} | {"c": [0.0], "x": [1.0]}
+    own, found = (planned("fifo", times, **more) for more in ({}, {"hide": "weights"}))
+    assert (found.schedule.keys == own.schedule.keys).all()
+    assert "nothing is left" in found.remarks[-1]
+    assert np.isclose(found.period, own.period)
