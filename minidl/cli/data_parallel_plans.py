@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from ..core.timeline import Timeline
+from ..passes.one_lane import exchanges_of
 from ..passes.rewrite import unroll
 from ..plans.plan import Plan
+from ..pricing.exposed import exposed
 from ..pricing.simulation import simulate
 from ..schedulers.data_parallel import hidden
 from . import show
@@ -15,9 +17,14 @@ SHOWN = 4  #: how many iterations are drawn
 
 
 def figures(plan: Plan) -> dict[str, Any]:
-    """Period, lower bound, and the share of hidden communication."""
+    """Period, lower bound, and the share of hidden communication; of exchanges, how long they take and how long a rank
+    only waits for them."""
     notes = plan.notes
     record = {"scheduler": plan.scheduler, "period": plan.period}
+    graph, schedule, _ = plan.priced
+    if len(exchanges := exchanges_of(graph)):
+        found = plan.cost.durations(graph)[exchanges], exposed(graph, schedule, plan.cost)
+        record |= {name: float(times.sum()) for name, times in zip(("exchange", "exposed_exchange"), found, strict=True)}
     if "compute" in notes:
         record |= {name: notes[name] for name in ("lower_bound", "compute", "communication")} | {"hidden": hidden(plan)}
     return record | ({"k": notes["k"]} if "k" in notes else {})
@@ -30,7 +37,8 @@ def text(plan: Plan) -> str:
     meaning = {"period": "per step, in the steady state", "lower_bound": "no order is faster", "compute": "of a step",
                "communication": "of a step" if found.get("communication") else "links take no time; --bandwidth and "
                "--latency give them one", "hidden": "share of the communication",
-               "k": "layers whose weight gradients wait"}
+               "k": "layers whose weight gradients wait", "exchange": "of a step",
+               "exposed_exchange": "of a step, in which a rank only waits for it"}
     rows = [(name, value, meaning.get(name, "")) for name, value in found.items() if name != "scheduler"]
     unit = f" ({plan.cost.unit})" if plan.cost.unit else ""
     return grid + show.table((f"{plan.scheduler}{unit}", "", "meaning"), rows)

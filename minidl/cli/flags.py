@@ -195,7 +195,7 @@ FLAGS: dict[str, Flag] = {
         help="how training data come: as batches (default); as a ring of a batch, in which each step has one new "
              "sample; or each batch K times in a row"),
     "--batch-size": _flag(NETWORK, whole(1), "B", default=64, help="samples of a step, over all ranks together"),
-    "--micro-batches": _flag("train,compare:src plan,check,explain,simulate:srcp", whole(1, 1 << 19), "M", default=1,
+    "--micro-batches": _flag("train,compare:src check:srcp plan,explain,simulate:srlcp", whole(1, 1 << 19), "M", default=1,
         help="cut each batch into M parts, whose gradients are added"),
     "--optimizer": _flag(NETWORK + " profile:*", OPTIMIZERS, "NAME", default="sgd", help="the optimizer: %(choices)s"),
     "--optimizer-arg": _flag(NETWORK, pair, "K=V", default=[], action="append",
@@ -404,6 +404,9 @@ FLAGS: dict[str, Flag] = {
         help="parts into which a layer's gradient is cut, on given times"),
     "--comm": _flag("plan,explain,simulate:l", numbers, "C0,C1,..",
         help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),
+    "--exchange": _flag("plan,explain,simulate:l", numbers, "X0,X1,..",
+        help="time of each of the four exchanges of a layer with experts on all ranks, 0 without: tokens to experts and "
+             "back, forward and backward (default: no experts)"),
     "--collective": _flag("plan,explain,simulate:rlcp check:r", Names("pricing.collectives:SHAPES"), "NAME", SUMMING,
         PRICED_LINK, PRICING, default="ring",
         help="the algorithm by which ranks sum: %(choices)s"),

@@ -152,7 +152,9 @@ def _of_order(found: FalseWaits) -> str:
              if found.count else "no task waits")
     unit = f", in {found.unit}" if found.unit else ""
     tables = [show.table(heads(LaneTime._fields), found.lanes), f"{words} by the order alone{unit}"]
-    return "\n\n".join(tables + [show.table(heads(FalseWait._fields), found.largest)] * bool(found.count))
+    tables += [show.table(heads(FalseWait._fields), found.largest)] * bool(found.count)
+    still = ", ".join(f"{name} {time:.3f}" for name, time in found.exposed.items())
+    return "\n\n".join(tables + [f"a lane only waits for exchanges{unit}: {still}"] * bool(still))
 
 
 def _as_planned(graph: TaskGraph, name: str) -> str:

@@ -200,14 +200,16 @@ def _of_layers(arguments: Any, chosen: schedulers.Scheduler, options: dict[str, 
     lists = {flag: np.atleast_1d(np.asarray(value, np.float64)).tolist() for flag, value in times.items()}
     if sums == "gradient_bytes" and len(lists["--gradient-bytes"]) == 1:
         lists["--gradient-bytes"] *= len(lists["--forward"])
+    if arguments.exchange is not None:
+        lists["--exchange"] = np.atleast_1d(np.asarray(arguments.exchange, np.float64)).tolist()
     if len({len(v) for v in lists.values()}) > 1:
         raise UsageError(f"one time for each layer is needed: "
                          f"{', '.join(f'{flag} has {len(v)}' for flag, v in lists.items())}")
-    *compute, comm = lists.values()
+    *compute, comm = [lists[flag] for flag in times]
     if any(not np.isfinite(t) or t < 0 for t in comm):
         raise UsageError("--comm: a time must be a finite number >= 0")
     time = _sums(arguments).time if sums == "gradient_bytes" else float
-    graph, cost = layers(*compute, parts=parts)
+    graph, cost = layers(*compute, lists.get("--exchange", ()), parts=parts, micro_batches=arguments.micro_batches)
     machine = Machine(arguments.ranks or 2, arguments.memory_limit, collective=lambda sizes: time(
         sum(comm[u] * n / parts for u, n in sizes.items())))
     return Problem(graph, chosen, cost, machine, chosen.known(buckets=min(2, len(comm)), part_bytes=1) | options)

@@ -4,6 +4,7 @@ because the order says so (a false edge). Runs nothing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ import numpy as np
 from ..core.columns import Floats, Ints, Rows
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
-from ..core.tasks import repack, widths
+from ..core.tasks import Kind, parse_task, repack, unpack, widths
 from .cost import CostModel
+from .exposed import exposed
 from .simulation import clock_of
 
 
@@ -63,16 +65,18 @@ class LaneTime(NamedTuple):
 @dataclass(frozen=True)
 class FalseWaits:
     """The cost of an order: `lanes`, and of the `count` waits that it alone makes the largest: first those in which a
-    lane stands still for the longest, then the longest."""
+    lane stands still for the longest, then the longest. `exposed`: exchanges for which alone a lane stands still."""
 
     lanes: tuple[LaneTime, ...]
     count: int
     largest: tuple[FalseWait, ...]
     unit: str
+    exposed: Mapping[str, float]
 
     def as_json(self) -> dict[str, Any]:
         return {"lanes": [lane._asdict() for lane in self.lanes], "false_waits": self.count,
-                "largest": [wait._asdict() for wait in self.largest], "unit": self.unit}
+                "largest": [wait._asdict() for wait in self.largest], "unit": self.unit,
+                "exposed_exchanges": {**self.exposed}}
 
 
 @dataclass(frozen=True)
@@ -82,7 +86,8 @@ class Explanation:
 
     `needs` and `needed_by`: the tasks at the other ends of its edges; `lane_before` and `lane_after`: its
     neighbours on the lane. `parts`: in how many parts the task runs of which this one is a part; 1 if it is whole;
-    `along`: the axes along which its launches are cut, such as samples, heads or outputs.
+    `along`: the axes along which its launches are cut, such as samples, heads or outputs. `exposed`: for how long its
+    lane stands still for an exchange alone; of an exchange, how long lanes do for it.
     """
 
     task: str
@@ -101,6 +106,7 @@ class Explanation:
     lane_after: str | None
     unit: str
     waits: tuple[Wait, ...]
+    exposed: float = 0.0
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"waits": [wait._asdict() for wait in self.waits]}
@@ -112,6 +118,7 @@ class Explanation:
             why = ("whose results it needs" if last.why == "data" else
                    f"by the order alone: its dependencies ended {last.until - self.may_start:,.1f}{u} before")
             awaited = f"{last.task} until {last.until:,.1f}{u}, {why}"
+        still = [] if not self.exposed else [f"  exposed     {self.exposed:,.1f}{u}   ({self._exposed_in_words})"]
         late = "   (a delay would make the step longer)" if self.slack <= 1e-9 else ""
         one_of = f", one of {self.parts} parts along {' and '.join(self.along)}" if self.parts > 1 else ""
         lines = [f"{self.label} on lane {self.lane}{one_of}",
@@ -119,11 +126,17 @@ class Explanation:
                  f"  runs        {self.start:,.1f} to {self.end:,.1f}{u}",
                  f"  must end    {self.must_end:,.1f}{u}   (if it ends later, the step gets longer)",
                  f"  slack       {self.slack:,.1f}{u}{late}",
-                 f"  waits for   {awaited}",
+                 f"  waits for   {awaited}", *still,
                  f"  needs       {', '.join(self.needs) or 'no task'}",
                  f"  needed by   {', '.join(self.needed_by) or 'no task'}",
                  f"  on its lane after {self.lane_before or 'nothing'}, before {self.lane_after or 'nothing'}"]
         return "\n".join(lines)
+
+    @property
+    def _exposed_in_words(self) -> str:
+        if unpack(parse_task(self.task)).kind == Kind.X:
+            return "lanes only wait for this exchange"
+        return f"its lane only waits for the exchange {self.waits[0].task}"
 
 
 def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) -> Explanation:
@@ -145,12 +158,18 @@ def explain(graph: TaskGraph, schedule: Schedule, cost: CostModel, task: str) ->
                                                                strict=True)}
     if begin > schedule.ptr[lane]:
         waits.setdefault(before := int(ids[begin - 1]), Wait(graph.name(before), float(end[before]), "order"))
+    told = tuple(sorted(waits.values(), key=lambda wait: (-wait.until, wait.why)))
+    still = 0.0
+    if graph.kind[t] == Kind.X:
+        still = float(exposed(graph, schedule, cost)[t])
+    elif told and graph.kind[graph.index(told[0].task)] == Kind.X:
+        still = told[0].until - max([0.0, *(wait.until for wait in told[1:2])])
     return Explanation(
         graph.name(t), graph[t].label, parts, tuple(along), str(schedule.lanes[lane]), float(ready[t]), float(start[t]),
         float(end[t]), float(must_end[t]), float(must_end[t] - end[t]), tuple(graph.name(p) for p in graph.preds[t]),
         tuple(graph.name(s) for s in graph.succs[t]), None if first else graph.name(ids[entry - 1]),
         None if last else graph.name(ids[entry + 1]), cost.unit,
-        tuple(sorted(waits.values(), key=lambda wait: (-wait.until, wait.why))))
+        told, still)
 
 
 def false_waits(graph: TaskGraph, schedule: Schedule, cost: CostModel, most: int = 20) -> FalseWaits:
@@ -182,7 +201,9 @@ def false_waits(graph: TaskGraph, schedule: Schedule, cost: CostModel, most: int
         t = int(ids[e])
         told.append(FalseWait(graph.name(t), str(schedule.lanes[lane_of[e]]), graph.name(ids[e - 1]), float(ready[t]),
                               float(start[t]), waited, stands, float(must_end[t] - end[t])))
-    return FalseWaits(tuple(lanes), len(found), tuple(told), cost.unit)
+    still = exposed(graph, schedule, cost)
+    return FalseWaits(tuple(lanes), len(found), tuple(told), cost.unit, {
+        graph.name(t): float(still[t]) for t in np.flatnonzero(still > tiny).tolist()})
 
 
 def places(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Places:

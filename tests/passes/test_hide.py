@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refusal, run, run_json
 from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,6 +18,8 @@ from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.passes.hide import TURNS
+from minidl.pricing.explain import explain, false_waits, places
+from minidl.pricing.exposed import exposed
 from minidl.schedulers.layer_times import layers
 
 POLICIES = {"barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1}, "dear": {},
@@ -134,3 +137,48 @@ def test_where_nothing_is_left_the_order_is_the_policys():
     assert (found.schedule.keys == own.schedule.keys).all()
     assert "nothing is left" in found.remarks[-1]
     assert np.isclose(found.period, own.period)
+
+
+# --------------------------------------------------------------------------------------------------- exposed exchanges
+@settings(max_examples=drawn(30), deadline=None)
+@given(times=STEPS, policy=st.sampled_from([*POLICIES, "no_overlap"]), hide=st.sampled_from(["none", "weights"]))
+def test_exposed_exchanges_are_the_time_that_they_alone_cost(times, policy, hide):
+    """Without sums, a lane computes, or waits for an exchange."""
+    hide = {} if policy == "no_overlap" else {"hide": hide}
+    graph, schedule, _ = (found := planned(policy, times | {"c": [0.0] * len(times["f"])}, **hide)).priced
+    still = exposed(graph, schedule, found.cost)
+    assert (still[graph.kind != Kind.X] == 0).all()
+    last = max((t for t in np.flatnonzero(np.isin(graph.kind, [Kind.F, Kind.O, Kind.W, Kind.X]))),
+               key=lambda t: places(graph, schedule, found.cost).end[t])
+    end = places(graph, schedule, found.cost).end
+    assert still.sum() == pytest.approx(end[last] - found.notes["compute"])
+    for t in np.flatnonzero(graph.kind == Kind.X).tolist():
+        assert explain(graph, schedule, found.cost, graph.name(t)).exposed == still[t]
+    told = false_waits(graph, schedule, found.cost).exposed
+    assert sum(told.values()) == pytest.approx(still.sum())
+
+
+LAYERS = ("--parallel data --scheduler fifo --forward 1,1,1,1 --output-grad 1,1,1,1 --weight-grad 1,1,1,1 "
+          "--comm 0,0,0,0 --exchange 0,1,0,1").split()
+
+
+def test_simulate_and_explain_show_exposed_exchanges(capsys):
+    def shown(verb: str, *more: str) -> Any:
+        return run_json(capsys, verb, *more, *LAYERS)[1]
+
+    own, found = shown("simulate"), shown("simulate", "--scheduler-arg", "hide=weights")
+    assert (own["period"], own["exchange"], own["exposed_exchange"]) == (19, 8, 8)
+    assert (found["period"], found["exchange"], found["exposed_exchange"]) == (16, 8, 5)
+    wait = shown("explain", "1F0")
+    assert (wait["waits"][0]["task"], wait["exposed"]) == ("1X0", 1)
+    assert "its lane only waits for the exchange 1X0" in run(capsys, "explain", "1F0", *LAYERS)[1]
+    assert shown("explain")["exposed_exchanges"]["3X0/1"] == 1
+    assert "1X0/2 1.000" in run(capsys, "explain", *LAYERS)[1]
+    two = shown("simulate", "--micro-batches", "2", "--scheduler-arg", "hide=two_batches")
+    assert two["period"] == pytest.approx(11.5)
+
+
+@pytest.mark.parametrize(("times", "says"), [("0,1", "--exchange has 2"), ("0,-1,0,1", "the cost of X is -1.0"),
+                                             ("0,nan,0,1", "the cost of X is nan"), ("0,inf,0,1", "the cost of X is")])
+def test_bad_times_of_exchanges_are_one_line(times, says, capsys):
+    assert says in refusal(capsys, "simulate", *LAYERS, "--exchange", times)
