@@ -23,8 +23,8 @@ def figures(plan: Plan) -> dict[str, Any]:
     record = {"scheduler": plan.scheduler, "period": plan.period}
     graph, schedule, _ = plan.priced
     if len(exchanges := exchanges_of(graph)):
-        found = plan.cost.durations(graph)[exchanges], exposed(graph, schedule, plan.cost)
-        record |= {name: float(times.sum()) for name, times in zip(("exchange", "exposed_exchange"), found, strict=True)}
+        record |= {"exchange": float(plan.cost.durations(graph)[exchanges].sum()),
+                   "exposed_exchange": float(exposed(graph, schedule, plan.cost).sum())}
     if "compute" in notes:
         record |= {name: notes[name] for name in ("lower_bound", "compute", "communication")} | {"hidden": hidden(plan)}
     return record | ({"k": notes["k"]} if "k" in notes else {})

@@ -145,6 +145,7 @@ def hinted(arguments: Any) -> bool:
 
 
 HINT = ("--order hint", hinted)
+VARYING = ("--order hint or --loads", lambda a: hinted(a) or a.loads is not None)
 CPU = ("--device cpu", lambda a: a.device == "cpu")
 CUDA = ("--device cuda", lambda a: a.device.startswith("cuda"))
 OLD = ("a scheduler that trains on older weights", lambda a: _stale(a) or (a.subject == "c" and ":" in a.scheduler))
@@ -195,8 +196,8 @@ FLAGS: dict[str, Flag] = {
         help="how training data come: as batches (default); as a ring of a batch, in which each step has one new "
              "sample; or each batch K times in a row"),
     "--batch-size": _flag(NETWORK, whole(1), "B", default=64, help="samples of a step, over all ranks together"),
-    "--micro-batches": _flag("train,compare:src check:srcp plan,explain,simulate:srlcp", whole(1, 1 << 19), "M", default=1,
-        help="cut each batch into M parts, whose gradients are added"),
+    "--micro-batches": _flag("train,compare:src check:srcp plan,explain,simulate:srlcp", whole(1, 1 << 19), "M",
+        default=1, help="cut each batch into M parts, whose gradients are added"),
     "--optimizer": _flag(NETWORK + " profile:*", OPTIMIZERS, "NAME", default="sgd", help="the optimizer: %(choices)s"),
     "--optimizer-arg": _flag(NETWORK, pair, "K=V", default=[], action="append",
         help="another argument of the optimizer, such as eps=1e-6, nesterov=true, adjust_lr_fn=original"),
@@ -246,9 +247,10 @@ FLAGS: dict[str, Flag] = {
         help="hint: each rank runs its first ready task of the order, and keeps at most --scheduler-arg cap=K "
              "micro-batches, such as 2p-s (default: as many as the order does); data-parallel ranks choose the next "
              "sum together"),
-    "--jitter": _flag("simulate:rcp", number(0, 10), "SIGMA", HINT,
-        help="draw the times of tasks, with this spread from micro-batch to micro-batch, and half of it by themselves"),
-    "--draws": _flag("simulate:rcp", whole(1, 1 << 16), "N", ("--jitter SIGMA", lambda a: a.jitter), default=100,
+    "--jitter": _flag("simulate:rlcp", number(0, 10), "SIGMA", VARYING,
+        help="draw the times of tasks, with this spread from micro-batch to micro-batch, and half of it by themselves; "
+             "with --loads, the loads of experts, from layer to layer and step to step"),
+    "--draws": _flag("simulate:rlcp", whole(1, 1 << 16), "N", ("--jitter SIGMA", lambda a: a.jitter), default=100,
         help="how many draws"),
     "--recompute": _flag(PRICED, str, "none|all|sqrt|auto|I,J,..", ONE_POLICY,
         help="compute activations again, but keep all (none), those between all blocks (all), between sqrt(L) parts, "
@@ -348,7 +350,7 @@ FLAGS: dict[str, Flag] = {
         help="below 1: prefers likely tokens; 0: always takes the likeliest"),
     "--top": _flag("sample:*", whole(1), "K", CHOOSING, help="draw among the K likeliest tokens"),
     "--ranks": _flag("train,compare:rc check:rcp plan,explain,simulate:rlcp", whole(1, 1 << 20), "P",
-        (SUMMED, lambda a: a.subject != "l" or a.gradient_bytes),
+        ("--gradient-bytes or --loads on given times", lambda a: a.subject != "l" or a.gradient_bytes or a.loads),
         help="the number of ranks of each replica; compare, and train without a launcher, run them as threads"),
     "--replicas": _flag("train,compare,check:c plan,explain,simulate:cp", whole(1, 1 << 20), "R",
         (SUMMED, lambda a: a.subject != "p" or a.gradient_bytes),
@@ -405,8 +407,10 @@ FLAGS: dict[str, Flag] = {
     "--comm": _flag("plan,explain,simulate:l", numbers, "C0,C1,..",
         help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),
     "--exchange": _flag("plan,explain,simulate:l", numbers, "X0,X1,..",
-        help="time of each of the four exchanges of a layer with experts on all ranks, 0 without: tokens to experts and "
-             "back, forward and backward (default: no experts)"),
+        help="time of each of the four exchanges of a layer with experts on all ranks, 0 without: tokens to experts "
+             "and back, forward and backward (default: no experts)"),
+    "--loads": _flag("simulate:rl", numbers, "L0,L1,..",
+        help="tokens of each expert, as a run logs them: the times of its rank's tasks follow them"),
     "--collective": _flag("plan,explain,simulate:rlcp check:r", Names("pricing.collectives:SHAPES"), "NAME", SUMMING,
         PRICED_LINK, PRICING, default="ring",
         help="the algorithm by which ranks sum: %(choices)s"),

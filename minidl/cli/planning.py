@@ -176,7 +176,8 @@ def simulate(arguments: Any) -> int:
         made = beside(arguments, made)
     show.notes(made.remarks)
     found = _figures(arguments, made)
-    if (made.chosen_sums or getattr(made, "hint", None) is not None) and found is not None:
+    varies = made.chosen_sums or getattr(made, "hint", None) is not None or arguments.loads is not None
+    if varies and found is not None:
         columns, (figures, plain) = hints.simulated(arguments, made), found
         found = figures | {"steps": columns}, lambda made: f"{plain(made)}\n\n{hints.text(columns)}"
     if found is None:

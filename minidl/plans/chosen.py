@@ -2,18 +2,22 @@
 together, the first that is ready on all of them (`--order hint`).
 
 Each rank has tasks of its own, and all ranks share each sum. Times are drawn as in `ready.py`: a micro-batch is longer
-or shorter on its rank, and each task by itself.
+or shorter on its rank, and each task by itself. Or the loads of experts are (`loads.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ..core.columns import Floats, Ints, Rows
-from ..core.tasks import COLLECTIVE, unpack
+from ..core.machine import PlanError
+from ..core.tasks import COLLECTIVE, Kind, unpack
 from ..passes.rewrite import unroll
 from ..pricing.greedy import greedy
 from ..pricing.simulation import Clock, Lanes
+from .loads import checked, times_of
 from .plan import Plan
 from .ready import OWN, VARIES, Draws, factors
 
@@ -23,11 +27,12 @@ STEPS = 5  #: in a row; the time of a step is the mean of those between the firs
 class Ranks:
     """The tasks of all ranks over some steps. Task t of rank r has the number r n + t, and a sum the number t."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, loads: Floats | None = None) -> None:
+        self.loads = loads
         graph, schedule = unroll(plan.graph, STEPS), plan.schedule.repeated(STEPS)
         lanes = Lanes.of(graph, schedule)
         clock = Clock.of(graph, plan.cost, lanes).without_contention()
-        self.count, self.ranks, self.own = len(graph), plan.ranks, unpack(graph.keys)
+        self.graph, self.count, self.ranks, self.own = graph, len(graph), plan.ranks, unpack(graph.keys)
         self.sums = np.isin(self.own.kind, COLLECTIVE)
         self.duration, self._ids = np.tile(clock.duration, self.ranks), schedule.ids(graph)
         self._lane, (source, target, delay) = schedule.lane_of_each(), clock.edges(lanes)
@@ -62,8 +67,10 @@ class Ranks:
         return float(last[-2] - last[0]) / (STEPS - 2)
 
     def drawn(self, sigma: float, seed: int) -> Floats:
-        """The durations of one draw."""
+        """The durations of one draw; if there are loads, only those vary."""
         random, own = np.random.default_rng(seed), self.own
+        if self.loads is not None:
+            return self.duration * times_of(self.graph, self.loads, self.ranks, sigma, random).ravel()
         micro = own.micro_batch + own.iteration * (1 + int(own.micro_batch.max(initial=0)))
         each = factors(random, sigma, (self.ranks, 1 + int(micro.max(initial=0))))[:, micro]
         single = factors(random, OWN * sigma, (self.ranks, self.count))
@@ -71,9 +78,14 @@ class Ranks:
                         self.duration)
 
 
-def draws(plan: Plan, sigma: float, count: int, seed: int = 0) -> Draws:
-    """The times of `count` draws with sums in the policy's order, and as the ranks choose them."""
-    ranks = Ranks(plan)
+def draws(plan: Plan, sigma: float, count: int, seed: int = 0, loads: Sequence[float] | None = None) -> Draws:
+    """The times of `count` draws with sums in the policy's order, and, if they are a hint, as the ranks choose them.
+    `loads`: of the experts, whose tasks vary then. Raises PlanError for loads that the plan cannot have."""
+    if loads is not None and not (plan.graph.kind == Kind.X).any():
+        raise PlanError("the step exchanges nothing, so experts have no loads")
+    ranks = Ranks(plan, None if loads is None else checked(loads, plan.ranks))
     times = [ranks.drawn(sigma, seed + i) for i in range(count)]
-    own, hint = (np.array([ranks.steps(time, chosen) for time in times]) for chosen in (False, True))
+    own, hint = (np.array([ranks.steps(time, chosen) for time in times]) if plan.chosen_sums or not chosen else None
+                 for chosen in (False, True))
+    assert own is not None
     return Draws(own, None, hint)

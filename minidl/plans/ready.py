@@ -115,11 +115,11 @@ def factors(random: np.random.Generator, spread: float, size: int | tuple[int, .
 @dataclass(frozen=True)
 class Draws:
     """Step times by draw: of the policy's own order, of the order with the hint's cap (None if there is no cap), and of
-    the hint."""
+    the hint (None if the order is none)."""
 
     own: Floats
     fixed: Floats | None
-    hint: Floats
+    hint: Floats | None
 
 
 def draws(own: PipelinePlan, plan: PipelinePlan, sigma: float, count: int, seed: int = 0) -> Draws:

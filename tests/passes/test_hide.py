@@ -158,8 +158,8 @@ def test_exposed_exchanges_are_the_time_that_they_alone_cost(times, policy, hide
     assert sum(told.values()) == pytest.approx(still.sum())
 
 
-LAYERS = ("--parallel data --scheduler fifo --forward 1,1,1,1 --output-grad 1,1,1,1 --weight-grad 1,1,1,1 "
-          "--comm 0,0,0,0 --exchange 0,1,0,1").split()
+LAYERS = ["--parallel", "data", "--scheduler", "fifo", "--forward", "1,1,1,1", "--output-grad", "1,1,1,1",
+          "--weight-grad", "1,1,1,1", "--comm", "0,0,0,0", "--exchange", "0,1,0,1"]
 
 
 def test_simulate_and_explain_show_exposed_exchanges(capsys):
