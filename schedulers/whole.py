@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError
 from ..core.schedule import Schedule
@@ -97,6 +99,8 @@ class Whole:
         if self.cost.corun is not None and not given:
             notes |= {**found.schedule.notes, PAIRS: "priced"}
         schedule = self.chosen.function if isinstance(self.chosen.function, Schedule) else found.schedule
+        if np.isnan(draft.time).any():  # of communication
+            draft = replace(draft, time=(found.cost or self.cost).durations(draft.graph) + self.cost.launch)
         return replace(draft, schedule=replace(schedule, notes=notes) if notes else schedule, planned=Plan)
 
     def plan(self, draft: Draft, found: Ordered, limit: int | None) -> Plan:
