@@ -17,10 +17,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 
 import numpy as np
 
+from ..core.columns import Floats
 from ..core.graph import TaskGraph
 from ..core.machine import PlanError, shorten
 from ..core.placement import Refused
@@ -99,8 +101,8 @@ class _Step:
         """The orders to choose from."""
         yield self.order
         ways = [(1, False), (turns, False), (turns, True)][: 2 * turns - 1]
-        for (several, in_turn), nearest, overflow in product(ways, (True, False), (True, False)):
-            walked, exchanges = _Walk(self, several, nearest, overflow, in_turn).orders()
+        for way, *rules in product(ways, (False, True), (True, False), (True, False)):
+            walked, exchanges = _Walk(self, *way, *rules).orders()
             main = [t for task in walked for t in (*self.riders[task], task)]
             try:
                 talks = with_exchanges(self.body, self.clock, main, exchanges, self.sums)
@@ -108,6 +110,14 @@ class _Step:
                 continue
             yield Schedule.of_keys(self.order.lanes, [self.body.keys[main], self.body.keys[talks]],
                                    notes=self.order.notes)
+
+    @cached_property
+    def tails(self) -> Floats:
+        """The longest way from the beginning of each task to the end of the step."""
+        found = self.clock.duration.copy()
+        for t in range(len(self.body) - 1, -1, -1):
+            found[t] += found[self.body.succs[t]].max(initial=0.0)
+        return found
 
     def period(self, schedule: Schedule) -> float:
         """The time of a step in this order."""
@@ -118,22 +128,26 @@ class _Step:
 
 
 class _Walk:
-    """One pass over the chain by known times. `turns`: how many micro-batches may overtake each other; `nearest`:
-    whether the latest weight gradients fill a wait, or the longest; `overflow`: whether one that is longer than the
-    wait may begin; `in_turn`: micro-batches go task by task, not one before the other."""
+    """One pass over the chain by known times. `turns`: how many micro-batches may overtake each other; `in_turn`: they
+    go task by task, not one before the other; `critical`: of the tasks that are ready, the one with the longest way to
+    the end goes first; `nearest`: the latest weight gradients fill a wait, not the longest; `overflow`: one that is
+    longer than the wait may begin."""
 
-    def __init__(self, step: _Step, turns: int, nearest: bool, overflow: bool, in_turn: bool) -> None:
+    def __init__(self, step: _Step, turns: int, in_turn: bool, critical: bool, nearest: bool, overflow: bool) -> None:
         self.step, self.time, self.sync = step, step.clock.duration.tolist(), step.clock.sync
         self.turns, self.nearest, self.overflow = turns, nearest, overflow
         self.preds, self.succs = step.body.preds.lists(), step.body.succs.lists()
         self.kind, self.micro = step.body.kind.tolist(), step.body.micro_batch.tolist()
         chain = [t for t in step.main if t not in step.fillers]
         self.left = self._in_turn(chain) if in_turn else chain
+        self.rank = {t: (-tail if critical else 0.0, i) for i, (t, tail) in enumerate(
+            zip(self.left, step.tails[self.left].tolist(), strict=True))}
         self.held = [t for t in step.main if t in step.fillers]
         self.chain, self.exchanges = list[int](), list[int]()  # as they ran
         self.placed = dict[int, int]()  # filler -> how many of the chain came before it
         self.end, self.now, self.free = dict[int, float](), 0.0, 0.0
-        self.missing = {t: len(self.preds[t]) for t in range(len(self.kind)) if self.kind[t] in COMMUNICATION}
+        self.missing = [len(preds) for preds in self.preds]
+        self.open = {t for t in self.rank if not self.missing[t]}  # tasks of the chain of which nothing is missing
 
     def _in_turn(self, chain: list[int]) -> list[int]:
         """The chain with the tasks of micro-batches that take turns merged, each by how much of its own came before."""
@@ -146,44 +160,43 @@ class _Walk:
 
     def orders(self) -> Orders:
         """The order of the tasks that compute, and of exchanges."""
-        for t in range(len(self.kind)):
-            if not self.preds[t] and t in self.missing:
-                self._begin(t)
+        for t in [t for t, kind in enumerate(self.kind) if kind in COMMUNICATION and not self.missing[t]]:
+            self._begin(t)
         for t in [t for riders in self.step.riders.values() for t in riders]:
             self._ended(t, 0.0)
+        self.left.reverse()
         while self.left or self._last():
+            if self.left[-1] in self.end:
+                self.left.pop()
+                continue
             task = self._next()
-            self.left.remove(task)
+            self.open.discard(task)
             self._run(task)
             self.chain.append(task)
         return self._merged(), self.exchanges
 
     def _last(self) -> bool:
         """Whether weight gradients wait for an exchange when the chain has ended; they are the chain then."""
-        self.left = [t for t in self.held if self._ready(t) > self.now]
+        self.left = [t for t in reversed(self.held) if self._ready(t) > self.now]
         self.held = [t for t in self.held if t not in self.left]
+        self.open = {t for t in self.left if not self.missing[t]}
+        self.rank = {t: (0.0, -i) for i, t in enumerate(self.left)}
         return bool(self.left)
 
     def _next(self) -> int:
         """The next task of the chain, after the wait for it has been filled."""
-        head = self.left[0]
+        head = self.left[-1]
         self._need(head)
         while True:
-            ready = dict[int, float]()
-            for t in self.left:
-                if t != head and (self.kind[t] not in CHAIN
-                                  or self.micro[t] // self.turns != self.micro[head] // self.turns):
-                    break
-                ready[t] = self._ready(t)
-                if ready[t] <= self.now:
-                    return t
-            first = min(ready, key=ready.__getitem__)
-            if not self._filled(ready[first] - self.now):
-                return first
+            ready = {t: self._ready(t) for t in self.open if t == head or (
+                self.kind[t] in CHAIN and self.micro[t] // self.turns == self.micro[head] // self.turns)}
+            at = max(self.now, min(ready.values(), default=np.inf))
+            if at == np.inf or at == self.now or not self._filled(at - self.now):
+                return min((t for t in ready if ready[t] <= at), key=self.rank.__getitem__, default=head)
 
     def _filled(self, wait: float) -> bool:
         """Whether a weight gradient runs now, in this wait."""
-        can = [t for t in self.held if self._ready(t) <= self.now]
+        can = [t for t in self.held if not self.missing[t] and self._ready(t) <= self.now]
         fit = [t for t in can if self.time[t] <= wait * (1 + SAME)]
         if fit:
             self._fill(fit[-1] if self.nearest else max(fit, key=self.time.__getitem__))
@@ -198,7 +211,7 @@ class _Walk:
 
     def _need(self, task: int) -> None:
         """Runs the weight gradients that a task awaits."""
-        for p in self.preds[task]:
+        for p in self.preds[task] if self.missing[task] else ():
             if p not in self.end:
                 self._need(p)
                 if p in self.step.fillers:
@@ -217,10 +230,12 @@ class _Walk:
         """Lets exchanges and sums begin whose data is there."""
         self.end[task] = now
         for s in self.succs[task]:
-            if s in self.missing:
-                self.missing[s] -= 1
-                if not self.missing[s]:
+            self.missing[s] -= 1
+            if not self.missing[s]:
+                if self.kind[s] in COMMUNICATION:
                     self._begin(s)
+                elif s in self.rank:
+                    self.open.add(s)
 
     def _begin(self, task: int) -> None:
         """Sums do not queue here."""
