@@ -37,11 +37,14 @@ class Clock(threading.local):
 
     until = 0.0
 
+    def after(self, seconds: float) -> float:
+        """When that will be."""
+        self.until = max(self.until, time.perf_counter() - 5e-4) + seconds
+        return self.until
+
     def wait(self, seconds: float) -> None:
-        now = time.perf_counter()
-        self.until = max(self.until, now - 5e-4) + seconds
-        if self.until > now:
-            time.sleep(self.until - now)
+        if (left := self.after(seconds) - time.perf_counter()) > 0:
+            time.sleep(left)
 
 
 class Times:
