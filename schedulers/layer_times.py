@@ -62,7 +62,6 @@ def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: 
 
 
 def with_communication(graph: TaskGraph, cost: CostModel, time: Callable[[Mapping[int, int]], float]) -> CostModel:
-    """The costs, with the communication of a synchronised graph added (`times_of_sums`), but for given exchanges."""
-    found = {graph.name(t): each for t, each in times_of_sums(graph, time).items()
-             if graph.kind[t] != Kind.X or Kind.X.name not in cost.kinds}
+    """The costs, with the communication of a synchronised graph added (`times_of_sums`)."""
+    found = {graph.name(t): each for t, each in times_of_sums(graph, time).items()}
     return replace(cost, tasks={**cost.tasks, **found})
