@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rank_runs
 from command_line import refusal, run, run_json
 from helpers import drawn
 from hypothesis import given, settings
@@ -182,3 +183,31 @@ def test_simulate_and_explain_show_exposed_exchanges(capsys):
                                              ("0,nan,0,1", "the cost of X is nan"), ("0,inf,0,1", "the cost of X is")])
 def test_bad_times_of_exchanges_are_one_line(times, says, capsys):
     assert says in refusal(capsys, "simulate", *LAYERS, "--exchange", times)
+
+
+# ------------------------------------------------------------------------------------------------------------- on ranks
+TRAVELS = ml.CostModel(kinds={"flops_per_us": 2e4, "bytes_per_us": 1e4, "X": 3.0}, launch=1.0, source="analytic")
+ON_RANKS: dict[str, dict[str, Any]] = {
+    "two ranks": {}, "a shared expert": {"replicas": 3, "told": {"shared": 1}, "scheduler": "fifo"},
+    "two batches": {"micro_batches": 2, "hide": "two_batches"},
+    "batches in pairs": {"micro_batches": 3, "hide": "two_batches", "clip": 0.05, "optimizer": "adamw"},
+    "all at once": {"scheduler": "priority", "options": {"part_bytes": 60}, "recompute": "all", "saved": True},
+    "shares of the rest": {"shard": "3,prefetch=0,keep=none", "clip": 0.05}, "a bound": {"options": {"lag": 1}},
+    "drops, ties, one token": {"rows": 1, "replicas": 3, "told": {"capacity": 1, "ties": True}, "scheduler": "dear"},
+    "skipped steps": {"scaled": True, "bad": (1,), "scheduler": "reverse_first_k"}}
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_ranks_leave_the_bits_of_one_process(name, monkeypatch):
+    monkeypatch.setattr(rank_runs, "COST", TRAVELS)
+    told = {"network": "experts", "experts_over": "data", "scheduler": "barrier", "ranks": 1, "replicas": 2,
+            "micro_batches": 1, **ON_RANKS[name]}
+    hide = told.pop("hide", "weights")
+    options = told.pop("options", {})
+    own = rank_runs.prepared({**told, "options": options}, 0)[0][1]
+    told["options"] = {**options, "hide": hide}
+    found = rank_runs.prepared(told, 0)[0][1]
+    assert own.schedule.keys.tobytes() != found.schedule.keys.tobytes()
+    assert found.period < own.period or "saved" in told
+    rank_runs.check(told)
