@@ -280,6 +280,18 @@ def group(record: dict[str, Any]) -> Iterator[Row]:
                 yield f"{network}: {first} / {name}{about}", times(arm["faster"]), ">= 1.0x; 1.05x on one"
 
 
+def experts(record: dict[str, Any]) -> Iterator[Row]:
+    """A row for each arm of each setting: its step over the one in order, measured and predicted."""
+    for s in record["settings"]:
+        about = f"{s['ranks']} ranks, an exchange of {s['exchange']:g} experts"
+        for arm, words in (("weights", "weight gradients hide exchanges"), ("two_batches", "two halves in turn")):
+            a = s["arms"][arm]
+            yield (f"{about}: {words} / in order",
+                   f"{times(a['measured_ratio'])}; predicted {a['predicted_ratio']:.2f}x; step {a['off']:+.1%} off the "
+                   f"predicted one", "<= 0.80x, within 5 %" if (s["ranks"], s["exchange"], arm) == (4, 1, "weights")
+                   else "-")
+
+
 #: the calls of `launch_overhead.py` in the table; all others are in the record and its plot
 LAUNCHES = {"Python call", "prebuilt call", "native call", "native graph", "by lock", "by futex", "by spin",
             "a native step without calls", "NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream",
@@ -452,6 +464,13 @@ those of small pointwise convolutions are products, and those of filters per cha
 image. Groups save nothing else on a CPU, where a native call costs nanoseconds. Taken beside other work, by the
 thread's own time.""",
             {"group": group}),
+    Section("Experts on data-parallel ranks", """\
+Tasks that wait, as above. Each of two blocks has a dense layer, and one with experts and a shared expert; the three
+take 20 ms each for a forward, an output gradient and a weight gradient, and each of the four exchanges half as long, as
+long or twice as long. In order, a rank waits for every exchange. With `hide=weights`, weight gradients run beside
+exchanges backward, and the shared expert beside dispatch; with `hide=two_batches`, two micro-batches take turns.
+Parameters have equal bits.""",
+            {"experts": experts}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and
 1 GB/s. BERT and GPT have 12 layers of 128, the RNN 16 cells of 128, the FFNN 12 layers of 1024. Modulo allocation cuts

@@ -23,7 +23,7 @@ def figures(plan: Plan) -> dict[str, Any]:
     record = {"scheduler": plan.scheduler, "period": plan.period}
     graph, schedule, _ = plan.priced
     if len(exchanges := exchanges_of(graph)):
-        record |= {"exchange": float(plan.cost.durations(graph)[exchanges].sum()),
+        record |= {"exchange": float((plan.cost.durations(graph)[exchanges] + plan.cost.launch).sum()),
                    "exposed_exchange": float(exposed(graph, schedule, plan.cost).sum())}
     if "compute" in notes:
         record |= {name: notes[name] for name in ("lower_bound", "compute", "communication")} | {"hidden": hidden(plan)}

@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..core.columns import Floats, Ints, Rows
-from ..core.machine import PlanError
-from ..core.tasks import COLLECTIVE, Kind, unpack
+from ..core.tasks import COLLECTIVE, unpack
 from ..passes.rewrite import unroll
 from ..pricing.greedy import greedy
 from ..pricing.simulation import Clock, Lanes
@@ -81,9 +80,7 @@ class Ranks:
 def draws(plan: Plan, sigma: float, count: int, seed: int = 0, loads: Sequence[float] | None = None) -> Draws:
     """The times of `count` draws with sums in the policy's order, and, if they are a hint, as the ranks choose them.
     `loads`: of the experts, whose tasks vary then. Raises PlanError for loads that the plan cannot have."""
-    if loads is not None and not (plan.graph.kind == Kind.X).any():
-        raise PlanError("the step exchanges nothing, so experts have no loads")
-    ranks = Ranks(plan, None if loads is None else checked(loads, plan.ranks))
+    ranks = Ranks(plan, None if loads is None else checked(loads, plan.graph, plan.ranks))
     times = [ranks.drawn(sigma, seed + i) for i in range(count)]
     own, hint = (np.array([ranks.steps(time, chosen) for time in times]) if plan.chosen_sums or not chosen else None
                  for chosen in (False, True))

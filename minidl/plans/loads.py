@@ -28,9 +28,14 @@ def of_experts(graph: TaskGraph) -> np.ndarray:
     return np.isin(graph.unit, graph.unit[exchanges]) & np.isin(graph.kind, COMPUTE) & (graph.kind != Kind.U)
 
 
-def checked(loads: Sequence[float], ranks: int) -> Floats:
+def checked(loads: Sequence[float], graph: TaskGraph, ranks: int) -> Floats:
     """The loads of experts as shares of the mean. Raises PlanError for loads that these ranks cannot have."""
     given = np.asarray(loads, np.float64).reshape(-1)
+    if not (graph.kind == Kind.X).any():
+        raise PlanError("the step exchanges nothing, so experts have no loads")
+    counts = {launch.writes[3].shape[1] for own in graph.launches for launch in own if launch.kernel == "route"}
+    if counts and counts != {len(given)}:
+        raise PlanError(f"{len(given)} loads are given; the network has {max(counts)} experts in a layer")
     if not np.isfinite(given).all() or (given < 0).any() or not given.any():
         raise PlanError(f"loads are {shorten([*loads])}; they must be finite numbers >= 0, not all 0")
     if len(given) % ranks:

@@ -37,7 +37,7 @@ def test_the_fullest_rank_sets_the_pace():
        ranks=st.sampled_from([1, 2, 4]))
 def test_drawn_loads_keep_the_tokens(given, sigma, ranks):
     graph = unroll(plan(2, [0.0, 1.0, 0.0, 1.0]).graph, 3)
-    found = loads.times_of(graph, loads.checked(given, ranks), ranks, sigma, np.random.default_rng(0))
+    found = loads.times_of(graph, loads.checked(given, graph, ranks), ranks, sigma, np.random.default_rng(0))
     mine, travels = loads.of_experts(graph), graph.kind == Kind.X
     assert found[:, mine].mean(0) == pytest.approx(1)
     assert (found[:, ~mine & ~travels] == 1).all()
@@ -62,3 +62,13 @@ def test_spread_costs_time(capsys):
 def test_without_exchanges_there_are_no_loads():
     with pytest.raises(PlanError, match="the step exchanges nothing"):
         chosen.draws(plan(2, [0.0] * 4), 0.0, 1, loads=[1, 1])
+
+
+def test_loads_of_a_network(capsys):
+    """Experts are where the products over all experts are; there are as many loads as experts in a layer."""
+    own = ["simulate", "--parallel", "data", "--ranks", "2", "--scheduler", "barrier", "--model", "moe_gpt",
+           "--model-arg", "preset=tiny", "--batch-size", "4", "--costs", "analytic", "--experts-over", "data",
+           "--bandwidth", "200MB"]
+    steps = run_json(capsys, *own, "--loads", "5,1,1,1")[1]["steps"]
+    assert steps["even_loads"]["own"] < steps["without_spread"]["own"]
+    assert "3 loads are given; the network has 4 experts" in refusal(capsys, *own, "--loads", "1,2,3")
