@@ -24,6 +24,7 @@ from minidl.core.draw import PALETTE, group_of
 from minidl.core.schedule import Schedule
 from minidl.core.tasks import Kind, unpack
 from minidl.core.timeline import Timeline
+from minidl.passes import hide
 from minidl.passes.sweeps import BACKWARD
 from minidl.plans.plan import Plan
 from minidl.schedulers import find, layup, names, pipeline
@@ -40,13 +41,16 @@ GALLERY = (4, 8)  #: ranks and micro-batches
 MLP = "--model mlp --model-arg layers=6 --model-arg hidden="
 GPT = "--model gpt --model-arg preset=tiny --model-arg layers="
 LANES, LINK = "--scheduler multi_stream --streams 16", "--parallel data --ranks 4 --latency 1 --bandwidth 10GB"
-#: what is no pipeline and computes something else than the recorded step -> the flags of its step
+MOE = f"--model moe_gpt --model-arg preset=tiny {LINK.replace('10GB', '200MB')} --experts-over data --scheduler barrier"
+#: what is no pipeline, and computes something else than the recorded step or has its own lanes of messages -> its flags
 METHODS = {
     "pd_asgd": f"{MLP}64 --micro-batches 8 --scheduler pd_asgd",
     "partime": f"{MLP}64 --scheduler partime --scheduler-arg stages=4",
     "layup": f"{MLP}64 {LINK} --micro-batches 8 --scheduler layup --slow 0=4",
     "delayed_update": f"{MLP}64 {LINK} --micro-batches 2 --scheduler delayed_update",
     "acco": f"{MLP}64 {LINK} --micro-batches 2 --scheduler acco",
+    "hide": f"{MOE} --scheduler-arg hide=weights",
+    "hide, two batches": f"{MOE} --micro-batches 2 --scheduler-arg hide=two_batches",
     "jacobi": f"{MLP}64 --backward jacobi --sweeps 2 {LANES}",
     "jacobi, blocks of two (Gauss-Seidel)": f"{MLP}64 --backward jacobi --sweeps 2 --block 2 {LANES}",
     "highway": f"{GPT}4 --backward highway --sweeps 1 {LANES}",
@@ -122,8 +126,8 @@ def methods() -> list[dict[str, Any]]:
             tasks = on_ranks(made, arguments.slow)
         else:
             tasks = on_lanes(several(made) if arguments.parallel == "data" else made.timeline)
-        about = " ".join((sys.modules[BACKWARD[method].__module__].__doc__ or "").split("\n\n")[1].split()
-                         if method in BACKWARD else find(method).about.split())
+        module = hide if method == "hide" else sys.modules[BACKWARD[method].__module__] if method in BACKWARD else None
+        about = " ".join((module.__doc__ or "").split("\n\n")[1].split() if module else find(method).about.split())
         found.append({"name": name, "about": about, "command": f"minidl {command}", "tasks": tasks,
                       "step": round(1000 * made.predicted_step_ms, 1)})
     return found

@@ -138,6 +138,45 @@ print("seven schedules, two ranks, one process: the same bits everywhere")
 # whichever part arrives first. On MPI the same run is
 #
 #     mpiexec -n 2 python -m minidl train --model mlp --parallel data --scheduler reverse_first_k --steps 100
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Experts. A layer may have many experts, of which each token uses a few. The experts are shared out among the ranks, so
+# tokens must travel: to the ranks of their experts and back, and their gradients the same way backward. These exchanges
+# X are on the chain of forwards and output gradients. In order, a rank waits for each of them. Here every second layer
+# has experts, all tasks and exchanges take 1, and there are no sums.
+
+ONES = [1] * 4
+
+
+def with_experts(micro_batches=1, **options):
+    """The plan of a step whose layers 1 and 3 have experts."""
+    graph, cost = layers(ONES, ONES, ONES, exchange=[0, 1, 0, 1], micro_batches=micro_batches)
+    return ml.plan(graph, "fifo", cost, ml.Machine(ranks=2, collective=lambda sizes: 0), **options)
+
+
+in_order = with_experts()
+print(f"\nwith experts, in order: {in_order.period:g}")
+print(in_order.programs[0].schedule.grid(), "\n")
+assert in_order.period == in_order.notes["compute"] + 8 == 19
+
+# What does not wait for an exchange? Weight gradients. With hide="weights" those of the experts and of the layers above
+# run while rows travel backward: 3W0 beside 3X0/1, 2W0 beside 1X0/3, 1W0 beside 1X0/1. For 3X0/3 there is none yet.
+
+hidden = with_experts(hide="weights")
+print(f"weight gradients beside exchanges: {hidden.period:g}")
+print(hidden.programs[0].schedule.grid(), "\n")
+assert hidden.period == hidden.notes["lower_bound"] == 16
+
+# Forward there is nothing to run beside an exchange, unless another part of the batch is there: two halves take turns.
+
+in_turn = with_experts(2, hide="two_batches")
+print(f"two halves of a batch in turn: {in_turn.period:g}\n")
+assert in_turn.period == in_turn.notes["compute"] + 0.5
+
+# The same on the command line, with the time for which a rank only waits for exchanges; `explain` says which they are:
+#
+#     python -m minidl simulate --parallel data --scheduler fifo --forward 1,1,1,1 --output-grad 1,1,1,1 \
+#         --weight-grad 1,1,1,1 --comm 0,0,0,0 --exchange 0,1,0,1 --scheduler-arg hide=weights
 #
 # Exercise 8. The bound. exercises/exercise8.py asks for the lower bound of the period from the four lists of times.
 # Grade it with

@@ -1,9 +1,8 @@
 """Uneven loads of experts: how long the tasks of each rank take if its experts get more tokens than others, or fewer.
 
 Loads are the tokens that each expert has got, as the log of a run says. Rank r of p has experts r E/p to
-(r + 1) E/p - 1 of E. The time of a task of experts follows the tokens of its rank, and the time of an exchange those of
-the fullest rank. Loads may be drawn: in each layer and step those of an expert vary, and there are as many tokens as
-before.
+(r + 1) E/p - 1 of E. The time of a task of experts follows the tokens of its rank, and the time of an exchange the
+tokens of the fullest rank. Loads may be drawn: they vary from layer to layer and step to step, but not their sum.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ from .ready import factors
 
 
 def of_experts(graph: TaskGraph) -> np.ndarray:
-    """Mask of the tasks of experts: those with a product over all experts, or on given times those of a layer with
-    exchanges."""
+    """Mask of the tasks of experts: with a product over all experts; on given times, in a layer with exchanges."""
     if graph.launches:
         return np.array([any(launch.kernel.startswith("grouped_") for launch in own) for own in graph.launches], bool)
     exchanges = graph.kind == Kind.X
@@ -44,8 +42,8 @@ def checked(loads: Sequence[float], graph: TaskGraph, ranks: int) -> Floats:
 
 
 def times_of(graph: TaskGraph, loads: Floats, ranks: int, sigma: float, random: np.random.Generator) -> Floats:
-    """By how much longer each task of each rank takes (ranks, n) under loads of experts, of which those of a layer and
-    iteration have the spread `sigma`."""
+    """By how much longer each task of each rank takes (ranks, n) under loads of experts, which have the spread `sigma`
+    in each layer and iteration."""
     own, found = unpack(graph.keys), np.ones((ranks, len(graph)))
     units = int(own.unit.max(initial=0)) + 1
     layer = own.iteration * units + own.unit

@@ -13,8 +13,8 @@ from .simulation import clock_of
 
 
 def exposed(graph: TaskGraph, schedule: Schedule, cost: CostModel) -> Floats:
-    """Of each task in a valid schedule, for how long it alone keeps a lane that computes waiting, in the costs' unit: 0
-    but for exchanges. On a lane that computes, an exchange is exposed as a whole. Of an iteration by itself."""
+    """For how long each task of a valid schedule alone keeps a lane that computes waiting, in the costs' unit: 0 but
+    for exchanges. On a lane that computes, an exchange is exposed as a whole. The iteration is by itself."""
     found, kind = np.zeros(len(graph)), graph.kind
     if not (kind == Kind.X).any():
         return found
