@@ -406,9 +406,10 @@ FLAGS: dict[str, Flag] = {
         help="parts into which a layer's gradient is cut, on given times"),
     "--comm": _flag("plan,explain,simulate:l", numbers, "C0,C1,..",
         help="time of each layer's all-reduce; give --forward, --output-grad, --weight-grad with it"),
-    "--exchange": _flag("plan,explain,simulate:l", numbers, "X0,X1,..",
+    "--exchange": _flag("plan,explain,simulate:lp", numbers, "X0,X1,..",
         help="time of each of the four exchanges of a layer with experts on all ranks, 0 without: tokens to experts "
-             "and back, forward and backward (default: no experts)"),
+             "and back, forward and backward; of a pipeline, as --forward, of a stage's exchanges one way (default: no "
+             "experts)"),
     "--loads": _flag("simulate:rl", numbers, "L0,L1,..",
         help="tokens of each expert, as a run logs them: the times of its rank's tasks follow them"),
     "--collective": _flag("plan,explain,simulate:rlcp check:r", Names("pricing.collectives:SHAPES"), "NAME", SUMMING,

@@ -173,7 +173,7 @@ def _times(arguments: Any, chosen: schedulers.Scheduler
     """A pipeline on the times of the flags, by default 1, and the costs of a file. Raises UsageError for both."""
     cost = None
     if "--costs" in arguments.given:
-        if times := arguments.given & {"--forward", "--output-grad", "--weight-grad"}:
+        if times := arguments.given & {"--forward", "--output-grad", "--weight-grad", "--exchange"}:
             raise UsageError(f"--costs {arguments.costs} has all times; leave {' and '.join(sorted(times))} out")
         cost = CostModel.load(arguments.costs)
         if cost.source == "analytic":
@@ -182,10 +182,11 @@ def _times(arguments: Any, chosen: schedulers.Scheduler
         cost = _linked(arguments, cost) if arguments.given & {"--latency", "--bandwidth", "--topology"} else cost
     forward, output_grad, weight_grad = (1.0 if value is None else value
                                          for value in (arguments.forward, arguments.output_grad, arguments.weight_grad))
+    exchange = 0.0 if arguments.exchange is None else arguments.exchange
     own = _linked(arguments, CostModel())
     return pipeline.Pipeline(arguments.micro_batches, forward, output_grad, weight_grad, own.link.latency,
-                             own.link.bandwidth, arguments.message_bytes, own.links, arguments.gradient_bytes or 0
-                             ), chosen, cost
+                             own.link.bandwidth, arguments.message_bytes, own.links, arguments.gradient_bytes or 0,
+                             exchange), chosen, cost
 
 
 def _of_layers(arguments: Any, chosen: schedulers.Scheduler, options: dict[str, Any]) -> Problem:
@@ -205,11 +206,12 @@ def _of_layers(arguments: Any, chosen: schedulers.Scheduler, options: dict[str, 
     if len({len(v) for v in lists.values()}) > 1:
         raise UsageError(f"one time for each layer is needed: "
                          f"{', '.join(f'{flag} has {len(v)}' for flag, v in lists.items())}")
-    *compute, comm = [lists[flag] for flag in times]
+    forward, output_grad, weight_grad, comm = (lists[flag] for flag in times)
     if any(not np.isfinite(t) or t < 0 for t in comm):
         raise UsageError("--comm: a time must be a finite number >= 0")
     time = _sums(arguments).time if sums == "gradient_bytes" else float
-    graph, cost = layers(*compute, lists.get("--exchange", ()), parts=parts, micro_batches=arguments.micro_batches)
+    graph, cost = layers(forward, output_grad, weight_grad, lists.get("--exchange", ()), parts=parts,
+                         micro_batches=arguments.micro_batches)
     machine = Machine(arguments.ranks or 2, arguments.memory_limit, collective=lambda sizes: time(
         sum(comm[u] * n / parts for u, n in sizes.items())))
     return Problem(graph, chosen, cost, machine, chosen.known(buckets=min(2, len(comm)), part_bytes=1) | options)

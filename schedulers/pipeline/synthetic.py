@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...core.columns import Rows, spread
+from ...core.columns import Floats, Rows, spread
 from ...core.machine import Machine, shorten
 from ...core.placement import PipelineError, Placement, Refused, check_numbers, is_whole
 from ...core.schedule import Lane
-from ...core.tasks import Kind, pack, unpack
+from ...core.tasks import Kind, pack, task_name, unpack
 from ...passes.backward import fused_in
 from ...passes.choices import Choices
 from ...passes.draft import Draft
@@ -39,8 +39,9 @@ class Pipeline:
 
     A number is the time of a rank, shared by its chunks; a sequence has one time for each stage. `latency` and
     `bandwidth`: of links; `message_bytes`: of each activation or gradient on a link; `links`: exceptions, by pairs of
-    ranks. `gradient_bytes`: of each stage, or of all alike, which the machine's replicas sum before an update. Raises
-    PipelineError for numbers that no pipeline has.
+    ranks. `gradient_bytes`: of each stage, or of all alike, which the machine's replicas sum before an update.
+    `exchange`: of a stage's experts in a forward, and as long in an output gradient: tokens to them and back. A rank
+    waits for it, but while the other task of a pair computes. Raises PipelineError for numbers that no pipeline has.
     """
 
     micro_batches: int
@@ -52,6 +53,7 @@ class Pipeline:
     message_bytes: int = 0
     links: Mapping[str, Link] = field(default_factory=dict)
     gradient_bytes: int | Sequence[int] = 0
+    exchange: Times = 0.0
 
     def __post_init__(self) -> None:
         check_numbers(1, self.micro_batches, None)
@@ -70,7 +72,18 @@ class Pipeline:
         if layers is not None:
             return in_stages(layers, placement)
         found = costs(placement, self.forward, self.output_grad, self.weight_grad, self.latency, self.bandwidth)
-        return replace(found, links=self.links)
+        travels = self.travels(placement)
+        longer = {kind: np.add(found.kinds[kind], travels).tolist() for kind in "FOB" if travels.any()}
+        return replace(found, links=self.links, kinds={**found.kinds, **longer})
+
+    def travels(self, placement: Placement) -> Floats:
+        """The time of the exchanges of each stage, one way."""
+        told = np.asarray(self.exchange, np.float64)
+        if told.ndim and len(told) != placement.stages:
+            raise PipelineError(f"{len(told)} exchange times are given for {placement.stages} stages")
+        if not (np.isfinite(told) & (told >= 0)).all():
+            raise PipelineError(f"exchange is {shorten(self.exchange)}; it must be finite and at least 0")
+        return np.broadcast_to(told if told.ndim else told * placement.share, placement.stages)
 
 
 @dataclass(frozen=True)
@@ -120,7 +133,26 @@ class GivenTimes:
             self.problem.message_bytes or max(draft.cost.sizes.get("message_bytes", ()), default=0))
         made = replace(draft, graph=graph, placement=place, schedule=schedule, versions=found.versions)
         made = made if LAG not in self.choices.options else in_time(made, self.choices.options[LAG])
+        made = self._overlapped(made) if schedule.joined is not None and self.cost is None else made
         return made if self.machine.replicas == 1 else self._summed(made, found)
+
+    def _overlapped(self, draft: Draft) -> Draft:
+        """The step in whose pairs the exchanges of one task travel while the other computes: a pair takes as long as
+        its computation, its exchanges, or the longer one of its tasks. So it is with many layers in a stage."""
+        travels, order = self.problem.travels(draft.placement), draft.order
+        pairs = np.flatnonzero(order.second)
+        if not travels.any() or not len(pairs):
+            return draft
+        own, keys = unpack(order.keys), order.keys
+        time = draft.cost.durations(draft.graph)[order.ids(draft.graph)]
+        away = travels[own.unit % draft.placement.stages] * np.isin(own.kind, (Kind.F, Kind.O, Kind.B))
+        tasks = dict[str, float]()
+        for then in pairs.tolist():
+            both = slice(then - 1, then + 1)
+            first, second = (time - away)[both].tolist()
+            whole = max(first + second, away[both].sum(), time[both].max())
+            tasks |= {task_name(keys[then - 1]): first, task_name(keys[then]): float(whole - first)}
+        return replace(draft, cost=replace(draft.cost, tasks={**draft.cost.tasks, **tasks}))
 
     def _summed(self, draft: Draft, found: Ordered) -> Draft:
         """The step whose replicas sum each stage's gradients after the last one, on a lane `comm`, before an update.

@@ -1,0 +1,54 @@
+"""Exchanges of pipelines on given times: a rank waits for them, but a pair's tasks compute while the other's travel."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from command_line import refusal, run_json
+
+import minidl as ml
+from minidl.core.placement import PipelineError
+from minidl.core.tasks import Kind, unpack
+
+
+def plan(policy: str, ranks: int, micro_batches: int, exchange, forward=1.0, output_grad=1.0):
+    return ml.plan(ml.Pipeline(micro_batches, forward, output_grad, exchange=exchange), policy,
+                   machine=ml.Machine(ranks))
+
+
+@pytest.mark.parametrize("policy", ["gpipe", "one_f_one_b", "zb_h1", "interleaved", "zb_v"])
+def test_a_rank_waits_for_its_exchanges(policy):
+    """Without pairs they are part of the forward and of the output gradient."""
+    own, longer = plan(policy, 2, 4, 0.5), plan(policy, 2, 4, 0.0, 1.5, 1.5)
+    assert own.step == longer.step > plan(policy, 2, 4, 0.0).step
+    assert (own.schedule.keys == longer.schedule.keys).all()
+
+
+@pytest.mark.parametrize("policy", ["dualpipe", "dualpipe_v"])
+@pytest.mark.parametrize("exchange", [0.5, 2.0, 9.0])
+def test_the_tasks_of_a_pair_hide_each_others_exchanges(policy, exchange):
+    found, without = plan(policy, 4, 12, exchange), plan(policy, 4, 12, 0.0)
+    order, t = found.schedule, found.timeline
+    time = dict(zip(t.key[t.tasks].tolist(), (t.end - t.start)[t.tasks].tolist(), strict=True))  # of the whole action
+    x, pairs = exchange * found.placement.share, np.flatnonzero(order.second)
+    assert len(pairs)
+    work = without.cost.durations(without.graph)
+    for then in pairs.tolist():
+        keys = order.keys[then - 1 : then + 1]
+        own = work[without.graph.find(keys)]
+        assert [time[key] for key in keys.tolist()] == pytest.approx([max(own.sum(), 2 * x, own.max() + x)] * 2)
+    alone = np.isin(unpack(order.keys).kind, (Kind.F, Kind.O, Kind.B))
+    alone[pairs] = alone[pairs - 1] = False
+    for key in order.keys[alone].tolist():
+        assert time[key] == pytest.approx(work[without.graph.find(np.array([key]))[0]] + x)
+    assert without.step < found.step < plan(policy, 4, 12, 0.0, 1.0 + exchange, 1.0 + exchange).step
+
+
+def test_the_command_and_bad_numbers(capsys):
+    own = ["simulate", "--scheduler", "dualpipe_v", "--ranks", "2", "--micro-batches", "8"]
+    steps = [run_json(capsys, *own, *more)[1]["makespan"] for more in ([], ["--exchange", "0.5"], ["--exchange", "2"])]
+    assert steps == sorted({*steps})
+    assert "2 exchange times are given for 4 stages" in refusal(capsys, *own, "--exchange", "1,2")
+    assert "exchange is -1.0; it must be finite and at least 0" in refusal(capsys, *own, "--exchange", "-1")
+    with pytest.raises(PipelineError, match="exchange is nan"):
+        plan("gpipe", 2, 4, float("nan"))
