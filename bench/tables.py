@@ -280,7 +280,7 @@ def group(record: dict[str, Any]) -> Iterator[Row]:
                 yield f"{network}: {first} / {name}{about}", times(arm["faster"]), ">= 1.0x; 1.05x on one"
 
 
-def experts(record: dict[str, Any]) -> Iterator[Row]:
+def exchanges(record: dict[str, Any]) -> Iterator[Row]:
     """A row for each arm of each setting: its step over the one in order, measured and predicted."""
     for s in record["settings"]:
         about = f"{s['ranks']} ranks, an exchange of {s['exchange']:g} experts"
@@ -470,7 +470,7 @@ take 20 ms each for a forward, an output gradient and a weight gradient, and eac
 long or twice as long. In order, a rank waits for every exchange. With `hide=weights`, weight gradients run beside
 exchanges backward, and the shared expert beside dispatch; with `hide=two_batches`, two micro-batches take turns.
 Parameters have equal bits.""",
-            {"experts": experts}),
+            {"exchanges": exchanges}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and
 1 GB/s. BERT and GPT have 12 layers of 128, the RNN 16 cells of 128, the FFNN 12 layers of 1024. Modulo allocation cuts

@@ -1,4 +1,4 @@
-"""The report on experts: tasks that wait take about as long as predicted, and the table has a row for each arm."""
+"""The report on hidden exchanges: tasks that wait take about as long as predicted; the table has a row for each arm."""
 
 import sys
 
@@ -9,23 +9,23 @@ from minidl.runtime.communication import Communication
 
 sys.path.insert(0, str(ROOT / "bench"))
 
-import experts
+import exchanges
 import tables
 
 
 def test_a_short_record(monkeypatch):
     monkeypatch.setattr(Bound, "thunks", Bound.thunks)  # which it replaces
     monkeypatch.setattr(Communication, "exchanged", Communication.exchanged)
-    monkeypatch.setattr(experts, "EXPERTS", 1e-4)
+    monkeypatch.setattr(exchanges, "EXPERTS", 1e-4)
     with deadline():
-        found = experts.measured(2, 1.0, 2, experts.Times())
+        found = exchanges.measured(2, 1.0, 2, exchanges.Times())
     assert found["bits"]
-    arms = experts.summary(found)
+    arms = exchanges.summary(found)
     assert list(arms) == ["in order", "weights", "two_batches"]
     assert all(a["measured_ms"]["median"] > 0 for a in arms.values())
     assert arms["weights"]["predicted_ratio"] <= 0.8
     assert arms["two_batches"]["predicted_ratio"] < arms["weights"]["predicted_ratio"]
-    rows = [*tables.experts({"settings": [{"ranks": 4, "exchange": 1.0, "arms": arms}]})]
+    rows = [*tables.exchanges({"settings": [{"ranks": 4, "exchange": 1.0, "arms": arms}]})]
     assert [row[0] for row in rows] == [f"4 ranks, an exchange of 1 experts: {words} / in order" for words in (
         "weight gradients hide exchanges", "two halves in turn")]
     assert [row[2] for row in rows] == ["<= 0.80x, within 5 %", "-"]
