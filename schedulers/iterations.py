@@ -18,7 +18,7 @@ from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import SUMS, Kind, unpack
 from ..passes.boundary import Mask
-from ..passes.one_lane import exchanges_of, with_exchanges
+from ..passes.one_lane import with_exchanges
 from ..plans.memory import MemoryLimitError
 from ..pricing.cost import CostModel
 from ..pricing.simulation import MOST, Carried, Clock, Lanes
@@ -196,10 +196,10 @@ class Iterations:
     def schedule(self, k: int = 0) -> Schedule:
         """One iteration on the lanes `main` and `comm`."""
         self.periods([k])
-        order, main, exchanges = self._found[k][1], self.main(k), exchanges_of(self.graph)
+        order, main = self._found[k][1], self.main(k)
         if not self.rules.overlaps:
             return Schedule.of(self.graph, {Lane(0): [*main, *order]})
-        if exchanges:
+        if exchanges := np.flatnonzero(self.graph.kind == Kind.X).tolist():
             main = [t for t in main if self.graph.kind[t] != Kind.X]
             order = with_exchanges(self.graph, self._quiet, main, exchanges, order)
         return Schedule.of(self.graph, {Lane(0): main, Lane(0, "comm"): order})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..core.tasks import Kind
 from ..core.timeline import Timeline
-from ..passes.one_lane import exchanges_of
 from ..passes.rewrite import unroll
 from ..plans.plan import Plan
 from ..pricing.exposed import exposed
@@ -22,7 +22,7 @@ def figures(plan: Plan) -> dict[str, Any]:
     notes = plan.notes
     record = {"scheduler": plan.scheduler, "period": plan.period}
     graph, schedule, _ = plan.priced
-    if len(exchanges := exchanges_of(graph)):
+    if (exchanges := graph.kind == Kind.X).any():
         record |= {"exchange": float((plan.cost.durations(graph)[exchanges] + plan.cost.launch).sum()),
                    "exposed_exchange": float(exposed(graph, schedule, plan.cost).sum())}
     if "compute" in notes:

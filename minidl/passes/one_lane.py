@@ -12,7 +12,6 @@ import numpy as np
 
 from ..core.columns import Floats
 from ..core.graph import TaskGraph
-from ..core.tasks import Kind
 from ..pricing.simulation import Clock, Lanes
 
 
@@ -44,8 +43,3 @@ def _order(graph: TaskGraph, duration: Floats, start: Floats, end: Floats, excha
             continue
         now = end[task] = now + duration[task]
         yield task
-
-
-def exchanges_of(graph: TaskGraph) -> list[int]:
-    """The exchanges of a step, in recorded order."""
-    return np.flatnonzero(graph.kind == Kind.X).tolist()

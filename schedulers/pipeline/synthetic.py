@@ -71,10 +71,12 @@ class Pipeline:
         wrong number of times, CostError for bad ones."""
         if layers is not None:
             return in_stages(layers, placement)
-        found = costs(placement, self.forward, self.output_grad, self.weight_grad, self.latency, self.bandwidth)
         travels = self.travels(placement)
-        longer = {kind: np.add(found.kinds[kind], travels).tolist() for kind in "FOB" if travels.any()}
-        return replace(found, links=self.links, kinds={**found.kinds, **longer})
+        found = replace(costs(placement, self.forward, self.output_grad, self.weight_grad, self.latency,
+                              self.bandwidth), links=self.links)
+        if not travels.any():
+            return found
+        return replace(found, kinds={**found.kinds, **{k: np.add(found.kinds[k], travels).tolist() for k in "FOB"}})
 
     def travels(self, placement: Placement) -> Floats:
         """The time of the exchanges of each stage, one way."""
