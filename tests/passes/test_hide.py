@@ -12,6 +12,7 @@ from command_line import refusal, run, run_json
 from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from test_lag import waiting
 
 import minidl as ml
 from minidl.core.graph import GraphBuilder, Role
@@ -48,12 +49,10 @@ STEPS = st.integers(1, 5).flatmap(lambda n: st.fixed_dictionaries(
 
 
 @settings(max_examples=drawn(60), deadline=None)
-@given(times=STEPS, policy=st.sampled_from([*POLICIES]), hide=st.sampled_from([*TURNS]), micro=st.integers(1, 3),
-       lag=st.sampled_from([None, 0, 1]))
-def test_every_order_is_valid_and_no_slower(times, policy, hide, micro, lag):
+@given(times=STEPS, policy=st.sampled_from([*POLICIES]), hide=st.sampled_from([*TURNS]), micro=st.integers(1, 3))
+def test_every_order_is_valid_and_no_slower(times, policy, hide, micro):
     micro += micro == 1 and hide == "two_batches"
-    bound = {} if lag is None else {"lag": lag}
-    own, found = (planned(policy, times, micro, **bound, **more) for more in ({}, {"hide": hide}))
+    own, found = (planned(policy, times, micro, **more) for more in ({}, {"hide": hide}))
     assert found.period <= own.period * (1 + 1e-9)
     assert sorted(found.schedule.keys.tolist()) == sorted(own.schedule.keys.tolist())
     found.schedule.validate(found.programs[0].body[0].graph)
@@ -194,7 +193,8 @@ ON_RANKS: dict[str, dict[str, Any]] = {
     "all at once": {"scheduler": "priority", "options": {"part_bytes": 60}, "recompute": "all", "saved": True},
     "shares of the rest": {"shard": "3,prefetch=0,keep=none", "clip": 0.05}, "a bound": {"options": {"lag": 1}},
     "drops, ties, one token": {"rows": 1, "replicas": 3, "told": {"capacity": 1, "ties": True}, "scheduler": "dear"},
-    "skipped steps": {"scaled": True, "bad": (1,), "scheduler": "reverse_first_k"}}
+    "skipped steps": {"scaled": True, "bad": (1,), "scheduler": "reverse_first_k"},
+    "a hint": {"options": {"order": "hint"}, "scheduler": "fifo"}}
 
 
 @pytest.mark.few(4)
@@ -211,3 +211,24 @@ def test_ranks_leave_the_bits_of_one_process(name, monkeypatch):
     assert own.schedule.keys.tobytes() != found.schedule.keys.tobytes()
     assert found.period < own.period or "saved" in told
     rank_runs.check(told)
+
+
+def at_once(plan: Any) -> int:
+    """The most layers whose weight gradients wait at once, by the plan's times."""
+    body = plan.programs[0].body[0]
+    found = places(body.graph, body.schedule, plan.cost)
+    spans = [(min(found.start[m] for m in makers), max(found.end[w] for w in own))
+             for some in waiting(body.graph) for makers, own in some]
+    return max(sum(a <= at < b for a, b in spans) for at, _ in spans)
+
+
+@pytest.mark.parametrize("lag", [0, 1, 2])
+def test_no_more_weight_gradients_wait_than_the_bound_allows(lag, monkeypatch):
+    monkeypatch.setattr(rank_runs, "COST", TRAVELS)
+    told = {"network": "experts", "experts_over": "data", "scheduler": "fifo", "ranks": 1, "replicas": 2,
+            "micro_batches": 1, "told": {"shared": 1}}
+    free, own, found = (rank_runs.prepared({**told, "options": options}, 0)[0][1] for options in (
+        {"hide": "weights"}, {"lag": lag}, {"hide": "weights", "lag": lag}))
+    assert at_once(found) <= lag + 1
+    assert lag or at_once(free) > 1
+    assert free.period <= found.period <= own.period * (1 + 1e-9)

@@ -39,7 +39,8 @@ Waiting = list[tuple[list[int], list[int]]]  #: tasks that make an output gradie
 
 def waiting(graph: TaskGraph, order: Schedule | None = None) -> list[Waiting]:
     """The waiting gradients of a step; with an order, those of each stage on its rank."""
-    whole, kind, gradient = repack(graph.keys, part=0).tolist(), graph.kind.tolist(), graph.role_is(Role.GRADIENT)
+    whole = np.where(graph.kind == Kind.X, graph.keys, repack(graph.keys, part=0)).tolist()
+    kind, gradient = graph.kind.tolist(), graph.role_is(Role.GRADIENT)
     makers, maker, found = grouped(zip(whole, range(len(graph)), strict=True)), dict[int, int](), dict[Any, Any]()
     rank = np.zeros(len(graph), int) if order is None else order.rank_of_tasks(graph)
     place = np.arange(len(graph)) if order is None else np.argsort(order.ids(graph))
