@@ -22,7 +22,7 @@
 #include <pthread.h>
 #include <unistd.h>
 #else
-#include <csetjmp>
+#include <mutex>
 #include <ucontext.h>
 #endif
 
@@ -168,36 +168,48 @@ struct Grid {
 constexpr size_t STACK = 64 * 1024;
 enum State { RUNS, AT_BARRIER, AT_WARP, DONE };
 struct Fiber {
-    ucontext_t context; jmp_buf place; State state = RUNS; bool begun = false; unsigned rank = 0;
+    ucontext_t context; void* place[5]; State state = RUNS; bool begun = false; unsigned rank = 0;
     std::unique_ptr<unsigned char[]> stack{new unsigned char[STACK]};
 };
 struct Block {
     std::vector<std::unique_ptr<Fiber>> fibers;
     std::vector<unsigned long long> slots;
-    ucontext_t scheduler; jmp_buf back; Fiber* current = nullptr;
+    void* back[5]; Fiber* current = nullptr;
     void (*call)(void*) = nullptr; void* body = nullptr;
 };
-inline thread_local Block pool;
+// A thread of the host borrows fibers; the next one gets them with stacks that are in memory, and with their contexts.
+inline std::mutex lock;
+inline std::vector<std::unique_ptr<Block>> spare;
+struct Borrowed {
+    std::unique_ptr<Block> pool;
+    Borrowed() {
+        std::lock_guard guard(lock);
+        if (spare.empty()) pool = std::make_unique<Block>();
+        else { pool = std::move(spare.back()); spare.pop_back(); }
+    }
+    ~Borrowed() { std::lock_guard guard(lock); spare.push_back(std::move(pool)); }
+};
+// Not inline: a fiber goes on in another thread of the host, in which what is thread_local has another address.
+[[gnu::noinline]] inline Block& pool() { static thread_local Borrowed mine; return *mine.pool; }
 inline thread_local Shared* block = nullptr;
 
-inline void pause(State state) {
-    Fiber* me = pool.current;
+[[gnu::noinline]] inline void pause(State state) {
+    Block& b = pool();
+    Fiber* me = b.current;
     me->state = state;
-    if (_setjmp(me->place) == 0) _longjmp(pool.back, 1);
+    if (__builtin_setjmp(me->place) == 0) __builtin_longjmp(b.back, 1);
 }
 inline void barrier() { pause(AT_BARRIER); }
 inline void warp_barrier() { pause(AT_WARP); }
-inline unsigned long long& slot(unsigned rank) { return pool.slots[rank]; }
+inline unsigned long long& slot(unsigned rank) { return pool().slots[rank]; }
 inline void enter() {
-    pool.call(pool.body);
-    pool.current->state = DONE;
-    _longjmp(pool.back, 1);
+    for (;;) { Block& b = pool(); b.call(b.body); pause(DONE); }
 }
-inline void resume(Fiber& f) {
-    pool.current = &f;
+inline void resume(Block& b, Fiber& f) {
+    b.current = &f;
     threadIdx = place(f.rank);
-    if (_setjmp(pool.back) == 0) {
-        if (f.begun) _longjmp(f.place, 1);
+    if (__builtin_setjmp(b.back) == 0) {
+        if (f.begun) __builtin_longjmp(f.place, 1);
         f.begun = true;
         getcontext(&f.context);
         f.context.uc_stack.ss_sp = f.stack.get();
@@ -210,31 +222,32 @@ inline void resume(Fiber& f) {
 
 template <class Body> void run_block(Body body, unsigned seed) {
     unsigned n = threads_of_block();
+    Block& b = pool();
     block->forget();
-    while (pool.fibers.size() < n) pool.fibers.push_back(std::make_unique<Fiber>());
-    pool.slots.assign(n, 0);
-    pool.body = &body;
-    pool.call = [](void* b) { (*(Body*)b)(); };
-    for (unsigned r = 0; r < n; r++) { Fiber& f = *pool.fibers[r]; f.state = RUNS; f.begun = false; f.rank = r; }
+    while (b.fibers.size() < n) b.fibers.push_back(std::make_unique<Fiber>());
+    b.slots.assign(n, 0);
+    b.body = &body;
+    b.call = [](void* body) { (*(Body*)body)(); };
+    for (unsigned r = 0; r < n; r++) { Fiber& f = *b.fibers[r]; f.begun &= f.state == DONE; f.state = RUNS; f.rank = r; }
     for (unsigned done = 0; done < n;) {
         bool moved = false;
         unsigned start = seed % n, stride = seed & 1 ? n - 1 : 1;  // from anywhere, forwards or backwards
         for (unsigned k = 0, i = start; k < n; k++, i = (i + stride) % n) {
-            Fiber& f = *pool.fibers[i];
+            Fiber& f = *b.fibers[i];
             if (f.state != RUNS) continue;
-            resume(f);
+            resume(b, f);
             moved = true;
             done += f.state == DONE;
         }
         seed = seed * 1664525u + 1013904223u;
         for (unsigned w = 0; w < n; w += 32) {
             unsigned waiting = 0, members = n - w < 32 ? n - w : 32;
-            for (unsigned i = w; i < w + members; i++) waiting += pool.fibers[i]->state == AT_WARP;
-            if (waiting == members) { for (unsigned i = w; i < w + members; i++) pool.fibers[i]->state = RUNS; moved = true; }
+            for (unsigned i = w; i < w + members; i++) waiting += b.fibers[i]->state == AT_WARP;
+            if (waiting == members) { for (unsigned i = w; i < w + members; i++) b.fibers[i]->state = RUNS; moved = true; }
         }
         unsigned waiting = 0;
-        for (unsigned i = 0; i < n; i++) waiting += pool.fibers[i]->state == AT_BARRIER;
-        if (waiting == n) { for (unsigned i = 0; i < n; i++) pool.fibers[i]->state = RUNS; moved = true; }
+        for (unsigned i = 0; i < n; i++) waiting += b.fibers[i]->state == AT_BARRIER;
+        if (waiting == n) { for (unsigned i = 0; i < n; i++) b.fibers[i]->state = RUNS; moved = true; }
         if (!moved && done < n) { failure = "a barrier or shuffle is reached by only a part of its threads"; return; }
     }
 }
