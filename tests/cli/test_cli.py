@@ -297,6 +297,7 @@ def test_bad_config(capsys, tmp_path, text, says):
 
 
 # -------------------------------------------------------------------------------------------------------- checkpoints
+@pytest.mark.few(3)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimizer):
     flags = [*SMALL, "--optimizer", optimizer, "--lr", "0.01"]

@@ -74,7 +74,7 @@ def folder(tmp_path: Path, monkeypatch: Any, capsys: Any) -> Path:
     return tmp_path
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("verb", "subject"), [pytest.param(*c, marks=[pytest.mark.slow] if c in LONG else [])
                                                for c in COMMANDS])
 def test_every_flag_changes_something_or_is_refused(capsys: Any, folder: Path, verb: str, subject: str) -> None:

@@ -130,7 +130,7 @@ def test_flags_of_a_scheduler_go_with_one_when_a_run_is_resumed(capsys: Any, tmp
     assert run(capsys, *resume, "--scheduler", "multi_region")[0] == 0
 
 
-DEEP = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=2", "--batch-size", "8", "--costs",
+DEEP = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=1", "--batch-size", "8", "--costs",
         "analytic"]
 
 

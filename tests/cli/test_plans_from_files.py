@@ -96,7 +96,7 @@ SAVED = {f"{i} {told.split()[0]}": ([*network, *ranks], ["--scheduler", *told.sp
     (NETWORK, DATA, "buckets --buckets 2"), (NETWORK, DATA, "dear")])}
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_plan_is_checked_and_runs_with_the_same_bits(name, tmp_path, capsys, monkeypatch):
     """It says its cut, its parts, how ranks sum, and the policy whose weight versions or slices no order shows."""

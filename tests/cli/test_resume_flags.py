@@ -40,7 +40,8 @@ def drawn(subject: str, random: np.random.Generator, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("subject", "count"), [
-    *((subject, n) for subject, n in (("one device", 6), ("ranks", 2), ("a pipeline", 2))),
+    ("one device", 2), ("ranks", 1), ("a pipeline", 1),
+    *(pytest.param(subject, n, marks=pytest.mark.wide) for subject, n in zip(SUBJECTS, (6, 2, 2), strict=True)),
     *(pytest.param(subject, int(os.environ.get("MINIDL_CASES", "300")) // 3, marks=pytest.mark.campaign)
       for subject in SUBJECTS)])
 def test_the_same_command_goes_on(subject: str, count: int, capsys: Any, tmp_path: Path) -> None:

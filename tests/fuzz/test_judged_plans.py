@@ -446,7 +446,7 @@ def races(plans: int, seed: int) -> Counter[bool]:
     return count
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [*KINDS, "waits"])
 def test_changed_plans_are_judged_as_by_brute_force(kind):
     count = judged(kind, 150, 1) if kind in KINDS else races(200, 1)

@@ -153,6 +153,7 @@ def reference(runs: Any, name: str) -> str:
     return str(runs(name, "data", 1).together("no_overlap", shared)[0][1])
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "scheduler"), cases(
     PIPELINES, {"gpt": ["modulo"], "rnn": ["gpipe"], "bert": ["zb_h1"]},
     {"gpt": PIPELINES[::5], "bert": PIPELINES, "rnn": PIPELINES, "mobilenet_v3_large": ["zb_h1"]}))

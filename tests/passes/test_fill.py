@@ -52,6 +52,7 @@ def test_a_stage_computes_again_then_makes_what_it_sends_then_its_weight_gradien
             assert apart[(at := apart.index("1R3")) : at + 3] == ["1R3", "1O3", "1W3"]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(("name", "fill"), [
     (name, fill) for name in ("gpipe", "one_f_one_b", "interleaved", "looped_bfs", "hanayo")
     for fill in ("W", "R", "W+R")] + [("zb_h1", "R"), ("zb_v", "R"), ("interleaved_zb", "R")])

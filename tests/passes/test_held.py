@@ -28,7 +28,7 @@ def moved(made: Any) -> int:
     return sum(t.bytes for t in graph if t.kind in SENDS)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("options", [{}, {"recompute": (0,), "options": {"fill": "R"}}, {"saved": True}], ids=str)
 @pytest.mark.parametrize(("name", "ranks", "chunks"), [("interleaved", 2, 4), ("interleaved", 4, 2), ("zb_v", 2, 2),
                                                        ("looped_bfs", 2, 4), ("one_f_one_b", 4, 1), ("hanayo", 2, 4)])

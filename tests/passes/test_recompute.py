@@ -112,6 +112,7 @@ def test_an_order_with_r_is_read_from_its_file():
     assert schedulers.plan(graph, Schedule.from_csv(schedule.to_csv())).timeline.makespan > 0
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("model", "parts"), [("mobilenet_v3_large", 2), ("densenet121", 3), ("gpt", 2), ("rnn", 3)])
 def test_each_r_is_cut_as_its_f_so_that_a_split_step_has_equal_bits(model: str, parts: int):
     graph = Recorded(Job(model=model, model_args={"preset": "tiny"}, batch_size=8)).graph

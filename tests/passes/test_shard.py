@@ -64,7 +64,7 @@ def trained(ranks: int, steps: int, job: dict[str, Any], load: Path | None = Non
         return run_ranks(ranks, work)
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("ranks", "job"), [
     (3, {}), (2, {"optimizer": "rmsprop", "clip": 0.5}),
     (2, {"scheduler": "buckets"}), (2, {"scheduler": "no_overlap", "recompute": "all", "clip": 0.5}),

@@ -108,6 +108,7 @@ MLP = lambda: models.mlp(12, 8, 8, 8, 8, 4)  # noqa: E731
 POLICIES = ["in_order", "multi_stream", "multi_region"]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize(("way", "make"), [
     *((lambda draft, block=block: jacobi(draft, block=block), make) for block in (1, 2) for make in (MLP, Residual)),

@@ -151,6 +151,7 @@ def test_replicas_sum_each_stage_after_its_last_gradient() -> None:
     assert pipeline.price(plan).makespan == plan.timeline.makespan
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", ["gpipe", "zb_h1", "interleaved", "zb_v", "roundpipe", "looped_bfs"])
 def test_sums_never_shorten_a_step_and_wait_for_a_lane(name: str) -> None:
     """The stages of a rank are summed one after the other."""

@@ -61,26 +61,26 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
         of(n, ranks=p, scaled=True, bad=bad, optimizer=optimizer, clip=clip) for n, p in (
             ("gpipe", 2), ("zb_h1", 3), ("one_f_one_b", 4), ("interleaved", 2), ("zb_v", 2))
         for bad in ((1,), (), (0,), (0, 2), (1, 2), (2,)) for optimizer in ("adam", "sgd") for clip in (None, ALWAYS)]),
-    "weights of several stages": (4, [
+    "weights of several stages": (3, [
         *(of(n, ranks=p, network=network, **more) for network in ("transposed", "everywhere") for n, p in (
             ("gpipe", 2), ("gpipe", 4), ("one_f_one_b", 2), ("one_f_one_b", 3), ("zb_h1", 4), ("interleaved", 2),
             ("interleaved", 4), ("fast_forward", 2), ("fast_forward", 3), ("chimera", 2), ("modulo", 2), ("zb_v", 4),
             ("hanayo", 2)) for more in ({"optimizer": "sgd", "clip": ALWAYS}, {"optimizer": "adam"},
                                         {"optimizer": "adamw", "clip": ALWAYS})),
         of("no_overlap", ranks=1, replicas=2, micro_batches=1, network="transposed")]),
-    "results that go to several ranks, or come to one": (3, [
+    "results that go to several ranks, or come to one": (2, [
         *(of(n, ranks=p, network=network) for network, p in (("over a stage", 3), ("to every stage", 4),
                                                              ("to every stage", 3))
           for n in ("gpipe", "one_f_one_b", "zb_h1", "fast_forward")),
         *(of(n, network="within chunks") for n in ("looped_bfs", "interleaved", "interleaved_zb"))]),
-    "forwards and backwards of a layer on two ranks": (3, [
+    "forwards and backwards of a layer on two ranks": (2, [
         of("roundpipe", ranks=p, **more) for p in (2, 3, 4) for more in (
             {**MIXED, "optimizer": "adam", "clip": SOMETIMES}, {**MIXED, "recompute": "all", "saved": True},
             {"tied": True, "clip": ALWAYS}, {"network": "everywhere", "optimizer": "adamw", "clip": ALWAYS},
             {"network": "to every stage"}, {"micro_batches": 2}, {"options": {"chunks": 2}, "saved": True},
             {"replicas": 2, **MIXED}, {"replicas": 2, "shard": "2,prefetch=1", "tied": True}, {"split": 2},
             {"scaled": True, "bad": (1,)}, {"offload": "all", "optimizer": "adam"})]),
-    "weights that are fetched": (3, [
+    "weights that are fetched": (2, [
         of(n, offload="weights", **more) for n, m in (("roundpipe", {"ranks": 3}), ("roundpipe", {"ranks": 2}), (
             "looped_bfs", {"ranks": 2}), ("chimera", {"ranks": 2, "groups": 2})) for more in (
             {**m, "clip": SOMETIMES, "optimizer": "adam", "saved": True}, {**m, **MIXED, "recompute": "all"},
@@ -94,7 +94,7 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
         of(n, ranks=p, replicas=r, optimizer="adam", options={"all_reduces": order, "part_bytes": 300})
         for n, p, r in (("zb_v", 2, 2), ("one_f_one_b", 3, 2), ("hanayo", 2, 3))
         for order in ("fifo", "priority", "reverse_first_k")]),
-    "matrices that Muon changes as a whole": (4, [
+    "matrices that Muon changes as a whole": (2, [
         *(of(n, ranks=p, optimizer="muon", **more) for n, p in (
             ("zb_h1", 3), ("one_f_one_b", 4), ("roundpipe", 2), ("chimera", 2)) for more in (
             {}, {"clip": SOMETIMES}, {**MIXED, "saved": True}, {"scaled": True, "bad": (1,), "clip": ALWAYS},
@@ -103,7 +103,7 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
         *(of(n, ranks=1, replicas=r, micro_batches=1, optimizer="muon", **more)
           for n, r in (("no_overlap", 2), ("barrier", 3), ("priority", 2))
           for more in ({}, {"clip": SOMETIMES}, {"network": "transposed"}))]),
-    "shards": (3, [{"shard": SHARDS[2], "replicas": 3}, *product(
+    "shards": (2, [{"shard": SHARDS[2], "replicas": 3}, *product(
         shard=[SHARDS[0], SHARDS[4], *SHARDS[1:4]],
         job=[{}, {"optimizer": "adam", "clip": 0.1}, {**MIXED, "optimizer": "adam"}],
         scheduler=["one_f_one_b", "interleaved", "zb_v", "dualpipe_v"], replicas=[2])]),

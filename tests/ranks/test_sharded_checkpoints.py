@@ -93,7 +93,7 @@ def state(path: Path, job: dict[str, Any]) -> tuple[Any, ...]:
     return bits(*tensors), counter, run.train_data.state(), found
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_folder_of_ranks_has_what_one_file_has(layout: str, tmp_path: Path) -> None:
     def save(trainer: Any) -> None:
@@ -268,7 +268,7 @@ def test_what_a_killed_run_has_left_is_removed_and_the_old_one_counts(tmp_path: 
         assert not (tmp_path / ".step-00000003.part").exists()
 
 
-@pytest.mark.parametrize("relative", [False, True])
+@pytest.mark.parametrize("relative", [pytest.param(False, marks=pytest.mark.wide), True])
 def test_the_last_ones_and_the_best_stay(relative: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: 2.5, 5: 1.5}

@@ -20,10 +20,10 @@ def network(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("flags", [
-    [*MLP, "--optimizer", "adam", "--scheduler", "in_order"], [*MLP, "--scheduler", "multi_stream"],
-    [*STAGES, "--scheduler", "zb_h1"],
+    [*MLP, "--optimizer", "adam", "--scheduler", "in_order"], [*STAGES, "--scheduler", "zb_h1"],
     *(pytest.param(flags, marks=pytest.mark.wide) for flags in (
-        MLP, [*MLP, "--optimizer", "adam"], [*RANKS, "--scheduler", "barrier"], [*RANKS, "--scheduler", "priority"],
+        MLP, [*MLP, "--optimizer", "adam"], [*MLP, "--scheduler", "multi_stream"],
+        [*RANKS, "--scheduler", "barrier"], [*RANKS, "--scheduler", "priority"],
         [*RANKS, "--scheduler", "barrier", "--shard", "3"],
         [*STAGES, "--micro-batches", "2", "--replicas", "2", "--scheduler", "gpipe"])),
     *(pytest.param([*network(name), "--scheduler", policy], marks=pytest.mark.slow) for name, policy in (

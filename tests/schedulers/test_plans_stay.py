@@ -17,7 +17,7 @@ def test_the_record_has_all_plans() -> None:
     assert KNOWN.keys() == CASES.keys()
 
 
-@pytest.mark.parametrize("share", [120, pytest.param(12, marks=pytest.mark.slow),
+@pytest.mark.parametrize("share", [240, pytest.param(12, marks=pytest.mark.slow),
                                    pytest.param(1, marks=pytest.mark.campaign)])
 def test_plans_are_those_of_the_record(share: int) -> None:
     """One of `share` plans, of pipelines on given times 30 times as many: file, remarks, notes, limit, predicted step

@@ -162,6 +162,7 @@ def test_the_same_command_begins_and_goes_on(capsys: Any, tmp_path: Path) -> Non
     assert run("5", "--checkpoint", str(tmp_path / "run"), "--config", str(tmp_path / "flags.toml"))["steps"] == 1
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", [*KINDS, "shards"])
 def test_a_run_that_is_complete_ends_with_its_result(kind: str, capsys: Any, tmp_path: Path) -> None:
     """As one does that was killed after its last save, and is started again."""

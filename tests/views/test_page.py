@@ -229,21 +229,26 @@ def test_names_and_labels_cannot_end_the_script():
     assert content(text)["plans"][0]["labels"][0] == evil
 
 
+STAGES = ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2"]
+
+
+def wide(*arguments):
+    return pytest.param(list(arguments), marks=pytest.mark.wide)
+
+
 @pytest.mark.parametrize("arguments", [
     ["simulate", "--scheduler", "zb_h1", "--ranks", "2", "--micro-batches", "4"],
     ["plan", *SMALL, "--scheduler", "multi_stream", "--streams", "2"],
-    ["plan", *SMALL, "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler", "gpipe"],
+    wide("plan", *SMALL, *STAGES, "--scheduler", "gpipe"),
     ["plan", "--parallel", "data", "--scheduler", "fifo", "--forward", "1,1", "--output-grad", "1,1", "--weight-grad",
      "1,1", "--comm", "2,2"],
     ["explain", "3O0", *SMALL],
     ["train", *SMALL, "--steps", "2"],
-    ["train", *SMALL, "--steps", "2", "--parallel", "data", "--ranks", "2", "--scheduler", "fifo"],
-    ["train", *SMALL, "--steps", "2", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler",
-     "zb_h1"],
-    ["train", *SMALL, "--steps", "2", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler",
-     "zb_h1", "--replicas", "2"],
-    ["compare", *SMALL, "--steps", "2", "--schedulers", "in_order,multi_stream"],
-    ["compare", *SMALL, "--steps", "2", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2"],
+    wide("train", *SMALL, "--steps", "2", "--parallel", "data", "--ranks", "2", "--scheduler", "fifo"),
+    wide("train", *SMALL, "--steps", "2", *STAGES, "--scheduler", "zb_h1"),
+    ["train", *SMALL, "--steps", "2", *STAGES, "--scheduler", "zb_h1", "--replicas", "2"],
+    wide("compare", *SMALL, "--steps", "2", "--schedulers", "in_order,multi_stream"),
+    wide("compare", *SMALL, "--steps", "2", *STAGES),
     ["compare", *SMALL, "--steps", "2", "--parallel", "data", "--ranks", "2"]],
     ids=lambda a: "-".join(a[:1] + a[-4:]))
 def test_every_verb_writes_its_page(arguments, tmp_path, capsys):

@@ -40,7 +40,7 @@ def random_times(random: np.random.Generator, name: str) -> tuple[Pipeline, int]
                     100.0 if random.random() < 0.3 else None, 40), ranks
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", [*POLICIES, *SEARCHES])
 def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> None:
     random = np.random.default_rng(len(name))
@@ -63,6 +63,7 @@ def test_without_spread_a_hint_takes_exactly_as_long_as_the_order(name: str) -> 
                 assert place == sorted(place), "each rank does just what the order says"
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_h1", "zb_v", "chimera"])
 def test_the_cap_holds_whatever_the_times(name: str) -> None:
     for cap in (1, 3, "2p-s"):
@@ -141,7 +142,7 @@ def test_a_policys_own_cap_is_what_its_order_keeps() -> None:
 
 
 def test_a_file_with_a_hint_has_the_order_in_the_first_column(tmp_path: Path, capsys: Any) -> None:
-    times = ["--ranks", "4", "--micro-batches", "16"]
+    times = ["--ranks", "3", "--micro-batches", "6"]
     file = str(tmp_path / "p.csv")
     run_json(capsys, "plan", "--scheduler", "one_f_one_b", *times, "--order", "hint", "--save", file)
     drawn = [run_json(capsys, "simulate", "--scheduler", name, *times, *more, "--jitter", "0.3", "--draws", "5")[1]
@@ -150,7 +151,7 @@ def test_a_file_with_a_hint_has_the_order_in_the_first_column(tmp_path: Path, ca
     assert drawn[0]["steps"]["ratio"]["hint"] != 1
     code, smaller = run_json(capsys, "simulate", "--scheduler", file, *times, "--order", "hint", "--scheduler-arg",
                              "cap=2")
-    assert (code, smaller["cap"]) == (0, [2] * 4), "policies that cannot have a hint are left out beside it"
+    assert (code, smaller["cap"]) == (0, [2] * 3), "policies that cannot have a hint are left out beside it"
 
 
 def test_a_cap_beside_a_file_with_a_hint_counts() -> None:

@@ -38,7 +38,7 @@ def priced(p, m, forward, output_grad, weight_grad, latency=0.0, cap=None, kept=
     return price(prove(made)), problem
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("p", "m", "output_grad", "cap", "makespan", "span"), [
     (4, 8, 1, 2, 41, 41), (4, 8, 1, 3, 31, 31), (4, 8, 1, 4, 27, 27), (4, 8, 1, 5, 27, 26), (4, 8, 1, 6, 27, 25),
     (4, 8, 1, 7, 27, 24), (4, 8, 1, 8, 27, 24), (4, 8, 1, None, 27, 24), (2, 4, 1, 2, 13, 13), (2, 4, 1, 4, 13, 12),

@@ -147,6 +147,7 @@ def test_one_thread_each_without_a_queue_is_sgd_in_bits() -> None:
     assert ran(data)[1] != found[1]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(seed, marks=pytest.mark.campaign)
                                              for seed in range(4, 204))])
 def test_random_configurations_repeat_and_replay(seed: int) -> None:
