@@ -143,16 +143,16 @@ def test_what_is_pure_reaches_no_device():
         assert set(PURE) >= ROOMS[room]
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_what_is_heavy_is_imported_where_it_is_used_and_nowhere_else(name):
-    known = {"minidl", "numpy", *sys.stdlib_module_names, *(("numba", "llvmlite") if name in COMPILED else ())}
-    for target, now, line in imports(name, MODULES[name]):
-        top = target.partition(".")[0]
-        where = f"{MODULES[name].relative_to(ROOT)}, line {line}"
-        assert top not in LINKS, f"{where}: {top} is imported as minidl.{top}"
-        assert top in known or not now, f"{where}: {top} is imported with the module; import it where it is used"
-        if top in LAZY:
-            assert any(covers(home, within(name)) for home in LAZY[top]), f"{where}: {top} is no business of {name}"
+def test_what_is_heavy_is_imported_where_it_is_used_and_nowhere_else():
+    for name, path in MODULES.items():
+        known = {"minidl", "numpy", *sys.stdlib_module_names, *(("numba", "llvmlite") if name in COMPILED else ())}
+        for target, now, line in imports(name, path):
+            top = target.partition(".")[0]
+            where = f"{path.relative_to(ROOT)}, line {line}"
+            assert top not in LINKS, f"{where}: {top} is imported as minidl.{top}"
+            assert top in known or not now, f"{where}: {top} is imported with the module; import it where it is used"
+            if top in LAZY:
+                assert any(covers(home, within(name)) for home in LAZY[top]), f"{where}: {top} is no business of {name}"
 
 
 def test_schedulers_know_no_clock_and_no_threads():
@@ -177,11 +177,11 @@ LATE = ("__main__", "cli", "devices.device", "devices.cuda.device", "training.sa
         "core.schedule", "core.timeline", "pricing.cost", "plans.program", "runtime.comm", "kernels.conv")
 
 
-@pytest.mark.parametrize("name", [name for name in MODULES if not any(covers(late, within(name)) for late in LATE)])
-def test_what_is_light_is_imported_first(name):
-    late = [(target, line) for target, now, line in imports(name, MODULES[name])
-            if not now and covers("minidl", target)]
-    assert not late, f"{MODULES[name].relative_to(ROOT)}, line {late[0][1]}: {late[0][0]} is imported within a function"
+def test_what_is_light_is_imported_first():
+    late = [f"{path.relative_to(ROOT)}, line {line}: {target} is imported within a function"
+            for name, path in MODULES.items() if not any(covers(late, within(name)) for late in LATE)
+            for target, now, line in imports(name, path) if not now and covers("minidl", target)]
+    assert not late
 
 
 def test_the_links_lead_to_the_folders():
