@@ -176,7 +176,6 @@ def test_an_entry_ends_when_its_time_is_over(own):
     assert refusal("loops", seconds=0.5) == "still running after 0.5 s (--time-limit)"
 
 
-@pytest.mark.few(5)
 @pytest.mark.parametrize(("name", "says"), [
     ("leaves", "ended with SystemExit: enough"), ("wrong", "no attribute 'nothing' (own.py, line"),
     ("crashes", "its process ended by signal 11, without an order"), ("talks", "gave more than 16 MiB of text"),
@@ -187,7 +186,6 @@ def test_an_entry_that_fails_is_told(own, name, says):
     assert says in refusal(name, memory=1 << 29)
 
 
-@pytest.mark.few(4)
 @pytest.mark.skipif(not FILTERED, reason="this system has no filter of system calls")
 @pytest.mark.parametrize("name", ["writes", "appends", "removes", "renames", "kills", "forks", "runs", "connects"])
 def test_an_entry_can_touch_nothing(own, name):

@@ -55,6 +55,7 @@ def test_train_told_nothing_compares_two_schedules_and_learns(capsys):
     assert all(arm["accuracy"] >= 0.95 for arm in record["arms"])
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("extra", [[], ["--micro-batches", "4"], ["--optimizer", "adam", "--lr", "0.01"],
                                    ["--dtype", "float64"], ["--streams", "3"]])
 def test_compare_is_bit_identical(capsys, extra):
@@ -63,6 +64,7 @@ def test_compare_is_bit_identical(capsys, extra):
     assert record["bit_identical"] is True
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("model", "schedulers", "judged"), [
     ("mlp", "in_order,multi_stream,multi_region", 1), ("lenet", "in_order,multi_region", 1),
     ("mlp", "in_order,partime", 2)])

@@ -181,6 +181,7 @@ def command(capsys: Any, *arguments: str) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", ["adam", "adamw"])
 def test_runs_go_on_from_checkpoints_with_and_without_offloading(there, capsys, tmp_path, optimizer):
     there()

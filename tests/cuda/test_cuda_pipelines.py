@@ -17,7 +17,7 @@ __all__ = ["gpus", "stub"]  # fixtures
 
 NAMES = ["gpipe", "one_f_one_b", "zb_h1", "interleaved"]
 #: name, ranks, micro-batches, seed of the streams' order, transport, whether steps are captured
-CASES = [("gpipe", 2, 4, 3, staged, True), ("one_f_one_b", 2, 4, 4, aware, True), ("zb_h1", 3, 6, 5, ring, True),
+CASES = [("one_f_one_b", 2, 4, 4, aware, True), ("zb_h1", 3, 6, 5, ring, True),
          *(pytest.param(*row, marks=pytest.mark.wide) for row in (
              *((name, 2, 4, 3, staged, captured) for name in NAMES for captured in (True, False)),
              *(("one_f_one_b", 2, 4, seed, t, seed % 2 == 0) for seed in range(4, 8) for t in (staged, aware)),

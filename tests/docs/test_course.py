@@ -77,7 +77,6 @@ def test_stubs_get_none_and_say_what_is_missing(made):
     assert all("NotImplementedError" in text for text in said.values()), said
 
 
-@pytest.mark.few(4)
 @pytest.mark.parametrize("name", list(WRONG))
 def test_a_wrong_solution_gets_what_it_is_worth_and_a_case_that_shows_it(made, name, tmp_path):
     text, most, part = WRONG[name]

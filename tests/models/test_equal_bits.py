@@ -124,6 +124,7 @@ def wanted(runs: Any) -> Any:
     return functools.cache(lambda name, groups=1: runs(name, "none", groups).alone("in_order"))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "scheduler"), cases(
     ALONE, {"gpt": ["multi_region"], "bert": ["multi_stream"]},
     {name: ALONE if name in LANGUAGE else ["multi_region"] for name in SMALL}))
@@ -131,6 +132,7 @@ def test_one_device(runs: Any, wanted: Any, name: str, scheduler: str) -> None:
     assert runs(name, "none", 1).alone(scheduler) == wanted(name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "scheduler"), cases(
     DATA, {"bert": ["priority"], "rnn": ["barrier"]},
     {"gpt": ["priority", "reverse_first_k", "dear"], "bert": DATA, "rnn": DATA,
@@ -153,7 +155,7 @@ def reference(runs: Any, name: str) -> str:
     return str(runs(name, "data", 1).together("no_overlap", shared)[0][1])
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "scheduler"), cases(
     PIPELINES, {"gpt": ["modulo"], "rnn": ["gpipe"], "bert": ["zb_h1"]},
     {"gpt": PIPELINES[::5], "bert": PIPELINES, "rnn": PIPELINES, "mobilenet_v3_large": ["zb_h1"]}))

@@ -154,7 +154,7 @@ def trained(name: str, micro_batches: int, run: Any, dtype: str = "float32") -> 
     return bits(*losses, *model.state_dict().values(), *(t for _, t in opt.named_tensors()))
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("micro_batches", [1, 2])
 @pytest.mark.parametrize("name", TINY)
 def test_every_order_gives_the_same_bits(name: str, micro_batches: int) -> None:

@@ -225,7 +225,6 @@ FORWARD = ("eval", "image")  #: no gradient, or none toward x: its tasks stay, a
 APART = ("x after", "r", "hidden", "pre", "gate", "returns r", "returns gate", "sigmoid", "gate first")
 
 
-@pytest.mark.few(8)
 @pytest.mark.parametrize("besides", [*TOGETHER, *FORWARD, *APART])
 def test_squeeze_and_excite_is_put_together_where_nobody_else_needs_its_parts(besides):
     plain, job = Excited(besides), Excited(besides)

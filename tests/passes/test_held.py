@@ -47,7 +47,7 @@ def test_only_what_is_new_travels_forward() -> None:
     assert sent[1] <= 8 * width < sent[0] / 3
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("network", NETWORKS)
 def test_fewer_bytes_travel_and_the_plan_says_how_many(network: str) -> None:
     for name, ranks, options in (("interleaved", 2, {"chunks": 4}), ("zb_v", 2, {}), ("one_f_one_b", 4, {})):

@@ -32,7 +32,7 @@ class Chain(nn.Module):
         return found[-1]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("make", [Chain, lambda: models.mlp(*WIDTHS)], ids=["tanh", "relu"])
 def test_as_many_iterations_as_layers_are_the_chain_up_to_rounding(make: Any, policy: str) -> None:

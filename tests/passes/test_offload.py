@@ -150,6 +150,7 @@ def test_data_parallel_ranks_with_and_without_shards_leave_equal_bits():
     assert plain == on_two_ranks("barrier", offload="all", shard=1)[0]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["barrier", "buckets", "no_overlap"])
 def test_states_of_data_parallel_ranks_leave_without_shards(policy: str, tmp_path: Path):
     """Updates end the step, as they do with shards."""

@@ -145,7 +145,7 @@ def test_shares_of_arrays_of_any_size_meet_again():
                 np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [
     ["barrier", "--shard", "1"],
     ["barrier", "--recompute", "all", "--shard", "3,prefetch=1,keep=none"], ["barrier", "--offload", "activations"],
@@ -263,6 +263,7 @@ def test_shards_of_parameters_on_four_ranks_hold_a_quarter_and_a_layer():
     assert own <= 0.27 * whole + 2 * layer  # its parameters and its gradients
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("clip", [None, 0.1])
 def test_ranks_skip_the_steps_whose_gradients_are_not_finite(clip: float | None):
     """One rank's sample is infinite, so the share of another one may be finite."""

@@ -138,6 +138,7 @@ def test_many_random_pipelines_leave_the_bits_of_one_process_keep_the_cap_and_re
         checked(settings_of(seed), seed)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["one_f_one_b", "zb_v"])
 def test_ranks_may_prefer_whatever_they_like(name: str) -> None:
     """Two ranks with different, random hints never wait for each other in a circle."""
@@ -210,7 +211,7 @@ def test_a_failing_task_ends_all_ranks() -> None:
 SUMMING = ["barrier", "buckets", "fifo", "priority", "dear", "reverse_first_k"]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", SUMMING)
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_data_parallel_ranks_choose_the_next_sum_and_keep_the_bits(name: str, ranks: int, monkeypatch: Any) -> None:

@@ -101,7 +101,7 @@ def test_full_gathers_all_at_the_start_and_auto_more_on_later_ranks():
         assert auto.schedule.notes["shards"] == "3,prefetch=auto,keep=none"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks", "shard"), [
     ("interleaved", 2, "3,prefetch=1+0,keep=none"), ("interleaved", 2, "3,prefetch=auto"),
     ("zb_v", 2, "3,prefetch=0+1,keep=3"), ("looped_bfs", 2, "2,prefetch=0+2"),

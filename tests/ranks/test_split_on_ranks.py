@@ -69,6 +69,7 @@ def trained(capsys: Any, *flags: str) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("policies", "more"), [
     (("no_overlap", "barrier", "priority", "dear"), []),
     (("buckets", "reverse_first_k"), ["--clip", "0.1", "--momentum", "0.9"]),

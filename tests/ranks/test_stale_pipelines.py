@@ -288,6 +288,7 @@ def test_one_rank_is_synchronous(name, optimizer):
     assert run(name, 1, optimizer=optimizer)[:2] == (losses, one.tensors())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("policy", ["pipedream", "layerpipe2"])
 def test_a_share_of_a_prediction_is_from_none_to_four_times(policy):
     for p in (0, 0.5, 1, 4):

@@ -82,7 +82,7 @@ def test_each_data_parallel_rank_allocates_its_planned_peak(job: dict[str, Any],
     on_ranks(2, lambda rank: Recorded(task, rank, 2), lambda one: one.plan(ml.CostModel.analytic(), machine))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("scheduler", "recompute"), [
     ("one_f_one_b", "none"), ("one_f_one_b", "all"), ("zb_h1", "sqrt"), ("zb_v", "all"), ("pipedream_2bw", "none")])
 def test_each_rank_of_a_pipeline_allocates_its_planned_peak(scheduler: str, recompute: str):

@@ -43,6 +43,7 @@ def test_each_point_of_the_curve_can_be_had_by_a_limit(capsys: pytest.CaptureFix
     assert int(least[1].replace(",", "")) == record["smallest_limit"]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("flags", [
     [*MLP, "--optimizer", "adam", "--scheduler", "in_order"],
     [*MLP, "--model-arg", "hidden=8", "--model-arg", "layers=8", "--batch-size", "4", "--scheduler", "multi_stream"],

@@ -104,7 +104,7 @@ def interrupt():
 }
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("fall", FALLS)
 def test_an_interrupt_in_a_step(fall):
     stopped(run(IN_A_STEP.format(interrupt=FALLS[fall])), "SIGTERM" if fall == "SIGTERM" else "SIGINT")

@@ -301,6 +301,7 @@ LARGE = [((5000, 3), (0,)), ((5000, 70), (0,)), ((3, 9000), (1,)), ((30000,), (0
          ((3000, 2), (1,)), ((2, 3000), (0,))]
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("shape", "axes"), LARGE, ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_reductions_of_many(shape, axes, dtype):

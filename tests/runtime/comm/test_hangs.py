@@ -245,7 +245,7 @@ def trained(own, steps):
     return [next(bits for bits in parameter if bits is not None) for parameter in zip(*copies, strict=True)]
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("name", "ranks", "micro_batches"), [
     ("one_f_one_b", 2, 4), ("interleaved", 2, 4), ("interleaved", 4, 4),
     *((name, 4, few) for few in (1, 2, 3) for name in (

@@ -134,7 +134,7 @@ def test_training_follows_the_published_rule(policy: str, ranks: int) -> None:
     assert np.abs(found[0] - other[0].ravel()).max() > 1e-4, "another rule leaves other weights"
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("policy", ["delayed_update", "acco"])
 def test_bits_are_those_of_one_lane_and_repeat(policy: str, optimizer: str) -> None:

@@ -81,7 +81,6 @@ FORMS = [
     ("dualpipe_v", "2 * p + more", "f, f, f, 0", "makespan", "x + (p - 1) * f", "p + 0.5")]
 
 
-@pytest.mark.few(6)
 @pytest.mark.parametrize(("name", "numbers", "times", "what", "form", "peak"), FORMS, ids=[row[0] for row in FORMS])
 @settings(deadline=None, max_examples=drawn(60))
 @given(ranks, st.integers(0, 12), st.integers(1, 4), times_of, st.integers(0, 3))

@@ -144,7 +144,6 @@ def slow_streams(tmp_path):
     return str(path)
 
 
-@pytest.mark.few(3)
 @pytest.mark.parametrize("command", [["plan"], ["simulate"], ["explain", "1W0"], ["train", "--steps", "2"],
                                      ["train", "--dry-run"]], ids=" ".join)
 def test_commands_say_why(command, slow_streams, capsys, tmp_path):
