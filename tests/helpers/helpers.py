@@ -396,12 +396,17 @@ def replicas(graph, name, cost=None, collective=None, ranks=2, limit=None, **opt
                    **schedulers.find(name).known(**options))
 
 
-def recorded_classifier(model: nn.Module, opt: Any, samples: int, features: int) -> TaskGraph:
-    """A training step of a network that classifies vectors."""
+def classified(model: nn.Module, opt: Any) -> Callable[[Any, Any], Any]:
+    """The function of a training step."""
     def step(x: Any, y: Any) -> Any:
         loss = nn.cross_entropy(model(x), y)
         loss.backward()
         opt.step()
         return loss
 
-    return ml.record(step, np.zeros((samples, features), np.float32), np.zeros(samples, np.int64))
+    return step
+
+
+def recorded_classifier(model: nn.Module, opt: Any, samples: int, features: int) -> TaskGraph:
+    """A training step of a network that classifies vectors."""
+    return ml.record(classified(model, opt), np.zeros((samples, features), np.float32), np.zeros(samples, np.int64))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import classified
 
 import minidl as ml
 from minidl import nn, optim, schedulers
@@ -57,13 +58,7 @@ class Net(nn.Module):
 def recorded(model: Any, x: Any = EXAMPLE[0], y: Any = EXAMPLE[1], optimizer: Any = optim.Adam) -> TaskGraph:
     opt = optimizer(model.parameters(), 0.01)
 
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    return ml.record(step, x, y)
+    return ml.record(classified(model, opt), x, y)
 
 
 def batches(steps: int = 3) -> list[Any]:

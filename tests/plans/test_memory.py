@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from helpers import (
     cases,
+    classified,
     closure,
     drawn,
     edge_pairs,
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import models, nn, ops, optim
+from minidl import models, ops, optim
 from minidl.core import columns
 from minidl.core.graph import Launch, View
 from minidl.core.schedule import Lane, Schedule
@@ -204,13 +205,7 @@ def test_a_rank_of_a_pipeline_needs_less_than_its_stage_at_once():
     opt = optim.SGD(model.parameters(), 0.1)
     x, y = np.random.default_rng(0).standard_normal((4, 8, 8, 3)).astype("f"), np.arange(4)
 
-    def step(x, y):
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    graph = ml.record(step, x, y)
+    graph = ml.record(classified(model, opt), x, y)
     plan = ml.plan(graph, "one_f_one_b", ml.CostModel(kinds=dict.fromkeys("FOWU", 1.0)), ml.Machine(2))
     for rank in range(2):
         part = lower(*plan.with_messages, ranks=2, rank=rank).body[0]

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 import test_hangs
-from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, until
+from helpers import IMPORTABLE, PATIENCE, ROOT, classified, deadline, until
 from launcher import MPIEXEC, under_mpi
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import models, optim
 from minidl.cli import main
 from minidl.core import standstill
 from minidl.core.schedule import Lane, Schedule
@@ -97,15 +97,9 @@ def recorded() -> Any:
     model = models.mlp(12, 16, 16, 5)
     opt = optim.SGD(model.parameters(), 0.05)
 
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
     draw = np.random.default_rng(0)
     inputs = draw.standard_normal((8, 12)).astype("f"), draw.integers(0, 5, 8)
-    return model, ml.record(step, *inputs), inputs
+    return model, ml.record(classified(model, opt), *inputs), inputs
 
 
 def on_cpu(lanes: str) -> CPU:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import drawn
+from helpers import classified, drawn
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
@@ -249,13 +249,7 @@ def test_overlap_is_given_back_step_by_step() -> None:
     model = models.create("densenet121", preset="tiny")
     opt = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 
-    def train(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    graph = ml.record(train, np.zeros((4, *model.input_shape), np.float32), np.zeros(4, int))
+    graph = ml.record(classified(model, opt), np.zeros((4, *model.input_shape), np.float32), np.zeros(4, int))
     cost, machine = ml.CostModel.analytic(), ml.Machine()
     step = Step.of(graph, cost)
     step, places = found_places(step, regions(graph, step.chain, step.duration), True)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import run_json
+from helpers import classified
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -30,13 +31,7 @@ def recorded(lr: float = 0.1, momentum: float = 0.0, sizes: tuple[int, ...] = SI
     model = models.mlp(*sizes).astype("float64")
     opt = optim.SGD(model.parameters(), lr=lr, momentum=momentum)
 
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
-    return model, opt, ml.record(step, np.zeros((BATCH, sizes[0])), np.zeros(BATCH, np.int64))
+    return model, opt, ml.record(classified(model, opt), np.zeros((BATCH, sizes[0])), np.zeros(BATCH, np.int64))
 
 
 def stream(ticks: int, seed: int = 0) -> list[tuple[Any, Any]]:

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import late_schedule
+from helpers import classified, late_schedule
 
 import minidl as ml
-from minidl import models, nn, optim, schedulers
+from minidl import models, optim, schedulers
 from minidl.measuring.pairs import measure_pairs
 from minidl.passes.boundary import late_tasks
 from minidl.plans.program import lower
@@ -31,16 +31,10 @@ def training(name: str, max_norm: float | None = None) -> tuple[Any, Any, Any, l
     model = models.create(name, preset="tiny")
     opt = optim.SGD(model.parameters(), lr=0.05, momentum=0.9, max_norm=max_norm)
 
-    def step(x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
     rng = np.random.default_rng(2)
     batches = [(rng.standard_normal((4, *model.input_shape), np.float32), rng.integers(0, 10, 4))
                for _ in range(max(STEPS))]
-    return model, opt, ml.record(step, *batches[0]), batches
+    return model, opt, ml.record(classified(model, opt), *batches[0]), batches
 
 
 def trained(name: str, run_of: Any) -> list[bytes]:
