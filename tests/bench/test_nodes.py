@@ -1,0 +1,35 @@
+"""Nodes of a step's graph: the record has as many as are counted, and a change may only make them fewer."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+
+import pytest
+from helpers import ROOT
+
+sys.path.insert(0, str(ROOT / "bench"))
+
+import nodes
+
+RECORD = json.loads((ROOT / "bench" / "results" / "nodes.json").read_text())["networks"]
+
+
+@pytest.mark.parametrize("label", nodes.NETWORKS)
+def test_there_are_no_more_than_recorded(label: str) -> None:
+    found, recorded = nodes.counted(label), RECORD[label]["now"]
+    for name in ("plain", "fused"):
+        assert found[name]["nodes"] <= recorded[name]["nodes"]
+        assert found[name]["floor_ms"] <= recorded[name]["floor_ms"]
+        assert recorded[name]["nodes"] <= RECORD[label]["before"][name]["nodes"]
+
+
+def test_what_is_counted() -> None:
+    """An MLP of three layers: its products are counted by hand."""
+    plain, _ = nodes.steps("MLP")
+    found = nodes.count(plain)
+    assert found["product"] == 3 + 2 + 3
+    assert found["nodes"] == sum(found[name] for name in nodes.FLOORS)
+    assert found["floor_ms"] == pytest.approx((8 * 4.1 + found["own"] * 1.22) / 1e3, abs=1e-4)
+    assert Counter(kernel for kernel, _ in nodes.calls(plain))["sgd"] == 6
