@@ -100,8 +100,32 @@ __global__ void __launch_bounds__(256) batch_norm(const T* __restrict__ x, long 
     });
 }
 
-// dw and db, or a share's part of their sums. With `kept`, y tells the slope of the activation, and the gradient before it
-// is written to dz; else norm(x) tells the slope.
+// What a share's rows add to dw / rstd and db. With `kept`, y tells the slope of the activation, and the gradient before it is
+// written to dz; else norm(x) tells the slope.
+template <bool WHOLE, typename T, typename S>
+__device__ __forceinline__ void grad_sums(const T* __restrict__ x, long long step, long long rows, long long channels,
+                                          long long share, const Channels<S>& norm, const T* __restrict__ dy,
+                                          const T* __restrict__ y, bool kept, int act, T* __restrict__ dz, Pair* sums) {
+    const long long at = column();
+    const int count = held(channels);
+    share_sums<S, 3>(rows, share, sums, [&](long long i, S(*v)[WIDE]) {
+        load<WHOLE>(x + i * step + at, count, v[0]);
+        load<WHOLE>(dy + i * channels + at, count, v[1]);
+        if (kept) load<WHOLE>(y + i * channels + at, count, v[2]);
+    }, [&](long long i, S(*v)[WIDE], S* products, S* total) {
+        S before[WIDE];
+#pragma unroll
+        for (int c = 0; c < WIDE; c++) {
+            const S d = act ? sloped(v[1][c], kept ? v[2][c] : norm(c, v[0][c]), act) : v[1][c];
+            before[c] = d;
+            products[c] += d * (v[0][c] - norm.mean[c]);
+            total[c] += d;
+        }
+        if (kept) store<WHOLE>(dz + i * channels + at, count, before);
+    });
+}
+
+// dw and db, or a share's part of their sums.
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(256) batch_norm_sums(const T* __restrict__ x, long long step, long long rows,
                                                        long long channels, long long share,
@@ -116,21 +140,7 @@ __global__ void __launch_bounds__(256) batch_norm_sums(const T* __restrict__ x, 
     Pair sums[WIDE] = {};
     if (count) {
         const Channels<S> norm = channels_of(count, mean, rstd, w, b);
-        share_sums<S, 3>(rows, share, sums, [&](long long i, S(*v)[WIDE]) {
-            load<WHOLE>(x + i * step + at, count, v[0]);
-            load<WHOLE>(dy + i * channels + at, count, v[1]);
-            if (kept) load<WHOLE>(y + i * channels + at, count, v[2]);
-        }, [&](long long i, S(*v)[WIDE], S* products, S* total) {
-            S before[WIDE];
-#pragma unroll
-            for (int c = 0; c < WIDE; c++) {
-                const S d = act ? sloped(v[1][c], kept ? v[2][c] : norm(c, v[0][c]), act) : v[1][c];
-                before[c] = d;
-                products[c] += d * (v[0][c] - norm.mean[c]);
-                total[c] += d;
-            }
-            if (kept) store<WHOLE>(dz + i * channels + at, count, before);
-        });
+        grad_sums<WHOLE>(x, step, rows, channels, share, norm, dy, y, kept, act, dz, sums);
     }
     column_sums(sums);
     if (gridDim.y > 1) return keep(sums, parts, channels);
@@ -152,6 +162,36 @@ batch_norm_sums_end(const double* __restrict__ parts, int shares, long long chan
     }
 }
 
+// dx of a share's rows, from dw and db of the thread's channels; with `add`, plus `more`, whose rows are `apart` elements
+// apart. `y` as for the sums.
+template <bool WHOLE, typename T, typename S>
+__device__ __forceinline__ void input_grad(const T* __restrict__ x, long long step, long long rows, long long channels,
+                                           long long share, const Channels<S>& norm, const S* __restrict__ rstd,
+                                           const S* dw, const S* db, const T* __restrict__ dy, const T* __restrict__ y,
+                                           bool kept, int act, const T* __restrict__ more, long long apart, bool add,
+                                           T* __restrict__ dx) {
+    const long long at = column();
+    const int count = held(channels);
+    S shift[WIDE], slope[WIDE];
+#pragma unroll
+    for (int c = 0; c < WIDE; c++) shift[c] = db[c] / S(rows), slope[c] = rstd[at + min(c, count - 1)] * dw[c] / S(rows);
+    each_row<S, 4>(rows, share, [&](long long i, S(*v)[WIDE]) {
+        load<WHOLE>(x + i * step + at, count, v[0]);
+        load<WHOLE>(dy + i * channels + at, count, v[1]);
+        if (kept) load<WHOLE>(y + i * channels + at, count, v[2]);
+        if (add) load<WHOLE>(more + i * apart + at, count, v[3]);
+    }, [&](long long i, S(*v)[WIDE]) {
+        S out[WIDE];
+#pragma unroll
+        for (int c = 0; c < WIDE; c++) {
+            const S d = act ? sloped(v[1][c], kept ? v[2][c] : norm(c, v[0][c]), act) : v[1][c];
+            out[c] = (d - shift[c] - (v[0][c] - norm.mean[c]) * slope[c]) * norm.scale[c];
+            if (add) out[c] += v[3][c];
+        }
+        store<WHOLE>(dx + i * channels + at, count, out);
+    });
+}
+
 template <typename T, bool WHOLE>
 __global__ void __launch_bounds__(256)
 batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
@@ -159,26 +199,45 @@ batch_norm_input_grad(const T* __restrict__ x, long long step, long long rows, l
                       const Sum<T>* __restrict__ b, const Sum<T>* __restrict__ dw, const Sum<T>* __restrict__ db,
                       const T* __restrict__ dy, int act, T* __restrict__ dx) {
     typedef Sum<T> S;
-    const long long at = column();
     const int count = held(channels);
     if (!count) return;
-    const Channels<S> norm = channels_of(count, mean, rstd, w, b);
-    S shift[WIDE], slope[WIDE];
+    S given_dw[WIDE], given_db[WIDE];
 #pragma unroll
     for (int c = 0; c < WIDE; c++) {
-        const long long j = at + min(c, count - 1);
-        shift[c] = db[j] / S(rows), slope[c] = rstd[j] * dw[j] / S(rows);
+        const long long j = column() + min(c, count - 1);
+        given_dw[c] = dw[j], given_db[c] = db[j];
     }
-    each_row<S, 2>(rows, share, [&](long long i, S(*v)[WIDE]) {
-        load<WHOLE>(x + i * step + at, count, v[0]);
-        load<WHOLE>(dy + i * channels + at, count, v[1]);
-    }, [&](long long i, S(*v)[WIDE]) {
-        S out[WIDE];
+    input_grad<WHOLE>(x, step, rows, channels, share, channels_of(count, mean, rstd, w, b), rstd, given_dw, given_db, dy, x,
+                      false, act, x, 0, false, dx);
+}
+
+// dw, db and dx at once. With `shares`, an earlier launch of batch_norm_sums left the parts of the sums (and wrote dz): every
+// block adds up those of its channels. Else a block has all rows, for the sums and again for dx.
+template <typename T, bool WHOLE>
+__global__ void __launch_bounds__(256)
+batch_norm_grad(const T* __restrict__ x, long long step, long long rows, long long channels, long long share,
+                const Sum<T>* __restrict__ mean, const Sum<T>* __restrict__ rstd, const Sum<T>* __restrict__ w,
+                const Sum<T>* __restrict__ b, const T* __restrict__ dy, const T* __restrict__ y, bool kept, int act,
+                const double* __restrict__ parts, int shares, const T* __restrict__ more, long long apart, bool add,
+                Sum<T>* __restrict__ dw, Sum<T>* __restrict__ db, T* __restrict__ dz, T* __restrict__ dx) {
+    typedef Sum<T> S;
+    const long long at = column();
+    const int count = held(channels);
+    Pair sums[WIDE] = {};
+    Channels<S> norm;
+    if (count) norm = channels_of(count, mean, rstd, w, b);
+    if (shares) {
+        column_sums(parts, shares, channels, sums);
+    } else {
+        if (count) grad_sums<WHOLE>(x, step, rows, channels, share, norm, dy, y, kept, act, dz, sums);
+        column_sums(sums);
+    }
+    if (!count) return;
+    S own_dw[WIDE], own_db[WIDE];
 #pragma unroll
-        for (int c = 0; c < WIDE; c++) {
-            const S d = act ? sloped(v[1][c], norm(c, v[0][c]), act) : v[1][c];
-            out[c] = (d - shift[c] - (v[0][c] - norm.mean[c]) * slope[c]) * norm.scale[c];
-        }
-        store<WHOLE>(dx + i * channels + at, count, out);
-    });
+    for (int c = 0; c < WIDE; c++) {
+        own_dw[c] = S(sums[c].a) * rstd[at + min(c, count - 1)], own_db[c] = S(sums[c].b);
+        if (blockIdx.y == 0 && threadIdx.y == 0 && c < count) dw[at + c] = own_dw[c], db[at + c] = own_db[c];
+    }
+    input_grad<WHOLE>(x, step, rows, channels, share, norm, rstd, own_dw, own_db, dy, y, kept, act, more, apart, add, dx);
 }

@@ -57,7 +57,7 @@ def _activated(xp: Any, s: Any, act: str) -> Any:
     return s if act == "none" else KERNELS[act].reference(xp, s)
 
 
-def _before(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, y: Any = None) -> Any:
+def before(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, y: Any = None) -> Any:
     """The gradient before the activation. Its slope follows from s; for relu and relu6 also from y."""
     _check(act, y is not None)
     return KERNELS[f"{act}_grad"].reference(xp, (x - mean) * (rstd * w) + b if y is None else y, dy).astype(dy.dtype)
@@ -99,7 +99,7 @@ def batch_norm_act_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b:
                                *, act: str) -> Any:
     """dw and db of act(batch_norm(x)); given y = act(batch_norm(x) + z), also ds, the gradient
     before the activation."""
-    ds = _before(xp, x, mean, rstd, w, b, dy, act, y)
+    ds = before(xp, x, mean, rstd, w, b, dy, act, y)
     sums = batch_norm_weight_grad.reference(xp, x, mean, rstd, ds)
     return sums if y is None else (*sums, ds)
 
@@ -112,11 +112,11 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: st
         calls = KERNELS[f"{act}_grad"].bind([y, dy], [ds], [], {})
     else:
         dw, db, totals, ds = rest
-        calls = _before_calls(x, mean, rstd, w, b, dy, act, ds)
+        calls = before_calls(x, mean, rstd, w, b, dy, act, ds)
     return [*calls, *batch_norm_weight_grad.bind([x, mean, rstd, ds], [dw, db], [totals], {})]
 
 
-def _before_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, ds: Any) -> list[Thunk]:
+def before_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, ds: Any) -> list[Thunk]:
     return [loop(normalise, *lines_of(x), mean, rstd, w, b, rows_of(ds)),
             *KERNELS[f"{act}_grad"].bind([ds, dy], [ds], [], {})]
 
@@ -133,14 +133,14 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: st
 def batch_norm_act_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any,
                               *, act: str) -> Any:
     """dx of act(batch_norm(x)); dw and db are the sums above."""
-    return batch_norm_input_grad.reference(xp, x, mean, rstd, w, dw, db, _before(xp, x, mean, rstd, w, b, dy, act))
+    return batch_norm_input_grad.reference(xp, x, mean, rstd, w, dw, db, before(xp, x, mean, rstd, w, b, dy, act))
 
 
 @batch_norm_act_input_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any, ds: Any,
       *, act: str) -> Any:
     _check(act, False)
-    return [*_before_calls(x, mean, rstd, w, b, dy, act, ds),
+    return [*before_calls(x, mean, rstd, w, b, dy, act, ds),
             *batch_norm_input_grad.bind([x, mean, rstd, w, dw, db, ds], [dx], [terms], {})]
 
 

@@ -16,13 +16,15 @@ from .attention import flash_attention
 from .batch_norm import batch_norm_act
 from .casts import casts
 from .draft import Draft
+from .norm_grads import batch_norm_grad
 from .products import epilogue, slabs
 from .squeeze_excite import squeeze_excite
 from .updates import updates
 
 RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": batch_norm_act,
-                                             "squeeze_excite": squeeze_excite, "flash_attention": flash_attention,
-                                             "epilogue": epilogue, "slabs": slabs, "updates": updates}
+                                             "batch_norm_grad": batch_norm_grad, "squeeze_excite": squeeze_excite,
+                                             "flash_attention": flash_attention, "epilogue": epilogue, "slabs": slabs,
+                                             "updates": updates}
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:

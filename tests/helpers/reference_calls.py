@@ -16,7 +16,7 @@ import minidl as ml
 from minidl import models, nn, ops, optim
 from minidl.autograd.tape import Tape, no_grad, use
 from minidl.devices.device import CPU
-from minidl.fusion import fused
+from minidl.fusion import RULES, fused
 from minidl.kernels import KERNELS
 from minidl.runtime.executors import SequentialExecutor
 
@@ -152,7 +152,8 @@ def _networks(device: Any) -> None:
             opt.step()
             return loss
 
-        SequentialExecutor(fused(ml.record(step, x, y), device), device)(x, y)
+        for rules in (RULES, [rule for rule in RULES if rule != "batch_norm_grad"]):
+            SequentialExecutor(fused(ml.record(step, x, y), device, rules), device)(x, y)
         with no_grad():
             model.eval()(ml.array(x))
 

@@ -24,7 +24,8 @@ WHOLE = {"cross_entropy": ONE_NUMBER, "mse": ONE_NUMBER, "square_sum": ONE_NUMBE
          "muon": ALL_ELEMENTS, "group": SEVERAL,
          **dict.fromkeys(("route", "route_grad", "dispatch", "combine", "gate_grad", "grouped_linear",
                           "grouped_linear_input_grad", "grouped_linear_weight_grad"), GROUPS),
-         **dict.fromkeys(("batch_norm_act", "batch_norm_act_weight_grad", "batch_norm_act_input_grad"), CHANNELS),
+         **dict.fromkeys(("batch_norm_act", "batch_norm_act_weight_grad", "batch_norm_act_input_grad",
+                          "batch_norm_grad"), CHANNELS),
          **dict.fromkeys(("sgd_many", "adam_many", "nadam_many", "rmsprop_many", "cast_many", "unscale"), LENGTHS),
          **dict.fromkeys(("tick", "adam_tick", "nadam_tick", "clip_factor", "any_set", "scale_update",
                           "count_load", "move_bias"), NUMBERS)}

@@ -256,7 +256,23 @@ def test_squeeze_and_excite_on_cuda(besides):
         assert np.linalg.norm(a.numpy() - b.numpy()) <= tolerance * np.linalg.norm(b.numpy())
 
 
+@pytest.mark.few(2)
+@pytest.mark.parametrize("name", ["resnet20", "densenet121", "mobilenet_v3_large"])
+def test_both_gradients_of_a_batch_norm_are_one_task(name: str):
+    """On the stand-in the bits are those of the same rules without this one."""
+    rules = [r for r in RULES if r != "batch_norm_grad"]
+    apart, job = (Job(name, batch=8, device=cuda_runtime.device(seed)) for seed in range(2))
+    before, after = fused(apart.graph, apart.device, rules), fused(job.graph, job.device, [*rules, "batch_norm_grad"])
+    norms = [kernels(before)[k] for k in ("batch_norm_weight_grad", "batch_norm_act_weight_grad")]
+    assert kernels(after)["batch_norm_grad"] == sum(norms) > 0
+    assert len(after) == len(before) - sum(norms)
+    wanted, found = (a.run(StreamExecutor(g, random_schedule(g, 2, np.random.default_rng(3)), device=a.device))
+                     for a, g in ((apart, before), (job, after)))
+    assert found[0] == wanted[0]
+    assert bits(*found[1]) == bits(*wanted[1])
+
+
 def test_an_unknown_rule():
-    with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, squeeze_excite, "
-                                         "flash_attention, epilogue, slabs, updates"):
+    with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, batch_norm_grad, "
+                                         "squeeze_excite, flash_attention, epilogue, slabs, updates"):
         fused(Job("mlp").graph, ml.device.cpu(), ["everything"])

@@ -275,6 +275,66 @@ def test_gradients_that_cannot_be_fused() -> None:
                        [c.copy(), c.copy(), *(x.copy() for _ in kept)], act=act)
 
 
+# ----------------------------------------------------------------------------------------------- both gradients at once
+@given(st.integers(2049, 10**7), st.integers(1, 70) | st.integers(1, 20_000))
+def test_a_block_adds_up_parts_as_the_separate_launch_does(rows: int, width: int) -> None:
+    first, second = columns.sums(rows, width), columns.spread(rows, width, 2 * columns.MULTIPROCESSORS)
+    if first.blocks[1] > 1:
+        assert (first.blocks[0], first.threads) == (second.blocks[0], second.threads)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("act", "kept"), [("none", False), ("relu", False), ("relu", True), ("hardswish", False)])
+@pytest.mark.parametrize("shape", [(9, 3), (2, 5, 7, 36), (2100, 4)], ids=str)
+def test_both_gradients_have_the_bits_of_separate_launches(shape: tuple[int, ...], act: str, kept: bool,
+                                                           dtype: str) -> None:
+    """With and without another gradient that is added, which lies in a slab."""
+    c, sums = shape[-1], sums_of(dtype)
+    x, dy = window(draw(shape, 1, dtype, 2), 5, 2), draw(shape, 4, dtype, 0.5)
+    mean, rstd, w, b = (draw(c, 5, sums, 2), np.abs(draw(c, 6, sums)) + 1, draw(c, 2, sums, 1), draw(c, 3, sums))
+    y, more = [draw(shape, 7, dtype)] * kept, window(draw(shape, 8, dtype), 4, 4)
+    dw, db, ds, dx = w.copy(), b.copy(), [np.empty(shape, dtype)] * kept, np.empty(shape, dtype)
+    middle, flags = ("", {}) if act == "none" else ("act_", {"act": act})
+    own = [] if act == "none" else [w, b]
+    run_kernel(f"batch_norm_{middle}weight_grad", [x, mean, rstd, *own, dy, *y], [dw, db, *ds], **flags)
+    if kept:
+        run_kernel("batch_norm_input_grad", [x, mean, rstd, w, dw, db, *ds], [dx])
+    else:
+        run_kernel(f"batch_norm_{middle}input_grad", [x, mean, rstd, *(own or [w]), dw, db, dy], [dx], **flags)
+    wanted = [dw, db, *ds, dx]
+    for add in (False, True):
+        found = [np.full_like(v, np.nan) for v in wanted]
+        calls = run_kernel("batch_norm_grad", [x, mean, rstd, w, b, dy, *y, *([more] if add else [])], found, 5,
+                           act=act, kept=kept, add=add)
+        assert len(calls) == (1 if len(x.reshape(-1, c)) <= 2048 else 2)
+        if add and dtype == "float16":
+            np.testing.assert_allclose(found.pop(), wanted.pop() + more, rtol=4e-3, atol=4e-3)
+        elif add:
+            wanted[-1] = wanted[-1] + more
+        assert [v.tobytes() for v in found] == [v.tobytes() for v in wanted[: len(found)]]
+
+
+@pytest.mark.parametrize("add", [False, True])
+@pytest.mark.parametrize(("act", "kept"), [("none", False), ("relu6", True), ("hardswish", False)])
+def test_both_gradients_agree_with_the_reference(act: str, kept: bool, add: bool) -> None:
+    for rows in (31, 2070):
+        x, dy, y, more = (draw((rows, 5), seed, "float64", 2) for seed in range(4))
+        mean, rstd, w, b = (np.abs(draw(5, seed, "float64")) + 0.5 for seed in range(4))
+        reads = [x, mean, rstd, w, b, dy, *([y] if kept else []), *([more] if add else [])]
+        found = agree("batch_norm_grad", reads, act=act, kept=kept, add=add, times=4)
+        for one, other in zip(on_cpu("batch_norm_grad", reads, [np.full_like(v, np.nan) for v in found], act=act,
+                                     kept=kept, add=add), found, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
+
+
+def test_both_gradients_of_no_rows() -> None:
+    x, c = np.ones((0, 3)), np.ones(3)
+    dw, db, dx = c.copy(), c.copy(), x.copy()
+    run_kernel("batch_norm_grad", [x, c, c, c, c, x], [dw, db, dx], act="none", kept=False, add=False)
+    assert not dw.any()
+    assert not db.any()
+
+
 # ----------------------------------------------------------------------------------------------------------- layer norm
 @pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", DTYPES)
