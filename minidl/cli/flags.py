@@ -305,6 +305,10 @@ FLAGS: dict[str, Flag] = {
     "--steps": _flag(RUN, whole(1), "N", help="train for N steps"),
     "--epochs": _flag(RUN, whole(1), "N", ("runs without --steps; leave one out", lambda a: not a.steps),
         help="train for N epochs"),
+    "--steps-per-launch": _flag("train:s", whole(1), "K", RUNNING,
+        ("runs without --trace and --html, which describe single steps", lambda a: not (a.trace or a.html)),
+        help="run up to K steps in one launch, on batches that lie in memory: for networks whose steps are so short "
+             "that the host binds (default 1)"),
     "--checkpoint": _flag("train:src", path, "DIR", RUNNING, help="save parameters and everything that --resume needs"),
     "--resume": _flag("train:src", None, "auto", SAVING, nargs="?", const=True,
         help="continue from the checkpoint; auto: if there is one; a given --lr overrides the saved one"),

@@ -60,7 +60,8 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
     log = version_log(arguments.replay) if arguments.replay else None
     try:
         return Trainer(recorded, cost, trace=bool(arguments.trace or arguments.html), schedule=schedule,
-                       replays=None if log is None else lambda graph: Replayed(graph, log, arguments.replay))
+                       replays=None if log is None else lambda graph: Replayed(graph, log, arguments.replay),
+                       at_once=arguments.steps_per_launch or 1)
     except ScheduleError as error:
         if schedule is None:
             raise

@@ -24,6 +24,7 @@ from . import DeviceError, far
 from .lanes import Threads
 from .lanes import Work as Tasks
 from .native import no_native_lanes
+from .ring import Ring
 
 LANES = ("native", "python")
 ALIGNMENT = 256  #: bytes; every buffer begins at a multiple
@@ -184,6 +185,10 @@ class CPU:
                 place[...] = values[i]
 
         return put
+
+    def ring(self, inputs: Sequence[Any], outputs: Sequence[Any], count: int) -> Ring:
+        """Room for the batches and results of `count` steps that one launch runs."""
+        return Ring(inputs, outputs, count)
 
     def synchronize(self) -> None:
         """Waits for all issued work; on the CPU, calls are done when they return."""

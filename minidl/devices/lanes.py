@@ -148,8 +148,9 @@ class Work:
     """The work of lanes: for each lane its name, its priority (lower first) and its tasks in order; waits, as pairs
     (waiter, source) of tasks on different lanes; for each task its name, its calls for a given stream (None on the CPU)
     and the host's calls `before` and `after` them, which synchronise with communication; the memory that outlives a
-    step; and the device's `feed` of its inputs. For lanes that one thread runs (`picking.py`): `polls`, what must have
-    returned True before a task runs, and `idle`, which waits until its argument does, for this task among others."""
+    step; the device's `feed` of its inputs, and its `ring` of several steps. For lanes that one thread runs
+    (`picking.py`): `polls`, what must have returned True before a task runs, and `idle`, which waits until its argument
+    does, for this task among others."""
 
     names: Sequence[str]
     priorities: Sequence[int]
@@ -161,6 +162,7 @@ class Work:
     before: Callable[[int, Any], list[Thunk]] = _nothing
     after: Callable[[int, Any], list[Thunk]] = _nothing
     feed: Any = None
+    ring: Any = None
     polls: Callable[[int], list[Callable[[], bool]]] = lambda task: []
     idle: Callable[[Callable[[], bool], int], None] | None = None
 
@@ -219,6 +221,13 @@ class Threads:
             return []
         append = self._stamps[lane].append
         return [lambda: append(perf_counter())]
+
+    def several(self, steps: int) -> None:
+        """Runs so many steps on the batches of the ring, as `run`."""
+        for step in range(steps):
+            self.work.ring.take(step)
+            self.run()
+            self.work.ring.give(step)
 
     def run(self) -> None:
         """Runs all lanes once. Raises LaneError for a task that failed; any other error does not come from a task."""

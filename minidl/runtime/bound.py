@@ -149,9 +149,13 @@ class Bound:
         return sorted(found)
 
     def load(self, values: tuple[Any, ...], settles: bool = True) -> None:
-        """Copies a step's inputs to their buffers. Raises ShapeError or ValueError before anything is copied, and
-        RuntimeError if a parameter or state has moved to other memory since this was made, or if something that the
-        step has read changed since it was recorded.
+        """Copies a step's inputs to their buffers, if they pass `checked`."""
+        self.feed(self.checked(values, settles))
+
+    def checked(self, values: tuple[Any, ...], settles: bool = True) -> list[Any]:
+        """A step's inputs as NumPy arrays. Raises ShapeError or ValueError for wrong ones, and RuntimeError if a
+        parameter or state has moved to other memory since this was made, or if something that the step has read
+        changed since it was recorded.
 
         `settles`: executors with late tasks run them first.
         """
@@ -170,7 +174,15 @@ class Bound:
             raise ShapeError(f"input {i} is {dtype} {shape}; the step was recorded with {kind} {wanted}")
         for i, length, what, ignored in self._indices:
             check_range(what, arrays[i], length, ignored)
-        self.feed(arrays)
+        return arrays
+
+    def ring(self, count: int) -> Any:
+        """The device's room for the inputs and outputs of so many steps. Raises ValueError for an output with gaps."""
+        for view, (name, *_) in zip(self.graph.outputs, self._named, strict=True):
+            if view.strides != strides_of(view.shape):
+                raise ValueError(f"{name} is a part of a larger array, so that several steps cannot return it from one "
+                                 f"launch; return a copy, or run single steps")
+        return self.device.ring(self._inputs, self._outputs, count)
 
     def _check_unchanged(self) -> None:
         now = tapes.changes

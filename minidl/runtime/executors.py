@@ -66,9 +66,10 @@ def executor(graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace:
 
 
 def runtime(program: Program, *, device: Any = None, transport: Communicator | None = None, trace: bool = False,
-            logged: bool = False, watched: bool = False) -> Runtime:
+            logged: bool = False, watched: bool = False, at_once: int = 1) -> Runtime:
     """The runtime of a plan's program; captured where the device can, unless it is `logged` (`DistributedExecutor`)."""
-    return Runtime(program, **_settings(program, device, logged), transport=transport, trace=trace, watched=watched)
+    return Runtime(program, **_settings(program, device, logged), transport=transport, trace=trace, watched=watched,
+                   at_once=at_once)
 
 
 def _settings(program: Program, device: Any, logged: bool) -> dict[str, Any]:

@@ -63,9 +63,9 @@ class Runtime:
     """Call it with a step's inputs (with ranks: this rank's share); it returns the step's outputs.
 
     `captured`: each part is one launch, or one launch between two synchronisations with communication; ignored with
-    MINIDL_DEBUG, which looks at values between tasks. `trace`: `timeline` describes the last call. `credit`: the most
-    bytes of communication in flight. `log`: keeps which weight version each task read. `watched`: `doing` knows where
-    lanes of the CPU are, which costs some nanoseconds a task.
+    MINIDL_DEBUG, which looks at values between tasks. `trace`: `timeline` describes the last call. `at_once`: how many
+    steps a launch of `steps` may have. `credit`: the most bytes of communication in flight. `log`: keeps which weight
+    version each task read. `watched`: `doing` knows where lanes of the CPU are, which costs some nanoseconds a task.
 
     Raises TaskError if a task fails, and RankError if another rank fails. Without other ranks the runtime can run
     again, but its parameters may come from an unfinished step; with other ranks it cannot run again.
@@ -73,13 +73,18 @@ class Runtime:
 
     def __init__(self, program: Program, *, device: Any = None, transport: Communicator | None = None,
                  trace: bool = False, captured: bool = False, credit: int = CREDIT,
-                 log: VersionLog | None = None, watched: bool = False) -> None:
+                 log: VersionLog | None = None, watched: bool = False, at_once: int = 1) -> None:
         self.program, self.trace, self.transport, self.log = program, trace, transport, log
         self.graph, self.schedule, self.peak_bytes = program.graph, program.schedule, program.peak_bytes  #: of the body
         self.waits = program.body[0].waits  #: pairs (waiting task, awaited task) between the lanes of a body
         self.device = device or tapes.current().device
         self.watched = watched and not self.device.captures  #: whether lanes know where they are
         self.debug = process.debug_level()
+        self.at_once = at_once
+        if at_once > 1 and (transport is not None or program.epilogue or len(program.body) > 1 or log is not None
+                            or program.hint is not None):
+            raise ValueError(f"{at_once} steps a launch need one device, and steps that follow each other: no late "
+                             f"tasks, no log of versions, no hint; leave --steps-per-launch out")
         if (program.hint is not None or program.sums is not None) and self.device.captures:
             raise DeviceError(f"order=hint: {self.device.name} issues a step ahead and cannot choose as it goes; take "
                               f"--device cpu, or leave --order out")
@@ -97,7 +102,7 @@ class Runtime:
         made: dict[int, _Ready] = {}
         for part in (*program.body, *program.prologue, *program.epilogue):
             if id(part) not in made:
-                made[id(part)] = _Ready(self, part, arena, captured and not self.debug)
+                made[id(part)] = _Ready(self, part, arena, captured and not self.debug, at_once)
         self._body, self._prologue, self._epilogue = ([made[id(p)] for p in parts] for parts in
                                                       (program.body, program.prologue, program.epilogue))
         self.random_inputs = self._body[0].bound.load_random  #: inputs that a step can use
@@ -254,6 +259,31 @@ class Runtime:
                 tapes.unsettled.add(self)
         return part.bound.results()
 
+    def steps(self, batches: Sequence[tuple[Any, ...]]) -> Callable[[], list[Any]]:
+        """Runs a step on each of these batches, at most `at_once`, in one launch where lanes can: the inputs of all are
+        checked and copied first, and the outputs come back once. Returns a function that waits and returns the NumPy
+        arrays of each step as a tuple; on a device that checks gradients, a launch ends with the first step that used
+        one that is not finite, and there are fewer then. Otherwise as a call for each batch, to the same bits."""
+        (part,) = {id(part): part for part in (*self._body, *self._prologue)}.values()
+        if not 0 < len(batches) <= self.at_once:
+            raise ValueError(f"{len(batches)} steps in a launch of this executor, which has room for {self.at_once}")
+        if part.ring is None:  # single steps, or none can be repeated by a launch
+            return _all_of([fetched(self(*batch)) for batch in batches])
+        if self._error is not None:
+            raise self._error
+        with self._guard:
+            for other in tapes.unsettled - {self}:
+                other.settle()
+            for i, batch in enumerate([part.bound.checked(self._own(batch), settles=False) for batch in batches]):
+                part.ring.put(i, batch)
+            if not self._begun:
+                for fill in self._fills:
+                    fill()
+            self._begun = True
+            self._run(part, len(batches))
+            self._last, self._timeline = part, None
+            return part.ring.results(len(batches))  # type: ignore[no-any-return]
+
     def _own(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs of a step that this rank reads."""
         takes = self.program.takes
@@ -291,12 +321,15 @@ class Runtime:
         """A value that changes with any progress; any thread may ask."""
         return doing.progress(self._present)
 
-    def _run(self, part: _Ready) -> None:
+    def _run(self, part: _Ready, several: int = 0) -> None:
         try:
             if part.meetings is not None:  # this waits for the part before, which is the present one until then
                 part.meetings.common.start(part.meetings.entries, part.lanes, part.meetings.election)
             part.runs, self._present = part.runs + 1, part
-            part.lanes.run()
+            if several:
+                part.lanes.several(several)
+            else:
+                part.lanes.run()
             if self._communication is not None and not self.program.runs_on:
                 self._communication.end_step()
                 self._raise_failure(self._last)
@@ -367,7 +400,7 @@ class Runtime:
 class _Ready:
     """A part bound to a device: arrays, calls, lanes."""
 
-    def __init__(self, runtime: Runtime, part: Part, arena: Any, captured: bool) -> None:
+    def __init__(self, runtime: Runtime, part: Part, arena: Any, captured: bool, at_once: int = 1) -> None:
         self.part, self.rank, self.runs, self.watched = part, runtime.program.rank, 0, runtime.watched
         hint = runtime.program.hint
         graph = replace(part.graph, storages=(*runtime._storages,))
@@ -378,6 +411,8 @@ class _Ready:
         calls = _calls_of(self.bound, runtime.debug)
         if runtime.log is not None:
             calls = runtime.log.around(calls, graph)
+        whole = captured or not runtime.device.captures  # else the host issues each step
+        self.ring = self.bound.ring(at_once) if at_once > 1 and whole and not runtime.debug else None
         self.meetings: Meetings | None = None
         if runtime._communication is not None:
             self.meetings = Meetings(runtime._communication, part, self.bound, calls, hint is not None)
@@ -388,7 +423,7 @@ class _Ready:
         waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
         work = Work([str(schedule.lanes[i]) for i in self.compute],
                     [schedule.lanes[i].priority for i in self.compute], [lanes[i] for i in self.compute], waits,
-                    calls, graph.name, self.bound.persistent, feed=self.bound.feed)
+                    calls, graph.name, self.bound.persistent, feed=self.bound.feed, ring=self.ring)
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after,
                            polls=self.meetings.polls, idle=self.meetings.idle)
@@ -473,6 +508,15 @@ def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
         for call in (*bound.device.bind(launch, bound.array, stream), partial(check, task, launch)))]
 
 
+def fetched(outputs: Any) -> list[Callable[[], Any]]:
+    """For each output of a step a function that waits and returns its NumPy array."""
+    return [t.fetch() for t in (() if outputs is None else outputs if isinstance(outputs, tuple) else (outputs,))]
+
+
+def _all_of(steps: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[], list[Any]]:
+    return lambda: [tuple(value() for value in step) for step in steps]
+
+
 # ------------------------------------------------------------------------------------------------ one run at a time
 #: who runs an executor: the number of the thread and the frame that entered the guard
 Holder = tuple[int, FrameType | None]
@@ -534,5 +578,6 @@ class StreamExecutor(Runtime):
 
     captures = False
 
-    def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False) -> None:
-        super().__init__(lower(graph, schedule), device=device, trace=trace, captured=self.captures)
+    def __init__(self, graph: TaskGraph, schedule: Schedule, *, device: Any = None, trace: bool = False,
+                 at_once: int = 1) -> None:
+        super().__init__(lower(graph, schedule), device=device, trace=trace, captured=self.captures, at_once=at_once)

@@ -53,15 +53,26 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
     data, keeper = trainer.recorded.train_data, course.keeper
     speed, looks, record = _Speed(trainer, course.steps, done_before), _Looks(trainer, course), dict[str, Any]()
     first = trainer.communicator is None or trainer.communicator.rank == 0
-    for step in range(done_before + 1, course.steps + 1):
-        if course.rate is not None:
-            trainer.learn_by(course.rate, step - 1)
-        try:
-            trainer.step()
-        except (DataError, Disagreement) as error:  # all ranks have it
-            if keeper is None or step == done_before + 1:
-                raise
-            _stop(trainer, keeper, step - 1, None, None, error)
+    launch = step = done_before  # the last step of the last launch, and of those that are logged
+    while step < course.steps:
+        if step == launch:
+            if course.rate is not None:
+                trainer.learn_by(course.rate, step)
+            try:
+                most = _at_once(trainer, course, step)
+                launch += trainer.several(most) if most > 1 else trainer.step() or 1
+            except (DataError, Disagreement) as error:  # all ranks have it
+                if keeper is None or step == done_before:
+                    raise
+                _stop(trainer, keeper, step, None, None, error)
+        step += 1
+        if step < launch:  # parameters are those of a later step: its loss is all that can be told
+            if course.log_every and step % course.log_every == 0:
+                record = speed.record(step, trainer.latest(launch - step), launch - step)
+                with looks.held():
+                    course.log(record)
+            course.progress(step, record)
+            continue
         if ended := data.ended:  # whether it is judged and saved or not, so that neither changes a stale run
             trainer.settle()
         told = bool(course.log_every) and step % course.log_every == 0
@@ -89,6 +100,16 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
                 keeper.save(trainer, step, test)
                 speed.pause()
         course.progress(step, record)
+
+
+def _at_once(trainer: Trainer, course: Course, done: int) -> int:
+    """How many steps the next launch may have: checkpoints are made between launches, and so are new learning rates.
+    (It also ends with an epoch.)"""
+    most = min(trainer.at_once, course.steps - done)
+    if course.keeper is not None and course.keeper.steps is not None:
+        most = min(most, course.keeper.steps - done % course.keeper.steps)
+    rate = course.rate
+    return most if rate is None else next((i for i in range(1, most) if rate(done + i) != rate(done)), most)
 
 
 def _stop(trainer: Trainer, keeper: Keeper, step: int, test: Mapping[str, float] | None,
@@ -124,12 +145,15 @@ class _Speed:
         self.away += now - max(self.trainer.ended, self.since, self.back)
         self.back = now
 
-    def record(self, step: int, loss: float) -> dict[str, Any]:
-        now, trainer = perf_counter(), self.trainer
+    def record(self, step: int, loss: float, back: int = 0) -> dict[str, Any]:
+        """`back`: by how many steps of its launch others follow the step."""
+        trainer, data = self.trainer, self.trainer.recorded.train_data
+        now = perf_counter() if not back else trainer.ended - back * (trainer.seconds[-1] + trainer.waits[-1])
         seconds, steps = max(now - self.since - self.away, 1e-9), step - self.step
-        waited = sum(trainer.waits[-steps:])
+        waited = sum(trainer.waits[len(trainer.waits) - back - steps : len(trainer.waits) - back])
         self.step, self.since, self.away = step, now, 0.0
-        return {"step": step, "epoch": round(trainer.recorded.train_data.epochs_done, 4), "loss": loss,
+        epoch = (data.position - back * data.batch_size) / data.samples if back else data.epochs_done
+        return {"step": step, "epoch": round(epoch, 4), "loss": loss,
                 "lr": float(f"{trainer.recorded.optimizer.lr:.7g}"),  # a float32
                 "samples_per_s": round(steps * trainer.job.batch_size / seconds, 2),
                 "eta_s": round(seconds / steps * (self.steps - step), 1),

@@ -51,24 +51,31 @@ class Trainer:
     the device runs behind the host, losses arrive some steps later, and `collect` waits for the rest.
 
     `schedule`: replaces the one that the job's scheduler would make. `replays`: makes what runs the steps in place of
-    the program, from the recorded step, as `minidl.runtime.replica.Replayed` does.
+    the program, from the recorded step, as `minidl.runtime.replica.Replayed` does. `at_once`: the most steps that one
+    launch runs, see `several`.
     """
 
     in_flight = 8  #: if the device runs behind the host, the losses of this many steps may be outstanding
     late = 0  #: how many steps late updates run
     communicator: Communicator | None = None  #: to the other ranks
+    at_once = 1
     logs_order = False  #: whether `orders` grows
     _orders: Orders | None = None  #: to replay
     watched = False  #: whether somebody may ask where the run is, see `Runtime`
     _replays: Callable[[TaskGraph], Any] | None = None
 
     def __init__(self, recorded: Recorded, cost: CostModel, *, trace: bool = False,
-                 schedule: Schedule | None = None, replays: Callable[[TaskGraph], Any] | None = None) -> None:
+                 schedule: Schedule | None = None, replays: Callable[[TaskGraph], Any] | None = None,
+                 at_once: int = 1) -> None:
+        self.at_once = at_once
         self.recorded, self.job, self.cost, self.trace = recorded, recorded.job, cost, trace
         self._replays = replays
         self.plan = recorded.plan(cost, schedule=schedule)
         if trace and "race" in self.plan.notes:
             raise ValueError(f"{self.job.scheduler} in real time records no timeline; leave --trace and --html out")
+        if at_once > 1 and (replays is not None or "race" in self.plan.notes):
+            raise ValueError(f"{self.job.scheduler}: a replayed run, and one whose tasks race, has single steps; leave "
+                             f"--steps-per-launch out")
         self.program = self.plan.program()
         self._start()
 
@@ -82,7 +89,7 @@ class Trainer:
             batches = Batches.of(graph, self.plan.scheduler)
             return Race(graph, batches.forward, batches.backward, batches.rest, **race, device=device)
         return runtime(self.program, device=self.recorded.device, transport=self.communicator, trace=self.trace,
-                       logged=self.plan.stale, watched=self.watched)
+                       logged=self.plan.stale, watched=self.watched, at_once=self.at_once)
 
     def _start(self) -> None:
         self.bystanders = Bystanders()
@@ -95,7 +102,9 @@ class Trainer:
         self.log: list[VersionRead] = []  #: of all ranks of a replica after `finish`, if the policy is stale
         self._ran: list[Callable[[], list[int]]] = []
         self._judges: dict[int, SequentialExecutor] = {}
-        self._awaited: deque[tuple[Callable[[], Any], Callable[[], bool | None]]] = deque()
+        #: losses of a step, or of the steps of a launch; whether the last one used a gradient that is not finite
+        self._awaited: deque[tuple[Callable[[], Sequence[Any]], Callable[[], bool | None]]] = deque()
+        self._unread: data.DataError | None = None
         settle()
         self.recorded.device.not_finite()  # forget what earlier runs have reported
 
@@ -111,13 +120,36 @@ class Trainer:
         begin = perf_counter()
         loss = run(*parts)
         if loss is not None:  # in a pipeline, only the last rank has it
-            self._awaited.append((loss.fetch(), device.fetch_not_finite()))
+            self._awaited.append((_one(loss.fetch()), device.fetch_not_finite()))
         self.collect(self.in_flight if device.captures else 0)
         self.ended = perf_counter()
         self.seconds.append(self.ended - begin)
         if self.logs_order:
             self._ran.append(run.realised)
         self.waits.append(begin - asked)
+
+    def several(self, most: int) -> int:
+        """Runs at most so many steps on the next batches in one launch, up to the end of an epoch, and returns how
+        many. Raises as `step`; an error of data that comes after a batch is raised by the next call."""
+        run, device, batches = self.run, self.recorded.device, list[Sequence[Any]]()
+        asked = perf_counter()
+        if self._unread is not None:
+            raise self._unread
+        try:
+            while len(batches) < most and not (batches and self.recorded.train_data.ended):
+                batches.append(self._inputs())
+        except data.DataError as error:
+            if not batches:
+                raise
+            self._unread = error
+        begin, count = perf_counter(), len(batches)
+        losses = run.steps([tuple(batch) for batch in batches])
+        self._awaited.append((lambda: [loss for (loss,) in losses()], device.fetch_not_finite()))
+        self.collect(1 if device.captures else 0)
+        self.ended = perf_counter()
+        self.seconds += [(self.ended - begin) / count] * count
+        self.waits += [(begin - asked) / count] * count
+        return count
 
     def replay(self, orders: Orders, name: str) -> None:
         """The next steps run in these orders, of the log of this name. Raises ValueError for another run's log."""
@@ -164,17 +196,19 @@ class Trainer:
         return recorded._split(own[0], own[1], whole)
 
     def collect(self, rest: int = 0) -> None:
-        """Waits until the losses of only `rest` steps are outstanding. Raises TrainingError for a loss that is not
-        finite, and on CUDA if an update of that step used a gradient that is not finite."""
+        """Waits until the losses of only `rest` steps, or launches, are outstanding. Raises TrainingError for a loss
+        that is not finite, and on CUDA if an update of that step used a gradient that is not finite."""
         while len(self._awaited) > rest:
-            value, not_finite = self._awaited.popleft()
-            loss, bad = float(value()), not_finite()
-            self.losses.append(loss)
-            step = len(self.losses)
-            if bad and (self.late or np.isfinite(loss)):
-                raise self._failed("a gradient is not finite", step - self.late)
-            if not np.isfinite(loss):
-                raise self._failed(f"the loss is {loss}", step)
+            values, not_finite = self._awaited.popleft()
+            *losses, last = map(float, values())
+            bad = not_finite()
+            for loss in (*losses, last):
+                self.losses.append(loss)
+                step = len(self.losses)
+                if bad and (self.late or np.isfinite(last)) and loss is last:
+                    raise self._failed("a gradient is not finite", step - self.late)
+                if not np.isfinite(loss):
+                    raise self._failed(f"the loss is {loss}", step)
 
     def settle(self) -> None:
         """Waits for all losses and runs the late updates. Raises TrainingError as `collect`, also for these."""
@@ -222,11 +256,11 @@ class Trainer:
         """The first rank that trains what this one does."""
         return 0
 
-    def latest(self) -> float:
-        """The loss of the last step, the mean over ranks that have it; all must ask together. Raises TrainingError as
-        `collect` does."""
+    def latest(self, back: int = 0) -> float:
+        """The loss of the last step, or of an earlier one, the mean over ranks that have it; all must ask together.
+        Raises TrainingError as `collect` does."""
         self.collect()
-        mine = self.losses[-1] if self.losses else None
+        mine = self.losses[-1 - back] if self.losses else None
         every = [mine] if self.communicator is None else self.communicator.gather(mine)
         return float(np.mean([loss for loss in every if loss is not None]))
 
@@ -295,6 +329,10 @@ class Trainer:
     def state_sha256(self) -> str:
         """As `params_sha256`, of the model's states as well."""
         return sha256_of(t for _, t in self.recorded.model.named_tensors())
+
+
+def _one(value: Callable[[], Any]) -> Callable[[], Sequence[Any]]:
+    return lambda: [value()]
 
 
 def params_sha256(model: nn.Module) -> str:

@@ -512,3 +512,75 @@ def test_a_network_for_translations_translates_until_the_end(capsys, tmp_path, m
     monkeypatch.setattr(sampling, "_drawn", lambda *given: next(written, end))
     assert main(["sample", str(tmp_path / "c"), "--prompt", "ein haus", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"prompt": "ein haus", "tokens": 3, "text": "abc"}
+
+
+# -------------------------------------------------------------------------------------------- several steps in a launch
+def test_a_run_in_launches_of_several_steps_is_the_same_run(capsys, tmp_path):
+    """Its records too, but for times; an epoch, a checkpoint and a new learning rate end a launch."""
+    found = {}
+    for k in (1, 5, 64):
+        log, folder = tmp_path / f"log{k}", tmp_path / f"kept{k}"
+        record, _ = train(capsys, "--epochs", 2, "--log", log, "--log-every", 3, "--checkpoint", folder, "--keep", 9,
+                          "--checkpoint-every", 8, "--steps-per-launch", k, "--optimizer", "adam", "--warmup", 4)
+        told = [{key: r[key] for key in r.keys() - {"samples_per_s", "eta_s", "data_ms"}} for r in lines(log)]
+        found[k] = (record["params_sha256"], record["test"], told, sorted(path.name for path in folder.iterdir()))
+        assert all(r["samples_per_s"] > 0 <= r["eta_s"] for r in lines(log) if "loss" in r)
+    assert found[5] == found[1]
+    assert found[64] == found[1]
+
+
+def test_a_run_in_launches_goes_on_from_a_checkpoint(capsys, tmp_path):
+    whole, _ = train(capsys, "--steps", 17, "--steps-per-launch", 4)
+    train(capsys, "--steps", 9, "--checkpoint", tmp_path, "--steps-per-launch", 4)
+    record, _ = train(capsys, "--steps", 17, "--checkpoint", tmp_path, "--resume", "--steps-per-launch", 3)
+    assert record["params_sha256"] == whole["params_sha256"]
+
+
+def in_launches(at_once: int = 6) -> Trainer:
+    return Trainer(Recorded(Job(model="mlp", model_args={"preset": "tiny"}, batch_size=64)), CostModel.analytic(),
+                   at_once=at_once)
+
+
+def test_launches_end_where_something_is_done_between_steps():
+    one, ran, several = in_launches(), [], Trainer.several
+
+    def noted(most: int) -> int:
+        ran.append(several(one, most))
+        return ran[-1]
+
+    one.several = noted  # type: ignore[method-assign]
+    seen = []
+    loop.run(one, loop.Course(steps=29, rate=lambda step: 0.1 if step < 8 else 0.05,
+                              progress=lambda step, record: seen.append(step)))
+    assert ran == [6, 2, 6, 6, 3, 6]  # a new rate after 8, the end of an epoch of 22.5 after 23
+    assert seen == [*range(1, 30)]
+    assert len(one.losses) == len(one.seconds) == len(one.waits) == 29
+
+
+def test_a_loss_that_is_not_finite_has_its_step_within_a_launch():
+    one = in_launches()
+    one.recorded.optimizer.lr = 1e30
+    with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step [23] of mlp"):
+        loop.run(one, loop.Course(steps=12))
+
+
+def test_data_that_cannot_be_read_end_a_launch_before_them(monkeypatch):
+    one, inputs, calls = in_launches(), Trainer._inputs, []
+
+    def read(self: Trainer) -> list:
+        calls.append(1)
+        if len(calls) == 9:
+            raise data.DataError("row 3 cannot be read")
+        return inputs(self)
+
+    monkeypatch.setattr(Trainer, "_inputs", read)
+    with pytest.raises(data.DataError, match="row 3"):
+        loop.run(one, loop.Course(steps=12))
+    assert len(one.losses) == 8
+
+
+def test_runs_that_have_single_steps_say_so(capsys):
+    _, err = train(capsys, "--steps", 3, "--steps-per-launch", 2, "--trace", "t.json", code=2)
+    assert "--steps-per-launch has no effect here; it goes with runs without --trace and --html" in err
+    _, err = train(capsys, "--steps", 3, "--steps-per-launch", 2, "--scheduler", "partime", code=2)
+    assert "2 steps a launch need one device" in err

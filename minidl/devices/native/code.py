@@ -24,7 +24,7 @@ OK, FAILED, AGAIN = 0, 1, 2  #: results of a call: done; an error; not yet, make
 DONE, FAULT, STOPPED, LOOK = range(4)
 
 # words of the state that all lanes of a step share
-STOP, GENERATION, SECONDS, NANOSECONDS = range(4)
+STOP, GENERATION, SECONDS, NANOSECONDS, TURN, TURNS = range(6)
 STATE_WORDS = 8
 # words of a lane: three events (word, sleepers), each in a cache line of its own; then what the lane is
 GO, END, CALLS, COUNT, RESULT, CLOSING, STATE, SPINS = 0, 8, 16, 17, 18, 19, 20, 21
@@ -125,6 +125,7 @@ system_call = types.ExternalFunction("syscall", types.int64(*[types.int64] * 7))
 get_cores, set_cores = (types.ExternalFunction(f"sched_{name}affinity", types.int32(types.int32, *[types.int64] * 2))
                         for name in ("get", "set"))
 own_core = types.ExternalFunction("sched_getcpu", types.int32())
+memcpy = types.ExternalFunction("memcpy", types.int64(types.int64, types.int64, types.int64))
 memset = types.ExternalFunction("memset", types.int64(types.int64, types.int32, types.int64))
 
 
@@ -304,6 +305,36 @@ def step(lane, workers, count, at):
         if load(state + 8 * STOP):  # a worker's call has failed
             return result - DONE + STOPPED
     return result
+
+
+@njit("void(int64, int64, int64)", nogil=True, cache=True)
+def move(copies, count, turn):
+    """Makes copies of this turn. Four words each: from where, by how much the place moves each turn, and the same of
+    where to; the number of bytes is the larger of the two moves."""
+    for i in range(count):
+        source, by, to, on = (peek(copies + 32 * i), peek(copies + 32 * i + 8), peek(copies + 32 * i + 16),
+                              peek(copies + 32 * i + 24))
+        memcpy(to + on * turn, source + by * turn, max(by, on))
+
+
+@njit("int64(int64, int64, int64, int64, int64, int64, int64)", nogil=True, cache=True)
+def steps(lane, workers, count, copies, takes, gives, at):
+    """TURNS runs, each between the first `takes` copies and the other `gives`. Returns as `step`; after LOOK, call it
+    again. Word TURN of the state counts the runs that are done."""
+    state, begun = peek(lane + 8 * STATE), clock()
+    while peek(state + 8 * TURN) < peek(state + 8 * TURNS):
+        turn = peek(state + 8 * TURN)
+        if at < 0:
+            move(copies, takes, turn)
+        result = step(lane, workers, count, at)
+        if result & 3 != DONE:
+            return result
+        move(copies + 32 * takes, gives, turn)
+        poke(state + 8 * TURN, turn + 1)
+        at = -1
+        if clock() - begun > NAP:
+            return 4 * at + LOOK
+    return DONE
 
 
 # ----------------------------------------------------------------------------------------------------- calls of kernels

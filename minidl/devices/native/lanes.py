@@ -120,6 +120,13 @@ class NativeLanes:
         self._workers = np.array([lane.words.ctypes.data for lane in lanes[1:]], np.int64)
         self._step = partial(code.step, lanes[0].words.ctypes.data, self._workers.ctypes.data, len(self._workers))
         self._first = lanes[0]
+        if work.ring is not None:
+            self._copies = np.array([(a.ctypes.data, b.nbytes, b.ctypes.data, 0) for a, b in work.ring.takes]
+                                    + [(b.ctypes.data, 0, a.ctypes.data, b.nbytes) for a, b in work.ring.gives],
+                                    np.int64).reshape(-1, 4)
+            self._steps = partial(code.steps, lanes[0].words.ctypes.data, self._workers.ctypes.data,
+                                  len(self._workers), self._copies.ctypes.data, len(work.ring.takes),
+                                  len(work.ring.gives))
         names = Counter(calls.described(thunk) for lane in self._lanes for thunk, _ in lane.by_python)
         self.by_python = dict(names.most_common())
         self.converted = sum(len(lane.thunks) for lane in self._lanes) - names.total()
@@ -154,15 +161,23 @@ class NativeLanes:
 
     def run(self) -> None:
         """Runs all lanes once. Raises LaneError for a task that failed; any other error does not come from a task."""
+        self._run(self._step)
+
+    def several(self, steps: int) -> None:
+        """Runs so many steps on the batches of the ring, as `run`, in one call of compiled code."""
+        self._state[[code.TURN, code.TURNS]] = 0, steps
+        self._run(self._steps)
+
+    def _run(self, step: Any) -> None:
         result = code.STOPPED
         if self.trace:
             self._clock.begin()
         try:
             if self._first.by_python:
                 with np.errstate(all="ignore"):  # results show infinities; no warnings are needed
-                    result = self._walk()
+                    result = self._walk(step)
             else:
-                result = self._walk()
+                result = self._walk(step)
             if result & 3 == code.DONE:
                 return
             self.give_up(Stop())
@@ -171,11 +186,11 @@ class NativeLanes:
             self.give_up(Stop())
         self._fail(result)
 
-    def _walk(self) -> int:
+    def _walk(self, step: Any) -> int:
         """Makes all calls; returns early if a lane fails or must stop."""
-        result: int = self._step(-1)
+        result: int = step(-1)
         while result & 3 == code.LOOK:
-            result = self._step(result >> 2)
+            result = step(result >> 2)
         return result
 
     def give_up(self, stop: Stop) -> None:

@@ -1,0 +1,120 @@
+"""Several steps in one launch: the same bits as single steps, on every kind of lanes, and the same errors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import bits
+
+import minidl as ml
+from minidl import nn, optim, schedulers
+from minidl.autograd.tape import Tape, use
+from minidl.autograd.tensor import ShapeError
+from minidl.devices import DeviceError
+from minidl.plans.program import lower
+from minidl.runtime.checking import random_schedule
+from minidl.runtime.comm.loopback import run_ranks
+from minidl.runtime.executors import GraphExecutor, Runtime, StreamExecutor
+
+RNG = np.random.default_rng(0)
+BATCHES = [(RNG.standard_normal((5, 6)).astype("f"), RNG.integers(0, 3, 5)) for _ in range(7)]
+
+
+class Job:
+    """A network with dropout, whose counter and whose Adam's powers change with each step."""
+
+    def __init__(self, device: Any = None) -> None:
+        self.device = device or ml.device.cpu()
+        with use(Tape(self.device)):
+            ml.seed(1)
+            self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
+            self.optimizer = optim.Adam(self.model.parameters(), 0.05)
+            self.graph = ml.record(self.step, *BATCHES[0])
+
+    def step(self, x: Any, y: Any) -> Any:
+        logits = self.model(x)
+        loss = nn.cross_entropy(logits, y)
+        loss.backward()
+        self.optimizer.step()
+        return loss, logits
+
+    def executor(self, at_once: int = 1, lanes: int = 1, seed: int = 0) -> Any:
+        schedule = (schedulers.in_order(self.graph) if lanes == 1
+                    else random_schedule(self.graph, lanes, np.random.default_rng(seed)))
+        kind = GraphExecutor if self.device.captures else StreamExecutor
+        return kind(self.graph, schedule, device=self.device, at_once=at_once)
+
+    def weights(self) -> Any:
+        return bits(*(t.numpy() for _, t in self.model.named_tensors()))
+
+
+def single(device: Any = None, count: int = len(BATCHES)) -> tuple[list[Any], Any]:
+    job = Job(device)
+    run = job.executor()
+    found = [tuple(t.numpy() for t in run(*batch)) for batch in BATCHES[:count]]
+    return found, job.weights()
+
+
+@pytest.fixture(params=["native", "python"])
+def kind(request):
+    device = ml.device.cpu()
+    try:
+        device.set_lanes(request.param)
+    except DeviceError as error:
+        pytest.skip(str(error))
+    yield device
+    device.set_lanes("")
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("at_once", [2, 4, 7])
+def test_bits_are_those_of_single_steps(kind, at_once, lanes):
+    wanted, weights = single()
+    job = Job()
+    run, found = job.executor(at_once, lanes, at_once), []
+    for first in range(0, len(BATCHES), at_once):
+        found += run.steps(BATCHES[first : first + at_once])()
+    assert bits(*(a for step in found for a in step)) == bits(*(a for step in wanted for a in step))
+    assert job.weights() == weights
+
+
+def test_single_steps_and_launches_take_turns(kind):
+    wanted, weights = single()
+    job = Job()
+    run = job.executor(3)
+    found = [*run.steps(BATCHES[:3])(), tuple(t.numpy() for t in run(*BATCHES[3])), *run.steps(BATCHES[4:])()]
+    assert bits(*(a for step in found for a in step)) == bits(*(a for step in wanted for a in step))
+    assert job.weights() == weights
+
+
+def test_a_wrong_batch_is_found_before_anything_runs(kind):
+    job = Job()
+    run, before = job.executor(4), job.weights()
+    with pytest.raises(ShapeError, match="input 0"):
+        run.steps([BATCHES[0], (BATCHES[0][0][:4], BATCHES[0][1])])
+    with pytest.raises(ValueError, match="label 9 of sample 2"):
+        run.steps([BATCHES[0], (BATCHES[1][0], np.array([0, 1, 9, 0, 0]))])
+    with pytest.raises(ValueError, match="5 steps in a launch of this executor, which has room for 4"):
+        run.steps(BATCHES[:5])
+    with pytest.raises(ValueError, match="0 steps"):
+        run.steps([])
+    assert job.weights() == before
+
+
+def test_what_has_no_launches_of_several_steps():
+    graph = Job().graph
+    with pytest.raises(ValueError, match="2 steps a launch need one device"):
+        run_ranks(1, lambda communicator: Runtime(lower(graph, schedulers.in_order(graph)), transport=communicator,
+                                                  at_once=2))
+
+
+def test_an_output_within_a_larger_array_is_refused():
+    with use(Tape(ml.device.cpu())):
+        layer = nn.Linear(6, 4)
+        graph = ml.record(lambda x: layer(x)[:, 1:3], BATCHES[0][0])
+    if all(v.strides == (2, 1) for v in graph.outputs):
+        pytest.skip("the slice was copied")
+    with pytest.raises(ValueError, match="is a part of a larger array"):
+        StreamExecutor(graph, schedulers.in_order(graph), at_once=2)
