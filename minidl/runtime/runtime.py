@@ -282,7 +282,7 @@ class Runtime:
             self._begun = True
             self._run(part, len(batches))
             self._last, self._timeline = part, None
-            return part.ring.results(len(batches))  # type: ignore[no-any-return]
+            return part.ring.results(len(batches))
 
     def _own(self, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         """The inputs of a step that this rank reads."""

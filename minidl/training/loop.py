@@ -53,20 +53,24 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
     data, keeper = trainer.recorded.train_data, course.keeper
     speed, looks, record = _Speed(trainer, course.steps, done_before), _Looks(trainer, course), dict[str, Any]()
     first = trainer.communicator is None or trainer.communicator.rank == 0
-    launch = step = done_before  # the last step of the last launch, and of those that are logged
+    launch = step = done_before  # the last step that has run, and the last one in records
     while step < course.steps:
         if step == launch:
             if course.rate is not None:
                 trainer.learn_by(course.rate, step)
             try:
                 most = _at_once(trainer, course, step)
-                launch += trainer.several(most) if most > 1 else trainer.step() or 1
+                if most > 1:
+                    launch += trainer.several(most)
+                else:
+                    trainer.step()
+                    launch += 1
             except (DataError, Disagreement) as error:  # all ranks have it
                 if keeper is None or step == done_before:
                     raise
                 _stop(trainer, keeper, step, None, None, error)
         step += 1
-        if step < launch:  # parameters are those of a later step: its loss is all that can be told
+        if step < launch:  # parameters are later ones already: only its loss can be told
             if course.log_every and step % course.log_every == 0:
                 record = speed.record(step, trainer.latest(launch - step), launch - step)
                 with looks.held():
