@@ -85,6 +85,8 @@ class Runtime:
                             or program.hint is not None):
             raise ValueError(f"{at_once} steps a launch need one device, and steps that follow each other: no late "
                              f"tasks, no log of versions, no hint; leave --steps-per-launch out")
+        if at_once > 1 and trace and captured:
+            raise ValueError(f"{at_once} steps a launch leave no trace of a captured step; trace single steps")
         if (program.hint is not None or program.sums is not None) and self.device.captures:
             raise DeviceError(f"order=hint: {self.device.name} issues a step ahead and cannot choose as it goes; take "
                               f"--device cpu, or leave --order out")

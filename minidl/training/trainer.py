@@ -200,12 +200,11 @@ class Trainer:
         that is not finite, and on CUDA if an update of that step used a gradient that is not finite."""
         while len(self._awaited) > rest:
             values, not_finite = self._awaited.popleft()
-            *losses, last = map(float, values())
-            bad = not_finite()
-            for loss in (*losses, last):
+            losses, bad = [*map(float, values())], not_finite()
+            for left, loss in zip(reversed(range(len(losses))), losses, strict=True):
                 self.losses.append(loss)
                 step = len(self.losses)
-                if bad and (self.late or np.isfinite(last)) and loss is last:
+                if bad and not left and (self.late or np.isfinite(loss)):
                     raise self._failed("a gradient is not finite", step - self.late)
                 if not np.isfinite(loss):
                     raise self._failed(f"the loss is {loss}", step)

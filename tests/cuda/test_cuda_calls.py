@@ -73,6 +73,13 @@ class Current(nullcontext[None]):
 
 STREAM, EVENT = drivers.Stream(Current(), 0), SimpleNamespace(ptr=9)
 HOST = np.zeros(4, np.float32)
+
+
+def condition(bindings: Any) -> Any:
+    """A condition that was never made, as the package returns one."""
+    return bindings.cudaGraphConditionalHandle()
+
+
 RELU = cuda.Grid("elementwise.cu", "relu<float>", (1,), (32,), (HOST, HOST, 4))
 CALLS = {
     "use": lambda d: d.use(), "describe": lambda d: d.describe(), "address": lambda d: d.address(),
@@ -88,6 +95,9 @@ CALLS = {
     "instantiate": lambda d: drivers._checked(d.bindings.cudaGraphInstantiate(5, drivers.USE_NODE_PRIORITY)),
     "edges": lambda d: drivers._checked(d.bindings.cudaGraphGetEdges(5, 16)),
     "dependencies": lambda d: d.dependencies(drivers.Graph(5, 6)),
+    "loop": lambda d: d.loop(), "add_loop": lambda d: d.add_loop(d.bindings.cudaGraph_t(5), condition(d.bindings)),
+    "condition": lambda d: drivers._checked(d.bindings.cudaGraphConditionalHandleCreate(5, 1, drivers.SET_AT_LAUNCH)),
+    "begin_capture": lambda d: d.begin_capture(STREAM, drivers.Loop(5, 6, 8)),
     "graphExecDestroy": lambda d: d.runtime.graphExecDestroy(6), "graphDestroy": lambda d: d.runtime.graphDestroy(5)}
 
 

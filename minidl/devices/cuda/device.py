@@ -25,6 +25,7 @@ from ..far import OnHost
 from . import clock
 from .driver import DeviceArray
 from .lanes import Captured, Streams
+from .ring import Ring
 
 SLOT = 4096  #: the most bytes that are fetched without waiting
 NODES = 1 << 20  #: the most bytes of inputs that a step's own graph uploads
@@ -207,6 +208,9 @@ class Cuda:
     def feed(self, places: Sequence[Any]) -> Feed:
         """A call that copies host arrays to these places for the next step, while the last step may still run."""
         return Feed(self, places)
+
+    def ring(self, inputs: Sequence[Any], outputs: Sequence[Any], count: int) -> Ring:
+        return Ring(self, inputs, outputs, count)
 
     # --------------------------------------------------------------------------------------------------------- calls
     def work(self, kernel: Kernel) -> Work | None:

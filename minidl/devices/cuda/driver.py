@@ -23,6 +23,7 @@ OPTIONS = ("-std=c++17",)
 HAPPENED, NOT_YET = 0, 600  #: cudaSuccess, cudaErrorNotReady
 CAPTURING = 1  #: cudaStreamCaptureStatusActive
 USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
+SET_AT_LAUNCH = 1  #: cudaGraphCondAssignDefault
 
 
 def libraries() -> tuple[Any, Any, Any]:
@@ -66,10 +67,19 @@ class Stream:
 
 
 class Graph:
-    """The handles of a captured graph: the graph itself and its executable form. Both are destroyed with it."""
+    """The handles of a captured graph: the graph itself, and the executable form of it or of the loop around it. Both
+    are destroyed with it."""
 
     def __init__(self, captured: int, executable: int) -> None:
         self.captured, self.executable = captured, executable
+
+
+class Loop:
+    """A graph that repeats its `body`, into which work is captured, as long as a kernel sets the condition `handle` to
+    another value than 0 (`cudaGraphSetConditional`). It always runs once."""
+
+    def __init__(self, whole: int, body: int, handle: int) -> None:
+        self.whole, self.body, self.handle = whole, body, handle
 
 
 class Driver:
@@ -222,20 +232,44 @@ class Driver:
         return partial(nvtx.RangePush, name), nvtx.RangePop
 
     # -------------------------------------------------------------------------------------------------------- capture
-    def begin_capture(self, stream: Stream) -> None:
-        stream.raw.begin_capture()
+    def loop(self) -> Loop:
+        """An empty loop. Raises RuntimeError if CUDA has no conditional nodes (before 12.4)."""
+        bindings = self.bindings
+        whole = _checked(bindings.cudaGraphCreate(0))[0]
+        handle = _checked(bindings.cudaGraphConditionalHandleCreate(whole, 1, SET_AT_LAUNCH))[0]
+        return Loop(int(whole), self.add_loop(whole, handle), int(handle))
 
-    def end_capture(self, stream: Stream) -> Graph:
-        """The graph of the work issued since `begin_capture`, ready to be launched. Its kernels keep the priorities of
-        their streams; CuPy's own graph would give all of them the priority of the stream to which it is launched."""
+    def add_loop(self, graph: Any, handle: Any) -> int:
+        """The empty body of a loop that becomes a node of a graph."""
+        bindings = self.bindings
+        node = bindings.cudaGraphNodeParams()
+        node.type = bindings.cudaGraphNodeType.cudaGraphNodeTypeConditional
+        node.conditional.handle, node.conditional.size = handle, 1
+        node.conditional.type = bindings.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile
+        add = getattr(bindings, "cudaGraphAddNode_v2", bindings.cudaGraphAddNode)  # CUDA 12 has both, as below
+        _checked(add(graph, None, None, 0, node))
+        return int(node.conditional.phGraph_out[0])
+
+    def begin_capture(self, stream: Stream, into: Loop | None = None) -> None:
+        if into is None:
+            stream.raw.begin_capture()
+        else:
+            relaxed = self.bindings.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed  # as CuPy's
+            _checked(self.bindings.cudaStreamBeginCaptureToGraph(stream.ptr, into.body, None, None, 0, relaxed))
+
+    def end_capture(self, stream: Stream, into: Loop | None = None) -> Graph:
+        """The graph of the work issued since `begin_capture`, or the loop around it, ready to be launched. Its kernels
+        keep the priorities of their streams; CuPy's own graph would give all of them the priority of the stream to
+        which it is launched."""
         captured = int(self.runtime.streamEndCapture(stream.ptr))
+        whole = captured if into is None else into.whole
         try:
-            executable = int(_checked(self.bindings.cudaGraphInstantiate(captured, USE_NODE_PRIORITY))[0])
+            executable = int(_checked(self.bindings.cudaGraphInstantiate(whole, USE_NODE_PRIORITY))[0])
         except BaseException:
-            self.runtime.graphDestroy(captured)
+            self.runtime.graphDestroy(whole)
             raise
         graph = Graph(captured, executable)
-        weakref.finalize(graph, _destroy, self.runtime, captured, executable).atexit = False
+        weakref.finalize(graph, _destroy, self.runtime, whole, executable).atexit = False
         return graph
 
     def dependencies(self, graph: Graph) -> tuple[list[int], list[tuple[int, int]]]:
@@ -252,10 +286,11 @@ class Driver:
                                for a, b in zip(before[:count], after[:count], strict=True)]
             room *= 2
 
-    def abandon_capture(self, stream: Stream) -> None:
+    def abandon_capture(self, stream: Stream, into: Loop | None = None) -> None:
         """Ends a capture in which a call failed. Hides the error of the capture: the call's own error says why."""
         with suppress(Exception):
-            self.runtime.graphDestroy(self.runtime.streamEndCapture(stream.ptr))
+            captured = self.runtime.streamEndCapture(stream.ptr)
+            self.runtime.graphDestroy(captured if into is None else into.whole)
 
     def frontier(self, stream: Stream) -> list[int]:
         """The nodes on which the next node captured on this stream will depend. Raises RuntimeError if the stream is
@@ -274,9 +309,9 @@ class Driver:
         return _keep(partial(self.runtime.graphLaunch, graph.executable, stream.ptr), graph)
 
 
-def _destroy(runtime: Any, captured: int, executable: int) -> None:
+def _destroy(runtime: Any, whole: int, executable: int) -> None:
     runtime.graphExecDestroy(executable)
-    runtime.graphDestroy(captured)
+    runtime.graphDestroy(whole)
 
 
 def _checked(result: Sequence[Any]) -> Sequence[Any]:

@@ -172,19 +172,19 @@ def _issue(program: list[Thunk], owner: list[Segment]) -> None:
         raise LaneError(stop.error, segment.task, segment.lane)
 
 
-def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
-    """The graph of the work that `fill` issues on `stream`, or on streams that it forks and joins. An error of `fill`
-    ends the capture."""
+def capture(driver: Any, stream: Any, fill: Callable[[], None], into: Any = None) -> Any:
+    """The graph of the work that `fill` issues on `stream`, or on streams that it forks and joins; or with `into`, the
+    loop around it. An error of `fill` ends the capture."""
     collects = gc.isenabled()
     gc.disable()  # freeing a handle while its stream is captured would end the capture
     try:
-        driver.begin_capture(stream)
+        driver.begin_capture(stream, into)
         try:
             fill()
         except BaseException:
-            driver.abandon_capture(stream)
+            driver.abandon_capture(stream, into)
             raise
-        return driver.end_capture(stream)
+        return driver.end_capture(stream, into)
     finally:
         if collects:
             gc.enable()
@@ -193,7 +193,10 @@ def capture(driver: Any, stream: Any, fill: Callable[[], None]) -> Any:
 class Captured(Streams):
     """The same lanes, captured once: `run` is one launch, or one launch for each piece between two synchronisations
     with communication. Without these, small inputs are uploaded by the graph, of which there is one for each buffer of
-    the feed. It is checked that every wait of the schedule and the order of each lane is a path in the graph."""
+    the feed. It is checked that every wait of the schedule and the order of each lane is a path in the graph.
+
+    With a `ring`, `several` is one launch for many steps: a loop on the device, whose body takes a step's inputs from
+    the ring, is the step, and gives its outputs to the ring."""
 
     def _build(self) -> None:
         warm = [s for piece in self._pieces(self._segments(False)) for s in self._joined(piece) if not s.host]
@@ -202,9 +205,13 @@ class Captured(Streams):
         self.graphs: list[Any] = []
         pieces = self._pieces(segments)
         feeds = self.work.feed.nodes() if self.work.feed and len(pieces) == 1 and not pieces[0][0].host else []
-        self._warm_up([*(Segment(INPUTS, 0, up) for up, _ in feeds), *warm])
-        self._of_buffer = [self._launches(pieces, Segment(INPUTS, 0, up), [done]) for up, done in feeds]
-        self._program, self._owner = ([], []) if feeds else self._launches(pieces)
+        ring = self.work.ring
+        around = [[], []] if ring is None else [[Segment(INPUTS, 0, ring.take())], [Segment(BETWEEN, 0, ring.give())]]
+        self._warm_up([*(Segment(INPUTS, 0, up) for up, _ in feeds), *around[0], *warm, *around[1]])
+        self._loop = None if ring is None else self._capture([*around[0], *self._joined(segments)], ring)
+        self._of_buffer = ([self._launches(pieces, Segment(INPUTS, 0, up), [done]) for up, done in feeds]
+                           or [self._launches(pieces)])
+        self._program, self._owner = [], []
 
     def _launches(self, pieces: list[list[Segment]], first: Segment | None = None,
                   last: Sequence[Thunk] = ()) -> tuple[list[Thunk], list[Segment]]:
@@ -222,8 +229,18 @@ class Captured(Streams):
 
     def run(self) -> None:
         """As `Streams.run`."""
-        if self._of_buffer and not self._given_up:
-            self._program, self._owner = self._of_buffer[self.work.feed.turn]
+        if not self._given_up:
+            turn = self.work.feed.turn if len(self._of_buffer) > 1 else 0
+            self._program, self._owner = self._of_buffer[turn]
+        super().run()
+
+    def several(self, steps: int) -> None:
+        """Runs so many steps on the batches of the ring, as `run`, in one launch; fewer if one of them uses a gradient
+        that is not finite."""
+        assert self._loop is not None
+        if not self._given_up:
+            self.work.ring.send(steps)
+            self._program, self._owner = [self._loop], [Segment(BETWEEN, 0, [])]
         super().run()
 
     def _pieces(self, segments: list[Segment]) -> list[list[Segment]]:
@@ -241,24 +258,27 @@ class Captured(Streams):
     def _meeting_stream(self, stream: Any) -> Any:
         return self.streams[0]  # where all streams have joined
 
-    def _capture(self, segments: list[Segment]) -> Thunk:
-        """A call that launches these segments at once."""
+    def _capture(self, segments: list[Segment], ring: Any = None) -> Thunk:
+        """A call that launches these segments at once; with a ring, again and again."""
         driver = self.driver
+        loop = None if ring is None else driver.loop()
+        after = [] if loop is None else [Segment(BETWEEN, 0, ring.give(loop.handle))]
         last: dict[int, list[int]] = {}
 
         def reached(segment: Segment) -> None:
             last.setdefault(segment.task, []).extend(driver.frontier(self.streams[segment.lane]))
 
         def fill() -> None:
-            for segment in segments:
+            for segment in (*segments, *after):
                 then: list[Thunk] = [] if segment.task == BETWEEN else [partial(reached, segment)]
                 calls = ([c for call in segment.calls for c in (call, *then)] if segment.task == INPUTS
                          else [*segment.calls, *then])
                 _issue(calls, [segment] * len(calls))
 
-        graph = capture(driver, self.streams[0], fill)
+        graph = capture(driver, self.streams[0], fill, loop)
         self._check(graph, last)
         self.graphs.append(graph)
+        self._kept = [*self._kept, *segments, *after]
         return driver.replay(graph, self.streams[0])
 
     def _warm_up(self, segments: list[Segment]) -> None:

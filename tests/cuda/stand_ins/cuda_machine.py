@@ -35,6 +35,9 @@ SUCCESS, INVALID, NOT_READY = 0, 1, 600  #: of cudaError_t
 Errors = enum.IntEnum("Errors", {"cudaErrorLossyQuery": 402})
 LEAST, GREATEST = 0, -5  #: priorities of streams
 USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
+SET_AT_LAUNCH, WHILE = 1, 1  #: cudaGraphCondAssignDefault, cudaGraphCondTypeWhile
+RELAXED = 2  #: cudaStreamCaptureModeRelaxed
+ENDLESS = 10_000  #: turns of a loop on the device
 NOT_CAPTURED, CAPTURED = 0, 1  #: of cudaStreamCaptureStatus
 _handles = itertools.count(1 << 20, 16)  #: of streams, events, functions and graphs: no two machines share one
 
@@ -66,6 +69,9 @@ class Graph:
         self.touched: list[Sequence[tuple[int, int]]] = []
         self.priorities: list[int] = []
         self.numbers: list[int] = []  # handles of the nodes
+        self.condition: Any = None  # of a loop: its memory, to which a handle is the address
+        self.body: Graph | None = None  # what a loop repeats
+        self.around: Graph | None = None  # the loop around a body
 
 
 class Executable:
@@ -151,8 +157,9 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------------- issuing
     def issue(self, stream: int, call: Callable[[], None], touched: Sequence[tuple[int, int]] = (),
-              loads: Any = None) -> None:
-        """`touched`: (address, bytes) of the device's memory; `loads`: what is loaded when it is called first."""
+              loads: Any = None, timed: bool = False) -> None:
+        """`touched`: (address, bytes) of the device's memory; `loads`: what is loaded when it is called first; `timed`:
+        whether it records an event."""
         for start, nbytes in touched:
             self.check_held(start, nbytes, "a call")
         queue = self.queues[stream]
@@ -164,6 +171,7 @@ class Machine:
                 return
             assert self.capture is not None
             assert loads is None or loads in self.launched, f"{loads} is loaded during a capture"
+            assert self.capture.around is None or not timed, "a body of a loop may have no events"
             self.capture.calls.append(call)
             self.capture.before.append(queue.frontier)
             self.capture.touched.append(touched)
@@ -251,11 +259,33 @@ class Machine:
         assert self.capture is None, f"{what} during a capture"
 
     # ------------------------------------------------------------------------------------------------------- capture
-    def begin_capture(self, stream: int) -> None:
+    def begin_capture(self, stream: int, into: int | None = None) -> None:
         with self.lock:
             assert self.capture is None
             queue = self.queues[stream]
-            self.capture, queue.frontier = Graph(queue), []
+            self.capture, queue.frontier = Graph(queue) if into is None else self.graphs[into], []
+            assert not self.capture.calls, "a body of a loop is captured twice"
+            self.capture.origin = queue
+
+    def make_graph(self) -> int:
+        self.graphs[made := next(_handles)] = Graph(Queue())
+        return made
+
+    def make_condition(self, graph: int, value: int, flags: int) -> int:
+        """The handle of a condition: its address, to which the stand-in of the kernels writes."""
+        assert flags == SET_AT_LAUNCH
+        made = self.graphs[graph].condition = ctypes.c_uint(value)
+        return ctypes.addressof(made)
+
+    def add_loop(self, graph: int, handle: int) -> int:
+        """The empty body of a loop that is all of a graph."""
+        whole = self.graphs[graph]
+        assert ctypes.addressof(whole.condition) == handle, "the condition belongs to another graph"
+        assert whole.body is None
+        self.graphs[made := next(_handles)] = whole.body = Graph(Queue())
+        whole.body.around = whole
+        whole.condition.default = whole.condition.value
+        return made
 
     def end_capture(self, stream: int) -> int:
         """The handle of what was captured."""
@@ -269,13 +299,19 @@ class Machine:
                 if node not in joined:
                     joined.add(node)
                     stack += graph.before[node]
-            self.capture = None
+            self.capture, number = None, next((n for n, g in self.graphs.items() if g is graph), 0) or next(_handles)
             unjoined = [i for i, q in enumerate(self.queues.values()) if set(q.frontier or []) - joined]
             for other in self.queues.values():
                 other.frontier = None
         assert not unjoined, f"stream {unjoined[0]} was forked and not joined"
-        self.graphs[number := next(_handles)] = graph
+        self.graphs[number] = graph
         return number
+
+    def destroy_graph(self, number: int) -> None:
+        found = self.graphs.pop(number)
+        assert found.around is None, "the body of a loop is destroyed by itself"
+        for other in [n for n, g in self.graphs.items() if g.around is found]:
+            del self.graphs[other]
 
     def instantiate(self, number: int, flags: int) -> int:
         self.executables[made := next(_handles)] = Executable(self.graphs[number], flags)
@@ -294,6 +330,16 @@ class Machine:
                 for _, (event, _) in queue.ops:
                     event.early = True
 
+        whole, graph = graph, graph.body or graph
+
+        def loop() -> None:
+            whole.condition.value = whole.condition.default
+            for _ in range(ENDLESS):
+                if not whole.condition.value:
+                    return
+                body()
+            raise AssertionError("a loop on the device does not end")
+
         def body() -> None:
             after: list[list[int]] = [[] for _ in graph.calls]
             missing = [len(set(b)) for b in graph.before]
@@ -309,7 +355,7 @@ class Machine:
                     if not missing[n]:
                         ready.append(n)
 
-        self.issue(stream, body, [place for places in graph.touched for place in places])
+        self.issue(stream, body if graph is whole else loop, [place for places in graph.touched for place in places])
 
     # -------------------------------------------------------------------------------------------------- CuPy's runtime
     def memset(self, ptr: int, value: int, size: int, stream: int) -> None:
@@ -390,7 +436,7 @@ def cupy(machine: Machine) -> Any:
         streamWaitEvent=lambda stream, event, flags=0: machine.wait(machine.queues[stream], machine.events[event]),
         graphLaunch=lambda graphExec, stream: machine.launch_graph(graphExec, stream),
         graphUpload=lambda graphExec, stream: machine.upload(graphExec, stream),
-        streamEndCapture=machine.end_capture, graphDestroy=lambda graph: machine.graphs.pop(graph) and None,
+        streamEndCapture=machine.end_capture, graphDestroy=lambda graph: machine.destroy_graph(graph),
         graphExecDestroy=lambda graphExec: machine.executables.pop(graphExec) and None,
         streamGetPriority=lambda stream: machine.queues[stream].priority,
         deviceGetPCIBusId=lambda device: f"0000:{id(machine):x}:00.0",
@@ -520,7 +566,7 @@ def bindings(machine: Machine) -> Any:
         assert flags == EXTERNAL
         assert queue.frontier is not None, "an external event is recorded outside a capture"
         assert found.timed
-        machine.issue(stream, lambda: machine.mark(found))
+        machine.issue(stream, lambda: machine.mark(found), timed=True)
         return said()
 
     def get_nodes(graph: int, numNodes: int = 0) -> tuple[Any, ...]:
@@ -546,8 +592,45 @@ def bindings(machine: Machine) -> Any:
         found = [graph.numbers[n] for n in queue.frontier]
         return said(CAPTURED, 1, None, nodes(found), [None] * len(found), len(found))
 
-    return SimpleNamespace(cudaEventRecordExternal=EXTERNAL, **checked(
-        real, cudaSetDevice=lambda device: said(), cudaEventRecordWithFlags=record, cudaGraphGetNodes=get_nodes,
+    def graph(number: int) -> Any:
+        return real.cudaGraph_t(number) if real else number
+
+    def add_node(graph: Any, pDependencies: Any, dependencyData: Any, numDependencies: int,
+                 nodeParams: Any) -> tuple[Any, ...]:
+        asked = nodeParams.conditional
+        assert (pDependencies, dependencyData, numDependencies) == (None, None, 0)
+        assert (nodeParams.type, asked.type, asked.size) == ("conditional", WHILE, 1)
+        asked.phGraph_out = [made := machine.add_loop(int(graph), int(asked.handle))]
+        return said(*nodes([made]))
+
+    def node_params() -> Any:
+        """With the attributes of the installed package."""
+        if real:
+            assert all(hasattr(real.cudaGraphNodeParams().conditional, name)
+                       for name in ("handle", "type", "size", "phGraph_out"))
+            assert hasattr(real.cudaGraphNodeParams(), "type")
+        return SimpleNamespace(type=None, conditional=SimpleNamespace())
+
+    def begin_into(stream: int, graph: Any, dependencies: Any, dependencyData: Any, numDependencies: int,
+                   mode: Any) -> tuple[Any, ...]:
+        assert (dependencies, dependencyData, numDependencies, int(mode)) == (None, None, 0, RELAXED)
+        machine.begin_capture(stream, int(graph))
+        return said()
+
+    if real:
+        assert real.cudaGraphNodeType.cudaGraphNodeTypeConditional
+        assert int(real.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile) == WHILE
+        assert int(real.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed) == RELAXED
+    names = {"cudaGraphNodeParams": node_params, "cudaGraphNodeType": SimpleNamespace(
+                 cudaGraphNodeTypeConditional="conditional"),
+             "cudaGraphConditionalNodeType": SimpleNamespace(cudaGraphCondTypeWhile=WHILE),
+             "cudaStreamCaptureMode": SimpleNamespace(cudaStreamCaptureModeRelaxed=RELAXED)}
+    return SimpleNamespace(cudaEventRecordExternal=EXTERNAL, **names, **checked(
+        real, cudaGraphCreate=lambda flags: said(graph(machine.make_graph())),
+        cudaGraphConditionalHandleCreate=lambda graph, defaultLaunchValue, flags: said(
+            machine.make_condition(int(graph), defaultLaunchValue, flags)),
+        cudaGraphAddNode=add_node, cudaStreamBeginCaptureToGraph=begin_into, cudaSetDevice=lambda device: said(),
+        cudaEventRecordWithFlags=record, cudaGraphGetNodes=get_nodes,
         cudaGraphGetEdges=get_edges,
         cudaStreamGetCaptureInfo=info, cudaDeviceGetStreamPriorityRange=lambda: said(LEAST, GREATEST),
         cudaGraphInstantiate=lambda graph, flags: said(machine.instantiate(graph, flags))))

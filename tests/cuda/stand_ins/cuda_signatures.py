@@ -35,8 +35,8 @@ def parameters(documentation: str) -> list[tuple[str, str, bool]] | None:
              if documentation.strip() else None)
     if found is None:
         return None
-    parts = [p.strip() for p in found[1].split(",") if p.strip() not in ("", "self", "*", "/")]
-    told = [re.fullmatch(r"(?:(.*\S)\s+)?(\w+)(=.*|)", p) for p in parts]
+    parts = [p.strip() for p in re.split(r",(?![^\[]*\])", found[1]) if p.strip() not in ("", "self", "*", "/")]
+    told = [re.fullmatch(r"(?:(.*\S)\s+)?(\w+)(?::[^=]*)?(=.*|)", p) for p in parts]
     return [(t[1] or "", t[2], bool(t[3])) for t in told if t]
 
 

@@ -42,6 +42,7 @@ static const int warpSize = 32;
 #define __launch_bounds__(...)
 #define __align__(n) alignas(n)
 #define __constant__ static const
+extern "C" inline void cudaGraphSetConditional(unsigned long long handle, unsigned value) { *reinterpret_cast<unsigned*>(handle) = value; }
 #define DYNAMIC_SHARED(T, name) T* name = reinterpret_cast<T*>(stand_in::block->dynamic.get())
 // `__shared__ T x[8];` has been made `SHARED(1, x, T[8]);`, with another number for each declaration.
 #define SHARED(n, name, ...) \
