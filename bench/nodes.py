@@ -3,9 +3,12 @@
     python bench/nodes.py [--network NAME]... [--before] [--out FILE.json]
 
 A step is recorded, and the calls of its tasks are counted from the kernels' CUDA forms; nothing runs, so no GPU is
-needed. The least time is a sum of floors that an H100 has shown (FLOORS): it leaves out all work on data, so it says
-what fewer nodes can save where they bind, and is no prediction of a step. `--before` keeps today's counts as those with
-which later ones are compared.
+needed. The least times are made of floors that an H100 has shown (FLOORS), in a row and simulated under multi_region:
+they leave out all work on data, so they say what fewer nodes can save where nodes bind, and predict no step. `--before`
+keeps today's counts as those with which later ones are compared.
+
+The MLP's whole call, host included, comes from the ladder's record; of K steps a launch (`--steps-per-launch`) its part
+of the host is assumed to be a K-th, and the device's to have three more nodes, which an H100 has not run.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,7 +31,7 @@ from ladder_cases import CASES, OTHERS, PRECISIONS, batches
 from ladder_minidl import sgd
 
 import minidl as ml
-from minidl import models
+from minidl import models, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.devices.cuda.driver import Driver
 from minidl.devices.device import CPU
@@ -74,8 +77,8 @@ def steps(label: str) -> tuple[Any, Any]:
     return graph, fused(graph, device)
 
 
-def calls(graph: Any) -> Iterator[tuple[str, Any]]:
-    """(kernel, call) of everything that a step issues."""
+def calls(tasks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """(kernel, call) of everything that tasks issue, given the launches of each."""
 
     def array(view: Any) -> Any:
         memory = SimpleNamespace(data=SimpleNamespace(ptr=(1 + view.storage) << 32))
@@ -83,7 +86,7 @@ def calls(graph: Any) -> Iterator[tuple[str, Any]]:
         return Driver.array(None, memory, view.shape, view.dtype, tuple(s * size for s in view.strides),
                             view.offset * size)
 
-    for launch in (launch for task in graph.launches for launch in task):
+    for launch in (launch for task in tasks for launch in task):
         reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
         for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
             yield launch.kernel, call
@@ -97,9 +100,25 @@ def kind(call: Any) -> str:
 
 def count(graph: Any) -> dict[str, Any]:
     """Nodes, how many there are of each kind, and the milliseconds that they take at least."""
-    kinds = Counter(kind(call) for _, call in calls(graph))
+    kinds = Counter(kind(call) for _, call in calls(graph.launches))
     return {"nodes": kinds.total(), **{name: kinds[name] for name in FLOORS},
             "floor_ms": round(sum(FLOORS[name] * n for name, n in kinds.items()) / 1e3, 4)}
+
+
+def beside(graph: Any) -> float:
+    """The least milliseconds of a step under multi_region."""
+    times = {graph.name(t): sum(FLOORS[kind(call)] for _, call in calls([own])) for t, own in enumerate(graph.launches)}
+    cost = ml.CostModel(tasks=times)
+    return round(float(ml.simulate(graph, schedulers.multi_region(graph, cost), cost).makespan) / 1e3, 4)
+
+
+def in_launches(steps: int = 16) -> dict[str, float]:
+    """Milliseconds of the MLP's step, host included: seen with one step a launch, and expected with more."""
+    seen = json.loads((RESULTS / "ladder.json").read_text())["networks"]["tf32"]["mlp 8px b64"]["first"]
+    rung = seen["minidl"]
+    host, device = seen["host_us"][rung]["median"] / 1e3, seen["resident_ms"][rung]["median"]
+    return {"steps": steps, "seen": round(seen["step_ms"][rung]["median"], 4), "host": round(host, 4),
+            "device": round(device, 4), "expected": round(max(device + 3 * FLOORS["own"] / 1e3, host / steps), 4)}
 
 
 def counted(label: str) -> dict[str, Any]:
@@ -107,13 +126,22 @@ def counted(label: str) -> dict[str, Any]:
     return {name: count(graph) for name, graph in zip(("plain", "fused"), steps(label), strict=True)}
 
 
+def priced(label: str) -> dict[str, Any]:
+    """The same, with the least time of the fused step on several lanes."""
+    found = counted(label)
+    found["fused"]["lanes_ms"] = beside(steps(label)[1])
+    return found
+
+
 def show(record: dict[str, Any]) -> None:
-    print(f"{'':34}{'plain':>14}{'fused':>14}   least ms fused, before -> now")
+    print(f"{'':34}{'plain':>14}{'fused':>14}   least ms fused, before -> now: in a row; on lanes")
     for label, entry in record["networks"].items():
         before, now = entry["before"], entry["now"]
         columns = "".join(f"{before[name]['nodes']:>6} -> {now[name]['nodes']:>4}" for name in ("plain", "fused"))
-        a, b = before["fused"]["floor_ms"], now["fused"]["floor_ms"]
-        print(f"{label:34}{columns}   {a:.3f} -> {b:.3f} ({b / a:.2f})")
+        times = [(before["fused"][key], now["fused"][key]) for key in ("floor_ms", "lanes_ms")]
+        print(f"{label:34}{columns}   " + "; ".join(f"{a:.3f} -> {b:.3f} ({b / a:.2f})" for a, b in times))
+    mlp = record["in_launches"]
+    print(f"MLP, the whole call: {mlp['seen']} ms seen, {mlp['expected']} expected of {mlp['steps']} steps a launch")
 
 
 def main() -> None:
@@ -125,9 +153,9 @@ def main() -> None:
     path = Path(given.out or RESULTS / "nodes.json")
     kept = json.loads(path.read_text())["networks"] if path.exists() else {}
     for label in given.network or NETWORKS:
-        now = counted(label)
+        now = priced(label)
         kept[label] = {"before": now if given.before else kept.get(label, {}).get("before", now), "now": now}
-    record = {"machine": machine(), "floors_us": FLOORS, "networks": kept}
+    record = {"machine": machine(), "floors_us": FLOORS, "networks": kept, "in_launches": in_launches()}
     save("nodes", record, given.out)
     show(record)
 

@@ -32,4 +32,13 @@ def test_what_is_counted() -> None:
     assert found["product"] == 3 + 2 + 3
     assert found["nodes"] == sum(found[name] for name in nodes.FLOORS)
     assert found["floor_ms"] == pytest.approx((8 * 4.1 + found["own"] * 1.22) / 1e3, abs=1e-4)
-    assert Counter(kernel for kernel, _ in nodes.calls(plain))["sgd"] == 6
+    assert Counter(kernel for kernel, _ in nodes.calls(plain.launches))["sgd"] == 6
+
+
+def test_least_times() -> None:
+    _, fused = nodes.steps("MLP")
+    one, beside = nodes.count(fused)["floor_ms"], nodes.beside(fused)
+    assert beside < one
+    found = nodes.in_launches(16)
+    assert found["device"] < found["expected"] < found["seen"]
+    assert nodes.in_launches(1)["expected"] == found["host"]
