@@ -560,7 +560,7 @@ Recorded networks: the whole command, start-up and recording included, by costs 
 The time of a call for its caller; for a call that is handed to another thread, until it is done.""",
             {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda}),
     Section("Nodes of a step", """\
-Calls of a step's CUDA graph, counted without a GPU, before and after changes that make them fewer. The least time is made
+Calls of a step's CUDA graph, counted without a GPU, before and after changes that make them fewer. Least times are made
 of what an H100 took at least for a dependent node (own kernels 1.22 us, products 4.1, cuDNN 4.5; three samples each),
 in a row or simulated on two lanes. It leaves out all work on data: it predicts no step, and no GPU has run the new
 nodes. The last row assumes that K steps a launch need a K-th of the host's time, and three more nodes each.""",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..core.graph import TaskGraph
+from .additions import additions
 from .attention import flash_attention
 from .batch_norm import batch_norm_act
 from .casts import casts
@@ -24,7 +25,7 @@ from .updates import updates
 RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": batch_norm_act,
                                              "batch_norm_grad": batch_norm_grad, "squeeze_excite": squeeze_excite,
                                              "flash_attention": flash_attention, "epilogue": epilogue, "slabs": slabs,
-                                             "updates": updates}
+                                             "additions": additions, "updates": updates}
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:

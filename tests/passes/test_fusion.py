@@ -272,7 +272,60 @@ def test_both_gradients_of_a_batch_norm_are_one_task(name: str):
     assert bits(*found[1]) == bits(*wanted[1])
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3_large"])
+def test_products_add_to_a_gradient_in_place(name: str):
+    """On the stand-in the bits are those of the same rules without this one; no task adds what a product could."""
+    rules = [r for r in RULES if r != "additions"]
+    apart, job = (Job(name, batch=8, device=cuda_runtime.device(seed)) for seed in range(2))
+    before, after = fused(apart.graph, apart.device, rules), fused(job.graph, job.device)
+    added = kernels(after)["matmul_add"]
+    assert 0 < added == kernels(before)["add"] - kernels(after)["add"]
+    wanted, found = (a.run(StreamExecutor(g, random_schedule(g, 3, np.random.default_rng(4)), device=a.device))
+                     for a, g in ((apart, before), (job, after)))
+    assert found[0] == wanted[0]
+    assert bits(*found[1]) == bits(*wanted[1])
+
+
+class Branch(nn.Module):
+    """f(x + y), y = g(x w): the sum's gradient goes to x in two ways. Without g the weight gradient of w reads it."""
+
+    def __init__(self, read_late: bool) -> None:
+        super().__init__()
+        self.first, self.inner, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 6)
+        self.read_late = read_late
+
+    def forward(self, x: Any) -> Any:
+        x = self.first(x)
+        y = self.inner(x)
+        return self.last(x + (y if self.read_late else y.relu()))
+
+
+@pytest.mark.parametrize("read_late", [False, True])
+def test_a_gradient_that_a_weight_gradient_needs_is_not_overwritten(read_late: bool):
+    found = []
+    for rules in ((), ("additions",)):
+        ml.seed(0)
+        net = Branch(read_late)
+        opt = optim.SGD(net.parameters(), 0.1)
+
+        def step(x: Any, net: Any = net, opt: Any = opt) -> Any:
+            y = net(x)
+            loss = (y * y).mean()
+            loss.backward()
+            opt.step()
+            return loss
+
+        graph = fused(ml.record(step, RNG.standard_normal((4, 6)).astype("f")), ml.device.cpu(), rules)
+        x = np.linspace(-1, 1, 24, dtype="f").reshape(4, 6)
+        for seed in range(3):
+            loss = CheckingExecutor(graph, random_schedule(graph, 3, np.random.default_rng(seed)), seed=seed)(x)
+        assert kernels(graph)["matmul_add"] == (bool(rules) and not read_late)
+        found.append((float(loss), bits(*(p.numpy() for p in net.parameters()))))
+    assert found[0] == found[1]
+
+
 def test_an_unknown_rule():
     with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, batch_norm_grad, "
-                                         "squeeze_excite, flash_attention, epilogue, slabs, updates"):
+                                         "squeeze_excite, flash_attention, epilogue, slabs, additions, updates"):
         fused(Job("mlp").graph, ml.device.cpu(), ["everything"])
