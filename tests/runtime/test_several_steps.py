@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from minidl import nn, optim, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.autograd.tensor import ShapeError
 from minidl.devices import DeviceError
+from minidl.devices.lanes import LaneError
 from minidl.plans.program import lower
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
@@ -118,3 +120,26 @@ def test_an_output_within_a_larger_array_is_refused():
         pytest.skip("the slice was copied")
     with pytest.raises(ValueError, match="is a part of a larger array"):
         StreamExecutor(graph, schedulers.in_order(graph), at_once=2)
+
+
+def test_a_signal_ends_a_launch_between_two_calls(kind):
+    """Its handler's error is raised soon, however many steps are left, and the executor runs again."""
+    job, many = Job(), 2_000
+    run = job.executor(many)
+    part = run._body[0]
+    for i in range(many):
+        part.ring.put(i, BATCHES[i % 7])
+
+    def handler(*_: Any) -> None:
+        raise TimeoutError("enough")
+
+    old = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.02)
+        with pytest.raises((TimeoutError, LaneError), match="enough"):
+            while True:  # a fast machine needs several launches
+                part.lanes.several(many)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, old)
+    assert len(run.steps(BATCHES)()) == 7
