@@ -4,8 +4,9 @@
 
 A step is recorded, and the calls of its tasks are counted from the kernels' CUDA forms; nothing runs, so no GPU is
 needed. The least times are made of floors that an H100 has shown (FLOORS), in a row and simulated under multi_region:
-they leave out all work on data, so they say what fewer nodes can save where nodes bind, and predict no step. `--before`
-keeps today's counts as those with which later ones are compared.
+they leave out all work on data, so they say what fewer nodes can save where nodes bind, and predict no step. Grouped:
+with `--group-weights`, where a group counts as one node of its kind, however long it is. `--before` keeps today's
+counts as those with which later ones are compared.
 
 The MLP's whole call, host included, comes from the ladder's record; of K steps a launch (`--steps-per-launch`) its part
 of the host is assumed to be a K-th, and the device's to have three more nodes, which an H100 has not run.
@@ -37,6 +38,8 @@ from minidl.devices.cuda.driver import Driver
 from minidl.devices.device import CPU
 from minidl.fusion import fused
 from minidl.kernels import KERNELS, cuda
+from minidl.passes.draft import Draft
+from minidl.passes.group import grouped
 
 #: microseconds of a dependent node in a graph, by the kind of its call: a product of 64 x 64, a convolution of a small
 #: image, a kernel of ours on a few numbers (launch_overhead_cuda.json, three samples each)
@@ -92,8 +95,13 @@ def calls(tasks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
             yield launch.kernel, call
 
 
+#: our own kernels for products, for which nothing shorter than a library's product has been seen
+PRODUCTS = ("row_products.cu", "small_product.cu")
+GROUP = 36  #: weight gradients of a group at most, as many as the arguments of a launch hold
+
+
 def kind(call: Any) -> str:
-    if isinstance(call, cuda.Product):
+    if isinstance(call, cuda.Product) or (isinstance(call, cuda.Grid) and call.source in PRODUCTS):
         return "product"
     return "library" if isinstance(call, cuda.Convolution | cuda.Attention) else "own"
 
@@ -127,18 +135,20 @@ def counted(label: str) -> dict[str, Any]:
 
 
 def priced(label: str) -> dict[str, Any]:
-    """The same, with the least time of the fused step on several lanes."""
-    found = counted(label)
-    found["fused"]["lanes_ms"] = beside(steps(label)[1])
-    return found
+    """The same, with the least time of the fused step on several lanes; and of the fused step in groups."""
+    found, (_, fused_step) = counted(label), steps(label)
+    found["fused"]["lanes_ms"] = beside(fused_step)
+    return {**found, "grouped": count(grouped(Draft.of(fused_step), GROUP).graph)}
 
 
 def show(record: dict[str, Any]) -> None:
-    print(f"{'':34}{'plain':>14}{'fused':>14}   least ms fused, before -> now: in a row; on lanes")
+    print(f"{'':34}{'plain':>14}{'fused':>14} grouped   least ms fused, before -> now: in a row; on lanes; grouped")
     for label, entry in record["networks"].items():
         before, now = entry["before"], entry["now"]
         columns = "".join(f"{before[name]['nodes']:>6} -> {now[name]['nodes']:>4}" for name in ("plain", "fused"))
         times = [(before["fused"][key], now["fused"][key]) for key in ("floor_ms", "lanes_ms")]
+        times.append((before["fused"]["floor_ms"], now["grouped"]["floor_ms"]))
+        columns += f"{now['grouped']['nodes']:>8}"
         print(f"{label:34}{columns}   " + "; ".join(f"{a:.3f} -> {b:.3f} ({b / a:.2f})" for a, b in times))
     mlp = record["in_launches"]
     print(f"MLP, the whole call: {mlp['seen']} ms seen, {mlp['expected']} expected of {mlp['steps']} steps a launch")

@@ -371,10 +371,11 @@ def nodes(record: dict[str, Any]) -> Iterator[Row]:
     for label, entry in record["networks"].items():
         before, now = entry["before"], entry["now"]
         plain, fused = (f"{before[name]['nodes']} -> {now[name]['nodes']}" for name in ("plain", "fused"))
+        groups = now["grouped"]["floor_ms"] / before["fused"]["floor_ms"]
         row, lanes = (now["fused"][key] / before["fused"][key] for key in ("floor_ms", "lanes_ms"))
         yield (f"{label}: nodes of a step; least time fused, now / before", f"plain {plain}, fused {fused}; "
                f"{now['fused']['floor_ms']:.3f} ms, {row:.2f}x; multi_region {now['fused']['lanes_ms']:.3f} ms, "
-               f"{lanes:.2f}x", "-")
+               f"{lanes:.2f}x; in groups {now['grouped']['nodes']} nodes, {groups:.2f}x", "-")
     mlp = record["in_launches"]
     yield (f"MLP, whole call: {mlp['steps']} steps a launch, expected / one step a launch, seen",
            f"{mlp['expected']:.3f} ms, {mlp['expected'] / mlp['seen']:.2f}x", "<= 0.75x")
@@ -561,9 +562,10 @@ The time of a call for its caller; for a call that is handed to another thread, 
             {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda}),
     Section("Nodes of a step", """\
 Calls of a step's CUDA graph, counted without a GPU, before and after changes that make them fewer. Least times are made
-of what an H100 took at least for a dependent node (own kernels 1.22 us, products 4.1, cuDNN 4.5; three samples each),
-in a row or simulated on two lanes. It leaves out all work on data: it predicts no step, and no GPU has run the new
-nodes. The last row assumes that K steps a launch need a K-th of the host's time, and three more nodes each.""",
+of what an H100 took at least for a dependent node (own kernels 1.22 us, products 4.1, also those by our kernels, cuDNN
+4.5; three samples each), in a row or simulated on two lanes. They leave out all work on data: they predict no step, and
+no GPU has run the new nodes. In groups: `--group-weights 36`, in a row; a group counts as one node. The last row
+assumes that K steps a launch need a K-th of the host's time, and three more nodes each.""",
             {"nodes": nodes}),
     Section("On a GPU", """\
 One H100, in four short calls, 24 minutes in all. E0: launch by launch; E1: one graph, one stream; E2: one graph,
