@@ -223,7 +223,8 @@ CALLS = {
           Section("ladder", 50, "tf32 mlp"), Section("ladder", 90, "tf32 a0.25 32px"),
           Section("ladder", 240, "tf32 k12 32px b4")),
     "B": (Section("ladder", 50, "tf32 lenet 28px"), Section("ladder", 120, "tf32 bert"),
-          Section("ladder", 120, "tf32 gpt"), Section("ladder", 90, "bf16 a0.25 32px"), Section("copies", 90),
+          Section("ladder", 120, "tf32 gpt"), Section("ladder", 90, "bf16 a0.25 32px"),
+          Section("ladder", 60, "chip mlp"), Section("ladder", 90, "chip a0.25 32px"), Section("copies", 90),
           Section("mpi", 120),
           Section("ladder", 240, "tf32 k12 32px b32"), Section("ladder", 200, "tf32 resnet50")),
     "C": (Section("ladder", 130, "compiled a0.25 32px"), Section("ladder", 200, "compiled k12 32px b32"),
@@ -231,11 +232,11 @@ CALLS = {
           Section("sanitizer", 150, "memcheck, densenet121"), Section("kernels", 540))}
 
 
-def climbed(precision: str, network: str) -> Callable[[Path, str], Found]:
+def climbed(precision: str, network: str, record: str) -> Callable[[Path, str], Found]:
     """The ladder's record, and this network in one line: its times, and why runs failed."""
 
     def read(folder: Path, output: str) -> Found:
-        found, path = record_of("ladder.json")(folder, output), folder / "ladder.json"
+        found, path = record_of(record)(folder, output), folder / record
         networks = json.loads(path.read_text())["networks"].get(precision, {}) if path.exists() else {}
         entry = next((entry for label, entry in networks.items() if network in label), {})
         lines = [brief(entry), *(f"{name}: {why}" for run in entry.values() for name, why in run["left_out"].items()
@@ -246,17 +247,20 @@ def climbed(precision: str, network: str) -> Callable[[Path, str], Found]:
 
 
 def climbing(limit: float) -> Callable[[Path], list[Step]]:
-    """The ladder's runs of all calls. `compiled`: with torch's compilers, as many as fit in the limit."""
+    """The ladder's runs of all calls. `compiled`: with torch's compilers, as many as fit in the limit; `chip`: captured
+    steps in order and out of order, with and without what may help on a chip, in a record of their own."""
 
     def steps(folder: Path) -> list[Step]:
         found = []
         for name in (section.steps for call in CALLS.values() for section in call if section.part == "ladder"):
             kind, _, network = name.partition(" ")
-            compiled, precision = kind == "compiled", "tf32" if kind == "compiled" else kind
-            more = ["--budget", f"{max(limit - STARTING, 0):g}"] if compiled else ["--no-compile"]
+            precision = "tf32" if kind in ("compiled", "chip") else kind
+            more = ["--budget", f"{max(limit - STARTING, 0):g}"] if kind == "compiled" else ["--no-compile"]
+            more += ["--rungs", "E1", "E3"] if kind == "chip" else []
+            record = "ladder_chip.json" if kind == "chip" else "ladder.json"
             found.append(Step(name, bench("ladder.py", "--resume", "--models", network, "--dtype", precision, "--pairs",
-                                          "12", "--seconds", "4", *more, "--out", str(folder / "ladder.json")),
-                              read=climbed(precision, network)))
+                                          "12", "--seconds", "4", *more, "--out", str(folder / record)),
+                              read=climbed(precision, network, record)))
         return found
 
     return steps

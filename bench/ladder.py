@@ -16,7 +16,7 @@ one fused graph.
 | E0b  | the same launches on several streams, out of order |
 | E1   | E0a as one CUDA graph |
 | E2   | E0b as one CUDA graph |
-| E3   | fused launches, as one CUDA graph |
+| E3   | fused launches, as one CUDA graph; `--rungs E1 E3` adds other settings of the chip (CHIP of `ladder_minidl`) |
 
 SGD with momentum on random images, batch 32, in the same precision on both sides: `tf32`, float32 whose products and
 convolutions round their inputs for the tensor cores; `bf16`, products and convolutions in bfloat16 under autocast;
@@ -60,7 +60,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent),
 from common import RESULTS, machine, save
 from ladder_cases import CASES, FIRST, OTHERS, PRECISIONS, QUICK, Case, Effort, Precision
 from ladder_checks import passed, said
-from ladder_minidl import PAIRS, measured_costs
+from ladder_minidl import CHIP, FUSED, PAIRS, PLAIN, measured_costs
 from ladder_record import FIRST_RUN, summary, targets
 from ladder_runs import How, Keep, Run, compiled_run, first_run, give_back
 from ladder_table import result, run_text
@@ -260,6 +260,9 @@ def main() -> int:
                         help="seconds in which all runs should end")
     parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N",
                         help="how many pairs of groups of tasks are measured, for multi_region")
+    parser.add_argument("--rungs", nargs="+", metavar="TEXT",
+                        help="minidl's rungs whose name begins with one of these, also those that differ in a "
+                             "setting of the device (default: all but these)")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--quick", action="store_true", help="a rehearsal with few steps; its times mean little")
     parser.add_argument("--resume", action="store_true", help="continue the existing record")
@@ -281,17 +284,29 @@ def main() -> int:
               file=sys.stderr)
         return 2
     effort = QUICK if arguments.quick else Effort(seconds=arguments.seconds)
+    chosen = rungs_of(arguments.rungs)
+    if not any(name in PLAIN for name in chosen):
+        print(f"ladder: --rungs must name at least one of {', '.join(PLAIN)}", file=sys.stderr)
+        return 2
     if arguments.only:
-        return _one(Job(*arguments.only), arguments.folder,
-                    Here(known, PRECISIONS, device, How(effort, partial(measured_costs, most=arguments.pairs))))
+        how = How(effort, partial(measured_costs, most=arguments.pairs), rungs=chosen)
+        return _one(Job(*arguments.only), arguments.folder, Here(known, PRECISIONS, device, how))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the run in progress ends too
     climb = Climb(cases, [PRECISIONS[name] for name in arguments.dtype], described(device), arguments.out,
                   resume=arguments.resume, runs=(FIRST_RUN,) if arguments.no_compile else (FIRST_RUN, *COMPILED))
     command = [sys.executable, __file__, "--device", arguments.device, "--seconds", str(arguments.seconds), "--pairs",
-               str(arguments.pairs), *(["--quick"] if arguments.quick else [])]
+               str(arguments.pairs), *(["--quick"] if arguments.quick else []),
+               *(["--rungs", *arguments.rungs] if arguments.rungs else [])]
     record = climb(Apart(command), arguments.budget)
     print(result(record))
     return 0 if record["passed"] else 1
+
+
+def rungs_of(texts: Sequence[str] | None) -> list[str]:
+    """Minidl's rungs that are asked for, in the ladder's order."""
+    if texts is None:
+        return [*PLAIN, *FUSED]
+    return [name for name in (*PLAIN, *FUSED, *CHIP) if name.startswith(tuple(texts))]
 
 
 def _one(job: Job, folder: Path, do: Here) -> int:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,13 +17,31 @@ from minidl import models, nn, optim, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.fusion import fused
 from minidl.measuring.pairs import measure_pairs
+from minidl.measuring.sms import measure_sms
 from minidl.plans.program import lower
 from minidl.runtime.executors import GraphExecutor, StreamExecutor
+from minidl.schedulers.multi_region import planned
 from minidl.schedulers.single import beside
 
 #: rungs and their schedules
 PLAIN = ("E0a in_order", "E0b multi_stream", "E0b multi_region", "E1 in_order", "E2 multi_stream", "E2 multi_region")
 FUSED = ("E3 in_order", "E3 multi_region")
+#: further rungs of fused launches, and how the device differs in each: what one means of the chip gains. They are
+#: measured if they are asked for
+CHIP: dict[str, dict[str, Any]] = {
+    "E3 in_order, cuBLASLt alone": {"small_products": False},
+    "E3 in_order, dependent launch": {"dependent_launch": True},
+    "E3 multi_region, dependent launch": {"dependent_launch": True},
+    "E3 multi_region, side SMs": {}}
+SIDE = "multi_region, side SMs"  #: the plan that may give the second stream a share of the chip
+
+
+def scheduler_of(name: str) -> str:
+    """The name of a rung's plan."""
+    own = name.partition(" ")[2]
+    return own if own == SIDE else own.partition(",")[0]
+
+
 #: the first of these that runs represents minidl against torch; this order was chosen before measuring
 BEST = ("E3 multi_region", "E2 multi_region", "E1 in_order", "E0b multi_region", "E0a in_order")
 PAIRS = 60  #: pairs of groups of tasks that are measured at the same time: those with the longest common time
@@ -41,6 +60,19 @@ def sgd(model: Any) -> Callable[[Any, Any], Any]:
         return loss
 
     return step
+
+
+@contextmanager
+def settings(device: Any, wanted: Mapping[str, Any]) -> Iterator[None]:
+    """Calls that are bound inside are bound with these attributes of the device."""
+    before = {key: getattr(device, key) for key in wanted}
+    try:
+        for key, value in wanted.items():
+            setattr(device, key, value)
+        yield
+    finally:
+        for key, value in before.items():
+            setattr(device, key, value)
 
 
 class Ours:
@@ -72,14 +104,15 @@ class Ours:
                 layer.eval()
         with use(Tape(self.device)), self.precision.autocast():
             graph = ml.record(sgd(model), *self.batches[0])
-        return model, fused(graph, self.device) if name in FUSED else graph
+        return model, fused(graph, self.device) if name.startswith("E3") else graph
 
     def rung(self, name: str, schedule: Any) -> tuple[Rung, Any]:
         """A rung and its model."""
         begin = time.perf_counter()
         model, graph = self.recorded(name)
         lanes = StreamExecutor if name.startswith("E0") else GraphExecutor
-        run: Any = lanes(graph, schedule, device=self.device)
+        with settings(self.device, CHIP.get(name, {})):
+            run: Any = lanes(graph, schedule, device=self.device)
         turn = itertools.cycle(self.batches)
         body = run._body[0]
         one_graph = ((lambda: body.bound.load(next(turn)), body.lanes.run) if isinstance(run, GraphExecutor)
@@ -109,16 +142,23 @@ class Ours:
         run.close()
         return found
 
-    def plans(self, name: str, costs: Callable[[Any, Any], Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        """Schedules for the graph of a rung, and the predicted milliseconds per step of each."""
-        _, graph = self.recorded(name)
+    def plans(self, names: Sequence[str], costs: Callable[[Any, Any], Any]) -> tuple[dict[str, Any], dict[str, float]]:
+        """Schedules for the graph of these rungs, and the predicted milliseconds per step of each."""
+        _, graph = self.recorded(names[0])
         cost = costs(graph, self.device)
         # always on two streams: whether they hide launches is what the ladder measures
         made = {"in_order": schedulers.in_order(graph), "multi_stream": beside(graph, cost),
                 "multi_region": schedulers.multi_region(graph, cost)}
+        if any(scheduler_of(name) == SIDE for name in names):
+            cost = replace(cost, sms=measure_sms(graph, self.device))
+            made[SIDE] = planned(graph, cost, ml.Machine(), side_sms="auto").schedule
         runs = {scheduler: lower(graph, schedule) for scheduler, schedule in made.items()}
-        return made, {scheduler: round(float(ml.simulate(run.graph, run.schedule, cost).makespan + cost.step) / 1e3, 5)
-                      for scheduler, run in runs.items()}
+
+        def predicted(run: Any) -> float:
+            own = cost.divided(run.schedule.side_sms)
+            return round(float(ml.simulate(run.graph, run.schedule, own).makespan + cost.step) / 1e3, 5)
+
+        return made, {scheduler: predicted(run) for scheduler, run in runs.items()}
 
 
 def measured_costs(graph: Any, device: Any, most: int = PAIRS) -> Any:

@@ -27,9 +27,12 @@ Networks = Mapping[str, Mapping[str, Mapping[str, Any]]]  #: network -> run -> m
 
 
 def ratios(samples: Mapping[str, list[float]], mine: str) -> dict[str, dict[str, float]]:
-    """The ratios of the ladder's steps, and of torch's rungs to `mine`, the rung that represents minidl."""
-    pairs = [(slow, fast) for kinds in STEPS for slow in samples if slow.startswith(kinds[0])
-             for fast in samples if fast.startswith(kinds[1])]
+    """The ratios of the ladder's steps, of a rung to the same with another setting ("E3 in_order, dependent launch"),
+    and of torch's rungs to `mine`, the rung that represents minidl."""
+    base = [name for name in samples if "," not in name]
+    pairs = [(slow, fast) for kinds in STEPS for slow in base if slow.startswith(kinds[0])
+             for fast in base if fast.startswith(kinds[1])]
+    pairs += [(plain, name) for name in samples if (plain := name.partition(",")[0]) in samples and plain != name]
     pairs += [(name, mine) for name in samples if name.startswith("B")]
     return {f"{slow} / {fast}": ratio(samples, slow, fast) for slow, fast in pairs}
 

@@ -19,7 +19,7 @@ from typing import Any
 from common import spread
 from ladder_cases import Case, Effort, Precision
 from ladder_checks import COMPARED, against_float64, said, same
-from ladder_minidl import FUSED, PLAIN, Ours, best, measured_costs
+from ladder_minidl import CHIP, FUSED, PLAIN, Ours, best, measured_costs, scheduler_of
 from ladder_record import ratios
 from ladder_rungs import Rung, RungError, interleaved, of_rung
 from ladder_torch import EAGER, Theirs, missing
@@ -98,17 +98,17 @@ def first_run(case: Case, precision: Precision, device: Any, how: How, keep: Kee
         return rung
 
     try:
-        for kind in (PLAIN, FUSED):
+        for kind in (PLAIN, (*FUSED, *CHIP)):
             names, begin = [name for name in how.rungs if name in kind], time.perf_counter()
-            planned = attempt(", ".join(names), lambda: ours.plans(names[0], how.costs)) if names else None
+            planned = attempt(", ".join(names), lambda: ours.plans(names, how.costs)) if names else None
             run["planning_s"] = round(run["planning_s"] + time.perf_counter() - begin, 3)
             for name in names if planned else ():
                 schedules, predicted = planned
-                made[name] = schedules[name.split()[1]]
+                made[name] = schedules[scheduler_of(name)]
                 rung = attempt(name, lambda: trained(name, made[name]))
                 if rung:
                     rungs[name] = rung
-                    run["predicted_ms"] |= {} if name.startswith("E0") else {name: predicted[name.split()[1]]}
+                    run["predicted_ms"] |= {} if name.startswith("E0") else {name: predicted[scheduler_of(name)]}
         if not any(name in PLAIN for name in rungs):
             raise RuntimeError(f"no rung runs: {run['left_out']}")
         allowed, correct = precision.rounding, {}

@@ -24,6 +24,7 @@ from minidl.devices.cuda.clock import Hold
 from minidl.devices.cuda.lanes import capture
 from minidl.kernels import KERNELS, cuda
 from minidl.kernels.registry import Thunk
+from minidl.kernels.small_product import small_product
 
 SIZES = {4: "4 B", 4 << 10: "4 KiB", 1 << 20: "1 MiB", 64 << 20: "64 MiB"}
 HELD = 256 << 20  #: bytes that are filled to keep a stream busy
@@ -103,6 +104,7 @@ def rows(device: Any, quick: bool) -> Iterator[Row]:
               "gemm_ex of the same, its arguments converted at each call", issued(_gemm))
     yield Row(group, "minidl, prebuilt product",
               "cublasLt of the same by nvmath: descriptors and algorithm made beforehand", issued(_product))
+    yield Row(group, "minidl, small product", "the same by our own kernel", issued(_small_product))
     yield Row(group, "cuDNN execute", "a prebuilt plan of a 1 x 1 convolution, 8 x 8 pixels, 16 channels",
               issued(_convolution))
 
@@ -130,6 +132,9 @@ def rows(device: Any, quick: bool) -> Iterator[Row]:
             for branches, said in CHAINS.items():
                 yield Row(group, f"{n} kernels, {said}", words, partial(_chain, gpu, n, branches, graph),
                           {"kernels": n, "branches": branches, "by": "graph" if graph else "stream"})
+        if graph:
+            yield Row(group, "100 kernels, dependent launch", "each may start before the one before it has ended",
+                      partial(_dependent_chain, gpu, 100))
 
 
 # -------------------------------------------------------------------------------------------------------------- kernels
@@ -233,7 +238,12 @@ def _gemm(gpu: Gpu) -> Iterator[Issue]:
 def _product(gpu: Gpu) -> Iterator[Issue]:
     from minidl.devices.cuda.products import Products
 
-    yield Products(gpu.driver).bind(cuda.Product(*(gpu.array(64, 64) for _ in range(3))), gpu.main, False)
+    yield Products(gpu.driver).bind(cuda.Product(*(gpu.array(64, 64) for _ in range(3))), gpu.main, False, small=False)
+
+
+@contextmanager
+def _small_product(gpu: Gpu) -> Iterator[Issue]:
+    yield gpu.driver.launch(small_product(cuda.Product(*(gpu.array(64, 64) for _ in range(3)))), gpu.main)
 
 
 @contextmanager
@@ -310,6 +320,14 @@ def _program(gpu: Gpu, n: int, branches: int) -> list[Thunk]:
             calls += [gpu.driver.record(event, streams[(i - 1) % 2]), gpu.driver.wait(streams[i % 2], event)]
         calls.append(kernels[i % 2])
     return [*calls, *join]
+
+
+def _dependent_chain(gpu: Gpu, n: int) -> Samples:
+    gpu.device.dependent_launch = True
+    try:
+        return _chain(gpu, n, 1, True)
+    finally:
+        gpu.device.dependent_launch = False
 
 
 def _chain(gpu: Gpu, n: int, branches: int, graph: bool) -> Samples:

@@ -21,6 +21,18 @@ template <typename T> __device__ __forceinline__ T as(Sum<T> x) { return T(x); }
 template <> __device__ __forceinline__ __half as<__half>(float x) { return __float2half(x); }
 template <> __device__ __forceinline__ __nv_bfloat16 as<__nv_bfloat16>(float x) { return __float2bfloat16(x); }
 
+// Each kernel begins with this; `text` of cuda.py puts it there. Compiled with DEPENDENT, a kernel may be launched before
+// the one before it has ended: here it waits until all of that one's work is done and seen, and then lets the next one be
+// launched. As every kernel waits, what is done then includes everything that was issued earlier.
+__device__ __forceinline__ void begin_kernel() {
+#ifdef MINIDL_STAND_IN
+    stand_in::dependency();
+#elif defined(DEPENDENT) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
 // The elements that belong to a thread: for (long long i = first(); i < count; i += step()).
 __device__ __forceinline__ long long first() { return (long long)blockIdx.x * blockDim.x + threadIdx.x; }
 __device__ __forceinline__ long long step() { return (long long)gridDim.x * blockDim.x; }

@@ -140,17 +140,18 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, taps: Pair, bias: bool, geometry: Ge
     biases, work = rest[:bias], rest[bias:]
     if is_product(x, dw, geometry):
         return cuda_row_products(_matrices(dy, 1), _matrices(x, 1), dw, biases[0] if bias else None, *work)
-    own = 1 if way(x, dw, geometry) in ("depthwise", "lowered") else 0
-    sums = [call for db in biases for call in cuda_row_sums(dy.reshape(_rows(dy.shape)), db, *work[own:])]
-    return [*_weight_grad(x, dy, dw, *work[:own], geometry=geometry), *sums]
+    found, sums = way(x, dw, geometry), biases[0] if biases else None
+    if found == "pointwise" and x.size and dy.size:
+        return product(_matrices(dy, 1).T, _matrices(x, 1), _filters(dw, 1), sums=sums, work=work[0] if work else None)
+    own = 1 if found in ("depthwise", "lowered") else 0
+    added = [] if sums is None else cuda_row_sums(dy.reshape(_rows(dy.shape)), sums, *work[own:])
+    return [*_weight_grad(x, dy, dw, *work[:own], geometry=geometry), *added]
 
 
 def _weight_grad(x: Any, dy: Any, dw: Any, *work: Any, geometry: Geometry) -> list[Call]:
     groups, found = geometry.groups, way(x, dw, geometry)
     if not x.size or not dy.size:
         return [Zeros(dw)] if dw.size else []
-    if found == "pointwise":
-        return product(_matrices(dy, 1).T, _matrices(x, 1), _filters(dw, 1))
     if found == "depthwise":
         return cuda_depthwise_weight_grad(x, dy, dw, *work, geometry=geometry[:3])
     if found == "library":

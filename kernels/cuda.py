@@ -83,7 +83,8 @@ class Product:
     """out = a @ b for matrices, or for equally many matrices along leading axes. Strides may transpose a and b.
 
     `bias` (n,): added to every row of out in the same call. `accumulate`: the result is added to out. `act`: "relu" or
-    nothing, applied last.
+    nothing, applied last. `sums` (m,): also the sums of a's rows, of a single matrix; `work`: scratch for them, if a
+    launch of their own needs it.
     """
 
     a: Any
@@ -92,6 +93,8 @@ class Product:
     bias: Any = None
     accumulate: bool = False
     act: str = ""
+    sums: Any = None
+    work: Any = None
 
 
 @dataclass(frozen=True)
@@ -257,13 +260,14 @@ def alignment(array: Any, most: int) -> int:
 # ---------------------------------------------------------------------------------------------------------- signatures
 _KERNEL = re.compile(
     r"(?:template\s*<([^>]*)>\s*)?(?:extern\s+\"C\"\s+)?__global__\s+(?:void\s+(?:__launch_bounds__\([^)]*\)\s+)?"
-    r"|__launch_bounds__\([^)]*\)\s+void\s+)(\w+)\s*\(([^)]*)\)")
+    r"|__launch_bounds__\([^)]*\)\s+void\s+)(\w+)\s*\(([^)]*)\)\s*\{")
 
 
 @cache
 def text(source: str) -> str:
-    """The text of a source, with our own files that it includes."""
-    lines = (SOURCES / source).read_text(encoding="utf-8")
+    """The text of a source, with our own files that it includes. Every kernel begins with `begin_kernel()` of
+    common.cuh."""
+    lines = _KERNEL.sub(lambda m: f"{m[0]}begin_kernel(); ", (SOURCES / source).read_text(encoding="utf-8"))
     return re.sub(r'^#include "(\w+\.cuh)"$', lambda m: text(m[1]), lines, flags=re.MULTILINE)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -13,6 +14,7 @@ from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c
 from .cuda import dense as cuda_dense
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .row_products import alike, cuda_row_products, cuda_row_products_work, small
+from .small_product import fits
 from .sums import cuda_row_sums, cuda_row_sums_work
 
 
@@ -92,38 +94,56 @@ class _DenseCopies(ctypes.Structure):
                 ("at", ctypes.c_ubyte * STRIDES.itemsize * 4)]
 
 
-def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False, act: str = "") -> list[Call]:
+def apart(p: Product) -> list[Any]:
+    """A product as a library's, followed by the launches for everything else that belongs to it. cuBLASLt promises no
+    epilogues for float64."""
+    calls: list[Any]
+    if str(p.out.dtype) != "float64" or (p.bias is None and not p.act):
+        calls = [replace(p, sums=None, work=None)]
+    else:
+        added = [] if p.bias is None else elements("elementwise.cu", "add<double>", [p.out, p.bias], p.out)
+        calls = [Product(p.a, p.b, p.out, accumulate=p.accumulate), *added, *_act(p.act, p.out)]
+    work = [] if p.work is None else [p.work]
+    return [*calls, *([] if p.sums is None else cuda_row_sums(p.a.T, p.sums, *work))]
+
+
+def _act(act: str, out: Any) -> list[Call]:
+    return [*cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out)] if act else []
+
+
+def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False, act: str = "", sums: Any = None,
+            work: Any = None) -> list[Call]:
     """out (..., m, n) = `act` of (a (..., m, k) @ b (..., k, n) + bias (n,)), leading axes broadcast, in as few
-    products as possible.
+    products as possible. `sums` (m,): also the sums of a's rows; `work`: their scratch, see `cuda_row_sums_work`.
 
     `layout` must support the operands (`dense` copies others). Where leading axes cannot be merged into one, there is a
-    product for each index of the shortest.
+    product for each index of the shortest. A small product stays whole, and the device takes it apart or does not.
     """
+    if sums is not None and not fits(Product(a, b, out, bias, sums=sums)):
+        own = cuda_row_sums(a.T, sums, *([] if work is None else [work]))
+        return [*product(a, b, out, bias, accumulate, act), *own]
     if not out.size:
         return []
-    if str(out.dtype) == "float64" and (bias is not None or act):  # cuBLASLt promises no epilogues for float64
-        added = [] if bias is None else elements("elementwise.cu", "add<double>", [out, bias], out)
-        return [*product(a, b, out, accumulate=accumulate), *added,
-                *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
     if not a.shape[-1]:
         if accumulate:
             return []
         empty = [Zeros(out)] if bias is None else dense_copies([(np.broadcast_to(bias, out.shape), out)])
-        return [*empty, *(cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out) if act else [])]
+        return [*empty, *_act(act, out)]
     if out.ndim > 2 and b.size == b.shape[-2] * b.shape[-1] and a.flags.c_contiguous and out.flags.c_contiguous:
         # one taller matrix
         a, b, out = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1])
     if out.ndim > 2:
         a, b = (np.broadcast_to(x, (*out.shape[:-2], *x.shape[-2:])) for x in (a, b))
     if any(layout(x) is None for x in (a, b, out)):
-        apart = [(n, axis) for axis, n in enumerate(out.shape[:-2]) if n > 1]
-        if len(apart) < 2:
+        axes = [(n, axis) for axis, n in enumerate(out.shape[:-2]) if n > 1]
+        if len(axes) < 2:
             raise ValueError(f"a product does not support operands with strides {a.strides}, {b.strides} and "
                              f"{out.strides}; copy them first")
-        n, axis = min(apart)
+        n, axis = min(axes)
         every = [(*(slice(None),) * axis, i) for i in range(n)]
         return [call for i in every for call in product(a[i], b[i], out[i], bias, accumulate, act)]
-    return [Product(a, b, out, bias, accumulate, act)]
+    whole = Product(a, b, out, bias, accumulate, act, sums, work)
+    return [whole] if fits(whole) else apart(whole)
 
 
 @kernel("matmul", axes="...mk,...ko->...mo", flops=_gemm_flops)
@@ -202,7 +222,7 @@ def _(x: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -> Any:
         return cuda_row_products(dy, x, dw, db[0] if bias else None, *work)
     copied = len(dense_work(x, dy))
     (x, dy), copies = dense([x, dy], work[:copied])
-    return [*copies, *product(dy.T, x, dw), *(call for b in db for call in cuda_row_sums(dy, b, *work[copied:]))]
+    return [*copies, *product(dy.T, x, dw, sums=db[0] if db else None, work=work[copied] if work[copied:] else None)]
 
 
 def _sum_rows(x, total):  # type: ignore[no-untyped-def]

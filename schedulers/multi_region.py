@@ -10,14 +10,14 @@ long as the simulator shows an improvement. If the simulator shows that one stre
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain, combinations, islice
 
 from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError
-from ..core.schedule import Schedule
+from ..core.schedule import SIDE, Schedule
 from ..plans.memory import MemoryLimitError
 from ..plans.program import Program, lower
 from ..pricing.corun import CoRun
@@ -46,15 +46,64 @@ def multi_region(graph: TaskGraph, cost: CostModel | None = None, machine: Machi
                    streams=streams).schedule
 
 
-def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2) -> Ordered:
+def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bool = True, streams: int = 2,
+            side_sms: int | str | None = None) -> Ordered:
     """Every weight gradient beside the region of the chain where it gains most, and updates as late as the next forward
     pass allows (Oh, Lee, Kim, Seo, EuroSys 2022, section 4; reconstructed). Everything on one stream if the simulator
     shows that this is best.
 
-    `crossing`: whether they may cross the iteration boundary. `streams`: the main one included.
+    `crossing`: whether they may cross the iteration boundary. `streams`: the main one included. `side_sms`: so many SMs
+    of a GPU for the second stream, and the others for the first; "auto": the fastest share, or none.
     """
     if streams != 2:
         raise PlanError(f"multi_region needs 2 streams, not {streams}")
+    costs = [cost] if side_sms is None else _divided(cost, side_sms)
+    picks = [_picker(graph, own, crossing) for own in costs]
+
+    def within(limit: int | None) -> Ordered:
+        found, failed = list[tuple[Trial, list[str]]](), list[MemoryLimitError]()
+        for pick in picks:
+            try:
+                found.append(pick(limit))
+            except MemoryLimitError as error:
+                failed.append(error)
+        if not found:
+            raise min(failed, key=lambda error: error.least or 0)
+        chosen, said = min(found, key=lambda one: one[0].rated)
+        schedule, own = chosen.schedule, chosen.step.cost
+        if side_sms is None:
+            return Ordered(schedule, remarks=tuple(said), within=within)
+        if len(schedule.lanes) < 2:
+            own = own.divided(0)
+        if own.sms and own.sms.side:
+            schedule = replace(schedule, notes={**schedule.notes, SIDE: str(own.sms.side)})
+        else:
+            said = [*said, "the SMs are not divided: no share for the second stream is predicted to be faster"]
+        return Ordered(schedule, remarks=tuple(said), within=within, cost=own)
+
+    return within(machine.memory_limit)
+
+
+def _divided(cost: CostModel, side_sms: int | str) -> list[CostModel]:
+    """The costs with this share of the second stream; of "auto", with none, and with about an eighth, a quarter, three
+    eighths and a half of all SMs. Raises PlanError for a share that the device cannot give."""
+    sms = cost.sms
+    if sms is None:
+        raise PlanError(f"side_sms={side_sms} needs times with a part of a GPU's SMs; measure the costs on CUDA, with "
+                        f"--side-sms")
+    if side_sms == "auto":
+        near = {min(sms.choices, key=lambda n: abs(n - sms.total * part / 8)) for part in (1, 2, 3, 4)}
+        return [cost.divided(side) for side in (0, *sorted(near))]
+    if not isinstance(side_sms, int) or isinstance(side_sms, bool):
+        raise PlanError(f"side_sms is {side_sms!r:.40}; it must be a number of SMs or auto")
+    sms.check(side_sms)
+    return [cost.divided(side_sms)]
+
+
+def _picker(graph: TaskGraph, cost: CostModel,
+            crossing: bool) -> Callable[[int | None], tuple[Trial, list[str]]]:
+    """Finds the best plan within a limit, by these costs, and what to say of it. It raises MemoryLimitError if none
+    fits."""
     step = Step.of(replace(graph, launches=()), cost)
     cut = regions(graph, step.chain, step.duration)
     notes: list[str] = []
@@ -71,7 +120,7 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bo
     trials = _trials(step, places, prompt, crossing)
     fastest = _best(trials)
 
-    def within(limit: int | None) -> Ordered:
+    def pick(limit: int | None) -> tuple[Trial, list[str]]:
         chosen, said = _best(trials, limit), list(notes)
         if chosen is None:
             least = min(trials, key=lambda trial: trial.peak_bytes)
@@ -85,9 +134,9 @@ def planned(graph: TaskGraph, cost: CostModel, machine: Machine, *, crossing: bo
             said.append(why)
         elif chosen is fastest and chosen.name in OTHERS:
             said.append(f"the plan is {chosen.name}, which is as fast")
-        return Ordered(chosen.schedule, remarks=tuple(said), within=within)
+        return chosen, said
 
-    return within(machine.memory_limit)
+    return pick
 
 
 def found_places(step: Step, cut: list[Region], crossing: bool) -> tuple[Step, Places]:

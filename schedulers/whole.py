@@ -12,7 +12,7 @@ import numpy as np
 
 from ..core.graph import TaskGraph
 from ..core.machine import Machine, PlanError
-from ..core.schedule import Schedule
+from ..core.schedule import SIDE, Schedule
 from ..passes.choices import Choices
 from ..passes.draft import Draft
 from ..passes.every import options_of_passes
@@ -70,7 +70,7 @@ class Whole:
         policy, options = self.policy
         how, cost = policy.function, self.price(draft)
         if isinstance(how, Schedule):
-            return Ordered(how, cost=cost)
+            return Ordered(how, cost=cost.divided(how.side_sms))
         assert not isinstance(how, Policy)
         try:
             inspect.signature(how).bind(draft.graph, cost, self.machine, **options)
@@ -81,7 +81,8 @@ class Whole:
         made = how(draft.graph, given, self.machine, **options)
         if isinstance(made, Schedule):
             return Ordered(made, cost=cost)
-        return replace(as_ordered(made, policy.name, how) if not isinstance(made, Ordered) else made, cost=cost)
+        made = as_ordered(made, policy.name, how) if not isinstance(made, Ordered) else made
+        return made if made.cost is not None else replace(made, cost=cost)
 
     def ordered(self, draft: Draft, found: Ordered) -> Draft:
         """The draft in this order, with the notes that a file of it needs."""
@@ -96,6 +97,8 @@ class Whole:
             notes[GROUPS] = " ".join(groups.values())
         if self.choices.experts_over != "none":
             notes[EXPERTS] = self.choices.experts_over
+        if SIDE in found.schedule.notes and not given:
+            notes[SIDE] = found.schedule.notes[SIDE]
         if self.cost.corun is not None and not given:
             notes |= {**found.schedule.notes, PAIRS: "priced"}
         schedule = self.chosen.function if isinstance(self.chosen.function, Schedule) else found.schedule

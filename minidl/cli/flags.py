@@ -233,6 +233,9 @@ FLAGS: dict[str, Flag] = {
     "--tf32": _switch(NETWORK, CUDA, help="on cuda: products and convolutions may round float32 for the tensor cores"),
     "--nondeterministic": _switch(NETWORK, CUDA,
         help="on cuda: allow cuDNN kernels whose last bits vary from call to call"),
+    "--dependent-launch": _switch(NETWORK, CUDA,
+        help="on cuda, from Hopper on: in a captured step, a kernel may start before the one before it has ended, and "
+             "waits for it before it touches memory"),
     "--dtype": _flag(NETWORK, DTYPES, "TYPE", default="float32",
         help="float type: %(choices)s (default float32); bf16 and fp16, on cuda, are of products alone"),
     "--lanes": _flag(RUN, Names("devices.device:LANES"), "KIND", CPU,
@@ -291,6 +294,10 @@ FLAGS: dict[str, Flag] = {
         help="an argument of the policy, see `minidl schedulers`"),
     "--streams": _flag("train,compare,plan,explain,simulate:s", whole(1, 1024), "N", _told("streams"),
         help="how many streams it uses (default: 2; multi_stream tries up to the cores, if costs were measured)"),
+    "--side-sms": _flag("train,compare,plan,explain,simulate:s",
+        lambda text: text if text == "auto" else whole(1)(text), "N|auto", CUDA, _told("side_sms"),
+        help="on cuda: so many SMs for the second stream, and the others for the main one; auto: the fastest of some "
+             "shares, or none (default: each may use all)"),
     "--costs": _flag("train,compare,check:src plan,explain,simulate:srcp", path, "measured|analytic|FILE",
         ("a network; times of a pipeline without --model come from FILE",
          lambda a: a.subject != "p" or a.costs not in ("measured", "analytic")), default="measured",
@@ -546,6 +553,8 @@ def job(arguments: argparse.Namespace, under: str | None = None) -> Job:
         "scaling_from": str(place_of(arguments.checkpoint)) if arguments.resume else None,
         "update_every": every, "slices": slices, "groups": groups, "lr": float(lr),
         "scheduler": under or arguments.scheduler, "parallel": kind_of(arguments),
-        "scheduler_args": dict(arguments.scheduler_arg) | ({"slow": arguments.slow} if arguments.slow else {}),
+        "scheduler_args": dict(arguments.scheduler_arg) | (
+            {"slow": arguments.slow} if arguments.slow else {}) | (
+            {"side_sms": arguments.side_sms} if arguments.side_sms else {}),
         "recompute": chosen if arguments.recompute is None else arguments.recompute, "lanes": arguments.lanes or ""}
     return Job(**{f.name: getattr(arguments, f.name) for f in fields(Job) if f.name not in own} | own)

@@ -73,6 +73,9 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
     if asked in ("measured", "estimated"):
         with show.progress("measuring pairs", 1.0) as done:
             cost = recorded.with_pairs(cost, asked == "measured", done)
+    if arguments.side_sms is not None and cost.sms is None:
+        with show.progress("measuring parts of the GPU", 1.0) as done:
+            cost = recorded.with_sms(cost, done)
     if arguments.save_costs:
         cost.save(arguments.save_costs)
     return cost

@@ -117,7 +117,7 @@ def _arm(arguments: Any, name: str) -> Any:
     arm, options = copy(arguments), scheduler_of(arguments, name).options
     arm.scheduler, arm.scheduler_arg = name, [(k, v) for k, v in arguments.scheduler_arg if k in options]
     own = {"update_every", "slices"} if ":" in name else set()  # of its order, so that the step is recorded so
-    for option in {"streams", "k", "buckets", "update_every", "slices"} - options.keys() - own:
+    for option in {"streams", "side_sms", "k", "buckets", "update_every", "slices"} - options.keys() - own:
         setattr(arm, option, None)
     return arm
 
@@ -133,6 +133,7 @@ def _on_one_device(arms: list[Any]) -> list[tuple[Trainer, Timeline | None]]:
         if recorded.every not in known:
             told = copy(arm)
             told.save_costs = None if known else arm.save_costs
+            told.side_sms = next((other.side_sms for other in arms if other.side_sms), None)
             known[recorded.every] = costs(told, recorded)
         trainers.append(Trainer(recorded, known[recorded.every], trace=bool(arm.html)))
         show.notes(trainers[-1].plan.remarks)

@@ -24,6 +24,7 @@ from .graph import TaskGraph
 from .tasks import GraphError, parse_task, repack, task_name, unpack
 
 HEADER = ["rank", "lane", "task"]
+SIDE = "side SMs"  #: a note of a schedule: the multiprocessors of a GPU that all lanes but the first have
 MOST_LANES = 1 << 16  #: the most lanes of a schedule that is read
 
 
@@ -125,6 +126,15 @@ class Schedule(Columns):
     @property
     def ranks(self) -> int:
         return max((lane.rank for lane in self.lanes), default=-1) + 1
+
+    @property
+    def side_sms(self) -> int:
+        """The SMs of a GPU that all lanes but the first have, while the first has the others; 0: all lanes use all.
+        Raises ScheduleError for a note that says something else."""
+        text = self.notes.get(SIDE, "0")
+        if not text.isdecimal():
+            raise ScheduleError(f"the note {SIDE!r} of a schedule is {text!r:.40}; it must be a number of SMs")
+        return int(text)
 
     def lane_of_each(self) -> Ints:
         """For every entry the index of its lane."""

@@ -150,7 +150,8 @@ class Work:
     and the host's calls `before` and `after` them, which synchronise with communication; the memory that outlives a
     step; the device's `feed` of its inputs, and its `ring` of several steps. For lanes that one thread runs
     (`picking.py`): `polls`, what must have returned True before a task runs, and `idle`, which waits until its argument
-    does, for this task among others."""
+    does, for this task among others. `side_sms`: the SMs of a GPU that all lanes but the first share; the first has the
+    others. 0: all use all."""
 
     names: Sequence[str]
     priorities: Sequence[int]
@@ -165,6 +166,7 @@ class Work:
     ring: Any = None
     polls: Callable[[int], list[Callable[[], bool]]] = lambda task: []
     idle: Callable[[Callable[[], bool], int], None] | None = None
+    side_sms: int = 0
 
 
 class LaneError(RuntimeError):

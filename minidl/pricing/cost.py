@@ -20,6 +20,7 @@ from ..core.graph import TaskGraph
 from ..core.machine import is_number, is_whole, shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
 from .corun import CoRun
+from .sms import Sms
 
 _RATES = {"flops_per_us", "bytes_per_us"}
 SECOND = "O/1"  #: the kind that prices the second part of an O that is cut in two
@@ -95,8 +96,9 @@ class CostModel:
 
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
     sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
-    added for bytes that another lane has touched. `corun`: how much tasks on two streams slow each other down. `cores`:
-    how many lanes run at the same time, one that sums gradients among them; None: all.
+    added for bytes that another lane has touched. `corun`: how much tasks on two streams slow each other down. `sms`:
+    the times with a part of a GPU's SMs, and how lanes divide them. `cores`: how many lanes run at the same time, one
+    that sums gradients among them; None: all.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -115,6 +117,7 @@ class CostModel:
     unit: str = "us"
     device: str = ""
     corun: CoRun | None = None
+    sms: Sms | None = None
     links: Mapping[str, Link] = field(default_factory=dict)
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     far: Link | None = None
@@ -202,6 +205,15 @@ class CostModel:
                             f"({unknown.size} of {len(graph)} tasks are missing); measure costs for this graph")
         return time
 
+    def divided(self, side: int) -> CostModel:
+        """The costs if all lanes but the first have so many SMs, if they say how long tasks take then. Raises PlanError
+        for a share that the device cannot give."""
+        if self.sms is None or self.sms.side == side:
+            return self
+        if side:
+            self.sms.check(side)
+        return replace(self, sms=replace(self.sms, side=side))
+
     def _of_kind(self, name: str, unit: Ints) -> Any:
         """The duration of each unit in `kinds` under this name."""
         value = np.asarray(self.kinds[name], np.float64)
@@ -240,6 +252,7 @@ class CostModel:
             links = {pair: Link(**link) for pair, link in record.get("links", {}).items()}
             return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun,
                           "cross": Cross(**record["cross"]),
+                          "sms": None if record.get("sms") is None else Sms(**record["sms"]),
                           "far": None if record.get("far") is None else Link(**record["far"])})
         except OSError:
             raise

@@ -25,7 +25,7 @@ import numpy as np
 from ..core.columns import Floats, Ints, Rows, ends_of_actions, prepared, run_lanes, spread
 from ..core.graph import TaskGraph, derive_edges
 from ..core.schedule import Schedule, ScheduleError
-from ..core.tasks import COMMUNICATION, RECEIVES
+from ..core.tasks import COMMUNICATION, RECEIVES, Kind
 from ..core.timeline import Timeline
 from .circuits import cycle_time
 from .contention import contend
@@ -199,6 +199,7 @@ class Clock:
     `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `spin`,
     `doze`, `wake`, `cores`: as in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a
     task of group a takes beside one of group b. `crossing`: data that take longer, since another lane has touched them.
+    `aside`: what tasks take on a rank's other lanes than its first, if lanes divide the SMs of a device.
     """
 
     duration: Floats
@@ -214,6 +215,7 @@ class Clock:
     group: Ints | None = None
     factor: Floats = field(default_factory=lambda: np.ones((1, 1)))
     crossing: Crossing | None = None
+    aside: Floats | None = None
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel, lanes: Lanes, carried: Carried | None = None) -> Clock:
@@ -222,9 +224,16 @@ class Clock:
         far = network.far(graph.preds.ids, graph.preds.row_of_each)
         far_carried = network.far(carried.source, lambda: carried.target)
         group, factor = cost.corun.table(graph) if cost.corun else (None, np.ones((1, 1)))
-        return cls(network.durations() + cost.launch, graph.preds, carried, far, far_carried, cost.sync, cost.spin,
+        duration, aside = network.durations() + cost.launch, None
+        if cost.sms is not None and cost.sms.side:
+            first, others = cost.sms.of_lanes(graph)
+            duration, aside = duration * first, duration * others
+            if group is not None:
+                weights = np.isin(graph.kind, (Kind.W, Kind.U))
+                factor = cost.sms.slowdown(group, graph.bytes, np.where(weights, aside, duration), len(factor))
+        return cls(duration, graph.preds, carried, far, far_carried, cost.sync, cost.spin,
                    cost.doze, cost.wake, cost.cores or np.inf, group, factor,
-                   Crossing.of(graph, cost.cross) if cost.cross.read or cost.cross.write else None)
+                   Crossing.of(graph, cost.cross) if cost.cross.read or cost.cross.write else None, aside)
 
     @classmethod
     def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
@@ -245,10 +254,13 @@ class Clock:
 
     def _crossed(self, lanes: Lanes) -> Clock:
         """The clock in which tasks take as long as on these lanes."""
-        if self.crossing is None:
-            return self
-        added = self.crossing.added(lanes.lane_of, lanes.rank_of, lanes.place_of)
-        return replace(self, duration=self.duration + added, crossing=None)
+        duration = self.duration
+        if self.aside is not None:
+            first = np.unique(lanes.rank, return_index=True)[1]
+            duration = np.where(np.isin(lanes.lane_of, first), duration, self.aside)
+        if self.crossing is not None:
+            duration = duration + self.crossing.added(lanes.lane_of, lanes.rank_of, lanes.place_of)
+        return replace(self, duration=duration, crossing=None, aside=None)
 
     def run(self, lanes: Lanes) -> Times:
         """The times of one iteration. Raises ScheduleError for lanes that cannot run, as the methods below do."""
@@ -256,7 +268,7 @@ class Clock:
 
     def iterations(self, lanes: Lanes, count: int) -> Iterator[Times]:
         """The times of each of `count` iterations that follow each other without a barrier."""
-        if self.crossing is not None:
+        if self.crossing is not None or self.aside is not None:
             return self._crossed(lanes).iterations(lanes, count)
         if lanes.joined is not None:
             first, last = lanes.actions
@@ -301,7 +313,7 @@ class Clock:
         leads back to its beginning. For loops of few tasks."""
         if lanes.joined is not None:
             return self._of_actions(*lanes.actions).exact_period(replace(lanes, joined=None))
-        if self.crossing is not None:
+        if self.crossing is not None or self.aside is not None:
             return self._crossed(lanes).exact_period(lanes)
         carried, first = self.carried, lanes.ptr[:-1][lanes.busy]
         inner = np.delete(np.arange(len(lanes.tasks)), first)

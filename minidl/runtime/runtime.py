@@ -425,7 +425,11 @@ class _Ready:
         waits = [(w, s) for w, s in part.waits.tolist() if not talks[self.lane_of[w]] and not talks[self.lane_of[s]]]
         work = Work([str(schedule.lanes[i]) for i in self.compute],
                     [schedule.lanes[i].priority for i in self.compute], [lanes[i] for i in self.compute], waits,
-                    calls, graph.name, self.bound.persistent, feed=self.bound.feed, ring=self.ring)
+                    calls, graph.name, self.bound.persistent, feed=self.bound.feed, ring=self.ring,
+                    side_sms=runtime.schedule.side_sms)
+        if work.side_sms and not runtime.device.captures:
+            raise DeviceError(f"the plan gives its second lane {work.side_sms} SMs of a GPU; {runtime.device.name} has "
+                              f"none")
         if self.meetings is not None:
             work = replace(work, calls=self.meetings.calls, before=self.meetings.before, after=self.meetings.after,
                            polls=self.meetings.polls, idle=self.meetings.idle)

@@ -37,6 +37,7 @@ class Job:
     device: str = "cpu"
     tf32: bool = False
     deterministic: bool = True
+    dependent_launch: bool = False  #: see `minidl.devices.cuda.device.Cuda`
     dtype: str = "float32"
     batch_size: int = 64
     micro_batches: int = 1
@@ -95,6 +96,8 @@ class Job:
                 raise ValueError(f"{self.dtype} needs a CUDA device; {self.device} computes in float32 and float64")
             if self.tf32:
                 raise ValueError(f"tf32 is only for CUDA devices, not for {self.device}")
+            if self.dependent_launch:
+                raise ValueError(f"dependent launch is only for CUDA devices, not for {self.device}")
             if not self.deterministic:
                 raise ValueError(f"nondeterministic is only for CUDA devices; {self.device} always repeats its bits")
         if self.optimizer not in OPTIMIZERS:

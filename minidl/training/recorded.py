@@ -25,6 +25,7 @@ from ..measuring.far import measure_far
 from ..measuring.lanes import cores
 from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
+from ..measuring.sms import measure_sms
 from ..ops.dither import dither
 from ..passes.sweeps import swept
 from ..plans.plan import Plan
@@ -49,6 +50,7 @@ class Recorded:
         self.device = devices.get(job.device)
         if self.device.captures:  # the process has one such device: an earlier job may have set other values
             self.device.tf32, self.device.deterministic = job.tf32, job.deterministic
+            self.device.dependent_launch = job.dependent_launch
         else:
             self.device.set_lanes(job.lanes)
             self.device.set_far_file(job.offload_to)
@@ -351,6 +353,10 @@ class Recorded:
             return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))
         return replace(cost,
                        corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
+
+    def with_sms(self, cost: CostModel, progress: Callable[[float], None] | None = None) -> CostModel:
+        """The costs with the times of tasks on a part of the GPU's SMs, measured now."""
+        return replace(cost, sms=measure_sms(self.graph, self.device, progress))
 
     def with_far(self, cost: CostModel) -> CostModel:
         """The costs with the measured bandwidth to far memory."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import cuda_runtime
@@ -28,7 +29,7 @@ import ladder_rungs  # noqa: E402
 import processes  # noqa: E402
 from ladder_cases import PRECISIONS, Case, Effort  # noqa: E402
 from ladder_checks import passed  # noqa: E402
-from ladder_minidl import FUSED, PLAIN, Ours, longest  # noqa: E402
+from ladder_minidl import CHIP, FUSED, PLAIN, Ours, longest  # noqa: E402
 from ladder_runs import How, compiled_run, first_run  # noqa: E402
 from ladder_table import result, run_text  # noqa: E402
 from ladder_torch import COMPILED, EAGER, Theirs, twins  # noqa: E402
@@ -501,3 +502,24 @@ def test_without_a_gpu_it_says_so_in_one_line():
         assert len(done.stderr.splitlines()) == 1
     else:
         pytest.skip("there is a GPU here")
+
+
+@pytest.mark.slow
+def test_rungs_of_the_chip_are_compared_with_the_same_without_their_setting(device, monkeypatch):
+    """And leave the device as it was."""
+    monkeypatch.setattr("minidl.measuring.sms.SIZE", 1 << 12)
+    chosen = ladder.rungs_of(["E1", "E3"])
+    assert chosen == ["E1 in_order", *FUSED, *CHIP]
+    run = first_run(TINY["tiny"], TF32, device, replace(ALONE, rungs=chosen))
+    assert passed(run), run
+    assert list(run["step_ms"]) == chosen
+    assert {f"{name.partition(',')[0]} / {name}" for name in CHIP} <= run["ratios"].keys()
+    assert not [name for name in run["ratios"] if name.count(",") > 1]
+    assert (device.small_products, device.dependent_launch) == (True, False)
+
+
+def test_rungs_without_a_plain_one_are_refused(monkeypatch, capsys):
+    monkeypatch.setattr(ladder.ml.device, "get", lambda name: SimpleNamespace(captures=True, name=name))
+    monkeypatch.setattr(sys, "argv", ["ladder.py", "--rungs", "E3"])
+    assert ladder.main() == 2
+    assert capsys.readouterr().err.startswith("ladder: --rungs must name at least one of E0a in_order")

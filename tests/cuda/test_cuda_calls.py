@@ -89,6 +89,7 @@ CALLS = {
     "elapsed": lambda d: d.elapsed(EVENT, EVENT), "happened": lambda d: d.happened(EVENT),
     "synchronize_device": lambda d: d.synchronize_device(), "zeros": lambda d: d.zeros(HOST, STREAM)(),
     "copy": lambda d: d.copy(HOST, HOST, STREAM)(), "launch": lambda d: d.launch(RELU, STREAM),
+    "programmatic": lambda d: d.programmatic(5, (1, 1, 1, 32, 1, 1, 0), STREAM, 9)(),
     "frontier": lambda d: d.frontier(STREAM), "launcher": lambda d: d.launcher(1, 1, 1, 1, 1, 1, 1, 0, 7, 9, 0),
     "graph launch": lambda d: d.runtime.graphLaunch(5, 7), "priorities": lambda d: d.priorities(),
     "end_capture": lambda d: d.end_capture(STREAM), "replay": lambda d: d.replay(drivers.Graph(5, 6), STREAM),
@@ -107,7 +108,7 @@ def test_cupy_takes_the_drivers_calls(bare, name, monkeypatch):
     """Without a GPU a call that is right fails in CUDA, and one that is wrong before it gets there."""
     # CuPy's stream that could not be made has something to say when it goes
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    with pytest.raises(RuntimeError, match="cudaError|CUDA_ERROR|CUDA: |libcuda"):
+    with pytest.raises(RuntimeError, match="cudaError|CUDA_ERROR|CUDA: |libcuda|NVIDIA driver library"):
         CALLS[name](bare)
     gc.collect()
 

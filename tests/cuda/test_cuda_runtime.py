@@ -460,6 +460,8 @@ def test_the_command_line_trains_and_compares_as_on_the_cpu(found_by_name, capsy
     arms = command(capsys, "compare", *job, "--device", "cuda", "--schedulers", "in_order,multi_stream,multi_region")
     assert arms["bit_identical"]
     assert arms["arms"][0]["params_sha256"] == there["params_sha256"]
+    early = command(capsys, "train", *job, "--device", "cuda", "--dependent-launch")
+    assert early["params_sha256"] == there["params_sha256"]
     plain = command(capsys, "train", *job, "--device", "cuda", "--fusion", "none")
     assert plain["loss_last"] == pytest.approx(there["loss_last"], rel=1e-4)
 

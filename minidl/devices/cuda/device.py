@@ -43,11 +43,13 @@ class Cuda:
     calls; the tests replace them.
 
     For calls that are bound from now on: `tf32`: whether float32 products and convolutions may round their inputs for
-    the tensor cores; `deterministic`: whether calls of cuDNN must be bit-identical each time.
+    the tensor cores; `deterministic`: whether calls of cuDNN must be bit-identical each time; `small_products`: whether
+    small products may run as our kernel, if it is faster than cuBLASLt's.
     """
 
     tf32 = False
     deterministic = True
+    small_products = True
     captures = True
     halves = True
     most_scores = math.inf  #: flash kernels are a rule of fusion here
@@ -60,12 +62,26 @@ class Cuda:
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
         self.flag_memory = self.allocate(4)
         self._flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: `cuda.FLAG` of launches
-        self._others: dict[int, list[Any]] = {}  #: streams beside the main one, by priority
+        self._others: dict[Any, list[Any]] = {}  #: streams beside the main one, by priority and part of the GPU
 
     @property
     def flash(self) -> bool:
         """Whether cuDNN has flash kernels here, forward and gradient: from Ampere on, see `Dnn`."""
         return bool(self.driver.architecture >= 80 and self._library("dnn").flash)
+
+    @property
+    def dependent_launch(self) -> bool:
+        """Whether, in a captured step, a kernel of ours may start before the kernel of ours before it on its stream has
+        ended, up to its first access to memory; for calls that are bound from now on. Raises DeviceError if the GPU
+        cannot."""
+        return bool(self.driver.dependent)
+
+    @dependent_launch.setter
+    def dependent_launch(self, wanted: bool) -> None:
+        if wanted and self.driver.architecture < 90:
+            raise DeviceError(f"dependent launch needs a GPU of compute capability 9.0 (Hopper) or later; {self.name} "
+                              f"has {self.driver.architecture / 10}")
+        self.driver.dependent = wanted
 
     def interface(self, array: Any) -> dict[str, Any]:
         """An array's CUDA array interface (version 3), for other libraries."""
@@ -240,7 +256,7 @@ class Cuda:
         if isinstance(call, cuda.Grid):
             return self.driver.launch(call.flagged(self._flag), stream)
         if isinstance(call, cuda.Product):
-            return self._library("products").bind(call, stream, self.tf32)
+            return self._library("products").bind(call, stream, self.tf32, self.small_products)
         if isinstance(call, cuda.Convolution | cuda.Attention):
             return self._library("dnn").bind(call, stream, tf32=self.tf32, deterministic=self.deterministic)
         if isinstance(call, cuda.Zeros):
@@ -248,16 +264,25 @@ class Cuda:
         return self.driver.copy(call.source, call.out, stream)
 
     # --------------------------------------------------------------------------------------------------------- lanes
-    def streams(self, priorities: Sequence[int]) -> list[Any]:
+    def streams(self, priorities: Sequence[int], side_sms: int = 0) -> list[Any]:
         """A stream for each lane, the same ones each time. The first is the main stream, which has a higher priority
-        than streams of priority 1."""
-        found = [self.main]
-        for i, priority in enumerate(priorities[1:], 1):
-            streams, nth = self._others.setdefault(priority, []), list(priorities[1:i]).count(priority)
+        than streams of priority 1. `side_sms`: all lanes but the first share so many SMs, and the first has the others,
+        on a stream that is not the main one. Raises DeviceError if the GPU cannot be divided like this."""
+        found = [] if side_sms else [self.main]
+        for i, priority in enumerate(priorities[len(found) :], len(found)):
+            kind = (priority, side_sms, bool(side_sms and i))
+            streams = self._others.setdefault(kind, [])
+            nth = list(priorities[1:i]).count(priority)
             if nth == len(streams):
-                streams.append(self.driver.stream(priority))
+                streams.append(self.driver.stream_of_part(side_sms, int(i > 0), priority) if side_sms
+                               else self.driver.stream(priority))
             found.append(streams[nth])
         return found
+
+    @property
+    def sms(self) -> tuple[int, int]:
+        """All multiprocessors of the GPU, and the step in which lanes may divide them."""
+        return self.driver.sms, self.driver.sm_step
 
     def lanes(self, work: Any, trace: bool = False) -> Streams:
         """Lanes that are issued call by call."""
@@ -272,11 +297,12 @@ class Cuda:
 
     # -------------------------------------------------------------------------------------------------------- times
     def task_times(self, programs: Sequence[Sequence[Sequence[Thunk]]],
-                   progress: Callable[[float], None] | None = None, repeats: int = clock.REPEATS) -> list[float]:
-        """Microseconds of each program of the main stream, as it runs `repeats` times inside a replayed graph: a
-        program is a list of equal sequences of calls, on buffers of their own, that run in turn. All must have run
-        before."""
-        return clock.each(self.driver, self.main, programs, progress, repeats)
+                   progress: Callable[[float], None] | None = None, repeats: int = clock.REPEATS,
+                   stream: Any = None) -> list[float]:
+        """Microseconds of each program of a stream, by default the main one, as it runs `repeats` times inside a
+        replayed graph: a program is a list of equal sequences of calls, on buffers of their own, that run in turn. All
+        must have run before."""
+        return clock.each(self.driver, stream or self.main, programs, progress, repeats)
 
     def node(self) -> float:
         """Microseconds of a launch that does hardly anything, as `task_times` says."""

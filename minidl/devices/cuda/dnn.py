@@ -9,15 +9,13 @@ The prebuilt call can be captured.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import fields, replace
 from functools import partial
+from itertools import islice
 from typing import Any
-
-import numpy as np
 
 from ...kernels import Thunk, cuda
 from . import attention, convolutions
-from .tuner import Candidate, Tuner
+from .tuner import CANDIDATES, Candidate, Tuner
 
 OPERATIONS: dict[type, Any] = {cuda.Convolution: convolutions, cuda.Attention: attention}
 Key = convolutions.Key | attention.Key  #: of a plan: an operation on arrays of one type, and the arithmetic allowed
@@ -71,6 +69,7 @@ class Dnn:
                            RuntimeError, self.cudnn.cudnnGraphNotSupportedError)
         self._handles: dict[int, Any] = {}
         self._plans: dict[Key, tuple[Any, int]] = {}  #: for each key a graph, and the index of its plan
+        self._told: dict[tuple[Key, int], tuple[Any, int]] = {}  #: the same for a part of the GPU
         self._workspaces: dict[int, Any] = {}
 
     @property
@@ -94,7 +93,20 @@ class Dnn:
         key = operation.Key.of(call, tf32, deterministic)
         if key not in self._plans:
             self._plans[key] = self._choose(key, call)
-        return self._bound(*self._plans[key], call, stream)
+        plan = self._plans[key]
+        if stream.sms:
+            if (key, stream.sms) not in self._told:
+                self._told[key, stream.sms] = self._with_sms(key, stream.sms, *plan)
+            plan = self._told[key, stream.sms]
+        return self._bound(*plan, call, stream)
+
+    def _with_sms(self, key: Key, sms: int, graph: Any, place: int) -> tuple[Any, int]:
+        """The same plan, told that it has so many multiprocessors, so that bits do not depend on them; or, if cuDNN
+        does not offer it then, the plan itself."""
+        name = graph.get_plan_name_at_index(place)
+        told = described(self.cudnn, key, handle=self._handle(self.tuner.stream), sm_count=sms)
+        return next(((told, i) for i, other in islice(plans(self.cudnn, told), CANDIDATES) if other == name),
+                    (graph, place))
 
     def _bound(self, graph: Any, place: int, call: cuda.Convolution | cuda.Attention, stream: Any) -> Thunk:
         workspace = self._workspace(stream, max(1, int(graph.get_workspace_size_plan_at_index(place))))
@@ -109,9 +121,7 @@ class Dnn:
         graph = described(self.cudnn, key, handle=self._handle(self.tuner.stream))
 
         def candidates() -> Iterator[Candidate]:
-            names = [f.name for f in fields(call) if isinstance(getattr(call, f.name), np.ndarray)]
-            copy = replace(call, **dict(zip(names, self.tuner.elsewhere([getattr(call, name) for name in names]),
-                                             strict=True)))
+            copy = self.tuner.copied(call)
             for place, name in plans(self.cudnn, graph):
                 yield f"{place} {name}", partial(self._bound, graph, place, copy, self.tuner.stream)
 

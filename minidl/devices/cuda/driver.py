@@ -10,12 +10,13 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
 
 from ...kernels import Thunk, cuda
+from .. import DeviceError
 from ..far import OnHost
 
 #: compiler options; CuPy adds the architecture, CUDA's headers and -ftz=true (float32 below 1.2e-38 is 0)
@@ -33,6 +34,13 @@ def libraries() -> tuple[Any, Any, Any]:
     from cuda.bindings import runtime
 
     return cupy, cupyx, runtime
+
+
+def driver_api() -> Any:
+    """The driver API of cuda-bindings, for launches with attributes."""
+    from cuda.bindings import driver
+
+    return driver
 
 
 class DeviceArray(np.ndarray[Any, Any]):
@@ -60,10 +68,11 @@ class DeviceArray(np.ndarray[Any, Any]):
 
 
 class Stream:
-    """A stream of the device. `number`: streams are numbered in the order in which they are made."""
+    """A stream of the device. `number`: streams are numbered in the order in which they are made. `sms`: how many
+    multiprocessors its work can use, if not all; then `raw`, to which nothing is issued, only keeps its memory."""
 
-    def __init__(self, raw: Any, number: int) -> None:
-        self.raw, self.number, self.ptr = raw, number, int(raw.ptr)
+    def __init__(self, raw: Any, number: int, ptr: int | None = None, sms: int = 0) -> None:
+        self.raw, self.number, self.ptr, self.sms = raw, number, int(raw.ptr) if ptr is None else ptr, sms
 
 
 class Graph:
@@ -83,7 +92,12 @@ class Loop:
 
 
 class Driver:
-    """One GPU. CuPy's errors pass through; the device turns them into messages."""
+    """One GPU. CuPy's errors pass through; the device turns them into messages.
+
+    `dependent`: whether a kernel of ours that is captured right behind another one may start before that has ended.
+    """
+
+    dependent = False
 
     def __init__(self, ordinal: int) -> None:
         self.cupy, self.cupyx, self.bindings = libraries()
@@ -92,7 +106,10 @@ class Driver:
         self.device = cupy.cuda.Device(ordinal)
         self.use()
         self.architecture = int(self.device.compute_capability)
-        self.cache_bytes = int(self.runtime.getDeviceProperties(ordinal)["l2CacheSize"])  #: of the second level
+        properties = self.runtime.getDeviceProperties(ordinal)
+        self.cache_bytes = int(properties["l2CacheSize"])  #: of the second level
+        self.sms = int(properties["multiProcessorCount"])
+        self._ours: dict[int, int] = {}  #: nodes of the capture that are kernels of ours -> their stream
         self._streams = 0
         self._modules: list[Any] = []  # a module is unloaded when no reference is left
 
@@ -152,6 +169,40 @@ class Driver:
             raw = self.cupy.cuda.Stream(non_blocking=True, priority=max(greatest, min(least, least - 1 + priority)))
         return Stream(raw, self._streams - 1)
 
+    @property
+    def sm_step(self) -> int:
+        """A part of the GPU has a multiple of so many multiprocessors."""
+        return 8 if self.architecture >= 90 else 4 if self.architecture >= 80 else 2
+
+    @cache  # noqa: B019  one driver a process
+    def parts(self, side: int) -> tuple[Any, Any]:
+        """Two parts of the GPU without a common multiprocessor, as green contexts: the second has `side`, the first the
+        others. Raises DeviceError if the GPU or its driver cannot be divided like this."""
+        api, found = self.extended, list[Any]()
+        try:
+            device = _checked(api.cuDeviceGet(self.ordinal))[0]
+            whole = _checked(api.cuDeviceGetDevResource(device, api.CUdevResourceType.CU_DEV_RESOURCE_TYPE_SM))[0]
+            groups, _, rest = _checked(api.cuDevSmResourceSplitByCount(1, whole, 0, side))
+            for part, count in ((rest, self.sms - side), (groups[0], side)):
+                if int(part.sm.smCount) != count:
+                    raise RuntimeError(f"a part has {part.sm.smCount} SMs, not {count}")
+                described = _checked(api.cuDevResourceGenerateDesc([part], 1))[0]
+                found.append(_checked(api.cuGreenCtxCreate(
+                    described, device, int(api.CUgreenCtxCreate_flags.CU_GREEN_CTX_DEFAULT_STREAM)))[0])
+        except (RuntimeError, AttributeError) as error:
+            raise DeviceError(f"the SMs of the GPU cannot be divided into {self.sms - side} and {side}: {error}; it "
+                              f"needs a driver of CUDA 12.4 or later, and steps of {self.sm_step} SMs") from error
+        return found[0], found[1]
+
+    def stream_of_part(self, side: int, part: int, priority: int) -> Stream:
+        """A stream whose work uses only this part of `parts`. `priority`: as in `stream`."""
+        context, like = self.parts(side)[part], self.stream(priority)
+        least, greatest = self.priorities()
+        ptr = _checked(self.extended.cuGreenCtxStreamCreate(
+            context, int(self.extended.CUstream_flags.CU_STREAM_NON_BLOCKING),
+            max(greatest, min(least, least - 1 + priority))))[0]
+        return Stream(like.raw, like.number, int(ptr), side if part else self.sms - side)
+
     def event(self, timing: bool = False) -> Any:
         with self.device:
             return self.cupy.cuda.Event(disable_timing=not timing)
@@ -188,26 +239,61 @@ class Driver:
         return status == HAPPENED
 
     def synchronize(self, stream: Stream) -> None:
-        stream.raw.synchronize()
+        self.runtime.streamSynchronize(stream.ptr)
 
     def synchronize_device(self) -> None:
         self.device.synchronize()
 
     # ---------------------------------------------------------------------------------------------------------- calls
+    @cached_property
+    def extended(self) -> Any:
+        return driver_api()
+
     def launch(self, grid: cuda.Grid, stream: Stream) -> Thunk:
         """A call that launches one of our kernels. Its arguments are packed now."""
         packed = cuda.Packed(grid)
-        function = self._function(grid.source, grid.kernel)
+        function = self._function(grid.source, grid.kernel, self.dependent)
         blocks, threads = (*grid.blocks, 1, 1)[:3], (*grid.threads, 1, 1)[:3]
-        return _keep(partial(self.launcher, function, *blocks, *threads, grid.shared, stream.ptr, packed.address, 0),
-                     packed, grid)
+        launch = partial(self.launcher, function, *blocks, *threads, grid.shared, stream.ptr, packed.address, 0)
+        if self.dependent:
+            launch = self._dependent(launch, function, (*blocks, *threads, grid.shared), stream, packed)
+        return _keep(launch, packed, grid)
+
+    def _dependent(self, launch: Any, function: int, geometry: Sequence[int], stream: Stream, packed: Any) -> Any:
+        """The same call. If it is captured and the only node before it is a kernel of ours on the same stream, the edge
+        between them is programmatic: this kernel may start at once, up to its wait (`begin_kernel` of common.cuh)."""
+        early = self.programmatic(function, geometry, stream, packed.address)
+
+        def issue() -> None:
+            before = self._captured_last(stream)
+            if before is None:  # no capture
+                launch()
+                return
+            (early if [self._ours.get(node) for node in before] == [stream.ptr] else launch)()
+            self._ours |= dict.fromkeys(self.frontier(stream), stream.ptr)
+
+        return issue
+
+    def programmatic(self, function: int, geometry: Sequence[int], stream: Stream, arguments: int) -> Thunk:
+        """A launch that may start before the kernel before it has ended. `geometry`: blocks and threads along each
+        axis, and bytes of dynamic shared memory."""
+        api = self.extended
+        attribute, config = api.CUlaunchAttribute(), api.CUlaunchConfig()
+        attribute.id = api.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        attribute.value.programmaticStreamSerializationAllowed = 1
+        for name, value in zip(("gridDimX", "gridDimY", "gridDimZ", "blockDimX", "blockDimY", "blockDimZ",
+                                "sharedMemBytes"), geometry, strict=True):
+            setattr(config, name, value)
+        config.hStream, config.attrs, config.numAttrs = stream.ptr, [attribute], 1
+        return lambda: _checked(api.cuLaunchKernelEx(config, function, arguments, 0))
 
     @cache  # noqa: B019  one driver a process
-    def _function(self, source: str, kernel: str) -> int:
+    def _function(self, source: str, kernel: str, dependent: bool = False) -> int:
         """The handle of a compiled kernel. CuPy keeps compiled code on disk. Raises RuntimeError for a kernel that does
         not compile."""
+        options = (*OPTIONS, "-DDEPENDENT") if dependent else OPTIONS
         with self.device:
-            module = self.cupy.RawModule(code=cuda.text(source), options=OPTIONS, name_expressions=[kernel])
+            module = self.cupy.RawModule(code=cuda.text(source), options=options, name_expressions=[kernel])
             try:
                 raw = module.get_function(kernel)
             except self.cupy.cuda.compiler.CompileException as error:
@@ -251,10 +337,11 @@ class Driver:
         return int(node.conditional.phGraph_out[0])
 
     def begin_capture(self, stream: Stream, into: Loop | None = None) -> None:
+        self._ours.clear()
         if into is None:
-            stream.raw.begin_capture()
+            self.runtime.streamBeginCapture(stream.ptr, self.runtime.streamCaptureModeRelaxed)
         else:
-            relaxed = self.bindings.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed  # as CuPy's
+            relaxed = self.bindings.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
             _checked(self.bindings.cudaStreamBeginCaptureToGraph(stream.ptr, into.body, None, None, 0, relaxed))
 
     def end_capture(self, stream: Stream, into: Loop | None = None) -> Graph:
@@ -295,13 +382,18 @@ class Driver:
     def frontier(self, stream: Stream) -> list[int]:
         """The nodes on which the next node captured on this stream will depend. Raises RuntimeError if the stream is
         not being captured."""
+        nodes = self._captured_last(stream)
+        if nodes is None:
+            raise RuntimeError(f"the capture of stream {stream.number} has ended: a call was made that a capture does "
+                               f"not allow")
+        return nodes
+
+    def _captured_last(self, stream: Stream) -> list[int] | None:
+        """`frontier`, or None if the stream is not being captured."""
         info = getattr(self.bindings, "cudaStreamGetCaptureInfo_v3", self.bindings.cudaStreamGetCaptureInfo)  # as above
         # also returns the capture's number, its graph, and the edges' data
         status, _, _, nodes, *_, count = _checked(info(stream.ptr))
-        if int(status) != CAPTURING:
-            raise RuntimeError(f"the capture of stream {stream.number} has ended: a call was made that a capture does "
-                               f"not allow")
-        return [int(n) for n in nodes[:count]]
+        return [int(n) for n in nodes[:count]] if int(status) == CAPTURING else None
 
     def replay(self, graph: Graph, stream: Stream) -> Thunk:
         """A call that launches the whole graph, which is uploaded now."""

@@ -1,7 +1,8 @@
 """Runs the lanes of a schedule on CUDA streams, issued by one thread, or captured once and replayed by one launch.
 
-Lane 0 is the device's main stream: it forks the other streams at the start of a step and joins them at its end, so work
-issued on the main stream afterwards runs after the step. Nothing here waits for the device.
+Lane 0 is the device's main stream, unless lanes divide the GPU. The main stream forks the other streams at the start of
+a step and joins them at its end, so work issued on it afterwards runs after the step. Nothing here waits for the
+device.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Streams:
 
     def __init__(self, device: Any, work: Work, trace: bool = False) -> None:
         self.device, self.driver, self.work, self.trace = device, device.driver, work, trace
-        self.streams = device.streams(work.priorities)
+        self.main, self.streams = device.main, device.streams(work.priorities, work.side_sms)
         self.order = issue_order(work)
         self._issued: dict[int, float] = {}
         self._given_up: list[Stop] = []
@@ -102,8 +103,9 @@ class Streams:
 
     def _joined(self, segments: list[Segment]) -> list[Segment]:
         """The segments between a fork of the streams that they use and a join."""
-        driver, main = self.driver, self.streams[0]
-        others = [self.streams[lane] for lane in sorted({segment.lane for segment in segments} - {0})]
+        driver, main = self.driver, self.main
+        others = [stream for lane in sorted({segment.lane for segment in segments})
+                  if (stream := self.streams[lane]) is not main]
         if not others:
             return segments
         start = driver.event()
@@ -147,8 +149,8 @@ class Streams:
         """As `Threads.stamps`; waits for the step. The device's clock is aligned with the host's, to some
         microseconds."""
         now = self.driver.event(True)
-        self.driver.record(now, self.streams[0])()
-        self.driver.synchronize(self.streams[0])
+        self.driver.record(now, self.main)()
+        self.driver.synchronize(self.main)
         host = perf_counter()
         found = []
         for tasks in self.work.tasks:
@@ -160,7 +162,7 @@ class Streams:
 
     def close(self) -> None:
         """Waits for all issued work."""
-        self.driver.synchronize(self.streams[0])
+        self.driver.synchronize(self.main)
 
 
 def _issue(program: list[Thunk], owner: list[Segment]) -> None:
@@ -256,7 +258,7 @@ class Captured(Streams):
         return found
 
     def _meeting_stream(self, stream: Any) -> Any:
-        return self.streams[0]  # where all streams have joined
+        return self.main  # where all streams have joined
 
     def _capture(self, segments: list[Segment], ring: Any = None) -> Thunk:
         """A call that launches these segments at once; with a ring, again and again."""
@@ -266,7 +268,8 @@ class Captured(Streams):
         last: dict[int, list[int]] = {}
 
         def reached(segment: Segment) -> None:
-            last.setdefault(segment.task, []).extend(driver.frontier(self.streams[segment.lane]))
+            stream = self.main if segment.task == INPUTS else self.streams[segment.lane]
+            last.setdefault(segment.task, []).extend(driver.frontier(stream))
 
         def fill() -> None:
             for segment in (*segments, *after):
@@ -275,11 +278,11 @@ class Captured(Streams):
                          else [*segment.calls, *then])
                 _issue(calls, [segment] * len(calls))
 
-        graph = capture(driver, self.streams[0], fill, loop)
+        graph = capture(driver, self.main, fill, loop)
         self._check(graph, last)
         self.graphs.append(graph)
         self._kept = [*self._kept, *segments, *after]
-        return driver.replay(graph, self.streams[0])
+        return driver.replay(graph, self.main)
 
     def _warm_up(self, segments: list[Segment]) -> None:
         """Issues everything once, so that libraries do their setup of the first call, and restores the memory."""

@@ -13,18 +13,21 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...kernels import Thunk, cuda
-from ...kernels.linear import layout
+from ...kernels.linear import apart, layout
+from ...kernels.small_product import fits, small_product
+from . import clock
 from .tuner import CANDIDATES, Candidate, Tuner
 
 #: (bias, act)
 EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU", (True, "relu"): "RELU_BIAS"}
+OURS = "small_product 1"  #: our kernel's name among the choices; another number for other bits
 WORKSPACE = 32 << 20  #: bytes for each stream, as NVIDIA recommends for Hopper
 
 
@@ -61,11 +64,13 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """A product's descriptor and layouts, the alignment of its arrays in bytes, and the key of its algorithm."""
+    """A product's descriptor and layouts, the alignment of its arrays in bytes, whether inputs may be rounded, and the
+    key of its algorithm."""
 
     operation: int
     layouts: list[int]
     alignments: tuple[int, ...]
+    rounds: bool
     key: tuple[Any, ...]
 
 
@@ -84,7 +89,7 @@ class Products:
                       "bfloat16": (types.CUDA_R_16BF, types.CUDA_R_32F, compute.COMPUTE_32F)}
         self.rounded = int(compute.COMPUTE_32F_FAST_TF32)
         self._workspaces: dict[int, Any] = {}
-        self._algorithms: dict[Any, Any] = {}
+        self._chosen: dict[Any, Any] = {}  #: algorithms by key, None for our kernel
         self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: for alpha and beta
 
     def workspace(self, stream: Any) -> Any:
@@ -92,16 +97,31 @@ class Products:
             self._workspaces[stream.number] = self.driver.allocate(WORKSPACE, stream)
         return self._workspaces[stream.number]
 
-    def bind(self, product: cuda.Product, stream: Any, tf32: bool) -> Thunk:
-        """One prebuilt call. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores. Raises RuntimeError
-        if cuBLASLt has no algorithm."""
-        problem = self._problem(product, tf32)
-        if problem.key not in self._algorithms:
-            self._algorithms[problem.key] = self._choose(product, problem, tf32)
-        return self._bound(product, problem, self._algorithms[problem.key], stream)
+    def bind(self, product: cuda.Product, stream: Any, tf32: bool, small: bool = True) -> Thunk:
+        """One prebuilt call. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores; `small`: whether a
+        small product may run as our kernel. Raises RuntimeError if cuBLASLt has no algorithm."""
+        problem = self._problem(apart(product)[0], tf32)
+        small = small and fits(product)
+        whole = ("small", product.bias is not None, product.act, product.sums is not None) if small else ()
+        key = (*problem.key, *whole)
+        if key not in self._chosen:
+            self._chosen[key] = self._choose(product, problem, key, tf32)
+        return self._call(product, problem, self._chosen[key], stream)
 
-    def _problem(self, product: cuda.Product, tf32: bool) -> Problem:
-        """A product in cuBLASLt's terms. Raises LaunchError for one that it does not support."""
+    def _call(self, product: cuda.Product, problem: Problem, algorithm: Any, stream: Any) -> Thunk:
+        """A product with everything that belongs to it; `algorithm`: None for our kernel."""
+        if algorithm is None:
+            return self.driver.launch(small_product(product), stream)
+        first, *rest = apart(product)
+        if stream.sms:  # the same algorithm, which gets their number, so that bits do not depend on them
+            told = self._problem(first, problem.rounds, stream.sms)
+            problem = told if self._fits(told, algorithm) else problem
+        thunks = [self._bound(first, problem, algorithm, stream), *(self.driver.launch(g, stream) for g in rest)]
+        return partial(clock.run, thunks) if rest else thunks[0]
+
+    def _problem(self, product: cuda.Product, tf32: bool, sms: int = 0) -> Problem:
+        """A product in cuBLASLt's terms. `sms`: how many multiprocessors it has, if not all. Raises LaunchError for one
+        that it does not support."""
         lt, name = self.lt, str(product.out.dtype)
         given = {str(x.dtype) for x in (product.a, product.b, product.bias) if x is not None}
         if given != {name} or name not in self.types:
@@ -119,11 +139,12 @@ class Products:
         self._set("matmul_desc", operation, {
             attributes.TRANSA: int(first.transposed), attributes.TRANSB: int(second.transposed),
             attributes.EPILOGUE: int(lt.Epilogue[epilogue]),
+            **({attributes.SM_COUNT_TARGET: sms} if sms else {}),
             **({} if product.bias is None else {attributes.BIAS_POINTER: cuda.pointer(product.bias)})})
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
         arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
         alignments = tuple(cuda.alignment(a, 256) for a in arrays)
-        problem = Problem(operation, layouts, alignments,
+        problem = Problem(operation, layouts, alignments, rounds,
                           (name, rounds, first, second, out, count, epilogue, alignments))
         weakref.finalize(problem, self._release, operation, layouts).atexit = False  # eager tasks bind at every step
         return problem
@@ -159,20 +180,22 @@ class Products:
                                                 attributes.STRIDED_BATCH_OFFSET: side.batch_step})
         return int(layout)
 
-    def _choose(self, product: cuda.Product, problem: Problem, tf32: bool) -> Any:
-        """The fastest algorithm, timed on arrays with the layout of the product's. It is kept as its bytes, which the
-        same version of cuBLASLt accepts."""
+    def _choose(self, product: cuda.Product, problem: Problem, key: Any, tf32: bool) -> Any:
+        """The fastest algorithm, timed on arrays with the layout of the product's; None for our kernel. An algorithm is
+        kept as its bytes, which the same version of cuBLASLt accepts."""
+        small = key != problem.key
 
         def candidates() -> Iterator[Candidate]:
-            arrays = [product.a, product.b, product.out, *([] if product.bias is None else [product.bias])]
-            a, b, out, *bias = self.tuner.elsewhere(arrays)
-            copy = replace(product, a=a, b=b, out=out, bias=bias[0] if bias else None)
-            like = self._problem(copy, tf32)
-            for algorithm in self._named(like):
-                yield algorithm.tobytes().hex(), partial(self._bound, copy, like, algorithm, self.tuner.stream)
+            copy = self.tuner.copied(product if small else apart(product)[0])
+            like = self._problem(apart(copy)[0], tf32)
+            first, *rest = self._named(like)
+            for algorithm in (first, *([None] if small else []), *rest):
+                name = OURS if algorithm is None else algorithm.tobytes().hex()
+                yield name, partial(self._call, copy, like, algorithm, self.tuner.stream)
 
-        return self._algorithm(self.tuner.choose(problem.key, candidates,
-                                                 lambda words: self._fits(problem, self._algorithm(words))))
+        choice = self.tuner.choose(key, candidates, lambda words: small if words == OURS else
+                                   " " not in words and self._fits(problem, self._algorithm(words)))
+        return None if choice == OURS else self._algorithm(choice)
 
     def _algorithm(self, words: str) -> Any:
         return np.frombuffer(bytearray.fromhex(words), self.lt.matmul_heuristic_result_dtype["algo"])

@@ -19,6 +19,7 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
+from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,12 @@ class Tuner:
             copy.memory = memory
             found.append(copy)
         return found
+
+    def copied(self, call: Any) -> Any:
+        """The same call on such arrays."""
+        names = [f.name for f in fields(call) if isinstance(getattr(call, f.name), np.ndarray)]
+        arrays = self.elsewhere([getattr(call, name) for name in names])
+        return replace(call, **dict(zip(names, arrays, strict=True)))
 
     def _fill(self, memory: Any, dtype: str) -> None:
         """Fills memory with random numbers: with zeros, kernels need less power and run faster than in training."""

@@ -94,6 +94,14 @@ def test_four_columns_are_loaded_at_once(compiler, source):
             assert bool(four) == kernel.endswith("true>"), kernel
 
 
+def test_dependent_kernels_wait_and_let_the_next_one_start(compiler):
+    """From Hopper on, where it is asked for: nothing costs anything elsewhere."""
+    define, kernels = "#define DEPENDENT\n", ["row_sums<float, float>"]
+    for before, architecture, waits in ((define, "compute_90", 1), (define, "compute_80", 0), ("", "compute_90", 0)):
+        _, _, code = compiler(before + cuda.text("sums.cu"), "sums.cu", architecture, kernels, ptx=True)
+        assert [code.count(f"griddepcontrol.{what}") for what in ("wait", "launch_dependents")] == [waits, waits]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("source", SOURCES)

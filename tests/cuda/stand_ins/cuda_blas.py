@@ -22,7 +22,8 @@ from cuda_signatures import checked, installed
 
 CudaDataType = enum.IntEnum("CudaDataType", {"CUDA_R_32F": 0, "CUDA_R_64F": 1, "CUDA_R_16F": 2, "CUDA_R_16BF": 14})
 ComputeType = enum.IntEnum("ComputeType", {"COMPUTE_32F": 68, "COMPUTE_64F": 70, "COMPUTE_32F_FAST_TF32": 77})
-MatmulDescAttribute = enum.IntEnum("MatmulDescAttribute", {"TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8})
+MatmulDescAttribute = enum.IntEnum("MatmulDescAttribute", {"TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8,
+                                                           "SM_COUNT_TARGET": 15})
 Epilogue = enum.IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6})
 MatrixLayoutAttribute = enum.IntEnum("MatrixLayoutAttribute", {"BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6})
 MatmulPreferenceAttribute = enum.IntEnum("MatmulPreferenceAttribute", {
@@ -30,7 +31,7 @@ MatmulPreferenceAttribute = enum.IntEnum("MatmulPreferenceAttribute", {
     "MIN_ALIGNMENT_D_BYTES": 8})
 ENUMS = {e.__name__: e for e in (MatmulDescAttribute, Epilogue, MatrixLayoutAttribute, MatmulPreferenceAttribute)}
 #: of each attribute, the type of its value
-DTYPES = {"matmul_desc": {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64},
+DTYPES = {"matmul_desc": {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64, 15: np.int32},
           "matrix_layout": {5: np.int32, 6: np.int64},
           "matmul_preference": {1: np.uint64, 5: np.uint32, 6: np.uint32, 7: np.uint32, 8: np.uint32}}
 HEURISTIC = np.dtype([("algo", [("data_", "<u8", (8,))]), ("workspace_size", "<u8"), ("state", "<i4"),

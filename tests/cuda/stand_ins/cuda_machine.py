@@ -2,7 +2,8 @@
 
 Streams are queues. Nothing runs when it is issued; when somebody waits, the heads of the queues run in an order drawn
 from a seed, as far as events allow it. So a wait that is missing gives wrong numbers sooner or later, and with a
-captured graph any order of its nodes that the edges allow may come. Says nothing about time.
+captured graph any order of its nodes that the edges allow may come. A kernel whose edge is programmatic may start
+before the kernel before it has ended, and is blocked at its wait. Says nothing about time.
 
 As strict as the API, or stricter: calls are held against the installed functions (`cuda_signatures`); addresses must
 lie in memory that somebody still holds; a capture refuses what CUDA refuses there, and kernels that were never launched
@@ -33,11 +34,13 @@ from minidl.kernels import cuda
 COPY_DEFAULT, EXTERNAL = 4, 1  #: cudaMemcpyDefault, cudaEventRecordExternal
 SUCCESS, INVALID, NOT_READY = 0, 1, 600  #: of cudaError_t
 Errors = enum.IntEnum("Errors", {"cudaErrorLossyQuery": 402})
+SMS = 132  #: multiprocessors
 LEAST, GREATEST = 0, -5  #: priorities of streams
 USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
 SET_AT_LAUNCH, WHILE = 1, 1  #: cudaGraphCondAssignDefault, cudaGraphCondTypeWhile
 RELAXED = 2  #: cudaStreamCaptureModeRelaxed
 ENDLESS = 10_000  #: turns of a loop on the device
+PROGRAMMATIC = 6  #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NOT_CAPTURED, CAPTURED = 0, 1  #: of cudaStreamCaptureStatus
 _handles = itertools.count(1 << 20, 16)  #: of streams, events, functions and graphs: no two machines share one
 
@@ -57,6 +60,7 @@ class Queue:
         self.ops: list[tuple[str, Any]] = []
         self.frontier: list[int] | None = None  # in a capture
         self.destroyed = False
+        self.sms: range | None = None  # those that its work uses, None: all
 
 
 class Graph:
@@ -64,7 +68,7 @@ class Graph:
 
     def __init__(self, origin: Queue) -> None:
         self.origin = origin
-        self.calls: list[Callable[[], None]] = []
+        self.calls: list[Callable[..., None]] = []
         self.before: list[list[int]] = []
         self.touched: list[Sequence[tuple[int, int]]] = []
         self.priorities: list[int] = []
@@ -72,6 +76,8 @@ class Graph:
         self.condition: Any = None  # of a loop: its memory, to which a handle is the address
         self.body: Graph | None = None  # what a loop repeats
         self.around: Graph | None = None  # the loop around a body
+        self.kernels: dict[int, Queue] = {}  # nodes that are kernels of ours, and their streams
+        self.early: dict[int, int] = {}  # a kernel, and the one that may start before it has ended
 
 
 class Executable:
@@ -157,21 +163,28 @@ class Machine:
 
     # ------------------------------------------------------------------------------------------------------- issuing
     def issue(self, stream: int, call: Callable[[], None], touched: Sequence[tuple[int, int]] = (),
-              loads: Any = None, timed: bool = False) -> None:
-        """`touched`: (address, bytes) of the device's memory; `loads`: what is loaded when it is called first; `timed`:
-        whether it records an event."""
+              loads: Any = None, kernel: bool = False, early: bool = False, timed: bool = False) -> None:
+        """`touched`: (address, bytes) of the device's memory; `loads`: what is loaded when it is called first; `early`:
+        whether it, a `kernel`, may start before the kernel before it has ended; `timed`: whether it is an event."""
         for start, nbytes in touched:
             self.check_held(start, nbytes, "a call")
         queue = self.queues[stream]
         with self.lock:
             self.issued += 1
             if queue.frontier is None:
+                assert not early, "a launch outside of a capture may start early: that was never meant"
                 self.launched.add(loads)
                 queue.ops.append(("call", call))
                 return
             assert self.capture is not None
             assert loads is None or loads in self.launched, f"{loads} is loaded during a capture"
             assert self.capture.around is None or not timed, "a body of a loop may have no events"
+            if early:
+                assert [self.capture.kernels.get(node) for node in queue.frontier] == [queue], (
+                    "a launch may start early, and what is before it is not one kernel of its stream")
+                self.capture.early[queue.frontier[0]] = len(self.capture.calls)
+            if kernel:
+                self.capture.kernels[len(self.capture.calls)] = queue
             self.capture.calls.append(call)
             self.capture.before.append(queue.frontier)
             self.capture.touched.append(touched)
@@ -259,7 +272,8 @@ class Machine:
         assert self.capture is None, f"{what} during a capture"
 
     # ------------------------------------------------------------------------------------------------------- capture
-    def begin_capture(self, stream: int, into: int | None = None) -> None:
+    def begin_capture(self, stream: int, mode: int, into: int | None = None) -> None:
+        assert mode == RELAXED
         with self.lock:
             assert self.capture is None
             queue = self.queues[stream]
@@ -349,10 +363,16 @@ class Machine:
             ready = [i for i, n in enumerate(missing) if not n]
             while ready:
                 node = ready.pop(int(self.random.integers(len(ready))))
-                graph.calls[node]()
-                for n in after[node]:
+                follower = graph.early.get(node)
+                if follower is not None and self.random.random() < 0.5:  # it starts, and then waits for this one
+                    graph.calls[follower](graph.calls[node])
+                    ended = [node, follower]
+                else:
+                    graph.calls[node]()
+                    ended = [node]
+                for n in (n for done in ended for n in after[done]):
                     missing[n] -= 1
-                    if not missing[n]:
+                    if not missing[n] and n not in ended:
                         ready.append(n)
 
         self.issue(stream, body if graph is whole else loop, [place for places in graph.touched for place in places])
@@ -411,7 +431,7 @@ class Machine:
         return (last.time - first.time) / 1000
 
     def launch(self, f: int, gx: int, gy: int, gz: int, bx: int, by: int, bz: int, shared: int, stream: int,
-               params: int, extra: int) -> None:
+               params: int, extra: int, early: bool = False) -> None:
         """What is launched takes the values that its parameters have now."""
         assert extra == 0
         source, kernel = self.functions[f]
@@ -421,8 +441,20 @@ class Machine:
         pointers = [int.from_bytes(value, "little") for kind, value in zip(kinds, values, strict=True)
                     if kind.endswith("*")]
         touched = [(p, 0) for p in pointers if p]  # an empty array may lie at the end
-        self.issue(stream, lambda: run_packed(source, kernel, (gx, gy, gz), (bx, by, bz), shared, values,
-                                              int(self.random.integers(1 << 30))), touched, f"{kernel} of {source}")
+
+        def body(*before: Callable[[], None]) -> None:
+            run_packed(source, kernel, (gx, gy, gz), (bx, by, bz), shared, values, int(self.random.integers(1 << 30)),
+                       *before)
+
+        self.issue(stream, body, touched, f"{kernel} of {source}", kernel=True, early=early)
+
+    def launch_with(self, config: Any, f: int, kernelParams: int, extra: int) -> None:
+        """With one attribute: the launch may start early."""
+        (attribute,) = config.attrs
+        assert (int(attribute.id), config.numAttrs) == (PROGRAMMATIC, 1)
+        assert attribute.value.programmaticStreamSerializationAllowed == 1
+        self.launch(f, config.gridDimX, config.gridDimY, config.gridDimZ, config.blockDimX, config.blockDimY,
+                    config.blockDimZ, config.sharedMemBytes, int(config.hStream), kernelParams, extra, True)
 
 
 # -------------------------------------------------------------------------------------------------------- their modules
@@ -430,18 +462,20 @@ def cupy(machine: Machine) -> Any:
     """What the driver uses of CuPy, on a machine."""
     real = installed("cupy")
     part = (lambda path: _part(real, path)) if real else (lambda path: None)
-    runtime = SimpleNamespace(CUDARuntimeError=RuntimeError, memcpyDefault=COPY_DEFAULT, **checked(
+    constants = {"memcpyDefault": COPY_DEFAULT, "streamCaptureModeRelaxed": 2}
+    runtime = SimpleNamespace(CUDARuntimeError=RuntimeError, **constants, **checked(
         part("cuda.runtime"), memsetAsync=machine.memset, memcpyAsync=machine.memcpy, eventQuery=machine.query,
         eventRecord=lambda event, stream: machine.record(machine.events[event], machine.queues[stream]),
         streamWaitEvent=lambda stream, event, flags=0: machine.wait(machine.queues[stream], machine.events[event]),
         graphLaunch=lambda graphExec, stream: machine.launch_graph(graphExec, stream),
         graphUpload=lambda graphExec, stream: machine.upload(graphExec, stream),
-        streamEndCapture=machine.end_capture, graphDestroy=lambda graph: machine.destroy_graph(graph),
+        streamEndCapture=machine.end_capture, streamSynchronize=machine.synchronize_stream,
+        streamBeginCapture=machine.begin_capture, graphDestroy=lambda graph: machine.destroy_graph(graph),
         graphExecDestroy=lambda graphExec: machine.executables.pop(graphExec) and None,
         streamGetPriority=lambda stream: machine.queues[stream].priority,
         deviceGetPCIBusId=lambda device: f"0000:{id(machine):x}:00.0",
         getDeviceProperties=lambda device: {"name": b"a GPU that is not there", "totalGlobalMem": 1 << 37,
-                                             "l2CacheSize": 1 << 26},
+                                             "l2CacheSize": 1 << 26, "multiProcessorCount": SMS},
         driverGetVersion=lambda: 13000, runtimeGetVersion=lambda: 13020))
     driver = SimpleNamespace(**checked(part("cuda.driver"), launchKernel=machine.launch))
     depth = [0]
@@ -485,12 +519,6 @@ def cupy(machine: Machine) -> Any:
             with machine.lock:
                 machine.queues[self.ptr] = Queue(priority or LEAST)
             weakref.finalize(self, machine.destroy_stream, self.ptr).atexit = False
-
-        def synchronize(self) -> None:
-            machine.synchronize_stream(self.ptr)
-
-        def begin_capture(self, mode: int | None = None) -> None:
-            machine.begin_capture(self.ptr)
 
     class Timed:
         def __init__(self, block: bool = False, disable_timing: bool = False, interprocess: bool = False) -> None:
@@ -614,7 +642,7 @@ def bindings(machine: Machine) -> Any:
     def begin_into(stream: int, graph: Any, dependencies: Any, dependencyData: Any, numDependencies: int,
                    mode: Any) -> tuple[Any, ...]:
         assert (dependencies, dependencyData, numDependencies, int(mode)) == (None, None, 0, RELAXED)
-        machine.begin_capture(stream, int(graph))
+        machine.begin_capture(stream, int(mode), int(graph))
         return said()
 
     if real:
@@ -634,6 +662,73 @@ def bindings(machine: Machine) -> Any:
         cudaGraphGetEdges=get_edges,
         cudaStreamGetCaptureInfo=info, cudaDeviceGetStreamPriorityRange=lambda: said(LEAST, GREATEST),
         cudaGraphInstantiate=lambda graph, flags: said(machine.instantiate(graph, flags))))
+
+
+def extended(machine: Machine) -> Any:
+    """What the driver uses of cuda-bindings' driver API."""
+    real = installed("cuda.bindings.driver")
+
+    def launch(*arguments: Any) -> tuple[Any, ...]:
+        machine.launch_with(*arguments)
+        return (real.CUresult.CUDA_SUCCESS if real else SUCCESS,)
+
+    def ok(*values: Any) -> tuple[Any, ...]:
+        return (real.CUresult.CUDA_SUCCESS if real else SUCCESS, *values)
+
+    parts: dict[int, range] = {}  # of descriptors and contexts
+
+    def part(sms: range) -> Any:
+        return SimpleNamespace(sm=SimpleNamespace(smCount=len(sms)), sms=sms)
+
+    def split(nbGroups: int, input_: Any, flags: int, minCount: int) -> tuple[Any, ...]:
+        """As on Hopper: a part has a multiple of 8."""
+        assert (nbGroups, flags, input_.sms) == (1, 0, range(SMS))
+        count = -(-minCount // 8) * 8
+        if not 0 < count < SMS:
+            return (Failed(),)
+        return ok([part(range(count))], 1, part(range(count, SMS)))
+
+    def described(resources: Any, nbResources: int) -> tuple[Any, ...]:
+        assert len(resources) == nbResources == 1
+        parts[number := next(_handles)] = resources[0].sms
+        return ok(number)
+
+    def context(desc: int, dev: int, flags: int) -> tuple[Any, ...]:
+        assert flags == 1
+        parts[number := next(_handles)] = parts[desc]
+        return ok(number)
+
+    def stream(greenCtx: int, flags: int, priority: int) -> tuple[Any, ...]:
+        assert flags == 1, "a stream that waits for the legacy one"
+        assert GREATEST <= priority <= LEAST
+        machine.queues[number := next(_handles)] = Queue(priority)
+        machine.queues[number].sms = parts[greenCtx]
+        return ok(number)
+
+    calls = checked(real, cuLaunchKernelEx=launch, cuGreenCtxCreate=context, cuDevResourceGenerateDesc=described,
+                    cuGreenCtxStreamCreate=stream, cuDevSmResourceSplitByCount=split, cuDeviceGet=lambda ordinal: ok(0),
+                    cuDeviceGetDevResource=lambda device, typename: ok(part(range(SMS))))
+    if real:
+        classes = {name: getattr(real, name) for name in (
+            "CUlaunchConfig", "CUlaunchAttribute", "CUlaunchAttributeID", "CUdevResourceType", "CUgreenCtxCreate_flags",
+            "CUstream_flags")}
+    else:
+        ids = SimpleNamespace(CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION=PROGRAMMATIC)
+        classes = {"CUlaunchConfig": SimpleNamespace, "CUlaunchAttributeID": ids,
+                   "CUlaunchAttribute": lambda: SimpleNamespace(value=SimpleNamespace()),
+                   "CUdevResourceType": SimpleNamespace(CU_DEV_RESOURCE_TYPE_SM=1),
+                   "CUgreenCtxCreate_flags": SimpleNamespace(CU_GREEN_CTX_DEFAULT_STREAM=1),
+                   "CUstream_flags": SimpleNamespace(CU_STREAM_NON_BLOCKING=1)}
+    return SimpleNamespace(**classes, **calls)
+
+
+class Failed:
+    """An error code of the driver API."""
+
+    name = "CUDA_ERROR_INVALID_RESOURCE_CONFIGURATION"
+
+    def __int__(self) -> int:
+        return 914
 
 
 def _part(module: Any, path: str) -> Any:

@@ -16,6 +16,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -33,6 +34,8 @@ from minidl.kernels.conv import Geometry
 HEADER = Path(__file__).with_name("cuda_stand_in.h")
 FLAGS = ("-std=c++20", "-O1", "-g1", "-w", "-ffp-contract=off", "-U_FORTIFY_SOURCE")
 LIBRARY = ("-fPIC", "-shared")
+BEFORE = ctypes.CFUNCTYPE(None)
+_OTHER = ThreadPoolExecutor(1)
 FLAG = np.zeros(1, np.int32)  #: in the place of `cuda.FLAG`
 
 
@@ -98,8 +101,9 @@ def program(source: str, kernels: Sequence[str], real_threads: bool = False) -> 
     return (f'{"#define REAL_THREADS" if real_threads else ""}\n#include "{HEADER.name}"\n'
             f'{with_shared_memory(cuda.text(source))}\n'
             f'extern "C" const char* run(int i, void** a, const unsigned* g, const unsigned* t, unsigned long '
-            f'shared, unsigned seed) {{\n'
-            f'  switch (i) {{\n{switch("call(&{}, a, g, t, shared, seed)")}  }}\n  return "no such kernel";\n}}\n'
+            f'shared, unsigned seed, void (*before)()) {{\n'
+            f'  switch (i) {{\n{switch("call(&{}, a, g, t, shared, seed, before)")}  }}\n'
+            f'  return "no such kernel";\n}}\n'
             f'extern "C" size_t bytes_of(int i, int n) {{\n  switch (i) {{\n'
             f'{switch("bytes_of(&{}, n)")}  }}\n  return 0;\n}}\n')
 
@@ -154,7 +158,7 @@ def _library(source: str, kernels: tuple[str, ...]) -> Any:
     library = ctypes.CDLL(str(build(program(source, kernels))))
     library.run.restype = ctypes.c_char_p
     library.run.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p,
-                            ctypes.c_ulong, ctypes.c_uint]
+                            ctypes.c_ulong, ctypes.c_uint, BEFORE]
     library.bytes_of.restype = ctypes.c_size_t
     return library
 
@@ -168,8 +172,9 @@ def run_grid(grid: cuda.Grid, packed: cuda.Packed | None = None, seed: int = 0) 
 
 
 def run_packed(source: str, kernel: str, blocks: Sequence[int], threads: Sequence[int], shared: int,
-               values: Sequence[bytes], seed: int) -> None:
-    """The same from the bytes of each argument, which must be as many as its parameter has."""
+               values: Sequence[bytes], seed: int, before: Callable[[], None] | None = None) -> None:
+    """The same from the bytes of each argument, which must be as many as its parameter has. `before`: runs the launch
+    before this one, which starts early: it is called when this one waits. A launch that does not wait is an error."""
     kernels = tuple(instances(source, kernel))
     library, number = _library(source, kernels), kernels.index(kernel)
     for n, value in enumerate(values):
@@ -179,7 +184,18 @@ def run_packed(source: str, kernel: str, blocks: Sequence[int], threads: Sequenc
     held = [ctypes.create_string_buffer(value, len(value)) for value in values]
     pointers = (ctypes.c_void_p * max(len(held), 1))(*map(ctypes.addressof, held))
     geometry = [np.array((*v, 1, 1)[:3], np.uint32) for v in (blocks, threads)]
-    failure = library.run(number, ctypes.addressof(pointers), *(g.ctypes.data for g in geometry), shared, seed)
+    errors: list[BaseException] = []
+
+    def other() -> None:
+        try:  # in another thread: each has fibers of its own
+            _OTHER.submit(before).result()
+        except BaseException as error:
+            errors.append(error)
+
+    failure = library.run(number, ctypes.addressof(pointers), *(g.ctypes.data for g in geometry), shared, seed,
+                          BEFORE(other) if before else BEFORE())
+    if errors:
+        raise errors[0]
     assert failure is None, f"{kernel}: {failure.decode()}"
 
 
@@ -197,6 +213,8 @@ def run(call: cuda.Call, seed: int = 0) -> None:
         y = y if call.bias is None else y + _wide(call.bias)
         y = y + _wide(call.out) if call.accumulate else y
         call.out[...] = np.maximum(y, 0) if call.act else y
+        if call.sums is not None:
+            call.sums[...] = call.a.sum(axis=-1, dtype=np.float64)
     elif isinstance(call, cuda.Attention):
         constants = {"scale": call.scale, "causal": call.causal}
         if call.what == "forward":

@@ -33,6 +33,7 @@ class Runtime(driver.Driver):
                      cuda_machine.bindings(self.machine))
         with mock.patch.object(driver, "libraries", return_value=libraries):
             super().__init__(0)
+        self.extended = cuda_machine.extended(self.machine)
 
     @property
     def issued(self) -> int:
@@ -41,7 +42,8 @@ class Runtime(driver.Driver):
     def launch(self, grid: cuda.Grid, stream: Any) -> Thunk:
         thunk = super().launch(grid, stream)
         packed: Any = thunk.owners[0]  # type: ignore[attr-defined]
-        self.machine.sizes[self._function(grid.source, grid.kernel)] = [ctypes.sizeof(v) for v in packed.values]
+        function = self._function(grid.source, grid.kernel, self.dependent)
+        self.machine.sizes[function] = [ctypes.sizeof(v) for v in packed.values]
         return thunk
 
 

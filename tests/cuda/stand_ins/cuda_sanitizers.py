@@ -139,7 +139,7 @@ int main(int, char** argv) {
         }
         std::vector<void*> pointers;
         for (auto& v : values) pointers.push_back(v.data());
-        if (run(kernel, pointers.data(), g, t, shared, (unsigned)launch)) return 2;
+        if (run(kernel, pointers.data(), g, t, shared, (unsigned)launch, nullptr)) return 2;
         for (size_t i = 0; i < starts.size(); i++)
             for (size_t b = 0; b < expected[i].size(); b++)
                 if (starts[i][b] != expected[i][b]) {

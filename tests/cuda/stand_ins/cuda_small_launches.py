@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cuda_on_cpu import run_kernel
+from cuda_on_cpu import run, run_kernel
 from helpers import random_array
 from kernel_examples import arrays, examples
 
-from minidl.kernels import KERNELS
+from minidl.kernels import KERNELS, cuda
 from minidl.kernels.conv import Geometry
+from minidl.kernels.small_product import small_product
 
 
 # the second: no four neighbours at once, and more than two blocks
@@ -52,3 +53,12 @@ def test_casts():
         x, y = random_array((rows, 31), 1, "float32"), np.empty((rows, 31), "float16")
         run_kernel("cast", [x], [y], dtype="float16")
         run_kernel("cast_many", [x, x[:2]], [y, y[:2].copy()], dtype="float16")
+
+
+def test_small_products():
+    """Of several tiles, slices and matrices, with all that may be inside."""
+    a, b = random_array((3, 20, 70), 1, "float32"), random_array((3, 70, 33), 2, "float32")
+    run(small_product(cuda.Product(a, b, np.empty((3, 20, 33), "float32"))))
+    out, bias, sums = np.zeros((20, 33), "float32"), random_array((33,), 3, "float32"), np.empty(20, "float32")
+    run(small_product(cuda.Product(a[0], b[0], out, bias, True, "relu", sums)))
+    run(small_product(cuda.Product(a[0, :5, :9], b[0, :9, :4], out[:5, :4], sums=sums[:5])))

@@ -86,6 +86,9 @@ inline unsigned threads_of_block() { return blockDim.x * blockDim.y * blockDim.z
 inline unsigned my_rank() { return threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z); }
 inline uint3 place(unsigned rank) { return {rank % blockDim.x, rank / blockDim.x % blockDim.y, rank / blockDim.x / blockDim.y}; }
 
+// What a launch that may start early waits for: `dependency` runs it, once. Null where the launch waits for nothing.
+inline thread_local void (*awaited)() = nullptr;
+
 // Shared memory: every declaration, and every instance of it, has an index; every block has an allocation for each.
 inline std::vector<size_t>& shared_sizes() { static std::vector<size_t> sizes; return sizes; }
 template <class A, int> inline const size_t shared_index = (shared_sizes().push_back(sizeof(A)), shared_sizes().size() - 1);
@@ -131,6 +134,7 @@ struct Block : Shared {
 };
 inline thread_local Block* block = nullptr;
 inline std::atomic<unsigned> ended{0};
+inline void dependency() {}  // what is awaited has run before
 inline void barrier() { block->all.wait(); }
 inline void warp_barrier() { block->warps[my_rank() / 32]->wait(); }
 inline std::atomic<unsigned long long>& slot(unsigned rank) { return block->slots[rank]; }
@@ -167,7 +171,7 @@ struct Grid {
 };
 #else
 constexpr size_t STACK = 64 * 1024;
-enum State { RUNS, AT_BARRIER, AT_WARP, DONE };
+enum State { RUNS, AT_BARRIER, AT_WARP, AT_DEPENDENCY, DONE };
 struct Fiber {
     ucontext_t context; void* place[5]; State state = RUNS; bool begun = false; unsigned rank = 0;
     std::unique_ptr<unsigned char[]> stack{new unsigned char[STACK]};
@@ -200,6 +204,7 @@ inline thread_local Shared* block = nullptr;
     me->state = state;
     if (__builtin_setjmp(me->place) == 0) __builtin_longjmp(b.back, 1);
 }
+inline void dependency() { if (awaited) pause(AT_DEPENDENCY); }
 inline void barrier() { pause(AT_BARRIER); }
 inline void warp_barrier() { pause(AT_WARP); }
 inline unsigned long long& slot(unsigned rank) { return pool().slots[rank]; }
@@ -245,6 +250,13 @@ template <class Body> void run_block(Body body, unsigned seed) {
             unsigned waiting = 0, members = n - w < 32 ? n - w : 32;
             for (unsigned i = w; i < w + members; i++) waiting += b.fibers[i]->state == AT_WARP;
             if (waiting == members) { for (unsigned i = w; i < w + members; i++) b.fibers[i]->state = RUNS; moved = true; }
+        }
+        for (unsigned i = 0; i < n; i++) {
+            Fiber& f = *b.fibers[i];
+            if (f.state != AT_DEPENDENCY) continue;
+            if (awaited) std::exchange(awaited, nullptr)();  // on the scheduler's stack
+            f.state = RUNS;
+            moved = true;
         }
         unsigned waiting = 0;
         for (unsigned i = 0; i < n; i++) waiting += b.fibers[i]->state == AT_BARRIER;
@@ -295,10 +307,19 @@ template <class... P, size_t... I> void launch(void (*k)(P...), void** a, size_t
         seed = seed * 1664525u + 1013904223u;
     }
 }
-template <class... P> const char* call(void (*k)(P...), void** a, const unsigned* g, const unsigned* t, size_t shared, unsigned seed) {
+// `before`: runs the launch before this one, which this one waits for; null where it has ended.
+template <class... P>
+const char* call(void (*k)(P...), void** a, const unsigned* g, const unsigned* t, size_t shared, unsigned seed, void (*before)()) {
     failure = nullptr;
+#ifdef REAL_THREADS
+    if (before) before();
+#else
+    awaited = before;
+#endif
     gridDim = dim3{g[0], g[1], g[2]}; blockDim = dim3{t[0], t[1], t[2]};
     launch(k, a, shared, seed, std::index_sequence_for<P...>{});
+    if (awaited && !failure) failure = "it was started before the launch before it had ended, and does not wait for that";
+    awaited = nullptr;
     return failure;
 }
 template <class... P> size_t bytes_of(void (*)(P...), int argument) {

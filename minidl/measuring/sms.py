@@ -1,0 +1,44 @@
+"""How long tasks take with a part of a GPU's multiprocessors (SMs): each by itself, at three counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..core.graph import TaskGraph
+from ..pricing.sms import Sms
+from ..runtime.bound import Bound
+from .kernel_times import bandwidth
+
+SIZE = 1 << 28  #: bytes by which the bandwidth of the memory is measured: they fill no cache
+
+
+def measure_sms(graph: TaskGraph, device: Any, progress: Callable[[float], None] | None = None) -> Sms:
+    """The times with about a quarter and a half of the SMs, relative to all. Works on copies, so no parameter changes.
+    Calls `progress(share done)`. Raises DeviceError if the GPU cannot be divided.
+
+    Each task is repeated in a replayed graph, as its costs are measured; it finds its data in the cache at each count,
+    so what fewer SMs add to the time for memory is shown too low.
+    """
+    total, step = device.sms
+    counts = sorted({max(step, round(total * share / step) * step) for share in (0.25, 0.5)})
+    bound = Bound(graph, None, device, private=True)
+    bound.load_random(np.random.Generator(np.random.Philox(0)))
+    for task in range(len(graph)):
+        for call in bound.thunks(task):
+            call()  # so that every buffer holds a value
+    found = []
+    for i, count in enumerate((*counts, total)):
+        stream = device.main if count == total else device.streams((0, 1), count)[1]
+        programs = [[bound.thunks(task, stream)] for task in range(len(graph))]
+        found.append(device.task_times(programs, _part(progress, i, len(counts) + 1), stream=stream))
+    *fewer, whole = (np.maximum(times, 1e-6) for times in found)
+    slower = np.maximum(np.array(fewer) / whole, 1.0).T.tolist()
+    times = {graph.name(t): slower[t] for t in range(len(graph)) if graph[t].iteration == 0}
+    return Sms(total, step, counts, times, bandwidth(device, SIZE))
+
+
+def _part(progress: Callable[[float], None] | None, i: int, of: int) -> Callable[[float], None] | None:
+    return None if progress is None else lambda done: progress((i + done) / of)
