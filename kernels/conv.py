@@ -18,9 +18,8 @@ from .depthwise import (
     depthwise_weight_grad_work,
     depthwise_work,
 )
-from .linear import cpu_act, gemm
+from .linear import alike, cpu_act, gemm, small
 from .registry import Thunk, flat, kernel, loop, memory
-from .row_products import alike, small
 from .sums import row_sums, row_sums_work
 from .taps import LANES, WIDEST, Part, Place, backward, blocks_of, forward, line, lines, packed, padded, readers, within
 

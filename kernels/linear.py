@@ -13,9 +13,22 @@ import numpy as np
 from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, elements, pointer, steps, strides
 from .cuda import dense as cuda_dense
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
-from .row_products import alike, cuda_row_products, cuda_row_products_work, small
+from .row_products import cuda_row_products, cuda_row_products_work
 from .small_product import fits
 from .sums import cuda_row_sums, cuda_row_sums_work
+
+SMALL = 1 << 25  #: the most operations of a small product: larger ones fill a GPU, and a CPU for long
+
+
+def small(rows: int, m: int, n: int) -> bool:
+    """Whether the product of a (rows, m) and b (rows, n) is small; never without elements."""
+    return 0 < 2 * rows * m * n <= SMALL
+
+
+def alike(a: Any, m: int, n: int) -> str:
+    """Which products may be one launch: small ones of the same type. `a`: (..., m), one of the two."""
+    rows = int(np.prod(a.shape[:-1], dtype=np.int64))
+    return f"products of {a.dtype}" if small(rows, m, n) else ""
 
 
 def _gemm_flops(reads: Any, writes: Any) -> float:

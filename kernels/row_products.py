@@ -14,20 +14,8 @@ from .cuda import Call, Grid, c_type
 from .registry import flat
 from .sums import cuda_row_sums
 
-SMALL = 1 << 25  #: the most operations of a small product: larger ones fill a GPU, and a CPU for long
 SHARE = 512  #: rows that a block adds at most
 TILE = 32
-
-
-def small(rows: int, m: int, n: int) -> bool:
-    """Whether the product of a (rows, m) and b (rows, n) is small; never without elements."""
-    return 0 < 2 * rows * m * n <= SMALL
-
-
-def alike(a: Any, m: int, n: int) -> str:
-    """Which products may be one launch: small ones of the same type. `a`: (..., m), one of the two."""
-    rows = int(np.prod(a.shape[:-1], dtype=np.int64))
-    return f"products of {a.dtype}" if small(rows, m, n) else ""
 
 
 def cuda_row_products_work(rows: int, m: int, n: int, bias: bool) -> list[Any]:

@@ -31,6 +31,7 @@ MORE = {"check": ["plan.csv"], "train": ["--steps", "2"], "compare": ["--steps",
 SET_APART = {
     "--json": "only the form of the output", "--config": "flags of a file", "--parallel": "chooses the subject",
     "--device": "needs a GPU", "--lanes": "the same results by other calls",
+    "--steps-per-launch": "the same results by fewer launches",
     "--resume": "goes on with a checkpoint, tested in test_cli.py", "--epochs": "refused beside --steps",
     **dict.fromkeys(("--max-restarts", "--launch", "--least-ranks"),
                     "start other processes, tested in tests/system/test_restarts.py")}

@@ -207,7 +207,7 @@ simulate GPIPE --message-bytes 1MB => --topology
 simulate GPIPE --topology nodes=2 --replicas 2 => --gradient-bytes on given times
 simulate GPIPE --topology nodes=2 --gradient-bytes 1MB => --topology, and --parallel data or --replicas
 FIFO --topology nodes=2 => --gradient-bytes on given times
-FIFO --topology nodes=2 --ranks 4 => --gradient-bytes on given times
+FIFO --topology nodes=2 --ranks 4 => --gradient-bytes or --loads on given times
 check x.csv --ranks 2 --scheduler-arg kept=0.5 => one policy, by --scheduler
 """
 #: verbs and subjects on which a flag has no effect

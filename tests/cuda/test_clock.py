@@ -52,10 +52,10 @@ class Driver:
     def elapsed(self, begin, end):
         return end.at - begin.at
 
-    def begin_capture(self, stream):
+    def begin_capture(self, stream, into=None):
         self.captured = []
 
-    def end_capture(self, stream):
+    def end_capture(self, stream, into=None):
         graph, self.captured = self.captured, None
         return SimpleNamespace(calls=graph, launched=0)
 

@@ -71,7 +71,7 @@ def test_time_apart_from_steps_counts_once(monkeypatch):
     """A step takes a second; after the second one, judging takes 10 and saving 5."""
     clock = [0.0]
     monkeypatch.setattr(loop, "perf_counter", lambda: clock[0])
-    trainer = SimpleNamespace(ended=0.0, waits=[0.0] * 3, seconds=[1.0] * 2, strange=[0])
+    trainer = SimpleNamespace(ended=0.0, waits=[0.0] * 3, seconds=[1.0] * 2, strange=[0], loads=list)
     trainer.job, trainer.recorded = SimpleNamespace(batch_size=4), SimpleNamespace(
         train_data=SimpleNamespace(epochs_done=1.5), optimizer=SimpleNamespace(lr=0.1))
     speed = loop._Speed(trainer, 6, 0)
