@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from .cuda import Call, Grid, c_type
 from .registry import flat
 from .sums import cuda_row_sums
