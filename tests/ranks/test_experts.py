@@ -29,7 +29,7 @@ from minidl.training.keeper import Keeper
 
 OVER: dict[str, Any] = {"network": "experts", "experts_over": "data", "scheduler": "barrier", "ranks": 1, "replicas": 2,
                         "micro_batches": 1}
-DATA = ["barrier", "buckets", "fifo", "priority", "dear", "reverse_first_k"]
+DATA = ["barrier", "buckets", "fifo", "priority", "dear", "reverse_first_k", "no_overlap"]
 #: what is shown -> settings
 CASES: dict[str, dict[str, Any]] = {
     "two ranks": {}, "three ranks": {"replicas": 3}, "one expert a rank": {"replicas": 6},
