@@ -30,7 +30,8 @@ MORE = {"check": ["plan.csv"], "train": ["--steps", "2"], "compare": ["--steps",
 #: flags of which a command alone cannot show the effect -> why
 SET_APART = {
     "--json": "only the form of the output", "--config": "flags of a file", "--parallel": "chooses the subject",
-    "--device": "needs a GPU", "--lanes": "the same results by other calls",
+    **dict.fromkeys(("--device", "--dependent-launch", "--side-sms"), "need a GPU"),
+    "--lanes": "the same results by other calls",
     "--steps-per-launch": "the same results by fewer launches",
     "--resume": "goes on with a checkpoint, tested in test_cli.py", "--epochs": "refused beside --steps",
     **dict.fromkeys(("--max-restarts", "--launch", "--least-ranks"),

@@ -48,7 +48,7 @@ def bare():
         pytest.skip("there is a GPU, which would be called")
     found: Any = object.__new__(Driver)
     found.cupy, found.cupyx, found.bindings = drivers.libraries()
-    found.ordinal, found._streams, found._modules, found.architecture = 0, 0, [], 90
+    found.ordinal, found._streams, found._modules, found._ours, found.architecture = 0, 0, [], {}, 90
     found.runtime, found.launcher, found.device = (cupy.cuda.runtime, cupy.cuda.driver.launchKernel,
                                                    Taken(cupy.cuda.Device(0)))
     return found
