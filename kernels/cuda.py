@@ -83,8 +83,9 @@ class Product:
     """out = a @ b for matrices, or for equally many matrices along leading axes. Strides may transpose a and b.
 
     `bias` (n,): added to every row of out in the same call. `accumulate`: the result is added to out. `act`: "relu" or
-    nothing, applied last. `sums` (m,): also the sums of a's rows, of a single matrix; `work`: scratch for them, if a
-    launch of their own needs it.
+    nothing, applied last; or "relu_grad" or "gelu_tanh_grad", for the result times the slope of the activation at
+    `seen`, an array like out. `sums` (m,): also the sums of a's rows, of a single matrix; `work`: scratch for them, if
+    a launch of their own needs it.
     """
 
     a: Any
@@ -95,6 +96,7 @@ class Product:
     act: str = ""
     sums: Any = None
     work: Any = None
+    seen: Any = None
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from .cuda import STRIDES, THREADS, WAVES, Call, Grid, Product, Struct, Zeros, c_type, elements, pointer, steps, strides
-from .cuda import dense as cuda_dense
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .row_products import cuda_row_products, cuda_row_products_work
 from .small_product import fits
@@ -108,31 +107,43 @@ class _DenseCopies(ctypes.Structure):
 
 
 def apart(p: Product) -> list[Any]:
-    """A product as a library's, followed by the launches for everything else that belongs to it. cuBLASLt promises no
-    epilogues for float64."""
-    calls: list[Any]
-    if str(p.out.dtype) != "float64" or (p.bias is None and not p.act):
-        calls = [replace(p, sums=None, work=None)]
+    """A product as a library's that every version has, followed by the launches for everything else that belongs to
+    it. cuBLASLt promises no epilogues for float64."""
+    if p.seen is None and (str(p.out.dtype) != "float64" or (p.bias is None and not p.act)):
+        calls: list[Any] = [replace(p, sums=None, work=None)]
     else:
-        added = [] if p.bias is None else elements("elementwise.cu", "add<double>", [p.out, p.bias], p.out)
-        calls = [Product(p.a, p.b, p.out, accumulate=p.accumulate), *added, *_act(p.act, p.out)]
+        added = [] if p.bias is None else elements("elementwise.cu", f"add<{c_type(p.out)}>", [p.out, p.bias], p.out)
+        calls = [Product(p.a, p.b, p.out, accumulate=p.accumulate), *added, *_act(p.act, p.out, p.seen)]
     work = [] if p.work is None else [p.work]
     return [*calls, *([] if p.sums is None else cuda_row_sums(p.a.T, p.sums, *work))]
 
 
-def _act(act: str, out: Any) -> list[Call]:
-    return [*cuda_dense("elementwise.cu", f"{act}<{c_type(out)}>", out, out)] if act else []
+def inside(p: Product) -> bool:
+    """Whether cuBLASLt has an epilogue for what `apart` leaves to other launches: the sums of a's rows beside a plain
+    product, or GELU's slope (its tanh form)."""
+    if str(p.out.dtype) == "float64" or p.out.ndim > 2 or p.bias is not None or not p.out.size or not p.a.shape[-1]:
+        return False
+    slope = (p.act == "gelu_tanh_grad" and p.seen.strides == p.out.strides and p.out.shape[1] % 8 == 0
+             and p.out.flags.c_contiguous and pointer(p.seen) % 16 == 0 and not p.accumulate)
+    return slope if p.sums is None else not p.act and p.sums.dtype == p.out.dtype
+
+
+def _act(act: str, out: Any, seen: Any = None) -> list[Call]:
+    if not act:
+        return []
+    return list(KERNELS[act].cuda_calls([out] if seen is None else [seen, out], [out], [], {}))
 
 
 def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False, act: str = "", sums: Any = None,
-            work: Any = None) -> list[Call]:
+            work: Any = None, seen: Any = None) -> list[Call]:
     """out (..., m, n) = `act` of (a (..., m, k) @ b (..., k, n) + bias (n,)), leading axes broadcast, in as few
     products as possible. `sums` (m,): also the sums of a's rows; `work`: their scratch, see `cuda_row_sums_work`.
+    `seen`: as for `Product`.
 
     `layout` must support the operands (`dense` copies others). Where leading axes cannot be merged into one, there is a
     product for each index of the shortest. A small product stays whole, and the device takes it apart or does not.
     """
-    if sums is not None and not fits(Product(a, b, out, bias, sums=sums)):
+    if sums is not None and not (fits(given := Product(a, b, out, bias, sums=sums)) or inside(given)):
         own = cuda_row_sums(a.T, sums, *([] if work is None else [work]))
         return [*product(a, b, out, bias, accumulate, act), *own]
     if not out.size:
@@ -141,7 +152,7 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
         if accumulate:
             return []
         empty = [Zeros(out)] if bias is None else dense_copies([(np.broadcast_to(bias, out.shape), out)])
-        return [*empty, *_act(act, out)]
+        return [*empty, *_act(act, out, seen)]
     if out.ndim > 2 and b.size == b.shape[-2] * b.shape[-1] and a.flags.c_contiguous and out.flags.c_contiguous:
         # one taller matrix
         a, b, out = a.reshape(-1, a.shape[-1]), b.reshape(b.shape[-2:]), out.reshape(-1, out.shape[-1])
@@ -155,8 +166,8 @@ def product(a: Any, b: Any, out: Any, bias: Any = None, accumulate: bool = False
         n, axis = min(axes)
         every = [(*(slice(None),) * axis, i) for i in range(n)]
         return [call for i in every for call in product(a[i], b[i], out[i], bias, accumulate, act)]
-    whole = Product(a, b, out, bias, accumulate, act, sums, work)
-    return [whole] if fits(whole) else apart(whole)
+    whole = Product(a, b, out, bias, accumulate, act, sums, work, seen)
+    return [whole] if fits(whole) or inside(whole) else apart(whole)
 
 
 @kernel("matmul", axes="...mk,...ko->...mo", flops=_gemm_flops)

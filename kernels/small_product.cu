@@ -1,5 +1,6 @@
 // Products of small matrices, with everything that belongs to them in one launch; see small_product.py.
 #include "common.cuh"
+#include "gate.cuh"
 
 enum {
     TILE = 16,         // rows and columns of a block's part of the result
@@ -14,7 +15,7 @@ enum {
 struct SmallProduct {
     int m, n, k, count;
     long long a_row, a_k, a_next, b_column, b_k, b_next, out_row, out_next;
-    int accumulate, relu, biased, summed;
+    int accumulate, act, biased, summed;
 };
 
 // A tile (DEEP, TILE) of an operand from `first` on along k; zeros beyond its end. Neighbouring threads take neighbours in
@@ -39,12 +40,21 @@ template <typename S> __device__ __forceinline__ void put(S (*tile)[PITCH], long
     }
 }
 
+enum { NO_ACT, RELU, RELU_GRAD, GELU_TANH_GRAD };  // as in small_product.py
+
+// `seen`: where the slope of an activation is read.
+template <typename S> __device__ __forceinline__ S ended(S v, S seen, int act) {
+    if (act == RELU) return v <= 0 ? S(0) : v;  // NaN passes through
+    if (act == RELU_GRAD) return seen > 0 ? v : S(0);
+    return act == GELU_TANH_GRAD ? v * gelu_tanh_slope(seen) : v;
+}
+
 // out = relu(a b + bias), or added to out; sums (m) = the sums of a's rows. Blocks: (tiles along n, tiles
 // along m, matrices). Threads: 256. A warp adds up its slices of k, two by four elements of the tile in each thread; then the
 // warps' parts are added in their order.
 template <typename T>
 __global__ void __launch_bounds__(256) small_product(const T* __restrict__ a, const T* __restrict__ b, T* out, const T* bias,
-                                                     T* sums, SmallProduct p) {
+                                                     T* sums, const T* seen, SmallProduct p) {
     __shared__ __align__(16) Sum<T> left[DEEP][PITCH];
     __shared__ __align__(16) Sum<T> right[DEEP][PITCH];
     __shared__ Sum<T> part[WARPS][TILE][TILE];
@@ -86,9 +96,9 @@ __global__ void __launch_bounds__(256) small_product(const T* __restrict__ a, co
 #pragma unroll
             for (int w = 1; w < WARPS; w++) all += part[w][r][c];
             if (p.biased) all += value(bias[start + c]);
-            T* to = out + matrix * p.out_next + (top + r) * p.out_row + start + c;
-            if (p.accumulate) all += value(*to);
-            *to = as<T>(p.relu && all <= 0 ? Sum<T>(0) : all);  // NaN passes through
+            long long at = matrix * p.out_next + (top + r) * p.out_row + start + c;
+            if (p.accumulate) all += value(out[at]);
+            out[at] = as<T>(ended(all, p.act > RELU ? value(seen[at]) : Sum<T>(0), p.act));
         }
         if (adds && threadIdx.x < TILE && top + threadIdx.x < p.m) {
             Sum<T> all = line[0][threadIdx.x];

@@ -14,23 +14,25 @@ import numpy as np
 from .cuda import Grid, Product, Struct, c_type
 
 LARGEST, DEEPEST = 1 << 15, 1024  #: elements of a result, as many as 128 x 256; products of each
+ACTS = ("", "relu", "relu_grad", "gelu_tanh_grad")  #: as small_product.cu numbers them
 TILE, THREADS = 16, 256  #: of a block
 #: `SmallProduct` of small_product.cu
 PROBLEM = np.dtype([*((name, np.int32) for name in ("m", "n", "k", "count")),
                     *((name, np.int64) for name in ("a_row", "a_k", "a_next", "b_column", "b_k", "b_next", "out_row",
                                                     "out_next")),
-                    *((name, np.int32) for name in ("accumulate", "relu", "biased", "summed"))], align=True)
+                    *((name, np.int32) for name in ("accumulate", "act", "biased", "summed"))], align=True)
 
 
 def fits(p: Product) -> bool:
     """Whether the kernel can compute this product."""
     *lead, m, n = p.out.shape
-    arrays = [x for x in (p.a, p.b, p.out, p.bias, p.sums) if x is not None]
+    arrays = [x for x in (p.a, p.b, p.out, p.bias, p.sums, p.seen) if x is not None]
     return (p.out.size > 0 and m * n <= LARGEST and 0 < p.a.shape[-1] <= DEEPEST
             and len({x.dtype for x in arrays}) == 1 and p.out.dtype.kind not in "iu"
             and (n == 1 or p.out.strides[-1] == p.out.itemsize)
             and (p.bias is None or n == 1 or p.bias.strides[0] == p.bias.itemsize)
-            and (p.sums is None or not lead))
+            and (p.sums is None or not lead)
+            and p.act in ACTS and (p.seen is None or p.seen.strides == p.out.strides))
 
 
 def small_product(p: Product) -> Grid:
@@ -45,8 +47,8 @@ def small_product(p: Product) -> Grid:
 
     (a_row, a_k, a_next), (b_k, b_column, b_next), (out_row, _, out_next) = map(steps, (p.a, p.b, p.out))
     values = (m, n, p.a.shape[-1], count, a_row, a_k, a_next, b_column, b_k, b_next, out_row, out_next,
-              p.accumulate, p.act == "relu", p.bias is not None, p.sums is not None)
-    bias, sums = (p.out if x is None else x for x in (p.bias, p.sums))  # the kernel leaves it alone
+              p.accumulate, ACTS.index(p.act), p.bias is not None, p.sums is not None)
+    bias, sums, seen = (p.out if x is None else x for x in (p.bias, p.sums, p.seen))  # the kernel leaves it alone
     return Grid("small_product.cu", f"small_product<{c_type(p.out)}>",
                 (-(-n // TILE), -(-m // TILE), min(count, 65535)), (THREADS,),
-                (p.a, p.b, p.out, bias, sums, Struct("SmallProduct", np.array(values, PROBLEM).tobytes())))
+                (p.a, p.b, p.out, bias, sums, seen, Struct("SmallProduct", np.array(values, PROBLEM).tobytes())))

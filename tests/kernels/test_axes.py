@@ -51,6 +51,7 @@ MORE = [
     Example("unslice", ((3, 5),), (S,), {"shape": S, "region": ((0, 6, 2), (0, 5, 1))}),
     Example("max_grad", (random_array((4, 3, 5), 3), random_array((4, 3, 5), 3).max(axis=(1, 2), keepdims=True),
                          (4, 1, 1)), ((4, 3, 5),), {"axes": (1, 2)}),
+    Example("matmul_slope", ((6, 4), (4, 5), (6, 5)), ((6, 5),), {"act": "relu_grad"}),
     Example("matmul_add", ((6, 4), (4, 5), (6, 5)), ((6, 5),)),
     Example("batch_norm_eval", (IMAGE, (8,), (8,), (8,), (8,)), (IMAGE, (8,)), FEW, positive=True),
     Example("batch_norm_eval_input_grad", (IMAGE, (8,), (8,)), (IMAGE,)),

@@ -106,8 +106,8 @@ def test_what_is_left():
     before, after = count["densenet121"]
     assert after["batch_norm"] == after["relu"] == after["relu_grad"] == 0
     before, after = count["mlp"]
-    assert after["relu"] == 0
-    assert after["relu_grad"] == before["relu"]
+    assert after["relu"] == after["relu_grad"] == 0
+    assert after["matmul_slope"] == before["relu"]
     before, after = count["mobilenet_v3_large"]
     assert after["hardswish"] <= 1
     assert after["batch_norm_act"] > 2 * after["batch_norm"]
@@ -327,5 +327,6 @@ def test_a_gradient_that_a_weight_gradient_needs_is_not_overwritten(read_late: b
 
 def test_an_unknown_rule():
     with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, batch_norm_grad, "
-                                         "squeeze_excite, flash_attention, epilogue, slabs, additions, updates"):
+                                         "squeeze_excite, flash_attention, epilogue, slabs, additions, slopes, "
+                                         "updates"):
         fused(Job("mlp").graph, ml.device.cpu(), ["everything"])

@@ -20,14 +20,17 @@ from typing import Any
 import numpy as np
 
 from ...kernels import Thunk, cuda
-from ...kernels.linear import apart, layout
+from ...kernels.linear import apart, inside, layout
 from ...kernels.small_product import fits, small_product
 from . import clock
 from .tuner import CANDIDATES, Candidate, Tuner
 
-#: (bias, act)
-EPILOGUES = {(False, ""): "DEFAULT", (True, ""): "BIAS", (False, "relu"): "RELU", (True, "relu"): "RELU_BIAS"}
+#: (bias, act, sums)
+EPILOGUES = {(False, "", False): "DEFAULT", (True, "", False): "BIAS", (False, "relu", False): "RELU",
+             (True, "relu", False): "RELU_BIAS", (False, "", True): "BGRADB", (False, "gelu_tanh_grad", False): "DGELU"}
+WHOLE = "whole:"  #: begins the names of algorithms of a product whose sums, or slope, are its epilogue
 OURS = "small_product 1"  #: our kernel's name among the choices; another number for other bits
+EPILOGUED = 3  #: algorithms with such an epilogue that are timed
 WORKSPACE = 32 << 20  #: bytes for each stream, as NVIDIA recommends for Hopper
 
 
@@ -89,7 +92,7 @@ class Products:
                       "bfloat16": (types.CUDA_R_16BF, types.CUDA_R_32F, compute.COMPUTE_32F)}
         self.rounded = int(compute.COMPUTE_32F_FAST_TF32)
         self._workspaces: dict[int, Any] = {}
-        self._chosen: dict[Any, Any] = {}  #: algorithms by key, None for our kernel
+        self._chosen: dict[Any, str] = {}  #: names of ways by key
         self._factors = {kind: np.array([0, 1], kind) for kind in ("float32", "float64")}  #: for alpha and beta
 
     def workspace(self, stream: Any) -> Any:
@@ -101,18 +104,26 @@ class Products:
         """One prebuilt call. `tf32`: float32 inputs may be rounded to 10 bits for the tensor cores; `small`: whether a
         small product may run as our kernel. Raises RuntimeError if cuBLASLt has no algorithm."""
         problem = self._problem(apart(product)[0], tf32)
-        small = small and fits(product)
-        whole = ("small", product.bias is not None, product.act, product.sums is not None) if small else ()
-        key = (*problem.key, *whole)
+        small, within = small and fits(product), self._within(product, tf32)
+        own = ("beside", product.bias is not None, product.act, product.sums is not None, small, within)
+        key = (*problem.key, *(own if small or within else ()))
         if key not in self._chosen:
-            self._chosen[key] = self._choose(product, problem, key, tf32)
-        return self._call(product, problem, self._chosen[key], stream)
+            self._chosen[key] = self._choose(product, problem, key, tf32, small)
+        return self._call(product, problem, self._chosen[key], stream, tf32)
 
-    def _call(self, product: cuda.Product, problem: Problem, algorithm: Any, stream: Any) -> Thunk:
-        """A product with everything that belongs to it; `algorithm`: None for our kernel."""
-        if algorithm is None:
+    def _within(self, product: cuda.Product, tf32: bool) -> bool:
+        """Whether an epilogue of cuBLASLt may do what belongs to a product. Its GELU is only good to some bits."""
+        return inside(product) and (not product.act or tf32 or product.out.dtype.itemsize == 2)
+
+    def _call(self, product: cuda.Product, problem: Problem, choice: str, stream: Any, tf32: bool) -> Thunk:
+        """A product with everything that belongs to it, as it was chosen: our kernel; an algorithm with an epilogue; an
+        algorithm for `problem`, and launches after it."""
+        if choice == OURS:
             return self.driver.launch(small_product(product), stream)
-        first, *rest = apart(product)
+        whole = choice.startswith(WHOLE)
+        first, *rest = [product] if whole else apart(product)
+        problem = self._problem(first, tf32) if whole else problem
+        algorithm = self._algorithm(choice.removeprefix(WHOLE))
         if stream.sms:  # the same algorithm, which gets their number, so that bits do not depend on them
             told = self._problem(first, problem.rounds, stream.sms)
             problem = told if self._fits(told, algorithm) else problem
@@ -135,14 +146,17 @@ class Products:
         rounds = tf32 and name == "float32"
         operation = lt.matmul_desc_create(self.rounded if rounds else int(arithmetic), int(scale))
         attributes = lt.MatmulDescAttribute
-        epilogue = EPILOGUES[product.bias is not None, product.act]
+        epilogue = EPILOGUES[product.bias is not None, product.act, product.sums is not None]
+        beside = product.sums if product.bias is None else product.bias
         self._set("matmul_desc", operation, {
             attributes.TRANSA: int(first.transposed), attributes.TRANSB: int(second.transposed),
             attributes.EPILOGUE: int(lt.Epilogue[epilogue]),
             **({attributes.SM_COUNT_TARGET: sms} if sms else {}),
-            **({} if product.bias is None else {attributes.BIAS_POINTER: cuda.pointer(product.bias)})})
+            **({} if beside is None else {attributes.BIAS_POINTER: cuda.pointer(beside)}),
+            **({} if product.seen is None else {attributes.EPILOGUE_AUX_POINTER: cuda.pointer(product.seen),
+                                                attributes.EPILOGUE_AUX_LD: product.out.shape[-1]})})
         layouts = [self._layout(int(memory), side, count) for side in (first, second, out)]
-        arrays = product.b, product.a, product.out, *([] if product.bias is None else [product.bias])
+        arrays = [product.b, product.a, product.out, *(x for x in (beside, product.seen) if x is not None)]
         alignments = tuple(cuda.alignment(a, 256) for a in arrays)
         problem = Problem(operation, layouts, alignments, rounds,
                           (name, rounds, first, second, out, count, epilogue, alignments))
@@ -180,22 +194,35 @@ class Products:
                                                 attributes.STRIDED_BATCH_OFFSET: side.batch_step})
         return int(layout)
 
-    def _choose(self, product: cuda.Product, problem: Problem, key: Any, tf32: bool) -> Any:
-        """The fastest algorithm, timed on arrays with the layout of the product's; None for our kernel. An algorithm is
-        kept as its bytes, which the same version of cuBLASLt accepts."""
-        small = key != problem.key
+    def _choose(self, product: cuda.Product, problem: Problem, key: Any, tf32: bool, small: bool) -> str:
+        """The name of the fastest way, timed on arrays with the layout of the product's. An algorithm is named by its
+        bytes, which the same version of cuBLASLt accepts."""
+        within = self._within(product, tf32)
 
         def candidates() -> Iterator[Candidate]:
-            copy = self.tuner.copied(product if small else apart(product)[0])
+            copy = self.tuner.copied(product if small or within else apart(product)[0])
             like = self._problem(apart(copy)[0], tf32)
-            first, *rest = self._named(like)
-            for algorithm in (first, *([None] if small else []), *rest):
-                name = OURS if algorithm is None else algorithm.tobytes().hex()
-                yield name, partial(self._call, copy, like, algorithm, self.tuner.stream)
+            first, *rest = (algorithm.tobytes().hex() for algorithm in self._named(like))
+            for name in (first, *([OURS] if small else []), *(self._wholes(copy, tf32) if within else []), *rest):
+                yield name, partial(self._call, copy, like, name, self.tuner.stream, tf32)
 
-        choice = self.tuner.choose(key, candidates, lambda words: small if words == OURS else
-                                   " " not in words and self._fits(problem, self._algorithm(words)))
-        return None if choice == OURS else self._algorithm(choice)
+        def fitting(name: str) -> bool:
+            if name == OURS:
+                return small
+            whole = name.startswith(WHOLE)
+            return (" " not in name and within >= whole
+                    and self._fits(self._problem(product, tf32) if whole else problem,
+                                   self._algorithm(name.removeprefix(WHOLE))))
+
+        return self.tuner.choose(key, candidates, fitting)
+
+    def _wholes(self, product: cuda.Product, tf32: bool) -> Sequence[str]:
+        """The names of some algorithms with an epilogue; none if the library has none for this product."""
+        try:
+            found = self._named(self._problem(product, tf32))
+        except RuntimeError:
+            return []
+        return [WHOLE + algorithm.tobytes().hex() for algorithm in found[:EPILOGUED]]
 
     def _algorithm(self, words: str) -> Any:
         return np.frombuffer(bytearray.fromhex(words), self.lt.matmul_heuristic_result_dtype["algo"])

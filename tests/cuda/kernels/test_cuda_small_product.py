@@ -18,9 +18,9 @@ from minidl import schedulers
 from minidl.core.graph import View
 from minidl.devices.cuda import clock, products
 from minidl.devices.cuda.tuner import Tuner
-from minidl.kernels import cuda
+from minidl.kernels import KERNELS, cuda
 from minidl.kernels.linear import apart, product
-from minidl.kernels.small_product import DEEPEST, LARGEST, fits, small_product
+from minidl.kernels.small_product import ACTS, DEEPEST, LARGEST, fits, small_product
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
 
 DTYPES = {"float32": 2e-6, "float64": 1e-14, "float16": 2e-3, "bfloat16": 1e-2}
@@ -56,12 +56,13 @@ def test_small_products_of_all_layouts(data):
         a, b = np.ascontiguousarray(a), np.ascontiguousarray(b)  # one step from matrix to matrix
     bias = rng.standard_normal(2 * n).astype(dtype)[:n] if draw(st.booleans()) else None
     sums = np.full(m, np.nan, dtype) if not lead and draw(st.booleans()) else None
-    accumulate, act = draw(st.booleans()), draw(st.sampled_from(["", "relu"]))
+    accumulate, act = draw(st.booleans()), draw(st.sampled_from(ACTS))
+    seen = rng.standard_normal((*lead, m, n + 2)).astype(dtype)[..., :n] if act.endswith("_grad") else None
     before = rng.standard_normal((*lead, m, n + 2)).astype(dtype)
     found = []
     for seed in (0, 7):
         whole = before.copy()
-        p = cuda.Product(a, b, whole[..., :n], bias, accumulate, act, sums)
+        p = cuda.Product(a, b, whole[..., :n], bias, accumulate, act, sums, seen=seen)
         assert fits(p)
         run(small_product(p), seed)
         found.append(whole.tobytes() + (b"" if sums is None else sums.tobytes()))
@@ -69,7 +70,8 @@ def test_small_products_of_all_layouts(data):
     wide = [x.astype("float64") for x in (a, b)]
     expected = wide[0] @ wide[1] + (0 if bias is None else bias.astype("float64"))
     expected = expected + (before[..., :n].astype("float64") if accumulate else 0)
-    expected = np.maximum(expected, 0) if act else expected
+    expected = np.maximum(expected, 0) if act == "relu" else expected
+    expected = expected if seen is None else KERNELS[act].reference(np, seen.astype("float64"), expected)
     terms = np.abs(wide[0]) @ np.abs(wide[1]) + 5
     assert (np.abs(whole[..., :n].astype("float64") - expected) <= DTYPES[name] * terms).all()
     if sums is not None:
@@ -179,8 +181,8 @@ def test_our_kernel_is_timed_beside_the_librarys_and_kept(device, monkeypatch):
         device._thunk(whole, device.main)
     assert len(keys) == 2, "one choice for each"
     assert keys[0][: len(keys[1])] == keys[1]
-    assert library._chosen[keys[0]] is None
-    assert library._chosen[keys[1]] is not None, "the second of cuBLASLt's"
+    assert library._chosen[keys[0]] == products.OURS
+    assert library._chosen[keys[1]] != products.OURS, "the second of cuBLASLt's"
     other = cuda_runtime.device(1)
     a, b, out, bias, sums = arrays(other)
     monkeypatch.setattr(other._library("products").tuner, "_time", lambda *_: pytest.fail("it is chosen again"))
@@ -202,6 +204,6 @@ def test_steps_of_our_kernel_have_equal_bits_in_every_executor(device, monkeypat
         step: Any = (executor(run.graph, device) if executor is SequentialExecutor else
                      executor(run.graph, schedulers.multi_stream(run.graph), device=device))
         found.append(run.train(step, 3))
-    assert None in device._library("products")._chosen.values()
+    assert products.OURS in device._library("products")._chosen.values()
     assert equal(found[0], found[1])
     assert equal(found[0], found[2])

@@ -20,18 +20,22 @@ import numpy as np
 from cuda_machine import Machine
 from cuda_signatures import checked, installed
 
+from minidl.kernels import KERNELS
+
 CudaDataType = enum.IntEnum("CudaDataType", {"CUDA_R_32F": 0, "CUDA_R_64F": 1, "CUDA_R_16F": 2, "CUDA_R_16BF": 14})
 ComputeType = enum.IntEnum("ComputeType", {"COMPUTE_32F": 68, "COMPUTE_64F": 70, "COMPUTE_32F_FAST_TF32": 77})
-MatmulDescAttribute = enum.IntEnum("MatmulDescAttribute", {"TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8,
-                                                           "SM_COUNT_TARGET": 15})
-Epilogue = enum.IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6})
+MatmulDescAttribute = enum.IntEnum("MatmulDescAttribute", {
+    "TRANSA": 3, "TRANSB": 4, "EPILOGUE": 7, "BIAS_POINTER": 8, "EPILOGUE_AUX_POINTER": 11, "EPILOGUE_AUX_LD": 12,
+    "SM_COUNT_TARGET": 15})
+Epilogue = enum.IntEnum("Epilogue", {"DEFAULT": 1, "RELU": 2, "BIAS": 4, "RELU_BIAS": 6, "BGRADB": 512, "DGELU": 192})
 MatrixLayoutAttribute = enum.IntEnum("MatrixLayoutAttribute", {"BATCH_COUNT": 5, "STRIDED_BATCH_OFFSET": 6})
 MatmulPreferenceAttribute = enum.IntEnum("MatmulPreferenceAttribute", {
     "MAX_WORKSPACE_BYTES": 1, "MIN_ALIGNMENT_A_BYTES": 5, "MIN_ALIGNMENT_B_BYTES": 6, "MIN_ALIGNMENT_C_BYTES": 7,
     "MIN_ALIGNMENT_D_BYTES": 8})
 ENUMS = {e.__name__: e for e in (MatmulDescAttribute, Epilogue, MatrixLayoutAttribute, MatmulPreferenceAttribute)}
 #: of each attribute, the type of its value
-DTYPES = {"matmul_desc": {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64, 15: np.int32},
+DTYPES = {"matmul_desc": {3: np.int32, 4: np.int32, 7: np.uint32, 8: np.int64, 11: np.int64, 12: np.int64,
+                          15: np.int32},
           "matrix_layout": {5: np.int32, 6: np.int64},
           "matmul_preference": {1: np.uint64, 5: np.uint32, 6: np.uint32, 7: np.uint32, 8: np.uint32}}
 HEURISTIC = np.dtype([("algo", [("data_", "<u8", (8,))]), ("workspace_size", "<u8"), ("state", "<i4"),
@@ -88,6 +92,10 @@ class Blas:
                f"{m} x {k} times {l} x {n} is not {out['rows']} x {out['cols']}")
         refuse(len({x.get(5, 1) for x in (a, b, out)}) == 1, "batches differ")
         epilogue = Epilogue(d.get(7, Epilogue.DEFAULT))
+        refuse(epilogue not in (Epilogue.BGRADB, Epilogue.DGELU) or (a["type"] != 1 and out.get(5, 1) == 1),
+               "no such epilogue for this type, or for several matrices")
+        refuse(epilogue != Epilogue.DGELU or (d[12] >= out["rows"] and d[12] % 8 == 0 and d[11] % 16 == 0),
+               "the input of GELU is not as aligned as it must be")
         return SimpleNamespace(operation=dict(d), layouts=tuple(dict(x) for x in (a, b, out)),
                                epilogue=epilogue.name, bias=d.get(8), m=m)
 
@@ -137,6 +145,14 @@ class Blas:
                    for x in (first, second, out)]
         bias = self.vector(asked.bias, asked.m, out.dtype) if "BIAS" in asked.epilogue else None
         extents += [] if bias is None else [(asked.bias, bias.nbytes)]
+        sums = self.vector(asked.bias, out.shape[2], out.dtype) if asked.epilogue == "BGRADB" else None
+        extents += [] if sums is None else [(asked.bias, sums.nbytes)]
+        seen = None
+        if asked.epilogue == "DGELU":
+            at, leading = asked.operation[11], asked.operation[12]
+            seen = self.matrices(at, {"type": asked.layouts[2]["type"], "rows": asked.m, "cols": out.shape[2],
+                                      "ld": leading})[0]
+            extents.append((at, leading * out.shape[2] * out.itemsize))
 
         def body() -> None:
             wide = of_scale
@@ -146,6 +162,10 @@ class Blas:
                             for i in range(min(number, x.shape[1])))
                 found = found if bias is None else found + bias.astype(wide)[:, None]
                 found = found + z if kept else found
+                if sums is not None:
+                    sums[...] = sum(y[i::number].astype(wide).sum(0) for i in range(min(number, len(y))))
+                if seen is not None:
+                    found = KERNELS["gelu_tanh_grad"].reference(np, seen.astype(wide), found)
                 z[...] = np.maximum(found, 0) if "RELU" in asked.epilogue else found
 
         self.machine.issue(stream, body, extents, f"algorithm {number} of {of}")

@@ -212,7 +212,9 @@ def run(call: cuda.Call, seed: int = 0) -> None:
         y = np.matmul(_wide(call.a), _wide(call.b))
         y = y if call.bias is None else y + _wide(call.bias)
         y = y + _wide(call.out) if call.accumulate else y
-        call.out[...] = np.maximum(y, 0) if call.act else y
+        if call.seen is not None:
+            y = KERNELS[call.act].reference(np, _wide(call.seen), y)
+        call.out[...] = np.maximum(y, 0) if call.act == "relu" else y
         if call.sums is not None:
             call.sums[...] = call.a.sum(axis=-1, dtype=np.float64)
     elif isinstance(call, cuda.Attention):
