@@ -118,7 +118,7 @@ for shard in (0, 1, 3):
 # One curve. Each of these plans is a point: its peak and its time. The points that no other plan beats in both make the
 # curve. Every other plan wastes memory or time.
 
-points = curve(graph, ml.CostModel.analytic(), lambda recompute, limit, shard: ml.plan(
+points = curve(graph, ml.CostModel.analytic(), lambda recompute, limit, shard, lag: ml.plan(
     graph, "in_order", machine=ml.Machine(memory_limit=limit), recompute=recompute))
 print("\nthe curve")
 for point in points:

@@ -20,7 +20,7 @@ def additions(draft: Draft) -> None:
 
 
 def _add_in_place(draft: Draft, i: int, first: Launch, add: Launch, *rest: Launch) -> None:
-    product, dx = _matrices(first), first.writes[0]
+    product, dx = _matrices(first, draft.device.captures), first.writes[0]
     if product is None or add.writes != (dx,) or dx not in add.reads or add.reads[0] == add.reads[1]:
         return
     (more,) = (v for v in add.reads if v != dx)
@@ -49,14 +49,15 @@ def _spent(draft: Draft, view: View, i: int) -> int | None:
     return buffer if made and all(t < i and draft.kind(t) != Kind.W for t in (*made, *read)) else None
 
 
-def _matrices(launch: Launch) -> tuple[View, View] | None:
-    """The operands of a product of two matrices, or of a gradient that is one; None for any other launch."""
+def _matrices(launch: Launch, pointwise: bool) -> tuple[View, View] | None:
+    """The operands of a product of two matrices, or of a gradient that is one, if `pointwise` ones are products on the
+    device; None for any other launch."""
     if not launch.reads or any(v.strides != strides_of(v.shape) for v in (*launch.reads[:2], *launch.writes)):
         return None
     if launch.kernel == "matmul" and all(len(v.shape) == 2 for v in launch.reads):
         a, b = launch.reads
         return a, b
-    if launch.kernel == "conv2d_input_grad":
+    if launch.kernel == "conv2d_input_grad" and pointwise:
         dy, w = launch.reads
         if way(launch.writes[0], w, dict(launch.constants)["geometry"]) == "pointwise":
             return _matrix(dy, dy.shape[-1]), _matrix(w, w.shape[-1])

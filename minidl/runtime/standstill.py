@@ -141,7 +141,7 @@ class Watcher:
 
 def _stack(frame: FrameType | None) -> Iterator[str]:
     for _ in range(FRAMES):
-        if frame is None:
+        if not isinstance(frame, FrameType):  # None, or what Python has put in the place of one that has ended
             return
         yield f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back

@@ -67,7 +67,9 @@ def plans_and_checks_agree(capsys, tmp_path, seed, count):
         assert (record["waits"] > 0) == (int(flags[3]) > 1), where
         shape = "--ranks", "--micro-batches", *(() if policy.arranges else ("--chunks",))  # it chooses how many stages
         times = ("--forward", "--output-grad", "--weight-grad") if name == "layerpipe" else ()
-        checks = [_only(flags, "--scheduler", "--chunks", "--scheduler-arg", *shape, *times)]
+        # a plan whose forwards are apart is read with its policy alone
+        checks = [] if name == "roundpipe" else [_only(flags, "--scheduler", "--chunks", "--scheduler-arg", *shape,
+                                                       *times)]
         if not (policy.stale or policy.sliced or "kept=0.5" in flags):
             checks.append(_only(flags, *shape))
         for chosen in checks:

@@ -22,7 +22,7 @@ PYTHON = [*(ROOT / "docs" / "tutorial").glob("chapter*.py"), *(ROOT / "docs" / "
           ROOT / "docs" / "race.py", ROOT / "docs" / "essence.py"]
 TEXT = {str(page.relative_to(ROOT)): page.read_text() for page in PAGES}
 #: what no test has: ranks, a GPU, a cluster's folders, a file of the reader's
-ELSEWHERE = ("mpiexec", "srun", "podman", "--device cuda", " /", "...", "my_")
+ELSEWHERE = ("mpiexec", "srun", "podman", "--device cuda", " /", "...", "my_", "report DIR")
 
 
 def lines(text: str) -> list[str]:

@@ -29,7 +29,7 @@ def moved(made: Any) -> int:
 
 
 @pytest.mark.few(2)
-@pytest.mark.parametrize("options", [{}, {"recompute": (0,), "options": {"fill": "R"}}, {"saved": True}], ids=str)
+@pytest.mark.parametrize("options", [{}, {"recompute": (1,), "options": {"fill": "R"}}, {"saved": True}], ids=str)
 @pytest.mark.parametrize(("name", "ranks", "chunks"), [("interleaved", 2, 4), ("interleaved", 4, 2), ("zb_v", 2, 2),
                                                        ("looped_bfs", 2, 4), ("one_f_one_b", 4, 1), ("hanayo", 2, 4)])
 @pytest.mark.parametrize("network", NETWORKS)

@@ -24,7 +24,7 @@ from minidl.pricing.explain import explain, false_waits, places
 from minidl.pricing.exposed import exposed
 from minidl.schedulers.layer_times import layers
 
-POLICIES = {"barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1}, "dear": {},
+POLICIES = {"no_overlap": {}, "barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1}, "dear": {},
             "reverse_first_k": {"part_bytes": 1}}
 
 
