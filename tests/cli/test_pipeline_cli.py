@@ -66,11 +66,9 @@ def plans_and_checks_agree(capsys, tmp_path, seed, count):
         assert {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes"} <= set(record), where
         assert (record["waits"] > 0) == (int(flags[3]) > 1), where
         shape = "--ranks", "--micro-batches", *(() if policy.arranges else ("--chunks",))  # it chooses how many stages
-        times = ("--forward", "--output-grad", "--weight-grad") if name == "layerpipe" else ()
-        # a plan whose forwards are apart is read with its policy alone
-        checks = [] if name == "roundpipe" else [_only(flags, "--scheduler", "--chunks", "--scheduler-arg", *shape,
-                                                       *times)]
-        if not (policy.stale or policy.sliced or "kept=0.5" in flags):
+        times = ("--forward", "--output-grad", "--weight-grad") if name in ("layerpipe", "roundpipe") else ()
+        checks = [_only(flags, "--scheduler", "--chunks", "--scheduler-arg", *shape, *times)]
+        if not (policy.stale or policy.sliced or "kept=0.5" in flags or name == "roundpipe"):  # its forwards are apart
             checks.append(_only(flags, *shape))
         for chosen in checks:
             code, checked = run_json(capsys, "check", str(path), *chosen)
