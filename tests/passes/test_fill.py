@@ -79,7 +79,7 @@ def test_waits_get_shorter() -> None:
     {"scheduler": "chimera", "groups": 2, "options": {"fill": "W+R"}},
     {"scheduler": "seq1f1b", "slices": 2, "options": {"fill": "R"}},
     {"scheduler": "one_f_one_b", "options": {"fill": "W+R"}, "offload": "all"},
-    {"scheduler": "one_f_one_b", "options": {"fill": "W+R"}, "split": 2}], ids=str)
+    {"scheduler": "one_f_one_b", "options": {"fill": "R"}, "split": 2, "saved": True}], ids=str)
 def test_bits_and_bytes_stay_as_planned(settings: dict[str, Any]) -> None:
     check({"recompute": (0,), **settings})
 
