@@ -24,8 +24,8 @@ from minidl.pricing.explain import explain, false_waits, places
 from minidl.pricing.exposed import exposed
 from minidl.schedulers.layer_times import layers
 
-POLICIES = {"no_overlap": {}, "barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1}, "dear": {},
-            "reverse_first_k": {"part_bytes": 1}}
+POLICIES = {"no_overlap": {}, "barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1},
+            "dear": {}, "reverse_first_k": {"part_bytes": 1}}
 
 
 def planned(policy: str, times: dict[str, list[float]], micro_batches: int = 1, parts: int = 4, **options: Any) -> Any:
