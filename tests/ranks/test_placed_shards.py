@@ -55,7 +55,8 @@ MODELS = {"gpt": ["--model-arg", "preset=tiny"],  # whose first and last stage s
           "lenet": [],  # some of whose stages have no parameters
           "rnn": ["--model-arg", "preset=tiny"], "mlp": ["--model-arg", "layers=9", "--model-arg", "hidden=16"]}
 POLICIES = [name for name in schedulers.names("pipeline", exact=True)
-            if name not in ("joint", "optimal", "zb_auto", "roundpipe") and (policy := schedulers.find(name).staged).groups == 1 and not policy.sliced]
+            if name not in ("joint", "optimal", "zb_auto", "roundpipe")
+            and (policy := schedulers.find(name).staged).groups == 1 and not policy.sliced]
 
 
 SHARDS = ["0", "1", "2,prefetch=1", "3,prefetch=0,keep=none", "3,prefetch=2,keep=0", "3"]
