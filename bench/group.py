@@ -3,7 +3,7 @@ with the size that `auto` chooses; and against another build of minidl.
 
     python bench/group.py [--against FOLDER] [--seconds 20] [--out FILE.json]      the folder of another checkout
 
-Each arm is a process of its own, and they run in turn, some milliseconds each. Times are those of the thread, so that
+Each arm runs in a process of its own. The arms take turns of some milliseconds. Times are those of the thread, so that
 other work on the machine counts less.
 """
 

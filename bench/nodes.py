@@ -4,9 +4,9 @@
 
 A step is recorded, and the calls of its tasks are counted from the kernels' CUDA forms; nothing runs, so no GPU is
 needed. The least times are made of floors that an H100 has shown (FLOORS), in a row and simulated under multi_region:
-they leave out all work on data, so they say what fewer nodes can save where nodes bind, and predict no step. Grouped:
-with `--group-weights`, where a group counts as one node of its kind, however long it is. `--before` keeps today's
-counts as those with which later ones are compared.
+they leave out all work on data, so they say what fewer nodes can save where nodes bind, and predict no step. With
+`--group-weights` ("grouped") a group counts as one node of its kind; its length does not matter. `--before` keeps
+today's counts: later ones are compared with them.
 
 The MLP's whole call, host included, comes from the ladder's record; of K steps a launch (`--steps-per-launch`) its part
 of the host is assumed to be a K-th, and the device's to have three more nodes, which an H100 has not run.

@@ -473,10 +473,10 @@ the same draws. A forward lasts 60 ms. Beside other work, where sleeps of thread
 7.5 % longer than simulated.""",
             {"hint": hint}),
     Section("Weight gradients in groups, on one lane of a CPU", """\
-A step of SGD with momentum, in order. *another build* is the one before weight gradients were grouped; since then,
-those of small pointwise convolutions are products, and those of filters per channel leave out taps that never meet the
-image. Groups save nothing else on a CPU, where a native call costs nanoseconds. Taken beside other work, by the
-thread's own time.""",
+A step of SGD with momentum, in order. *another build* is the one before groups. Since then, the weight gradient of a
+small pointwise convolution is a product, and that of a filter per channel skips taps that never meet the image. Nothing
+else is gained on a CPU, where a native call costs nanoseconds. Other work ran at the same time; the times are the
+thread's own.""",
             {"group": group}),
     Section("Experts on data-parallel ranks", """\
 Tasks that wait, as above. Each of two blocks has a dense layer, and one with experts and a shared expert; the three

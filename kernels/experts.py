@@ -201,7 +201,7 @@ def dispatch(xp: Any, x: Any, place: Any, gate: Any = None) -> Any:
 @dispatch.cpu
 def _(x: Any, place: Any, *rest: Any) -> Any:
     *gate, rows = rest
-    return [loop(_dispatch_gated if gate else _dispatch, x, place, *gate, rows)]
+    return [loop(_dispatch, x, place, *(gate or [x]), bool(gate), rows)]
 
 
 @dispatch.cuda()
@@ -212,27 +212,16 @@ def _(x: Any, place: Any, *rest: Any) -> Any:
         bool(gate), place.size, x.shape[1])]
 
 
-def _dispatch(x, place, rows):  # type: ignore[no-untyped-def]
+def _dispatch(x, place, gate, gated, rows):  # type: ignore[no-untyped-def]
     used = 0
     for t in range(x.shape[0]):
         for j in range(place.shape[1]):
             row = place[t, j]
             if row >= 0:
                 used += 1
+                by = gate[t, j] if gated else x.dtype.type(1)  # a product with 1 is exact
                 for c in range(x.shape[1]):
-                    rows[row, c] = x[t, c]
-    rows[used:] = 0
-
-
-def _dispatch_gated(x, place, gate, rows):  # type: ignore[no-untyped-def]
-    used = 0
-    for t in range(x.shape[0]):
-        for j in range(place.shape[1]):
-            row = place[t, j]
-            if row >= 0:
-                used += 1
-                for c in range(x.shape[1]):
-                    rows[row, c] = x[t, c] * gate[t, j]
+                    rows[row, c] = x[t, c] * by
     rows[used:] = 0
 
 
@@ -251,7 +240,7 @@ def combine(xp: Any, rows: Any, place: Any, gate: Any = None) -> Any:
 @combine.cpu
 def _(rows: Any, place: Any, *rest: Any) -> Any:
     *gate, y = rest
-    return [loop(_combine_gated if gate else _combine, rows, place, *gate, y)]
+    return [loop(_combine, rows, place, *(gate or [rows]), bool(gate), y)]
 
 
 @combine.cuda()
@@ -261,35 +250,19 @@ def _(rows: Any, place: Any, *rest: Any) -> Any:
                 bool(gate), y.shape[1], y.size)
 
 
-def _combine(rows, place, y):  # type: ignore[no-untyped-def]
+def _combine(rows, place, gate, gated, y):  # type: ignore[no-untyped-def]
     for t in range(y.shape[0]):
         begun = False
         for j in range(place.shape[1]):
             row = place[t, j]
             if row >= 0:
+                by = gate[t, j] if gated else y.dtype.type(1)  # a product with 1 is exact
                 if begun:
                     for c in range(y.shape[1]):
-                        y[t, c] += rows[row, c]
+                        y[t, c] += rows[row, c] * by
                 else:
                     for c in range(y.shape[1]):
-                        y[t, c] = rows[row, c]
-                begun = True
-        if not begun:
-            y[t] = 0
-
-
-def _combine_gated(rows, place, gate, y):  # type: ignore[no-untyped-def]
-    for t in range(y.shape[0]):
-        begun = False
-        for j in range(place.shape[1]):
-            row = place[t, j]
-            if row >= 0:
-                if begun:
-                    for c in range(y.shape[1]):
-                        y[t, c] += rows[row, c] * gate[t, j]
-                else:
-                    for c in range(y.shape[1]):
-                        y[t, c] = rows[row, c] * gate[t, j]
+                        y[t, c] = rows[row, c] * by
                 begun = True
         if not begun:
             y[t] = 0

@@ -120,8 +120,8 @@ with suppress(MemoryLimitError):
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Company. On a GPU a small kernel takes little more than its launch. Weight gradients that may wait can wait for each
-# other, and be one launch: each keeps its own product, so no bit changes. Suppose that of the 2 that a weight gradient
-# takes, 1.5 are the launch, and that each task costs 1 more between two others.
+# other, and become one launch. Each keeps its own product, so no bit changes. Suppose that a weight gradient takes 2,
+# of which the launch is 1.5, and that each task costs 1 more if it lies between two others.
 
 dear = replace(cost, launch=1.0, node=1.5)
 for policy in ("in_order", "multi_stream"):

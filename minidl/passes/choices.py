@@ -23,8 +23,7 @@ class Choices:
     ranks share out. `moves`: the memory that leaves. `chunks`: stages per rank; `stage_of_unit`: the stage of each
     unit, by default balanced; `placement`: the rank of each stage, by default the policy's. `order`: fixed, or a hint;
     `cap`: the most micro-batches that a rank keeps of a stage, by default the policy's. `experts_over`: none, or data,
-    the ranks among which experts are shared out. `options`: of the policy and of
-    passes, such as `streams`."""
+    the ranks among which experts are shared out. `options`: of the policy and of passes, such as `streams`."""
 
     dropped: tuple[int, ...] = ()
     parts: Parts = 1

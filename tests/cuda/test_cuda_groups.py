@@ -8,6 +8,7 @@ import cuda_runtime
 import numpy as np
 import pytest
 from cuda_on_cpu import run_kernel
+from helpers import classified
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -84,14 +85,7 @@ def left(policy: str, seed: int, **options: Any) -> list[bytes]:
     with use(Tape(device)):
         ml.seed(1)
         model = Blocks()
-        opt = optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-        def step(x: Any, y: Any) -> Any:
-            loss = nn.cross_entropy(model(x), y)
-            loss.backward()
-            opt.step()
-            return loss
-
+        step = classified(model, optim.SGD(model.parameters(), 0.1, momentum=0.9))
         graph = fused(ml.record(step, x, y), device, ("epilogue", "slabs"))
         plan = ml.plan(graph, policy, **options)
         run = GraphExecutor(plan.graph, plan.schedule)
@@ -111,14 +105,7 @@ def test_mobilenet_has_at_most_twelve_nodes_of_free_weight_gradients() -> None:
     device = cuda_runtime.device()
     with use(Tape(device)):
         model = models.create("mobilenet_v3_large", width=0.25, image_size=32)
-        opt = optim.SGD(model.parameters(), 0.1, momentum=0.9)
-
-        def step(x: Any, y: Any) -> Any:
-            loss = nn.cross_entropy(model(x), y)
-            loss.backward()
-            opt.step()
-            return loss
-
+        step = classified(model, optim.SGD(model.parameters(), 0.1, momentum=0.9))
         graph = fused(ml.record(step, np.zeros((32, 32, 32, 3), "f"), np.zeros(32, np.int64)), device)
 
     def nodes(graph: Any) -> int:

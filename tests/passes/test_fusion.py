@@ -259,7 +259,7 @@ def test_squeeze_and_excite_on_cuda(besides):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("name", ["resnet20", "densenet121", "mobilenet_v3_large"])
 def test_both_gradients_of_a_batch_norm_are_one_task(name: str):
-    """On the stand-in the bits are those of the same rules without this one."""
+    """On the stand-in this rule changes no bit."""
     rules = [r for r in RULES if r != "batch_norm_grad"]
     apart, job = (Job(name, batch=8, device=cuda_runtime.device(seed)) for seed in range(2))
     before, after = fused(apart.graph, apart.device, rules), fused(job.graph, job.device, [*rules, "batch_norm_grad"])
@@ -275,7 +275,7 @@ def test_both_gradients_of_a_batch_norm_are_one_task(name: str):
 @pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["resnet50", "mobilenet_v3_large"])
 def test_products_add_to_a_gradient_in_place(name: str):
-    """On the stand-in the bits are those of the same rules without this one; no task adds what a product could."""
+    """On the stand-in this rule changes no bit; no task adds what a product could."""
     rules = [r for r in RULES if r != "additions"]
     apart, job = (Job(name, batch=8, device=cuda_runtime.device(seed)) for seed in range(2))
     before, after = fused(apart.graph, apart.device, rules), fused(job.graph, job.device)

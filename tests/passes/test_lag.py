@@ -38,7 +38,7 @@ Waiting = list[tuple[list[int], list[int]]]  #: tasks that make an output gradie
 
 
 def waiting(graph: TaskGraph, order: Schedule | None = None) -> list[Waiting]:
-    """The waiting gradients of a step; with an order, those of each stage on its rank."""
+    """Weight gradients that wait at once in a step; with an order, for each stage on its rank."""
     whole = np.where(graph.kind == Kind.X, graph.keys, repack(graph.keys, part=0)).tolist()
     kind, gradient = graph.kind.tolist(), graph.role_is(Role.GRADIENT)
     makers, maker, found = grouped(zip(whole, range(len(graph)), strict=True)), dict[int, int](), dict[Any, Any]()

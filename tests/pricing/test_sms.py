@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from helpers import classified
 from hypothesis import given
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import data, models, nn, optim, schedulers
+from minidl import data, models, optim, schedulers
 from minidl.core.machine import PlanError
 from minidl.core.schedule import SIDE, Schedule, ScheduleError
 from minidl.core.tasks import Kind
@@ -23,17 +24,9 @@ from minidl.pricing.sms import Sms
 
 def recorded():
     model = models.create("mlp", hidden=24)
-    opt = optim.SGD(model.parameters(), lr=0.1)
-
-    def step(x, y):
-        loss = nn.cross_entropy(model(x), y)
-        loss.backward()
-        opt.step()
-        return loss
-
     size, _, channels = model.input_shape
     batch = next(data.load("digits", batch_size=4, image_size=size, channels=channels, classes=10))
-    return ml.record(step, *batch)
+    return ml.record(classified(model, optim.SGD(model.parameters(), lr=0.1)), *batch)
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +76,7 @@ def test_what_makes_no_sense_is_one_line(more, message):
 
 # ---------------------------------------------------------------------------------------------------------- predictions
 def test_each_lane_has_the_times_of_its_share(step):
-    """The first lane those of the rest, the others those of the share; undivided, none changes."""
+    """The first lane takes the times of the other SMs, all others those of the share; undivided, no time changes."""
     graph, cost = step
     sms = replace(table(graph, 3.0, 2.0), side=32)
     weights = np.isin(graph.kind, (Kind.W, Kind.U))

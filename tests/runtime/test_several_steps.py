@@ -7,10 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import several
 from helpers import bits
+from several import BATCHES
 
 import minidl as ml
-from minidl import nn, optim, schedulers
+from minidl import nn, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.autograd.tensor import ShapeError
 from minidl.devices import DeviceError
@@ -20,36 +22,16 @@ from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import GraphExecutor, Runtime, StreamExecutor
 
-RNG = np.random.default_rng(0)
-BATCHES = [(RNG.standard_normal((5, 6)).astype("f"), RNG.integers(0, 3, 5)) for _ in range(7)]
 
-
-class Job:
-    """A network with dropout, whose counter and whose Adam's powers change with each step."""
-
+class Job(several.Recorded):
     def __init__(self, device: Any = None) -> None:
-        self.device = device or ml.device.cpu()
-        with use(Tape(self.device)):
-            ml.seed(1)
-            self.model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 3))
-            self.optimizer = optim.Adam(self.model.parameters(), 0.05)
-            self.graph = ml.record(self.step, *BATCHES[0])
-
-    def step(self, x: Any, y: Any) -> Any:
-        logits = self.model(x)
-        loss = nn.cross_entropy(logits, y)
-        loss.backward()
-        self.optimizer.step()
-        return loss, logits
+        super().__init__(device or ml.device.cpu())
 
     def executor(self, at_once: int = 1, lanes: int = 1, seed: int = 0) -> Any:
         schedule = (schedulers.in_order(self.graph) if lanes == 1
                     else random_schedule(self.graph, lanes, np.random.default_rng(seed)))
         kind = GraphExecutor if self.device.captures else StreamExecutor
         return kind(self.graph, schedule, device=self.device, at_once=at_once)
-
-    def weights(self) -> Any:
-        return bits(*(t.numpy() for _, t in self.model.named_tensors()))
 
 
 def single(device: Any = None, count: int = len(BATCHES)) -> tuple[list[Any], Any]:

@@ -10,7 +10,7 @@ def order_of(k, layers):
 
 
 def backwards(chain, waiting):
-    """All orders of the O of layers `chain` to 1 and of all W, of which those of the layers `waiting` could run."""
+    """All orders of the O of layers `chain` to 1 and of all W. The W of the layers `waiting` can run at once."""
     if chain == 0 and not waiting:
         yield []
     if chain > 0:

@@ -95,7 +95,7 @@ def test_four_columns_are_loaded_at_once(compiler, source):
 
 
 def test_dependent_kernels_wait_and_let_the_next_one_start(compiler):
-    """From Hopper on, where it is asked for: nothing costs anything elsewhere."""
+    """A kernel waits only from Hopper on, and only if it is asked for; else the source is as before."""
     define, kernels = "#define DEPENDENT\n", ["row_sums<float, float>"]
     for before, architecture, waits in ((define, "compute_90", 1), (define, "compute_80", 0), ("", "compute_90", 0)):
         _, _, code = compiler(before + cuda.text("sums.cu"), "sums.cu", architecture, kernels, ptx=True)
