@@ -8,17 +8,17 @@ goes on writes again.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import re
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..core.standstill import FILES, Doing, RankState, Waiting, parsed, path_of
@@ -29,6 +29,8 @@ from .runtime import TaskError
 
 LOOKS = 0.5  #: seconds between two looks; with little patience, a quarter of it
 FRAMES = 8  #: of a stack
+#: lines of `faulthandler`
+THREAD, CALL = re.compile(r"(?:Current thread|Thread) (0x[0-9a-f]+)"), re.compile(r' +File "(.*)", line (\d+) in (.*)')
 FRESH = 1.0  #: seconds: what a rank published as its wait counts if it has looked since then
 
 
@@ -125,7 +127,7 @@ class Watcher:
             socket.gethostname(), os.getpid(), self.patience, round(now - self._since, 3),
             None if wait is None else Waiting(tuple(map(int, wait.peers)), wait.what, round(now - wait.since, 3)),
             run.doing() if hasattr(run, "doing") else Doing(),
-            tuple(_stack(sys._current_frames().get(self._thread_of_run))),
+            _stack(self._thread_of_run),
             "" if error is None else " ".join(f"{type(error).__name__}: {error}".split()),
             error is not None and not isinstance(error, RankError))
 
@@ -139,12 +141,20 @@ class Watcher:
                 self._write(self._call + 1, "it ended", error)
 
 
-def _stack(frame: FrameType | None) -> Iterator[str]:
-    for _ in range(FRAMES):
-        if not isinstance(frame, FrameType):  # None, or what Python has put in the place of one that has ended
-            return
-        yield f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
-        frame = frame.f_back
+def _stack(thread: int) -> tuple[str, ...]:
+    """The innermost calls of a thread: file, line and name. `faulthandler` reads them in one go; while Python code goes
+    from frame to frame, the thread runs on, and Python 3.11 has crashed there."""
+    file = os.memfd_create("stacks")  # in memory: a disk may be full
+    try:
+        faulthandler.dump_traceback(file, all_threads=True)
+        text = os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
+    finally:
+        os.close(file)
+    for own in text.split("\n\n"):
+        head, *calls = own.splitlines()
+        if (named := THREAD.match(head)) and int(named[1], 16) == thread:
+            return tuple(f"{call[1]}:{call[2]} {call[3]}" for call in map(CALL.match, calls) if call)[:FRAMES]
+    return ()
 
 
 @contextmanager
