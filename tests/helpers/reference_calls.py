@@ -159,12 +159,13 @@ def _networks(device: Any) -> None:
 
 
 def _others() -> Iterator[tuple[str, tuple[Any, ...], dict[str, Any]]]:
-    """What only mixed precision launches, pipelines in two directions, and the clipping of an odd number of
-    gradients."""
+    """What no training here launches: it takes mixed precision, pipelines in two directions, the clipping of an odd
+    number of gradients, or a residual branch that ends in a product."""
     statistics = [np.abs(random_array((5,), i, "float32")) for i in range(4)]
     yield "batch_norm_move", (*statistics, np.array(3)), {"momentum": 0.1}
     g, h = (random_array(shape, 1, "float32") for shape in ((3, 4), (5,)))
     yield "cast_many", (g, h), {"dtype": "float16"}
+    yield "matmul_add", tuple(random_array(shape, 2, "float32") for shape in ((3, 4), (4, 5), (3, 5))), {}
     for bad in (False, True):
         yield "unscale", (g, np.where(h > 1, np.inf, h).astype("float32") if bad else h,
                           np.array([1024.0], "float32")), {}

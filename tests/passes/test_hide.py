@@ -24,7 +24,7 @@ from minidl.pricing.explain import explain, false_waits, places
 from minidl.pricing.exposed import exposed
 from minidl.schedulers.layer_times import layers
 
-POLICIES = {"no_overlap": {}, "barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1},
+POLICIES = {"barrier": {}, "buckets": {"buckets": 1}, "fifo": {}, "priority": {"part_bytes": 1},
             "dear": {}, "reverse_first_k": {"part_bytes": 1}}
 
 
@@ -32,7 +32,7 @@ def planned(policy: str, times: dict[str, list[float]], micro_batches: int = 1, 
     """The plan on given times of layers; `comm`: of the sum of each."""
     graph, cost = layers(times["f"], times["o"], times["w"], times["x"], parts=parts, micro_batches=micro_batches)
     machine = ml.Machine(2, collective=lambda sizes: sum(times["c"][u] * n / parts for u, n in sizes.items()))
-    return ml.plan(graph, policy, cost, machine, **POLICIES[policy], **options)
+    return ml.plan(graph, policy, cost, machine, **POLICIES.get(policy, {}), **options)
 
 
 def alternating(pairs: int, exchange: float) -> dict[str, list[float]]:
