@@ -118,9 +118,10 @@ def add_communication(graph: TaskGraph, schedule: Schedule, apart: bool = False)
     A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
     `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
     ranks read goes to each in a separate message. New weights travel as an activation of a micro-batch after the last:
-    an update of micro-batch i among m sends them as micro-batch m + i. In the body of a loop, late tasks may read what
-    was sent in the iteration before: then the receive is late, and the send is not. `apart`: messages of each computing
-    lane have lanes of their own, as in `F2->1`. Raises GraphError for results of W.
+    an update of micro-batch i among m sends them as micro-batch m + i. So do sums of
+    gradients that have a part, each direction's, as micro-batch m + part. In the body of a loop, late tasks may read
+    what was sent in the iteration before: then the receive is late, and the send is not. `apart`: messages of each
+    computing lane have lanes of their own, as in `F2->1`. Raises GraphError for results of W.
     """
     rank = schedule.rank_of_tasks(graph)
     own, messages = received(graph, rank)
@@ -133,9 +134,10 @@ def add_communication(graph: TaskGraph, schedule: Schedule, apart: bool = False)
                          f"only results of F, O, B and U can be sent")
     size = np.bincount(messages.message, graph.buffer_bytes[messages.copied], k).astype(np.int64)
     made = unpack(graph.keys[sender])
-    new_weights = (made.kind == Kind.U) & ~sums(graph)[sender]
+    of_sums = sums(graph)[sender]
+    new_weights = (made.kind == Kind.U) & ~of_sums
     count = int(graph.micro_batch[graph.kind == Kind.F].max(initial=-1)) + 1
-    micro_batch = made.micro_batch + count * new_weights
+    micro_batch = made.micro_batch + count * new_weights + made.part * of_sums
     place = parts_of(graph, spread(schedule.ids(graph), np.arange(len(graph)), len(graph)), np.minimum)
     after, late = _receives(graph, own, messages, rank, place)
     send, receive = (pack(made.unit, np.where((made.kind == Kind.F) | new_weights, *kinds), micro_batch,

@@ -64,8 +64,8 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
     "weights of several stages": (3, [
         *(of(n, ranks=p, network=network, **more) for network in ("transposed", "everywhere") for n, p in (
             ("gpipe", 2), ("gpipe", 4), ("one_f_one_b", 2), ("one_f_one_b", 3), ("zb_h1", 4), ("interleaved", 2),
-            ("interleaved", 4), ("fast_forward", 2), ("fast_forward", 3), ("chimera", 2), ("modulo", 2), ("zb_v", 4),
-            ("hanayo", 2)) for more in ({"optimizer": "sgd", "clip": ALWAYS}, {"optimizer": "adam"},
+            ("interleaved", 4), ("fast_forward", 2), ("fast_forward", 3), ("chimera", 2), ("chimera", 4), ("modulo", 2),
+            ("zb_v", 4), ("hanayo", 2)) for more in ({"optimizer": "sgd", "clip": ALWAYS}, {"optimizer": "adam"},
                                         {"optimizer": "adamw", "clip": ALWAYS})),
         of("no_overlap", ranks=1, replicas=2, micro_batches=1, network="transposed")]),
     "results that go to several ranks, or come to one": (2, [
