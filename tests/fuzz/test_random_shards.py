@@ -3,8 +3,7 @@ parameters: the bits of one process, and as many bytes as planned on each rank.
 
     MINIDL_FUZZ_SEED=7000 MINIDL_FUZZ_CASES=300 python -m pytest tests/fuzz/test_random_shards.py -q -m campaign
 
-runs 100 of each; fewer cases, as many fewer. A case takes about a second on ranks and three on pipelines: each rank
-plans for itself.
+runs 100 of each; fewer cases, as many fewer. A case takes half a second on ranks and a second on pipelines.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from rank_runs import SHARE, WIDTH, alone, on_ranks
 
 from minidl import nn, ops, schedulers
 from minidl.core.placement import PipelineError, Refused
+from minidl.core.schedule import ScheduleError
 from minidl.plans.memory import MemoryLimitError
 from minidl.runtime.comm.places import Share
 
@@ -134,7 +134,9 @@ def hold(seeds: Sequence[int], draw: Callable[[int], dict[str, Any]] = draw) -> 
         settings["network"] = partial(settings["network"], sides=settings.get("sides", ()))
         try:
             found = on_ranks(settings)
-        except (PipelineError, Refused, MemoryLimitError) as error:
+        except (PipelineError, Refused, MemoryLimitError, ScheduleError) as error:
+            if type(error) is ScheduleError and "the grid notation has no name for" not in str(error):
+                raise
             refused.append(f"{seed}: {error}")
             continue
         assert found.tensors == alone(settings).tensors, f"seed {seed} has other bits: {settings}"

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from copy import copy, deepcopy
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +23,7 @@ from replays import replay_together
 
 import minidl as ml
 from minidl import models, nn, ops, optim, schedulers
-from minidl.autograd.tape import Tape, use
+from minidl.autograd.tape import Tape, current, use
 from minidl.devices.far import Mapped
 from minidl.pricing.cost import Link
 from minidl.runtime.comm.loopback import run_ranks
@@ -339,10 +340,24 @@ def planned(graph: Any, settings: dict[str, Any]) -> ml.Plan:
 
 
 def prepared(settings: dict[str, Any], only: int | None = None) -> list[tuple[Run, ml.Plan]]:
-    """The run and the plan of each rank, or of `only` one, made one after the other as processes would."""
+    """The run and the plan of each rank. In one process there is one recording and one plan; each rank has them on data
+    of its own. `only` one rank, a process of its own, records and plans for itself."""
     ranks = settings.get("ranks", RANKS)
-    return [((run := Run(settings, rank // ranks)), planned(run.recorded(), settings))
-            for rank in range(ranks * settings.get("replicas", 1)) if only in (None, rank)]
+    run = Run(settings, (only or 0) // ranks)
+    graph = run.recorded()
+    plan = planned(graph, settings)
+    others = range(1, ranks * settings.get("replicas", 1)) if only is None else ()
+    return [(run, plan), *(on_data_of_its_own(run, graph, plan, rank // ranks) for rank in others)]
+
+
+def on_data_of_its_own(run: Run, graph: Any, plan: ml.Plan, replica: int) -> tuple[Run, ml.Plan]:
+    """A copy for another rank."""
+    own, memo = copy(run), {id(device := current().device): device}
+    own.replica, (own.model, own.optimizer) = replica, deepcopy((run.model, run.optimizer), memo)
+    live = {id(spec.live): deepcopy(spec.live, memo) for spec in graph.storages if spec.live is not None}
+    talking, schedule = plan.with_messages
+    talking = talking.with_live(live, (replica - run.replica) * run.count * run.rows)
+    return own, replace(plan).with_known(with_messages=(talking, schedule))
 
 
 def held_by(run: DistributedExecutor) -> set[int]:
