@@ -457,7 +457,8 @@ def trained(job: Job, ranks: int = 1, replicas: int = 1, result: Callable[[Train
             load: Path | None = None) -> list[Any]:
     """`result(trainer)` of each rank after some steps, by default losses and the digest of all parameters; of one
     process if the job is not parallel. `load`: the checkpoint that it goes on from."""
-    own = [Recorded(job, rank // ranks, replicas) for rank in range(ranks * replicas)]
+    first = Recorded(job, 0, replicas)
+    own = [first.copy(rank // ranks) for rank in range(ranks * replicas)]
     for recorded in own if load else ():
         checkpoint.load(load, recorded.model, recorded.optimizer, loader=recorded.train_data)
 
