@@ -51,6 +51,7 @@ setup(
         "tensorboard": ["tensorboard"],
         "docs": ["sphinx>=8", "myst-parser>=4", "furo"],  # one site from the pages and the docstrings
         "parity": ["torch==2.13.0"],
+        "strong": ["torch==2.13.0", "jax==0.10.2"],  # the fastest peers on a CPU; torch.compile also needs gcc
         "huggingface": ["transformers==5.24.0"],  # judges of weights in its form; with parity
         "cuda-check": ["cupy-cuda13x", "nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-runtime==13.0.96",
                        "cuda-bindings>=13,<14", NVMATH, FRONTEND],

@@ -39,22 +39,27 @@ class Sides(NamedTuple):
     outputs: Callable[[], tuple[Any, Any]]
 
 
-def kernel_times(graph: Any, x: Any, y: Any, rounds: int = 5) -> dict[str, float]:
-    """Milliseconds of a step by kernel and kind of task, the least of several rounds."""
+def launch_times(graph: Any, x: Any, y: Any, rounds: int = 5) -> list[tuple[Any, Any, float]]:
+    """Each launch of a step with its task and its seconds, the least of several rounds."""
     bound = Bound(graph, None, private=True)
-    calls = [(f"{task.label.split()[0][len(str(task.unit))]} {launch.kernel}", bound.device.bind(launch, bound.array))
+    calls = [(task, launch, bound.device.bind(launch, bound.array))
              for task in graph for launch in graph.launches[task.index]]
     best: list[float] = [np.inf] * len(calls)
     bound.load((x, y))
     for _ in range(rounds):
-        for i, (_, thunks) in enumerate(calls):
+        for i, (_, _, thunks) in enumerate(calls):
             begin = perf_counter()
             for thunk in thunks:
                 thunk()
             best[i] = min(best[i], perf_counter() - begin)
+    return [(task, launch, seconds) for (task, launch, _), seconds in zip(calls, best, strict=True)]
+
+
+def kernel_times(graph: Any, x: Any, y: Any) -> dict[str, float]:
+    """Milliseconds of a step by kernel and kind of task."""
     total: dict[str, float] = defaultdict(float)
-    for (name, _), seconds in zip(calls, best, strict=True):
-        total[name] += seconds * 1e3
+    for task, launch, seconds in launch_times(graph, x, y):
+        total[f"{task.label.split()[0][len(str(task.unit))]} {launch.kernel}"] += seconds * 1e3
     return {name: round(ms, 3) for name, ms in sorted(total.items(), key=lambda item: -item[1])}
 
 

@@ -25,14 +25,18 @@ STEPS, INPUTS, HIDDEN = 28, 28, 128
 CASES = {kind: Case(kind, {}, 64, 0.85) for kind in ("LSTM", "GRU")}
 
 
-class Classifier(nn.Module):
-    """Classes from the last state of a recurrent layer."""
+def classifier(nn: Any, kind: str) -> Any:
+    """Classes from the last state of a recurrent layer; `nn`: ours or torch's."""
 
-    def __init__(self, kind: str) -> None:
-        self.layer, self.head = getattr(nn, kind)(INPUTS, HIDDEN), nn.Linear(HIDDEN, 10)
+    class Classifier(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.head = getattr(nn, kind)(INPUTS, HIDDEN), nn.Linear(HIDDEN, 10)
 
-    def forward(self, x: Any) -> Any:
-        return self.head(self.layer(x)[0][-1])
+        def forward(self, x: Any) -> Any:
+            return self.head(self.layer(x)[0][-1])
+
+    return Classifier()
 
 
 def sides(case: Case) -> Sides:
@@ -41,25 +45,24 @@ def sides(case: Case) -> Sides:
 
     torch.set_num_threads(1)
     ml.seed(0)
-    model, rng = Classifier(case.model), np.random.default_rng(0)
+    model, rng = classifier(nn, case.model), np.random.default_rng(0)
     x, y = rng.standard_normal((STEPS, case.batch, INPUTS), np.float32), rng.integers(0, 10, case.batch)
     graph = ml.record(sgd_step(model), x, y, name=case.model)
-    layer, head = getattr(torch.nn, case.model)(INPUTS, HIDDEN), torch.nn.Linear(HIDDEN, 10)
-    twin = torch.nn.ModuleDict({"layer": layer, "head": head})
+    twin = classifier(torch.nn, case.model)
     twin.load_state_dict({name: torch.from_numpy(a.copy()) for name, a in model.state_dict().items()})
     opt = torch.optim.SGD(twin.parameters(), lr=0.01, momentum=0.9, fused=True)
     tx, ty = torch.from_numpy(x), torch.from_numpy(y)
 
     def step() -> float:
         opt.zero_grad(set_to_none=True)
-        loss = torch.nn.functional.cross_entropy(head(layer(tx)[0][-1]), ty)
+        loss = torch.nn.functional.cross_entropy(twin(tx), ty)
         loss.backward()
         opt.step()
         return loss.item()
 
     def outputs() -> tuple[np.ndarray, np.ndarray]:
         with torch.no_grad():
-            return model(ml.array(x)).numpy(), head(layer(tx)[0][-1]).numpy()
+            return model(ml.array(x)).numpy(), twin(tx).numpy()
 
     return Sides(graph, (x, y), step, outputs)
 

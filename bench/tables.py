@@ -27,6 +27,7 @@ from learning import rows as learning
 from single_device import TORCH
 from spectrum import said as spectrum_said
 from stale import accuracies
+from strongest import TARGETS
 from tradeoff import rows as tradeoff_rows
 
 SHARDS = {"whole": "plain buckets", "gradients": "gradients in shards", "parameters": "parameters in shards",
@@ -34,6 +35,7 @@ SHARDS = {"whole": "plain buckets", "gradients": "gradients in shards", "paramet
           "torch": "torch's fully_shard"}
 RUN_AS = {"one device": "one device", "data": "two data-parallel ranks", "pipeline": "a pipeline on two ranks",
           "all": "all"}
+SHOWN = 0.03  #: the least share of a step that a kernel family needs to be in the table of floors
 PAGE = Path(__file__).parent.parent / "docs" / "results.md"
 Row = tuple[str, str, str]  #: what was measured, what was seen, the target or "-"
 
@@ -135,6 +137,38 @@ def cores(record: dict[str, Any]) -> Iterator[Row]:
             yield f"{name}: minidl, {arms} of torch", times(e[arms]), f"<= {target:g}x"
     for name, e in record["busy cores"].items():
         yield f"{name}, busy cores: two lanes / one lane", times(e["two lanes / one lane"]), "<= 1.3x"
+
+
+def strongest(record: dict[str, Any]) -> Iterator[Row]:
+    for cores, name in (("1", "one core"), ("all", "all cores")):
+        for network, kinds in record["networks"].items():
+            if (entry := kinds.get(cores)) is None or entry["best"] is None:
+                continue
+            others = ", ".join(f"{peer} {over['median']:.2f}x" for peer, over in entry["over"].items()
+                               if peer != entry["best"])
+            yield (f"{network}, {name}: {entry['ours']} / {entry['best']}",
+                   f"{times(entry['over'][entry['best']])}; {others}", f"<= {TARGETS[cores][0]:g}x")
+        if found := record["summary"].get(cores):
+            yield (f"{name}: minidl / the best peer, median and worst",
+                   f"{found['median']:.2f}x, {found['worst']:.2f}x", f"{TARGETS[cores][1]:g}x, {TARGETS[cores][0]:g}x")
+    for network, kinds in record["networks"].items():
+        if entry := kinds.get("1"):
+            yield (f"{network}: seconds until the first step; planned peak of minidl",
+                   ", ".join(f"{arm} {e['start_s']:.1f}" for arm, e in entry["arms"].items() if arm != "torch eager")
+                   + f"; {entry['arms'][entry['ours']]['peak_bytes'] / 1e6:,.1f} MB", "-")
+
+
+def floors(record: dict[str, Any]) -> Iterator[Row]:
+    known = [kinds["floors"] for kinds in record["networks"].values() if "floors" in kinds]
+    if known:
+        peak, product = (max(found[key] for found in known) for key in ("peak_gflops", "product_gflops"))
+        yield ("one core: fused multiply-adds on registers; large products of OpenBLAS",
+               f"{peak:.0f} GFLOP/s; {product:.0f} GFLOP/s, {product / peak:.0%}", "-")
+    for network, kinds in record["networks"].items():
+        if found := kinds.get("floors"):
+            rows = [f"{family} {row['ms'] / found['ms']:.0%} of the step, {row['share']:.0%} of its floor"
+                    for family, row in found["families"].items() if row["ms"] >= SHOWN * found["ms"]]
+            yield f"{network}: {found['share']:.0%} of its floor", "; ".join(rows), "-"
 
 
 def wide_scaling(record: dict[str, Any]) -> Iterator[Row]:
@@ -447,6 +481,15 @@ and a KB from the other core 0.06 us to read, not 0.006, and 0.35 us to overwrit
 data take 2 to 6 times as long, and predictions, which take cores as they were measured, do not say so. `train` and
 `compare` name it as a reason. Three more runs beside torch took 0.45, 0.66 and 0.72 of its time.""", {
     "wide": wide, "wide_torch": wide_torch, "cores": cores, "wide_scaling": wide_scaling}),
+    Section("Beside the strongest", """\
+The same training step in torch eager, torch.compile (the loss; its optimizer is torch's fused one) and JAX's jit (the
+whole step, with buffers donated to it), with the same weights and losses; minidl on all cores is the better one of one
+lane and two lanes with chosen widths. On one core all are pinned, and the processor's time counts. Seconds until the
+first step are those of record, plan and bind, or of a compiler that starts with an empty cache beside another one.""",
+            {"strongest": strongest}),
+    Section("What holds each step back", """A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
+bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Shares of a floor say how
+far the kernels of a family are from it, each timed alone, on one core.""", {"strongest": floors}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
 the command as a user types it. Costs are measured on free cores: a run marked with * ran while other processes used

@@ -1,4 +1,4 @@
-"""A VGG and a U-Net, for which nothing in minidl was tuned: one text for minidl and for torch."""
+"""A VGG, a U-Net and an MLP with norms, for which nothing in minidl was tuned: one text for minidl and for torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,27 @@ def in_torch() -> Kit:
                lambda x: x.permute(0, 2, 3, 1).reshape(-1, x.shape[1]))
 
 
-def vgg(kit: Kit) -> Any:
+def norms(kit: Kit, width: int = 512, layers: int = 4) -> Any:
+    """Linear layers, each with a layer norm and GELU."""
+
+    class Norms(kit.nn.Module):  # type: ignore[misc,name-defined]
+        input_shape, classes = (width,), 10
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = kit.nn.ModuleList([kit.nn.Linear(width, width) for _ in range(layers)])
+            self.norms = kit.nn.ModuleList([kit.nn.LayerNorm(width) for _ in range(layers)])
+            self.head = kit.nn.Linear(width, 10)
+
+        def forward(self, x: Any) -> Any:
+            for layer, norm in zip(self.layers, self.norms, strict=True):
+                x = kit.functional.gelu(norm(layer(x)))
+            return self.head(x)
+
+    return Norms()
+
+
+def vgg(kit: Kit, dropout: float = 0.0) -> Any:
     """Six convolutions of a quarter of VGG's width (Simonyan and Zisserman, 2014), for images of 32 pixels."""
 
     class VGG(kit.nn.Module):  # type: ignore[misc,name-defined]
@@ -41,13 +61,14 @@ def vgg(kit: Kit) -> Any:
             super().__init__()
             self.convs = kit.nn.ModuleList(
                 [kit.nn.Conv2d(i, o, 3, padding=1) for i, o in pairwise((3, 32, 32, 64, 64, 128, 128))])
-            self.hidden, self.head = kit.nn.Linear(128, 256), kit.nn.Linear(256, 10)
+            self.hidden, self.drop = kit.nn.Linear(128, 256), kit.nn.Dropout(dropout)
+            self.head = kit.nn.Linear(256, 10)
 
         def forward(self, x: Any) -> Any:
             for i, conv in enumerate(self.convs):
                 x = kit.functional.relu(conv(x))
                 x = kit.functional.max_pool2d(x, 2) if i % 2 else x
-            return self.head(kit.functional.relu(self.hidden(x.mean(kit.axes))))
+            return self.head(self.drop(kit.functional.relu(self.hidden(x.mean(kit.axes)))))
 
     return VGG()
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,20 +25,28 @@ def work_of(graph: TaskGraph, floor: Floor | None = None) -> Work:
     """The work of the tasks that launch kernels. `floor`: on the device of the run."""
     sums = defaultdict[tuple[int, str], list[float]](lambda: [0.0, 0.0])
     for key, launches in zip(as_recorded(graph.keys).tolist(), graph.launches, strict=False):
-        for launch in (member for one in launches for member in _members(one)):
-            if (kernel := KERNELS.get(launch.kernel)) is not None:  # a sum over ranks is no kernel
-                row = sums[key, kernel.reference.__module__.rpartition(".")[2]]
-                row[0] += float(kernel.flops(launch.reads, launch.writes)) if kernel.flops else 0.0
-                row[1] += sum(view.size * np.dtype(view.dtype).itemsize for view in (*launch.reads, *launch.writes))
+        for family, flops, nbytes in (part for launch in launches for part in work_of_launch(launch)):
+            row = sums[key, family]
+            row[0] += flops
+            row[1] += nbytes
     rows = sorted(sums)
     families = sorted({family for _, family in rows})
-    key, family = np.array([(k, families.index(f)) for k, f in rows], np.int64).reshape(-1, 2).T
-    flops, nbytes = np.array([sums[row] for row in rows]).reshape(-1, 2).T
-    least = np.maximum(flops / BALANCE, nbytes) if floor is None else floor(flops, nbytes)
+    key, at = np.array([(k, families.index(f)) for k, f in rows], np.int64).reshape(-1, 2).T
+    every, moved = np.array([sums[row] for row in rows]).reshape(-1, 2).T
+    least = np.maximum(every / BALANCE, moved) if floor is None else floor(every, moved)
     share = np.maximum(least, 1e-9)  # a launch may do nothing that counts
     _, task = np.unique(key, return_inverse=True)
-    return Work(tuple(families), key, family, share / np.bincount(task, share)[task], flops, nbytes,
+    return Work(tuple(families), key, at, share / np.bincount(task, share)[task], every, moved,
                 None if floor is None else least)
+
+
+def work_of_launch(launch: Launch) -> Iterator[tuple[str, float, float]]:
+    """(kernel family, flops, bytes) of a launch, or of each member of a group."""
+    for one in _members(launch):
+        if (kernel := KERNELS.get(one.kernel)) is not None:  # a sum over ranks is no kernel
+            yield (kernel.reference.__module__.rpartition(".")[2],
+                   float(kernel.flops(one.reads, one.writes)) if kernel.flops else 0.0,
+                   sum(view.size * np.dtype(view.dtype).itemsize for view in (*one.reads, *one.writes)))
 
 
 def _members(launch: Launch) -> list[Launch]:

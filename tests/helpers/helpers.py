@@ -45,10 +45,10 @@ NETWORKS = ("bert", "bert_base", "bert_large", "densenet121", "densenet169", "gp
 #: seconds after which a test says that something hangs; more than a busy machine takes
 PATIENCE = 300.0
 #: of each optional package the extra that installs it
-EXTRAS = {"torch": "parity", "ortools": "optimal", "matplotlib": "plot", "sphinx": "docs", "cupy": "cuda-check",
-          "cuda": "cuda-check", "nvmath": "cuda-check", "cudnn": "cuda-check", "playwright": "browser", "PIL": "data",
-          "transformers": "huggingface", "yaml": "huggingface", "jupytext": "notebooks", "nbclient": "notebooks",
-          "nbformat": "notebooks", "google": "tensorboard"}
+EXTRAS = {"torch": "parity", "jax": "strong", "ortools": "optimal", "matplotlib": "plot", "sphinx": "docs",
+          "cupy": "cuda-check", "cuda": "cuda-check", "nvmath": "cuda-check", "cudnn": "cuda-check",
+          "playwright": "browser", "PIL": "data", "transformers": "huggingface", "yaml": "huggingface",
+          "jupytext": "notebooks", "nbclient": "notebooks", "nbformat": "notebooks", "google": "tensorboard"}
 
 
 def need(name: str) -> Any:
