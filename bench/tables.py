@@ -487,9 +487,10 @@ whole step, with buffers donated to it), with the same weights and losses; minid
 lane and two lanes with chosen widths. On one core all are pinned, and the processor's time counts. Seconds until the
 first step are those of record, plan and bind, or of a compiler that starts with an empty cache beside another one.""",
             {"strongest": strongest}),
-    Section("What holds each step back", """A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
-bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Shares of a floor say how
-far the kernels of a family are from it, each timed alone, on one core.""", {"strongest": floors}),
+    Section("What holds each step back", """\
+A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
+bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Each launch is timed
+alone, on one core; a family is a file in `kernels/`.""", {"strongest": floors}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
 the command as a user types it. Costs are measured on free cores: a run marked with * ran while other processes used
