@@ -242,7 +242,7 @@ def _weight_grad_work(x: Any, dy: Any, dw: Any, taps: Pair, bias: bool, geometry
         return [((prod(dy.shape[:3]) * WIDEST,), x.dtype), *sums]
     plan = _plan(x, dw, dy, geometry)
     totals = len(blocks_of(rows, dw.shape[0], geometry.groups)) * LANES * plan.w[2] * plan.w[3]
-    sizes = totals, padded(plan.parts, plan.x[3]), lines(plan.y) * plan.y[2] * LANES
+    sizes = totals, padded(plan.parts, plan.x[3]), 2 * lines(plan.y) * plan.y[2] * LANES
     return [*(((size,), x.dtype) for size in sizes), *sums]
 
 

@@ -19,7 +19,7 @@ from numba import njit
 from .registry import Thunk, flat, loop, memory
 from .taps import LANES, Part, blocks_of
 from .taps import lines as lines_of
-from .vectors import PIXELS, add, add_products, alike, offsets_at, store, zeros
+from .vectors import PIXELS, TWICE, add, add_products, add_products_twice, alike, offsets_at, store, zeros
 
 
 # ------------------------------------------------------------------------------------------------------- the loops
@@ -60,6 +60,30 @@ def _pack(w, steps, shape, bias, numbers, packed):  # type: ignore[no-untyped-de
             at += LANES
 
 
+@njit(nogil=True, error_model="numpy", inline="always")
+def _sums(source, pixel, reads, taps, run, packed, begin):  # type: ignore[no-untyped-def]
+    """A block of sums, from the bias at `begin` on."""
+    sums, to = alike(packed, begin), begin + LANES
+    for t in range(len(taps)):
+        at = pixel + taps[t]
+        for k in range(run):
+            sums = add_products(sums, source, at + k, reads, packed, to)
+            to += LANES
+    return sums
+
+
+@njit(nogil=True, error_model="numpy", inline="always")
+def _sums_twice(source, pixel, reads, taps, run, packed, begin, apart):  # type: ignore[no-untyped-def]
+    """The same for two blocks, whose weights are so far apart."""
+    sums, to = (alike(packed, begin), alike(packed, begin + apart)), begin + LANES
+    for t in range(len(taps)):
+        at = pixel + taps[t]
+        for k in range(run):
+            sums = add_products_twice(sums[0], sums[1], source, at + k, reads, packed, to, to + apart)
+            to += LANES
+    return sums
+
+
 def _convolve(x, packed, y, padded, shape, taps):  # type: ignore[no-untyped-def]
     n, h, w, c, top, left, height, width, copied, groups, rows, run, oh, ow, sy, sx = shape[:16]
     outputs, yh, yw, y0, x0, ys, xs, lines, columns = shape[16:25]
@@ -75,24 +99,28 @@ def _convolve(x, packed, y, padded, shape, taps):  # type: ignore[no-untyped-def
             start = 0
         begin = 0
         for g in range(groups):
-            for first in range(0, outputs, LANES):
+            first = 0
+            while first < outputs:
+                twice = TWICE and first + LANES < outputs
                 count = min(LANES, outputs - first)
                 for oy in range(0, oh, lines):
                     for ox in range(0, ow, columns):
                         line, column = min(oy, oh - lines), min(ox, ow - columns)  # the last may overlap another
                         pixel = start + line * sy * across + column * sx * c + g * rows
-                        sums, to = alike(packed, begin), begin + LANES
-                        for t in range(len(taps)):
-                            at = pixel + taps[t]
-                            for k in range(run):
-                                sums = add_products(sums, source, at + k, reads, packed, to)
-                                to += LANES
                         at = ((i * yh + y0 + line * ys) * yw + x0 + column * xs) * outputs * groups
-                        store(sums, y, at + g * outputs + first, writes, count)
-                begin += depth
+                        at += g * outputs + first
+                        if twice:
+                            sums, others = _sums_twice(source, pixel, reads, taps, run, packed, begin, depth)
+                            store(others, y, at + LANES, writes, min(LANES, outputs - first - LANES))
+                        else:
+                            sums = _sums(source, pixel, reads, taps, run, packed, begin)
+                        store(sums, y, at, writes, count)
+                blocks = 1 + twice
+                first += LANES * blocks
+                begin += depth * blocks
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", inline="always")
 def _over_pixels(source, begin, offsets, across, apart, lanes, lines, columns):  # type: ignore[no-untyped-def]
     """The sums over lines of pixels, from the first value on."""
     sums, to = zeros(lanes), 0
@@ -105,11 +133,35 @@ def _over_pixels(source, begin, offsets, across, apart, lanes, lines, columns): 
     return sums
 
 
+@njit(nogil=True, error_model="numpy", inline="always")
+def _over_pixels_twice(source, begin, offsets, across, apart, lanes, half, lines, columns):  # type: ignore[no-untyped-def]
+    """The same for two blocks of outputs, the second from lanes[half] on."""
+    sums, to = (zeros(lanes), zeros(lanes)), 0
+    for line in range(lines):
+        at = begin + line * across
+        for _ in range(columns):
+            sums = add_products_twice(sums[0], sums[1], source, at, offsets, lanes, to, to + half)
+            at += apart
+            to += LANES
+    return sums
+
+
+@njit(nogil=True, error_model="numpy")
+def _side_by_side(lanes, to, dy, at, step, count, pixels):  # type: ignore[no-untyped-def]
+    """Copies `count` outputs of each pixel, with zeros up to LANES."""
+    for pixel in range(pixels):
+        for j in range(count):
+            lanes[np.uintp(to + pixel * LANES + j)] = dy[np.uintp(at + j)]
+        for j in range(count, LANES):
+            lanes[np.uintp(to + pixel * LANES + j)] = 0
+        at += step
+
+
 def _weight_sums(x, dy, totals, padded, lanes, shape, taps, blocks):  # type: ignore[no-untyped-def]
     n, h, w, c, top, left, height, width, copied, _, rows, run, oh, ow, sy, sx = shape[:16]
     step, chunk = shape[16:18]
     rest, whole, into = offsets_at(shape, 18), offsets_at(shape, 18 + PIXELS), offsets_at(shape, 18 + 2 * PIXELS)
-    source, across = x, w * c
+    source, across, half, depth = x, w * c, chunk * ow * LANES, len(taps) * run * LANES
     if copied:
         source, across = padded, width * c
     totals[:] = 0
@@ -120,26 +172,36 @@ def _weight_sums(x, dy, totals, padded, lanes, shape, taps, blocks):  # type: ig
             start = 0
         for begin in range(0, oh, chunk):
             end = min(begin + chunk, oh)
-            total = 0
-            for b in range(len(blocks)):
-                group, first, count = blocks[b, 0], blocks[b, 1], blocks[b, 2]
-                at = (i * oh + begin) * ow * step + first
-                for pixel in range((end - begin) * ow):
-                    for j in range(count):
-                        lanes[np.uintp(pixel * LANES + j)] = dy[np.uintp(at + j)]
-                    for j in range(count, LANES):
-                        lanes[np.uintp(pixel * LANES + j)] = 0
-                    at += step
+            total = b = 0
+            while b < len(blocks):
+                group = blocks[b, 0]
+                twice = TWICE and b + 1 < len(blocks) and blocks[b + 1, 0] == group
+                at = (i * oh + begin) * ow * step
+                for other in range(1 + twice):
+                    _side_by_side(lanes, other * half, dy, at + blocks[b + other, 1], step, blocks[b + other, 2],
+                                  (end - begin) * ow)
                 for t in range(len(taps)):
                     at = start + begin * sy * across + group * rows + taps[t]
                     for k in range(0, run - run % PIXELS, PIXELS):
-                        sums = _over_pixels(source, at + k, None, sy * across, sx * c, lanes, end - begin, ow)
+                        if twice:
+                            sums, more = _over_pixels_twice(source, at + k, None, sy * across, sx * c, lanes, half,
+                                                            end - begin, ow)
+                            add(more, totals, total + depth + k * LANES, whole)
+                        else:
+                            sums = _over_pixels(source, at + k, None, sy * across, sx * c, lanes, end - begin, ow)
                         add(sums, totals, total + k * LANES, whole)
                     if run % PIXELS:
                         k = run - run % PIXELS
-                        sums = _over_pixels(source, at + k, rest, sy * across, sx * c, lanes, end - begin, ow)
+                        if twice:
+                            sums, more = _over_pixels_twice(source, at + k, rest, sy * across, sx * c, lanes, half,
+                                                            end - begin, ow)
+                            add(more, totals, total + depth + k * LANES, into)
+                        else:
+                            sums = _over_pixels(source, at + k, rest, sy * across, sx * c, lanes, end - begin, ow)
                         add(sums, totals, total + k * LANES, into)
                     total += run * LANES
+                total += depth * twice
+                b += 1 + twice
 
 
 def _unpack(totals, numbers, blocks, dw):  # type: ignore[no-untyped-def]

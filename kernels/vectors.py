@@ -6,6 +6,7 @@ whatever the size of a vector register is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -18,6 +19,7 @@ from .taps import LANES, WIDEST
 
 #: with AVX-512 LANES float32 are one register, else two or four of the 16 or 32 that there are
 PIXELS = WIDEST if "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2] else WIDEST // 2
+TWICE = PIXELS == WIDEST  #: whether the registers hold two blocks of sums
 
 
 class _Vector(types.Type):
@@ -96,24 +98,43 @@ def zeros(typing, array):  # type: ignore[no-untyped-def]
     return _block_of(array)(array), build
 
 
+def _products_added(builder: Any, context: Any, x: Any, value: Any, offsets: Any, apart: Any, weights: Any,
+                    befores: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+    """Blocks of sums after a step, one for each place of weights: `value` is the address of the first pixel's."""
+    vector = ir.VectorType(context.get_value_type(x.dtype), LANES)
+    factors = [builder.load(builder.bitcast(_address(context, builder, *weights, place), vector.as_pointer()),
+                            align=x.dtype.bitwidth // 8) for place in places]
+    after: list[list[Any]] = [[] for _ in places]
+    for i in range(PIXELS):
+        offset = ir.Constant(ir.IntType(64), i) if offsets is types.none else builder.extract_value(apart, i)
+        pixel = _repeated(builder, builder.load(builder.gep(value, [offset])))
+        for sums, before, factor in zip(after, befores, factors, strict=True):
+            sums.append(_call(builder, f"llvm.fma.{_suffix(x)}", vector, pixel, factor,
+                              builder.extract_value(before, i)))
+    return [cgutils.pack_array(builder, sums) for sums in after]
+
+
 @intrinsic
 def add_products(typing, sums, x, at, offsets, weights, to):  # type: ignore[no-untyped-def]
     """sums[i] + x[at + offsets[i]] * weights[to : to + LANES] for each i, rounded once; without offsets x[at + i]."""
     def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         before, x_, at_, apart, weights_, to_ = arguments
-        vector = ir.VectorType(context.get_value_type(x.dtype), LANES)
-        place = builder.bitcast(_address(context, builder, weights, weights_, to_), vector.as_pointer())
-        factor = builder.load(place, align=x.dtype.bitwidth // 8)
-        first = _address(context, builder, x, x_, at_)
-        after = []
-        for i in range(PIXELS):
-            offset = ir.Constant(ir.IntType(64), i) if offsets is types.none else builder.extract_value(apart, i)
-            value = builder.load(builder.gep(first, [offset]))
-            after.append(_call(builder, f"llvm.fma.{_suffix(x)}", vector, _repeated(builder, value), factor,
-                               builder.extract_value(before, i)))
-        return cgutils.pack_array(builder, after)
+        return _products_added(builder, context, x, _address(context, builder, x, x_, at_), offsets, apart,
+                               (weights, weights_), [before], [to_])[0]
 
     return sums(sums, x, at, offsets, weights, to), build
+
+
+@intrinsic
+def add_products_twice(typing, sums, others, x, at, offsets, weights, to, other):  # type: ignore[no-untyped-def]
+    """`add_products` for two blocks whose weights begin at `to` and at `other`: each value of x is read once."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        before, second, x_, at_, apart, weights_, to_, other_ = arguments
+        return cgutils.pack_array(builder, _products_added(
+            builder, context, x, _address(context, builder, x, x_, at_), offsets, apart, (weights, weights_),
+            [before, second], [to_, other_]))
+
+    return UniTuple(sums, 2)(sums, others, x, at, offsets, weights, to, other), build
 
 
 @intrinsic
