@@ -365,7 +365,7 @@ def main() -> int:
     if arguments.serve:
         serve(*arguments.serve[:3], Path(arguments.serve[3]))
         return 0
-    from common import RESULTS, machine, save
+    from common import RESULTS, machine, save, write
 
     chosen = [name for name in NETWORKS if arguments.networks.lower() in name.lower()]
     if not chosen:
@@ -373,7 +373,7 @@ def main() -> int:
     path = Path(arguments.out) if arguments.out else RESULTS / "strongest.json"
     before = json.loads(path.read_text())["networks"] if path.exists() else {}
     networks: dict[str, Any] = {name: before.get(name, {}) for name in NETWORKS if name in before or name in chosen}
-    record = {"machine": machine(), "rounds": arguments.rounds, "networks": networks, "summary": {}}
+    record: dict[str, Any] = {"machine": machine(), "rounds": arguments.rounds, "networks": networks, "summary": {}}
     begin = time.monotonic()
     kinds = () if arguments.floors else (arguments.cores,) if arguments.cores else tuple(OURS)
     if kinds:
@@ -388,16 +388,15 @@ def main() -> int:
             for arm, why in entry["left_out"].items():
                 if not missing(arm):
                     print(f"    {arm} is left out: {why}", flush=True)
-    if not arguments.cores:
-        for name in chosen:
+        if not arguments.cores:
             networks[name]["floors"] = held_back(name)
             show_floors(name, networks[name]["floors"])
-    for cores in OURS:
-        if found := summary(networks, cores):
-            record["summary"][cores] = found
-            print(f"{'one core' if cores == '1' else 'all cores'}: median {found['median']:.2f}, worst "
-                  f"{found['worst']:.2f} ({found['worst_network']}); above {TARGETS[cores][0]}: "
-                  f"{', '.join(found['above']) or 'none'}")
+        record["summary"] = {cores: found for cores in OURS if (found := summary(networks, cores))}
+        write("strongest", record, arguments.out)  # what is finished is in the record
+    for cores, found in record["summary"].items():
+        where, above = "one core" if cores == "1" else "all cores", ", ".join(found["above"]) or "none"
+        print(f"{where}: median {found['median']:.2f}, worst {found['worst']:.2f} ({found['worst_network']}); above "
+              f"{TARGETS[cores][0]}: {above}")
     save("strongest", record, arguments.out)
     return int(not all(networks[name][cores]["losses_agree"] for name in chosen for cores in kinds))
 
