@@ -214,7 +214,7 @@ def wide_scaling(record: Record) -> Any:
     networks = record["networks"]
     figure, panels = grid(len(networks), 3, (3.6, 2.6))
     for (name, entry), panel in zip(networks.items(), panels, strict=True):
-        for (arm, gains), color in zip(entry["speedup"].items(), (ORANGE, BLUE), strict=True):
+        for (arm, gains), color in zip(entry["speedup"].items(), (ORANGE, BLUE, GREEN), strict=False):
             cores = [*map(int, gains)]
             panel.plot(cores, [*gains.values()], "o-", color=color, label=arm, markersize=3)
         panel.plot(cores, cores, ":", color=GREY, label="as many times as cores")

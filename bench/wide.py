@@ -14,7 +14,7 @@ import argparse
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ CASES: dict[str, tuple[Callable[[], Any], tuple[int, ...], int]] = {
 CORES = (2, 4, 8, 16)
 #: seconds until the threads of one arm stop spinning and the system has spread the next arm's over the cores
 SETTLE = 0.1
+SCALED = ("whole tasks", "widths chosen", "widths chosen, bandwidth as measured with two lanes")
 ARMS = {"in_order": {}, "multi_stream": {}, "all in parts": {"split": 2}, "widths chosen": {"split": "auto"}}
 
 
@@ -90,19 +91,21 @@ def measured(case: str, seconds: float) -> dict[str, Any]:
 
 def scaling(case: str, seconds: float) -> dict[str, Any]:
     """The entry of a case: how many times faster a step is predicted to be than on one core, with whole tasks and with
-    chosen widths. Lanes share no bandwidth in these predictions."""
+    chosen widths; and with these if all lanes together had no more bandwidth than those that were measured."""
     make, shape, vocabulary = CASES[case]
     ml.seed(0)
     graph, *_ = recorded(make(), shape, vocabulary)
-    found: dict[str, dict[str, float]] = {"whole tasks": {"1": 1.0}, "widths chosen": {"1": 1.0}}
+    found: dict[str, dict[str, float]] = {arm: {"1": 1.0} for arm in SCALED}
     counts = counts_up_to(max(CORES))
     cost = ml.measure(graph, parts=counts, seconds=seconds / (len(counts) + 1))
     for count in CORES:
         cost = replace(cost, cores=count)
         one = float(ml.plan(graph, "in_order", cost).step)
-        for name, split in (("whole tasks", 1), ("widths chosen", "auto")):
-            found[name][str(count)] = round(one / ml.plan(graph, "multi_stream", cost, split=split).step, 3)
-    return {"tasks": len(graph), "speedup": found}
+        least = cost.memory and replace(cost.memory, lanes=max(count, cost.memory.lanes))
+        for name, split, memory in zip(SCALED, (1, "auto", "auto"), (cost.memory, cost.memory, least), strict=True):
+            plan = ml.plan(graph, "multi_stream", replace(cost, memory=memory), split=split)
+            found[name][str(count)] = round(one / plan.step, 3)
+    return {"tasks": len(graph), "speedup": found, "memory": cost.memory and asdict(cost.memory)}
 
 
 def beside_torch() -> dict[str, Callable[[], Sides]]:

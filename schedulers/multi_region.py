@@ -324,8 +324,8 @@ def searched(step: Step, places: Places, crossing: bool = True) -> Order | None:
     now = frozenset(step.delayed(places))
     others = (chain(islice(_whole_sets(step), LATE_SETS), islice(_late_sets(step), LATE_SETS)) if crossing
               else [frozenset[int]()])
-    best, found, effort = (replace(step, cost=replace(step.cost, corun=None, wake=0.0)).makespan(places), None,
-                           5 * EFFORT // max(len(step.graph), 1))
+    quiet = replace(step, cost=replace(step.cost, corun=None, memory=None, wake=0.0))
+    best, found, effort = quiet.makespan(places), None, 5 * EFFORT // max(len(step.graph), 1)
     for delayed in dict.fromkeys(chain([now], others)):
         preds = step.preds(delayed)
         # late tasks wait only for late tasks

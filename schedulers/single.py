@@ -134,7 +134,7 @@ MARGIN = 0.02  #: the share of a step that streams must save by measured costs
 #: a cause that makes several streams slow -> the same costs without it
 _WITHOUT = (
     ("they would share {cores}", {"cores": None}),
-    ("tasks side by side slow each other down", {"corun": None}),
+    ("tasks side by side slow each other down", {"corun": None, "memory": None}),
     ("what one core has touched is slow to reach from another{assumed}", {"cross": Cross()}),
     ("tasks of {typical} are too short to be handed over in {hand_over}", {"sync": 0.0, "doze": 0.0, "wake": 0.0}),
 )

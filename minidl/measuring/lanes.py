@@ -1,6 +1,7 @@
-"""The costs of two lanes of the CPU: hand-overs, and bytes that cross from one core to the other.
+"""The costs of lanes of the CPU beside each other: hand-overs, bytes that cross from one core to the other, and the
+bandwidth of the memory that they share.
 
-They are properties of the machine and of the kind of lanes, not of a graph. The two lanes are held to two cores while
+They are properties of the machine and of the kind of lanes, not of a graph. Lanes are held to cores of their own while
 they are measured: if a busy machine let both run on one core, hand-overs would look slow, and crossing free.
 """
 
@@ -18,11 +19,15 @@ import numpy as np
 from ..devices.lanes import Work
 from ..kernels import Thunk
 from ..pricing.cost import Cross
+from ..pricing.memory import CACHE, Memory
 
 #: the cost of crossing if it cannot be measured: about 0.1 us a KB in all
 ASSUMED = Cross(read=5e-5, write=5e-5, source="assumed")
 TOPOLOGY = Path("/sys/devices/system/cpu")
 ROUNDS = 5  #: of each measurement
+COPIES = 16  #: of a lane in a round that measures the bandwidth
+SIZES = (1 << 23, 1 << 26)  #: the least and the most bytes that are copied then
+OWN = 1 << 22  #: the least of them of each lane, so that no core's own cache holds them
 
 
 def measure_lanes(device: Any) -> dict[str, Any]:
@@ -32,8 +37,13 @@ def measure_lanes(device: Any) -> dict[str, Any]:
 
 def cores() -> int:
     """How many cores this process may use; two threads of one core count once."""
+    return len(_apart())
+
+
+def _apart() -> tuple[int, ...]:
+    """A thread of each core that this process may use."""
     own = os.sched_getaffinity(0)
-    return len({min(own & siblings(core)) for core in own})
+    return tuple(sorted({min(own & siblings(core)) for core in own}))
 
 
 @cache
@@ -130,6 +140,34 @@ def measure_cross(device: Any, cores: tuple[int, ...], rounds: int = 40, nbytes:
     stamps = stamped(device, probe(lanes, waits, lambda task, stream: calls[task % 4]), cores)
     far_write, far_read, write, read = (_least((stamps[..., 2] - stamps[..., 1])[:, i::4]) for i in range(4))
     return Cross(max(0.0, far_read - read) / nbytes, max(0.0, far_write - write) / nbytes, "measured")
+
+
+def measure_memory(device: Any, nbytes: int) -> Memory | None:
+    """`memory` of a CostModel for a step with about so many bytes, in bytes per microsecond: of one lane, and of one on
+    each core; None if there are no two, or if a core's own cache holds the step."""
+    if nbytes <= CACHE or len(lane_cores()) < 2:
+        return None
+    size = 1 << (int(np.clip(nbytes, *SIZES)) - 1).bit_length()
+    return _measured_memory(device, device.lanes_used, _apart(), size)
+
+
+@cache
+def _measured_memory(device: Any, kind: str, cores: tuple[int, ...], nbytes: int) -> Memory:
+    """Measured once in a process for each kind of lanes and size."""
+    return Memory(copied(device, cores[:1], nbytes), copied(device, cores, nbytes), len(cores))
+
+
+def copied(device: Any, cores: tuple[int, ...], nbytes: int) -> float:
+    """The bytes per microsecond that lanes on these cores read and write together if each copies its part of so many.
+    They begin when all can. Where other work stops a lane, the others are as fast as without it."""
+    count = len(cores)
+    size = max(nbytes // count, OWN) // (8 * COPIES)
+    data = np.ones((count * COPIES, 2, size), np.float32)
+    lanes = [[lane, *range(count + lane * COPIES, count + (lane + 1) * COPIES)] for lane in range(count)]
+    waits = [(own[1], other) for own in lanes for other in range(count) if other != own[0]]
+    calls: list[list[Thunk]] = [[]] * count + [[partial(np.square, source, out=to)] for source, to in data]
+    stamps = stamped(device, probe(lanes, waits, lambda task, stream: calls[task]), cores)
+    return 8 * size * count / _least((stamps[..., 2] - stamps[..., 1])[:, count:])
 
 
 def measure_hand_over(device: Any, cores: tuple[int, ...], busy: float = 0.0) -> tuple[float, float]:

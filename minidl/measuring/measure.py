@@ -25,7 +25,7 @@ from ..passes.split import split
 from ..plans.memory import plan_memory
 from ..pricing.cost import CostModel
 from ..runtime.bound import Bound
-from .lanes import measure_lanes, probe, stamp_overhead
+from .lanes import measure_lanes, measure_memory, probe, stamp_overhead
 
 RUNS = 8  #: the least runs of one random order; the first is a warm-up
 MOST_RUNS = 104  #: of all orders
@@ -102,7 +102,9 @@ class Profile:
         order = warm_order(self.graph, self._random)
         self._order, schedule = np.array(order), Schedule.of(self.graph, {Lane(0): order})
         self._samples.append([])
-        self._bound = Bound(self.graph, plan_memory(self.graph, schedule), self.device, private=True)
+        plan = plan_memory(self.graph, schedule)
+        self._bytes = plan.peak_bytes
+        self._bound = Bound(self.graph, plan, self.device, private=True)
         self._inputs = self._bound.load_random(self._random)
         self._lanes = self.device.lanes(probe([order], [], self._bound.thunks), trace=True)
         self._once()
@@ -113,7 +115,8 @@ class Profile:
         time = np.maximum(undisturbed([np.array(runs) for runs in self._samples if runs]) - self._tick, 0.0).tolist()
         times = {self.graph.name(t): time[t] for t in range(len(self.graph)) if self.graph[t].iteration == 0}
         return CostModel(tasks=times, **measure_lanes(self.device), step=statistics.median(self._around),
-                         source="measured", device=self.device.name)
+                         memory=measure_memory(self.device, self._bytes), source="measured",
+                         device=self.device.name)
 
 
 def warm_order(graph: TaskGraph, random: np.random.Generator) -> list[int]:

@@ -16,30 +16,31 @@ NEVER = 1e308
 
 
 def contend(ptr: Any, tasks: Any, rank: Any, lane_of: Any, pred_ptr: Any, preds: Any, far: Any, distance: Any,
-            duration: Any, group: Any, factor: Any, *, sync: float, spin: float, doze: float, wake: float,
-            cores: float, iterations: int) -> tuple[Floats, Floats, Floats]:
+            duration: Any, group: Any, factor: Any, share: Any, *, sync: float, spin: float, doze: float, wake: float,
+            cores: float, serial: float, iterations: int) -> tuple[Floats, Floats, Floats]:
     """Begin, end, and when the last predecessor was there, by iteration and task; -1 where a task never ran.
 
     As in `run_lanes`, and: while tasks of groups b run on other lanes of its rank, a task of group a runs at
     1 / (1 + the sum of (`factor[a][b]` - 1)) of its speed. If more tasks run on a rank than it has `cores`, all run
-    slower by as much. A lane that has waited for `spin` when the last task that it waits for ends, on another lane of
-    its rank, sleeps: it starts `doze` later, and the lane that wakes it is free only `wake` later. At first all lanes
-    of a rank but the first one with tasks sleep. An edge comes from the iteration `distance` before. `far` and
-    `distance`: one number per edge. All columns are `prepared`.
+    slower by as much. A task alone needs its `share` of a lane's bandwidth; beside others it gets what
+    `minidl.pricing.memory` says, where `serial` is s. A lane that has waited for `spin` when the last task that it
+    waits for ends, on another lane of its rank, sleeps: it starts `doze` later, and the lane that wakes it is free only
+    `wake` later. At first all lanes of a rank but the first one with tasks sleep. An edge comes from the iteration
+    `distance` before. `far` and `distance`: one number per edge. All columns are `prepared`.
     """
     n, lanes, ranks, every = len(duration), len(rank), int(max(rank)) + 1, iterations * len(duration)
     of_lanes = [filled(n, lanes, x) for x in (0, NEVER, -1, 0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1, 0, 0)]
     of_ranks = [filled(n, ranks + 1, 0), filled(n, ranks, 0), filled(n, ranks, NEVER)]
     of_tasks = [filled(n, every, x) for x in (-1, -1.0, -1.0, 0.0)]
     _, after = run_loop(
-        _contend, n, iterations, *map(float, (sync, spin, doze, wake, cores)), ptr, tasks, rank, lane_of, pred_ptr,
-        preds, far, distance, duration, group, factor, *of_lanes, *of_ranks, *of_tasks)
+        _contend, n, iterations, *map(float, (sync, spin, doze, wake, cores, serial)), ptr, tasks, rank, lane_of,
+        pred_ptr, preds, far, distance, duration, group, factor, share, *of_lanes, *of_ranks, *of_tasks)
     begin, end, ready = (np.array(t).reshape(iterations, n) for t in (after.begin, after.end, after.ready))
     return begin, end, ready
 
 
-def _contend(iterations, sync, spin, doze, wake, cores, ptr, tasks, rank, lane_of,  # type: ignore[no-untyped-def]
-             pred_ptr, preds, far, distance, duration, group, factor, at, due, running, kind, left, slow, since,
+def _contend(iterations, sync, spin, doze, wake, cores, serial, ptr, tasks, rank, lane_of,  # type: ignore[no-untyped-def]
+             pred_ptr, preds, far, distance, duration, group, factor, share, at, due, running, kind, left, slow, since,
              stop, slack, free, idle, sleeper, stack, by_rank, rank_ptr, placed, coming, waiting, begin, end, ready):
     """Columns by lane: `at`: how many of its tasks have begun, over all iterations; `due`: when the next can start;
     `running`: the task that runs, `kind`: its group, `left`: the work left at time `since`, `stop`: when it would end,
@@ -123,10 +124,24 @@ def _contend(iterations, sync, spin, doze, wake, cores, ptr, tasks, rank, lane_o
                 running[lane], begin[base + task] = base + task, now
                 kind[lane], left[lane], slow[lane], since[lane] = group[task], duration[task], 1.0, now
                 stop[lane], slack[lane] = now + duration[task], 1e-9 * duration[task]
-        busy = 0.0
+        busy, need = 0.0, 0.0
         for i in range(first, last):
             if running[by_rank[i]] >= 0:
                 busy += 1.0
+                need += share[running[by_rank[i]] % n]
+        level = 0.0 if serial > 0 and need > 1 else 1.0  # the most of a lane's bandwidth that a task gets
+        while level < 1:
+            rest, lacking = need / (1 + serial * (need - 1)), 0.0
+            for i in range(first, last):
+                if running[by_rank[i]] >= 0:
+                    part = share[running[by_rank[i]] % n]
+                    if part > level:
+                        lacking += 1.0
+                    else:
+                        rest -= part
+            if lacking == 0 or rest / lacking <= level:
+                break
+            level = rest / lacking
         for i in range(first, last):  # and neighbours slow each other down
             lane = by_rank[i]
             if running[lane] < 0:
@@ -138,6 +153,8 @@ def _contend(iterations, sync, spin, doze, wake, cores, ptr, tasks, rank, lane_o
                         much += mine[kind[by_rank[j]]] - 1.0
                 if busy > cores * much:
                     much = busy / cores
+                if share[running[lane] % n] > level * much:
+                    much = share[running[lane] % n] / level
                 if much != slow[lane]:
                     left[lane] -= (now - since[lane]) / slow[lane]
                     slow[lane], since[lane] = much, now

@@ -20,6 +20,7 @@ from ..core.graph import TaskGraph
 from ..core.machine import is_number, is_whole, shorten
 from ..core.tasks import COLLECTIVE, COMMUNICATION, RECEIVES, SENDS, Kind, as_recorded, parse_task, repack, unpack
 from .corun import CoRun
+from .memory import Memory
 from .sms import Sms
 
 _RATES = {"flops_per_us", "bytes_per_us"}
@@ -96,9 +97,10 @@ class CostModel:
 
     The lanes of a device: `sync`: added where a task waits for another lane. `spin`: a lane that has waited for so long
     sleeps; `doze`: added if it must be woken; `wake`: the time that the lane that wakes it spends. `cross`: the time
-    added for bytes that another lane has touched. `corun`: how much tasks on two streams slow each other down. `sms`:
-    the times with a part of a GPU's SMs, and how lanes divide them. `cores`: how many lanes run at the same time, one
-    that sums gradients among them; None: all.
+    added for bytes that another lane has touched. `memory`: the bandwidth that they share. `corun`: how much tasks on
+    two streams slow each other down, measured or estimated with all that they share, so `memory` does not count then.
+    `sms`: the times with a part of a GPU's SMs, and how lanes divide them. `cores`: how many lanes run at the same
+    time, one that sums gradients among them; None: all.
     """
 
     tasks: Mapping[str, float] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class CostModel:
     links: Mapping[str, Link] = field(default_factory=dict)
     sizes: Mapping[str, Sequence[int]] = field(default_factory=dict)
     far: Link | None = None
+    memory: Memory | None = None
 
     def __post_init__(self) -> None:
         for name in ("source", "unit", "device"):
@@ -253,7 +256,8 @@ class CostModel:
             return cls(**{**record, "link": Link(**record["link"]), "links": links, "corun": corun,
                           "cross": Cross(**record["cross"]),
                           "sms": None if record.get("sms") is None else Sms(**record["sms"]),
-                          "far": None if record.get("far") is None else Link(**record["far"])})
+                          "far": None if record.get("far") is None else Link(**record["far"]),
+                          "memory": None if record.get("memory") is None else Memory(**record["memory"])})
         except OSError:
             raise
         except KeyError as error:

@@ -11,11 +11,10 @@ from typing import Literal
 
 import numpy as np
 
-from ..core.columns import Floats, Ints, Rows, spread
+from ..core.columns import Floats, Ints, spread
 from ..core.graph import TaskGraph
 from .cost import Cross
-
-CACHE = 1 << 20  #: bytes of a core's own cache, of which the last ones are in it that tasks have touched
+from .memory import accesses, near_bytes
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class Crossing:
     def of(cls, graph: TaskGraph, cross: Cross) -> Crossing:
         """The pairs of a graph whose tasks are in the order in which they were recorded."""
         n = max(len(graph), 1)
-        written = np.sort(_accesses(graph.writes, n))
-        read = _accesses(graph.reads, n)
+        written = np.sort(accesses(graph.writes, n))
+        read = accesses(graph.reads, n)
         wrote = _near(written, read, n, "left")
         read, wrote = read[wrote >= 0], wrote[wrote >= 0]
         touched = np.unique(np.concatenate([read, written]))
@@ -47,11 +46,8 @@ class Crossing:
         touched, after = touched[after >= 0], after[after >= 0]
         both = np.concatenate([read, after])
         payer, other, buffer = both % n, np.concatenate([wrote, touched]) % n, both // n
-        end = np.cumsum(graph.bytes, dtype=np.float64)
-        between = end[payer] - graph.bytes[payer] - end[other] + np.where(payer <= other, end[-1:], 0.0)
-        near = np.minimum(graph.buffer_bytes[buffer], np.maximum(CACHE - between, 0.0))
         per_byte = np.repeat([cross.read, cross.write], [len(read), len(touched)])
-        return cls(payer, other, buffer, near * per_byte, len(read))
+        return cls(payer, other, buffer, near_bytes(graph, payer, other, buffer) * per_byte, len(read))
 
     def added(self, lane: Ints, rank: Ints, place: Ints) -> Floats:
         """The time that each task takes longer, where tasks have these lanes, ranks, and places in their lanes."""
@@ -64,11 +60,6 @@ class Crossing:
                                writes[np.unique(self.payer[writes] + len(lane) * self.buffer[writes],
                                                 return_index=True)[1]]])
         return spread(self.payer[paid], self.time[paid], len(lane), by=np.add)
-
-
-def _accesses(rows: Rows, n: int) -> Ints:
-    """Each access as one number: buffer * n + task."""
-    return rows.ids.astype(np.int64) * n + rows.row_of_each()
 
 
 def _near(written: Ints, access: Ints, n: int, side: Literal["left", "right"]) -> Ints:

@@ -5,8 +5,8 @@ A lane runs its tasks in order, each as early as its lane and its dependencies a
 - an edge between two lanes of a rank adds `sync`, an edge between ranks the link's time. From a send to its receive
   that is only the latency: the time of the bytes is the send's own duration, so that transfers on one lane queue;
 - the results of a pair that runs as one action are visible at its end;
-- tasks on several lanes of a rank slow each other down (`corun`), share its `cores`, and wake lanes that sleep (`spin`,
-  `doze`, `wake`);
+- tasks on several lanes of a rank slow each other down (`corun`), share its `memory` and its `cores`, and wake lanes
+  that sleep (`spin`, `doze`, `wake`);
 - what another lane of the rank has touched takes longer to read and write (`cross`);
 - a step that stands alone also wakes its lanes and waits for them (`around`);
 - iterations follow each other without a barrier: a lane begins its next iteration when it has ended its part of this
@@ -199,7 +199,8 @@ class Clock:
     `far`, `far_carried`: the time that links add to these edges, one number per edge or one for all. `sync`, `spin`,
     `doze`, `wake`, `cores`: as in CostModel. `group`: the group of each task; `factor[a, b]`: how many times longer a
     task of group a takes beside one of group b. `crossing`: data that take longer, since another lane has touched them.
-    `aside`: what tasks take on a rank's other lanes than its first, if lanes divide the SMs of a device.
+    `aside`: what tasks take on a rank's other lanes than its first, if lanes divide the SMs of a device. `moving`: how
+    long the bytes of each task alone take on one lane; `serial`: as in Memory.
     """
 
     duration: Floats
@@ -216,6 +217,8 @@ class Clock:
     factor: Floats = field(default_factory=lambda: np.ones((1, 1)))
     crossing: Crossing | None = None
     aside: Floats | None = None
+    moving: Floats | None = None
+    serial: float = 0.0
 
     @classmethod
     def of(cls, graph: TaskGraph, cost: CostModel, lanes: Lanes, carried: Carried | None = None) -> Clock:
@@ -233,7 +236,9 @@ class Clock:
                 factor = cost.sms.slowdown(group, graph.bytes, np.where(weights, aside, duration), len(factor))
         return cls(duration, graph.preds, carried, far, far_carried, cost.sync, cost.spin,
                    cost.doze, cost.wake, cost.cores or np.inf, group, factor,
-                   Crossing.of(graph, cost.cross) if cost.cross.read or cost.cross.write else None, aside)
+                   Crossing.of(graph, cost.cross) if cost.cross.read or cost.cross.write else None, aside,
+                   *((cost.memory.times(graph), cost.memory.serial) if cost.memory and not cost.corun
+                     and cost.memory.serial else ()))
 
     @classmethod
     def of_loop(cls, duration: Any, source: Any, target: Any, distance: Any, far: float = 0.0) -> Clock:
@@ -250,7 +255,8 @@ class Clock:
 
     def without_contention(self) -> Clock:
         """The clock of the same tasks if they neither slowed nor had to wake each other."""
-        return replace(self, doze=0.0, wake=0.0, cores=np.inf, group=None, factor=np.ones((1, 1)), crossing=None)
+        return replace(self, doze=0.0, wake=0.0, cores=np.inf, group=None, factor=np.ones((1, 1)), crossing=None,
+                       moving=None, serial=0.0)
 
     def _crossed(self, lanes: Lanes) -> Clock:
         """The clock in which tasks take as long as on these lanes."""
@@ -358,7 +364,7 @@ class Clock:
     def _contended(self, lanes: Lanes, count: int) -> Iterator[Times]:
         columns = (*self._order(lanes, True), *self._crowded)
         start, end, ready = contend(*columns, sync=self.sync, spin=self.spin, doze=self.doze, wake=self.wake,
-                                    cores=self.cores, iterations=count)
+                                    cores=self.cores, serial=self.serial, iterations=count)
         if end.min(initial=0.0) < 0:
             raise lanes.stuck()
         return map(Times, start, end, ready)
@@ -370,7 +376,7 @@ class Clock:
 
     @cached_property
     def _slows(self) -> bool:
-        return self.wake > 0 or self.doze > 0 or bool((self.factor != 1).any())
+        return self.wake > 0 or self.doze > 0 or bool((self.factor != 1).any()) or self.serial > 0
 
     def _order(self, lanes: Lanes, where: bool) -> tuple[Any, ...]:
         """The lanes as arguments of `run_lanes` and `contend`. `where`: whether the lane of a task matters."""
@@ -384,7 +390,7 @@ class Clock:
 
     @cached_property
     def _crowded(self) -> tuple[Any, ...]:
-        """The arguments of `contend`: all edges by target, durations, groups."""
+        """The arguments of `contend`: all edges by target, durations, groups, and shares of the bandwidth."""
         n, within, across = len(self.duration), len(self.preds.ids), self.carried
         target = np.concatenate([self.preds.row_of_each(), across.target])
         order = np.argsort(target, kind="stable")
@@ -392,8 +398,10 @@ class Clock:
         far = np.concatenate([np.broadcast_to(self.far, within), np.broadcast_to(self.far_carried, len(across))])
         distance = np.concatenate([np.zeros(within, np.int64), across.distance])
         group = np.zeros(n, np.int64) if self.group is None else self.group
+        share = (np.zeros(n) if self.moving is None else
+                 np.minimum(self.moving, self.duration) / np.maximum(self.duration, np.finfo(np.float64).tiny))
         return prepared(n, np.searchsorted(target[order], np.arange(n + 1)), source[order], far[order], distance[order],
-                        self.duration, group, self.factor)
+                        self.duration, group, self.factor, share)
 
     def _of_actions(self, first: Ints, last: Ints) -> Clock:
         """The clock in which edges lead from the ends of actions to their beginnings. `first`, `last`: of

@@ -149,7 +149,8 @@ def _tasks(plan: Plan) -> Iterable[tuple[str, str]]:
         yield (f"memory bound: {share:.0%} of the time is in tasks with fewer than {BALANCE:g} flops per byte",
                "Such tasks share the memory's bandwidth and gain little side by side.")
     if beside and cost.corun is None:
-        yield ("the prediction ignores interference between concurrent tasks",
+        yield ("the prediction ignores interference between concurrent tasks"
+               + ", except in the memory's bandwidth" * (cost.memory is not None),
                "--pairs measured measures how much they slow each other down, and predicts with it.")
 
 

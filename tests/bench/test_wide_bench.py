@@ -18,6 +18,7 @@ def test_chosen_widths_are_never_predicted_slower_than_whole_tasks_or_one_core(m
     monkeypatch.setattr(wide, "CORES", cores)
     monkeypatch.setattr(wide, "CASES", {"small": (lambda: models.mlp(16, 32, 32, 10), (32, 16), 0)})
     gains = wide.scaling("small", 0.04)["speedup"]
+    assert [*gains] == [*wide.SCALED]
     assert [*gains["whole tasks"]] == ["1", *map(str, wide.CORES)]
     for count, whole in gains["whole tasks"].items():
         assert gains["widths chosen"][count] >= whole >= 0.999

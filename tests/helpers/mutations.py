@@ -36,6 +36,7 @@ from minidl.cli import main
 from minidl.core.torch_trace import load_torch
 from minidl.data import formats
 from minidl.pricing.corun import CoRun
+from minidl.pricing.memory import Memory
 from minidl.training import job, recorded
 
 Rng = np.random.Generator
@@ -265,7 +266,7 @@ def every_format(folder: Path) -> dict[str, Format]:
     given = ml.CostModel({t.name: 1.5 for t in graph}, {"F": [1.0, 2.0, 1.0, 2.0, 1.0, 2.0, 1.0], "U": 3.0},
                          ml.Link(0.5, 100.0), corun=CoRun(
                              {"0W0": "w", "1F0": "f"}, {"w": {"f": 1.5}, "f": {"w": 1.2}}),
-                         launch=0.5, sync=0.1, wake=2.0, step=3.0)
+                         launch=0.5, sync=0.1, wake=2.0, step=3.0, memory=Memory(8e3, 9e3))
     given.save(folder / "given.json")
     add("costs of tasks and pairs", "costs.json", (folder / "given.json").read_bytes(),
         ["simulate", *SMALL, "--scheduler", "multi_stream", "--costs", "costs.json"], text)

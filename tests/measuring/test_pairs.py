@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import minidl as ml
+from minidl.devices.native import no_native_lanes
 from minidl.measuring import lanes, pairs
 from minidl.pricing.cost import Cross
 
@@ -50,3 +51,45 @@ def test_lanes_that_were_held_to_cores_leave_the_process_where_it_was():
     work = lanes.probe([[0], [1]], [], lambda task, stream: [])
     assert lanes.stamped(ml.device.cpu(), work, (min(before),) * 2).shape == (lanes.ROUNDS, 2, 3)
     assert os.sched_getaffinity(0) == before
+
+
+def test_the_bandwidth_is_that_of_the_copies_of_all_lanes(monkeypatch):
+    """Of two lanes, each with its part of the bytes, and one task before its copies; a stopped lane counts little."""
+    nbytes, found = 1 << 25, []
+
+    def stamped(device, work, cores):
+        copies = len(work.tasks) * lanes.COPIES
+        stamps = np.zeros((lanes.ROUNDS, len(work.tasks) + copies, 3))
+        stamps[:, len(work.tasks) :, 2] = 50.0
+        stamps[0, :, 2] = 900.0
+        stamps[1, -1, 2] = 7000.0
+        assert all(len(own) == 1 + lanes.COPIES for own in work.tasks)
+        found.extend(work.waits)
+        return stamps
+
+    monkeypatch.setattr(lanes, "stamped", stamped)
+    assert lanes.copied(None, (0,), nbytes) == nbytes / lanes.COPIES / 50
+    assert not found
+    assert lanes.copied(None, (0, 1), nbytes) == nbytes / lanes.COPIES / 50
+    assert found == [(2, 1), (2 + lanes.COPIES, 0)], "they begin when all have come"
+    assert lanes.copied(None, (0, 1), 1) == 2 * lanes.OWN / lanes.COPIES / 50, "more than a core's own cache"
+
+
+@pytest.mark.parametrize("kind", ml.device.LANES)
+def test_the_memory_that_lanes_share_is_measured(kind, monkeypatch):
+    if kind == "native" and no_native_lanes():
+        pytest.skip(no_native_lanes())
+    device = ml.device.CPU()
+    device.set_lanes(kind)
+    before = os.sched_getaffinity(0)
+    assert lanes.measure_memory(device, 1 << 10) is None, "a core's own cache holds them"
+    memory = lanes.measure_memory(device, 1 << 22)
+    assert os.sched_getaffinity(0) == before
+    assert (memory is None) == (len(lanes.lane_cores()) < 2)
+    if memory:
+        assert memory.lanes == lanes.cores()
+        assert memory.one > 1
+        assert memory.every > 1
+        assert lanes.measure_memory(device, lanes.SIZES[0]) is memory, "once in a process for each size"
+    monkeypatch.setattr(lanes, "lane_cores", lambda: (0,))
+    assert lanes.measure_memory(device, 1 << 30) is None

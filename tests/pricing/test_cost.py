@@ -17,6 +17,7 @@ from minidl.core.graph import GraphBuilder
 from minidl.core.tasks import Kind
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import Cross
+from minidl.pricing.memory import Memory
 
 GRAPH = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("1O0", "b", "c"), ("1W0", "b", "d"),
                 ("0B0", "c", "e"), ("0U0", "e", ""))
@@ -93,7 +94,7 @@ def test_json_round_trip(tmp_path_factory, tasks, kinds, latency, launch, sync, 
     cost = CostModel(tasks, kinds, Link(latency, bandwidth), launch, sync, source="measured", unit="ms", device="a CPU",
                      links={"0->1": Link(sync, bandwidth), "12->0": Link()}, cores=2, spin=1.0, doze=launch, wake=3.0,
                      cross=Cross(sync, latency), far=Link(latency, bandwidth), sizes={"layers": [1, 2]},
-                     corun=CoRun({"0F0": "a"}, {"a": {"a": 1.5}}))
+                     corun=CoRun({"0F0": "a"}, {"a": {"a": 1.5}}), memory=Memory(2.0 + latency, 3.0, 4, 5))
     cost.save(path)
     assert CostModel.load(path) == cost
 
@@ -111,6 +112,7 @@ def test_json_round_trip(tmp_path_factory, tasks, kinds, latency, launch, sync, 
     '{"link": {}, "corun": {"slowdown": [1]}}', '{"link": {}, "corun": {"slowdown": {"a": 1}}}',
     '{"link": {}, "corun": {"slowdown": {"a": {"b": "2"}}}}', '{"link": {}, "corun": {"slowdown": {"a": {"b": 0}}}}',
     '{"link": {}, "corun": {"slowdown": {"a": {"b": 1e-300}}}}', '{"link": {}, "corun": 3}',
+    '{"link": {}, "memory": 3}', '{"link": {}, "memory": {"one": 1}}', '{"link": {}, "memory": {"one": 1, "every": 0}}',
     '{"link": {}, "links": 3}', '{"link": {}, "links": {"0->1": 3}}', '{"link": {}, "links": {"0-1": {}}}',
     '{"link": {}, "links": {"0->1": {"bandwidth": 0}}}', '{"link": {}, "links": {"->1": {}}}',
     '{"link": {}, "links": {"0->1": {"latency": -1}}}', '{"link": {}, "links": {"00->1": {}}}', "[" * 100_000,

@@ -15,7 +15,7 @@ from minidl import schedulers
 from minidl.devices import device as devices
 from minidl.measuring import lanes as measure_lanes
 from minidl.pricing.cost import Cross
-from minidl.pricing.crossing import CACHE
+from minidl.pricing.memory import CACHE
 from minidl.pricing.simulation import Clock, Lanes, simulate, times
 
 COST = ml.CostModel(kinds=dict.fromkeys("FOWU", 10.0), cross=Cross(0.25, 0.125))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from helpers import drawn, planned, scheduled_graphs
@@ -15,6 +17,7 @@ from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import COMMUNICATION, Kind, What
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import CostModel, Link
+from minidl.pricing.memory import Memory
 from minidl.pricing.simulation import Carried, Clock, Lanes, simulate, times
 
 
@@ -64,9 +67,25 @@ def event_by_event(graph, schedule, cost, carried, iterations):
                     there = max(there, ended.get((iteration - distance, p), np.inf) + delay(p, t))
         return there
 
+    def fair(lane):
+        """How much longer a task takes with its part of the bandwidth: who needs least is served first."""
+        moving, need = cost.memory.times(graph), {}
+        for j, (_, action, part, _) in running.items():
+            if rank[j] == rank[lane]:
+                need[j] = min(1.0, moving[action[part]] / duration[action[part]])
+        total = sum(need.values())
+        rest = total if total <= 1 else total / (1 + cost.memory.serial * (total - 1))
+        got = {}
+        for j in sorted(need, key=need.get):
+            got[j] = min(need[j], rest / (len(need) - len(got)))
+            rest -= got[j]
+        return need[lane] / got[lane] if need[lane] else 1.0
+
     def slowdown(lane):
         mine = graph.name(running[lane][1][running[lane][2]])
         beside = [graph.name(other[1][other[2]]) for j, other in running.items() if j != lane and rank[j] == rank[lane]]
+        if cost.memory and not cost.corun:
+            return max(fair(lane), (1 + len(beside)) / (cost.cores or np.inf))
         corun = cost.corun or CoRun()
         much = 1 + sum(corun.factor(corun.groups.get(mine, ""), corun.groups.get(other, "")) - 1 for other in beside)
         return max(much, (1 + len(beside)) / (cost.cores or np.inf))
@@ -114,13 +133,13 @@ def scenarios(draw):
         joined = rng.random(len(schedule)) < 0.3
         joined[schedule.ptr[:-1][np.diff(schedule.ptr) > 0]] = False
         schedule = Schedule(schedule.lanes, schedule.ptr, schedule.keys, joined)
-    corun = None
+    corun, memory = None, draw(st.sampled_from([None, Memory(400.0, 500.0, 2, 0), Memory(300.0, 300.0, 3, 900)]))
     if draw(st.booleans()):
         names = [graph.name(t) for t in range(len(graph))]
         slowdown = {a: {b: 1 + 2 * rng.random() for b in "012"} for a in "012"}
         corun = CoRun({name: str(rng.integers(3)) for name in names}, slowdown)
     cost = CostModel(tasks={graph.name(t): float(rng.random() * 5) + 0.01 for t in range(len(graph))}, corun=corun,
-                     launch=draw(st.sampled_from([0.0, 0.25])), sync=draw(st.sampled_from([0.0, 0.7])),
+                     memory=memory, launch=draw(st.sampled_from([0.0, 0.25])), sync=draw(st.sampled_from([0.0, 0.7])),
                      wake=draw(st.sampled_from([0.0, 0.6])), spin=draw(st.sampled_from([0.0, 2.1])),
                      doze=draw(st.sampled_from([0.0, 1.1])), cores=draw(st.sampled_from([None, 1, 2])),
                      link=Link(draw(st.sampled_from([0.0, 1.3])), draw(st.sampled_from([None, 200.0]))),
@@ -182,7 +201,7 @@ def test_the_period_is_what_many_iterations_tend_to(scenario):
     except ScheduleError:
         return
     period, quiet = clock.period(lanes), clock.without_contention()
-    unsteady = cost.wake or cost.doze or cost.corun or cost.cores
+    unsteady = cost.wake or cost.doze or cost.corun or cost.cores or cost.memory
     assert period == pytest.approx((ends[-1] - ends[63]) / 64, rel=0.05 if unsteady else 0.01)
     exact = quiet.exact_period(lanes)
     assert quiet.period(lanes) == pytest.approx(exact)
@@ -264,9 +283,11 @@ def test_the_compiled_way_gives_the_same(monkeypatch):
     plain = CostModel.given(1, 2, 3, latency=0.25, bandwidth=64.0, update=0.5)
     corun = CoRun({"0O0": "a", "0W0": "b"}, {"a": {"b": 1.5}, "b": {"a": 1.25}})
     contended = CostModel(kinds=plain.kinds, sync=0.125, wake=0.5, corun=corun)
+    shared = replace(contended, corun=None, memory=Memory(4.0, 5.0, cache=0))
 
     def played():
-        return [np.stack(t) for order, cost in ((schedule, plain), (apart, plain), (schedule, contended))
+        return [np.stack(t) for order, cost in ((schedule, plain), (apart, plain), (schedule, contended),
+                                                                  (schedule, shared))
                 for lanes in [Lanes.of(graph, order)]
                 for t in Clock.of(graph, cost, lanes, Carried.of(graph)).iterations(lanes, 6)]
 

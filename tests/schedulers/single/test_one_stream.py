@@ -18,6 +18,7 @@ import minidl as ml
 from minidl import schedulers
 from minidl.pricing.corun import CoRun
 from minidl.pricing.cost import CostModel, Cross
+from minidl.pricing.memory import Memory
 from minidl.schedulers.multi_region import planned
 from minidl.schedulers.single import MARGIN
 
@@ -27,13 +28,14 @@ NAMES = ("multi_stream", "multi_region")
 #: what makes two streams slow, each alone -> words of the reason
 SLOW = {"one core": {"cores": 1},
         "slow each other down": {},  # pairs, see `priced`
+        "side by side slow each other down": {"memory": Memory(1e-6, 1e-6, cache=0)},
         "slow to reach from another": {"cross": Cross(1.0)},
         "slow to reach from another (assumed": {"cross": Cross(1.0, source="assumed")},
         "us are too short to be handed over in 900.0 us": {"sync": 600.0, "wake": 300.0}}
 
 
 def priced(graph, words):
-    if "each other" not in words:
+    if SLOW[words]:
         return replace(LONG, **SLOW[words])
     groups = {graph.name(t): "any" for t in range(len(graph))}
     return replace(LONG, corun=CoRun(groups, {"any": {"any": 2.5}}))
@@ -58,8 +60,9 @@ def costs(graph, seed):
     slowdown = {a: {b: rng.uniform(0.9, 3.0) for b in "abc"} for a in "abc"}
     return CostModel(tasks={name: rng.exponential(5.0) for name in groups}, launch=some(), sync=some(), spin=some(),
                      doze=some(), wake=some(), cross=Cross(some() / 99, some() / 99),
-                     corun=[None, CoRun(groups, slowdown)][rng.integers(2)], cores=[None, 1, 2][rng.integers(3)],
-                     source=["given", "measured"][rng.integers(2)])
+                     corun=[None, CoRun(groups, slowdown)][rng.integers(2)],
+                     memory=[None, Memory(300.0, 400.0, 3, cache=256)][rng.integers(2)],
+                     cores=[None, 1, 2][rng.integers(3)], source=["given", "measured"][rng.integers(2)])
 
 
 @settings(max_examples=drawn(100), deadline=None)
@@ -81,6 +84,7 @@ def test_multi_region_is_never_predicted_slower_than_in_order(layers, seed, cros
 @pytest.mark.parametrize("name", NAMES)
 def test_one_stream_where_two_are_slower_and_why(name, words):
     graph = network(5)
+    graph = replace(graph, bytes=np.full(len(graph), 8))
     assert len(ml.plan(graph, name, LONG).schedule.lanes) == 2
     assert not ml.plan(graph, name, LONG).remarks
     plan = ml.plan(graph, name, priced(graph, words))
