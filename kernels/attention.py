@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from .cuda import c_type, each_row
+from .dropout import dropped
 from .linear import dense, dense_work, product
-from .registry import KERNELS, flat, kernel, loop, ufunc
+from .registry import KERNELS, Thunk, flat, kernel, loop, regrouped, ufunc
+from .scores import groups, softmax_scores, taken
 
 
 def _swap(a: Any) -> Any:
@@ -38,10 +41,25 @@ def attention(xp: Any, q: Any, k: Any, v: Any, mask: Any = None, *, scale: float
 @attention.cpu
 def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0) -> Any:
     *mask, y, p = rest
-    keep = mask[0] if mask else np.ones((q.shape[0], k.shape[2]), np.int64)
-    first = _of_first(k, causal, offset)
-    return [ufunc(np.matmul, q, _swap(k), p), loop(_shift, p, keep, p.dtype.type(scale), first), ufunc(np.exp, p, p),
-            loop(_divide, p), ufunc(np.matmul, p, v, y)]
+    return [call for own in _groups(p)
+            for call in (*_softmax(q, k, mask, p, own, scale, _of_first(k, causal, offset)),
+                         ufunc(np.matmul, p[own], v[own], y[own]))]
+
+
+def _groups(p: Any, dropped: bool = False) -> Iterator[tuple[slice, slice]]:
+    """The samples and heads of each block. Dropout takes all heads of a sample together if the scores of one end within
+    a block of its generator."""
+    n, h, t, s = p.shape
+    if dropped and t * s % 4:
+        return ((samples, slice(0, h)) for samples, _ in groups(n, 1, h * t * s))
+    return groups(n, h, t * s)
+
+
+def _softmax(q: Any, k: Any, mask: list[Any], p: Any, own: Any, scale: float, first: int) -> list[Thunk]:
+    """The probabilities of some heads."""
+    keep = mask[0][own[0]] if mask else np.empty((0, 0), np.int64)
+    return [ufunc(np.matmul, q[own], _swap(k[own]), p[own]),
+            loop(softmax_scores, p[own], keep, first, p.dtype.type(scale), np.empty((0, 0, 0), p.dtype))]
 
 
 @attention.cuda(work=lambda reads, writes, **constants: dense_work(*reads[:3]))
@@ -64,43 +82,21 @@ def _of_first(k: Any, causal: bool, offset: int) -> int:
     return offset + 1 if causal else k.shape[2]
 
 
-def _shift(p, keep, scale, first):  # type: ignore[no-untyped-def]
-    low = p.dtype.type(-np.inf)
-    for n in range(p.shape[0]):
-        for h in range(p.shape[1]):
-            for i in range(p.shape[2]):
-                end = min(i + first, p.shape[3])
-                top = low
-                for j in range(end):
-                    p[n, h, i, j] = p[n, h, i, j] * scale if keep[n, j] != 0 else low
-                    top = max(top, p[n, h, i, j])
-                if top == low:  # no key to see
-                    top = p.dtype.type(0)
-                for j in range(end):
-                    p[n, h, i, j] -= top
-                for j in range(end, p.shape[3]):
-                    p[n, h, i, j] = low
+def _score_work(p: Any, dropped: bool = False) -> Any:
+    """The scratch array of a block's scores: shape and type."""
+    n, h, t, s = p.shape
+    own = (taken(n, 1, h * t * s)[0], h) if dropped and t * s % 4 else taken(n, h, t * s)
+    return (*own, t, s), p.dtype
 
 
-def _divide(p):  # type: ignore[no-untyped-def]
-    one = p.dtype.type(1)
-    for n in range(p.shape[0]):
-        for h in range(p.shape[1]):
-            for i in range(p.shape[2]):
-                total = p.dtype.type(0)
-                for j in range(p.shape[3]):
-                    total += p[n, h, i, j]
-                factor = one / total if total > 0 else one
-                for j in range(p.shape[3]):
-                    p[n, h, i, j] *= factor
-
-
-def _score_work(reads: Any, writes: Any, scale: float) -> Any:
-    return [(reads[3].shape, reads[3].dtype)]
+def _part(scratch: Any, own: Any) -> Any:
+    """The scratch array for some heads."""
+    return scratch[tuple(slice(s.stop - s.start) for s in own)]
 
 
 @kernel("attention_grad", axes="nhTD,nhSD,nhSE,nhTS,nhTE->nhTD,nhSD,nhSE",
-        flops=lambda reads, writes: 2.0 * _flops(reads, writes), work=_score_work)
+        flops=lambda reads, writes: 2.0 * _flops(reads, writes),
+        work=lambda reads, writes, scale: [_score_work(reads[3])])
 def attention_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, dy: Any, *, scale: float) -> Any:
     """(dq, dk, dv) from the kept probabilities."""
     dp = xp.matmul(dy, _swap(v))
@@ -110,12 +106,19 @@ def attention_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, dy: Any, *, scale: f
 
 @attention_grad.cpu
 def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, *, scale: float) -> Any:
-    return [ufunc(np.matmul, dy, _swap(v), ds), loop(_score_grad, p, ds, p.dtype.type(scale)),
-            ufunc(np.matmul, ds, k, dq),
-            ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(p), dy, dv)]
+    return [call for own in _groups(p)
+            for call in (ufunc(np.matmul, dy[own], _swap(v[own]), _part(ds, own)),
+                         *_grads(q, k, p, p[own], dy, dq, dk, dv, _part(ds, own), own, scale))]
 
 
-@attention_grad.cuda(work=lambda reads, writes, scale: [*_score_work(reads, writes, scale),
+def _grads(q: Any, k: Any, p: Any, z: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, own: Any, scale: float
+           ) -> list[Thunk]:
+    """The gradients of some heads from those of their probabilities, `ds`; v was multiplied with z."""
+    return [loop(_score_grad, p[own], ds, p.dtype.type(scale)), ufunc(np.matmul, ds, k[own], dq[own]),
+            ufunc(np.matmul, _swap(ds), q[own], dk[own]), ufunc(np.matmul, _swap(z), dy[own], dv[own])]
+
+
+@attention_grad.cuda(work=lambda reads, writes, scale: [(reads[3].shape, reads[3].dtype),
                                                         *dense_work(*reads[:3], reads[4])])
 def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, *work: Any, scale: float) -> Any:
     (q, k, v, dy), copies = dense([q, k, v, dy], work)
@@ -127,6 +130,7 @@ def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: An
             *product(_swap(p), dy, dv)]
 
 
+@regrouped
 def _score_grad(p, ds, scale):  # type: ignore[no-untyped-def]
     for n in range(p.shape[0]):
         for h in range(p.shape[1]):
@@ -143,7 +147,7 @@ def _dropped(xp: Any, a: Any, counter: Any, numbers: Any) -> Any:
     return KERNELS["dropout"].reference(xp, a, counter, **numbers)
 
 
-@kernel("attention_dropout", flops=_flops, work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype)],
+@kernel("attention_dropout", flops=_flops, work=lambda reads, writes, **constants: [_score_work(writes[1], True)],
         axes=lambda reads, **constants: f"sHTD,sHSD,sHSE,{'sS,' * (len(reads) > 4)}C->sHTE,sHTS")
 def attention_dropout(xp: Any, q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0,
                       **numbers: Any) -> Any:
@@ -157,8 +161,18 @@ def attention_dropout(xp: Any, q: Any, k: Any, v: Any, *rest: Any, scale: float,
 @attention_dropout.cpu
 def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: int = 0, **numbers: Any) -> Any:
     *mask, counter, y, p, z = rest
-    *softmax, _ = attention.bind([q, k, v, *mask], [y, p], [], {"scale": scale, "causal": causal, "offset": offset})
-    return [*softmax, *KERNELS["dropout"].bind([p, counter], [z], [], numbers), ufunc(np.matmul, z, v, y)]
+    return [call for own in _groups(p, True)
+            for call in (*_softmax(q, k, mask, p, own, scale, _of_first(k, causal, offset)),
+                         _drop(p[own], counter, _part(z, own), own, numbers),
+                         ufunc(np.matmul, _part(z, own), v[own], y[own]))]
+
+
+def _drop(p: Any, counter: Any, z: Any, own: Any, numbers: Any) -> Thunk:
+    """z: p, the scores of some heads, after dropout. The same elements are dropped as by `dropout` of all."""
+    (samples, heads), (n, _, t, s) = own, p.shape
+    rows = n, p.size // max(n, 1)
+    return dropped(p.reshape(rows), counter, z.reshape(rows), heads.start * t * s // 4,
+                   **{**numbers, "sample": numbers["sample"] + samples.start})
 
 
 @attention_dropout.cuda(work=lambda reads, writes, **constants: [(writes[1].shape, writes[1].dtype),
@@ -175,7 +189,7 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: in
 
 @kernel("attention_dropout_grad", axes="sHTD,sHSD,sHSE,sHTS,C,sHTE->sHTD,sHSD,sHSE",
         flops=lambda reads, writes, **constants: 2.0 * _flops(reads, writes),
-        work=lambda reads, writes, **constants: [(reads[3].shape, reads[3].dtype)] * 2)
+        work=lambda reads, writes, **constants: [_score_work(reads[3], True)] * 2)
 def attention_dropout_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, *, scale: float,
                            **numbers: Any) -> Any:
     """(dq, dk, dv) from the kept probabilities; the same elements are dropped again."""
@@ -187,10 +201,13 @@ def attention_dropout_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, counter: Any
 @attention_dropout_grad.cpu
 def _(q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, z: Any, *,
       scale: float, **numbers: Any) -> Any:
-    drop = KERNELS["dropout"]
-    return [ufunc(np.matmul, dy, _swap(v), z), *drop.bind([z, counter], [ds], [], numbers),
-            *drop.bind([p, counter], [z], [], numbers), loop(_score_grad, p, ds, p.dtype.type(scale)),
-            ufunc(np.matmul, ds, k, dq), ufunc(np.matmul, _swap(ds), q, dk), ufunc(np.matmul, _swap(z), dy, dv)]
+    calls = []
+    for own in _groups(p, True):
+        d, kept = _part(ds, own), _part(z, own)
+        calls += [ufunc(np.matmul, dy[own], _swap(v[own]), kept), _drop(kept, counter, d, own, numbers),
+                  _drop(p[own], counter, kept, own, numbers),
+                  *_grads(q, k, p, kept, dy, dq, dk, dv, d, own, scale)]
+    return calls
 
 
 @attention_dropout_grad.cuda(work=lambda reads, writes, **constants: [(reads[3].shape, reads[3].dtype)] * 2

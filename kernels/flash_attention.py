@@ -8,17 +8,18 @@ it needs no running maxima; a causal block takes no keys that it cannot see, whi
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from .cuda import Attention, sum_type
 from .dropout import dropped
+from .exponential import exp
 from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc
+from .scores import groups, hide, softmax_scores, taken
 
 BLOCK = 64  #: queries
-SCORES = 1 << 17  #: of a block; it takes several heads if their scores are fewer
 
 
 def _swap(a: Any) -> Any:
@@ -34,15 +35,21 @@ def _flops(reads: Any, writes: Any) -> float:
     return 4.0 * q.size * k.shape[2]
 
 
-def _heads(q: Any, k: Any) -> int:
-    """How many heads a block takes."""
-    return int(min(q.shape[1], max(1, SCORES // (min(BLOCK, q.shape[2]) * k.shape[2]))))
+def _size(q: Any, k: Any) -> int:
+    """The scores of a block of one head."""
+    return int(min(BLOCK, q.shape[2]) * k.shape[2])
+
+
+def _taken(q: Any, k: Any) -> int:
+    """How many heads, of all samples together, a block takes."""
+    samples, heads = taken(q.shape[0], q.shape[1], _size(q, k))
+    return samples * heads
 
 
 def _scores(reads: Any) -> Any:
     """The scratch array of a block's scores: shape and type."""
     q, k = reads[0], reads[1]
-    return (_heads(q, k) * min(BLOCK, q.shape[2]) * k.shape[2],), q.dtype
+    return (_taken(q, k) * _size(q, k),), q.dtype
 
 
 def _score(xp: Any, q: Any, k: Any, mask: Any, scale: float, causal: bool, offset: int) -> Any:
@@ -62,12 +69,12 @@ def _optional(rest: Any) -> tuple[list[Any], list[Any]]:
 def _blocks(q: Any, k: Any, causal: bool, offset: int) -> Iterator[tuple[Any, Any, int]]:
     """For each block, from the last of some heads to their first: the index of its queries, the index of the keys that
     it sees, and the number of keys that its first query sees; each further query sees one more."""
-    (n, h, t, _), s, more = q.shape, k.shape[2], _heads(q, k)
-    for i, j in ((i, j) for i in range(n) for j in range(0, h, more)):
+    t, s = q.shape[2], k.shape[2]
+    for own in groups(q.shape[0], q.shape[1], _size(q, k)):
         for low in reversed(range(0, t, BLOCK)):
-            high, heads = min(low + BLOCK, t), slice(j, min(j + more, h))
+            high = min(low + BLOCK, t)
             end = min(high + offset, s) if causal else s
-            yield (i, heads, slice(low, high)), (i, heads, slice(0, end)), low + offset + 1 if causal else s
+            yield (*own, slice(low, high)), (*own, slice(0, end)), low + offset + 1 if causal else s
 
 
 def _axes(reads: str, writes: str) -> Any:
@@ -109,16 +116,15 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: in
     calls, factor = [], q.dtype.type(scale)
     for rows, keys, first in _blocks(q, k, causal, offset):
         e = _shaped(scores, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), e), loop(_hide, e, first, _keep(mask, keys)),
-                  partial(np.maximum.reduce, e, axis=-1, out=lse[rows]), loop(_shift, e, lse[rows], factor),
-                  ufunc(np.exp, e, e), loop(_normalise, e, lse[rows]), *_drop(e, rows, q, k, counter, numbers),
-                  ufunc(np.matmul, e, v[keys], y[rows])]
+        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), e),
+                  loop(softmax_scores, e, _keep(mask, keys), first, factor, lse[rows]),
+                  *_drop(e, rows, q, k, counter, numbers), ufunc(np.matmul, e, v[keys], y[rows])]
     return calls
 
 
 def _keep(mask: list[Any], keys: Any) -> Any:
     """A block's part of the mask; empty without one."""
-    return mask[0][keys[0], keys[2]] if mask else np.empty(0, np.int64)
+    return mask[0][keys[0], keys[2]] if mask else np.empty((0, 0), np.int64)
 
 
 def _drop(e: Any, rows: Any, q: Any, k: Any, counter: Any, numbers: Any) -> list[Thunk]:
@@ -126,16 +132,17 @@ def _drop(e: Any, rows: Any, q: Any, k: Any, counter: Any, numbers: Any) -> list
     numbers, so the number of keys is a multiple of 4."""
     if not counter:
         return []
-    n, heads, queries = rows
+    samples, heads, queries = rows
     t, apart = q.shape[2], k.shape[2] // 4
     return [dropped(own, counter[0], own, (h * t + queries.start) * apart, apart, 0,
                     **{**numbers, "sample": numbers["sample"] + n})
-            for h, own in zip(range(heads.start, heads.stop), e, strict=True)]
+            for n, sample in zip(range(samples.start, samples.stop), e, strict=True)
+            for h, own in zip(range(heads.start, heads.stop), sample, strict=True)]
 
 
 def _shaped(scores: Any, q: Any, k: Any) -> Any:
-    shape = (*q.shape[:2], k.shape[1])
-    return scores[: np.prod(shape)].reshape(shape)
+    shape = (*q.shape[:3], k.shape[2])
+    return scores[: prod(shape)].reshape(shape)
 
 
 @flash_attention.cuda()
@@ -143,45 +150,9 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, *, scale: float, causal: bool) -
     return [Attention("forward", q, k, v, y, lse, scale, causal)]
 
 
-def _hide(e, first, keep):  # type: ignore[no-untyped-def]
-    for h in range(e.shape[0]):
-        for i in range(e.shape[1]):
-            for j in range(len(keep)):
-                if keep[j] == 0:
-                    e[h, i, j] = e.dtype.type(-np.inf)
-            for j in range(i + first, e.shape[2]):
-                e[h, i, j] = e.dtype.type(-np.inf)
-
-
-def _shift(e, lse, scale):  # type: ignore[no-untyped-def]
-    for h in range(e.shape[0]):
-        for i in range(e.shape[1]):
-            top = e.dtype.type(lse[h, i])
-            if top == e.dtype.type(-np.inf):  # no key to see
-                top = e.dtype.type(0)
-            for j in range(e.shape[2]):
-                e[h, i, j] = (e[h, i, j] - top) * scale
-            lse[h, i] = top * scale
-
-
-@regrouped
-def _normalise(e, lse):  # type: ignore[no-untyped-def]
-    for h in range(e.shape[0]):
-        for i in range(e.shape[1]):
-            total = e.dtype.type(0)
-            for j in range(e.shape[2]):
-                total += e[h, i, j]
-            if total == 0:
-                total = e.dtype.type(1)
-            factor = e.dtype.type(1) / total
-            for j in range(e.shape[2]):
-                e[h, i, j] *= factor
-            lse[h, i] += np.log(total)
-
-
 def _grad_work(reads: Any, writes: Any, **constants: Any) -> Any:
     q, k, v = reads[:3]
-    part = _heads(q, k) * k.shape[2] * max(k.shape[3], v.shape[3])
+    part = _taken(q, k) * k.shape[2] * max(k.shape[3], v.shape[3])
     return [_scores(reads), _scores(reads), ((part,), k.dtype)]
 
 
@@ -206,16 +177,16 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *rest: Any, scale: floa
     calls, factor = [], q.dtype.type(scale)
     for rows, keys, first in _blocks(q, k, causal, offset):
         p, ds = _shaped(scores, q[rows], k[keys]), _shaped(more, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), p), loop(_score_less, p, lse[rows], factor),
-                  loop(_hide, p, first, _keep(mask, keys)),
-                  ufunc(np.exp, p, p), ufunc(np.matmul, dy[rows], _swap(v[keys]), ds),
-                  *_drop(ds, rows, q, k, counter, numbers), loop(_score_grad, p, ds, y[rows], dy[rows], factor),
+        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), p), ufunc(np.matmul, dy[rows], _swap(v[keys]), ds),
+                  *_drop(ds, rows, q, k, counter, numbers),
+                  loop(_score_grad, p, ds, _keep(mask, keys), first, factor, lse[rows], y[rows], dy[rows]),
                   ufunc(np.matmul, ds, k[keys], dq[rows]), *_drop(p, rows, q, k, counter, numbers)]
         for left, right, out in ((ds, q[rows], dk), (p, dy[rows], dv)):
             seen = out[keys]
             if rows[2].stop == q.shape[2]:  # the first block of these heads; no other sees more keys
                 unseen = out[(*keys[:2], slice(keys[2].stop, None))]
-                calls += [ufunc(np.matmul, _swap(left), right, seen), ufunc(np.positive, like(out, 0), unseen)]
+                calls += [ufunc(np.matmul, _swap(left), right, seen),
+                          *([ufunc(np.positive, like(out, 0), unseen)] if unseen.size else [])]
             else:
                 own = part[: seen.size].reshape(seen.shape)
                 calls += [ufunc(np.matmul, _swap(left), right, own), ufunc(np.add, seen, own, seen)]
@@ -228,19 +199,23 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: A
     return [Attention("grad", q, k, v, y, lse, scale, causal, dy, dq, dk, dv)]
 
 
-def _score_less(p, lse, scale):  # type: ignore[no-untyped-def]
-    for h in range(p.shape[0]):
-        for i in range(p.shape[1]):
-            for j in range(p.shape[2]):
-                p[h, i, j] = p[h, i, j] * scale - lse[h, i]
-
-
 @regrouped
-def _score_grad(p, ds, y, dy, scale):  # type: ignore[no-untyped-def]
-    for h in range(p.shape[0]):
-        for i in range(p.shape[1]):
-            total = p.dtype.type(0)
-            for j in range(y.shape[2]):
-                total += y[h, i, j] * dy[h, i, j]
-            for j in range(p.shape[2]):
-                ds[h, i, j] = p[h, i, j] * (ds[h, i, j] - total) * scale
+def _score_grad(p, ds, keep, first, scale, lse, y, dy):  # type: ignore[no-untyped-def]
+    """Scores p become probabilities, and their gradients ds the scores' gradients."""
+    for n in range(p.shape[0]):
+        for h in range(p.shape[1]):
+            for i in range(p.shape[2]):
+                end = min(max(i + first, 0), p.shape[3])
+                if keep.size:
+                    hide(p[n, h, i, :end], keep[n])
+                total = p.dtype.type(0)
+                for j in range(y.shape[3]):
+                    total += y[n, h, i, j] * dy[n, h, i, j]
+                less = lse[n, h, i]
+                for j in range(end):
+                    e = exp(p[n, h, i, j] * scale - less)
+                    p[n, h, i, j] = e
+                    ds[n, h, i, j] = e * (ds[n, h, i, j] - total) * scale
+                for j in range(end, p.shape[3]):
+                    p[n, h, i, j] = 0
+                    ds[n, h, i, j] = 0

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Grid, c_type, each, each_row, steps, strides
+from .exponential import exps
 from .registry import flat, kernel, loop, ufunc
 
 NO_LABEL = -(1 << 62)  #: the label to ignore where none is
@@ -129,8 +130,7 @@ def cross_entropy(xp: Any, x: Any, labels: Any, *, smoothing: float, ignore: int
 
 @cross_entropy.cpu
 def _(x: Any, labels: Any, loss: Any, p: Any, *, smoothing: float, ignore: int = NO_LABEL) -> Any:
-    # NumPy's exp is vectorised, a loop's is not: shift, exp, then the sums
-    return [loop(_shift_rows, x, p), ufunc(np.exp, p, p), loop(_finish_rows, x, labels, loss, p, smoothing, ignore)]
+    return [loop(_cross_entropy, x, labels, loss, p, smoothing, ignore)]
 
 
 @cross_entropy.cuda(lambda reads, writes, **_: [(reads[1].shape, "float64")])
@@ -149,25 +149,15 @@ def _mean_loss(parts: Any, count: int, loss: Any) -> list[Grid]:
     return [Grid("loss.cu", f"mean_loss<{c_type(loss)}>", (1,), (1024,), (parts, parts.size, count, loss))]
 
 
-def _shift_rows(x, p):  # type: ignore[no-untyped-def]
+def _cross_entropy(x, labels, loss, p, smoothing, ignore):  # type: ignore[no-untyped-def]
+    sum_of_losses, counted, one = 0.0, 0, x.dtype.type(1)
     for i in range(x.shape[0]):
-        top = x[i, 0]
-        for j in range(1, x.shape[1]):
-            top = max(top, x[i, j])
         for j in range(x.shape[1]):
-            p[i, j] = x[i, j] - top
-
-
-def _finish_rows(x, labels, loss, p, smoothing, ignore):  # type: ignore[no-untyped-def]
-    sum_of_losses, counted = 0.0, 0
-    for i in range(x.shape[0]):
-        total = p[i, 0]
-        top = x[i, 0]
-        for j in range(1, x.shape[1]):
-            total += p[i, j]
-            top = max(top, x[i, j])
+            p[i, j] = x[i, j]
+        top, total = exps(p[i], one)
+        factor = one / total
         for j in range(x.shape[1]):
-            p[i, j] /= total
+            p[i, j] *= factor
         if labels[i] == ignore:
             continue
         counted += 1

@@ -140,8 +140,9 @@ def jitted(function: Callable[..., Any]) -> Any:
     from numba.extending import overload
 
     while _inlined:
-        one, double = _inlined.pop()
-        overload(one, strict=False)(lambda *types, one=one, double=double: double if types[0] == float64 else one)
+        one, double, options = _inlined.pop()
+        overload(one, strict=False, jit_options=options)(
+            lambda *types, one=one, double=double: double if getattr(types[0], "dtype", types[0]) == float64 else one)
     free = {"reassoc"} if function in _regrouped else False
     # no wrapper for callers in C, which takes a tenth of the time to compile: lanes call the loop itself
     return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free, no_cfunc_wrapper=True)(function)
@@ -157,13 +158,15 @@ def regrouped(function: Callable[..., Any]) -> Callable[..., Any]:
     return function
 
 
-_inlined: list[tuple[Callable[..., Any], Callable[..., Any]]] = []
+_inlined: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = []
 
 
-def inlined(function: Callable[..., Any], double: Callable[..., Any] | None = None) -> Callable[..., Any]:
+def inlined(function: Callable[..., Any], double: Callable[..., Any] | None = None,
+            freedom: tuple[str, ...] = ()) -> Callable[..., Any]:
     """Lets the loops of the same file call this function, which becomes a part of each (a decorator). `double`: another
-    function for arguments in float64."""
-    _inlined.append((function, double or function))
+    function for arguments, or arrays, in float64. `freedom`: of the compiler here, in place of its freedom in the loop:
+    "contract", a product and a sum may be rounded once together; "reassoc", as `regrouped`."""
+    _inlined.append((function, double or function, {"fastmath": set(freedom)} if freedom else {}))
     return function
 
 
