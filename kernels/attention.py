@@ -113,7 +113,7 @@ def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: An
 
 def _grads(q: Any, k: Any, p: Any, z: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, own: Any, scale: float
            ) -> list[Thunk]:
-    """The gradients of some heads from those of their probabilities, `ds`; v was multiplied with z."""
+    """The gradients of some heads, made of their probabilities' gradients `ds`; v was multiplied with z."""
     return [loop(_score_grad, p[own], ds, p.dtype.type(scale)), ufunc(np.matmul, ds, k[own], dq[own]),
             ufunc(np.matmul, _swap(ds), q[own], dk[own]), ufunc(np.matmul, _swap(z), dy[own], dv[own])]
 
