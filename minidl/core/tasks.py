@@ -79,13 +79,20 @@ _BITS = {"unit": _UNIT_BITS, "micro-batch": _MICRO_BITS, "part": _INDEX_BITS, "d
          "late": _LATE_BITS, "iteration": _ITERATION_BITS}
 NAME = re.compile(r"(\d+)(AS|AG|SF|RF|SO|RO|[FOWBURQDHAX])(\d+)(?:/(\d+)|>(\d+))?(?:@(\d+))?(?:#(\d+))?")
 _KIND_NAMES = [kind.name for kind in Kind]
+_LIMITS = [1 << bits for bits in _BITS.values()]
+_A, _X, _SF = int(Kind.A), int(Kind.X), int(Kind.SF)  # a member of an Enum is slow to look up
 
 
 def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destination: Any = 0, late: Any = 0,
          iteration: Any = 0) -> Any:
     """The key(s) of tasks: integers or integer arrays in, int64 out. Raises GraphError for numbers that are too large,
     and for fields that a kind does not have, see `Identity`."""
-    fields = [np.asarray(value, np.int64) for value in (unit, micro_batch, part, destination, late, iteration)]
+    given = (unit, micro_batch, part, destination, late, iteration)
+    if isinstance(kind, int) and all(type(value) is int for value in given):  # of one task, which need no arrays
+        fits = all([0 <= value < limit for value, limit in zip(given, _LIMITS, strict=True)])
+        if fits and not (part if kind >= _SF else destination) and not (micro_batch and _A <= kind < _X):
+            return np.int64(_packed(unit, kind, micro_batch, part | destination, late, iteration))
+    fields = [np.asarray(value, np.int64) for value in given]
     for (what, bits), value in zip(_BITS.items(), fields, strict=True):
         if value.size and not 0 <= value.min() <= value.max() < 1 << bits:
             wrong = "is too large" if value.min() >= 0 else "is negative"
@@ -93,8 +100,8 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
                              f"{(1 << bits) - 1})")
     unit, micro_batch, part, destination, late, iteration = fields
     kind = np.asarray(kind, np.int64)
-    if part.any() or destination.any() or kind.max(initial=0) >= Kind.A:
-        message, sums = kind >= Kind.SF, (kind >= Kind.A) & (kind < Kind.X)
+    if part.any() or destination.any() or kind.max(initial=0) >= _A:
+        message, sums = kind >= _SF, (kind >= _A) & (kind < _X)
         for what, wrong in (("parts", part * message), ("destination", destination * ~message),
                             ("micro-batch", micro_batch * sums)):
             if np.any(wrong):
@@ -134,8 +141,8 @@ class Identity:
     kind = _bits(0, _KIND_BITS)
     unit = _bits(_UNIT, _UNIT_BITS)
     micro_batch = _bits(_MICRO, _MICRO_BITS)
-    part = property(lambda self: self._index * (self.kind < Kind.SF))
-    destination = property(lambda self: self._index * (self.kind >= Kind.SF))
+    part = property(lambda self: self._index * (self.kind < _SF))
+    destination = property(lambda self: self._index * (self.kind >= _SF))
     late = _bits(_LATE, _LATE_BITS)
     iteration = _bits(_ITERATION, _ITERATION_BITS)
     _index = _bits(_INDEX, _INDEX_BITS)
@@ -148,7 +155,7 @@ def unpack(key: Any) -> Identity:
 
 def repack(keys: Any, **fields: Any) -> Any:
     """The same keys with other fields, such as `late=1`."""
-    own = unpack(keys)
+    own = unpack(int(keys) if isinstance(keys, np.integer) else keys)
     names = ("unit", "kind", "micro_batch", "part", "destination", "late", "iteration")
     return pack(**{name: getattr(own, name) for name in names} | fields)
 
