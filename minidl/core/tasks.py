@@ -93,14 +93,14 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
         if fits and not (part if kind >= _SF else destination) and not (micro_batch and _A <= kind < _X):
             return np.int64(_packed(unit, kind, micro_batch, part | destination, late, iteration))
     fields = [np.asarray(value, np.int64) for value in given]
-    for (what, bits), value in zip(_BITS.items(), fields, strict=True):
-        if value.size and not 0 <= value.min() <= value.max() < 1 << bits:
+    for (what, bits), own, value in zip(_BITS.items(), given, fields, strict=True):
+        if (type(own) is not int or own) and value.size and not 0 <= value.min() <= value.max() < 1 << bits:
             wrong = "is too large" if value.min() >= 0 else "is negative"
             raise GraphError(f"{what} {value.max() if value.min() >= 0 else value.min()} {wrong} (at most "
                              f"{(1 << bits) - 1})")
     unit, micro_batch, part, destination, late, iteration = fields
     kind = np.asarray(kind, np.int64)
-    if part.any() or destination.any() or kind.max(initial=0) >= _A:
+    if part.any() or destination.any() or (kind >= _A).any():
         message, sums = kind >= _SF, (kind >= _A) & (kind < _X)
         for what, wrong in (("parts", part * message), ("destination", destination * ~message),
                             ("micro-batch", micro_batch * sums)):
