@@ -33,7 +33,7 @@ def layers(forward: Sequence[float], output_grad: Sequence[float], weight_grad: 
     g = [builder.buffer(f"g{i}", parts, Role.GRADIENT) for i in range(count)]
     for m in range(micro_batches):
         x = [builder.buffer(f"x{i}", 1, Role.INPUT if i == 0 else Role.ACTIVATION) for i in range(count + 1)]
-        dx = [builder.buffer(f"dx{i}", 1, Role.WORKSPACE) for i in range(count + 1)]
+        dx = [builder.buffer(f"dx{i}", 1, Role.GRADIENT) for i in range(count + 1)]
 
         def sent(layer: int, part: int, source: int, m: int = m) -> int:
             """The buffer that an exchange fills."""

@@ -61,6 +61,17 @@ def test_the_published_steady_states(case):
         assert found.notes["lower_bound"] == pytest.approx(case["lower_bounds"]["max"])
 
 
+@pytest.mark.parametrize(("lag", "wanted"), [(0, 28), (1, 27), (2, 26), (5, 23), (None, 22)])
+def test_a_bound_on_late_weight_gradients_holds_on_given_times(lag, wanted):
+    """All should wait, since the first layer's sum is the long one."""
+    case = {"f": [1] * 7, "b": [1] * 7, "w": [1] * 7, "c": [8, *[1] * 6]}
+    plan = planned("reverse_first_k", case, options={} if lag is None else {"lag": lag})
+    assert plan.period == pytest.approx(wanted)
+    main = [task_name(key) for key in plan.schedule.keys[: plan.schedule.ptr[1]].tolist()]
+    waiting = [sum(main.index(f"{v}W0") > main.index(f"{u}O0") for v in range(u, 7)) for u in range(1, 7)]
+    assert max(waiting) == (6 if lag is None else lag), "as an O begins, whose end makes one more W ready"
+
+
 def reference(name, case, k=0, parts=8, buckets=2, iterations=60, released=False, output_first=False):
     """The period by an event-driven run of its own, with none of the engine's parts. `released`: only layers below k
     cross the iteration boundary. `output_first`: O of a layer runs before its W."""
