@@ -13,7 +13,6 @@ import gc
 import os
 import shutil
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, settings
-from traces import no_trace
+from traces import no_trace, own_folder
 
 settings.register_profile("minidl", deadline=None, derandomize=os.environ.get("MINIDL_EXAMPLES") != "new",
                           max_examples=100 if "MINIDL_EXAMPLES" in os.environ else 25,
@@ -40,7 +39,7 @@ def _choices_of_kernels_are_those_of_a_run() -> Iterator[None]:
     if "MINIDL_CACHE" in os.environ:
         yield
         return
-    os.environ["MINIDL_CACHE"] = tempfile.mkdtemp(prefix="minidl-tests-")
+    os.environ["MINIDL_CACHE"] = own_folder()
     yield
     shutil.rmtree(os.environ.pop("MINIDL_CACHE"), ignore_errors=True)
 

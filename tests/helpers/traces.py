@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+FOLDERS = "minidl-tests-"  #: so begin the names of the folders of runs, then come their processes
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -70,3 +74,22 @@ def no_trace() -> Iterator[None]:
         for name in table.keys() - known:
             if of_users(name, table[name]):
                 del table[name]
+
+
+def own_folder() -> str:
+    """A new folder of this run. Those of killed runs go."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDERS}*-*"):
+        process = folder.name.removeprefix(FOLDERS).partition("-")[0]
+        if process.isdecimal() and not _runs(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+    return tempfile.mkdtemp(prefix=f"{FOLDERS}{os.getpid()}-")
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):  # somebody else's, or no process of this system
+        return True
+    return True
