@@ -23,6 +23,7 @@ from minidl.core.tasks import Kind
 from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
 from minidl.kernels.depthwise import depthwise_work
+from minidl.kernels.pool import NARROW
 from minidl.testing.checks import gradcheck
 
 
@@ -332,10 +333,12 @@ def test_batch_norm_errors() -> None:
 
 
 # ----------------------------------------------------------------------------------------------- pools
-@pytest.mark.few(5)
+@pytest.mark.few(10)
+@pytest.mark.parametrize("times", [1, NARROW + 1])
 @pytest.mark.parametrize("case", POOLS)
-def test_pool_forms_agree(case: str) -> None:
+def test_pool_forms_agree(case: str, times: int) -> None:
     shape, window, stride, padding, *ceil = POOLS[case]
+    shape = (*shape[:3], times * shape[3])
     given = {"window": window, "stride": stride or window, "padding": padding}
     more = {"ceil": True} if ceil else {}
     geometry = {name: ops.windows.lengths(value, name, 0) for name, value in given.items()}
