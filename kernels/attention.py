@@ -10,7 +10,7 @@ import numpy as np
 from .cuda import c_type, each_row
 from .dropout import dropped
 from .linear import dense, dense_work, product
-from .registry import KERNELS, Thunk, flat, kernel, loop, regrouped, ufunc
+from .registry import KERNELS, Thunk, flat, kernel, loop, regrouped, ufunc, wide
 from .scores import groups, softmax_scores, taken
 
 
@@ -132,6 +132,7 @@ def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: An
 
 @regrouped
 def _score_grad(p, ds, scale):  # type: ignore[no-untyped-def]
+    wide()
     for n in range(p.shape[0]):
         for h in range(p.shape[1]):
             for i in range(p.shape[2]):

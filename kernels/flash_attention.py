@@ -16,7 +16,7 @@ import numpy as np
 from .cuda import Attention, sum_type
 from .dropout import dropped
 from .exponential import exp
-from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc
+from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc, wide
 from .scores import groups, hide, softmax_scores, taken
 
 BLOCK = 64  #: queries
@@ -202,6 +202,7 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, dq: Any, dk: Any, dv: A
 @regrouped
 def _score_grad(p, ds, keep, first, scale, lse, y, dy):  # type: ignore[no-untyped-def]
     """Scores p become probabilities, and their gradients ds the scores' gradients."""
+    wide()
     for n in range(p.shape[0]):
         for h in range(p.shape[1]):
             for i in range(p.shape[2]):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import c_type, dense
-from .registry import flat, inlined, kernel, loop
+from .registry import flat, inlined, kernel, loop, wide
 
 ROOT, FAR = math.sqrt(0.5), 40.0
 
@@ -109,12 +109,14 @@ def _normal(v):  # type: ignore[no-untyped-def]
 
 
 def _gelu(x, y):  # type: ignore[no-untyped-def]
+    wide()
     for i in range(x.size):
         share, _ = _normal(x[i])
         y[i] = max(x[i], -SINGLE_FAR) * share
 
 
 def _gelu_grad(x, dy, dx):  # type: ignore[no-untyped-def]
+    wide()
     for i in range(x.size):
         share, e = _normal(x[i])
         dx[i] = dy[i] * (share + min(max(x[i], -SINGLE_FAR), SINGLE_FAR) * (e * SINGLE_DENSITY))
@@ -189,12 +191,14 @@ def _less(w):  # type: ignore[no-untyped-def]
 
 
 def _gelu_tanh(x, y):  # type: ignore[no-untyped-def]
+    wide()
     for i in range(x.size):
         v = x[i] / (ONE + _less(min(max(x[i], -SINGLE_END), SINGLE_END)))
         y[i] = np.float32(0) if x[i] < -SINGLE_END else v
 
 
 def _gelu_tanh_grad(x, dy, dx):  # type: ignore[no-untyped-def]
+    wide()
     for i in range(x.size):
         w = min(max(x[i], -SINGLE_END), SINGLE_END)
         e = _less(w)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .columns import sums, sums_work, whole
 from .cuda import Grid, c_type, each_row, sum_type
-from .registry import kernel, loop, regrouped
+from .registry import kernel, loop, regrouped, wide
 
 
 def _rows_flops(reads: Any, writes: Any) -> float:
@@ -89,6 +89,7 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, *rest: Any) -> Any:
 
 @regrouped
 def _layer_norm_input_grad(x, mean, scale, dy, w, dx):  # type: ignore[no-untyped-def]
+    wide()
     n, d = x.shape
     for i in range(n):
         m, s = mean[i], scale[i]
@@ -134,6 +135,7 @@ def _(x: Any, mean: Any, scale: Any, dy: Any, dw: Any, *rest: Any, bias: bool) -
 
 
 def _layer_norm_weight_grad(x, mean, scale, dy, dw, db):  # type: ignore[no-untyped-def]
+    wide()
     for j in range(dw.size):
         dw[j] = 0
         db[j] = 0

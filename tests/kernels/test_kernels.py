@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import numba
 import numpy as np
 import pytest
 from helpers import bytes_allocated
 from kernel_examples import IN_PLACE, STRIDED, arrays, examples
+from numba.core.registry import cpu_target
 
 import minidl as ml
 from minidl.kernels import KERNELS, Kernel, KernelError, kernel
+from minidl.kernels.registry import jitted, wide
 
 
 def bound(example, reads, writes):
@@ -123,3 +126,20 @@ def test_a_kernel_without_a_cpu_form_says_how_to_define_one(monkeypatch):
 def test_a_kernel_is_defined_once():
     with pytest.raises(KernelError, match="kernel relu is defined twice"):
         kernel("relu")(lambda xp, x: x)
+
+
+def test_a_loop_may_ask_for_longer_vectors():
+    """It gets them where the processor is known to gain; elsewhere the same loop is compiled without."""
+    def squares(x, y):  # type: ignore[no-untyped-def]
+        wide()
+        for i in range(x.size):
+            y[i] = x[i] * x[i]
+
+    jitted(squares)  # makes `wide` known
+    compiled = numba.njit(squares)
+    x, y = np.arange(100, dtype=np.float32), np.empty(100, np.float32)
+    compiled(x, y)
+    np.testing.assert_array_equal(y, x * x)
+    code, = compiled.inspect_llvm().values()
+    gains = "+avx512fp16" in cpu_target.target_context.codegen().magic_tuple()[2]
+    assert ('"prefer-vector-width"="512"' in code) == gains
