@@ -17,9 +17,9 @@ from .cuda import Attention, sum_type
 from .dropout import dropped
 from .exponential import exp
 from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc, wide
-from .scores import groups, hide, softmax_scores, taken
+from .scores import SCORES, groups, hide, softmax_scores, taken
 
-BLOCK = 64  #: queries
+BLOCK = 64  #: queries; twice as many of long sequences, whose products are faster then
 
 
 def _swap(a: Any) -> Any:
@@ -35,9 +35,15 @@ def _flops(reads: Any, writes: Any) -> float:
     return 4.0 * q.size * k.shape[2]
 
 
+def _queries(q: Any, k: Any) -> int:
+    """The queries of a block."""
+    t, s = q.shape[2], k.shape[2]
+    return int(min(t, 2 * BLOCK if t >= 8 * BLOCK and 2 * BLOCK * s <= 2 * SCORES else BLOCK))
+
+
 def _size(q: Any, k: Any) -> int:
     """The scores of a block of one head."""
-    return int(min(BLOCK, q.shape[2]) * k.shape[2])
+    return int(_queries(q, k) * k.shape[2])
 
 
 def _taken(q: Any, k: Any) -> int:
@@ -69,10 +75,10 @@ def _optional(rest: Any) -> tuple[list[Any], list[Any]]:
 def _blocks(q: Any, k: Any, causal: bool, offset: int) -> Iterator[tuple[Any, Any, int]]:
     """For each block, from the last of some heads to their first: the index of its queries, the index of the keys that
     it sees, and the number of keys that its first query sees; each further query sees one more."""
-    t, s = q.shape[2], k.shape[2]
+    t, s, block = q.shape[2], k.shape[2], _queries(q, k)
     for own in groups(q.shape[0], q.shape[1], _size(q, k)):
-        for low in reversed(range(0, t, BLOCK)):
-            high = min(low + BLOCK, t)
+        for low in reversed(range(0, t, max(1, block))):
+            high = min(low + block, t)
             end = min(high + offset, s) if causal else s
             yield (*own, slice(low, high)), (*own, slice(0, end)), low + offset + 1 if causal else s
 
