@@ -6,6 +6,7 @@ of dropout computes the bits again instead of keeping a mask. The generator is P
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -54,9 +55,12 @@ def dropped(x: Any, counter: Any, y: Any, first: int = 0, apart: int = 0, per_ro
             draw: int, sample: int) -> Thunk:
     """The call that drops elements of x (rows, size), which may be y. Four elements share a block of the generator:
     row 0 begins with block `first`, each further row `apart` later, and belongs to `per_row` samples more."""
-    return loop(_dropout, x, counter, y, np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)),
-                np.uint64(seed & 0xFFFFFFFF), np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample),
-                np.uint64(first), np.uint64(apart), np.uint64(per_row))
+    numbers = (np.uint64(int(rate * 2**32)), x.dtype.type(1 / (1 - rate)), np.uint64(seed & 0xFFFFFFFF),
+               np.uint64(seed >> 32), np.uint64(draw), np.uint64(sample), np.uint64(first), np.uint64(apart),
+               np.uint64(per_row))
+    if x is y and not x.shape[1] % 4:
+        return loop(_dropout_in_place, y, counter, *numbers)
+    return loop(_dropout, x, counter, y, *numbers)
 
 
 @dropout.cuda()
@@ -67,39 +71,51 @@ def _(x: Any, counter: Any, y: Any, *, rate: float, seed: int, draw: int, sample
                 int(rate * 2**32), 1 / (1 - rate), seed, draw, sample)
 
 
+@partial(inlined, forceinline=True)
+def _words(c0, own, number, k0, k1):  # type: ignore[no-untyped-def]
+    """`philox` of one counter, without a branch, so that the compiler can vectorise a loop."""
+    low, half = np.uint64(0xFFFFFFFF), np.uint64(32)
+    c1, c2, c3 = own, number & low, number >> half
+    for _ in range(10):
+        p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
+        c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
+        k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+    return c0, c1, c2, c3
+
+
 def _dropout(x, counter, y, threshold, factor, seed0, seed1, draw, sample,  # type: ignore[no-untyped-def]
              first, apart, per_row):
-    low, half, zero = np.uint64(0xFFFFFFFF), np.uint64(32), x.dtype.type(0)
-    number = counter[0] + draw
-    whole = x.shape[1] // 4
-    rest = x.shape[1] - 4 * whole
+    zero, number, whole = x.dtype.type(0), counter[0] + draw, x.shape[1] // 4
     for n in range(x.shape[0]):
         begin, own = first + np.uint64(n) * apart, sample + np.uint64(n) * per_row
-        for block in range(whole):  # without a branch, so that the compiler can vectorise it
-            c0, c1, c2, c3 = begin + np.uint64(block), own, number & low, number >> half
-            k0, k1 = seed0, seed1
-            for _ in range(10):
-                p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-                c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
-                k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
+        for block in range(whole):
+            c0, c1, c2, c3 = _words(begin + np.uint64(block), own, number, seed0, seed1)
             j = 4 * block
-            y[n, j] = x[n, j] * factor if c0 >= threshold else zero
-            y[n, j + 1] = x[n, j + 1] * factor if c1 >= threshold else zero
-            y[n, j + 2] = x[n, j + 2] * factor if c2 >= threshold else zero
-            y[n, j + 3] = x[n, j + 3] * factor if c3 >= threshold else zero
-        if rest:
-            c0, c1, c2, c3 = begin + np.uint64(whole), own, number & low, number >> half
-            k0, k1 = seed0, seed1
-            for _ in range(10):
-                p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-                c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & low, (p0 >> half) ^ c3 ^ k1, p0 & low
-                k0, k1 = (k0 + np.uint64(0x9E3779B9)) & low, (k1 + np.uint64(0xBB67AE85)) & low
-            j = 4 * whole
-            y[n, j] = x[n, j] * factor if c0 >= threshold else zero
-            if rest > 1:
-                y[n, j + 1] = x[n, j + 1] * factor if c1 >= threshold else zero
-            if rest > 2:
-                y[n, j + 2] = x[n, j + 2] * factor if c2 >= threshold else zero
+            x0, x1, x2, x3 = x[n, j], x[n, j + 1], x[n, j + 2], x[n, j + 3]
+            y[n, j] = x0 * factor if c0 >= threshold else zero
+            y[n, j + 1] = x1 * factor if c1 >= threshold else zero
+            y[n, j + 2] = x2 * factor if c2 >= threshold else zero
+            y[n, j + 3] = x3 * factor if c3 >= threshold else zero
+        words = _words(begin + np.uint64(whole), own, number, seed0, seed1)
+        for j in range(4 * whole, x.shape[1]):
+            y[n, j] = x[n, j] * factor if words[j - 4 * whole] >= threshold else zero
+
+
+def _dropout_in_place(y, counter, threshold, factor, seed0, seed1, draw, sample,  # type: ignore[no-untyped-def]
+                      first, apart, per_row):
+    """As `_dropout`, for one array: a compiler that cannot tell whether two arrays are one uses no vectors. Rows are
+    whole blocks."""
+    zero, number = y.dtype.type(0), counter[0] + draw
+    for n in range(y.shape[0]):
+        begin, own = first + np.uint64(n) * apart, sample + np.uint64(n) * per_row
+        for block in range(y.shape[1] // 4):
+            c0, c1, c2, c3 = _words(begin + np.uint64(block), own, number, seed0, seed1)
+            j = 4 * block
+            y0, y1, y2, y3 = y[n, j], y[n, j + 1], y[n, j + 2], y[n, j + 3]
+            y[n, j] = y0 * factor if c0 >= threshold else zero
+            y[n, j + 1] = y1 * factor if c1 >= threshold else zero
+            y[n, j + 2] = y2 * factor if c2 >= threshold else zero
+            y[n, j + 3] = y3 * factor if c3 >= threshold else zero
 
 
 @kernel("draw", axes=lambda reads, *, shape, **_: "C->s*" if shape else "",
@@ -156,16 +172,10 @@ def _number(a, b, normal, whole, bits, low, span):  # type: ignore[no-untyped-de
 
 
 def _draw(counter, y, normal, whole, bits, low, span, seed0, seed1, draw, sample):  # type: ignore[no-untyped-def]
-    mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
     number = counter[0] + draw
     for n in range(y.shape[0]):
         for block in range((y.shape[1] + 1) // 2):
-            c0, c1, c2, c3 = np.uint64(block), np.uint64(n) + sample, number & mask, number >> half
-            k0, k1 = seed0, seed1
-            for _ in range(10):
-                p0, p1 = c0 * np.uint64(0xD2511F53), c2 * np.uint64(0xCD9E8D57)
-                c0, c1, c2, c3 = (p1 >> half) ^ c1 ^ k0, p1 & mask, (p0 >> half) ^ c3 ^ k1, p0 & mask
-                k0, k1 = (k0 + np.uint64(0x9E3779B9)) & mask, (k1 + np.uint64(0xBB67AE85)) & mask
+            c0, c1, c2, c3 = _words(np.uint64(block), np.uint64(n) + sample, number, seed0, seed1)
             y[n, 2 * block] = _number(c0, c1, normal, whole, bits, low, span)
             if 2 * block + 1 < y.shape[1]:
                 y[n, 2 * block + 1] = _number(c2, c3, normal, whole, bits, low, span)

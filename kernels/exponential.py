@@ -37,7 +37,7 @@ def _double_exp(a):  # type: ignore[no-untyped-def]
     return (1.0 + (r + r2 * q)) * np.int64(power).view(np.float64)
 
 
-@partial(inlined, double=_double_exp, freedom=("contract",))
+@partial(inlined, double=_double_exp, fastmath={"contract"})
 def exp(a):  # type: ignore[no-untyped-def]
     """exp(a), a at most 80, to 1e-7 of it in float32; exactly 0 below -88, in float64 below -709."""
     b = max(a, LEAST)
@@ -71,7 +71,7 @@ def largest(x):  # type: ignore[no-untyped-def]
     return np.int32(top).view(np.float32) if x.size else np.float32(-np.inf)
 
 
-@partial(inlined, freedom=("reassoc",))
+@partial(inlined, fastmath={"reassoc"})
 def exps(x, scale):  # type: ignore[no-untyped-def]
     """A row x becomes exp((x - top) scale), `top` the largest of it or, if all of it is minus infinity, 0 -> (top, the
     sum of the new row). The scale is positive. (In place: two rows that may be one keep a loop from its vectors.)"""

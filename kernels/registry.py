@@ -163,11 +163,11 @@ _inlined: list[tuple[Callable[..., Any], Callable[..., Any], dict[str, Any]]] = 
 
 
 def inlined(function: Callable[..., Any], double: Callable[..., Any] | None = None,
-            freedom: tuple[str, ...] = ()) -> Callable[..., Any]:
-    """Lets the loops of the same file call this function, which becomes a part of each (a decorator). `double`: another
-    function for arguments, or arrays, in float64. `freedom`: of the compiler here, in place of its freedom in the loop:
-    "contract", a product and a sum may be rounded once together; "reassoc", as `regrouped`."""
-    _inlined.append((function, double or function, {"fastmath": set(freedom)} if freedom else {}))
+            **options: Any) -> Callable[..., Any]:
+    """Lets loops call this function, which becomes a part of each (a decorator). `double`: another function for
+    arguments, or arrays, in float64. `options` of numba, in place of the loop's: `fastmath={"contract"}`, a product and
+    a sum may be rounded once together; `{"reassoc"}`, as `regrouped`; `forceinline`, however long it is."""
+    _inlined.append((function, double or function, options))
     return function
 
 
