@@ -18,7 +18,7 @@ import numpy as np
 
 from ..core.graph import Cuts, Launch, View
 from ..core.tasks import strided
-from ..kernels import KERNELS, Kernel, Thunk, Work
+from ..kernels import KERNELS, Kernel, Thunk, Work, linear
 from ..system import process
 from . import DeviceError, far
 from .lanes import Threads
@@ -61,7 +61,7 @@ class CPU:
         from threadpoolctl import threadpool_limits
 
         self._limits = threadpool_limits(threads, "blas")
-        self.blas_threads = threads
+        self.blas_threads, linear.one_thread = threads, threads == 1
 
     def set_lanes(self, kind: str) -> None:
         """Sets who makes the calls of tasks, for all executors made from now on: compiled code (`native`) or the

@@ -51,7 +51,7 @@ PURE = ("core", "system", "pricing", "passes", "plans", "schedulers", "views")
 # where a module outside the standard library may be imported from, and only when it is used
 LAZY: dict[str, tuple[str, ...]] = {
     "numba": ("core.columns", "kernels", "schedulers", "cli", "data", "devices.device", "devices.native"),
-    "llvmlite": ("kernels.vectors", "devices.native"),
+    "llvmlite": ("kernels.vectors", "kernels.tiles", "devices.native"),
     "mpi4py": ("runtime.comm", "cli"),
     "ml_dtypes": ("autograd.op",),
     "torch": ("measuring.torch_stages",),
@@ -61,7 +61,7 @@ LAZY: dict[str, tuple[str, ...]] = {
 }
 
 #: imported by the device, where it is wanted; their functions are compiled by numba's decorators
-COMPILED = (*(f"minidl.kernels.{name}" for name in ("direct", "small", "vectors")),
+COMPILED = (*(f"minidl.kernels.{name}" for name in ("direct", "small", "tiles", "vectors")),
             *(f"minidl.devices.native.{name}" for name in ("calls", "code", "lanes", "machines", "stamps")))
 
 
@@ -174,7 +174,8 @@ def test_no_files_import_each_other_in_a_ring():
 #: where our own is imported within a function: what is heavy stays away until it is used, and a command starts at once
 # the last five but the kernels: methods that lead to files, or to what is built on them
 LATE = ("__main__", "cli", "devices.device", "devices.cuda.device", "training.same",
-        "core.schedule", "core.timeline", "pricing.cost", "plans.program", "runtime.comm", "kernels.conv")
+        "core.schedule", "core.timeline", "pricing.cost", "plans.program", "runtime.comm", "kernels.conv",
+        "kernels.linear")
 
 
 def test_what_is_light_is_imported_first():

@@ -1,0 +1,291 @@
+"""Products of matrices in float32 on processors with AVX-512: tiles of 14 x 32 sums stay in registers, while the rows
+of a and the columns of b that they need lie packed beside each other, in the cache.
+
+Each element is a sum over blocks of at most DEEP products, and each block a chain of products that are rounded once, in
+order: its bits depend on its row, its column and their length alone, so any part of a product has those of the whole.
+
+Loops of numba; `linear` imports them where a product is bound.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.core.registry import cpu_target
+from numba.extending import intrinsic
+
+from .registry import Thunk, inlined, loop, memory
+from .taps import LANES
+from .vectors import _address, _call, _repeated
+
+WIDE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]  #: whether 32 registers hold LANES each
+ROWS, LESS, VECTORS = 14, 8, 2  #: of a tile; of a tile for rows that are left
+DEEP, HIGH = 384, 560  #: products that a tile adds up, and rows of a that are packed at once, at most
+COLUMNS = VECTORS * LANES
+FEW = 4  #: panels of the other matrix that are packed at once
+ROOM = DEEP * (HIGH + FEW * COLUMNS) + LANES  #: numbers of scratch
+SLOTS = 64  #: products at once that have scratch
+LEAST, LEAST_TURNED = 1 << 21, 1 << 18  #: products of numbers; the latter for rows of a times rows of b
+FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
+VECTOR = ir.VectorType(FLOAT, LANES)
+BITS, MASK = ir.IntType(LANES), ir.VectorType(ir.IntType(1), LANES)
+
+
+def _place(builder: Any, address: Any, index: Any) -> Any:
+    return builder.bitcast(builder.gep(address, [index]), VECTOR.as_pointer())
+
+
+def _first(builder: Any, count: Any) -> Any:
+    """A bit for each of the first `count` of LANES elements."""
+    some = builder.trunc(builder.sub(builder.shl(NUMBER(1), count), NUMBER(1)), BITS)
+    return builder.select(builder.icmp_signed("<", count, NUMBER(LANES)), some, BITS(-1))
+
+
+def _masked(builder: Any, place: Any, mask: Any) -> Any:
+    """The vector at a place, with zeros for elements that are not in the mask."""
+    return _call(builder, f"llvm.masked.load.v{LANES}f32.p0", VECTOR, place, ir.IntType(32)(4), mask,
+                 ir.Constant(VECTOR, None))
+
+
+def _tile(rows, vectors):  # type: ignore[no-untyped-def]
+    """y = more + a b for `rows` x `vectors` LANES elements, of which `high` x `columns` are stored, each at least
+    `low`. In panels are a from a_at on, `rows` numbers for each of `deep` steps, and b from b_at on, for each vector
+    LANES numbers for each step. Element (i, j) of y is at y_at + i y_row + j, and so in more if `adds`, else it is 0
+    there."""
+
+    @intrinsic
+    def tile(typing, panels, a_at, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high, columns,
+             low):  # type: ignore[no-untyped-def]
+        def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+            (panels_, a, b, steps, more_, more_first, more_step, some, y_, y_first, y_step, high_, wide,
+             least) = arguments
+
+            def lines(kind, array, first, step):  # type: ignore[no-untyped-def]
+                """Where each row begins, the last row's for rows that are not there."""
+                last, start = builder.sub(high_, NUMBER(1)), _address(context, builder, kind, array, first)
+                return [builder.gep(start, [builder.mul(step, builder.select(
+                    builder.icmp_signed("<", NUMBER(i), high_), NUMBER(i), last))]) for i in range(rows)]
+
+            outs = lines(y, y_, y_first, y_step)
+            from_a, from_b = (_address(context, builder, panels, panels_, at) for at in (a, b))
+            before, again, after = builder.block, *(builder.append_basic_block(n) for n in ("add", "added"))
+            builder.branch(again)
+            builder.position_at_end(again)
+            k, sums = builder.phi(NUMBER), [[builder.phi(VECTOR) for _ in range(vectors)] for _ in range(rows)]
+            weights = [builder.load(_place(builder, from_b, builder.mul(
+                builder.add(builder.mul(steps, NUMBER(v)), k), NUMBER(LANES))), align=4) for v in range(vectors)]
+            line, new = builder.gep(from_a, [builder.mul(k, NUMBER(rows))]), []
+            for i, row in enumerate(sums):
+                value = _repeated(builder, builder.load(builder.gep(line, [NUMBER(i)])))
+                new.append([_call(builder, f"llvm.fma.v{LANES}f32", VECTOR, value, w, s)
+                            for w, s in zip(weights, row, strict=True)])
+            following = builder.add(k, NUMBER(1))
+            for phi, zero, value in [(k, NUMBER(0), following), *(
+                    (s, ir.Constant(VECTOR, None), n) for both in zip(sums, new, strict=True)
+                    for s, n in zip(*both, strict=True))]:
+                phi.add_incoming(zero, before)
+                phi.add_incoming(value, again)
+            builder.cbranch(builder.icmp_signed("<", following, steps), again, after)
+            builder.position_at_end(after)
+            masks = [_first(builder, builder.sub(wide, NUMBER(LANES * v))) for v in range(vectors)]
+            some, least = builder.select(some, BITS(-1), BITS(0)), _repeated(builder, least)
+            some = builder.bitcast(some, MASK)
+            for i, (row, start, out) in enumerate(zip(new, lines(more, more_, more_first, more_step), outs,
+                                                      strict=True)):
+                own = builder.icmp_signed("<", NUMBER(i), high_)
+                for v, value in enumerate(row):
+                    shown = builder.bitcast(builder.select(own, masks[v], BITS(0)), MASK)
+                    old = _masked(builder, _place(builder, start, NUMBER(LANES * v)), builder.and_(shown, some))
+                    value = builder.fadd(value, old)
+                    value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
+                    _call(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), value,
+                          _place(builder, out, NUMBER(LANES * v)), ir.IntType(32)(4), shown)
+            return context.get_dummy_value()
+
+        return types.none(panels, a_at, b_at, deep, more, more_at, more_row, types.boolean, y, y_at, y_row, high,
+                          columns, types.float32), build
+
+    return tile
+
+
+_large_one, _large, _small_one, _small = (_tile(rows, v) for rows in (ROWS, LESS) for v in range(1, VECTORS + 1))
+
+
+@intrinsic
+def _row(typing, x, at, count, to, first, width):  # type: ignore[no-untyped-def]
+    """to[first + j] = x[at + j] for j below `count`, else 0, for j below `width`, at most LANES."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        x_, at_, count_, to_, first_, width_ = arguments
+        source, out = (_place(builder, _address(context, builder, kind, array, index), NUMBER(0))
+                       for kind, array, index in ((x, x_, at_), (to, to_, first_)))
+        values = _masked(builder, source, builder.bitcast(_first(builder, count_), MASK))
+        _call(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), values, out, ir.IntType(32)(4),
+              builder.bitcast(_first(builder, width_), MASK))
+        return context.get_dummy_value()
+
+    return types.none(x, at, count, to, first, width), build
+
+
+@intrinsic
+def _turned(typing, x, at, across, count, to, first, step):  # type: ignore[no-untyped-def]
+    """to[first + step i + j] = x[at + i + across min(j, count - 1)] for i and j below LANES, for one i after the
+    other."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        x_, at_, across_, count_, to_, first_, step_ = arguments
+        begin, end = _address(context, builder, x, x_, at_), _address(context, builder, to, to_, first_)
+        last = builder.sub(count_, NUMBER(1))
+        rows = [builder.load(_place(builder, begin, builder.mul(across_, builder.select(
+            builder.icmp_signed("<", NUMBER(j), last), NUMBER(j), last))), align=4) for j in range(LANES)]
+        size, mask = 1, ir.VectorType(ir.IntType(32), LANES)
+        while size < LANES:  # as in `transpose`
+            upper = ir.Constant(mask, [i - size + LANES if i & size else i for i in range(LANES)])
+            lower = ir.Constant(mask, [i + LANES if i & size else i + size for i in range(LANES)])
+            rows = [builder.shuffle_vector(rows[j - size], row, lower) if j & size else
+                    builder.shuffle_vector(row, rows[j + size], upper) for j, row in enumerate(rows)]
+            size *= 2
+        for i, row in enumerate(rows):
+            builder.store(row, _place(builder, end, builder.mul(step_, NUMBER(i))), align=4)
+        return context.get_dummy_value()
+
+    return types.none(x, at, across, count, to, first, step), build
+
+
+@intrinsic
+def _taken(typing, flags, at):  # type: ignore[no-untyped-def]
+    """Whether a flag was set; it is set then."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        flag = _address(context, builder, flags, *arguments)
+        return builder.icmp_signed("!=", builder.atomic_rmw("xchg", flag, NUMBER(1), "acquire"), NUMBER(0))
+
+    return types.boolean(flags, at), build
+
+
+@intrinsic
+def _given(typing, flags, at):  # type: ignore[no-untyped-def]
+    """Clears a flag."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        builder.store_atomic(NUMBER(0), _address(context, builder, flags, *arguments), "release", 8)
+        return context.get_dummy_value()
+
+    return types.none(flags, at), build
+
+
+@intrinsic
+def _thread(typing, slots):  # type: ignore[no-untyped-def]
+    """A slot that differs from thread to thread, as their stacks do."""
+    def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        spot = builder.ptrtoint(cgutils.alloca_once(builder, ir.IntType(8)), NUMBER)
+        return builder.urem(builder.lshr(spot, NUMBER(20)), arguments[0])
+
+    return types.int64(slots), build
+
+
+@inlined
+def _begin(panel, less, size, width):  # type: ignore[no-untyped-def]
+    """Where a panel begins: the first `less` are LESS wide, the others `width`; the last one ends at `size`."""
+    return min(min(panel, less) * LESS + max(panel - less, 0) * width, size)
+
+
+@inlined
+def _pack(x, along, across, at, end, count, width, deep, panels, to):  # type: ignore[no-untyped-def]
+    """Packs `count` panels of x, whose element (k, j) is x[along k + across j], from j = at on, `width` numbers wide
+    but for the last one, which ends at `end`; one of the steps is 1. A panel has its numbers of each k beside each
+    other."""
+    if across == 1:  # all panels of a k after each other, as they are in memory
+        for k in range(deep):
+            for p in range(count):
+                _row(x, k * along + at + p * width, min(width, end - at - p * width), panels,
+                     to + (p * deep + k) * width, width)
+    else:
+        for p in range(count):
+            for block in range(0, deep, LANES):
+                k = min(block, deep - LANES)
+                _turned(x, k + (at + p * width) * across, across, min(width, end - at - p * width), panels,
+                        to + (p * deep + k) * width, width)
+
+
+def _product(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, low, size, panels, flags):  # type: ignore[no-untyped-def]
+    m, depth, n = size
+    slot = _thread(SLOTS)
+    while _taken(flags, 8 * slot):
+        slot = (slot + 1) % SLOTS
+    less = 0  # so many that the last panel of ROWS is whole
+    while less < 6 and less * LESS < m and (m - less * LESS) % ROWS > 1:
+        less += 1
+    talls, wides = less + max(-(-(m - less * LESS) // ROWS), 0), -(-n // COLUMNS)
+    # some panels of one side stay packed, while those of the other side come, a few at a time
+    a_stays = m < n and (a_step > 1 or b_column > 1 or 8 * m <= n)
+    kept = slot * ROOM
+    passing = kept + DEEP * HIGH
+    from_a, from_b = (kept, passing) if a_stays else (passing, kept)
+    tall, wide = (HIGH // ROWS, FEW) if a_stays else (FEW, HIGH // COLUMNS)
+    blocks, above, beside = -(-depth // DEEP), -(-talls // tall), -(-wides // wide)
+    outer, inner = (above, beside) if a_stays else (beside, above)
+    for one in range(outer):
+        for block in range(blocks):
+            begin = block * depth // blocks
+            deep = (block + 1) * depth // blocks - begin
+            least = low if block == blocks - 1 else -np.float32(np.inf)
+            for other in range(inner):
+                i, j = (one, other) if a_stays else (other, one)
+                i0, i1 = i * talls // above, (i + 1) * talls // above
+                j0, j1 = j * wides // beside, (j + 1) * wides // beside
+                if other == 0 or not a_stays:
+                    first, small = _begin(i0, less, m, ROWS), max(min(less, i1) - i0, 0)
+                    _pack(a[begin * a_step :], a_step, a_row, first, m, small, LESS, deep, panels, from_a)
+                    _pack(a[begin * a_step :], a_step, a_row, first + small * LESS, m, i1 - i0 - small, ROWS, deep,
+                          panels, from_a + small * LESS * deep)
+                if other == 0 or a_stays:
+                    _pack(b[begin * b_step :], b_step, b_column, j0 * COLUMNS, n,
+                          min(j1 * VECTORS, -(-n // LANES)) - j0 * VECTORS, LANES, deep, panels, from_b)
+                start = _begin(i0, less, m, ROWS)
+                for c in range(j1 - j0 if a_stays else i1 - i0):
+                    for p in range(i1 - i0 if a_stays else j1 - j0):
+                        row, column = (i0 + p, j0 + c) if a_stays else (i0 + c, j0 + p)
+                        top, left = _begin(row, less, m, ROWS), column * COLUMNS
+                        rows, columns = min(LESS if row < less else ROWS, m - top), min(COLUMNS, n - left)
+                        here, there = from_a + (top - start) * deep, from_b + (column - j0) * COLUMNS * deep
+                        to = top * y_row + left
+                        if block == 0:
+                            old, at, apart, some = more, top * more_row + left, more_row, adds
+                        else:
+                            old, at, apart, some = y, to, y_row, True
+                        if row >= less and columns > LANES:
+                            _large(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns, least)
+                        elif row >= less:
+                            _large_one(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns,
+                                       least)
+                        elif columns > LANES:
+                            _small(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns, least)
+                        else:
+                            _small_one(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns,
+                                       least)
+    _given(flags, 8 * slot)
+
+
+@cache
+def _scratch() -> tuple[Any, Any]:
+    """The panels of all slots, of which only those pages exist that a product has used, and the flags of the slots, a
+    cache line for each."""
+    raw = np.empty(SLOTS * ROOM + LANES, np.float32)
+    skip = -raw.ctypes.data % 64 // 4
+    return raw[skip : skip + SLOTS * ROOM], np.zeros(8 * SLOTS, np.int64)
+
+
+def product(a: Any, b: Any, y: Any, bias: Any = None, low: float = -np.inf) -> Thunk | None:
+    """y (m, n) = a (m, k) @ b (k, n) + bias (n,), each element at least `low`, where that is faster here than the
+    library's product; else None. The choice depends on the processor, shapes and steps alone."""
+    (m, k), n = a.shape, b.shape[1]
+    if not WIDE or any(x.dtype != np.float32 or min(x.strides) < 4 or min(x.shape) < LANES for x in (a, b, y)) or (
+            y.strides[1] != 4 or any(4 not in x.strides for x in (a, b))):
+        return None
+    a_row, a_step, b_step, b_column = (s // 4 for x in (a, b) for s in x.strides)
+    if (a_step > 1 and k > DEEP) or m * k * n < (LEAST_TURNED if a_step == b_step == 1 else LEAST):
+        return None
+    more = y if bias is None else np.broadcast_to(bias, y.shape)
+    return loop(_product, memory(a), a_row, a_step, memory(b), b_step, b_column, memory(more), more.strides[0] // 4,
+                bias is not None, memory(y), y.strides[0] // 4, np.float32(low), (m, k, n), *_scratch())
