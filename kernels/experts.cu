@@ -1,5 +1,6 @@
 // Experts: where each token goes, and a product for each expert; the references are in experts.py. All arrays are contiguous.
 #include "common.cuh"
+#include "gate.cuh"
 
 // The k largest chances of each token; of equal ones the lowest expert. `flag` becomes 1 where a chance is not a number.
 template <typename T>
@@ -117,6 +118,30 @@ __global__ void __launch_bounds__(512) gate_grad(const T* __restrict__ dy, const
 }
 
 // -------------------------------------------------------------------------------------------------------- grouped products
+// How many numbers `width` wide rows of all groups have.
+__device__ __forceinline__ long long used(const long long* __restrict__ counts, int groups, int width) {
+    long long rows = 0;
+    for (int g = 0; g < groups; g++) rows += counts[g];
+    return rows * width;
+}
+
+// z = GELU (the tanh form) of the rows of all groups, zeros after them.
+template <typename T>
+__global__ void gelu_rows(const long long* __restrict__ counts, const T* __restrict__ x, T* z, int groups, int width, long long count) {
+    const long long end = used(counts, groups, width);
+    for (long long i = first(); i < count; i += step()) {
+        const Sum<T> v = i < end ? value(x[i]) : Sum<T>(0);
+        z[i] = as<T>(v < Sum<T>(-20) ? Sum<T>(0) : v * Gate<Sum<T>>(v).s);
+    }
+}
+
+// Multiplies the rows of all groups by the slope at x.
+template <typename T>
+__global__ void gelu_grad_rows(const long long* __restrict__ counts, const T* __restrict__ x, T* dx, int groups, int width, long long count) {
+    const long long end = used(counts, groups, width);
+    for (long long i = first(); i < count && i < end; i += step()) dx[i] = as<T>(value(dx[i]) * gelu_tanh_slope(value(x[i])));
+}
+
 // A block computes a tile of 32 rows and 32 columns, from tiles of 32 terms in shared memory: thread t the elements
 // (t / 8, t % 8 + 8 i).
 template <typename S> __device__ __forceinline__ void add_terms(const S (&a)[32][33], const S (&b)[32][33], S (&sum)[4]) {

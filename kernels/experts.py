@@ -11,12 +11,15 @@ sources: as the products of S micro-batches, to the bit.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from .cuda import FLAG, Call, Grid, Zeros, c_type, each, each_row
+from .gelu import gelu_tanh, gelu_tanh_grad, gelu_tanh_grad_rows, gelu_tanh_rows
+from .group import in_turn
 from .registry import Thunk, kernel, loop, regrouped, ufunc
 
 TILE = 32  #: rows and columns of a product that a CUDA block computes
@@ -298,24 +301,26 @@ def _gate_grad(dy, rows, place, dgate):  # type: ignore[no-untyped-def]
 
 
 # ----------------------------------------------------------------------------------------------------- grouped products
-def grouped_products(counts: Any, source: int, a: Any, b: Any, out: Any, summed: bool) -> None:
-    """A product for each expert e on its rows r of this source: out[r] = a[r] b[e]; or with `summed`, over its rows,
-    out[e] = a[:, r] b[r], zeros if it has none. a, b and out have one row for each row of a batch, or one matrix for
-    each expert. Native lanes have the same as one call (`minidl.devices.native.calls`)."""
-    begin = int(counts[:source].sum())
-    for e, n in enumerate(counts[source].tolist()):
-        rows = slice(begin, begin + n)
-        if n and summed:
-            np.dot(a[:, rows], b[rows], out[e])
-        elif n:
-            np.dot(a[rows], b[e], out[rows])
-        elif summed:
-            out[e] = 0
-        begin += n
+def grouped_products(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool) -> None:
+    """A product of a group's rows r, of which there are counts[group], after the ones of the groups before it:
+    out[r] = a[r] b; or with `summed`, over its rows, out = a[:, r] b[r], zeros if it has none. Native lanes have the
+    same (`minidl.devices.native.calls`)."""
+    begin, n = int(counts[:group].sum()), int(counts[group])
+    rows = slice(begin, begin + n)
+    if n and summed:
+        np.dot(a[:, rows], b[rows], out)
+    elif n:
+        np.dot(a[rows], b, out[rows])
+    elif summed:
+        out.fill(0)
 
 
-def _each_source(counts: Any, a: Any, b: Any, out: Any) -> list[Thunk]:
-    return [partial(grouped_products, counts, s, a, b, out, False) for s in range(len(counts))]
+def _each_group(counts: Any, calls: Callable[[Any, int, int, int], Sequence[Thunk]]) -> list[Thunk]:
+    """One call that makes `calls(counts, group, expert, source)` of each group in turn: what a call leaves in the cache
+    is there for the next one. An expert's weight is read once for all sources."""
+    sources, experts = counts.shape
+    return [partial(in_turn, [call for e in range(experts) for s in range(sources)
+                              for call in calls(counts.reshape(-1), s * experts + e, e, s)])]
 
 
 def _segments(counts: Any) -> Any:
@@ -327,33 +332,43 @@ def _segments(counts: Any) -> Any:
             yield s, e, begin, end
 
 
-def _grouped_flops(reads: Any, writes: Any) -> float:
+def _grouped_flops(reads: Any, writes: Any, **constants: Any) -> float:
     return float(2 * reads[1].size * writes[0].shape[-1])
 
 
 @kernel("grouped_linear", flops=_grouped_flops)
-def grouped_linear(xp: Any, counts: Any, x: Any, w: Any, b: Any = None) -> Any:
+def grouped_linear(xp: Any, counts: Any, x: Any, w: Any, b: Any = None, *, gelu: bool = False, rest: bool = True) -> Any:
     """counts (S, E), rows x (n, i), w (E, o, i), b (E, o) -> y (n, o) = x w[e]^T + b[e] for the rows of each expert e,
-    zeros for rows after the last one."""
-    y = xp.zeros((len(x), w.shape[1]), x.dtype)
+    zeros for rows after the last one. `gelu`: of GELU (the tanh form) of x, which is also a result (n, i). `rest`:
+    without it rows after the last one may be left as they are, where nobody reads them."""
+    y, used = xp.zeros((len(x), w.shape[1]), x.dtype), int(counts.sum())
+    z = xp.zeros_like(x) if gelu else x
+    if gelu:
+        z[:used] = gelu_tanh.reference(xp, x[:used])
     for _, e, begin, end in _segments(counts):
-        y[begin:end] = xp.matmul(x[begin:end], w[e].T)
+        y[begin:end] = xp.matmul(z[begin:end], w[e].T)
         if b is not None:
             y[begin:end] += b[e]
-    return y
+    return (y, z) if gelu else y
 
 
 @grouped_linear.cpu
-def _(counts: Any, x: Any, w: Any, *rest: Any) -> Any:
-    *bias, y = rest
-    return [*_each_source(counts, x, w.transpose(0, 2, 1), y), *(loop(_add_bias, counts, y, b) for b in bias),
-            loop(_clear_rest, counts, y)]
+def _(counts: Any, x: Any, w: Any, *arrays: Any, gelu: bool = False, rest: bool = True) -> Any:
+    *bias, y, z = (*arrays, *([] if gelu else [x]))
+
+    def calls(numbers: Any, group: int, e: int, s: int) -> list[Thunk]:
+        return [*([loop(gelu_tanh_rows, numbers, group, x, z)] if gelu else []),
+                partial(grouped_products, numbers, group, z, w[e].T, y, False),
+                *(loop(_add_bias, numbers, group, y, b[e]) for b in bias)]
+
+    return [*_each_group(counts, calls), *(loop(_clear_rest, counts, a) for a in ((y, z) if gelu else (y,)) if rest)]
 
 
 @grouped_linear.cuda()
-def _(counts: Any, x: Any, w: Any, *rest: Any) -> Any:
-    *bias, y = rest
-    return _grouped_rows(counts, x, w, y, True, *bias)
+def _(counts: Any, x: Any, w: Any, *arrays: Any, gelu: bool = False, rest: bool = True) -> Any:
+    *bias, y, z = (*arrays, *([] if gelu else [x]))
+    own = each("experts.cu", f"gelu_rows<{c_type(x)}>", z.size, counts, x, z, counts.size, x.shape[1], z.size)
+    return [*(own if gelu else []), *_grouped_rows(counts, z, w, y, True, *bias)]
 
 
 def _grouped_rows(counts: Any, a: Any, b: Any, out: Any, transposed: bool, *bias: Any) -> list[Call]:
@@ -366,14 +381,11 @@ def _grouped_rows(counts: Any, a: Any, b: Any, out: Any, transposed: bool, *bias
         bool(bias)))]
 
 
-def _add_bias(counts, y, b):  # type: ignore[no-untyped-def]
-    i = 0
-    for s in range(counts.shape[0]):
-        for e in range(counts.shape[1]):
-            for _ in range(counts[s, e]):
-                for j in range(y.shape[1]):
-                    y[i, j] += b[e, j]
-                i += 1
+def _add_bias(counts, group, y, b):  # type: ignore[no-untyped-def]
+    begin = counts[:group].sum()
+    for i in range(begin, begin + counts[group]):
+        for j in range(y.shape[1]):
+            y[i, j] += b[j]
 
 
 def _clear_rest(counts, y):  # type: ignore[no-untyped-def]
@@ -381,27 +393,39 @@ def _clear_rest(counts, y):  # type: ignore[no-untyped-def]
 
 
 @kernel("grouped_linear_input_grad", flops=_grouped_flops)
-def grouped_linear_input_grad(xp: Any, counts: Any, dy: Any, w: Any) -> Any:
-    """dx (n, i) = dy w[e] for the rows of each expert e, zeros for rows after the last one."""
+def grouped_linear_input_grad(xp: Any, counts: Any, dy: Any, w: Any, x: Any = None, *, rest: bool = True) -> Any:
+    """dx (n, i) = dy w[e] for the rows of each expert e, zeros for rows after the last one; with x (n, i), times the
+    slope of GELU (the tanh form) there. `rest`: as for `grouped_linear`."""
     dx = xp.zeros((len(dy), w.shape[2]), dy.dtype)
     for _, e, begin, end in _segments(counts):
         dx[begin:end] = xp.matmul(dy[begin:end], w[e])
+        if x is not None:
+            dx[begin:end] = gelu_tanh_grad.reference(xp, x[begin:end], dx[begin:end])
     return dx
 
 
 @grouped_linear_input_grad.cpu
-def _(counts: Any, dy: Any, w: Any, dx: Any) -> Any:
-    return [*_each_source(counts, dy, w, dx), loop(_clear_rest, counts, dx)]
+def _(counts: Any, dy: Any, w: Any, *arrays: Any, rest: bool = True) -> Any:
+    *seen, dx = arrays
+
+    def calls(numbers: Any, group: int, e: int, s: int) -> list[Thunk]:
+        return [partial(grouped_products, numbers, group, dy, w[e], dx, False),
+                *(loop(gelu_tanh_grad_rows, numbers, group, x, dx) for x in seen)]
+
+    return [*_each_group(counts, calls), *([loop(_clear_rest, counts, dx)] if rest else [])]
 
 
 @grouped_linear_input_grad.cuda()
-def _(counts: Any, dy: Any, w: Any, dx: Any) -> Any:
-    return _grouped_rows(counts, dy, w, dx, False)
+def _(counts: Any, dy: Any, w: Any, *arrays: Any, rest: bool = True) -> Any:
+    *seen, dx = arrays
+    return [*_grouped_rows(counts, dy, w, dx, False),
+            *(call for x in seen for call in each("experts.cu", f"gelu_grad_rows<{c_type(x)}>", dx.size, counts, x, dx,
+                                                  counts.size, dx.shape[1], dx.size))]
 
 
 def _sums(reads: Any, writes: Any, bias: bool) -> list[Any]:
-    """Scratch for the gradients of one source, if there are several."""
-    return [(w.shape, w.dtype) for w in writes] if reads[0].shape[0] > 1 else []
+    """Scratch for the gradients of one expert from one source, if there are several."""
+    return [(w.shape[1:], w.dtype) for w in writes] if reads[0].shape[0] > 1 else []
 
 
 @kernel("grouped_linear_weight_grad", work=_sums,
@@ -417,15 +441,17 @@ def grouped_linear_weight_grad(xp: Any, counts: Any, x: Any, dy: Any, *, bias: b
 
 
 @grouped_linear_weight_grad.cpu
-def _(counts: Any, x: Any, dy: Any, *rest: Any, bias: bool) -> Any:
-    whole, own = rest[: 1 + bias], rest[1 + bias :]
-    calls: list[Thunk] = []
-    for s in range(len(counts)):
-        dw, *db = own if s else whole
-        calls += [partial(grouped_products, counts, s, dy.T, x, dw, True),
-                  *(loop(_sum_bias, counts, s, dy, b) for b in db)]
-        calls += [ufunc(np.add, total, part, total) for total, part in zip(whole, own, strict=False) if s]
-    return calls
+def _(counts: Any, x: Any, dy: Any, *arrays: Any, bias: bool) -> Any:
+    whole, own = arrays[: 1 + bias], arrays[1 + bias :]
+
+    def calls(numbers: Any, group: int, e: int, s: int) -> list[Thunk]:
+        totals = [total[e] for total in whole]
+        dw, *db = own if s else totals
+        return [*(loop(_sum_bias, numbers, group, dy, b) for b in db),
+                partial(grouped_products, numbers, group, dy.T, x, dw, True),
+                *(ufunc(np.add, total, part, total) for total, part in zip(totals, own, strict=False) if s)]
+
+    return _each_group(counts, calls)
 
 
 @grouped_linear_weight_grad.cuda()
@@ -437,12 +463,10 @@ def _(counts: Any, x: Any, dy: Any, dw: Any, *db: Any, bias: bool) -> Any:
                                                 experts, m, b.size))]
 
 
-def _sum_bias(counts, source, dy, total):  # type: ignore[no-untyped-def]
-    begin = counts[:source].sum()
-    for e in range(counts.shape[1]):
+def _sum_bias(counts, group, dy, total):  # type: ignore[no-untyped-def]
+    for j in range(dy.shape[1]):
+        total[j] = 0
+    begin = counts[:group].sum()
+    for i in range(begin, begin + counts[group]):
         for j in range(dy.shape[1]):
-            total[e, j] = 0
-        for i in range(begin, begin + counts[source, e]):
-            for j in range(dy.shape[1]):
-                total[e, j] += dy[i, j]
-        begin += counts[source, e]
+            total[j] += dy[i, j]

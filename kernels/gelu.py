@@ -144,7 +144,7 @@ def gelu_tanh(xp: Any, x: Any) -> Any:
 
 @gelu_tanh.cpu
 def _(x: Any, y: Any) -> Any:
-    return [loop(_gelu_tanh if x.dtype == np.float32 else _gelu_tanh_double, flat(x), flat(y))]
+    return [loop(_gelu_tanh, flat(x), flat(y))]
 
 
 @gelu_tanh.cuda()
@@ -161,27 +161,12 @@ def gelu_tanh_grad(xp: Any, x: Any, dy: Any) -> Any:
 
 @gelu_tanh_grad.cpu
 def _(x: Any, dy: Any, dx: Any) -> Any:
-    return [loop(_gelu_tanh_grad if x.dtype == np.float32 else _gelu_tanh_grad_double, flat(x), flat(dy), flat(dx))]
+    return [loop(_gelu_tanh_grad, flat(x), flat(dy), flat(dx))]
 
 
 @gelu_tanh_grad.cuda()
 def _(x: Any, dy: Any, dx: Any) -> Any:
     return dense("gelu.cu", f"gelu_tanh_grad<{c_type(x)}>", x, dy, dx)
-
-
-def _gelu_tanh_double(x, y):  # type: ignore[no-untyped-def]
-    for i in range(x.size):
-        w = min(max(x[i], -END), END)
-        y[i] = 0.0 if x[i] < -END else x[i] / (1.0 + math.exp(-SLOPE * (w + CUBE * w * w * w)))
-
-
-def _gelu_tanh_grad_double(x, dy, dx):  # type: ignore[no-untyped-def]
-    for i in range(x.size):
-        w = min(max(x[i], -END), END)
-        e = math.exp(-SLOPE * (w + CUBE * w * w * w))
-        s = 1.0 / (1.0 + e)
-        slope = s + w * (s * (e * s) * SLOPE * (1.0 + 3.0 * CUBE * w * w))
-        dx[i] = dy[i] * (0.0 if x[i] < -END else slope)
 
 
 @inlined
@@ -190,18 +175,59 @@ def _less(w):  # type: ignore[no-untyped-def]
     return _exp(min(max(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), LEAST), MOST))
 
 
+def _gated(v):  # type: ignore[no-untyped-def]
+    y = v / (ONE + _less(min(max(v, -SINGLE_END), SINGLE_END)))
+    return np.float32(0) if v < -SINGLE_END else y
+
+
+def _gated_double(v):  # type: ignore[no-untyped-def]
+    w = min(max(v, -END), END)
+    return 0.0 if v < -END else v / (1.0 + math.exp(-SLOPE * (w + CUBE * w * w * w)))
+
+
+def _slope(v):  # type: ignore[no-untyped-def]
+    w = min(max(v, -SINGLE_END), SINGLE_END)
+    e = _less(w)
+    s = ONE / (ONE + e)
+    slope = s + w * (s * (e * s) * SINGLE_SLOPE * (ONE + THREE * SINGLE_CUBE * w * w))
+    return np.float32(0) if v < -SINGLE_END else slope
+
+
+def _slope_double(v):  # type: ignore[no-untyped-def]
+    w = min(max(v, -END), END)
+    e = math.exp(-SLOPE * (w + CUBE * w * w * w))
+    s = 1.0 / (1.0 + e)
+    slope = s + w * (s * (e * s) * SLOPE * (1.0 + 3.0 * CUBE * w * w))
+    return 0.0 if v < -END else slope
+
+
+inlined(_gated, _gated_double)
+inlined(_slope, _slope_double)
+
+
 def _gelu_tanh(x, y):  # type: ignore[no-untyped-def]
     wide()
     for i in range(x.size):
-        v = x[i] / (ONE + _less(min(max(x[i], -SINGLE_END), SINGLE_END)))
-        y[i] = np.float32(0) if x[i] < -SINGLE_END else v
+        y[i] = _gated(x[i])
 
 
 def _gelu_tanh_grad(x, dy, dx):  # type: ignore[no-untyped-def]
     wide()
     for i in range(x.size):
-        w = min(max(x[i], -SINGLE_END), SINGLE_END)
-        e = _less(w)
-        s = ONE / (ONE + e)
-        slope = s + w * (s * (e * s) * SINGLE_SLOPE * (ONE + THREE * SINGLE_CUBE * w * w))
-        dx[i] = dy[i] * (np.float32(0) if x[i] < -SINGLE_END else slope)
+        dx[i] = dy[i] * _slope(x[i])
+
+
+def gelu_tanh_rows(counts, group, x, y):  # type: ignore[no-untyped-def]
+    """GELU of the rows of a group, whose numbers of rows are `counts`."""
+    begin = counts[:group].sum()
+    for i in range(begin, begin + counts[group]):
+        for j in range(x.shape[1]):
+            y[i, j] = _gated(x[i, j])
+
+
+def gelu_tanh_grad_rows(counts, group, x, dx):  # type: ignore[no-untyped-def]
+    """Multiplies the rows of a group by the slope at x."""
+    begin = counts[:group].sum()
+    for i in range(begin, begin + counts[group]):
+        for j in range(x.shape[1]):
+            dx[i, j] *= _slope(x[i, j])

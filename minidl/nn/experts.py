@@ -24,7 +24,7 @@ Positive = Annotated[float, 0, np.inf]
 
 class GroupedLinear(Module):
     """A linear layer for each expert: `weight` (experts, outputs, inputs) and `bias` (experts, outputs), uniform in
-    +-1/sqrt(inputs) as in `Linear`. The part of some experts is contiguous."""
+    +-1/sqrt(inputs) as in `Linear`. The part of some experts is contiguous. `gelu`: of GELU (the tanh form) of its input."""
 
     def __init__(self, experts: Size, in_features: Size, out_features: Size, bias: bool = True, *,
                  dtype: Float = "float32") -> None:
@@ -33,8 +33,8 @@ class GroupedLinear(Module):
         if bias:
             self.bias = Parameter(random.uniform(bound, (experts, out_features), dtype))
 
-    def forward(self, x: Tensor, counts: Tensor) -> Tensor:
-        return ops.grouped_linear(x, counts, self.weight, getattr(self, "bias", None))
+    def forward(self, x: Tensor, counts: Tensor, gelu: bool = False) -> Tensor:
+        return ops.grouped_linear(x, counts, self.weight, getattr(self, "bias", None), gelu=gelu)
 
 
 class MoE(Module):
@@ -80,7 +80,7 @@ class MoE(Module):
         bias = self.score_bias if self.bias_rate else None
         to = ops.route(p, self.top_k, self.capacity, self.normalize, bias, self.load if self.training else None)
         rows = self.fc1(ops.dispatch(tokens, to.place), to.counts)
-        y = ops.combine(self.fc2(ops.gelu(rows, "tanh"), to.counts), to.gate, to.place)
+        y = ops.combine(self.fc2(rows, to.counts, gelu=True), to.gate, to.place)
         if hasattr(self, "shared"):
             y = y + self.shared(tokens)
         if self.training and self.balance:

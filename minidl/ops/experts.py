@@ -98,10 +98,13 @@ class Combine(Op):
 
 class GroupedLinear(Op):
     """rows x (n, i) of all experts, counts (S, E), w (E, o, i), b (E, o) -> (n, o): an expert's linear layer on each of
-    its rows, zeros after the last one."""
+    its rows, zeros after the last one. `gelu`: of GELU of x."""
 
     name = "grouped_linear"
     precision = "low"
+
+    def __init__(self, gelu: bool = False) -> None:
+        self.gelu = gelu
 
     def forward(self, x: Tensor, counts: Tensor, w: Tensor, *bias: Tensor) -> Tensor:
         dtype = same_dtype(self, x, w, *bias)
@@ -114,16 +117,21 @@ class GroupedLinear(Op):
         if any(b.shape != w.shape[:2] for b in bias):
             raise self.error(f"bias {bias[0].shape} does not fit weight {w.shape}")
         self.x, self.counts, self.w, self.bias = self.dense(x), counts, self.dense(w), [self.dense(b) for b in bias]
-        return self.out_by("grouped_linear", [counts, self.x, self.w, *self.bias], [x.shape[0], w.shape[1]], dtype)
+        y = self.out([x.shape[0], w.shape[1]], dtype)
+        self.z = self.out(x.shape, dtype, "gelu") if self.gelu else self.x  # the input of the product
+        self.call("grouped_linear", [counts, self.x, self.w, *self.bias], [y, self.z] if self.gelu else [y],
+                  **({"gelu": True} if self.gelu else {}))
+        return y
 
     def output_grad(self, dy: Tensor, wanted: Sequence[int]) -> dict[int, Tensor]:
         found, dy = {}, self.dense(dy)
         if 2 in wanted or 3 in wanted:
             grads = [self.grad(t) for t in (self.w, *(self.bias if 3 in wanted else ()))]
-            self.call("grouped_linear_weight_grad", [self.counts, self.x, dy], grads, bias=len(grads) > 1)
+            self.call("grouped_linear_weight_grad", [self.counts, self.z, dy], grads, bias=len(grads) > 1)
             found = dict(enumerate(grads, 2))
         if 0 in wanted:
-            found[0] = self.grad_by("grouped_linear_input_grad", [self.counts, dy, self.w], self.x)
+            found[0] = self.grad_by("grouped_linear_input_grad",
+                                    [self.counts, dy, self.w, *([self.x] if self.gelu else [])], self.x)
         return found
 
     weight_grad = output_grad
@@ -161,7 +169,9 @@ def combine(rows: Tensor, gate: Tensor, place: Tensor) -> Tensor:
     return Combine()(rows, gate, place)
 
 
-def grouped_linear(x: Tensor, counts: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def grouped_linear(x: Tensor, counts: Tensor, weight: Tensor, bias: Tensor | None = None, *, gelu: bool = False
+                   ) -> Tensor:
     """For the rows x (n, i) of each expert its own linear layer, weight (E, o, i) and bias (E, o) -> (n, o). `counts`
-    (S, E) int64: how many rows each expert has, from each of S sources."""
-    return GroupedLinear()(x, counts, weight, *(() if bias is None else (bias,)))
+    (S, E) int64: how many rows each expert has, from each of S sources. `gelu`: of GELU (the tanh form) of x, for which
+    rows without an expert cost nothing."""
+    return GroupedLinear(gelu)(x, counts, weight, *(() if bias is None else (bias,)))

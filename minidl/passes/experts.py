@@ -29,6 +29,7 @@ from .shares import WHOLE
 WHAT = "experts over ranks"  #: for messages
 TOKENS = ("dispatch", "combine", "gate_grad")  #: kernels that work on a rank's own rows
 GROUPED = ("grouped_linear", "grouped_linear_input_grad", "grouped_linear_weight_grad")  #: on rows of experts
+ANY_REST = (("rest", False),)  #: rows after the last one may be left as they are
 NEED_ALL = ("square_sum", "unscale")  #: gradients of all experts
 LEAVE = "leave --experts-over out"
 
@@ -76,6 +77,9 @@ class _Work:
         self.rows = dict[int, _Route]()  # storage of rows that are with their experts -> where they were chosen
         self.weights = dict[int, int]()  # storage with a part for each expert -> the number of experts
         self.received = dict[View, tuple[View, int]]()  # counts -> the ones received, and their buffer
+        #: those of which rows after the last one are read
+        self.whole = {v.storage for _, launch in self._launches() if launch.kernel not in (*TOKENS, *GROUPED)
+                      for v in launch.reads}
         #: storage of gradients -> the one of their parts by source, and its own buffers
         self.apart, self.names = dict[int, tuple[int, set[int]]](), {*self.e.keys}
 
@@ -108,7 +112,7 @@ class _Work:
                 self._check(t, launch)
             if name in GROUPED:
                 own = launch.writes if name.endswith("weight_grad") else launch.reads[2:]
-                self.weights |= {v.storage: launch.reads[0].shape[1] for v in own}
+                self.weights |= {v.storage: launch.reads[0].shape[1] for v in own if v.storage not in self.rows}
             elif name == "move_bias":
                 raise Refused(WHAT, "the bias of a router moves by the loads of all ranks, one after the other",
                               f"even loads by balance, or {LEAVE}")
@@ -156,8 +160,9 @@ class _Work:
         known, numbers = {*self._of(route.task, route.counts.storage), buffer}, (route.counts, counts)
         own, nbytes = {*copies.buffers.values()}, here.size * np.dtype(dtype).itemsize
         if leave:
-            self._new(tasks[0], tasks[0], Kind.X, own | known, {*there}, Launch("exchange", (here, *numbers), (far,)),
-                      nbytes)
+            constants = () if storage in self.whole else ANY_REST
+            self._new(tasks[0], tasks[0], Kind.X, own | known, {*there}, Launch(
+                "exchange", (here, *numbers), (far,), constants=constants), nbytes)
         else:
             self._new(tasks[0], max(before), Kind.X, {*there} | known, own,
                       Launch("exchange", (far, *numbers[::-1]), (here,)), nbytes)
@@ -295,7 +300,8 @@ class _Work:
             for v, shape in zip(launch.work, shapes, strict=True):
                 sized(v.storage, shape)
             work = (View.of(e.specs[v.storage], v.storage) for v in launch.work)
-            return replace(launch, reads=reads, writes=writes, work=tuple(work))
+            more = ANY_REST if launch.kernel in GROUPED[:2] and not any(v.storage in self.whole for v in writes) else ()
+            return replace(launch, reads=reads, writes=writes, work=tuple(work), constants=(*launch.constants, *more))
 
         for storage, (old, new) in factor.items():
             sized(storage, (size[storage] // old * new,))

@@ -106,7 +106,7 @@ class Communication:
                               f"rank gets; take --device cpu, or leave --experts-over out")
         rows, *counts, into = (bound.array(v) for v in (*launch.reads, *launch.writes))
         self.places[key] = self.hand.place(self.group, [rows], after, False)
-        return self.group.exchange_rows(rows, counts, into, slot)
+        return self.group.exchange_rows(rows, counts, into, slot, dict(launch.constants).get("rest", True))
 
     def election(self, task: Mapping[int, int]) -> Election | None:
         """How ranks choose the next sum of a part, whose tasks are given by key; None if a lane has their order."""

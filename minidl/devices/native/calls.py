@@ -281,19 +281,17 @@ def _product(operands: Sequence[Any]) -> list[Call]:
     return [_loop(loop, [a, b, out], [n, m, k, p], [*steps, *(s for x in (a, b, out) for s in x.strides[-2:])], outer)]
 
 
-def _grouped(counts: Any, source: int, a: Any, b: Any, out: Any, summed: bool) -> list[Call]:
+def _grouped(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool) -> list[Call]:
     counts, a, b, out = _plain(counts, a, b, out)
     if counts.dtype != np.int64 or not counts.flags.c_contiguous or not a.size or not b.size or not out.size:
         raise Unknown
     loop = _inner_loop(np.matmul, a.dtype, b.dtype, out.dtype)
-    steps = [(a.strides[1], 0), (b.strides[0], 0), (0, out.strides[0])] if summed else [
-        (a.strides[0], 0), (0, b.strides[0]), (out.strides[0], 0)]
+    steps = [a.strides[1], b.strides[0], 0] if summed else [a.strides[0], 0, out.strides[0]]
     sizes = np.array([1, a.shape[0], a.shape[1], b.shape[-1]], np.int64)
-    strides = np.array([0, 0, 0, *(s for x in (a, b, out) for s in x.strides[-2:])], np.int64)
-    moving, places = np.zeros(3, np.int64), [(x.ctypes.data, *own) for x, own in zip((a, b, out), steps, strict=True)]
+    strides = np.array([0, 0, 0, *(s for x in (a, b, out) for s in x.strides)], np.int64)
+    moving, places = np.zeros(3, np.int64), [(x.ctypes.data, step) for x, step in zip((a, b, out), steps, strict=True)]
     block = _block([*loop, *(x.ctypes.data for x in (sizes, strides, moving)), 2 if summed else 1, counts.ctypes.data,
-                    source * counts.shape[1], counts.shape[1], out[0].nbytes * summed,
-                    *(word for own in places for word in own)])
+                    group, out.nbytes * summed, *(word for own in places for word in own)])
     return [Call(code.grouped_call.address, block.ctypes.data, (block, sizes, strides, moving, counts, a, b, out))]
 
 

@@ -399,33 +399,30 @@ def numpy_call(block):
             return OK
 
 
-#: words of the block of grouped products: a loop of NumPy, its data; the addresses of its sizes, its strides and the
+#: words of the block of a group's product: a loop of NumPy, its data; the addresses of its sizes, its strides and the
 #: operands as it changes them; which size the rows of a group are; the address of the numbers of rows, how many of them
-#: come before, how many groups; the bytes of zeros for a group without rows; then of each operand the first address and
-#: the steps by row and by group
-ROWS, NUMBERS, BEFORE, GROUPS, EMPTY, PLACES = range(5, 11)
+#: come before; the bytes of zeros if there are no rows; then of each operand the first address and the step by row
+ROWS, NUMBERS, BEFORE, EMPTY, PLACES = range(5, 10)
 
 
 @cfunc(STATUS, cache=True)
 def grouped_call(block):
-    """Calls an inner loop of NumPy for each group of rows, whose numbers it reads. Block: as above."""
+    """Calls an inner loop of NumPy on a group of rows, whose number it reads. Block: as above."""
     loop, data, sizes, strides, moving = (peek(block), peek(block + 8), peek(block + 16), peek(block + 24),
                                           peek(block + 32))
     numbers, before, empty = peek(block + 8 * NUMBERS), peek(block + 8 * BEFORE), peek(block + 8 * EMPTY)
     row = 0
     for i in range(before):
         row += peek(numbers + 8 * i)
-    for group in range(peek(block + 8 * GROUPS)):
-        count = peek(numbers + 8 * (before + group))
-        for j in range(3):
-            place = block + 8 * (PLACES + 3 * j)
-            poke(moving + 8 * j, peek(place) + row * peek(place + 8) + group * peek(place + 16))
-        if count > 0:
-            poke(sizes + 8 * peek(block + 8 * ROWS), count)
-            _numpy_loop(loop, moving, sizes, strides, data)
-        elif empty:
-            memset(peek(moving + 16), 0, empty)
-        row += count
+    count = peek(numbers + 8 * before)
+    for j in range(3):
+        place = block + 8 * (PLACES + 2 * j)
+        poke(moving + 8 * j, peek(place) + row * peek(place + 8))
+    if count > 0:
+        poke(sizes + 8 * peek(block + 8 * ROWS), count)
+        _numpy_loop(loop, moving, sizes, strides, data)
+    elif empty:
+        memset(peek(moving + 16), 0, empty)
     return OK
 
 

@@ -218,10 +218,11 @@ class Communicator:
             moves = [*take, partial(self._sum, place.whole, slot), *place.action("scale"), *give]
         return partial(_in_turn, moves if self.size > 1 else [])
 
-    def exchange_rows(self, rows: Any, counts: Sequence[Any], into: Any, slot: int) -> Transfer:
+    def exchange_rows(self, rows: Any, counts: Sequence[Any], into: Any, slot: int, rest: bool = True) -> Transfer:
         """A transfer of rows (n, width), which are sorted by the rank to which they go, into rows (m, width), sorted by
-        the rank from which they come; zeros follow. `counts`: how many rows go and come, in two arrays of as many
-        numbers for each rank, which are read when it starts; none: to each rank as many as from it."""
+        the rank from which they come; zeros follow, unless `rest` is False. `counts`: how many rows go and come, in two
+        arrays of as many numbers for each rank, which are read when it starts; none: to each rank as many as from
+        it."""
         def ends(numbers: Any, width: int) -> list[int]:
             return offsets(numbers.reshape(self.size, -1).sum(1) * width).tolist()
 
@@ -229,7 +230,8 @@ class Communicator:
             sent, received = (ends(n, rows.shape[-1]) for n in counts) if counts else (
                 [rows.size // self.size * r for r in range(self.size + 1)],) * 2
             yield from self._all_to_all(rows.reshape(-1), sent, into.reshape(-1), received, slot)
-            into.reshape(-1)[received[-1] :] = 0
+            if rest:
+                into.reshape(-1)[received[-1] :] = 0
 
         return run
 
