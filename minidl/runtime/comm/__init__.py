@@ -82,10 +82,12 @@ class Patience:
     """Waits without burning a core: it polls at first, then naps ever longer. From time to time it checks for failures,
     and whether the awaited transfer can still come. Call `reset` when something has arrived, and before the next
     wait. `lane`: this thread computes when it does not wait; where each rank has a core to itself, its naps stay
-    short, with more `looks` between two, since its core has nothing else to do, and others wait for what it does."""
+    short, with more `looks` between two, since its core has nothing else to do, and others wait for what it does.
+    `nap(seconds)`: a nap that something to do ends early."""
 
-    def __init__(self, communicator: Communicator, lane: bool = False) -> None:
-        self._communicator = communicator
+    def __init__(self, communicator: Communicator, lane: bool = False,
+                 nap: Callable[[float], Any] | None = None) -> None:
+        self._communicator, self._nap = communicator, nap
         self._longest, self.looks = NAP, 1
         if lane and communicator.own_core:
             self._longest, self.looks = PROMPT_NAP, LOOKS
@@ -105,7 +107,7 @@ class Patience:
         """Naps once while this rank waits for the transfer `what` from or to these ranks (none: all others). Raises
         RankError if another rank failed, or if `what` is given and the wait has become useless."""
         self._turns += 1
-        time.sleep(min(2e-6 * self._turns, self._longest))
+        (self._nap or time.sleep)(min(2e-6 * self._turns, self._longest))
         if time.monotonic() > self._next_check:
             self._communicator.check()
             self._communicator.publish(wait := Wait(peers, what or "to meet", self._since, time.monotonic()))

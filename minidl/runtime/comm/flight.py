@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -104,11 +105,11 @@ class Flight:
         self._abandoned, self._turn = False, threading.Lock()
         self._flight: dict[int, tuple[Iterator[None], Entry]] = {}  # by task
         self._submitted: list[Entry] = []
-        self._patience = Patience(communicator, lane)
+        self._woken = Event()
+        self._patience = Patience(communicator, lane, None if lane else partial(self._woken.wait, True))
         self.election: Election | None = None  #: of transfers with a slot, if their lanes do not say which is next
         self.lanes: Any = None  #: those that compute beside it
         self.begin(())
-        self._woken = Event()
         self.wake = self._woken.open  #: call it when something that an entry awaits has arrived
 
     def begin(self, lanes: Sequence[Sequence[Entry]]) -> None:

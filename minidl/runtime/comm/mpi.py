@@ -28,6 +28,7 @@ from . import SILENT_SECONDS, SLOTS, WAIT_SECONDS, Communicator, Transfer, Wait
 from .watch import Watch
 
 BURST = 8  #: tests of a sum at each poll: MPI moves some 16 KiB at each
+ROWS_BURST = 32  #: of an exchange of rows, which is awaited: they take less time than a nap
 START_SECONDS = 120.0  #: how long ranks wait for each other at the start; MINIDL_MPI_START_SECONDS changes it
 #: kills its parent process and prints a line, unless the parent writes into the pipe in time; if it ends before that,
 #: prints another line; arguments: seconds, lines
@@ -197,7 +198,7 @@ class MPI(Communicator):
                     for r, array in enumerate(arrays) if r != me and array.size]
         np.copyto(taken[me], given[me])
         for request in requests:
-            yield from self._done(request, 1)
+            yield from self._done(request, ROWS_BURST)
 
     def _collect(self, array: Any, bounds: Sequence[int], slot: int) -> Iterator[None]:
         return self._done(self._slots[slot].Iallgatherv(
