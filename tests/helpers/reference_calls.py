@@ -134,7 +134,8 @@ def _experts() -> None:
         (y * y).sum().backward()
     x, counts = given(9, 3), ml.array(np.array([[2, 0, 1], [0, 0, 4]]))
     for bias in (None, given(3, 2, seed=2)):
-        ops.grouped_linear(x, counts, given(3, 2, 3, seed=1), bias).sum().backward()
+        for gelu in (False, True):
+            ops.grouped_linear(x, counts, given(3, 2, 3, seed=1), bias, gelu=gelu).sum().backward()
 
 
 def _networks(device: Any) -> None:

@@ -61,14 +61,16 @@ def test_gradients_of_each_part(capacity: int, normalize: bool) -> None:
     gradcheck(lambda p: ops.route(p, 2, capacity, normalize).gate, p)
     gradcheck(lambda x: ops.dispatch(x, where), x)
     gradcheck(lambda rows, gate: ops.combine(rows, gate, where), rows, random_array((6, 2), 7))
-    gradcheck(lambda x, w, b: ops.grouped_linear(x, many, w, b), rows, w, b)
+    for gelu in (False, True):
+        gradcheck(lambda x, w, b, gelu=gelu: ops.grouped_linear(x, many, w, b, gelu=gelu), rows, w, b)
     gradcheck(lambda x, w: ops.grouped_linear(x, ml.array(np.array([[1, 0, 2, 0], [0, 0, 3, 2]])), w), rows, w)
 
 
-def grouped(counts: Any, x: Any, dy: Any, w: Any, b: Any) -> list[Any]:
-    """What a grouped layer makes: y, dx, dw, db."""
+def grouped(counts: Any, x: Any, dy: Any, w: Any, b: Any, gelu: str = "") -> list[Any]:
+    """What a grouped layer makes: y, dx, dw, db. `gelu`: before it, in a launch of its own (apart), or not (within)."""
     x, w, b = ml.array(x).requires_grad_(), ml.Parameter(w), ml.Parameter(b)
-    y = ops.grouped_linear(x, ml.array(np.array(counts)), w, b)
+    seen = ops.gelu(x, "tanh") if gelu == "apart" else x
+    y = ops.grouped_linear(seen, ml.array(np.array(counts)), w, b, gelu=gelu == "within")
     (y * ml.array(dy)).sum().backward()
     return [t.numpy().copy() for t in (y, x.grad, w.grad, b.grad)]
 
@@ -92,6 +94,31 @@ def test_sources_have_the_bits_of_micro_batches(counts: list[list[int]]) -> None
         for part in parts[1:]:
             total = total + part[i]
         assert bits(whole[i]) == bits(total)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("counts", [[[5, 0, 3], [1, 2, 0]], [[1, 1, 1], [0, 0, 1], [6, 0, 0]], [[0, 0, 0]]])
+def test_gelu_within_a_product_has_the_bits_of_one_before_it(counts: list[list[int]], dtype: str) -> None:
+    """Rows after the last one are read by nobody, and come out as zeros."""
+    end = int(np.sum(counts))
+    x, dy = (9 * random_array((20, 8), i, dtype) for i in (1, 2))
+    w, b = random_array((3, 8, 8), 3, dtype), random_array((3, 8), 4, dtype)
+    x[end:] = 0
+    dirty = x.copy()
+    dirty[end:] = np.nan
+    apart, within = (grouped(counts, rows, dy, w, b, how) for rows, how in ((x, "apart"), (dirty, "within")))
+    assert [*map(bits, within)] == [*map(bits, apart)]
+
+
+def test_rows_after_the_last_one_may_be_left_as_they_are() -> None:
+    counts, x, w = np.array([[2, 1]]), random_array((5, 3), 1, "float32"), random_array((2, 3, 3), 2, "float32")
+    for name, reads, results in (("grouped_linear", [counts, x, w], 1), ("grouped_linear", [counts, x, w], 2),
+                                 ("grouped_linear_input_grad", [counts, x, w, x], 1)):
+        for rest in (True, False):
+            made = [np.full((5, 3), 7, "float32") for _ in range(results)]
+            for call in KERNELS[name].bind(reads, made, [], {"rest": rest, **({"gelu": True} if results > 1 else {})}):
+                call()
+            assert all((a[3:] == (0 if rest else 7)).all() and (a[:3] != 7).all() for a in made)
 
 
 def dense(layer: nn.MoE, x: Any) -> Any:

@@ -149,15 +149,18 @@ class Mixing(nn.Module):
 
     def __init__(self, how: str) -> None:
         self.how, self.one, self.router = how, nn.GroupedLinear(4, WIDTH, WIDTH), nn.Linear(WIDTH, 4)
-        self.drop = nn.Dropout(0.5)
+        self.drop, self.first = nn.Dropout(0.5), nn.Linear(WIDTH, WIDTH)
 
     def forward(self, x: Any) -> Any:
+        x = self.first(x) if self.how in ("", "relu") else x
         to = ops.route(ops.softmax(self.router(x)), 1)
         rows = ops.dispatch(x, to.place)
         if self.how == "softmax":
             rows = ops.softmax(rows, 0)
         if self.how == "dropout":
             rows = self.drop(rows)
+        if self.how == "relu":
+            rows = ops.relu(rows)
         if self.how == "others":
             rows = rows + x
         return ops.combine(self.one(rows, to.counts), to.gate, to.place)
@@ -168,6 +171,18 @@ def test_work_on_several_rows_at_once_is_refused(how: str) -> None:
     says = "in another form than by rows" if how == "softmax" else "does not work on each row of experts by itself"
     with pytest.raises(Refused, match=says):
         prepared({**OVER, "network": lambda *flags: Mixing(how)}, 0)
+
+
+def test_rows_after_the_last_one_become_zeros_only_for_kernels_that_read_them() -> None:
+    def cleared(how: str) -> list[str]:
+        graph = prepared({**OVER, "network": lambda *flags: Mixing(how)}, 0)[0][1].graph
+        return [t.name for t in graph for launch in t.launches if "rest" not in dict(launch.constants) and (
+            launch.kernel in ("grouped_linear", "grouped_linear_input_grad") or (
+                launch.kernel == "exchange" and launch.writes[0].shape[0] > launch.reads[0].shape[0] > 1))]
+
+    assert cleared("") == []
+    relu = cleared("relu")
+    assert len(relu) == 2, "the rows that relu reads, and the gradients that its gradient reads"
 
 
 def test_a_place_for_experts_that_there_is_not_is_refused() -> None:

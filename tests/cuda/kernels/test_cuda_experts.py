@@ -71,7 +71,9 @@ def test_grouped_products(counts: list[list[int]], inputs: int, outputs: int, dt
     w, b = rng.integers(-2, 3, (many.shape[1], outputs, inputs)) / 4, rng.integers(-2, 3, (many.shape[1], outputs)) / 4
     check("grouped_linear", dtype, many, x, w, b)
     check("grouped_linear", dtype, many, x, w)
+    check("grouped_linear", dtype, many, x, w, b, gelu=True)
     check("grouped_linear_input_grad", dtype, many, dy, w)
+    check("grouped_linear_input_grad", dtype, many, dy, w, x)
     check("grouped_linear_weight_grad", dtype, many, x, dy, bias=True)
     check("grouped_linear_weight_grad", dtype, many, x, dy, bias=False)
 
