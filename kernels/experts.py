@@ -337,7 +337,8 @@ def _grouped_flops(reads: Any, writes: Any, **constants: Any) -> float:
 
 
 @kernel("grouped_linear", flops=_grouped_flops)
-def grouped_linear(xp: Any, counts: Any, x: Any, w: Any, b: Any = None, *, gelu: bool = False, rest: bool = True) -> Any:
+def grouped_linear(xp: Any, counts: Any, x: Any, w: Any, b: Any = None, *, gelu: bool = False, rest: bool = True
+                   ) -> Any:
     """counts (S, E), rows x (n, i), w (E, o, i), b (E, o) -> y (n, o) = x w[e]^T + b[e] for the rows of each expert e,
     zeros for rows after the last one. `gelu`: of GELU (the tanh form) of x, which is also a result (n, i). `rest`:
     without it rows after the last one may be left as they are, where nobody reads them."""

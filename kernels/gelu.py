@@ -7,6 +7,7 @@ of products and sums. Beyond +-FAR Phi is exactly 0 or 1, and x is bounded there
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -175,22 +176,15 @@ def _less(w):  # type: ignore[no-untyped-def]
     return _exp(min(max(-SINGLE_SLOPE * (w + SINGLE_CUBE * w * w * w), LEAST), MOST))
 
 
-def _gated(v):  # type: ignore[no-untyped-def]
-    y = v / (ONE + _less(min(max(v, -SINGLE_END), SINGLE_END)))
-    return np.float32(0) if v < -SINGLE_END else y
-
-
 def _gated_double(v):  # type: ignore[no-untyped-def]
     w = min(max(v, -END), END)
     return 0.0 if v < -END else v / (1.0 + math.exp(-SLOPE * (w + CUBE * w * w * w)))
 
 
-def _slope(v):  # type: ignore[no-untyped-def]
-    w = min(max(v, -SINGLE_END), SINGLE_END)
-    e = _less(w)
-    s = ONE / (ONE + e)
-    slope = s + w * (s * (e * s) * SINGLE_SLOPE * (ONE + THREE * SINGLE_CUBE * w * w))
-    return np.float32(0) if v < -SINGLE_END else slope
+@partial(inlined, double=_gated_double)
+def _gated(v):  # type: ignore[no-untyped-def]
+    y = v / (ONE + _less(min(max(v, -SINGLE_END), SINGLE_END)))
+    return np.float32(0) if v < -SINGLE_END else y
 
 
 def _slope_double(v):  # type: ignore[no-untyped-def]
@@ -201,8 +195,13 @@ def _slope_double(v):  # type: ignore[no-untyped-def]
     return 0.0 if v < -END else slope
 
 
-inlined(_gated, _gated_double)
-inlined(_slope, _slope_double)
+@partial(inlined, double=_slope_double)
+def _slope(v):  # type: ignore[no-untyped-def]
+    w = min(max(v, -SINGLE_END), SINGLE_END)
+    e = _less(w)
+    s = ONE / (ONE + e)
+    slope = s + w * (s * (e * s) * SINGLE_SLOPE * (ONE + THREE * SINGLE_CUBE * w * w))
+    return np.float32(0) if v < -SINGLE_END else slope
 
 
 def _gelu_tanh(x, y):  # type: ignore[no-untyped-def]

@@ -34,7 +34,7 @@ class Event:
         self._lock = threading.Lock()
         self._lock.acquire()
         self.record: Callable[[], Any] = self._lock.release
-        self.wait: Callable[[], Any] = self._lock.acquire
+        self.wait: Callable[..., Any] = self._lock.acquire  #: (True, seconds): at most so long
 
     def arrived(self) -> bool:
         """Whether it was recorded, as a poll: if so, it is reset for the next run."""

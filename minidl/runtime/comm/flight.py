@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,7 +105,7 @@ class Flight:
         self._flight: dict[int, tuple[Iterator[None], Entry]] = {}  # by task
         self._submitted: list[Entry] = []
         self._woken = Event()
-        self._patience = Patience(communicator, lane, None if lane else partial(self._woken.wait, True))
+        self._patience = Patience(communicator, lane, None if lane else lambda seconds: self._woken.wait(True, seconds))
         self.election: Election | None = None  #: of transfers with a slot, if their lanes do not say which is next
         self.lanes: Any = None  #: those that compute beside it
         self.begin(())
