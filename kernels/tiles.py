@@ -2,7 +2,7 @@
 of a and the columns of b that they need lie packed beside each other, in the cache.
 
 Each element is a sum over blocks of at most DEEP products, and each block a chain of products that are rounded once, in
-order: its bits depend on its row, its column and their length alone, so any part of a product has those of the whole.
+order: its bits depend on its row, its column and their length alone, so a part of a product is bit-identical to the whole.
 
 Loops of numba; `linear` imports them where a product is bound.
 """
@@ -277,7 +277,7 @@ def _scratch() -> tuple[Any, Any]:
 
 
 def product(a: Any, b: Any, y: Any, bias: Any = None, low: float = -np.inf) -> Thunk | None:
-    """y (m, n) = a (m, k) @ b (k, n) + bias (n,), each element at least `low`, where that is faster here than the
+    """y (m, n) = a (m, k) @ b (k, n) + bias (n,), each element at least `low`, if that is faster here than the
     library's product; else None. The choice depends on the processor, shapes and steps alone."""
     (m, k), n = a.shape, b.shape[1]
     if not WIDE or any(x.dtype != np.float32 or min(x.strides) < 4 or min(x.shape) < LANES for x in (a, b, y)) or (

@@ -77,7 +77,7 @@ class _Work:
         self.rows = dict[int, _Route]()  # storage of rows that are with their experts -> where they were chosen
         self.weights = dict[int, int]()  # storage with a part for each expert -> the number of experts
         self.received = dict[View, tuple[View, int]]()  # counts -> the ones received, and their buffer
-        #: those of which rows after the last one are read
+        #: storages of which tasks read the rows after the last one
         self.whole = {v.storage for _, launch in self._launches() if launch.kernel not in (*TOKENS, *GROUPED)
                       for v in launch.reads}
         #: storage of gradients -> the one of their parts by source, and its own buffers
