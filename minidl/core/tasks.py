@@ -89,7 +89,7 @@ def pack(unit: Any, kind: Any, micro_batch: Any = 0, *, part: Any = 0, destinati
     and for fields that a kind does not have, see `Identity`."""
     given = (unit, micro_batch, part, destination, late, iteration)
     if isinstance(kind, int) and all(type(value) is int for value in given):  # of one task, which need no arrays
-        fits = all([0 <= value < limit for value, limit in zip(given, _LIMITS, strict=True)])
+        fits = all(0 <= value < limit for value, limit in zip(given, _LIMITS, strict=True))
         if fits and not (part if kind >= _SF else destination) and not (micro_batch and _A <= kind < _X):
             return np.int64(_packed(unit, kind, micro_batch, part | destination, late, iteration))
     fields = [np.asarray(value, np.int64) for value in given]
