@@ -105,6 +105,25 @@ def test_fields_that_a_task_cannot_have_are_refused(fields, says):
         pack(**fields)
 
 
+def packed(**fields):
+    """The keys, or what the error says."""
+    try:
+        return np.asarray(pack(**fields)).tolist()
+    except GraphError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("kind", Kind)
+def test_one_task_has_the_key_and_the_errors_of_an_array(kind):
+    for name, values in (("micro_batch", (0, 3, 2**19)), ("part", (1, 2**10)), ("destination", (2, -1)),
+                         ("late", (1, 2)), ("iteration", (5, 2**8)), ("unit", (2**20 - 1, 2**20))):
+        for value in values:
+            fields = {"unit": 7, "kind": kind, name: value}
+            every = packed(**{key: np.array([number]) for key, number in fields.items()})
+            assert packed(**fields) == (every[0] if isinstance(every, list) else every)
+    assert type(pack(7, kind)) is np.int64
+
+
 def test_the_three_kinds_of_edges():
     graph = planned(("0F0", "", "a"), ("1F0", "a", "b"), ("2F0", "a", "c"), ("3F0", "", "a"),
                     ("4F0", "", "a"), ("5F0", "z", "z"))

@@ -135,7 +135,8 @@ def test_ranks_that_share_a_batch_make_its_step(files: Any, parallel: str, sched
 
     def run(scheduler: str) -> Any:
         job = Job(**told, micro_batches=2, parallel=parallel, scheduler=scheduler)
-        own = [Recorded(job, rank // ranks, replicas) for rank in range(ranks * replicas)]
+        first = Recorded(job, 0, replicas)
+        own = [first.copy(rank // ranks) for rank in range(ranks * replicas)]
 
         def work(communicator: Any) -> Any:
             recorded = own[communicator.rank]
