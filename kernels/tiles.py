@@ -2,7 +2,7 @@
 of a and the columns of b that they need lie packed beside each other, in the cache.
 
 Each element is a sum over blocks of at most DEEP products, and each block a chain of products that are rounded once, in
-order: its bits depend on its row, its column and their length alone, so a part of a product is bit-identical to the whole.
+order: its bits depend on its row, its column and their length alone, so parts are bit-identical to the whole.
 
 Loops of numba; `linear` imports them where a product is bound.
 """
@@ -217,7 +217,7 @@ def _product(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_r
     while less < 6 and less * LESS < m and (m - less * LESS) % ROWS > 1:
         less += 1
     talls, wides = less + max(-(-(m - less * LESS) // ROWS), 0), -(-n // COLUMNS)
-    # some panels of one side stay packed, while those of the other side come, a few at a time
+    # some panels of one side stay packed, while panels of the other side come, a few at a time
     a_stays = m < n and (a_step > 1 or b_column > 1 or 8 * m <= n)
     kept = slot * ROOM
     passing = kept + DEEP * HIGH
