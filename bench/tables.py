@@ -467,12 +467,13 @@ fill the machine.""", {"single_device": single_device, "prediction": prediction}
     Section("One device, 2 to 16 cores", """\
 Two cores are measured, with `--split auto`, which leaves tasks whole where parts would not gain. More cores are
 predicted from the costs of tasks, whole and in as many parts as cores, which were measured on two: nothing was measured
-on 16. Lanes share the memory's bandwidth. How much two lanes copy at once was measured, and how much more than two do
-was not, so there are two predictions: by Amdahl's law from one lane and two, an upper bound; and if all lanes together
-copy no more than two, a lower one. Attention over thousands of tokens is compared with torch, which has as many threads
-as minidl has lanes. On busy cores another process computes on each core without end.
+on 16. Lanes share the memory's bandwidth. How much two lanes copy at once was measured, how much more lanes do was not.
+So there are two predictions: by Amdahl's law from one lane and two; and, with care, if all lanes together copy no more
+than two. These were made beside other work; MobileNetV3 and DenseNet-121 are from an older record (AMD EPYC, commit
+9df90e8), in which lanes shared no bandwidth. Attention over thousands of tokens is compared with torch, which has as
+many threads as minidl has lanes. On busy cores another process computes on each core without end.
 
-Predictions of two lanes take tasks as if they ran alone. One timeline each, measured against simulated: LeNet takes
+Before lanes shared bandwidth, predictions took tasks as if they ran alone. One timeline each, so simulated: LeNet takes
 14 % longer, since its tasks last 10 % longer beside another lane, above all poolings and updates; MobileNetV3 of width
 0.25, batch 32, 16 %, since its tasks last 19 % longer, weight gradients 39 %; the GRU 3 %. Waits add less.
 

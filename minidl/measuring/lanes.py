@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ..core.graph import Launch
 from ..devices.lanes import Work
 from ..kernels import Thunk
 from ..pricing.cost import Cross
@@ -25,7 +26,7 @@ from ..pricing.memory import CACHE, Memory
 ASSUMED = Cross(read=5e-5, write=5e-5, source="assumed")
 TOPOLOGY = Path("/sys/devices/system/cpu")
 ROUNDS = 5  #: of each measurement
-COPIES = 16  #: of a lane in a round that measures the bandwidth
+COPIES, PIECES = 8, 4  #: of a lane in a round that measures the bandwidth: copies, in turn of so many pieces
 SIZES = (1 << 23, 1 << 26)  #: the least and the most bytes that are copied then
 OWN = 1 << 22  #: the least of them of each lane, so that no core's own cache holds them
 
@@ -161,11 +162,13 @@ def copied(device: Any, cores: tuple[int, ...], nbytes: int) -> float:
     """The bytes per microsecond that lanes on these cores read and write together if each copies its part of so many.
     They begin when all can. Where other work stops a lane, the others are as fast as without it."""
     count = len(cores)
-    size = max(nbytes // count, OWN) // (8 * COPIES)
-    data = np.ones((count * COPIES, 2, size), np.float32)
+    size = max(nbytes // count, OWN) // (8 * PIECES)
+    data = np.ones((count, PIECES, 2, size), np.float32)
+    # without Python between the copies, if the lanes are native
+    copy = [[device.bind(Launch("relu", (source,), (to,)), lambda array: array) for source, to in own] for own in data]
     lanes = [[lane, *range(count + lane * COPIES, count + (lane + 1) * COPIES)] for lane in range(count)]
     waits = [(own[1], other) for own in lanes for other in range(count) if other != own[0]]
-    calls: list[list[Thunk]] = [[]] * count + [[partial(np.square, source, out=to)] for source, to in data]
+    calls: list[list[Thunk]] = [[]] * count + [own[i % PIECES] for own in copy for i in range(COPIES)]
     stamps = stamped(device, probe(lanes, waits, lambda task, stream: calls[task]), cores)
     return 8 * size * count / _least((stamps[..., 2] - stamps[..., 1])[:, count:])
 

@@ -47,7 +47,7 @@ class Memory:
     def serial(self) -> float:
         """s of this module's docstring: 0 if lanes do not slow each other down; 1 if together they copy no more than
         one."""
-        return max(0.0, (self.lanes * self.one / self.every - 1) / (self.lanes - 1))
+        return min(1.0, max(0.0, (self.lanes * self.one / self.every - 1) / (self.lanes - 1)))
 
     def times(self, graph: TaskGraph) -> Floats:
         """How long each task would take to move its bytes at one lane's bandwidth; 0 for communication."""

@@ -55,7 +55,7 @@ def test_lanes_that_were_held_to_cores_leave_the_process_where_it_was():
 
 def test_the_bandwidth_is_that_of_the_copies_of_all_lanes(monkeypatch):
     """Of two lanes, each with its part of the bytes, and one task before its copies; a stopped lane counts little."""
-    nbytes, found = 1 << 25, []
+    nbytes, found, device = 1 << 25, [], ml.device.cpu()
 
     def stamped(device, work, cores):
         copies = len(work.tasks) * lanes.COPIES
@@ -68,11 +68,11 @@ def test_the_bandwidth_is_that_of_the_copies_of_all_lanes(monkeypatch):
         return stamps
 
     monkeypatch.setattr(lanes, "stamped", stamped)
-    assert lanes.copied(None, (0,), nbytes) == nbytes / lanes.COPIES / 50
+    assert lanes.copied(device, (0,), nbytes) == nbytes / lanes.PIECES / 50
     assert not found
-    assert lanes.copied(None, (0, 1), nbytes) == nbytes / lanes.COPIES / 50
+    assert lanes.copied(device, (0, 1), nbytes) == nbytes / lanes.PIECES / 50
     assert found == [(2, 1), (2 + lanes.COPIES, 0)], "they begin when all have come"
-    assert lanes.copied(None, (0, 1), 1) == 2 * lanes.OWN / lanes.COPIES / 50, "more than a core's own cache"
+    assert lanes.copied(device, (0, 1), 1) == 2 * lanes.OWN / lanes.PIECES / 50, "more than a core's own cache"
 
 
 @pytest.mark.parametrize("kind", ml.device.LANES)
