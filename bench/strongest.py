@@ -13,6 +13,7 @@ last. Networks that are measured replace their entries in the record.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -203,13 +204,13 @@ def serve(network_name: str, name: str, cores: str, folder: Path) -> None:
         return
     adamw = bool(network.vocabulary)
     arm = made(name, network, 0.0, folder, cores)
-    facts = {"losses": losses(arm, adamw)}
+    facts = {"losses": losses(arm, adamw), "start_s": arm.facts["start_s"]}
     if network.dropout:  # draws differ, so losses do
         arm = made(name, network, network.dropout, folder, cores)
         losses(arm, adamw)
     if cores == "1":
         pin(core)
-    print(json.dumps({**facts, **arm.facts}), file=found, flush=True)
+    print(json.dumps({**arm.facts, **facts}), file=found, flush=True)
     for line in sys.stdin:
         begin, warm = time.perf_counter(), 0
         while not warm or time.perf_counter() < begin + SETTLE[cores]:
@@ -373,7 +374,9 @@ def main() -> int:
     path = Path(arguments.out) if arguments.out else RESULTS / "strongest.json"
     before = json.loads(path.read_text())["networks"] if path.exists() else {}
     networks: dict[str, Any] = {name: before.get(name, {}) for name in NETWORKS if name in before or name in chosen}
-    record: dict[str, Any] = {"machine": machine(), "rounds": arguments.rounds, "networks": networks, "summary": {}}
+    about = machine()
+    about["versions"] |= {} if missing("JAX jit") else {"jax": importlib.metadata.version("jax")}
+    record: dict[str, Any] = {"machine": about, "rounds": arguments.rounds, "networks": networks, "summary": {}}
     begin = time.monotonic()
     kinds = () if arguments.floors else (arguments.cores,) if arguments.cores else tuple(OURS)
     if kinds:

@@ -145,7 +145,7 @@ def strongest(record: dict[str, Any]) -> Iterator[Row]:
             if (entry := kinds.get(cores)) is None or entry["best"] is None:
                 continue
             others = ", ".join(f"{peer} {over['median']:.2f}x" for peer, over in entry["over"].items()
-                               if peer != entry["best"])
+                               if peer != entry["best"]) + "".join(f"; without {arm}" for arm in entry["left_out"])
             yield (f"{network}, {name}: {entry['ours']} / {entry['best']}",
                    f"{times(entry['over'][entry['best']])}; {others}", f"<= {TARGETS[cores][0]:g}x")
         if found := record["summary"].get(cores):
@@ -161,7 +161,7 @@ def strongest(record: dict[str, Any]) -> Iterator[Row]:
 def floors(record: dict[str, Any]) -> Iterator[Row]:
     known = [kinds["floors"] for kinds in record["networks"].values() if "floors" in kinds]
     if known:
-        peak, product = (max(found[key] for found in known) for key in ("peak_gflops", "product_gflops"))
+        peak, product = (statistics.median(found[key] for found in known) for key in ("peak_gflops", "product_gflops"))
         yield ("one core: fused multiply-adds on registers; large products of OpenBLAS",
                f"{peak:.0f} GFLOP/s; {product:.0f} GFLOP/s, {product / peak:.0%}", "-")
     for network, kinds in record["networks"].items():
@@ -492,8 +492,9 @@ first step are those of record, plan and bind, or of a compiler that starts with
             {"strongest": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
-bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Each launch is timed
-alone, on one core; a family is a file in `kernels/`.""", {"strongest": floors}),
+bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Attention counts all
+scores, also those that a causal mask leaves out, so over long rows its floor is nearly twice too high. Each launch is
+timed alone, on one core; a family is a file in `kernels/`.""", {"strongest": floors}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
 the command as a user types it. Costs are measured on free cores: a run marked with * ran while other processes used
