@@ -4,9 +4,8 @@
     python bench/strongest.py --floors [--networks GPT] [--out FILE.json]      only what holds each of ours back
 
 Needs the extra `strong` and a C++ compiler. Each arm has a process of its own. First the losses of all arms over some
-steps must agree; then the arms take turns. On one core, to which all processes are pinned, times are those of the
-processor, so that other work on it counts less; on all cores they are those of the clock. A step is forward, backward
-and the optimizer. Buffers are donated to JAX; torch has fused optimizers, no gradients between steps, images channels
+steps must agree; then the arms take turns. On one core, to which all processes are pinned, the processor's time counts,
+so that other work there counts less; on all cores the clock's. A step is forward, backward and the optimizer. Buffers are donated to JAX; torch has fused optimizers, no gradients between steps, images channels
 last. Networks that are measured replace their entries in the record.
 """
 
@@ -231,7 +230,7 @@ class Worker:
 
     def __init__(self, network: str, name: str, cores: str, folder: Path) -> None:
         self.log = folder / f"{name} {cores}.log"
-        # new, so that compile times are those of a first run; without blanks, on which its compiler fails
+        # new, since a first run's compile times are wanted; without blanks, on which its compiler fails
         cache = folder / f"inductor-{len([*folder.iterdir()])}"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

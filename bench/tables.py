@@ -488,7 +488,7 @@ data take 2 to 6 times as long, and predictions, which take cores as they were m
 The same training step in torch eager, torch.compile (the loss; its optimizer is torch's fused one) and JAX's jit (the
 whole step, with buffers donated to it), with the same weights and losses; minidl on all cores is the better one of one
 lane and two lanes with chosen widths. On one core all are pinned, and the processor's time counts. Seconds until the
-first step are those of record, plan and bind, or of a compiler that starts with an empty cache beside another one.""",
+first step: record, plan and bind, or a compiler that starts with an empty cache beside another one.""",
             {"strongest": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
