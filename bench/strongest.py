@@ -5,8 +5,9 @@
 
 Needs the extra `strong` and a C++ compiler. Each arm has a process of its own. First the losses of all arms over some
 steps must agree; then the arms take turns. On one core, to which all processes are pinned, the processor's time counts,
-so that other work there counts less; on all cores the clock's. A step is forward, backward and the optimizer. Buffers are donated to JAX; torch has fused optimizers, no gradients between steps, images channels
-last. Networks that are measured replace their entries in the record.
+so that other work there counts less; on all cores the clock's. A step is forward, backward and the optimizer. Buffers
+are donated to JAX; torch has fused optimizers, no gradients between steps, images channels last. Networks that are
+measured replace their entries in the record.
 """
 
 from __future__ import annotations
