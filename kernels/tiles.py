@@ -30,6 +30,7 @@ FEW = 4  #: panels of the other matrix that are packed at once
 ROOM = DEEP * (HIGH + FEW * COLUMNS) + LANES  #: numbers of scratch
 SLOTS = 64  #: products at once that have scratch
 LEAST, LEAST_TURNED = 1 << 21, 1 << 18  #: products of numbers; the latter for rows of a times rows of b
+MOST = 1024  #: rows that columns of a and b have at most
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 BITS, MASK = ir.IntType(LANES), ir.VectorType(ir.IntType(1), LANES)
@@ -218,7 +219,7 @@ def _product(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_r
         less += 1
     talls, wides = less + max(-(-(m - less * LESS) // ROWS), 0), -(-n // COLUMNS)
     # some panels of one side stay packed, while panels of the other side come, a few at a time
-    a_stays = m < n and (a_step > 1 or b_column > 1 or 8 * m <= n)
+    a_stays = m < n and (a_step > 1 or 8 * m <= n)
     kept = slot * ROOM
     passing = kept + DEEP * HIGH
     from_a, from_b = (kept, passing) if a_stays else (passing, kept)
@@ -284,7 +285,7 @@ def product(a: Any, b: Any, y: Any, bias: Any = None, low: float = -np.inf) -> T
             y.strides[1] != 4 or any(4 not in x.strides for x in (a, b))):
         return None
     a_row, a_step, b_step, b_column = (s // 4 for x in (a, b) for s in x.strides)
-    if (a_step > 1 and k > DEEP) or m * k * n < (LEAST_TURNED if a_step == b_step == 1 else LEAST):
+    if (a_step > 1 and k > MOST) or m * k * n < (LEAST_TURNED if a_step == b_step == 1 else LEAST):
         return None
     more = y if bias is None else np.broadcast_to(bias, y.shape)
     return loop(_product, memory(a), a_row, a_step, memory(b), b_step, b_column, memory(more), more.strides[0] // 4,
