@@ -52,20 +52,20 @@ def _masked(builder: Any, place: Any, mask: Any) -> Any:
                  ir.Constant(VECTOR, None))
 
 
-def _tile(rows, vectors):  # type: ignore[no-untyped-def]
+def _tile(rows: int, vectors: int) -> Any:
     """y = more + a b for `rows` x `vectors` LANES elements, of which `high` x `columns` are stored, each at least
     `low`. In panels are a from a_at on, `rows` numbers for each of `deep` steps, and b from b_at on, for each vector
     LANES numbers for each step. Element (i, j) of y is at y_at + i y_row + j, and so in more if `adds`, else it is 0
     there."""
 
     @intrinsic
-    def tile(typing, panels, a_at, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high, columns,
-             low):  # type: ignore[no-untyped-def]
+    def tile(  # type: ignore[no-untyped-def]
+            typing, panels, a_at, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high, columns, low):
         def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
             (panels_, a, b, steps, more_, more_first, more_step, some, y_, y_first, y_step, high_, wide,
              least) = arguments
 
-            def lines(kind, array, first, step):  # type: ignore[no-untyped-def]
+            def lines(kind: Any, array: Any, first: Any, step: Any) -> list[Any]:
                 """Where each row begins, the last row's for rows that are not there."""
                 last, start = builder.sub(high_, NUMBER(1)), _address(context, builder, kind, array, first)
                 return [builder.gep(start, [builder.mul(step, builder.select(
