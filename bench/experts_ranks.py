@@ -1,6 +1,6 @@
 """Experts over ranks: minidl against torch over gloo, in the same processes in turns, with the same tokens and weights.
 
-    mpiexec -n 2 python bench/experts_ranks.py [--rounds 20] [--scheduler barrier] [--scheduler-arg K=V]..
+    mpiexec -n 2 python bench/experts_ranks.py [--rounds 20] [--scheduler buckets] [--scheduler-arg K=V]..
                                                [--out FILE.json]                          needs the extra `parity`
 
 `moe_gpt` small (4 layers, 128 wide, 8 experts of 512, of which a token uses 2) on 8 rows of 128 tokens for each rank;
@@ -87,7 +87,7 @@ class Torch:
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=20, help=f"of {STEPS} steps each, after one that is not counted")
-    parser.add_argument("--scheduler", default="barrier")
+    parser.add_argument("--scheduler", default="buckets", help="barrier sums each small gradient by itself")
     parser.add_argument("--scheduler-arg", type=pair, action="append", default=[], metavar="K=V")
     parser.add_argument("--out", metavar="FILE.json", help="the record; default: bench/results/experts_ranks.json")
     options = parser.parse_args()
