@@ -20,6 +20,7 @@ import numpy as np
 from .cuda import FLAG, Call, Grid, Zeros, c_type, each, each_row
 from .gelu import gelu_tanh, gelu_tanh_grad, gelu_tanh_grad_rows, gelu_tanh_rows
 from .group import in_turn
+from .linear import group_tiles
 from .registry import Thunk, kernel, loop, regrouped, ufunc
 
 TILE = 32  #: rows and columns of a product that a CUDA block computes
@@ -301,18 +302,27 @@ def _gate_grad(dy, rows, place, dgate):  # type: ignore[no-untyped-def]
 
 
 # ----------------------------------------------------------------------------------------------------- grouped products
-def grouped_products(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool) -> None:
+def grouped_products(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool, others: range) -> None:
     """A product of a group's rows r, of which there are counts[group], after the ones of the groups before it:
-    out[r] = a[r] b; or with `summed`, over its rows, out = a[:, r] b[r], zeros if it has none. Native lanes have the
-    same (`minidl.devices.native.calls`)."""
+    out[r] = a[r] b; or with `summed`, over its rows, out = a[:, r] b[r], zeros if it has none. Nothing for numbers of
+    rows of which another call takes care. Native lanes have the same (`minidl.devices.native.calls`)."""
     begin, n = int(counts[:group].sum()), int(counts[group])
     rows = slice(begin, begin + n)
+    if n in others:
+        return
     if n and summed:
         np.dot(a[:, rows], b[rows], out)
     elif n:
         np.dot(a[rows], b, out[rows])
     elif summed:
         out.fill(0)
+
+
+def _product(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool, *bias: Any) -> list[Thunk]:
+    """A group's product, by tiles where a dense layer with as many rows has them, so that the bits are equal."""
+    tiles, sizes = group_tiles(counts, group, a, b, out, summed, *bias)
+    return [partial(grouped_products, counts, group, a, b, out, summed, sizes), *tiles,
+            *(loop(_add_bias, counts, group, out, one, sizes.start, sizes.stop) for one in bias)]
 
 
 def _each_group(counts: Any, calls: Callable[[Any, int, int, int], Sequence[Thunk]]) -> list[Thunk]:
@@ -359,8 +369,7 @@ def _(counts: Any, x: Any, w: Any, *arrays: Any, gelu: bool = False, rest: bool 
 
     def calls(numbers: Any, group: int, e: int, s: int) -> list[Thunk]:
         return [*([loop(gelu_tanh_rows, numbers, group, x, z)] if gelu else []),
-                partial(grouped_products, numbers, group, z, w[e].T, y, False),
-                *(loop(_add_bias, numbers, group, y, b[e]) for b in bias)]
+                *_product(numbers, group, z, w[e].T, y, False, *(b[e] for b in bias))]
 
     return [*_each_group(counts, calls), *(loop(_clear_rest, counts, a) for a in ((y, z) if gelu else (y,)) if rest)]
 
@@ -382,9 +391,12 @@ def _grouped_rows(counts: Any, a: Any, b: Any, out: Any, transposed: bool, *bias
         bool(bias)))]
 
 
-def _add_bias(counts, group, y, b):  # type: ignore[no-untyped-def]
-    begin = counts[:group].sum()
-    for i in range(begin, begin + counts[group]):
+def _add_bias(counts, group, y, b, least, most):  # type: ignore[no-untyped-def]
+    """For so many rows the bias is inside the product."""
+    begin, end = counts[:group].sum(), counts[: group + 1].sum()
+    if least <= counts[group] < most:
+        end = begin
+    for i in range(begin, end):
         for j in range(y.shape[1]):
             y[i, j] += b[j]
 
@@ -410,7 +422,7 @@ def _(counts: Any, dy: Any, w: Any, *arrays: Any, rest: bool = True) -> Any:
     *seen, dx = arrays
 
     def calls(numbers: Any, group: int, e: int, s: int) -> list[Thunk]:
-        return [partial(grouped_products, numbers, group, dy, w[e], dx, False),
+        return [*_product(numbers, group, dy, w[e], dx, False),
                 *(loop(gelu_tanh_grad_rows, numbers, group, x, dx) for x in seen)]
 
     return [*_each_group(counts, calls), *([loop(_clear_rest, counts, dx)] if rest else [])]
@@ -449,7 +461,7 @@ def _(counts: Any, x: Any, dy: Any, *arrays: Any, bias: bool) -> Any:
         totals = [total[e] for total in whole]
         dw, *db = own if s else totals
         return [*(loop(_sum_bias, numbers, group, dy, b) for b in db),
-                partial(grouped_products, numbers, group, dy.T, x, dw, True),
+                *_product(numbers, group, dy.T, x, dw, True),
                 *(ufunc(np.add, total, part, total) for total, part in zip(totals, own, strict=False) if s)]
 
     return _each_group(counts, calls)

@@ -54,6 +54,16 @@ def _tiles(a: Any, b: Any, out: Any, bias: Any = None, low: float = -np.inf) -> 
     return product(a, b, out, bias, low)
 
 
+def group_tiles(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool, bias: Any = None
+                ) -> tuple[list[Thunk], range]:
+    """The call of `tiles.group_product`, and for which numbers of rows it is used."""
+    if out.dtype != np.float32 or not one_thread:
+        return [], range(0)
+    from .tiles import group_product
+
+    return group_product(counts, group, a, b, out, summed, bias)
+
+
 # ------------------------------------------------------------------------------------------------- products on CUDA
 def _steps(array: Any) -> list[int]:
     """Strides in elements, of an array (whose strides are bytes) or of a tensor (whose strides are elements)."""

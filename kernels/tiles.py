@@ -29,6 +29,7 @@ COLUMNS = VECTORS * LANES
 FEW = 4  #: panels of the other matrix that are packed at once
 ROOM = DEEP * (HIGH + FEW * COLUMNS) + LANES  #: numbers of scratch
 SLOTS = 64  #: products at once that have scratch
+FAR, NONE = 1 << 40, np.zeros(1, np.int64)  #: more rows than there are; numbers of rows, if nobody reads them
 LEAST, LEAST_TURNED = 1 << 21, 1 << 18  #: products of numbers; the latter for rows of a times rows of b
 MOST = 1024  #: rows that columns of a and b have at most
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
@@ -209,8 +210,18 @@ def _pack(x, along, across, at, end, count, width, deep, panels, to):  # type: i
                         to + (p * deep + k) * width, width)
 
 
-def _product(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, low, size, panels, flags):  # type: ignore[no-untyped-def]
+def _product(counts, group, least_rows, most_rows, summed, a, a_row, a_step, b, b_step,  # type: ignore[no-untyped-def]
+             b_column, more, more_row, adds, y, y_row, low, size, panels, flags):
+    """A product; or, of group >= 0, the product of its rows, if there are so many, as `experts.grouped_products`."""
     m, depth, n = size
+    if group >= 0:
+        rows, begin = counts[group], counts[:group].sum()
+        if not least_rows <= rows < most_rows:
+            return
+        if summed:
+            depth, a, b = rows, a[begin * a_step :], b[begin * b_step :]
+        else:
+            m, a, y, more = rows, a[begin * a_row :], y[begin * y_row :], more[begin * more_row :]
     slot = _thread(SLOTS)
     while _taken(flags, 8 * slot):
         slot = (slot + 1) % SLOTS
@@ -277,16 +288,44 @@ def _scratch() -> tuple[Any, Any]:
     return raw[skip : skip + SLOTS * ROOM], np.zeros(8 * SLOTS, np.int64)
 
 
+def _steps(a: Any, b: Any, y: Any) -> tuple[int, ...] | None:
+    """The steps by rows and columns of a and b, if tiles can multiply arrays like these."""
+    if not WIDE or any(x.dtype != np.float32 or min(x.strides) < 4 for x in (a, b, y)) or (
+            y.strides[1] != 4 or any(4 not in x.strides for x in (a, b))):
+        return None
+    return tuple(s // 4 for x in (a, b) for s in x.strides)
+
+
+def _sizes(one: int, other: int, a_step: int, b_step: int) -> range:
+    """The third of the sizes m, k and n for which tiles are faster here than the library, by the other two. (With rows
+    of a that are not beside each other it is k.)"""
+    least = LEAST_TURNED if a_step == b_step == 1 else LEAST
+    return range(max(LANES, -(-least // (one * other))) if min(one, other) >= LANES else FAR,
+                 MOST + 1 if a_step > 1 else FAR)
+
+
+def _bound(steps: tuple[int, ...], a: Any, b: Any, y: Any, bias: Any, low: float, counts: Any, *group: Any) -> Thunk:
+    a_row, a_step, b_step, b_column = steps
+    more = y if bias is None else np.broadcast_to(bias, y.shape)
+    return loop(_product, counts, *group, memory(a), a_row, a_step, memory(b), b_step, b_column, memory(more),
+                more.strides[0] // 4, bias is not None, memory(y), y.strides[0] // 4, np.float32(low),
+                (*a.shape, b.shape[1]), *_scratch())
+
+
 def product(a: Any, b: Any, y: Any, bias: Any = None, low: float = -np.inf) -> Thunk | None:
     """y (m, n) = a (m, k) @ b (k, n) + bias (n,), each element at least `low`, if that is faster here than the
     library's product; else None. The choice depends on the processor, shapes and steps alone."""
-    (m, k), n = a.shape, b.shape[1]
-    if not WIDE or any(x.dtype != np.float32 or min(x.strides) < 4 or min(x.shape) < LANES for x in (a, b, y)) or (
-            y.strides[1] != 4 or any(4 not in x.strides for x in (a, b))):
+    steps = _steps(a, b, y)
+    if steps is None or a.shape[1] not in _sizes(a.shape[0], b.shape[1], *steps[1:3]):
         return None
-    a_row, a_step, b_step, b_column = (s // 4 for x in (a, b) for s in x.strides)
-    if (a_step > 1 and k > MOST) or m * k * n < (LEAST_TURNED if a_step == b_step == 1 else LEAST):
-        return None
-    more = y if bias is None else np.broadcast_to(bias, y.shape)
-    return loop(_product, memory(a), a_row, a_step, memory(b), b_step, b_column, memory(more), more.strides[0] // 4,
-                bias is not None, memory(y), y.strides[0] // 4, np.float32(low), (m, k, n), *_scratch())
+    return _bound(steps, a, b, y, bias, low, NONE, -1, 0, 0, False)
+
+
+def group_product(counts: Any, group: int, a: Any, b: Any, y: Any, summed: bool, bias: Any = None
+                  ) -> tuple[list[Thunk], range]:
+    """The product of a group of rows as in `experts.grouped_products`, with the bits of `product`, if the group has one
+    of these numbers of rows; for others the call does nothing."""
+    steps = _steps(a, b, y)
+    sizes = range(0) if steps is None else _sizes(a.shape[1 - summed], b.shape[1], *steps[1:3])
+    return ([_bound(steps, a, b, y, bias, -np.inf, counts, group, sizes.start, sizes.stop, summed)]
+            if steps and sizes else []), sizes

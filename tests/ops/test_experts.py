@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ import minidl as ml
 from minidl import nn, ops, optim
 from minidl.devices.device import cpu
 from minidl.kernels import KERNELS
+from minidl.measuring.lanes import probe
 from minidl.testing.checks import gradcheck
 
 
@@ -129,13 +131,14 @@ def dense(layer: nn.MoE, x: Any) -> Any:
 
 
 @pytest.mark.parametrize("score", ["softmax", "sigmoid"])
-@pytest.mark.parametrize("tokens", [1, 6, 33])
-def test_one_expert_is_the_dense_layer(score: str, tokens: int) -> None:
+@pytest.mark.parametrize(("tokens", "width"), [(1, 8), (6, 8), (33, 8), (60, 200), (300, 100)])
+def test_one_expert_is_the_dense_layer(score: str, tokens: int, width: int) -> None:
+    """Also where products go by tiles (`kernels/tiles.py`)."""
     found = []
     for forward in (nn.MoE.forward, dense):
         ml.seed(0)
-        layer = nn.MoE(8, 16, 1, 1, score=score, normalize=True)
-        x = ml.Parameter(random_array((tokens, 8), 1, "float32"))
+        layer = nn.MoE(width, 2 * width, 1, 1, score=score, normalize=True)
+        x = ml.Parameter(random_array((tokens, width), 1, "float32"))
         y = forward(layer, x)
         (y * y).sum().backward()
         grads = [p.grad.numpy() for p in (x, *layer.fc1.parameters(), *layer.fc2.parameters())]
@@ -202,6 +205,35 @@ def test_random_settings_have_the_bits_of_eager_steps(seed: int) -> None:
         return step, [t for _, t in net.named_tensors()]
 
     same_in_any_order(make, training(micro_batches)[2], [seed])
+
+
+@pytest.mark.parametrize("summed", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+def test_products_by_tiles_or_by_the_library_are_native(summed: bool, bias: bool) -> None:
+    """Groups without rows, with few, and with many: each row comes from one of both."""
+    from minidl.devices.native import no_native_lanes
+
+    if no_native_lanes():
+        pytest.skip(no_native_lanes())
+    counts, (n, i, o) = np.array([[0, 5, 70], [1, 130, 16]]), (230, 96, 64)
+    x, w, b, dy = (random_array(shape, 3, "float32") for shape in ((n, i), (3, o, i), (3, o), (n, o)))
+    reads = [counts, x, dy] if summed else [counts, x, w, *([b] if bias else [])]
+    name, constants = ("grouped_linear_weight_grad", {"bias": bias}) if summed else ("grouped_linear", {})
+    shapes = [w.shape, *([b.shape] if bias else [])] if summed else [(n, o)]
+    made = {}
+    for lanes in ("native", "python"):
+        results = [np.full(shape, 9, np.float32) for shape in shapes]
+        work = [np.empty(shape, kind) for shape, kind in (
+            KERNELS[name].work(reads, results, **constants) if KERNELS[name].work else [])]
+        calls = KERNELS[name].bind(reads, results, work, constants)
+        cpu().set_lanes(lanes)
+        try:
+            with closing(cpu().lanes(probe([[0]], [], lambda *_, calls=calls: calls))) as run:
+                run.run()
+        finally:
+            cpu().set_lanes("")
+        made[lanes] = bits(*results)
+    assert made["native"] == made["python"]
 
 
 def test_grouped_products_are_native() -> None:

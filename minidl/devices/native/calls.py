@@ -281,7 +281,7 @@ def _product(operands: Sequence[Any]) -> list[Call]:
     return [_loop(loop, [a, b, out], [n, m, k, p], [*steps, *(s for x in (a, b, out) for s in x.strides[-2:])], outer)]
 
 
-def _grouped(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool) -> list[Call]:
+def _grouped(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool, others: range) -> list[Call]:
     counts, a, b, out = _plain(counts, a, b, out)
     if counts.dtype != np.int64 or not counts.flags.c_contiguous or not a.size or not b.size or not out.size:
         raise Unknown
@@ -291,7 +291,7 @@ def _grouped(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool) ->
     strides = np.array([0, 0, 0, *(s for x in (a, b, out) for s in x.strides)], np.int64)
     moving, places = np.zeros(3, np.int64), [(x.ctypes.data, step) for x, step in zip((a, b, out), steps, strict=True)]
     block = _block([*loop, *(x.ctypes.data for x in (sizes, strides, moving)), 2 if summed else 1, counts.ctypes.data,
-                    group, out.nbytes * summed, *(word for own in places for word in own)])
+                    group, out.nbytes * summed, others.start, others.stop, *(word for own in places for word in own)])
     return [Call(code.grouped_call.address, block.ctypes.data, (block, sizes, strides, moving, counts, a, b, out))]
 
 

@@ -401,8 +401,9 @@ def numpy_call(block):
 
 #: words of the block of a group's product: a loop of NumPy, its data; the addresses of its sizes, its strides and the
 #: operands as it changes them; which size the rows of a group are; the address of the numbers of rows, how many of them
-#: come before; the bytes of zeros if there are no rows; then of each operand the first address and the step by row
-ROWS, NUMBERS, BEFORE, EMPTY, PLACES = range(5, 10)
+#: come before; the bytes of zeros if there are no rows; for which numbers of rows, from the first on and below the
+#: second, another call takes care; then of each operand the first address and the step by row
+ROWS, NUMBERS, BEFORE, EMPTY, FROM, BELOW, PLACES = range(5, 12)
 
 
 @cfunc(STATUS, cache=True)
@@ -415,6 +416,8 @@ def grouped_call(block):
     for i in range(before):
         row += peek(numbers + 8 * i)
     count = peek(numbers + 8 * before)
+    if peek(block + 8 * FROM) <= count < peek(block + 8 * BELOW):
+        return OK
     for j in range(3):
         place = block + 8 * (PLACES + 2 * j)
         poke(moving + 8 * j, peek(place) + row * peek(place + 8))
