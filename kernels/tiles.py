@@ -18,6 +18,7 @@ from numba.core import cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
+from .linear import LEAST_TURNED
 from .registry import Thunk, inlined, loop, memory
 from .taps import LANES
 from .vectors import _address, _call, _repeated
@@ -30,7 +31,7 @@ FEW = 4  #: panels of the other matrix that are packed at once
 ROOM = DEEP * (HIGH + FEW * COLUMNS) + LANES  #: numbers of scratch
 SLOTS = 64  #: products at once that have scratch
 FAR, NONE = 1 << 40, np.zeros(1, np.int64)  #: more rows than there are; numbers of rows, if nobody reads them
-LEAST, LEAST_TURNED = 1 << 21, 1 << 18  #: products of numbers; the latter for rows of a times rows of b
+LEAST = 1 << 21  #: products of numbers; for rows of a times rows of b they are `LEAST_TURNED`
 MOST = 1024  #: rows that columns of a and b have at most
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
