@@ -15,8 +15,8 @@ from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .row_products import cuda_row_products, cuda_row_products_work
 from .small_product import fits
 from .sums import cuda_row_sums, cuda_row_sums_work
+from .taps import LEAST_TILES
 
-LEAST_TURNED = 1 << 18  #: products of numbers from which tiles are faster, for rows of a times rows of b
 one_thread = True  #: whether products on the CPU have one thread each; a device with several sets it
 SMALL = 1 << 25  #: the most operations of a small product: larger ones fill a GPU, and a CPU for long
 
@@ -49,7 +49,7 @@ def gemm(a: Any, b: Any, out: Any) -> Thunk:
 def _tiles(a: Any, b: Any, out: Any, bias: Any = None, low: float = -np.inf) -> Thunk | None:
     """The product of `tiles`, if it is faster for these matrices and each product has one thread."""
     if not out.ndim == a.ndim == b.ndim == 2 or out.dtype != np.float32 or not one_thread or (
-            a.size * b.shape[1] < LEAST_TURNED):
+            a.size * b.shape[1] < LEAST_TILES):
         return None
     from .tiles import product  # it imports numba
 

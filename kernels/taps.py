@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 Pair = tuple[int, int]
 LANES = 16  #: output channels that are computed together
+LEAST_TILES = 1 << 18  #: products of numbers in a product of matrices from which `tiles` may be faster
 WIDEST = 8  #: pixels that are computed together at most
 CHUNK = 256  #: about how many pixels the gradient of the weights adds up before it adds them to the others'
 LINE = 128  #: pixels of a line at most, where lines may have any length

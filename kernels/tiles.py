@@ -18,9 +18,8 @@ from numba.core import cgutils, types
 from numba.core.registry import cpu_target
 from numba.extending import intrinsic
 
-from .linear import LEAST_TURNED
 from .registry import Thunk, inlined, loop, memory
-from .taps import LANES
+from .taps import LANES, LEAST_TILES
 from .vectors import _address, _call, _repeated
 
 WIDE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]  #: whether 32 registers hold LANES each
@@ -31,7 +30,7 @@ FEW = 4  #: panels of the other matrix that are packed at once
 ROOM = DEEP * (HIGH + FEW * COLUMNS) + LANES  #: numbers of scratch
 SLOTS = 64  #: products at once that have scratch
 FAR, NONE = 1 << 40, np.zeros(1, np.int64)  #: more rows than there are; numbers of rows, if nobody reads them
-LEAST = 1 << 21  #: products of numbers; for rows of a times rows of b they are `LEAST_TURNED`
+LEAST = 1 << 21  #: products of numbers; for rows of a times rows of b they are `LEAST_TILES`
 MOST = 1024  #: rows that columns of a and b have at most
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
@@ -300,7 +299,7 @@ def _steps(a: Any, b: Any, y: Any) -> tuple[int, ...] | None:
 def _sizes(one: int, other: int, a_step: int, b_step: int) -> range:
     """The third of the sizes m, k and n for which tiles are faster here than the library, by the other two. (With rows
     of a that are not beside each other it is k.)"""
-    least = LEAST_TURNED if a_step == b_step == 1 else LEAST
+    least = LEAST_TILES if a_step == b_step == 1 else LEAST
     return range(max(LANES, -(-least // (one * other))) if min(one, other) >= LANES else FAR,
                  MOST + 1 if a_step > 1 else FAR)
 
@@ -324,7 +323,7 @@ def product(a: Any, b: Any, y: Any, bias: Any = None, low: float = -np.inf) -> T
 
 def group_product(counts: Any, group: int, a: Any, b: Any, y: Any, summed: bool, bias: Any = None
                   ) -> tuple[list[Thunk], range]:
-    """The product of a group of rows as in `experts.grouped_products`, with the bits of `product`, if the group has one
+    """The product of a group of rows as in `experts.grouped_products`, bit-identical to `product`, if the group has one
     of these numbers of rows; for others the call does nothing."""
     steps = _steps(a, b, y)
     sizes = range(0) if steps is None else _sizes(a.shape[1 - summed], b.shape[1], *steps[1:3])
