@@ -326,6 +326,12 @@ def exchanges(record: dict[str, Any]) -> Iterator[Row]:
                    else "-")
 
 
+def experts_ranks(record: dict[str, Any]) -> Iterator[Row]:
+    yield (f"moe_gpt small on {record['ranks']} ranks of one core, {record['scheduler']}: minidl / torch over gloo",
+           f"{times(record['ratio'])}; {record['minidl_ms']['median']:.0f} and {record['torch_ms']['median']:.0f} ms; "
+           f"losses at most {record['losses_apart']:.0e} apart", "<= 0.70x")
+
+
 #: the calls of `launch_overhead.py` in the table; all others are in the record and its plot
 LAUNCHES = {"Python call", "prebuilt call", "native call", "native graph", "by lock", "by futex", "by spin",
             "a native step without calls", "NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream",
@@ -531,8 +537,8 @@ Tasks that wait, as above. Each of two blocks has a dense layer, and one with ex
 take 20 ms each for a forward, an output gradient and a weight gradient, and each of the four exchanges half as long, as
 long or twice as long. In order, a rank waits for every exchange. With `hide=weights`, weight gradients run beside
 exchanges backward, and the shared expert beside dispatch; with `hide=two_batches`, two micro-batches take turns.
-Parameters have equal bits.""",
-            {"exchanges": exchanges}),
+Parameters have equal bits. Below, real products: torch exchanges rows by `all_to_all_single`.""",
+            {"exchanges": exchanges, "experts_ranks": experts_ranks}),
     Section("Plans of networks for language, priced", """\
 Simulated, from costs of single tasks that were measured on a busy machine: 4 ranks, 4 micro-batches, links of 20 us and
 1 GB/s. BERT and GPT have 12 layers of 128, the RNN 16 cells of 128, the FFNN 12 layers of 1024. Modulo allocation cuts
