@@ -162,6 +162,8 @@ def gelu_tanh_grad(xp: Any, x: Any, dy: Any) -> Any:
 
 @gelu_tanh_grad.cpu
 def _(x: Any, dy: Any, dx: Any) -> Any:
+    if dx is dy:  # numba leaves a loop without vectors if two of its arrays are one
+        return [loop(_times_slope, flat(x), flat(dx))]
     return [loop(_gelu_tanh_grad, flat(x), flat(dy), flat(dx))]
 
 
@@ -214,6 +216,12 @@ def _gelu_tanh_grad(x, dy, dx):  # type: ignore[no-untyped-def]
     wide()
     for i in range(x.size):
         dx[i] = dy[i] * _slope(x[i])
+
+
+def _times_slope(x, dx):  # type: ignore[no-untyped-def]
+    wide()
+    for i in range(x.size):
+        dx[i] *= _slope(x[i])
 
 
 def gelu_tanh_rows(counts, group, x, y):  # type: ignore[no-untyped-def]
