@@ -98,8 +98,8 @@ def zeros(typing, array):  # type: ignore[no-untyped-def]
     return _block_of(array)(array), build
 
 
-def _products_added(builder: Any, context: Any, x: Any, value: Any, offsets: Any, apart: Any, weights: Any,
-                    befores: Sequence[Any], places: Sequence[Any]) -> list[Any]:
+def _products_added(builder: Any, context: Any, x: Any, value: Any, offsets: Any, apart: Any,
+                    weights: tuple[Any, Any], befores: Sequence[Any], places: Sequence[Any]) -> list[Any]:
     """Blocks of sums after a step, one for each place of weights: `value` is the address of the first pixel's."""
     vector = ir.VectorType(context.get_value_type(x.dtype), LANES)
     factors = [builder.load(builder.bitcast(_address(context, builder, *weights, place), vector.as_pointer()),
