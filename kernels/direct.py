@@ -146,6 +146,18 @@ def _over_pixels_twice(source, begin, offsets, across, apart, lanes, half, lines
     return sums
 
 
+@njit(nogil=True, error_model="numpy", inline="always")
+def _add_over_pixels(source, begin, offsets, across, apart, lanes, half, lines, columns,  # type: ignore[no-untyped-def]
+                     totals, to, second, into):
+    """Adds these sums to totals from `to` on; if there are two blocks, the second one's `second` further."""
+    if second:
+        sums, others = _over_pixels_twice(source, begin, offsets, across, apart, lanes, half, lines, columns)
+        add(others, totals, to + second, into)
+    else:
+        sums = _over_pixels(source, begin, offsets, across, apart, lanes, lines, columns)
+    add(sums, totals, to, into)
+
+
 @njit(nogil=True, error_model="numpy")
 def _side_by_side(lanes, to, dy, at, step, count, pixels):  # type: ignore[no-untyped-def]
     """Copies `count` outputs of each pixel, with zeros up to LANES."""
@@ -183,22 +195,12 @@ def _weight_sums(x, dy, totals, padded, lanes, shape, taps, blocks):  # type: ig
                 for t in range(len(taps)):
                     at = start + begin * sy * across + group * rows + taps[t]
                     for k in range(0, run - run % PIXELS, PIXELS):
-                        if twice:
-                            sums, more = _over_pixels_twice(source, at + k, None, sy * across, sx * c, lanes, half,
-                                                            end - begin, ow)
-                            add(more, totals, total + depth + k * LANES, whole)
-                        else:
-                            sums = _over_pixels(source, at + k, None, sy * across, sx * c, lanes, end - begin, ow)
-                        add(sums, totals, total + k * LANES, whole)
+                        _add_over_pixels(source, at + k, None, sy * across, sx * c, lanes, half, end - begin, ow,
+                                         totals, total + k * LANES, depth * twice, whole)
                     if run % PIXELS:
                         k = run - run % PIXELS
-                        if twice:
-                            sums, more = _over_pixels_twice(source, at + k, rest, sy * across, sx * c, lanes, half,
-                                                            end - begin, ow)
-                            add(more, totals, total + depth + k * LANES, into)
-                        else:
-                            sums = _over_pixels(source, at + k, rest, sy * across, sx * c, lanes, end - begin, ow)
-                        add(sums, totals, total + k * LANES, into)
+                        _add_over_pixels(source, at + k, rest, sy * across, sx * c, lanes, half, end - begin, ow,
+                                         totals, total + k * LANES, depth * twice, into)
                     total += run * LANES
                 total += depth * twice
                 b += 1 + twice

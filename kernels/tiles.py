@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from .registry import Thunk, inlined, loop, memory
 from .taps import LANES, LEAST_TILES
-from .vectors import _address, _call, _repeated
+from .vectors import _address, _call, _repeated, _transposed
 
 WIDE = "+avx512f" in cpu_target.target_context.codegen().magic_tuple()[2]  #: whether 32 registers hold LANES each
 ROWS, LESS, VECTORS = 14, 8, 2  #: of a tile; of a tile for rows that are left
@@ -142,14 +142,7 @@ def _turned(typing, x, at, across, count, to, first, step):  # type: ignore[no-u
         last = builder.sub(count_, NUMBER(1))
         rows = [builder.load(_place(builder, begin, builder.mul(across_, builder.select(
             builder.icmp_signed("<", NUMBER(j), last), NUMBER(j), last))), align=4) for j in range(LANES)]
-        size, mask = 1, ir.VectorType(ir.IntType(32), LANES)
-        while size < LANES:  # as in `transpose`
-            upper = ir.Constant(mask, [i - size + LANES if i & size else i for i in range(LANES)])
-            lower = ir.Constant(mask, [i + LANES if i & size else i + size for i in range(LANES)])
-            rows = [builder.shuffle_vector(rows[j - size], row, lower) if j & size else
-                    builder.shuffle_vector(row, rows[j + size], upper) for j, row in enumerate(rows)]
-            size *= 2
-        for i, row in enumerate(rows):
+        for i, row in enumerate(_transposed(builder, rows)):
             builder.store(row, _place(builder, end, builder.mul(step_, NUMBER(i))), align=4)
         return context.get_dummy_value()
 

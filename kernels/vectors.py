@@ -178,6 +178,18 @@ def plus(typing, sums, others):  # type: ignore[no-untyped-def]
     return sums(sums, others), build
 
 
+def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
+    """The columns of LANES vectors."""
+    step, mask = 1, ir.VectorType(ir.IntType(32), LANES)
+    while step < LANES:  # two squares of `step` swap places, those beside the diagonal of one twice as large
+        upper = ir.Constant(mask, [i - step + LANES if i & step else i for i in range(LANES)])
+        lower = ir.Constant(mask, [i + LANES if i & step else i + step for i in range(LANES)])
+        rows = [builder.shuffle_vector(rows[j - step], row, lower) if j & step else
+                builder.shuffle_vector(row, rows[j + step], upper) for j, row in enumerate(rows)]
+        step *= 2
+    return rows
+
+
 @intrinsic
 def transpose(typing, x, at, apart, to, first):  # type: ignore[no-untyped-def]
     """to[first + LANES * i + j] = x[at + i + apart * j] for i and j below LANES."""
@@ -188,14 +200,7 @@ def transpose(typing, x, at, apart, to, first):  # type: ignore[no-untyped-def]
         begin, end = _address(context, builder, x, x_, at_), _address(context, builder, to, to_, first_)
         rows = [builder.load(builder.bitcast(builder.gep(begin, [builder.mul(apart_, ir.Constant(number, j))]), vector),
                              align=align) for j in range(LANES)]
-        step, mask = 1, ir.VectorType(ir.IntType(32), LANES)
-        while step < LANES:  # two squares of `step` swap places, those beside the diagonal of one twice as large
-            upper = ir.Constant(mask, [i - step + LANES if i & step else i for i in range(LANES)])
-            lower = ir.Constant(mask, [i + LANES if i & step else i + step for i in range(LANES)])
-            rows = [builder.shuffle_vector(rows[j - step], row, lower) if j & step else
-                    builder.shuffle_vector(row, rows[j + step], upper) for j, row in enumerate(rows)]
-            step *= 2
-        for i, row in enumerate(rows):
+        for i, row in enumerate(_transposed(builder, rows)):
             place = builder.gep(end, [ir.Constant(number, LANES * i)])
             builder.store(row, builder.bitcast(place, vector), align=align)
         return context.get_dummy_value()

@@ -118,9 +118,9 @@ def add_communication(graph: TaskGraph, schedule: Schedule, apart: bool = False)
     A message holds everything that one task sends to one rank: `2SF0>1` on the sender's lane `send->1` reads it, and
     `2RF0>1` on the receiver's lane `recv<-0` writes copies, which the tasks of that rank read. A result that several
     ranks read goes to each in a separate message. New weights travel as an activation of a micro-batch after the last:
-    an update of micro-batch i among m sends them as micro-batch m + i. So do sums of
-    gradients that have a part, each direction's, as micro-batch m + part. In the body of a loop, late tasks may read
-    what was sent in the iteration before: then the receive is late, and the send is not. `apart`: messages of each
+    an update of micro-batch i among m sends them as micro-batch m + i. The sums of the
+    two directions' gradients, parts of one task, go as micro-batches m and m + 1. In the body of a loop, late tasks may
+    read what was sent in the iteration before: then the receive is late, and the send is not. `apart`: messages of each
     computing lane have lanes of their own, as in `F2->1`. Raises GraphError for results of W.
     """
     rank = schedule.rank_of_tasks(graph)

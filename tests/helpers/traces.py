@@ -36,7 +36,7 @@ def _environment() -> dict[str, str]:
 
 def _begin_anew() -> None:
     """This thread makes tensors on the CPU, from seed 0, and notes are printed that were printed before, as at the
-    start of a process. What a device can do at most is measured in few, small calls: no test needs the right number."""
+    start of a process. The peaks of a device are measured in few, small calls, since no test needs the right number."""
     if tape := sys.modules.get("minidl.autograd.tape"):
         tape.unsettled.clear()
         tape._current.tape = tape.Tape()

@@ -1,4 +1,4 @@
-"""Products by tiles: every shape is close to the exact one, and any part of it has the bits of the whole."""
+"""Products by tiles are close to the exact ones, and bit-identical to a part of a larger product."""
 
 from __future__ import annotations
 
