@@ -229,10 +229,41 @@ def wide_scaling(record: Record) -> Any:
     return figure
 
 
+def launches(record: Record) -> Any:
+    """Left, the median of each row and kind; right, us a call against the number of calls in one launch."""
+    rows = [row for row in record["rows"] if "us" in row and "kernels" not in row]
+    fits = [row for row in record["rows"] if "fit" in row]
+    figure, panels = grid(1 + bool(fits), 1 + bool(fits), (7.5, 0.17 * len(rows) + 1))
+    kinds = {kind: color for kind, color in {"host": BLUE, "first": GREEN, "done": ORANGE, "device": PINK}.items()
+             if any(kind in row["us"] for row in rows)}
+    for i, (kind, color) in enumerate(kinds.items()):
+        found = [(n + 0.8 * ((i + 0.5) / len(kinds) - 0.5), row["us"][kind]) for n, row in enumerate(rows)
+                 if kind in row["us"]]
+        bars(panels[0], [t for _, t in found], at=[n for n, _ in found], width=0.8 / len(kinds), color=color,
+             label=kind, upright=False)
+    panels[0].set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=6)
+    panels[0].invert_yaxis()
+    panels[0].set_xlabel("us a call", fontsize=8)
+    for n, row in enumerate(fits):
+        kind, fit = list(row["fit"].items())[-1]
+        points = {int(at): point["median"] / int(at) for at, point in fit["points"].items()}
+        panels[1].plot([*points], [*points.values()], "o-" if n < 10 else "s--" if n < 20 else "^:", color=f"C{n % 10}",
+                       markersize=3, linewidth=0.8, label=f"{row['name']} ({kind})")
+    for panel in panels:
+        panel.set_xscale("log")
+        panel.legend(fontsize=6, frameon=False)
+    if fits:
+        panels[1].set_yscale("log")
+        panels[1].set_xlabel("calls, tasks or nodes in one launch", fontsize=8)
+        panels[1].set_ylabel("us for each", fontsize=8)
+    return figure
+
+
 PLOTS: dict[str, Callable[[Record], Any]] = {
     "mlp": mlp, "single_device": single_device, "data_parallel_waits": data_parallel, "first_k_map": first_k_map,
     "pipeline_parallel_kernels": pipeline_parallel, "pipeline_parallel_waits": pipeline_parallel, "stale": stale,
-    "batch_size": batch_size, "tradeoff": tradeoff, "wide_scaling": wide_scaling}
+    "batch_size": batch_size, "tradeoff": tradeoff, "wide_scaling": wide_scaling, "launch_overhead_cpu": launches,
+    "launch_overhead_cuda": launches}
 
 
 def save(name: str, record: Record, path: Path) -> None:

@@ -22,7 +22,7 @@ sys.path[:0] = [str(Path(__file__).parent)]
 from batch_size import paying
 from common import RESULTS
 from ladder_table import brief, said
-from launches import CHAINS
+from launches import said as launch_said
 from learning import rows as learning
 from single_device import TORCH
 from spectrum import said as spectrum_said
@@ -332,12 +332,6 @@ def experts_ranks(record: dict[str, Any]) -> Iterator[Row]:
            f"losses at most {record['losses_apart']:.0e} apart", "<= 0.70x")
 
 
-#: the calls of `launch_overhead.py` in the table; all others are in the record and its plot
-LAUNCHES = {"Python call", "prebuilt call", "native call", "native graph", "by lock", "by futex", "by spin",
-            "a native step without calls", "NumPy ufunc", "numba loop, 4 arrays", "torch op", "minidl stream",
-            "SimpleQueue", "ThreadPoolExecutor"}
-
-
 def stale(record: dict[str, Any]) -> Iterator[Row]:
     for name, arm in record["arms"].items():
         seen = "; ".join(f"lr {rate}: {accuracies(values)}" for rate, values in arm["rates"].items())
@@ -370,28 +364,10 @@ def batch_size(record: dict[str, Any]) -> Iterator[Row]:
 
 
 def launches(record: dict[str, Any]) -> Iterator[Row]:
-    """The time of a call for its caller; for a call that is handed to another thread, until it is done."""
+    """All rows but chains of one length, which earlier records have."""
     for row in record["rows"]:
-        if "us" in row and row["name"] in LAUNCHES:
-            t = row["us"].get("device") or row["us"]["host"]
-            yield (f"{row['group']}: {row['name']}", f"{t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})",
-                   "-")
-
-
-#: the same on CUDA; chains of one length, in all forms
-LAUNCHES_ON_CUDA = {"minidl, prebuilt launch", "CuPy RawKernel, 4 arguments", "CuPy ufunc",
-                    "numba.cuda kernel, 4 arrays", "torch op", "cuBLAS through CuPy", "minidl, prebuilt product",
-                    "cuDNN execute", "event record", "stream waits for an event", "fork to and join with 1 streams",
-                    *(f"1000 kernels, {said}" for said in CHAINS.values())}
-
-
-def launches_on_cuda(record: dict[str, Any]) -> Iterator[Row]:
-    """The time of a call for the thread that issues it, and the time between two such calls on the device."""
-    for row in record["rows"]:
-        if "us" in row and row["name"] in LAUNCHES_ON_CUDA:
-            seen = ", ".join(f"{kind} {t['median']:.2g} us ({t['p10']:.2g} to {t['p90']:.2g})"
-                             for kind in ("host", "device") if (t := row["us"].get(kind)))
-            yield f"{row['group']}: {row['name']}", seen, "-"
+        if "kernels" not in row:
+            yield f"{row['group']}: {row['name']}", launch_said(row), "-"
 
 
 def ladder(record: dict[str, Any]) -> Iterator[Row]:
@@ -612,8 +588,12 @@ least a quarter of the time of half as many.""", {"batch_size": batch_size}),
 Recorded networks: the whole command, start-up and recording included, by costs from flops and bytes.""",
             {"planning": planning, "planning_networks": planning_networks}),
     Section("What a launch costs", """\
-The time of a call for its caller; for a call that is handed to another thread, until it is done.""",
-            {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches_on_cuda}),
+One row of `python bench/launch_overhead.py` each, which takes a minute; `--row NAME` measures one alone. Medians (10th
+to 90th percentile, and more of single calls). *host*: the caller is busy; *first*: until the first instruction has run;
+*done*: until the host knows the end; *device*: from one queued call to the next. *a + b n*: the cost over the number n
+of calls in one launch, by the line whose relative errors have the least squares, and its largest error. A profiler
+makes each call longer. The H100's record is an earlier and quick one, of three samples.""",
+            {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches}),
     Section("Nodes of a step", """\
 Calls of a step's CUDA graph, counted without a GPU, before and after changes that make them fewer. Least times are made
 of what an H100 took at least for a dependent node (own kernels 1.22 us, products 4.1, also those by our kernels, cuDNN
@@ -687,6 +667,7 @@ def _where(name: str, record: dict[str, Any]) -> str:
     version = f"commit {about['commit']}" if about["commit"] else f"sources {about['sources']}"
     busy = (f", busy with others ({about['load_before']:g} processes wanted to run)"
             if about.get("load_before", 0) > 2 * about["cores"] else "")
+    busy = f", {record['note']}" if record.get("note") else busy
     return (f"{link}: {gpu['name'] + ', ' if gpu else ''}{about['cpu']}, {about['cores']} cores{busy}, {version}, "
             f"{about['date']}{_earlier(record)}")
 

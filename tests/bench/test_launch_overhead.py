@@ -2,36 +2,27 @@
 
 from __future__ import annotations
 
-import itertools
+import ctypes
 import json
 import os
 import subprocess
 import sys
+from time import perf_counter
 
 import cuda_machine
 import cuda_runtime
+import numpy as np
 import pytest
-from helpers import PATIENCE, ROOT, need
+from helpers import PATIENCE, ROOT
 
 BENCH = ROOT / "bench"
-NEED_TWO_CORES = ("by lock", "by futex", "by spin", "a native step without calls")
-RUNNABLE = {"minidl, prebuilt launch", "minidl, small product",
-            "fill of 4 KiB"}  # of the groups whose other rows are those of libraries
+LIBRARIES = ("CuPy", "cuBLAS", "numba", "torch", "JAX", "Triton", "cuda.core", "connections")
+sys.path.insert(0, str(BENCH))
 
-
-def check_rows(rows, measured):
-    """The shape of a record's rows; `measured(row)` tells which ones must have times."""
-    assert len({(row["group"], row["name"]) for row in rows}) == len(rows)
-    for row in rows:
-        assert row["words"]
-        assert ("us" in row) != ("missing" in row)
-        assert "us" in row or not measured(row), row
-        for times in row.get("us", {}).values():
-            assert times["p10"] <= times["median"] <= times["p90"]
-            assert times["n"] > 0
-    chains = [row for row in rows if "kernels" in row]
-    assert {row["branches"] for row in chains} == {0, 1, 2, 4, 8}
-    assert all({"host", "device", "whole"} <= set(row["us"]) for row in chains)
+import launch_overhead  # noqa: E402
+import launches  # noqa: E402
+import launches_cpu  # noqa: E402
+import launches_cuda  # noqa: E402
 
 
 def run(*arguments):
@@ -39,118 +30,179 @@ def run(*arguments):
                           text=True, timeout=PATIENCE)
 
 
+def row(how, name="a row"):
+    return launches.Row("a group", name, "", how)
+
+
+def one(how, seconds=60.0):
+    """The record's entry of a row."""
+    (entry,) = launches.measured([row(how)], launches.Bench(), perf_counter() + seconds)
+    return entry
+
+
+@pytest.fixture
+def device(monkeypatch):
+    """A CUDA runtime that runs on the CPU, and rows that take the least time."""
+    device = cuda_runtime.device()
+    device.driver.machine.pinned = device.driver.machine.device  # kernels may write to pinned memory
+
+    def ran(source, kernel, blocks, threads, shared, values, *more):
+        if kernel.startswith("fill"):  # the flag: all else that is launched does not matter here
+            ctypes.c_float.from_address(int.from_bytes(values[0], "little")).value = 1.0
+
+    monkeypatch.setattr(cuda_machine, "run_packed", ran)
+    monkeypatch.setattr(launches_cuda, "HELD", 4096)
+    monkeypatch.setattr(launches, "MOST", 0.0)
+    monkeypatch.setattr(launches_cuda, "SIZES", {4: "4 B"})
+    monkeypatch.setattr(launch_overhead, "gpu", lambda name: device)
+    return device
+
+
 @pytest.mark.slow
-def test_the_cpu(tmp_path):
-    done = run("--quick", "--json", "--out", str(tmp_path / "record.json"))
+@pytest.mark.parametrize("name", ["cpu", "cuda"])
+def test_every_row_is_measured_or_says_why_not(name, device):
+    """The rows of libraries that are not installed, or that need a GPU."""
+    record = launch_overhead.measure(name, 600.0)
+    rows, text = record["rows"], launch_overhead.table(record)
+    assert record["complete"]
+    assert len({row["name"] for row in rows}) == len(rows)
+    two_cores = len(os.sched_getaffinity(0)) > 1 and not launches_cpu.devices.no_native_lanes()
+    for entry in rows:
+        if "missing" in entry:
+            assert any(words in entry["name"] for words in LIBRARIES) or (name == "cpu" and not two_cores), entry
+        for times in (*entry.get("us", {}).values(), *(p for f in entry.get("fit", {}).values()
+                                                       for p in f["points"].values())):
+            assert times["p10"] <= times["median"] <= times["p90"]
+            assert times["n"] > 0
+        assert f"  {entry['name']:46} {launches.said(entry)}" in text
+        assert entry["command"].endswith(f'--device {name} --row "{entry["name"]}"')
+
+
+def test_a_row_alone_by_its_command(tmp_path):
+    done = run("--quick", "--json", "--out", str(tmp_path / "record.json"), "--row", "Python function")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record == json.loads((tmp_path / "record.json").read_text())
     assert (record["name"], record["device"], record["unit"]) == ("launch_overhead_cpu", "cpu", "us")
-    check_rows(record["rows"], lambda row: row["name"] not in ("torch op", *NEED_TWO_CORES))
-    by_name = {row["name"]: row for row in record["rows"]}
-    assert set(by_name["minidl stream"]["us"]) == {"host", "device"}
-    assert {"NumPy ufunc", "numba loop, 16 arrays", "SimpleQueue", "ThreadPoolExecutor", "copy of 4 B"} <= set(by_name)
+    assert [(entry["name"], [*entry["us"]]) for entry in record["rows"]] == [("Python function", ["host"])]
 
 
-def test_what_takes_two_cores_is_not_measured_on_one(bench, monkeypatch):
-    """There the system hands over, and not the lanes. Where there are two, each lane has its own, until they close."""
-    import launches_cpu
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["--device", "tpu"], "unknown device 'tpu'; known: cpu, cuda, cuda:N\n"),
+    (["--row", "no row"], "there is no row 'no row' for cpu; --list names them all\n")])
+def test_bad_input_is_one_clear_line(arguments, message, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["launch_overhead.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        launch_overhead.main()
+    assert (ended.value.code, capsys.readouterr().err) == (2, message)
 
-    rows = {row.name: row for row in launches_cpu.rows(True)}
+
+def test_the_time_is_a_limit():
+    """A row that does not end is ended, and the ones behind it say that they were not reached."""
+    def endless(bench):
+        while True:
+            pass
+
+    rows = [row(endless, "endless"), row(endless, "behind")]
+    found = [entry["missing"] for entry in launches.measured(rows, launches.Bench(), perf_counter() + 0.05)]
+    assert found == ["not finished: the time was over", "not reached: the time was over"]
+
+
+def test_a_missing_back_end_names_its_cause():
+    assert one(lambda bench: __import__("no_such_package"))["missing"] == "no_such_package is not installed"
+    assert one(lambda bench: np.row_stacked)["missing"] == (
+        f"a package asks for np.row_stacked, which NumPy {np.__version__} does not have: take an older NumPy, or a "
+        f"newer version of the package")
+    assert one(lambda bench: {"host": []})["missing"] == "no sample of host"
+    assert one(lambda bench: 1 / 0)["missing"] == "failed: ZeroDivisionError: division by zero"
+
+
+def test_a_line_has_its_largest_error():
+    exact = launches.line({n: [3 + 0.5 * n] * 3 for n in launches.LENGTHS})
+    assert (exact["fixed"], exact["each"], exact["off"]) == (3, 0.5, 0)
+    bent = launches.line({1: [2.0], 10: [20.0], 100: [100.0]})
+    errors = [abs(bent["fixed"] + bent["each"] * n - t) / t for n, t in ((1, 2), (10, 20), (100, 100))]
+    assert bent["off"] == pytest.approx(max(errors), abs=1e-3)
+    assert bent["off"] > 0.1
+
+
+def test_percentiles_need_samples():
+    few, many = launches.percentiles([1.0] * 499), launches.percentiles([*range(1000)])
+    assert few.keys() == {"median", "p10", "p90", "n"}
+    assert (many["p99"], many["p99.9"], many["max"]) == (989.01, 998.001, 999)
+
+
+def test_lanes_that_take_turns_need_two_cores(monkeypatch):
+    """On one, the system hands over, and not the lanes. If there are two, each lane has its own, until they close."""
     cores = os.sched_getaffinity(0)
+    rows = [row for row in launches_cpu.ROWS if row.name.startswith(("record to wait", "native step"))]
+    assert len(rows) == 4
     if len(cores) > 1 and not launches_cpu.devices.no_native_lanes():
-        for name in NEED_TWO_CORES:
-            assert rows[name].measure()["host"]
+        bench = launches.Bench()
+        bench.until = 0.0
+        for found in rows:
+            assert found.how(bench)["host"]
             assert os.sched_getaffinity(0) == cores
     monkeypatch.setattr(os, "sched_getaffinity", lambda thread: {0})
-    for name in NEED_TWO_CORES:
-        with pytest.raises(launches_cpu.Missing, match="need two cores"):
-            rows[name].measure()
+    for found in rows:
+        assert one(found.how)["missing"] == "two lanes that take turns need two cores"
 
 
-def test_what_was_measured_is_kept_when_it_is_stopped(bench, tmp_path, monkeypatch):
+def test_a_record_is_kept_when_it_is_stopped(device, tmp_path, monkeypatch):
     """By whatever: the machine may be taken away."""
-    import launches_cuda
-
-    out, whole = tmp_path / "record.json", launches_cuda.rows
-
-    def stopped(device, quick):
-        yield from itertools.islice(whole(device, quick), 3)
+    def stop(gpu):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(launches_cuda, "rows", stopped)
+    out, rows = tmp_path / "record.json", launches_cuda.ROWS[:3]
+    monkeypatch.setattr(launches_cuda, "ROWS", (*rows, row(stop)))
     monkeypatch.setattr(sys, "argv", ["launch_overhead.py", "--device", "cuda", "--quick", "--out", str(out)])
     with pytest.raises(KeyboardInterrupt):
-        bench.main()
+        launch_overhead.main()
     record = json.loads(out.read_text())
     assert (len(record["rows"]), record["complete"]) == (3, False)
-    monkeypatch.setattr(launches_cuda, "rows", lambda device, quick: itertools.islice(whole(device, quick), 4))
-    bench.main()
+    monkeypatch.setattr(launches_cuda, "ROWS", rows)
+    launch_overhead.main()
     record = json.loads(out.read_text())
-    assert (len(record["rows"]), record["complete"]) == (4, True)
+    assert (len(record["rows"]), record["complete"]) == (3, True)
+    assert all("first" in entry["us"] for entry in record["rows"] if "writes" in entry["name"])
 
 
-def test_an_unknown_device_is_one_clear_line():
-    done = run("--device", "tpu")
-    assert (done.returncode, done.stderr) == (2, "unknown device 'tpu'; known: cpu, cuda, cuda:N\n")
+def test_the_gpu_has_the_connections_of_every_device_of_minidl(monkeypatch):
+    """Also where it cannot be opened; what the user has set stays."""
+    from minidl.devices.cuda.device import CONNECTIONS
 
-
-@pytest.fixture
-def bench(monkeypatch):
-    """The benchmark as a module, with a CUDA runtime that runs on the CPU."""
-    monkeypatch.syspath_prepend(BENCH)
-    import launch_overhead
-    import launches_cuda
-
-    device = cuda_runtime.device()
-    device.driver.describe = lambda: {"name": "none"}
-    monkeypatch.setattr(launches_cuda, "HELD", 4096)
-    monkeypatch.setattr(cuda_machine, "run_packed", lambda *launch: None)  # what is launched does not matter here
-    monkeypatch.setattr(launch_overhead, "gpu", lambda name: device)
-    return launch_overhead
-
-
-@pytest.mark.slow
-def test_what_cuda_does_without_libraries(bench, tmp_path):
-    """Launches, events, copies, chains and graphs run on the stand-in for CUDA's runtime; libraries that
-    need a GPU say so."""
-    record = bench.measure("cuda", quick=True)
-    libraries = ("a kernel", "a library's kernel")
-    check_rows(record["rows"], lambda row: row["group"] not in libraries or row["name"] in RUNNABLE)
-    by_graph = [row for row in record["rows"] if row.get("by") == "graph"]
-    assert all({"launch", "capture"} <= set(row["us"]) for row in by_graph)
-    assert len(by_graph) == len([row for row in record["rows"] if row.get("by") == "stream"])
-    text = bench.table(record)
-    for row in record["rows"]:
-        (line,) = [line for line in text.splitlines() if line.startswith(f"  {row['name']:42} ")
-                   and row.get("missing", row["words"]) in line]
-        assert line
-    need("matplotlib")
-    bench.plot(record, str(tmp_path / "plot.png"))
-    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
+    for given, wanted in ((None, CONNECTIONS), ("8", "8")):
+        monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "")
+        monkeypatch.delenv("CUDA_DEVICE_MAX_CONNECTIONS")
+        if given:
+            monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", given)
+        monkeypatch.setattr("minidl.devices.cuda.driver.libraries", lambda: 1 / 0)
+        with pytest.raises(launch_overhead.devices.DeviceError, match="there is no GPU"):
+            launch_overhead.gpu("cuda")
+        assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == wanted
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("branches", [0, 1, 2, 4, 8])
-def test_chains_are_what_they_are_called(bench, branches):
+def test_chains_are_what_they_are_called(device, branches):
     """A graph of n kernels: a path, or equal branches side by side. On two streams that take turns each kernel comes
     after the last, and after the last but one too, which is the last of its own stream."""
-    import launches_cuda
-
-    gpu = launches_cuda.Gpu(bench.gpu("cuda"), True)
-    program = launches_cuda._program(gpu, 24, branches)
-    for call in program:
-        call()
-    gpu.driver.synchronize_device()
-    gpu.driver.begin_capture(gpu.main)
-    for call in program:
-        call()
-    graph = gpu.driver.end_capture(gpu.main)
+    gpu = launches_cuda.Gpu(device)
+    nodes, edges = gpu.driver.dependencies(gpu.graph(launches_cuda._program(gpu, 24, branches)))
     apart = max(branches, 1)
     wanted = {(i, i + apart) for i in range(24 - apart)}
     if not branches:
         wanted |= {(i, i + 2) for i in range(22)}
-    nodes, edges = gpu.driver.dependencies(graph)
     assert len(nodes) == 24
     assert set(edges) == wanted
-    assert sorted(i for piece in launches_cuda.pieces(24, apart) for i in piece) == list(range(24))
+    assert sorted(i for piece in launches.pieces(24, apart) for i in piece) == list(range(24))
+
+
+def test_nodes_of_each_kind_are_in_a_row(device):
+    gpu = launches_cuda.Gpu(device)
+    for kind in launches_cuda.KINDS:
+        launch = launches_cuda._nodes(gpu, 5, kind)
+        nodes, edges = gpu.driver.dependencies(launch.owners[0])
+        assert (len(nodes), sorted(edges)) == (5, [(i, i + 1) for i in range(4)]), kind
+        launch()
+    device.driver.synchronize_device()

@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import cuda_runtime
 import pytest
 from helpers import ROOT, need
 from test_ladder import network
@@ -19,7 +18,6 @@ BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
 
 import ladder_record  # noqa: E402
-import launches_cuda  # noqa: E402
 import learning  # noqa: E402
 import plots  # noqa: E402
 import tables  # noqa: E402
@@ -88,7 +86,7 @@ def test_a_gpus_records_get_rows(results):
                  "| gpt on pydoc: bits per byte of test data | 2.306 after 1600 steps, 431 s | < 2.7 in 600 s |",
                  "[gpu_proof](../bench/results/gpu_proof.json): a GPU, a CPU, 2 cores, commit c0ffee1, 2026-01-01"):
         assert line in text.splitlines(), line
-    assert "RawKernel" not in text
+    assert "| a kernel: CuPy RawKernel, 4 arguments | cupy is not installed | - |" in text
     assert "sanitizer" not in text
     assert write() == text, "written once more it is the same"
 
@@ -135,12 +133,6 @@ def shown(svg: Path) -> list[str]:
     """The texts and the number of shapes of a picture; places may differ in their last digit."""
     text = svg.read_text()
     return [*re.findall(r"<text[^>]*>([^<]*)</text>", text), str(text.count("<path")), str(text.count("<use"))]
-
-
-def test_launches_that_stand_in_the_table_are_measured(monkeypatch):
-    monkeypatch.setattr(launches_cuda, "HELD", 4096)
-    names = {row.name for row in launches_cuda.rows(cuda_runtime.device(), quick=False)}
-    assert names >= tables.LAUNCHES_ON_CUDA
 
 
 @pytest.mark.slow

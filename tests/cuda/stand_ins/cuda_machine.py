@@ -16,6 +16,7 @@ from __future__ import annotations
 import ctypes
 import enum
 import itertools
+import re
 import threading
 import time
 import weakref
@@ -37,7 +38,7 @@ Errors = enum.IntEnum("Errors", {"cudaErrorLossyQuery": 402})
 SMS = 132  #: multiprocessors
 LEAST, GREATEST = 0, -5  #: priorities of streams
 USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
-SET_AT_LAUNCH, WHILE = 1, 1  #: cudaGraphCondAssignDefault, cudaGraphCondTypeWhile
+SET_AT_LAUNCH, WHILE, IF = 1, 1, 0  #: cudaGraphCondAssignDefault, cudaGraphCondTypeWhile, cudaGraphCondTypeIf
 RELAXED = 2  #: cudaStreamCaptureModeRelaxed
 ENDLESS = 10_000  #: turns of a loop on the device
 PROGRAMMATIC = 6  #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
@@ -301,6 +302,22 @@ class Machine:
         whole.condition.default = whole.condition.value
         return made
 
+    def add_node(self, graph: int, after: Sequence[Any] | None, call: Callable[[], None]) -> int:
+        """The handle of a node, after nodes of the same graph."""
+        found = self.graphs[graph]
+        found.before.append([found.numbers.index(int(node)) for node in after or ()])
+        found.calls.append(call)
+        found.touched.append(())
+        found.priorities.append(LEAST)
+        found.numbers.append(made := next(_handles))
+        return made
+
+    def update(self, executable: int, graph: int) -> None:
+        """The graph takes the place of another one with equal edges."""
+        found, new = self.executables[executable], self.graphs[graph]
+        assert found.graph.before == new.before, "a graph is updated to one of another shape"
+        found.graph = new
+
     def end_capture(self, stream: int) -> int:
         """The handle of what was captured."""
         with self.lock:
@@ -435,6 +452,9 @@ class Machine:
         """What is launched takes the values that its parameters have now."""
         assert extra == 0
         source, kernel = self.functions[f]
+        if not source:  # of somebody else, with nothing to do
+            self.issue(stream, lambda: None, (), f"{kernel} of a benchmark")
+            return
         kinds, sizes = cuda.signature(source, kernel), self.sizes[f]
         places = (ctypes.c_void_p * max(len(sizes), 1)).from_address(params)
         values = [ctypes.string_at(place, size) for place, size in zip(places, sizes, strict=False)]
@@ -552,12 +572,16 @@ def cupy(machine: Machine) -> Any:
         pass
 
     class RawModule:
-        def __init__(self, *, code: str, options: tuple[str, ...], name_expressions: Sequence[str]) -> None:
+        def __init__(self, *, code: str, options: tuple[str, ...], name_expressions: Sequence[str] = ()) -> None:
             self.code, self.names = code, name_expressions
 
         def get_function(self, name: str) -> Any:
-            assert name in self.names
             machine.not_in_capture(f"{name} is compiled")
+            if not self.names:  # a kernel that does nothing
+                assert re.search(rf'extern "C" __global__ void {name}\([^)]*\) {{}}$', self.code)
+                machine.functions[number := next(_handles)] = "", name
+                return SimpleNamespace(kernel=SimpleNamespace(ptr=number))
+            assert name in self.names
             source = next(s.name for s in cuda.SOURCES.glob("*.cu") if cuda.text(s.name) == self.code)
             cuda.signature(source, name)
             machine.functions[number := next(_handles)] = source, name
@@ -623,9 +647,25 @@ def bindings(machine: Machine) -> Any:
     def graph(number: int) -> Any:
         return real.cudaGraph_t(number) if real else number
 
+    def add_after(graph: Any, pDependencies: Any, numDependencies: int,
+                  call: Callable[[], None] = lambda: None) -> tuple[Any, ...]:
+        assert len(pDependencies or ()) == numDependencies
+        assert real is None or all(isinstance(node, real.cudaGraphNode_t) for node in pDependencies or ())
+        return said(*nodes([machine.add_node(int(graph), pDependencies, call)]))
+
+    def add_child(graph: Any, pDependencies: Any, numDependencies: int, childGraph: int) -> tuple[Any, ...]:
+        child = machine.graphs[int(childGraph)]
+        return add_after(graph, pDependencies, numDependencies, lambda: [call() for call in child.calls] and None)
+
+    def update(hGraphExec: int, hGraph: int) -> tuple[Any, ...]:
+        machine.update(hGraphExec, hGraph)
+        return said(None)
+
     def add_node(graph: Any, pDependencies: Any, dependencyData: Any, numDependencies: int,
                  nodeParams: Any) -> tuple[Any, ...]:
         asked = nodeParams.conditional
+        if asked.type == IF:
+            return add_after(graph, pDependencies, numDependencies)
         assert (pDependencies, dependencyData, numDependencies) == (None, None, 0)
         assert (nodeParams.type, asked.type, asked.size) == ("conditional", WHILE, 1)
         asked.phGraph_out = [made := machine.add_loop(int(graph), int(asked.handle))]
@@ -648,15 +688,17 @@ def bindings(machine: Machine) -> Any:
     if real:
         assert real.cudaGraphNodeType.cudaGraphNodeTypeConditional
         assert int(real.cudaGraphConditionalNodeType.cudaGraphCondTypeWhile) == WHILE
+        assert int(real.cudaGraphConditionalNodeType.cudaGraphCondTypeIf) == IF
         assert int(real.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed) == RELAXED
     names = {"cudaGraphNodeParams": node_params, "cudaGraphNodeType": SimpleNamespace(
                  cudaGraphNodeTypeConditional="conditional"),
-             "cudaGraphConditionalNodeType": SimpleNamespace(cudaGraphCondTypeWhile=WHILE),
+             "cudaGraphConditionalNodeType": SimpleNamespace(cudaGraphCondTypeWhile=WHILE, cudaGraphCondTypeIf=IF),
              "cudaStreamCaptureMode": SimpleNamespace(cudaStreamCaptureModeRelaxed=RELAXED)}
     return SimpleNamespace(cudaEventRecordExternal=EXTERNAL, **names, **checked(
         real, cudaGraphCreate=lambda flags: said(graph(machine.make_graph())),
         cudaGraphConditionalHandleCreate=lambda graph, defaultLaunchValue, flags: said(
             machine.make_condition(int(graph), defaultLaunchValue, flags)),
+        cudaGraphAddEmptyNode=add_after, cudaGraphAddChildGraphNode=add_child, cudaGraphExecUpdate=update,
         cudaGraphAddNode=add_node, cudaStreamBeginCaptureToGraph=begin_into, cudaSetDevice=lambda device: said(),
         cudaEventRecordWithFlags=record, cudaGraphGetNodes=get_nodes,
         cudaGraphGetEdges=get_edges,
@@ -674,6 +716,10 @@ def extended(machine: Machine) -> Any:
 
     def ok(*values: Any) -> tuple[Any, ...]:
         return (real.CUresult.CUDA_SUCCESS if real else SUCCESS, *values)
+
+    def plain(*arguments: Any) -> tuple[Any, ...]:
+        machine.launch(*arguments)
+        return ok()
 
     parts: dict[int, range] = {}  # of descriptors and contexts
 
@@ -705,8 +751,9 @@ def extended(machine: Machine) -> Any:
         machine.queues[number].sms = parts[greenCtx]
         return ok(number)
 
-    calls = checked(real, cuLaunchKernelEx=launch, cuGreenCtxCreate=context, cuDevResourceGenerateDesc=described,
-                    cuGreenCtxStreamCreate=stream, cuDevSmResourceSplitByCount=split, cuDeviceGet=lambda ordinal: ok(0),
+    calls = checked(real, cuLaunchKernelEx=launch, cuLaunchKernel=plain, cuGreenCtxCreate=context,
+                    cuDevResourceGenerateDesc=described, cuGreenCtxStreamCreate=stream,
+                    cuDevSmResourceSplitByCount=split, cuDeviceGet=lambda ordinal: ok(0),
                     cuDeviceGetDevResource=lambda device, typename: ok(part(range(SMS))))
     if real:
         classes = {name: getattr(real, name) for name in (
