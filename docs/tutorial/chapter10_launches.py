@@ -232,11 +232,12 @@ else:
         run.close()
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Measure yours. Every way to issue a kernel, its price for the host and its gap on the device; events, forks and joins;
-# chains of kernels by calls and by graph, straight and with branches. If a library is not installed, its row says so.
+# Measure yours. Every way to issue a kernel, its price for the host, its latency and its gap on the device; events, forks
+# and joins; n kernels by calls and by graph, as a fixed price and one for each. If a library is not installed, its row
+# says so.
 #
 #     python bench/launch_overhead.py --quick
-#     python bench/launch_overhead.py --device cuda --plot launches.png
+#     python bench/launch_overhead.py --device cuda --plot launches.svg
 
 # Exercise 10. Be the driver: exercises/exercise10.py gets a list like the one above, and must return which launch comes
 # after which. It knows streams, and no events yet:
