@@ -29,7 +29,7 @@ from launches import Bench, Missing, Row, measured, said
 
 from minidl import device as devices
 
-QUICK, FULL, START = 20.0, 60.0, 1.0  #: seconds of the whole command, and those in which it starts
+QUICK, FULL, APART = 20.0, 60.0, 1.0  #: seconds of the whole command, and those of its start and its end
 LEGEND = ("host: the issuing thread is busy for one call; device: from one queued call to the next where they run; "
           "first: from a\nsingle call on an idle device until the host sees that its first instruction has run; done: "
           "until the host knows its\nend. Medians (10th to 90th percentile, and more of single calls); fixed + each n: "
@@ -129,7 +129,7 @@ def main() -> None:
         if arguments.list:
             print("\n".join(row.name for row in opened(arguments.device)[0]))
             return
-        record = measure(arguments.device, (QUICK if arguments.quick else FULL) - START, arguments.row, arguments.note,
+        record = measure(arguments.device, (QUICK if arguments.quick else FULL) - APART, arguments.row, arguments.note,
                          *([lambda record: write(name, record, arguments.out)] if kept else []))
     except (devices.DeviceError, Missing) as error:
         parser.exit(2, f"{error}\n")
@@ -144,3 +144,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # the packages that rows have imported take up to two seconds to end

@@ -62,8 +62,7 @@ class Gpu(Bench):
         """A prebuilt launch of a small kernel in place."""
         array = self.array(1024)
         (grid,) = KERNELS["relu"].cuda_calls([array], [array], [], {})
-        found: Thunk = self.driver.launch(grid, stream)
-        return found
+        return self.driver.launch(grid, stream)
 
     def queued(self, issue: Issue, most: int = 100) -> Samples:
         """Calls that are issued to the main stream in a row, or forked from it and joined. At most a few hundred may be
@@ -114,12 +113,10 @@ class Gpu(Bench):
             run(calls)
         self.driver.synchronize_device()
         self._kept.append(calls)
-        found: Graph = capture(self.driver, self.main, partial(run, calls))
-        return found
+        return capture(self.driver, self.main, partial(run, calls))
 
     def replay(self, graph: Graph) -> Thunk:
-        found: Thunk = self.driver.replay(graph, self.main)
-        return found
+        return self.driver.replay(graph, self.main)
 
     def built(self, n: int, add: Callable[[int, Any, int], Any]) -> Graph:
         """A graph of n nodes in a row; `add(graph, nodes, count)` makes one after these."""
@@ -244,8 +241,7 @@ def _triton(gpu: Gpu) -> Issue:
 
 
 def _fill(gpu: Gpu) -> Thunk:
-    found: Thunk = gpu.driver.zeros(gpu.array(1024), gpu.main)
-    return found
+    return gpu.driver.zeros(gpu.array(1024), gpu.main)
 
 
 def _product(gpu: Gpu, small: bool) -> Any:
@@ -334,20 +330,19 @@ def _writes(gpu: Gpu, nodes: int | None) -> Any:
 
 def _nodes(gpu: Gpu, n: int, kind: str) -> Thunk:
     """The launch of a graph of n nodes of a kind in a row."""
-    driver, bindings, small = gpu.driver, gpu.driver.bindings, gpu.small(gpu.main)
+    driver, bindings = gpu.driver, gpu.driver.bindings
     if kind == "empty":
         return gpu.replay(gpu.built(n, bindings.cudaGraphAddEmptyNode))
     if kind == "child graph":
-        child = gpu.graph([small])
+        child = gpu.graph([gpu.small(gpu.main)])
         return gpu.replay(gpu.built(n, lambda *at: bindings.cudaGraphAddChildGraphNode(*at, child.captured)))
     if kind == "conditional":
         return gpu.replay(gpu.built(n, partial(_condition, bindings)))
     if kind == "event":
-        small()
         return gpu.replay(gpu.graph([driver.record_in_graph(driver.event(True), gpu.main)] * n, warm=False))
     gpu.device.dependent_launch = kind == "kernel, dependent"
     try:
-        call = (_fill(gpu) if kind == "memset" else _copy(gpu, kind, 4096) if "2" in kind else gpu.small(gpu.main))
+        call = _fill(gpu) if kind == "memset" else _copy(gpu, kind, 4096) if "2" in kind else gpu.small(gpu.main)
         return gpu.replay(gpu.graph([call] * n))
     finally:
         gpu.device.dependent_launch = False
