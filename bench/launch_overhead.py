@@ -13,6 +13,7 @@ the extra `plot`.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -124,6 +125,8 @@ def main() -> None:
     parser.add_argument("--note", help="words for the record, as 'taken beside other work'")
     arguments = parser.parse_args()
     name = f"launch_overhead_{arguments.device.partition(':')[0]}"
+    if arguments.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.exit(2, "--plot needs matplotlib: pip install 'minidl[plot]'\n")
     kept = bool(arguments.out) or not (arguments.quick or arguments.row)
     try:
         if arguments.list:

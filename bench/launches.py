@@ -221,6 +221,13 @@ def _rate(row: Mapping[str, Any]) -> str:
     return f", {row['bytes'] / times['median'] / 1000:.3g} GB/s" if times and row.get("bytes", 0) >= 1 << 20 else ""
 
 
+def nothing_of(count: int) -> Callable[..., None]:
+    """A function that does nothing, of so many arguments."""
+    space: dict[str, Any] = {}
+    exec(f"def nothing({', '.join(f'a{i}' for i in range(count))}):\n    pass\n", space)
+    return space["nothing"]
+
+
 def pieces(count: int, branches: int) -> list[list[int]]:
     """Kernels 0 to count - 1, distributed over the branches in turn."""
     return [list(range(b, count, branches)) for b in range(branches)]

@@ -17,7 +17,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from launches import CHAINS, Bench, Missing, Row, Samples, entered, pieces
+from launches import CHAINS, Bench, Missing, Row, Samples, entered, nothing_of, pieces
 
 from minidl import device as devices
 from minidl.devices.lanes import Event, Stream, Threads, Work
@@ -48,23 +48,20 @@ def _held(least: int = 2) -> Iterator[Callable[[], None]]:
         os.sched_setaffinity(0, cores)
 
 
-def called(make: Callable[..., Any], *arguments: Any, per: int = 1) -> Callable[[Bench], Samples]:
-    """Calls in a row. `per`: how many of them one call of `make` makes."""
-    def how(bench: Bench) -> Samples:
-        with entered(make(*arguments)) as call:
-            return {"host": [s / per for s in bench.bursts(call)]}
+def timed(way: Callable[[Bench, Call], list[float]]) -> Callable[..., Callable[[Bench], Samples]]:
+    """A way to time what `make(...)` returns, which makes `per` calls."""
+    def row(make: Callable[..., Any], *arguments: Any, per: int = 1) -> Callable[[Bench], Samples]:
+        def how(bench: Bench) -> Samples:
+            with entered(make(*arguments)) as call:
+                call()
+                return {"host": [s / per for s in way(bench, call)]}
 
-    return how
+        return how
+
+    return row
 
 
-def alone(make: Callable[..., Any], *arguments: Any) -> Callable[[Bench], Samples]:
-    """Single calls, whose percentiles count."""
-    def how(bench: Bench) -> Samples:
-        with entered(make(*arguments)) as call:
-            call()
-            return {"host": bench.singles(call)}
-
-    return how
+called, alone = timed(Bench.bursts), timed(Bench.singles)
 
 
 def handed(make: Callable[[], Any]) -> Callable[[Bench], Samples]:
@@ -100,10 +97,6 @@ def by_length(make: Callable[..., Any], *arguments: Any) -> Callable[[Bench], Sa
 
 
 # ---------------------------------------------------------------------------------------------------- a call by itself
-def _nothing() -> None:
-    pass
-
-
 def _ufunc() -> Call:
     x, y, z = np.ones((3, 1024), np.float32)
     return lambda: np.add(x, y, out=z)
@@ -122,9 +115,7 @@ def _numba(count: int) -> Call:
     """A compiled function of so many arrays."""
     import numba
 
-    space: dict[str, Any] = {}
-    exec(f"def nothing({', '.join(f'a{i}' for i in range(count))}):\n    pass\n", space)
-    return partial(numba.njit(nogil=True)(space["nothing"]), *[np.ones(1024, np.float32)] * count)
+    return partial(numba.njit(nogil=True)(nothing_of(count)), *[np.ones(1024, np.float32)] * count)
 
 
 def _torch() -> Call:
@@ -287,7 +278,7 @@ CALL, HAND_OVER, LATENCY, SINGLE, TASKS = (
 ADD = "np.add(x, y, out=z) of 1024 numbers"
 
 ROWS = (
-    Row(CALL, "Python function", "what calling anything costs at least", called(lambda: _nothing)),
+    Row(CALL, "Python function", "what calling anything costs at least", called(nothing_of, 0)),
     Row(CALL, "NumPy ufunc", f"{ADD}; the arguments are looked up at each call", called(_ufunc)),
     Row(CALL, "NumPy ufunc, prebuilt", "bound to its arrays beforehand, as minidl's tasks are", called(_prebuilt)),
     Row(CALL, "native lane of one call", "the same, from Python into compiled code and back", called(_native_call, 1)),

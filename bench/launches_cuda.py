@@ -24,7 +24,7 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-from launches import CHAINS, Bench, Missing, Row, Samples, pieces
+from launches import CHAINS, Bench, Missing, Row, Samples, nothing_of, pieces
 
 from minidl.core.graph import View
 from minidl.devices.cuda.clock import Hold, run, warm
@@ -211,11 +211,9 @@ def _numba(gpu: Gpu, count: int) -> Issue:
     import cupy
     from numba import cuda as numba_cuda
 
-    space: dict[str, Any] = {}
-    exec(f"def nothing({', '.join(f'a{i}' for i in range(count))}):\n    pass\n", space)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # numba warns about a grid of one block, which is intended here
-        configured = numba_cuda.jit(space["nothing"])[1, 32, numba_cuda.external_stream(gpu.main.ptr)]
+        configured = numba_cuda.jit(nothing_of(count))[1, 32, numba_cuda.external_stream(gpu.main.ptr)]
     return partial(configured, *(numba_cuda.as_cuda_array(cupy.zeros(1024, cupy.float32)) for _ in range(count)))
 
 
@@ -234,7 +232,7 @@ def _torch(gpu: Gpu, compiler: Any = None) -> Issue:
 def _triton(gpu: Gpu) -> Issue:
     import triton
 
-    def nothing(x):  # type: ignore[no-untyped-def]
+    def nothing(x):  # type: ignore[no-untyped-def]  # its source is read
         pass
 
     return _torch(gpu, triton.jit(nothing))
