@@ -401,10 +401,10 @@ def with_connections(count: int, row: str) -> Callable[[Gpu], Samples]:
 
 
 # ---------------------------------------------------------------------------------------------------------------- rows
-KERNEL, FORM, LATENCY, LIBRARY, EVENTS, NODES, READY, LAUNCHES, CHAIN = (
+KERNEL, FORM, LATENCY, LIBRARY, EVENTS, NODES, READY, LAUNCHES, CHAIN, PACKAGE = (
     "a null kernel, by back end", "a null kernel, by its form", "one launch on an idle device", "a library's kernel",
     "events", "n nodes in one graph, by kind", "making a graph of n nodes", "n small kernels, launch by launch",
-    "n small kernels, one graph launch")
+    "n small kernels, one graph launch", "a kernel by packages that take long to import")
 FOLLOWED = "8 branches, launch by launch"
 KINDS = {"kernel": "of 1024 numbers", "kernel, dependent": "each may start before the one before it has ended",
          "memset": "of 4 KiB", "h2d": "4 KiB from pinned memory", "d2h": "4 KiB to pinned memory",
@@ -421,7 +421,6 @@ ROWS = (
     Row(LATENCY, "memset", "of 4 KiB", alone(_fill)),
     *(Row(LATENCY, f"copy {way}", "of 4 B, pinned", alone(_copy, way, 4)) for way in ("h2d", "d2h", "d2d")),
     Row(LATENCY, "CuPy RawKernel", "null kernel of 4 arguments", alone(_raw, 4)),
-    Row(LATENCY, "torch op, alone", "torch.add(t, 1, out=t) of 1024 numbers", alone(_torch)),
 
     Row(KERNEL, "minidl, prebuilt launch", "CuPy's launchKernel, arguments packed beforehand", queued(_prebuilt)),
     Row(KERNEL, "cuda-bindings cuLaunchKernel", "arguments packed beforehand", queued(_bindings)),
@@ -430,10 +429,6 @@ ROWS = (
           {"arguments": count}) for count in (0, 1, 4, 16)),
     Row(KERNEL, "CuPy ufunc", "cupy.add(x, y, out=z) of 1024 numbers", queued(_on_arrays, "add")),
     Row(KERNEL, "CuPy ElementwiseKernel", "the same as a kernel of an expression", queued(_on_arrays, "elementwise")),
-    *(Row(KERNEL, f"numba.cuda kernel, {count} arrays", "configured beforehand", queued(_numba, count),
-          {"arguments": count}) for count in (0, 1, 4, 16)),
-    Row(KERNEL, "Triton kernel", "one tensor, one warp", queued(_triton)),
-    Row(KERNEL, "torch op", "torch.add(t, 1, out=t) of 1024 numbers, on the same stream", queued(_torch)),
     Row(KERNEL, "fill of 4 KiB", "a prebuilt cudaMemsetAsync", queued(_fill)),
 
     *(Row(LAUNCHES, f"{shape}, launch by launch", "prebuilt; device: from the first to the last, on an idle device",
@@ -466,6 +461,12 @@ ROWS = (
     Row(FORM, "48 KiB of shared memory", "prebuilt", queued(_prebuilt, 0, 1, 32, 48 << 10)),
     *(Row(FORM, f"stream of {words} priority", "single launches on an idle device",
           alone(partial(_prebuilt, priority=priority))) for priority, words in ((1, "lowest"), (-1, "higher"))),
+
+    *(Row(PACKAGE, f"numba.cuda kernel, {count} arrays", "a null kernel, configured beforehand", queued(_numba, count),
+          {"arguments": count}) for count in (0, 1, 4, 16)),
+    Row(PACKAGE, "Triton kernel", "a null kernel of one tensor, one warp", queued(_triton)),
+    Row(PACKAGE, "torch op", "torch.add(t, 1, out=t) of 1024 numbers, on the same stream", queued(_torch)),
+    Row(PACKAGE, "torch op, alone", "the same on an idle device", alone(_torch)),
 
     Row(LIBRARY, "cuBLAS through CuPy", "cupy.matmul of 64 x 64 matrices", queued(_on_arrays, "matmul")),
     Row(LIBRARY, "minidl, prebuilt product",

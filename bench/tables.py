@@ -592,7 +592,8 @@ One row of `python bench/launch_overhead.py` each, which takes a minute; `--row 
 to 90th percentile, and more of single calls). *host*: the caller is busy; *first*: until the first instruction has run;
 *done*: until the host knows the end; *device*: from one queued call to the next. *a + b n*: the cost over the number n
 of calls in one launch, by the line whose relative errors have the least squares, and its largest error. A profiler
-makes each call longer. The H100's record is an earlier and quick one, of three samples.""",
+makes each call longer. A line of several lanes is off if they sleep at one length and still spin at the next. The
+H100's record is an earlier and quick one, of three samples.""",
             {"launch_overhead_cpu": launches, "launch_overhead_cuda": launches}),
     Section("Nodes of a step", """\
 Calls of a step's CUDA graph, counted without a GPU, before and after changes that make them fewer. Least times are made
