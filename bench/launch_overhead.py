@@ -37,8 +37,7 @@ LEGEND = ("host: the issuing thread is busy for one call; device: from one queue
           "the cost over the number n of calls.\nA profiler that watches calls (Nsight, CUPTI, torch.profiler, "
           "sanitizers, NVTX tools, Python's) makes each one longer.")
 #: environment variables by which tools make every call longer
-TAXES = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_LAUNCH_BLOCKING", "NSYS_PROFILING_SESSION_ID",
-         "LD_PRELOAD")
+TAXES = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_LAUNCH_BLOCKING", "NSYS_PROFILING_SESSION_ID")
 
 
 def gpu(name: str) -> Any:

@@ -232,9 +232,9 @@ else:
         run.close()
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Measure yours. Every way to issue a kernel, its price for the host, its latency and its gap on the device; events, forks
-# and joins; n kernels by calls and by graph, as a fixed price and one for each. If a library is not installed, its row
-# says so.
+# Measure yours. Every way to issue a kernel, its price for the host, its latency and its gap on the device; events,
+# forks and joins; n kernels by calls and by graph, as a fixed price and one for each. If a library is not installed,
+# its row says so.
 #
 #     python bench/launch_overhead.py --quick
 #     python bench/launch_overhead.py --device cuda --plot launches.svg
