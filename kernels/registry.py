@@ -250,7 +250,7 @@ def check_range(what: str, index: Any, length: int, ignored: int | None = None) 
     Eager ops check an index that they get, executors the inputs of a recorded step before it runs. Indices that a step
     computes itself, such as an argmax, are not checked.
     """
-    if not jitted(_any_outside)(index, length):
+    if not jitted(any_outside)(index, length):
         return
     bad = (index < 0) | (index >= length)
     if ignored is not None:
@@ -263,7 +263,8 @@ def check_range(what: str, index: Any, length: int, ignored: int | None = None) 
                          f"index {value} (element {at}) is out of range: there are rows 0 to {length - 1}")
 
 
-def _any_outside(index, length):  # type: ignore[no-untyped-def]
+def any_outside(index, length):  # type: ignore[no-untyped-def]
+    """Whether a number of an array is not in 0..length - 1."""
     for value in index.flat:  # noqa: SIM110
         if value < 0 or value >= length:
             return True

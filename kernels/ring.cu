@@ -41,6 +41,12 @@ __global__ void ring_give(const int* head, Moves m) {
     for (int k = 0; k < m.count; k++) move(m.from[k], m.to[k] + turn * m.bytes[k], m.bytes[k]);
 }
 
+// Copies results, the flag as the last one, which then is 0.
+__global__ void ring_leave(Moves m, int* flag) {
+    for (int k = 0; k < m.count; k++) move(m.from[k], m.to[k], m.bytes[k]);
+    if (!first()) *flag = 0;  // the thread that has copied it
+}
+
 // Goes on to the next step, unless this was the last or `flag` is set; `done` says how many have run.
 __global__ void ring_next(int* head, int* done, const int* flag, unsigned long long handle) {
     if (threadIdx.x) return;

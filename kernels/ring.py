@@ -27,13 +27,25 @@ def give(head: Any, pairs: Sequence[tuple[Any, Any]], done: Any, handle: int) ->
             Grid("ring.cu", "ring_next", (1,), (32,), (head, done, FLAG, handle))]
 
 
+def leave(pairs: Sequence[tuple[Any, Any]]) -> list[Call]:
+    """Copies each array to its place, which may be in pinned memory of the host. The last array, of at most MOST, is
+    what FLAG stands for, and becomes 0."""
+    blocks, table = _table([(source, to, source.nbytes) for source, to in pairs])
+    return [Grid("ring.cu", "ring_leave", (blocks,), (THREADS,), (table, FLAG))]
+
+
 def _moves(kernel: str, head: Any, moves: Sequence[tuple[Any, Any, int]]) -> list[Call]:
     found: list[Call] = []
-    for some in (moves[i : i + MOST] for i in range(0, len(moves), MOST)):
-        table = np.zeros((), TABLE)
-        table["count"] = len(some)
-        for k, (source, to, nbytes) in enumerate(some):
-            table["from"][k], table["to"][k], table["bytes"][k] = pointer(source), pointer(to), nbytes
-        blocks = max(1, min(-(-max(nbytes for *_, nbytes in some) // (16 * THREADS)), 132 * WAVES))
-        found.append(Grid("ring.cu", kernel, (blocks,), (THREADS,), (head, Struct("Moves", table.tobytes()))))
+    for blocks, table in (_table(moves[i : i + MOST]) for i in range(0, len(moves), MOST)):
+        found.append(Grid("ring.cu", kernel, (blocks,), (THREADS,), (head, table)))
     return found
+
+
+def _table(moves: Sequence[tuple[Any, Any, int]]) -> tuple[int, Struct]:
+    """The blocks of a launch that makes at most MOST moves, and its argument."""
+    table = np.zeros((), TABLE)
+    table["count"] = len(moves)
+    for k, (source, to, nbytes) in enumerate(moves):
+        table["from"][k], table["to"][k], table["bytes"][k] = pointer(source), pointer(to), nbytes
+    blocks = max(1, min(-(-max(nbytes for *_, nbytes in moves) // (16 * THREADS)), 132 * WAVES))
+    return blocks, Struct("Moves", table.tobytes())

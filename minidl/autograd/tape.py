@@ -21,6 +21,7 @@ import numpy as np
 from ..core.graph import GraphBuilder, Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import Kind
 from ..devices import device as devices
+from ..devices.returned import Returned
 from ..kernels import KERNELS
 from .initial import Elsewhere, Initial
 
@@ -41,12 +42,12 @@ class Storage:
     """One piece of memory. `data`: the device's bytes, or None while it is only recorded. `slab`: its regions, if it is
     written region by region. `changed`: the number of the last use of an op before an update or `assign` changed the
     values. `initial`: the device and the initial values of a storage whose data nobody has asked for; it has no memory
-    yet. They are drawn then, or read from a file."""
+    yet. They are drawn then, or read from a file, or a step has brought them to the host."""
 
     __slots__ = ("changed", "data", "dtype", "initial", "name", "role", "shape", "slab")
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: str, role: Role, data: Any = None,
-                 initial: tuple[Any, Initial | Elsewhere] | None = None) -> None:
+                 initial: tuple[Any, Initial | Elsewhere | Returned] | None = None) -> None:
         self.name, self.shape, self.dtype, self.role, self.initial = name, shape, dtype, role, initial
         if initial is None:
             self.data = data
@@ -62,7 +63,7 @@ class Storage:
                 self.allocate(*self.initial)
         return self.data
 
-    def allocate(self, device: Any, values: Initial | Elsewhere | None = None) -> None:
+    def allocate(self, device: Any, values: Initial | Elsewhere | Returned | None = None) -> None:
         """Gives the storage memory, filled with these values; without them, not filled."""
         memory = device.allocate(max(self.bytes, 1))
         if values is not None and self.bytes:

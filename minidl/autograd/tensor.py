@@ -18,6 +18,7 @@ import numpy as np
 from ..core.graph import Role, View
 from ..core.tasks import Kind, strides_of
 from ..devices import device as devices
+from ..devices.returned import Returned
 from . import tape as tapes
 from .initial import Initial
 from .tape import Storage, StoragePart
@@ -141,14 +142,26 @@ class Tensor:
     def numpy(self) -> Any:
         """The values as a NumPy array: the tensor's own memory on the CPU, a copy from CUDA. Raises RuntimeError while
         recording, when there are no values."""
+        if (returned := self.returned) is not None:
+            return returned()
         device, array = self._array()
         return device.read(array)
 
     def fetch(self) -> Callable[[], Any]:
         """A function that returns the present values as a NumPy array. On CUDA the copy runs while the host goes on, so
         a loss can be read some steps later without waiting for it."""
+        if (returned := self.returned) is not None:
+            return returned
         device, array = self._array()
         return device.fetch(array)
+
+    @property
+    def returned(self) -> Returned | None:
+        """The whole tensor, if a step has brought it to the host and nobody has asked for its memory."""
+        initial = self.storage.initial
+        if initial is None or not isinstance(initial[1], Returned) or self.strides != strides_of(self.storage.shape):
+            return None
+        return initial[1] if self.shape == self.storage.shape else None
 
     def assign(self, value: Any) -> None:
         """Copies a NumPy array of the same shape, or one number for all elements, into the tensor's memory. An array

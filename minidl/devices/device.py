@@ -176,8 +176,14 @@ class CPU:
         """An uninitialised host array of the kind that is fastest as an input of a step; on the CPU, any array."""
         return np.empty(shape, dtype)
 
-    def feed(self, places: Sequence[Any]) -> Callable[[Sequence[Any]], None]:
-        """A call that copies host arrays to these places, before the next step."""
+    def block(self, nbytes: int) -> Any:
+        """Memory for all inputs of a step, apart from the memory plan's; None: the plan has their places."""
+        return None
+
+    def feed(self, places: Sequence[Any], outputs: Sequence[Any] = (), block: Any = None
+             ) -> Callable[[Sequence[Any]], None]:
+        """A call that copies host arrays to these places, before the next step. On devices that capture it is an object
+        whose graphs may also bring the outputs to the host; `block` holds all places then."""
         numbered = tuple(enumerate(places))  # to zip takes longer, which small steps notice
 
         def put(values: Sequence[Any]) -> None:

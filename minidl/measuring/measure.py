@@ -216,13 +216,13 @@ def _between(graph: TaskGraph, device: Any, random: np.random.Generator, alone: 
 
 def _measure_step(bound: Bound, inputs: tuple[Any, ...]) -> float:
     """Microseconds of the device between two steps, to copy inputs and outputs; the host runs ahead."""
-    feeds = bound.feed.nodes()
+    slots = bound.feed.slots()
 
     def around() -> None:
         bound.load(inputs)
-        if feeds:  # as the graph of a step does
-            up, done = feeds[bound.feed.turn]
-            for call in (*up, done):
+        if slots:  # as the graph of a step does
+            slot = slots[bound.feed.turn]
+            for call in (*slot.upload, *slot.leave, slot.done):
                 call()
         bound.results()
 

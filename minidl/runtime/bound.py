@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -19,19 +20,15 @@ from ..core.columns import offsets
 from ..core.graph import Launch, Role, StorageSpec, TaskGraph, View
 from ..core.tasks import GraphError, strides_of
 from ..devices.far import FAR
+from ..devices.returned import Returned
 from ..kernels import Thunk
-from ..kernels.registry import check_range
+from ..kernels.registry import any_outside, check_range, jitted
 from ..plans.memory import MemoryPlan, rounded
 
 #: kernels with an index: (which operand it is, what it counts: an axis of the first operand or a constant, its name)
 INDEXED: dict[str, tuple[int, Any, str]] = {
     "cross_entropy": (1, -1, "label"), "embedding": (1, 0, "index"), "label_weights": (1, 0, "label"),
     "embedding_grad": (0, "rows", "index"), "embedding_largest": (0, "rows", "index")}
-
-
-def _tensor(named: tuple[str, tuple[int, ...], str, tuple[int, ...]], memory: Any) -> Tensor:
-    name, shape, dtype, strides = named
-    return Tensor(Storage(name, shape, dtype, Role.ACTIVATION, memory), shape, strides)
 
 
 def _held(call: Thunk, memory: Any) -> None:
@@ -79,13 +76,23 @@ class Bound:
         self._bound_to = {i: self.device.duplicate(s.data) if private else s.data for i, s in self._live.items()}
         self.persistent = list(self._bound_to.values())  #: the memory of parameters and states
         self._private, self._seen = private, -1
+        self._apart = self._inputs_apart()
         self._inputs = [self.array(v) for v in graph.inputs]
         self._takes = [(a.shape, a.dtype) for a in self._inputs]
-        self.feed = self.device.feed(self._inputs)
         self._outputs = [self.array(v) for v in graph.outputs]
+        self.feed = self.device.feed(self._inputs, self._outputs, self._block)
         self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, strides_of(v.shape))
                        for v in graph.outputs]
-        self._indices = self._index_limits()
+        self._indices, self._outside = self._index_limits(), jitted(any_outside)
+
+    def _inputs_apart(self) -> dict[int, int]:
+        """Where the storages of inputs begin in a block of their own, if the device wants one."""
+        found = [v.storage for v in self.graph.inputs if v.storage not in self._live]
+        starts = offsets(rounded(np.array([self.graph.storages[i].bytes for i in found], np.int64)))
+        whole = len({*found}) == len([v for v in self.graph.inputs if v.strides == strides_of(v.shape)]) == len(
+            self.graph.inputs)
+        self._block = self.device.block(int(starts[-1])) if found and whole else None
+        return {} if self._block is None else dict(zip(found, starts.tolist()[:-1], strict=True))
 
     def load_random(self, random: np.random.Generator) -> tuple[Any, ...]:
         """Fills the inputs with values that a step can use (normal numbers, labels in range), and returns them."""
@@ -105,6 +112,8 @@ class Bound:
         """The memory that holds a storage, and the byte at which the storage begins in it."""
         if storage in self._live:
             return self._bound_to[storage], 0
+        if storage in self._apart:
+            return self._block, self._apart[storage]
         return self.arena, int(self.plan.offset[storage] if self.plan is not None else self._own[storage])
 
     def array(self, view: View) -> Any:
@@ -165,15 +174,18 @@ class Bound:
             self._check_unchanged()
         if len(values) != len(self._inputs):
             raise ShapeError(f"the step takes {len(self._inputs)} inputs, not {len(values)}")
-        arrays = [v if isinstance(v, np.ndarray) else v.numpy() if isinstance(v, Tensor) else np.asarray(v)
-                  for v in values]
-        found = [(value.shape, value.dtype) for value in arrays]
-        if found != self._takes:
-            i = next(i for i, pair in enumerate(found) if pair != self._takes[i])
-            (shape, dtype), (wanted, kind) = found[i], self._takes[i]
-            raise ShapeError(f"input {i} is {dtype} {shape}; the step was recorded with {kind} {wanted}")
+        arrays = []
+        for i, value in enumerate(values):  # a comprehension would be one more call, as small steps notice
+            if not isinstance(value, np.ndarray):
+                value = value.numpy() if isinstance(value, Tensor) else np.asarray(value)
+            wanted, kind = self._takes[i]
+            if value.shape != wanted or value.dtype != kind:
+                raise ShapeError(f"input {i} is {value.dtype} {value.shape}; the step was recorded with {kind} "
+                                 f"{wanted}")
+            arrays.append(value)
         for i, length, what, ignored in self._indices:
-            check_range(what, arrays[i], length, ignored)
+            if self._outside(arrays[i], length):
+                check_range(what, arrays[i], length, ignored)
         return arrays
 
     def ring(self, count: int) -> Any:
@@ -196,7 +208,16 @@ class Bound:
 
     def results(self) -> Any:
         """Copies of the outputs: a tensor, a tuple of tensors, or None."""
-        out = [*map(_tensor, self._named, map(self.device.snapshot, self._outputs))]
+        out: list[Tensor] = []
+        slot = self.feed.slot if self.device.captures else None
+        for i, (name, shape, dtype, strides) in enumerate(self._named):
+            if slot is None:
+                storage = Storage(name, shape, dtype, Role.ACTIVATION, self.device.snapshot(self._outputs[i]))
+            else:
+                value = Returned(slot.outputs[i], slot.wait)
+                slot.given.append(ref(value))
+                storage = Storage(name, shape, dtype, Role.ACTIVATION, initial=(self.device, value))
+            out.append(Tensor(storage, shape, strides))
         return out[0] if len(out) == 1 else tuple(out) or None
 
     def check_finite(self, task: int, launch: Launch) -> None:

@@ -234,32 +234,39 @@ class Runtime:
         if self._owed:  # reading a parameter settles this executor, which must come before the step
             inputs = tuple(v.numpy() if isinstance(v, Tensor) else v for v in inputs)
         with self._guard:
-            return self._step(inputs)
+            if tapes.unsettled and (self.transport is None or self.transport.own_process):
+                for other in tapes.unsettled - {self}:
+                    other.settle()
+            part = (self._body if self._owed else self._prologue)[self._parity]
+            own = inputs if self.program.takes is None else self._own(inputs)
+            if self._communication is not None:
+                self._await_sends()  # before anything is written where they read
+            part.bound.feed(part.bound.checked(own, settles=False))
+            if not self._begun:
+                for fill in self._fills:
+                    fill()
+            if self.log is not None:
+                self.log.begin(fills=not self._begun)
+            self._owed, self._begun = False, True  # a step that fails cannot be settled
+            tapes.unsettled.discard(self)
+            self._run(part)
+            for copy in self._snapshots:
+                copy()
+            self._last, self._timeline = part, None
+            if self._epilogue:
+                self._owed, self._parity = True, (self._parity + 1) % len(self._body)
+                if self._settles_alone:
+                    tapes.unsettled.add(self)
+            return part.bound.results()
 
-    def _step(self, inputs: tuple[Any, ...]) -> Any:
-        if tapes.unsettled and (self.transport is None or self.transport.own_process):
-            for other in tapes.unsettled - {self}:
-                other.settle()
-        part = (self._body if self._owed else self._prologue)[self._parity]
-        own = self._own(inputs)
-        self._await_sends()  # before anything is written where they read
-        part.bound.load(own, settles=False)
-        if not self._begun:
-            for fill in self._fills:
-                fill()
-        if self.log is not None:
-            self.log.begin(fills=not self._begun)
-        self._owed, self._begun = False, True  # a step that fails cannot be settled
-        tapes.unsettled.discard(self)
-        self._run(part)
-        for copy in self._snapshots:
-            copy()
-        self._last, self._timeline = part, None
-        if self._epilogue:
-            self._owed, self._parity = True, (self._parity + 1) % len(self._body)
-            if self._settles_alone:
-                tapes.unsettled.add(self)
-        return part.bound.results()
+    def fetch_not_finite(self) -> Callable[[], bool | None]:
+        """As the device's, after a call. If the step brings its outputs to the host, nothing is issued, since this
+        comes with them."""
+        slot = self._last.bound.feed.slot if self._last is not None and self.device.captures else None
+        if slot is None or not slot.unasked:
+            return self.device.fetch_not_finite()
+        found = slot.ask()
+        return lambda: bool(found()[0])
 
     def steps(self, batches: Sequence[tuple[Any, ...]]) -> Callable[[], list[Any]]:
         """Runs a step on each of these batches, at most `at_once`, in one launch where lanes can: the inputs of all are
@@ -337,7 +344,8 @@ class Runtime:
                 self._raise_failure(self._last)
         except BaseException as error:
             self._fail(error, part)
-        self._raise_failure(part)
+        if self._communication is not None:
+            self._raise_failure(part)
 
     def _await_sends(self) -> None:
         """Waits for sends that the step before has left in flight."""

@@ -12,7 +12,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from . import clock
 from .driver import DeviceArray
 from .lanes import Captured, Streams
 from .ring import Ring
+from .slots import Slot, fit
 
 SLOT = 4096  #: the most bytes that are fetched without waiting
 NODES = 1 << 20  #: the most bytes of inputs that a step's own graph uploads
@@ -61,7 +62,9 @@ class Cuda:
         self.main, self.cache_bytes = driver.stream(0), driver.cache_bytes
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
         self.flag_memory = self.allocate(4)
-        self._flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: `cuda.FLAG` of launches
+        self.flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: `cuda.FLAG` of launches
+        self.seen_not_finite = False  #: what slots have told that nobody had asked
+        self.in_use: list[Slot] = []
         self._others: dict[Any, list[Any]] = {}  #: streams beside the main one, by priority and part of the GPU
 
     @property
@@ -165,9 +168,11 @@ class Cuda:
     def fetch_not_finite(self) -> Callable[[], bool]:
         """As `not_finite`, but the copy to the host is only started, as in `fetch`; the returned function waits for
         it."""
-        found = self.fetch(self._flag)
-        self.driver.zeros(self._flag, self.main)()
-        return lambda: bool(found()[0])
+        found = [slot.ask() for slot in [*self.in_use] if slot.unasked]
+        found.append(self.fetch(self.flag))
+        self.driver.zeros(self.flag, self.main)()
+        seen, self.seen_not_finite = self.seen_not_finite, False
+        return lambda: seen or any(value()[0] for value in found)
 
     def write(self, array: Any, value: Any) -> None:
         """Writes host values to an array, after all work issued before. A single number is the argument of a launch,
@@ -221,9 +226,13 @@ class Cuda:
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
         return self.driver.pinned(max(nbytes, 1))[:nbytes].view(dtype).reshape(shape).view(Pinned)
 
-    def feed(self, places: Sequence[Any]) -> Feed:
+    def block(self, nbytes: int) -> Any:
+        """Memory for all inputs of a step that its own graph uploads; None if they are too large."""
+        return self.allocate(nbytes) if 0 < nbytes <= NODES else None
+
+    def feed(self, places: Sequence[Any], outputs: Sequence[Any] = (), block: Any = None) -> Feed:
         """A call that copies host arrays to these places for the next step, while the last step may still run."""
-        return Feed(self, places)
+        return Feed(self, places, outputs, block)
 
     def ring(self, inputs: Sequence[Any], outputs: Sequence[Any], count: int) -> Ring:
         return Ring(self, inputs, outputs, count)
@@ -254,7 +263,7 @@ class Cuda:
 
     def _thunk(self, call: cuda.Call, stream: Any) -> Thunk:
         if isinstance(call, cuda.Grid):
-            return self.driver.launch(call.flagged(self._flag), stream)
+            return self.driver.launch(call.flagged(self.flag), stream)
         if isinstance(call, cuda.Product):
             return self._library("products").bind(call, stream, self.tf32, self.small_products)
         if isinstance(call, cuda.Convolution | cuda.Attention):
@@ -346,20 +355,26 @@ class Feed:
     """Copies host arrays to a step's inputs, through double buffers in pinned memory and on the device, so that the
     copy of one step's inputs overlaps with the step before. Arrays that are already pinned are copied directly.
 
-    After `nodes`, a call only fills the pinned memory of the buffer `turn`, which the step's graph of that buffer
-    uploads: a small step takes less time than the host needs for calls of copies and events.
+    After `slots`, a call only fills the pinned memory of the slot `turn`, which the step's graph of that slot uploads:
+    a small step takes less time than the host needs for calls of copies and events. `block`: memory on the device that
+    holds all inputs.
     """
 
-    def __init__(self, device: Cuda, places: Sequence[Any]) -> None:
+    def __init__(self, device: Cuda, places: Sequence[Any], outputs: Sequence[Any], block: Any) -> None:
         self.device, self.driver, self.places = device, device.driver, list(places)
-        self.turn = 1  #: the buffer of the last call
-        self._in_graphs = False
-        self._copies = self.driver.stream()
-        self._slots = [self._slot() for _ in range(2)]
-        # keeps pinned memory until it has been copied
-        weakref.finalize(self, _wait_for, self.driver, self._slots).atexit = False
+        self.turn = 1  #: the buffer, or slot, of the last call
+        self.slot: Slot | None = None  #: of the last call, if its step leaves the outputs there
+        self._outputs, self._block, self._in_graphs = list(outputs), block, list[Slot]()
 
-    def _slot(self) -> dict[str, Any]:
+    @cached_property
+    def _buffers(self) -> list[dict[str, Any]]:
+        self._copies, made = self.driver.stream(), list[dict[str, Any]]()
+        made += (self._buffer() for _ in range(2))
+        # keeps pinned memory until it has been copied
+        weakref.finalize(self, _wait_for, self.driver, made).atexit = False
+        return made
+
+    def _buffer(self) -> dict[str, Any]:
         """One buffer: its host arrays, the copies to the device and from there to the inputs, and their events."""
         driver, main, copies, places = self.driver, self.device.main, self._copies, self.places
         hosts = [np.asarray(self.device.pinned(place.shape, str(place.dtype))) for place in places]
@@ -370,44 +385,49 @@ class Feed:
         driver.synchronize(main)
         arrived, free = driver.event(), driver.event()
         driver.record(free, main)()
-        return {"hosts": hosts, "staged": staged, "memories": memories, "arrived": arrived, "free": free, "up": up,
-                "in_place": across, "before": driver.wait(copies, free), "after": driver.record(arrived, copies),
+        return {"hosts": hosts, "staged": staged, "memories": memories, "arrived": arrived, "up": up,
+                "before": driver.wait(copies, free), "after": driver.record(arrived, copies),
                 "across": [driver.wait(main, arrived), *across, driver.record(free, main)]}
 
-    def nodes(self) -> list[tuple[list[Thunk], Thunk]]:
-        """For each buffer the calls that bring the inputs to their places, as the first nodes of a graph of the step,
-        and the call that follows its launch. From now on only these bring them. Empty for large inputs, whose copies
-        should overlap with the step before."""
-        if sum(place.nbytes for place in self.places) > NODES:
-            return []
-        self._in_graphs, main = True, self.device.main
-        for slot in self._slots:
-            for host in slot["hosts"]:
-                host[...] = 0  # valid labels, for the run before the capture
-        return [([call for place, host, staged, move in zip(self.places, slot["hosts"], slot["staged"],
-                                                            slot["in_place"], strict=True) if place.size
-                  for call in ([self.driver.copy(host, place, main)] if cuda.contiguous(place)
-                               else [self.driver.copy(host, staged, main), move])],
-                 self.driver.record(slot["free"], main)) for slot in self._slots]
+    def slots(self) -> list[Slot]:
+        """The slots whose calls graphs of the step make, each of which is for one graph. From now on only these bring
+        the inputs to their places. Empty for large inputs, whose copies should overlap with the step before."""
+        if self._block is not None:
+            leaves = fit(self._outputs)
+            block = self.device._whole(self._block, self._block)
+            self._in_graphs = [Slot(self.device, block, self.places, self._outputs if leaves else ()) for _ in range(2)]
+            self.device.in_use += self._in_graphs
+            weakref.finalize(self, _let_go, self.device, self._in_graphs).atexit = False
+        return self._in_graphs
 
     def __call__(self, values: Sequence[Any]) -> None:
-        self.turn = 1 - self.turn
-        slot = self._slots[self.turn]
+        self.turn = turn = 1 - self.turn
         if self._in_graphs:
-            self.driver.wait_for(slot["free"])  # until the step of two calls ago has run
-            for host, value in zip(slot["hosts"], values, strict=True):
-                np.copyto(host, value)
+            slot = self._in_graphs[turn]
+            slot.wait()  # until the step of two calls ago has run
+            for found in slot.given:
+                if (returned := found()) is not None and returned.own is None:
+                    returned.own = returned.place.copy()
+            slot.given.clear()
+            for host, value in zip(slot.inputs, values, strict=True):
+                host[...] = value
+            if slot.outputs:
+                if slot.not_finite[0]:
+                    self.device.seen_not_finite |= slot.unasked
+                    slot.not_finite[0] = 0
+                self.slot, slot.unasked = slot, True
             return
-        self.driver.wait_for(slot["arrived"])  # until the host's bytes of two steps ago have been copied
-        slot["sent"] = values
-        slot["before"]()
-        for host, staged, up, value in zip(slot["hosts"], slot["staged"], slot["up"], values, strict=True):
+        buffer = self._buffers[turn]
+        self.driver.wait_for(buffer["arrived"])  # until the host's bytes of two steps ago have been copied
+        buffer["sent"] = values
+        buffer["before"]()
+        for host, staged, up, value in zip(buffer["hosts"], buffer["staged"], buffer["up"], values, strict=True):
             if isinstance(value, Pinned) and value.size and cuda.contiguous(value):
                 self.driver.copy(value, staged, self._copies)()
             else:
                 np.copyto(host, value)
                 up()
-        for call in (slot["after"], *slot["across"]):
+        for call in (buffer["after"], *buffer["across"]):
             call()
 
 
@@ -420,10 +440,17 @@ def _give_back(driver: Any, pinned: Any) -> None:
     driver.synchronize_device()
 
 
-def _wait_for(driver: Any, slots: Sequence[dict[str, Any]]) -> None:
+def _wait_for(driver: Any, buffers: Sequence[dict[str, Any]]) -> None:
+    for buffer in buffers:
+        driver.wait_for(buffer["arrived"])
+
+
+def _let_go(device: Cuda, slots: Sequence[Slot]) -> None:
+    """Waits for the last steps of these slots, whose memory can go then."""
     for slot in slots:
-        driver.wait_for(slot["arrived"])
-        driver.wait_for(slot["free"])  # where a graph uploads
+        slot.wait()
+        device.in_use.remove(slot)
+        device.seen_not_finite |= slot.unasked and bool(slot.not_finite[0])
 
 
 def _nothing() -> None:

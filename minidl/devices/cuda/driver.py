@@ -230,6 +230,11 @@ class Driver:
         """Blocks the host until the event has happened."""
         event.synchronize()
 
+    def waiting(self, event: Any) -> Thunk:
+        """`wait_for` as a call without arguments."""
+        found: Thunk = event.synchronize
+        return found
+
     def happened(self, event: Any) -> bool:
         """Whether all work issued before the last record has run; does not wait. Raises the device's error if there was
         one; `event.done` of CuPy would return False then."""

@@ -8,7 +8,7 @@ device.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from graphlib import TopologicalSorter
@@ -194,8 +194,8 @@ def capture(driver: Any, stream: Any, fill: Callable[[], None], into: Any = None
 
 class Captured(Streams):
     """The same lanes, captured once: `run` is one launch, or one launch for each piece between two synchronisations
-    with communication. Without these, small inputs are uploaded by the graph, of which there is one for each buffer of
-    the feed. It is checked that every wait of the schedule and the order of each lane is a path in the graph.
+    with communication. Without these, small inputs and outputs are copied by the graph, of which there is one for each
+    slot of the feed. It is checked that every wait of the schedule and the order of each lane is a path in the graph.
 
     With a `ring`, `several` is one launch for many steps: a loop on the device, whose body takes a step's inputs from
     the ring, is the step, and gives its outputs to the ring."""
@@ -206,35 +206,42 @@ class Captured(Streams):
         self._kept = segments  # the memory to which nodes point
         self.graphs: list[Any] = []
         pieces = self._pieces(segments)
-        feeds = self.work.feed.nodes() if self.work.feed and len(pieces) == 1 and not pieces[0][0].host else []
+        slots = self.work.feed.slots() if self.work.feed and len(pieces) == 1 and not pieces[0][0].host else []
         ring = self.work.ring
         around = [[], []] if ring is None else [[Segment(INPUTS, 0, ring.take())], [Segment(BETWEEN, 0, ring.give())]]
-        self._warm_up([*(Segment(INPUTS, 0, up) for up, _ in feeds), *around[0], *warm, *around[1]])
+        leave = [Segment(BETWEEN, 0, slot.leave) for slot in slots]
+        self._warm_up([*(Segment(INPUTS, 0, slot.upload) for slot in slots), *around[0], *warm, *around[1], *leave])
         self._loop = None if ring is None else self._capture([*around[0], *self._joined(segments)], ring)
-        self._of_buffer = ([self._launches(pieces, Segment(INPUTS, 0, up), [done]) for up, done in feeds]
-                           or [self._launches(pieces)])
+        self._of_slot = [self._launches(pieces, slot) for slot in slots] or [self._launches(pieces)]
         self._program, self._owner = [], []
 
-    def _launches(self, pieces: list[list[Segment]], first: Segment | None = None,
-                  last: Sequence[Thunk] = ()) -> tuple[list[Thunk], list[Segment]]:
-        """The calls of a step, and the segment of each. `first`: what the graph does before all else."""
+    def _launches(self, pieces: list[list[Segment]], slot: Any = None) -> tuple[list[Thunk], list[Segment]]:
+        """The calls of a step, and the segment of each. `slot`: what its graph does first and last."""
         program, owner = list[Thunk](), list[Segment]()
         for piece in pieces:
             calls = [call for segment in piece for call in segment.calls]
-            if not piece[0].host and (len(calls) > 1 or first):
+            if not piece[0].host and (len(calls) > 1 or slot):
                 tasks = [segment.task for segment in piece]
+                first, last = (([Segment(INPUTS, 0, slot.upload)], [Segment(BETWEEN, 0, slot.leave)]) if slot
+                               else ([], []))
                 calls = [*([self._mark(tasks)] if self.trace else []),
-                         self._capture([*([first] if first else []), *self._joined(piece)]), *last]
+                         self._capture([*first, *self._joined(piece), *last]), *([slot.done] if slot else [])]
             program += calls
             owner += [piece[0]] * len(calls)
         return program, owner
 
     def run(self) -> None:
         """As `Streams.run`."""
-        if not self._given_up:
-            turn = self.work.feed.turn if len(self._of_buffer) > 1 else 0
-            self._program, self._owner = self._of_buffer[turn]
-        super().run()
+        if len(self._of_slot) == 1 or self._given_up:
+            self._program, self._owner = self._of_slot[0]
+            super().run()
+            return
+        program, owner = self._of_slot[self.work.feed.turn]
+        try:
+            for call in program:
+                call()
+        except Exception as error:
+            raise LaneError(error, owner[0].task, owner[0].lane) from error
 
     def several(self, steps: int) -> None:
         """Runs so many steps on the batches of the ring, as `run`, in one launch; fewer if one of them uses a gradient
