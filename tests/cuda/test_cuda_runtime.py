@@ -315,6 +315,67 @@ def test_a_call_of_a_small_captured_step_is_a_launch_and_a_dozen_calls_of_python
     assert not sizes
 
 
+def _with_logits(self: Any, x: Any, y: Any) -> Any:
+    logits = self.model(x)
+    loss = nn.cross_entropy(logits, y)
+    loss.backward()
+    self.opt.step()
+    return loss, logits
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("seed", range(8))
+def test_results_of_a_captured_step_can_be_read_at_any_time(device, monkeypatch, seed):
+    """Whatever the arrays of its inputs are, which the caller overwrites; wrong ones in between change nothing."""
+    monkeypatch.setattr(Run, "step", _with_logits)
+    random, there = np.random.default_rng(seed), device(seed)
+    plain, run, other = (Run(there) for _ in range(3))
+    oracle, step = SequentialExecutor(plain.graph, there), GraphExecutor(
+        run.graph, random_schedule(run.graph, 2, random), device=there)
+    aside = GraphExecutor(other.graph, schedulers.in_order(other.graph), device=there)
+    wanted, held = {}, {}
+
+    def read(n: int) -> None:
+        loss, logits = held.pop(n)
+        if n % 2:
+            assert float(loss) == wanted[n][0]
+            assert (logits.numpy() == wanted[n][1]).all()
+        else:  # as tensors of the device
+            with use(Tape(there)):
+                assert float(loss + 0) == wanted[n][0]
+            assert (logits.reshape(160).numpy() == wanted[n][1].reshape(-1)).all()
+
+    for n in range(9):
+        x, y = next(plain.batches)
+        loss, logits = oracle(x, y)
+        wanted[n] = float(loss), logits.numpy()
+        given = [(lambda a: a.copy(), lambda a: a.copy("F"), lambda a: np.repeat(a, 2, 0)[::2], _pinned(there))[
+            int(random.integers(4))](a) for a in (x, y)]
+        with pytest.raises(ValueError, match=r"label 10 of sample 3 is out of range"):
+            step(x, np.where(np.arange(16) == 3, 10, y))
+        with pytest.raises(ml.ShapeError, match=r"input 0 is float32 \(15, .*; the step was recorded with"):
+            step(x[:15], y)
+        held[n] = step(*given)
+        for a in given:
+            a[...] = 99
+        aside(x, y)
+        for late in [m for m in held if random.random() < 0.3]:
+            read(late)
+    del step
+    gc.collect()
+    for late in [*held]:
+        read(late)
+
+
+def _pinned(device: Any) -> Any:
+    def made(a: Any) -> Any:
+        found = device.pinned(a.shape, str(a.dtype))
+        found[...] = a
+        return found
+
+    return made
+
+
 def python_calls(call: Any) -> list[str]:
     """The functions of the engine that are called in Python."""
     found = []

@@ -35,7 +35,7 @@ class Slot:
         self.upload = [driver.copy(pinned, block, device.main)]
         self.outputs: list[Any] = []
         self.given: list[ReferenceType[Returned]] = []  #: what its last step returns
-        self.not_finite: Any = None  #: with outputs, int32 (1,): whether its last step used a gradient that is not finite
+        self.not_finite: Any = None  #: with outputs, int32 (1,): whether its last step used a gradient that was not so
         self.unasked = False  #: whether nobody knows `not_finite` yet
         self.leave: list[Any] = []
         if outputs:
