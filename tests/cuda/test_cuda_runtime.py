@@ -328,12 +328,13 @@ def _with_logits(self: Any, x: Any, y: Any) -> Any:
 def test_results_of_a_captured_step_can_be_read_at_any_time(device, monkeypatch, seed):
     """Whatever the arrays of its inputs are, which the caller overwrites; wrong ones in between change nothing."""
     monkeypatch.setattr(Run, "step", _with_logits)
-    random, there = np.random.default_rng(seed), device(seed)
-    plain, run, other = (Run(there) for _ in range(3))
-    oracle, step = SequentialExecutor(plain.graph, there), GraphExecutor(
-        run.graph, random_schedule(run.graph, 2, random), device=there)
+    random, plain = np.random.default_rng(seed), Run(device(seed))
+    oracle, batches = SequentialExecutor(plain.graph, plain.device), [next(plain.batches) for _ in range(9)]
+    wanted = [(float(loss), logits.numpy()) for loss, logits in (oracle(*batch) for batch in batches)]
+    there, held = device(seed), {}
+    run, other = Run(there), Run(there)
+    step = GraphExecutor(run.graph, random_schedule(run.graph, 2, random), device=there)
     aside = GraphExecutor(other.graph, schedulers.in_order(other.graph), device=there)
-    wanted, held = {}, {}
 
     def read(n: int) -> None:
         loss, logits = held.pop(n)
@@ -345,10 +346,7 @@ def test_results_of_a_captured_step_can_be_read_at_any_time(device, monkeypatch,
                 assert float(loss + 0) == wanted[n][0]
             assert (logits.reshape(160).numpy() == wanted[n][1].reshape(-1)).all()
 
-    for n in range(9):
-        x, y = next(plain.batches)
-        loss, logits = oracle(x, y)
-        wanted[n] = float(loss), logits.numpy()
+    for n, (x, y) in enumerate(batches):
         given = [(lambda a: a.copy(), lambda a: a.copy("F"), lambda a: np.repeat(a, 2, 0)[::2], _pinned(there))[
             int(random.integers(4))](a) for a in (x, y)]
         with pytest.raises(ValueError, match=r"label 10 of sample 3 is out of range"):
@@ -359,7 +357,7 @@ def test_results_of_a_captured_step_can_be_read_at_any_time(device, monkeypatch,
         for a in given:
             a[...] = 99
         aside(x, y)
-        for late in [m for m in held if random.random() < 0.3]:
+        for late in [m for m in held if random.random() < 0.2]:
             read(late)
     del step
     gc.collect()
