@@ -9,8 +9,8 @@ import numpy as np
 
 
 class Returned:
-    """An array that a step writes to the host's memory, to `place`, where a later step will write its own: before that,
-    whoever starts that step makes a copy of the values `own`. Any thread may ask for the values, by calling this."""
+    """An array that a step writes to the host's memory, to `place`. Whoever starts a later step that writes there first
+    makes a copy of the values, `own`. Any thread may ask for the values, by calling this."""
 
     __slots__ = ("__weakref__", "own", "place", "wait")
 
