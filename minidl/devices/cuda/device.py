@@ -168,7 +168,7 @@ class Cuda:
     def fetch_not_finite(self) -> Callable[[], bool]:
         """As `not_finite`, but the copy to the host is only started, as in `fetch`; the returned function waits for
         it."""
-        found = [slot.ask() for slot in [*self.in_use] if slot.unasked]
+        found: list[Callable[[], Any]] = [slot.ask() for slot in [*self.in_use] if slot.unasked]
         found.append(self.fetch(self.flag))
         self.driver.zeros(self.flag, self.main)()
         seen, self.seen_not_finite = self.seen_not_finite, False
