@@ -159,25 +159,20 @@ class NativeLanes:
                 lane.add(task, *recorded)
                 lane.add_thunks(task, after)
 
-    def run(self) -> None:
-        """Runs all lanes once. Raises LaneError for a task that failed; any other error does not come from a task."""
-        self._run(self._step)
-
-    def several(self, steps: int) -> None:
-        """Runs so many steps on the batches of the ring, as `run`, in one call of compiled code."""
-        self._state[[code.TURN, code.TURNS]] = 0, steps
-        self._run(self._steps)
-
-    def _run(self, step: Any) -> None:
-        result = code.STOPPED
+    def run(self, step: Any = None) -> None:
+        """Runs all lanes once. Raises LaneError for a task that failed; any other error does not come from a task.
+        `step`: the compiled call, by default of one step."""
+        step, result = step or self._step, code.STOPPED
         if self.trace:
             self._clock.begin()
         try:
             if self._first.by_python:
                 with np.errstate(all="ignore"):  # results show infinities; no warnings are needed
-                    result = self._walk(step)
+                    result = self._walk(step, step(-1))
             else:
-                result = self._walk(step)
+                result = step(-1)
+                if result & 3 == code.LOOK:
+                    result = self._walk(step, result)
             if result & 3 == code.DONE:
                 return
             self.give_up(Stop())
@@ -186,9 +181,13 @@ class NativeLanes:
             self.give_up(Stop())
         self._fail(result)
 
-    def _walk(self, step: Any) -> int:
-        """Makes all calls; returns early if a lane fails or must stop."""
-        result: int = step(-1)
+    def several(self, steps: int) -> None:
+        """Runs so many steps on the batches of the ring, as `run`, in one call of compiled code."""
+        self._state[[code.TURN, code.TURNS]] = 0, steps
+        self.run(self._steps)
+
+    def _walk(self, step: Any, result: int) -> int:
+        """Makes the rest of the calls; returns early if a lane fails or must stop."""
         while result & 3 == code.LOOK:
             result = step(result >> 2)
         return result
