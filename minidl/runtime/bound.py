@@ -83,7 +83,8 @@ class Bound:
         self.feed = self.device.feed(self._inputs, self._outputs, self._block)
         self._named = [(graph.storages[v.storage].name, v.shape, v.dtype, strides_of(v.shape))
                        for v in graph.outputs]
-        self._indices, self._outside = self._index_limits(), jitted(any_outside)
+        self._indices = self._index_limits()
+        self._outside: Any = jitted(any_outside) if self._indices else None
 
     def _inputs_apart(self) -> dict[int, int]:
         """Where the storages of inputs begin in a block of their own, if the device wants one."""

@@ -262,7 +262,8 @@ class Runtime:
     def fetch_not_finite(self) -> Callable[[], bool | None]:
         """As the device's, after a call. If the step brings its outputs to the host, nothing is issued, since this
         comes with them."""
-        slot = self._last.bound.feed.slot if self._last is not None and self.device.captures else None
+        part = self._last
+        slot = part.bound.feed.slot if part is not None and part.ring is None and self.device.captures else None
         if slot is None or not slot.unasked:
             return self.device.fetch_not_finite()
         found = slot.ask()

@@ -21,7 +21,7 @@ from ..nn.module import state_array
 from ..optim.rates import Rate
 from ..pricing.cost import CostModel
 from ..runtime.comm import Communicator
-from ..runtime.executors import Runtime, SequentialExecutor, runtime
+from ..runtime.executors import SequentialExecutor, runtime
 from ..runtime.race import Race
 from ..runtime.version_log import VersionRead
 from ..schedulers.batches import Batches
@@ -120,18 +120,14 @@ class Trainer:
         begin = perf_counter()
         loss = run(*parts)
         if loss is not None:  # in a pipeline, only the last rank has it
-            self._awaited.append((_one(loss.fetch()), self._fetch_not_finite()))
+            fetch = getattr(run, "fetch_not_finite", device.fetch_not_finite)
+            self._awaited.append((_one(loss.fetch()), fetch()))
         self.collect(self.in_flight if device.captures else 0)
         self.ended = perf_counter()
         self.seconds.append(self.ended - begin)
         if self.logs_order:
             self._ran.append(run.realised)
         self.waits.append(begin - asked)
-
-    @functools.cached_property
-    def _fetch_not_finite(self) -> Callable[[], Callable[[], bool | None]]:
-        """As the device's, of the last step."""
-        return self.run.fetch_not_finite if isinstance(self.run, Runtime) else self.recorded.device.fetch_not_finite
 
     def several(self, most: int) -> int:
         """Runs at most so many steps on the next batches in one launch, up to the end of an epoch, and returns how

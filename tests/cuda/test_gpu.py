@@ -22,6 +22,7 @@ from test_cuda_runtime import (  # noqa: F401  the same tests, with this file's 
     test_costs_are_measured_in_graphs,
     test_eager_steps_and_checkpoints,
     test_inputs_of_many_steps_in_flight_do_not_mix,
+    test_results_of_a_captured_step_can_be_read_at_any_time,
     test_schedules_give_the_bits_of_the_sequential_run,
     test_the_device_computes_what_the_cpu_does,
     test_weight_gradients_cross_the_border_on_streams_and_in_graphs,
