@@ -63,6 +63,7 @@ class Cuda:
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
         self.flag_memory = self.allocate(4)
         self.flag = self.array(self.flag_memory, View(0, (1,), (1,), 0, "int32"))  #: `cuda.FLAG` of launches
+        self._fills: dict[Any, tuple[Any, Thunk]] = {}  #: of single numbers: the argument of a launch, and the launch
         self.seen_not_finite = False  #: what slots have told that nobody had asked
         self.in_use: list[Slot] = []
         self._others: dict[Any, list[Any]] = {}  #: streams beside the main one, by priority and part of the GPU
@@ -182,8 +183,13 @@ class Cuda:
             array[...] = value
             return
         if array.size == 1 and array.dtype.kind == "f":
-            value = float(np.asarray(value).reshape(()))
-            clock.run(self.calls("fill", [array], [array], self.main, value=value))
+            key = cuda.pointer(array), array.dtype
+            if key not in self._fills:
+                fill: Any = self.calls("fill", [array], [array], self.main, value=0.0)[0]
+                self._fills[key] = fill.owners[0].values[1], fill
+            number, fill = self._fills[key]
+            number.value = float(np.asarray(value).reshape(()))  # a launch takes what its arguments are then
+            fill()
             return
         host = np.ascontiguousarray(np.broadcast_to(np.asarray(value, array.dtype), array.shape))
         if not host.size:

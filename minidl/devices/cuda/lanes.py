@@ -242,6 +242,9 @@ class Captured(Streams):
                 call()
         except Exception as error:
             raise LaneError(error, owner[0].task, owner[0].lane) from error
+        except BaseException:  # an interrupt: the step may run, and its slot is not free before it has
+            program[-1]()
+            raise
 
     def several(self, steps: int) -> None:
         """Runs so many steps on the batches of the ring, as `run`, in one launch; fewer if one of them uses a gradient
