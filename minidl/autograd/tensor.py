@@ -142,7 +142,7 @@ class Tensor:
     def numpy(self) -> Any:
         """The values as a NumPy array: the tensor's own memory on the CPU, a copy from CUDA. Raises RuntimeError while
         recording, when there are no values."""
-        if (returned := self.returned) is not None:
+        if (returned := self._returned) is not None:
             return returned()
         device, array = self._array()
         return device.read(array)
@@ -150,13 +150,13 @@ class Tensor:
     def fetch(self) -> Callable[[], Any]:
         """A function that returns the present values as a NumPy array. On CUDA the copy runs while the host goes on, so
         a loss can be read some steps later without waiting for it."""
-        if (returned := self.returned) is not None:
+        if (returned := self._returned) is not None:
             return returned
         device, array = self._array()
         return device.fetch(array)
 
     @property
-    def returned(self) -> Returned | None:
+    def _returned(self) -> Returned | None:
         """The whole tensor, if a step has brought it to the host and nobody has asked for its memory."""
         initial = self.storage.initial
         if initial is None or not isinstance(initial[1], Returned) or self.strides != strides_of(self.storage.shape):

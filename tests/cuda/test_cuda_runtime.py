@@ -359,8 +359,10 @@ def test_results_of_a_captured_step_can_be_read_at_any_time(device, monkeypatch,
         aside(x, y)
         for late in [m for m in held if random.random() < 0.2]:
             read(late)
+    kept = len(there.in_use)
     del step
     gc.collect()
+    assert len(there.in_use) == kept - 2
     for late in [*held]:
         read(late)
 
