@@ -14,7 +14,7 @@ from typing import Any
 import cuda_runtime
 import numpy as np
 import pytest
-from helpers import ROOT, drawn, late_schedule
+from helpers import ROOT, drawn, late_schedule, python_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -374,23 +374,6 @@ def _pinned(device: Any) -> Any:
         return found
 
     return made
-
-
-def python_calls(call: Any) -> list[str]:
-    """The functions of the engine that are called in Python."""
-    found = []
-
-    def profile(frame: Any, event: str, _: Any) -> None:
-        path = frame.f_code.co_filename
-        if event == "call" and (f"{ROOT / 'minidl'}" in path or f"{ROOT / 'kernels'}" in path):
-            found.append(frame.f_code.co_qualname)
-
-    sys.setprofile(profile)
-    try:
-        call()
-    finally:
-        sys.setprofile(None)
-    return found
 
 
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])

@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import sys
 import time
 import tomllib
 import tracemalloc
@@ -152,6 +153,24 @@ def arrays_left(call: Callable[[], Any]) -> int:
         tracemalloc.stop()
     del kept
     return sum(trace.size for trace in snapshot.traces)
+
+
+def python_calls(call: Callable[[], Any]) -> list[str]:
+    """The functions of the engine that are called in Python."""
+    found, engine = list[str](), str(Path(ml.__file__).parent)
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(engine):
+            found.append(frame.f_code.co_qualname)
+
+    gc.collect()  # nothing is left that could be finalized in between
+    sys.setprofile(profile)
+    try:
+        call()
+    finally:
+        sys.setprofile(None)
+    assert found
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------- graphs at random

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SMALL, Case, arrays_left, bits, bytes_allocated, deadline, recorded, sgd_momentum
+from helpers import SMALL, Case, arrays_left, bits, bytes_allocated, deadline, python_calls, recorded, sgd_momentum
 
 import minidl as ml
 from minidl.devices.device import CPU
@@ -49,6 +49,15 @@ def test_one_device_allocates_its_planned_peak(job: dict[str, Any], scheduler: s
     step(run, recorded)
     assert not asked
     run.close()
+
+
+@pytest.mark.skipif(ml.device.cpu().lanes_used != "native", reason="no native lanes")
+def test_a_step_is_few_calls_of_python():
+    mine = Recorded(Job(**MLP))
+    run = runtime(mine.plan(ml.CostModel.analytic()).program(), device=mine.device)
+    inputs = mine._split(*next(mine.train_data))
+    run(*inputs)
+    assert len(python_calls(lambda: run(*inputs))) <= 13
 
 
 def on_ranks(ranks: int, recorded: Any, plan: Any) -> None:
