@@ -1,6 +1,6 @@
 """All proofs that need a GPU, in parts of at most nine minutes, with one record of the results.
 
-    python bench/gpu_proof.py [--call A|B|C] [--part smoke tests kernels table nccl copies launch ladder mpi sanitizer
+    python bench/gpu_proof.py [--call A|B] [--part smoke tests kernels table nccl copies launch ladder mpi sanitizer
                               references] [--step TEXT ...] [--limit 540] [--within SECONDS] [--out FILE.json]
 
 | part       | minutes | what |
@@ -11,9 +11,9 @@
 | table      | 2       | every kernel's error, bits, time and share of the hardware's limits: kernel_table.json |
 | nccl       | 1       | NCCL with one rank: bits and times: nccl_alone.json |
 | copies     | 2       | copies to the host and back, and steps that offload: bits, times, overlap: host_copies.json |
-| launch     | 2       | the cost of launches, events and graphs: launch_overhead_cuda.json |
-| ladder     | 14      | the networks of the calls against torch, rung by rung: ladder.json; takes several calls |
-| mpi        | 4       | two ranks that share the GPU, also with shards: the bits of one process |
+| launch     | 1       | the cost of launches, events and graphs: launch_overhead_cuda.json |
+| ladder     | 6       | the networks of the calls against torch: ladder.json |
+| mpi        | 2       | two ranks that share the GPU, also with shards: equal bits, no overlap |
 | sanitizer  | 6       | training steps under compute-sanitizer: memcheck, then racecheck of our own kernels |
 | references | 4       | the kernels' references over CuPy's arrays |
 
@@ -24,7 +24,8 @@ part continues with the steps that have not passed, if the sources are the same.
 --part all parts run that have not passed yet. If a machine ends every command after ten minutes, repeat the same
 command with `--within 570` until the record is complete. `--call` runs the sections of `CALLS`, each a part or some of
 its steps with a limit of its own, also without a GPU, and ends with a table of them; one that hangs, dies or misses
-something stops no other. Ends with 0 if everything that ran has passed, with 1 if not, with 2 without a GPU.
+something stops no other, nor does a record that cannot be written. The same call goes on after one that was killed.
+Ends with 0 if everything that ran has passed, with 1 if not, with 2 without a GPU.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ from minidl.system.files import write_atomic
 
 ROOT = Path(__file__).parent.parent
 LIMIT = 540.0  #: seconds of a part
-STARTING = 20.0  #: seconds of a ladder's run before its budget begins, and at its end
-POLL = 5.0  #: seconds between two reads of a command's output
-LEAST = 30.0  #: a part begins only if at least these seconds are left
+POLL = 2.0  #: seconds between two reads of a command's output
+LEAST = 5.0  #: a part begins only if at least these seconds are left
+#: nothing is measured: the tools below would tune under a sanitizer, or each rank for itself
+UNTUNED = {"MINIDL_TUNE": "first"}
 LEFT_OUT = ("not asked for", "no time was left")  #: what the ladder says of runs that did not fail
+NOT_CHOSEN = "not chosen"
 LISTED = 200  #: with at most so many tests, the record has the outcome of each
 
 Found = dict[str, Any]
@@ -202,6 +205,7 @@ def copies(folder: Path) -> list[Step]:
 
 
 def launch(folder: Path) -> list[Step]:
+    """All rows, within a minute of their own."""
     name = "launch_overhead_cuda.json"
     return [Step("launch", bench("launch_overhead.py", "--device", "cuda", "--out", str(folder / name)),
                  read=record_of(name))]
@@ -209,34 +213,45 @@ def launch(folder: Path) -> list[Step]:
 
 @dataclass(frozen=True)
 class Section:
-    """What a call runs for at most `seconds`: a part, or its steps whose names contain `steps`."""
+    """What a call runs, planned for `seconds`: a part, or its steps whose names contain one of `steps`. It may take up
+    to twice as long, if that leaves all later ones their seconds."""
 
     part: str
     seconds: float
-    steps: str = ""
+    steps: tuple[str, ...] = ()
+
+    def names(self, folder: Path) -> list[str]:
+        """Of the steps that it runs."""
+        return [step.name for step in PARTS[self.part].steps(folder)
+                if not self.steps or any(text in step.name for text in self.steps)]
 
 
-#: The sections of each call, by value. What they took on an H100, in seconds: smoke 40, tests 120, kernels 48, a ladder
-#: run of an MLP 26, of MobileNetV3 65, of ResNet-50 140, of DenseNet-121 more than 150, mpi 65, memcheck 50.
+WITHIN = 290.0  #: seconds of a call, of which SET_UP go to what comes before its sections, and to what comes after
+SET_UP = {"A": 40.0, "B": 25.0}
+#: The sections of each call, by value. A compiles and tunes all that B measures. An H100 took, in seconds: for a ladder
+#: run of all rungs of an MLP 26, of MobileNetV3 65, of DenseNet-121 more than 150; for each run of mpi 11.
 CALLS = {
-    "A": (Section("smoke", 70), Section("tests", 160), Section("table", 80), Section("nccl", 30),
-          Section("ladder", 50, "tf32 mlp"), Section("ladder", 90, "tf32 a0.25 32px"),
-          Section("ladder", 240, "tf32 k12 32px b4")),
-    "B": (Section("ladder", 50, "tf32 lenet 28px"), Section("ladder", 120, "tf32 bert"),
-          Section("ladder", 120, "tf32 gpt"), Section("ladder", 90, "bf16 a0.25 32px"),
-          Section("ladder", 60, "chip mlp"), Section("ladder", 90, "chip a0.25 32px"), Section("copies", 90),
-          Section("mpi", 120),
-          Section("ladder", 240, "tf32 k12 32px b32"), Section("ladder", 200, "tf32 resnet50")),
-    "C": (Section("ladder", 130, "compiled a0.25 32px"), Section("ladder", 200, "compiled k12 32px b32"),
-          Section("launch", 90), Section("sanitizer", 150, "memcheck, mobilenet_v3_large"),
-          Section("sanitizer", 150, "memcheck, densenet121"), Section("kernels", 540))}
+    "A": (Section("smoke", 12, ("libraries",)), Section("nccl", 12), Section("table", 22),
+          Section("ladder", 20, ("tf32 mlp, chip",)), Section("ladder", 14, ("tf32 lenet 28px",)),
+          Section("ladder", 40, ("bf16 a0.25 32px, chip",)), Section("ladder", 40, ("bf16 gpt",)),
+          Section("ladder", 40, ("bf16 bert",)), Section("ladder", 50, ("tf32 k12 32px b32, no pairs",))),
+    "B": (Section("ladder", 75, ("bf16 a0.25 32px, compiled",)), Section("launch", 66), Section("copies", 40),
+          Section("sanitizer", 45, ("racecheck, mobilenet_v3_large",)),
+          Section("mpi", 36, ("mlp, one process", "mlp, two ranks, shard")))}
+
+#: minidl's graphs and torch's: the rungs of the ladder that a call runs
+GRAPHS = ("E1", "E3 in_order", "E3 multi_region", "B2")
+#: how a run of the ladder differs: what may help on a chip, torch's compiler with small graphs, no pairs of groups
+KINDS = {"": (), "chip": ("--rungs", "E1", "E3", "B2"), "compiled": ("--rungs", *GRAPHS, "B3"),
+         "no pairs": ("--pairs", "0")}
 
 
-def climbed(precision: str, network: str, record: str) -> Callable[[Path, str], Found]:
+def climbed(precision: str, network: str) -> Callable[[Path, str], Found]:
     """The ladder's record, and this network in one line: its times, and why runs failed."""
 
     def read(folder: Path, output: str) -> Found:
-        found, path = record_of(record)(folder, output), folder / record
+        path = folder / "ladder.json"
+        found = record_of(path.name)(folder, output)
         networks = json.loads(path.read_text())["networks"].get(precision, {}) if path.exists() else {}
         entry = next((entry for label, entry in networks.items() if network in label), {})
         lines = [brief(entry), *(f"{name}: {why}" for run in entry.values() for name, why in run["left_out"].items()
@@ -246,24 +261,17 @@ def climbed(precision: str, network: str, record: str) -> Callable[[Path, str], 
     return read
 
 
-def climbing(limit: float) -> Callable[[Path], list[Step]]:
-    """The ladder's runs of all calls. `compiled`: with torch's compilers, as many as fit in the limit; `chip`: captured
-    steps in order and out of order, with and without what may help on a chip, in a record of their own."""
-
-    def steps(folder: Path) -> list[Step]:
-        found = []
-        for name in (section.steps for call in CALLS.values() for section in call if section.part == "ladder"):
-            kind, _, network = name.partition(" ")
-            precision = "tf32" if kind in ("compiled", "chip") else kind
-            more = ["--budget", f"{max(limit - STARTING, 0):g}"] if kind == "compiled" else ["--no-compile"]
-            more += ["--rungs", "E1", "E3"] if kind == "chip" else []
-            record = "ladder_chip.json" if kind == "chip" else "ladder.json"
-            found.append(Step(name, bench("ladder.py", "--resume", "--models", network, "--dtype", precision, "--pairs",
-                                          "12", "--seconds", "4", *more, "--out", str(folder / record)),
-                              read=climbed(precision, network, record)))
-        return found
-
-    return steps
+def climbing(folder: Path) -> list[Step]:
+    """The ladder's runs of all calls, named by precision, network and kind."""
+    found = []
+    for name in (name for call in CALLS.values() for section in call if section.part == "ladder"
+                 for name in section.steps):
+        run, _, kind = name.partition(", ")
+        precision, _, network = run.partition(" ")
+        found.append(Step(name, bench("ladder.py", "--resume", "--models", network, "--dtype", precision, "--pairs",
+                                      "12", "--seconds", "3", "--rungs", *GRAPHS, *KINDS[kind], "--out",
+                                      str(folder / "ladder.json")), read=climbed(precision, network)))
+    return found
 
 
 def mpiexec() -> str | None:
@@ -277,23 +285,26 @@ RANKS = {"barrier": ["--scheduler", "barrier"], "reverse_first_k": ["--scheduler
 
 
 def ranks(folder: Path) -> list[Step]:
-    """The same training in one process, and on two ranks in two orders and with shards."""
+    """The same training in one process, and on two ranks in two orders and with shards. Ranks that share a GPU take
+    turns on it: this shows equal bits, and never that communication overlaps."""
     steps = []
     for name, model in JOBS.items():
         train = [sys.executable, "-m", "minidl", "train", *model, "--device", "cuda", "--costs", "analytic",
                  "--steps", "20", "--json"]
-        steps.append(Step(f"{name}, one process", [*train, "--micro-batches", "2"], read=printed))
+        steps.append(Step(f"{name}, one process", [*train, "--micro-batches", "2"], UNTUNED, printed))
         steps += [Step(f"{name}, two ranks, {how}", [str(mpiexec()), "-n", "2", *train, "--parallel", "data", *flags],
-                       read=printed) for how, flags in RANKS.items()]
+                       UNTUNED, printed) for how, flags in RANKS.items()]
     return steps
 
 
 def equal_parameters(steps: Mapping[str, Found]) -> Found:
-    """Whether all runs of a network gave the same parameters."""
-    found = {name: {(s.get("record") or {}).get("params_sha256")
-                    for step, s in steps.items() if step.startswith(f"{name},")} for name in JOBS}
-    equal = {name: len(digests) == 1 and None not in digests for name, digests in found.items()}
-    return {"equal_bits": equal, "passed": all(equal.values()), "line": f"equal bits: {equal}"}
+    """Whether all runs of a network that were chosen gave the same parameters."""
+    found = {name: [(s.get("record") or {}).get("params_sha256") for step, s in steps.items()
+                    if step.startswith(f"{name},") and s.get("left_out") != NOT_CHOSEN] for name in JOBS}
+    equal = {name: len(digests) > 1 and len({*digests}) == 1 and None not in digests
+             for name, digests in found.items() if digests}
+    return {"equal_bits": equal, "passed": bool(equal) and all(equal.values()),
+            "line": f"equal bits of ranks that take turns on one GPU: {equal}"}
 
 
 #: parts of the names of cuBLAS's, cuDNN's and CuPy's kernels, which none of ours contains
@@ -308,28 +319,30 @@ def sanitized(folder: Path) -> list[Step]:
     tools = {"memcheck": ["--report-api-errors", "no"],  # libraries try optional driver functions
              "racecheck": ["--kernel-name-exclude", f"regex={VENDORS}"]}
     return [Step(f"{tool}, {model}", ["compute-sanitizer", "--tool", tool, *more, "--target-processes", "all",
-                                      "--error-exitcode", "3", *train, "--model", model])
+                                      "--error-exitcode", "3", *train, "--model", model], UNTUNED)
             for tool, more in tools.items() for model in ("mobilenet_v3_large", "densenet121")]
 
 
-def parts(limit: float) -> dict[str, Part]:
-    return {
-        "smoke": Part(smoke), "tests": Part(tests), "kernels": Part(kernels), "table": Part(table), "nccl": Part(nccl),
-        "copies": Part(copies), "launch": Part(launch), "ladder": Part(climbing(limit)),
-        "mpi": Part(ranks, lambda: None if mpiexec() else "mpiexec is missing; install minidl[mpich]",
-                    equal_parameters), "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer")
-                                                         else "compute-sanitizer is not on the PATH"),
-        "references": Part(references)}
+PARTS = {
+    "smoke": Part(smoke), "tests": Part(tests), "kernels": Part(kernels), "table": Part(table), "nccl": Part(nccl),
+    "copies": Part(copies), "launch": Part(launch), "ladder": Part(climbing),
+    "mpi": Part(ranks, lambda: None if mpiexec() else "mpiexec is missing; install minidl[mpich]", equal_parameters),
+    "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer")
+                      else "compute-sanitizer is not on the PATH"),
+    "references": Part(references)}
 
 
 # -------------------------------------------------------------------------------------------------------------- running
 def merge(out: Path, name: str, part: Found) -> Found:
-    """Writes a part into the record atomically, and returns the record."""
+    """Writes a part into the record atomically, and returns the record; if it cannot be written, it says so."""
     record = read(out)
     record["parts"][name] = part
     record["passed"] = all(p.get("passed") is not False for p in record["parts"].values())
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(out, json.dumps(record, indent=1) + "\n")
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(out, json.dumps(record, indent=1) + "\n")
+    except OSError as error:
+        print(f"gpu_proof: the record of {name} cannot be written: {error}", file=sys.stderr)
     return record
 
 
@@ -394,7 +407,7 @@ def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: flo
     done = {} if len(done) == len(steps) else done
     if chosen:
         others = [step for step in steps if not any(text in step.name for text in chosen)]
-        done = {step.name: before.get(step.name, {"command": step.command, "left_out": "not chosen", "passed": False})
+        done = {step.name: before.get(step.name, {"command": step.command, "left_out": NOT_CHOSEN, "passed": False})
                 for step in others}
     found: Found = {"machine": dict(about), "steps": done, "passed": False}
     with tempfile.TemporaryDirectory() as scratch:
@@ -411,8 +424,8 @@ def prove(name: str, part: Part, out: Path, about: Mapping[str, Any], limit: flo
                  else {"command": step.command, "left_out": "no time was left", "passed": False})
             print(f"{name}: {step.name}: {outcome(found['steps'][step.name])}", flush=True)
     checked = part.check(found["steps"])
-    found |= {**checked,
-              "passed": checked.get("passed", True) and all(step["passed"] for step in found["steps"].values())}
+    found |= {**checked, "checked": (agree := checked.get("passed", True)),
+              "passed": agree and all(step["passed"] for step in found["steps"].values())}
     found["seconds"] = round(time.monotonic() - begin, 1)
     return merge(out, name, found)["parts"][name]
 
@@ -426,24 +439,40 @@ def state(part: Found, about: Mapping[str, Any]) -> int:
     return 3 if part["passed"] else 2
 
 
+def passed_before(part: Found, names: Sequence[str], about: Mapping[str, Any]) -> bool:
+    """Whether these steps have passed with the same sources."""
+    steps = part.get("steps", {})
+    return (part.get("machine", {}).get("sources") == about["sources"] and part.get("checked", False)
+            and all(steps.get(name, {}).get("exit") == 0 and steps[name]["passed"] for name in names))
+
+
 def called(sections: Sequence[Section], out: Path, about: Mapping[str, Any], within: float) -> bool:
-    """Runs the sections, prints a table of them, and returns whether all have passed. One that fails stops no other."""
+    """Runs the sections, prints a table of them, and returns whether all have passed. One that fails stops no other.
+    Those that have passed before are not repeated, unless all have."""
     end, passed = time.monotonic() + within, True
     rows = [("section", "outcome", "seconds", "")]
+    record = read(out)["parts"]
+    wanted = [section for section in sections
+              if not passed_before(record.get(section.part, {}), section.names(out.parent), about)] or [*sections]
     for section in sections:
-        left = end - time.monotonic() - GRACE
-        limit = min(section.seconds, left) if left >= LEAST else 0.0
-        part = prove(section.part, parts(limit)[section.part], out, about, limit, [section.steps])
+        names, again = section.names(out.parent), section in wanted
+        part = record.get(section.part, {})
+        if again:
+            wanted.remove(section)
+            left = end - time.monotonic() - GRACE
+            spare = left - sum(later.seconds for later in wanted)
+            limit = min(left, 2 * section.seconds, max(section.seconds, spare))
+            part = prove(section.part, PARTS[section.part], out, about, limit if limit >= LEAST else 0.0, names)
         if "left_out" in part:
             rows.append((section.part, "left out", "0", part["left_out"]))
-        for name, step in part.get("steps", {}).items():
-            if section.steps in name:
-                passed &= step["passed"]
-                rows.append((f"{section.part}: {name}", outcome(step), f"{step.get('seconds', 0):.0f}",
-                             step.get("left_out") or step["line"]))
+        for name in names if "steps" in part else ():
+            step = part["steps"][name]
+            passed &= step["passed"]
+            rows.append((f"{section.part}: {name}", outcome(step) if again else "passed before",
+                         f"{step.get('seconds', 0):.0f}", step.get("left_out") or step["line"]))
         if "line" in part:
-            passed &= part["passed"]
-            rows.append((section.part, "passed" if part["passed"] else "failed", f"{part['seconds']:.0f}",
+            passed &= part["checked"]
+            rows.append((section.part, "passed" if part["checked"] else "failed", f"{part['seconds']:.0f}",
                          part["line"]))
     wide = [max(len(row[column]) for row in rows) for column in range(3)]
     print()
@@ -453,7 +482,7 @@ def called(sections: Sequence[Section], out: Path, about: Mapping[str, Any], wit
 
 
 def main() -> int:
-    names = list(parts(LIMIT))
+    names = list(PARTS)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--call", choices=list(CALLS), help="the sections of a call, and a table of them")
     parser.add_argument("--part", nargs="+", choices=names, metavar="PART",
@@ -475,12 +504,12 @@ def main() -> int:
     about |= {"sources": sources(*PACKAGE, "tests", "bench")}
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that started processes end too
     if arguments.call:
-        return 0 if called(CALLS[arguments.call], arguments.out, about, arguments.within) else 1
+        return 0 if called(CALLS[arguments.call], arguments.out, about, min(arguments.within, WITHIN)) else 1
     states = {name: state(part, about) for name, part in read(arguments.out)["parts"].items()}
     wanted = arguments.part or sorted((name for name in names if states.get(name, 0) < 3),
                                       key=lambda name: states.get(name, 0))
     if arguments.step:
-        steps_of = {name: [step.name for step in parts(LIMIT)[name].steps(arguments.out.parent)]
+        steps_of = {name: [step.name for step in PARTS[name].steps(arguments.out.parent)]
                     for name in arguments.part or names}
         wanted = [name for name, steps in steps_of.items()
                   if any(text in step for text in arguments.step for step in steps)]
@@ -495,7 +524,7 @@ def main() -> int:
         if limit < LEAST:
             print(f"{name}: no time is left", flush=True)
             continue
-        passed &= prove(name, parts(limit)[name], arguments.out, about, limit,
+        passed &= prove(name, PARTS[name], arguments.out, about, limit,
                         arguments.step).get("passed") is not False
     print(f"record: {arguments.out}", file=sys.stderr)
     return 0 if passed else 1

@@ -2,7 +2,7 @@
 one fused graph.
 
     python bench/ladder.py [--models TEXT ...] [--dtype tf32 bf16 float32] [--seconds 20] [--budget SECONDS]
-                           [--pairs 60] [--no-compile] [--quick] [--resume] [--out FILE.json]
+                           [--pairs 60] [--rungs TEXT ...] [--no-compile] [--quick] [--resume] [--out FILE.json]
 
 | rung | what |
 |---|---|
@@ -17,6 +17,9 @@ one fused graph.
 | E1   | E0a as one CUDA graph |
 | E2   | E0b as one CUDA graph |
 | E3   | fused launches, as one CUDA graph; `--rungs E1 E3` adds other settings of the chip (CHIP of `ladder_minidl`) |
+
+--rungs takes whole names of rungs ("E3 in_order"), or how names begin (E3, B), and runs no others; a schedule is made
+if one of them needs it.
 
 SGD with momentum on random images, batch 32, in the same precision on both sides: `tf32`, float32 whose products and
 convolutions round their inputs for the tensor cores; `bf16`, products and convolutions in bfloat16 under autocast;
@@ -64,8 +67,8 @@ from ladder_minidl import CHIP, FUSED, PAIRS, PLAIN, measured_costs
 from ladder_record import FIRST_RUN, summary, targets
 from ladder_runs import How, Keep, Run, compiled_run, first_run, give_back
 from ladder_table import result, run_text
-from ladder_torch import COMPILED
-from processes import end
+from ladder_torch import COMPILED, EAGER
+from processes import GRACE, end
 
 import minidl as ml
 from minidl.devices import DeviceError
@@ -131,7 +134,7 @@ class Apart:
                             keep(json.loads(seen))
                     late = process.poll() is None
                 finally:
-                    end(process)
+                    end(process, GRACE / 2)  # whoever ends this process waits for GRACE
             found: Run = {"left_out": {}, **json.loads(_text(folder / "run.json") or "{}")}
             if late or process.returncode:
                 why = (f"it took more than {seconds:.0f} s" if late else
@@ -261,8 +264,8 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=PAIRS, metavar="N",
                         help="how many pairs of groups of tasks are measured, for multi_region")
     parser.add_argument("--rungs", nargs="+", metavar="TEXT",
-                        help="minidl's rungs whose name begins with one of these, also those that differ in a "
-                             "setting of the device (default: all but these)")
+                        help="rungs of this name, or whose name begins so, also those that differ in a setting of the "
+                             "device (default: all but these)")
     parser.add_argument("--no-compile", action="store_true", help="without torch.compile")
     parser.add_argument("--quick", action="store_true", help="a rehearsal with few steps; its times mean little")
     parser.add_argument("--resume", action="store_true", help="continue the existing record")
@@ -293,7 +296,8 @@ def main() -> int:
         return _one(Job(*arguments.only), arguments.folder, Here(known, PRECISIONS, device, how))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that the run in progress ends too
     climb = Climb(cases, [PRECISIONS[name] for name in arguments.dtype], described(device), arguments.out,
-                  resume=arguments.resume, runs=(FIRST_RUN,) if arguments.no_compile else (FIRST_RUN, *COMPILED))
+                  resume=arguments.resume, runs=(FIRST_RUN, *(name for name in COMPILED if name in chosen
+                                                              and not arguments.no_compile)))
     command = [sys.executable, __file__, "--device", arguments.device, "--seconds", str(arguments.seconds), "--pairs",
                str(arguments.pairs), *(["--quick"] if arguments.quick else []),
                *(["--rungs", *arguments.rungs] if arguments.rungs else [])]
@@ -303,10 +307,12 @@ def main() -> int:
 
 
 def rungs_of(texts: Sequence[str] | None) -> list[str]:
-    """Minidl's rungs that are asked for, in the ladder's order."""
+    """The rungs that are asked for, in the ladder's order."""
+    known = (*PLAIN, *FUSED, *CHIP, *EAGER, *COMPILED)
     if texts is None:
-        return [*PLAIN, *FUSED]
-    return [name for name in (*PLAIN, *FUSED, *CHIP) if name.startswith(tuple(texts))]
+        return [name for name in known if name not in CHIP]
+    begins = tuple(text for text in texts if text not in known)
+    return [name for name in known if name in texts or name.startswith(begins)]
 
 
 def _one(job: Job, folder: Path, do: Here) -> int:

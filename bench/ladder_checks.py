@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from ladder_minidl import PLAIN, Ours
+from ladder_minidl import FUSED, PLAIN, Ours
 from ladder_torch import Theirs
 
 COMPARED = 3  #: steps whose losses are compared: later ones drift apart with any rounding
@@ -27,7 +27,8 @@ def same(bits: Mapping[str, bytes], losses: Mapping[str, Sequence[float]], steps
     """Compares minidl's rungs after `steps` steps: rungs with the same launches must have the same bits; rungs that
     fuse must have the same first losses, with a relative error of at most `rounding` each."""
     plain = [name for name in bits if name in PLAIN]
-    found = {"steps": steps, "rungs": plain, "equal_bits": len({bits[name] for name in plain}) == 1,
+    equal = [len({bits[name] for name in bits if name in kind}) for kind in (PLAIN, FUSED)]
+    found = {"steps": steps, "rungs": plain, "equal_bits": equal[0] == 1 and equal[1] <= 1,
              "finite": bool(np.isfinite(list(losses.values())).all())}
     off = {name: apart(losses[name], losses[plain[0]]) for name in bits if name not in PLAIN}
     return {**found, **({"fused_losses_apart": off, "fused_agrees": max(off.values()) <= 2 * rounding} if off else {})}

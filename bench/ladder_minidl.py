@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from ladder_cases import Case, Precision, batches
@@ -119,20 +120,21 @@ class Ours:
                      and len(run._body) == 1 else (None, None))
         return Rung(lambda: run(*next(turn)), DeviceClock(self.device), time.perf_counter() - begin, run.peak_bytes,
                     {"tasks": len(graph)}, *one_graph, run.close,
-                    self._resident(body) if len(run._body) == 1 else None), model
+                    self._resident(graph, schedule, name) if one_graph[0] else None), model
 
-    def _resident(self, body: Any) -> Callable[[], Any]:
-        """A step on a batch on the device. It is copied there to the inputs, whose memory a step uses for other things
-        after their last use."""
-        body.bound.load(self.batches[0])
-        copies = body.bound.refills()
+    def _resident(self, graph: Any, schedule: Any, name: str) -> Callable[[], Any]:
+        """A step on a batch that is on the device, as torch's: one graph, without uploads and other copies of inputs,
+        whose memory is not used again. It is made at the first call, since it trains."""
 
-        def step() -> None:
-            for copy in copies:
-                copy()
-            body.lanes.run()
+        @cache
+        def made() -> tuple[Callable[[], None], Any]:
+            with settings(self.device, CHIP.get(name, {})):
+                run = GraphExecutor(replace(graph, outputs=(*graph.outputs, *graph.inputs)), schedule,
+                                    device=self.device)
+                run(*self.batches[0])
+                return self.device.captured(replace(run._body[0].lanes.work, feed=None)).run, run
 
-        return step
+        return lambda: made()[0]()
 
     def losses(self, name: str, steps: int) -> list[float]:
         """The losses of the first steps of a rung's graph, in order and without dropout, to compare with torch."""
@@ -143,13 +145,19 @@ class Ours:
         return found
 
     def plans(self, names: Sequence[str], costs: Callable[[Any, Any], Any]) -> tuple[dict[str, Any], dict[str, float]]:
-        """Schedules for the graph of these rungs, and the predicted milliseconds per step of each."""
+        """Schedules for the graph of these rungs, and the predicted milliseconds per step of each; in order alone
+        needs no costs, and has no prediction."""
         _, graph = self.recorded(names[0])
+        wanted, made = {scheduler_of(name) for name in names}, {"in_order": schedulers.in_order(graph)}
+        if wanted == {"in_order"}:
+            return made, {}
         cost = costs(graph, self.device)
         # always on two streams: whether they hide launches is what the ladder measures
-        made = {"in_order": schedulers.in_order(graph), "multi_stream": beside(graph, cost),
-                "multi_region": schedulers.multi_region(graph, cost)}
-        if any(scheduler_of(name) == SIDE for name in names):
+        if "multi_stream" in wanted:
+            made["multi_stream"] = beside(graph, cost)
+        if "multi_region" in wanted:
+            made["multi_region"] = schedulers.multi_region(graph, cost)
+        if SIDE in wanted:
             cost = replace(cost, sms=measure_sms(graph, self.device))
             made[SIDE] = planned(graph, cost, ml.Machine(), side_sms="auto").schedule
         runs = {scheduler: lower(graph, schedule) for scheduler, schedule in made.items()}

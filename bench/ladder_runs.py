@@ -33,13 +33,13 @@ Keep = Callable[[Run], None]  #: gets the results of a run so far
 
 @dataclass(frozen=True)
 class How:
-    """`costs(graph, device)`: the costs for schedules. `torch_on`: torch's device, None for minidl alone. `rungs`:
-    minidl's rungs."""
+    """`costs(graph, device)`: the costs for schedules. `torch_on`: torch's device, None for minidl alone. `rungs`: all
+    but those of compilers, which have runs of their own."""
 
     effort: Effort
     costs: Callable[[Any, Any], Any] = measured_costs
     torch_on: str | None = "cuda"
-    rungs: Sequence[str] = (*PLAIN, *FUSED)
+    rungs: Sequence[str] = (*PLAIN, *FUSED, *EAGER)
 
     def no_torch(self) -> str | None:
         """Why torch is left out."""
@@ -108,19 +108,21 @@ def first_run(case: Case, precision: Precision, device: Any, how: How, keep: Kee
                 rung = attempt(name, lambda: trained(name, made[name]))
                 if rung:
                     rungs[name] = rung
-                    run["predicted_ms"] |= {} if name.startswith("E0") else {name: predicted[scheduler_of(name)]}
+                    if not name.startswith("E0") and scheduler_of(name) in predicted:
+                        run["predicted_ms"][name] = predicted[scheduler_of(name)]
         if not any(name in PLAIN for name in rungs):
             raise RuntimeError(f"no rung runs: {run['left_out']}")
         allowed, correct = precision.rounding, {}
+        wanted = [name for name in EAGER if name in how.rungs]
         if how.no_torch():
-            run["left_out"] |= dict.fromkeys(EAGER, how.no_torch())
+            run["left_out"] |= dict.fromkeys(wanted, how.no_torch())
         else:
             theirs = Theirs(ours, str(how.torch_on))
             correct["losses"] = against_float64(ours, theirs, [next(n for n in rungs if n in kind)
                                                                for kind in (PLAIN, FUSED) if {*kind} & {*rungs}],
                                                 min(COMPARED, steps))
             allowed = correct["losses"]["allowed"]
-            for name in EAGER:
+            for name in wanted:
                 rung = attempt(name, lambda: theirs.rung(name))
                 rungs |= {name: rung} if rung else {}
         run["correct"] = {**same(bits, losses, steps, allowed), **correct}
@@ -145,8 +147,8 @@ def compiled_run(name: str, first: Mapping[str, Any], case: Case, precision: Pre
     if how.no_torch():
         return {"left_out": {name: how.no_torch()}}
     ours, mine = Ours(case, precision, device), first["minidl"]
-    its = Theirs(ours, str(how.torch_on),
-                 first["about"]["B1 tuned"]["memory_format"] if "B1 tuned" in first["about"] else None).rung(name)
+    seen = next((about for rung in ("B1 tuned", "B2 graph") if (about := first["about"].get(rung))), {})
+    its = Theirs(ours, str(how.torch_on), seen.get("memory_format")).rung(name)
     rung, _ = ours.rung(mine, Schedule.from_csv(first["plan"], f"the plan of {mine}"))
     try:
         return {"left_out": {}, **timed({mine: rung, name: its}, how.effort)}

@@ -162,7 +162,12 @@ class Theirs:
 
     def tuned(self) -> Steps:
         """A step that uses channels last if eager steps are faster with it."""
-        if self.memory_format is None:
+        self.choose_format()
+        return self.eager(True)
+
+    def choose_format(self) -> None:
+        """Once for all later rungs; tokens have no format."""
+        if self.memory_format is None and self.model.input_dtype != "int64":
             seconds = {}
             for name, attribute in FORMATS.items():
                 self.format = getattr(self.torch, attribute)
@@ -171,10 +176,10 @@ class Theirs:
                 seconds[name] = min(self.clock().seconds(step, 10) for _ in range(3))
             self.memory_format = min(seconds, key=seconds.__getitem__)
             self.format = getattr(self.torch, FORMATS[self.memory_format])
-        return self.eager(True)
 
     def captured(self, compiled: Callable[[Any], Any] = lambda loss_of: loss_of) -> Steps:
         """The whole step as one graph."""
+        self.choose_format()
         torch, network = self.torch, self.network()
         loss_of = compiled(self.with_loss(network, self.precision.low))
         opt, hosts = self.optimizer(network, True), self.host()

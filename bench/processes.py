@@ -10,11 +10,13 @@ from contextlib import suppress
 GRACE = 10.0  #: seconds that a process has to end when asked
 
 
-def end(process: subprocess.Popen[bytes]) -> None:
-    """Ends all processes of its group: SIGTERM first, then SIGKILL."""
+def end(process: subprocess.Popen[bytes], grace: float | None = None) -> None:
+    """Ends all processes of its group: SIGTERM first, then, after `grace` seconds (GRACE), SIGKILL. One that a driver
+    holds even then is left behind."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE)
+            process.wait(GRACE if grace is None else grace)
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(1.0)

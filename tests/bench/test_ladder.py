@@ -147,7 +147,8 @@ def test_a_rung_that_fails_while_it_is_timed_is_left_out(device, monkeypatch):
 @pytest.mark.slow
 def test_torch_is_held_against_float64_and_timed_beside(device, one_thread):
     case = Case("mobilenet_v3_large", {"preset": "tiny"}, 2)  # it has a dropout, which the comparison leaves out
-    run = first_run(case, PRECISIONS["float32"], device, replace(ALONE, torch_on="cpu", rungs=("E0a in_order",)))
+    run = first_run(case, PRECISIONS["float32"], device, replace(ALONE, torch_on="cpu",
+                                                                     rungs=("E0a in_order", *EAGER)))
     found = run["correct"]["losses"]
     assert found["agrees"]
     assert list(found["errors"]) == ["E0a in_order"]
@@ -173,7 +174,7 @@ def test_bfloat16_is_that_of_both_sides(device, one_thread, monkeypatch):
     products = [launch for task in graph.launches for launch in task if launch.kernel in ("linear", "conv2d")]
     assert len(products) == 5
     assert {view.dtype for launch in products for view in (*launch.reads, *launch.writes)} == {"bfloat16"}
-    run = first_run(case, bf16, device, replace(ALONE, torch_on="cpu", rungs=kinds))
+    run = first_run(case, bf16, device, replace(ALONE, torch_on="cpu", rungs=(*kinds, *EAGER)))
     assert passed(run), run["correct"]
     assert list(run["step_ms"]) == [*kinds, "B0 eager", "B1 tuned"]
     assert run["correct"]["losses"]["error_of_torch"] > 1e-5, "torch rounds too"
@@ -228,13 +229,13 @@ def test_a_compiler_is_timed_beside_what_stands_for_minidl(device, one_thread, m
     monkeypatch.setattr(Theirs, "compiled", lambda self, mode: modes.append((mode, self.format)) or self.eager(True))
     case, how = Case("lenet", {}, 2), replace(ALONE, torch_on="cpu",
                                               costs=lambda *graph: costs.append(graph) or ml.CostModel.analytic())
-    first = first_run(case, TF32, device, replace(how, torch_on=None, rungs=("E1 in_order",)))
+    first = first_run(case, TF32, device, replace(how, torch_on=None, rungs=("E1 in_order", "E2 multi_region")))
     assert len(costs) == 1
     first["about"]["B1 tuned"] = {"memory_format": "channels_last"}
     run = compiled_run("B4 max-autotune", first, case, TF32, device, how)
     assert modes == [("max-autotune", torch_or_skip().channels_last)]
-    assert list(run["step_ms"]) == ["E1 in_order", "B4 max-autotune"]
-    assert list(run["ratios"]) == ["B4 max-autotune / E1 in_order"]
+    assert list(run["step_ms"]) == ["E2 multi_region", "B4 max-autotune"]
+    assert list(run["ratios"]) == ["B4 max-autotune / E2 multi_region"]
     assert len(costs) == 1, "it is planned once"
     with pytest.raises(ImportError, match="apex is not installed"):
         compiled_run("B5 torchsched", first, case, TF32, device, how)
@@ -382,6 +383,32 @@ def test_results_so_far_are_in_the_record(device, tmp_path, monkeypatch):
         assert run_text("lenet", found)
 
 
+def test_a_resident_step_is_a_graph_without_uploads_on_a_batch_that_stays(device, monkeypatch):
+    ours, made = Ours(Case("lenet", {}, 2), TF32, device), []
+    ours.batches = ours.batches[:1]
+    captured = cuda_devices.Cuda.captured
+
+    def seen(self: Any, work: Any, trace: bool = False) -> Any:
+        made.append(captured(self, work, trace))
+        return made[-1]
+
+    monkeypatch.setattr(cuda_devices.Cuda, "captured", seen)
+    asked: list[Any] = []
+    plans, predicted = ours.plans(["E1 in_order"], lambda *given: asked.append(given))
+    assert (list(plans), predicted, asked) == (["in_order"], {}, []), "in order alone needs no costs"
+    rung, model = ours.rung("E1 in_order", plans["in_order"])
+    rung.resident()  # the first of three steps brings the batch
+    rung.resident()
+    sizes = [{len(device.driver.dependencies(graph)[0]) for graph in lanes.graphs} for lanes in made]
+    assert sizes[2] == {size - len(ours.batches[0]) for size in sizes[0]}
+    again, other = ours.rung("E1 in_order", plans["in_order"])
+    for _ in range(3):
+        again.step()
+    assert all((a.numpy() == b.numpy()).all() for a, b in zip(model.parameters(), other.parameters(), strict=True))
+    rung.close()
+    again.close()
+
+
 def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
     path, runs = str(tmp_path / "record.json"), Runs(monkeypatch)
     clock = [0.0]
@@ -510,6 +537,9 @@ def test_rungs_of_the_chip_are_compared_with_the_same_without_their_setting(devi
     monkeypatch.setattr("minidl.measuring.sms.SIZE", 1 << 12)
     chosen = ladder.rungs_of(["E1", "E3"])
     assert chosen == ["E1 in_order", *FUSED, *CHIP]
+    assert ladder.rungs_of(["E1", "E3 in_order", "B2", "B3"]) == ["E1 in_order", "E3 in_order", "B2 graph",
+                                                                  "B3 reduce-overhead"], "a whole name is one rung"
+    assert ladder.rungs_of(None) == [*PLAIN, *FUSED, *EAGER, *COMPILED]
     run = first_run(TINY["tiny"], TF32, device, replace(ALONE, rungs=chosen))
     assert passed(run), run
     assert list(run["step_ms"]) == chosen
