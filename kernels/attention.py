@@ -9,8 +9,8 @@ import numpy as np
 
 from .cuda import c_type, each_row
 from .dropout import dropped
-from .linear import dense, dense_work, product
-from .registry import KERNELS, Thunk, flat, kernel, loop, regrouped, ufunc, wide
+from .linear import dense, dense_work, gemm, product
+from .registry import KERNELS, Thunk, flat, kernel, loop, regrouped, wide
 from .scores import groups, softmax_scores, taken
 
 
@@ -43,7 +43,7 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: in
     *mask, y, p = rest
     return [call for own in _groups(p)
             for call in (*_softmax(q, k, mask, p, own, scale, _of_first(k, causal, offset)),
-                         ufunc(np.matmul, p[own], v[own], y[own]))]
+                         gemm(p[own], v[own], y[own]))]
 
 
 def _groups(p: Any, dropped: bool = False) -> Iterator[tuple[slice, slice]]:
@@ -58,7 +58,7 @@ def _groups(p: Any, dropped: bool = False) -> Iterator[tuple[slice, slice]]:
 def _softmax(q: Any, k: Any, mask: list[Any], p: Any, own: Any, scale: float, first: int) -> list[Thunk]:
     """The probabilities of some heads."""
     keep = mask[0][own[0]] if mask else np.empty((0, 0), np.int64)
-    return [ufunc(np.matmul, q[own], _swap(k[own]), p[own]),
+    return [gemm(q[own], _swap(k[own]), p[own]),
             loop(softmax_scores, p[own], keep, first, p.dtype.type(scale), np.empty((0, 0, 0), p.dtype))]
 
 
@@ -107,15 +107,15 @@ def attention_grad(xp: Any, q: Any, k: Any, v: Any, p: Any, dy: Any, *, scale: f
 @attention_grad.cpu
 def _(q: Any, k: Any, v: Any, p: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, *, scale: float) -> Any:
     return [call for own in _groups(p)
-            for call in (ufunc(np.matmul, dy[own], _swap(v[own]), _part(ds, own)),
+            for call in (gemm(dy[own], _swap(v[own]), _part(ds, own)),
                          *_grads(q, k, p, p[own], dy, dq, dk, dv, _part(ds, own), own, scale))]
 
 
 def _grads(q: Any, k: Any, p: Any, z: Any, dy: Any, dq: Any, dk: Any, dv: Any, ds: Any, own: Any, scale: float
            ) -> list[Thunk]:
     """The gradients of some heads, made of their probabilities' gradients `ds`; v was multiplied with z."""
-    return [loop(_score_grad, p[own], ds, p.dtype.type(scale)), ufunc(np.matmul, ds, k[own], dq[own]),
-            ufunc(np.matmul, _swap(ds), q[own], dk[own]), ufunc(np.matmul, _swap(z), dy[own], dv[own])]
+    return [loop(_score_grad, p[own], ds, p.dtype.type(scale)), gemm(ds, k[own], dq[own]),
+            gemm(_swap(ds), q[own], dk[own]), gemm(_swap(z), dy[own], dv[own])]
 
 
 @attention_grad.cuda(work=lambda reads, writes, scale: [(reads[3].shape, reads[3].dtype),
@@ -165,7 +165,7 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: in
     return [call for own in _groups(p, True)
             for call in (*_softmax(q, k, mask, p, own, scale, _of_first(k, causal, offset)),
                          _drop(p[own], counter, _part(z, own), own, numbers),
-                         ufunc(np.matmul, _part(z, own), v[own], y[own]))]
+                         gemm(_part(z, own), v[own], y[own]))]
 
 
 def _drop(p: Any, counter: Any, z: Any, own: Any, numbers: Any) -> Thunk:
@@ -205,7 +205,7 @@ def _(q: Any, k: Any, v: Any, p: Any, counter: Any, dy: Any, dq: Any, dk: Any, d
     calls = []
     for own in _groups(p, True):
         d, kept = _part(ds, own), _part(z, own)
-        calls += [ufunc(np.matmul, dy[own], _swap(v[own]), kept), _drop(kept, counter, d, own, numbers),
+        calls += [gemm(dy[own], _swap(v[own]), kept), _drop(kept, counter, d, own, numbers),
                   _drop(p[own], counter, kept, own, numbers),
                   *_grads(q, k, p, kept, dy, dq, dk, dv, d, own, scale)]
     return calls

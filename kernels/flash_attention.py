@@ -16,6 +16,7 @@ import numpy as np
 from .cuda import Attention, sum_type
 from .dropout import dropped
 from .exponential import exp
+from .linear import gemm, gemm_add
 from .registry import KERNELS, Thunk, kernel, like, loop, regrouped, ufunc, wide
 from .scores import SCORES, groups, hide, softmax_scores, taken
 
@@ -122,9 +123,9 @@ def _(q: Any, k: Any, v: Any, *rest: Any, scale: float, causal: bool, offset: in
     calls, factor = [], q.dtype.type(scale)
     for rows, keys, first in _blocks(q, k, causal, offset):
         e = _shaped(scores, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), e),
+        calls += [gemm(q[rows], _swap(k[keys]), e),
                   loop(softmax_scores, e, _keep(mask, keys), first, factor, lse[rows]),
-                  *_drop(e, rows, q, k, counter, numbers), ufunc(np.matmul, e, v[keys], y[rows])]
+                  *_drop(e, rows, q, k, counter, numbers), gemm(e, v[keys], y[rows])]
     return calls
 
 
@@ -183,19 +184,18 @@ def _(q: Any, k: Any, v: Any, y: Any, lse: Any, dy: Any, *rest: Any, scale: floa
     calls, factor = [], q.dtype.type(scale)
     for rows, keys, first in _blocks(q, k, causal, offset):
         p, ds = _shaped(scores, q[rows], k[keys]), _shaped(more, q[rows], k[keys])
-        calls += [ufunc(np.matmul, q[rows], _swap(k[keys]), p), ufunc(np.matmul, dy[rows], _swap(v[keys]), ds),
+        calls += [gemm(q[rows], _swap(k[keys]), p), gemm(dy[rows], _swap(v[keys]), ds),
                   *_drop(ds, rows, q, k, counter, numbers),
                   loop(_score_grad, p, ds, _keep(mask, keys), first, factor, lse[rows], y[rows], dy[rows]),
-                  ufunc(np.matmul, ds, k[keys], dq[rows]), *_drop(p, rows, q, k, counter, numbers)]
+                  gemm(ds, k[keys], dq[rows]), *_drop(p, rows, q, k, counter, numbers)]
         for left, right, out in ((ds, q[rows], dk), (p, dy[rows], dv)):
             seen = out[keys]
             if rows[2].stop == q.shape[2]:  # the first block of these heads; no other sees more keys
                 unseen = out[(*keys[:2], slice(keys[2].stop, None))]
-                calls += [ufunc(np.matmul, _swap(left), right, seen),
+                calls += [gemm(_swap(left), right, seen),
                           *([ufunc(np.positive, like(out, 0), unseen)] if unseen.size else [])]
             else:
-                own = part[: seen.size].reshape(seen.shape)
-                calls += [ufunc(np.matmul, _swap(left), right, own), ufunc(np.add, seen, own, seen)]
+                calls += gemm_add(_swap(left), right, seen, seen, part[: seen.size].reshape(seen.shape))
     return calls
 
 

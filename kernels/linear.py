@@ -46,14 +46,23 @@ def gemm(a: Any, b: Any, out: Any) -> Thunk:
     return ufunc(np.matmul, a, b, out)
 
 
-def _tiles(a: Any, b: Any, out: Any, bias: Any = None, low: float = -np.inf) -> Thunk | None:
+def gemm_add(a: Any, b: Any, more: Any, out: Any, work: Any) -> list[Thunk]:
+    """out = more + a @ b, of which `more` may be `out`. Tiles add while they are in registers; else `work` has the
+    product."""
+    if own := _tiles(a, b, out, more):
+        return [own]
+    return [gemm(a, b, work), ufunc(np.add, more, work, out)]
+
+
+def _tiles(a: Any, b: Any, out: Any, more: Any = None, low: float = -np.inf) -> Thunk | None:
     """The product of `tiles`, if it is faster for these matrices and each product has one thread."""
-    if not out.ndim == a.ndim == b.ndim == 2 or out.dtype != np.float32 or not one_thread or (
-            a.size * b.shape[1] < LEAST_TILES):
+    alike = out.ndim == a.ndim == b.ndim and out.shape[:-2] == a.shape[:-2] == b.shape[:-2]
+    if not alike or out.ndim not in (2, 4) or out.dtype != np.float32 or not one_thread or (
+            a.shape[-2] * a.shape[-1] * b.shape[-1] < LEAST_TILES):
         return None
     from .tiles import product  # it imports numba
 
-    return product(a, b, out, bias, low)
+    return product(a, b, out, more, low)
 
 
 def group_tiles(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool, bias: Any = None

@@ -203,21 +203,11 @@ def _pack(x, along, across, at, end, count, width, deep, panels, to):  # type: i
                         to + (p * deep + k) * width, width)
 
 
-def _product(counts, group, least_rows, most_rows, summed, a, a_row, a_step, b, b_step,  # type: ignore[no-untyped-def]
-             b_column, more, more_row, adds, y, y_row, low, size, panels, flags):
-    """A product; or, of group >= 0, the product of its rows, if there are so many, as `experts.grouped_products`."""
+@inlined
+def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, low, size,  # type: ignore[no-untyped-def]
+           panels, slot):
+    """A product of two matrices, with the scratch of a slot."""
     m, depth, n = size
-    if group >= 0:
-        rows, begin = counts[group], counts[:group].sum()
-        if not least_rows <= rows < most_rows:
-            return
-        if summed:
-            depth, a, b = rows, a[begin * a_step :], b[begin * b_step :]
-        else:
-            m, a, y, more = rows, a[begin * a_row :], y[begin * y_row :], more[begin * more_row :]
-    slot = _thread(SLOTS)
-    while _taken(flags, 8 * slot):
-        slot = (slot + 1) % SLOTS
     less = 0  # so many that the last panel of ROWS is whole
     while less < 6 and less * LESS < m and (m - less * LESS) % ROWS > 1:
         less += 1
@@ -269,6 +259,31 @@ def _product(counts, group, least_rows, most_rows, summed, a, a_row, a_step, b, 
                         else:
                             _small_one(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns,
                                        least)
+
+
+def _product(counts, group, least_rows, most_rows, summed, a, a_row, a_step, b, b_step,  # type: ignore[no-untyped-def]
+             b_column, more, more_row, adds, y, y_row, low, size, batch, panels, flags):
+    """Products of matrices of one size, as many as `batch` has, each so far from the one before: (how many, for a, for
+    b, for more, for y) of two axes. Or, of group >= 0, the product of its rows, if there are so many, as
+    `experts.grouped_products`."""
+    m, depth, n = size
+    if group >= 0:
+        rows, begin = counts[group], counts[:group].sum()
+        if not least_rows <= rows < most_rows:
+            return
+        if summed:
+            depth, a, b = rows, a[begin * a_step :], b[begin * b_step :]
+        else:
+            m, a, y, more = rows, a[begin * a_row :], y[begin * y_row :], more[begin * more_row :]
+    slot = _thread(SLOTS)
+    while _taken(flags, 8 * slot):
+        slot = (slot + 1) % SLOTS
+    (outer, a_far, b_far, more_far, y_far), (inner, a_near, b_near, more_near, y_near) = batch
+    for i in range(outer):
+        for j in range(inner):
+            _tiled(a[i * a_far + j * a_near :], a_row, a_step, b[i * b_far + j * b_near :], b_step, b_column,
+                   more[i * more_far + j * more_near :], more_row, adds, y[i * y_far + j * y_near :], y_row, low,
+                   (m, depth, n), panels, slot)
     _given(flags, 8 * slot)
 
 
@@ -284,9 +299,9 @@ def _scratch() -> tuple[Any, Any]:
 def _steps(a: Any, b: Any, y: Any) -> tuple[int, ...] | None:
     """The steps by rows and columns of a and b, if tiles can multiply arrays like these."""
     if not WIDE or any(x.dtype != np.float32 or min(x.strides) < 4 for x in (a, b, y)) or (
-            y.strides[1] != 4 or any(4 not in x.strides for x in (a, b))):
+            y.strides[-1] != 4 or any(4 not in x.strides[-2:] for x in (a, b))):
         return None
-    return tuple(s // 4 for x in (a, b) for s in x.strides)
+    return tuple(s // 4 for x in (a, b) for s in x.strides[-2:])
 
 
 def _sizes(one: int, other: int, a_step: int, b_step: int) -> range:
@@ -297,21 +312,24 @@ def _sizes(one: int, other: int, a_step: int, b_step: int) -> range:
                  MOST + 1 if a_step > 1 else FAR)
 
 
-def _bound(steps: tuple[int, ...], a: Any, b: Any, y: Any, bias: Any, low: float, counts: Any, *group: Any) -> Thunk:
+def _bound(steps: tuple[int, ...], a: Any, b: Any, y: Any, more: Any, low: float, counts: Any, *group: Any) -> Thunk:
     a_row, a_step, b_step, b_column = steps
-    more = y if bias is None else np.broadcast_to(bias, y.shape)
-    return loop(_product, counts, *group, memory(a), a_row, a_step, memory(b), b_step, b_column, memory(more),
-                more.strides[0] // 4, bias is not None, memory(y), y.strides[0] // 4, np.float32(low),
-                (*a.shape, b.shape[1]), *_scratch())
+    old = y if more is None else np.broadcast_to(more, y.shape)
+    *leading, m, n = y.shape
+    batch = tuple((count, *(x.strides[axis] // 4 for x in (a, b, old, y))) for axis, count in enumerate(leading))
+    return loop(_product, counts, *group, memory(a), a_row, a_step, memory(b), b_step, b_column, memory(old),
+                old.strides[-2] // 4, more is not None, memory(y), y.strides[-2] // 4, np.float32(low),
+                (m, a.shape[-1], n), batch or ((1, 0, 0, 0, 0),) * 2, *_scratch())
 
 
-def product(a: Any, b: Any, y: Any, bias: Any = None, low: float = -np.inf) -> Thunk | None:
-    """y (m, n) = a (m, k) @ b (k, n) + bias (n,), each element at least `low`, if that is faster here than the
-    library's product; else None. The choice depends on the processor, shapes and steps alone."""
+def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> Thunk | None:
+    """y (m, n) = a (m, k) @ b (k, n) + more, each element at least `low`, if that is faster here than the library's
+    product; else None. `more` (n,) or (m, n) may be y itself. Or as many products as two leading axes of all have. The
+    choice depends on the processor, shapes and steps alone."""
     steps = _steps(a, b, y)
-    if steps is None or a.shape[1] not in _sizes(a.shape[0], b.shape[1], *steps[1:3]):
+    if steps is None or a.shape[-1] not in _sizes(a.shape[-2], b.shape[-1], *steps[1:3]):
         return None
-    return _bound(steps, a, b, y, bias, low, NONE, -1, 0, 0, False)
+    return _bound(steps, a, b, y, more, low, NONE, -1, 0, 0, False)
 
 
 def group_product(counts: Any, group: int, a: Any, b: Any, y: Any, summed: bool, bias: Any = None

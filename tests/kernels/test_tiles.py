@@ -42,7 +42,7 @@ def test_products_are_close_to_exact_ones_and_keep_their_borders(shape: tuple[in
         assert np.abs(wide[:-1, :-5] - exact).max() < 1e-5 * np.abs(exact).max()
         assert np.isnan(wide[-1]).all()
         assert np.isnan(wide[:, -5:]).all()
-        assert np.allclose(made(a, b, bias=bias, low=0.0), np.maximum(exact + bias, 0), atol=1e-5 * np.abs(exact).max())
+        assert np.allclose(made(a, b, more=bias, low=0.0), np.maximum(exact + bias, 0), atol=1e-5 * np.abs(exact).max())
 
 
 def test_more_products_than_a_tile_adds_up_are_added_in_blocks():
