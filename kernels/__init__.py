@@ -13,8 +13,8 @@ from .registry import KERNELS, Kernel, KernelError, Thunk, Work, kernel
 for _family in ("elementwise", "masks", "linear", "reduce", "loss", "pair_loss", "dropout", "sgd", "adam", "nadam",
                 "rmsprop", "gradients", "muon", "gelu", "layer_norm", "rms_norm", "embedding", "join", "attention",
                 "flash_attention", "recurrent", "conv", "conv_cuda", "norm", "norm_grad", "norm_eval", "norm_act",
-                "norm_both", "product_add", "product_slope", "pool", "activation", "squeeze_excite", "along_axis",
-                "dither", "experts", "group"):
+                "norm_both", "product_add", "product_slope", "product_update", "pool", "activation",
+                "squeeze_excite", "along_axis", "dither", "experts", "group"):
     import_module(f"{__name__}.{_family}")
 
 __all__ = ["KERNELS", "Kernel", "KernelError", "Thunk", "Work", "kernel"]

@@ -21,12 +21,13 @@ from .norm_grads import batch_norm_grad
 from .products import epilogue, slabs
 from .slopes import slopes
 from .squeeze_excite import squeeze_excite
-from .updates import updates
+from .updates import updates, weight_updates
 
 RULES: dict[str, Callable[[Draft], None]] = {"casts": casts, "batch_norm_act": batch_norm_act,
                                              "batch_norm_grad": batch_norm_grad, "squeeze_excite": squeeze_excite,
                                              "flash_attention": flash_attention, "epilogue": epilogue, "slabs": slabs,
-                                             "additions": additions, "slopes": slopes, "updates": updates}
+                                             "additions": additions, "slopes": slopes, "weight_updates": weight_updates,
+                                             "updates": updates}
 
 
 def fused(graph: TaskGraph, device: Any, rules: Iterable[str] = tuple(RULES)) -> TaskGraph:

@@ -137,6 +137,25 @@ class Draft:
         return all(other is None or i in besides or not (other.writes & touched or other.reads & entry.writes)
                    for i, other in enumerate(self.entries[low + 1 : high], low + 1))
 
+    def soon(self, tasks: Iterable[int]) -> None:
+        """Moves these tasks, one after another, to right after the last task that they conflict with. All tasks get
+        other numbers."""
+        order = list(range(len(self.entries)))
+        for i in tasks:
+            to = at = order.index(i)
+            while to and (self.entries[order[to - 1]] is None or self._apart(i, order[to - 1])):
+                to -= 1
+            order.insert(to, order.pop(at))
+        self.entries = [self.entries[i] for i in order]
+        self._readers, self._writers = {}, {}
+        for i, _ in self.numbered():
+            self._found(i)
+
+    def _apart(self, one: int, other: int) -> bool:
+        """Whether two tasks may run in either order."""
+        a, b = self[one], self[other]
+        return not (a.writes & (b.reads | b.writes) or a.reads & b.writes)
+
     def graph_of_it(self) -> TaskGraph:
         """The graph of the remaining tasks, in their order."""
         entries = [e for _, e in self.numbered()]

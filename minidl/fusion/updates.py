@@ -1,4 +1,4 @@
-"""The fusion rule for updates: many parameters in one launch."""
+"""The fusion rules for updates: many parameters in one launch; a weight gradient and its update in one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from ..core.columns import grouped
 from ..core.graph import Launch, View
+from ..core.tasks import Kind
+from ..kernels.product_update import FEW
 from .draft import Draft
 
 UPDATES = ("sgd", "adam", "nadam", "rmsprop")
@@ -45,3 +47,34 @@ def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View
     """Kernel, reads and writes of one launch for all of these: each parameter's own operands, then shared ones."""
     return (f"{launches[0].kernel}_many", tuple(v for launch in launches for v in _own(launch)) + _shared(launches[0]),
             tuple(v for launch in launches for v in launch.writes))
+
+
+def weight_updates(draft: Draft) -> None:
+    """Lets the gradient of a linear layer's weight, of few samples, end with the update, if nothing else reads it: on a
+    CPU this saves passes over memory. Updates come as soon as they can, so that the gradient's operands are needed no
+    longer."""
+    if draft.device.captures:
+        return
+    for i, entry in list(draft.numbered()):
+        first = entry.only
+        if first is None or first.kernel != "linear_weight_grad" or first.reads[0].shape[0] > FEW or (
+                made := draft.passed_on(first.writes[0])) is None or len(readers := draft.readers(made)) != 1:
+            continue
+        (to,) = readers
+        own = [launch for launch in draft[to].launches if first.writes[0] in launch.reads]
+        if len(own) != 1 or not _takes(own[0], first) or not draft.moves(i, to):
+            continue
+        reads = [*first.reads, *(v for v in own[0].reads if v != first.writes[0])]
+        launch, work = draft.launch("linear_weight_update", reads, [*own[0].writes, *first.writes[1:]],
+                                    rule=own[0].kernel, **dict(first.constants), **dict(own[0].constants))
+        launches = [launch, *(other for other in draft[to].launches if other is not own[0])]
+        draft.merge(to, [i], launches, [made], work)
+    draft.soon([i for i, e in draft.numbered() if draft.kind(i) == Kind.U])
+
+
+def _takes(update: Launch, grad: Launch) -> bool:
+    """Whether the update of a weight in place can follow parts of its gradient."""
+    constants = dict(update.constants)
+    return (update.kernel in UPDATES and not update.work and update.writes[0] == update.reads[0] and
+            not any(constants.get(c) for c in ("guarded", "copy")) and
+            (update.reads[1], update.reads[0].shape) == (grad.writes[0], grad.writes[0].shape))

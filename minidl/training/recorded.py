@@ -109,7 +109,7 @@ class Recorded:
         gradients go to other ranks or belong to a pipeline's stages."""
         rules = self.job.fusion if self.job.fusion is not None else tuple(fusion.RULES) if self.device.captures else ()
         together = ranks == 1 and self.job.parallel != "pipeline"
-        rules = tuple(r for r in rules if r not in ("casts", "updates") or together)
+        rules = tuple(r for r in rules if r not in ("casts", "weight_updates", "updates") or together)
         return fusion.fused(graph, self.device, rules) if rules else graph
 
     @property

@@ -58,6 +58,14 @@ def test_any_rows_and_columns_have_the_bits_of_the_whole():
         assert (made(a[:61], b[:, 7:180]) == whole[:61, 7:180]).all()
 
 
+def test_products_of_heads_have_the_bits_of_each_and_are_added_in_place():
+    x = np.random.default_rng(0).standard_normal((2, 3, 70, 3 * 64)).astype(np.float32)
+    a, b, y = x[..., :64], x[..., 64:128].swapaxes(-1, -2), np.ones((2, 3, 70, 70), np.float32)
+    wanted = [[made(*two) + 1 for two in zip(*three, strict=True)] for three in zip(a, b, strict=True)]
+    linear.gemm_add(a, b, y, y, np.empty_like(y))[0]()
+    assert (y == wanted).all()
+
+
 def test_a_value_that_is_not_a_number_stays_one():
     a, b = np.full((64, 256), np.nan, np.float32), np.ones((256, 256), np.float32)
     assert np.isnan(made(a, b, low=0.0)).all()

@@ -100,8 +100,8 @@ def test_on_cuda_all_schedules_have_the_same_bits_and_the_mathematics_is_that_of
 def test_what_is_left():
     count = {name: (kernels(Job(name).graph), kernels(fused(Job(name).graph, ml.device.cpu()))) for name in TINY}
     before, after = count["resnet20"]
-    assert after["relu"] == after["relu_grad"] == after["sgd"] == 0
-    assert after["sgd_many"] == 1
+    assert after["relu"] == after["relu_grad"] == 0
+    assert after["sgd"] == after["linear_weight_update"] == after["sgd_many"] == 1  # of the bias beside its weight
     assert after["batch_norm_act"] + after["batch_norm"] == before["batch_norm"]
     before, after = count["densenet121"]
     assert after["batch_norm"] == after["relu"] == after["relu_grad"] == 0
@@ -144,6 +144,30 @@ def test_one_launch_rounds_all_parameters(low):
     wanted = plain.run(SequentialExecutor(plain.graph, plain.device))
     assert losses == wanted[0]
     assert bits(*values) == bits(*wanted[1])
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize("rule", [optim.AdamW, optim.NAdamW, optim.RMSprop, optim.SGD])
+def test_gradients_of_few_samples_end_with_updates_part_by_part(rule: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("minidl.kernels.product_update.SIZE", 100)
+    plain, job = (Job("mlp", lambda p: rule(p, 0.01), batch) for batch in (1, 1))
+    before, found = kernels(job.graph), fused(job.graph, job.device, ["weight_updates"])
+    assert kernels(found)["linear_weight_update"] == before["linear_weight_grad"] == 3
+    assert max(ml.plan(found, "in_order").peak_bytes) < max(ml.plan(plain.graph, "in_order").peak_bytes)
+    wanted = plain.run(SequentialExecutor(plain.graph))
+    losses, values = job.run(StreamExecutor(found, random_schedule(found, 2, np.random.default_rng(5))))
+    assert losses == wanted[0]
+    assert bits(*values) == bits(*wanted[1])
+
+
+def test_gradients_that_others_read_or_of_many_samples_stay():
+    def clipped(p: Any) -> Any:
+        made = optim.SGD(p, 0.01)
+        made.max_norm = 1.0
+        return made
+
+    for job in (Job("mlp", clipped), Job("mlp", batch=65)):
+        assert kernels(fused(job.graph, job.device, ["weight_updates"]))["linear_weight_update"] == 0
 
 
 def test_adam_with_clipping():
@@ -328,5 +352,5 @@ def test_a_gradient_that_a_weight_gradient_needs_is_not_overwritten(read_late: b
 def test_an_unknown_rule():
     with pytest.raises(ValueError, match="unknown fusion 'everything'; known: casts, batch_norm_act, batch_norm_grad, "
                                          "squeeze_excite, flash_attention, epilogue, slabs, additions, slopes, "
-                                         "updates"):
+                                         "weight_updates, updates"):
         fused(Job("mlp").graph, ml.device.cpu(), ["everything"])

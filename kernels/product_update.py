@@ -1,0 +1,53 @@
+"""The gradient of a linear layer's weight and the weight's update, by rows of the weight: the gradient of some rows is
+used while it is in a core's cache, and never stored. Two kernels write and read all of it once more, which holds back
+small batches, whose steps pass over weights most of the time.
+
+An element's update has the arithmetic of the two kernels. Its bits differ from theirs only if the library's product of
+some rows has other bits than the product of all.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .linear import gemm, sum_rows
+from .registry import KERNELS, kernel
+
+SIZE = 1 << 16  #: about so many elements of a gradient at once
+FEW = 64  #: samples, at most, for which a step gains: a product of more takes much longer than passes over its result,
+#: and products of some rows read and pack all samples each time
+
+
+def _rows(x: Any, dy: Any) -> int:
+    """The rows of the weight whose gradient is made at once, of about equal numbers."""
+    rows, columns = dy.shape[1], max(x.shape[1], 1)
+    return -(-rows // -(-rows * columns // SIZE)) if rows * columns else 1
+
+
+@kernel("linear_weight_update",
+        flops=lambda reads, writes: 2.0 * reads[2].size * reads[0].shape[0],
+        work=lambda reads, writes, **constants: [((_rows(*reads[:2]), reads[0].shape[1]), reads[0].dtype)])
+def linear_weight_update(xp: Any, x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
+    """x (n, i), dy (n, o), w (o, i) and what the kernel `rule` reads after the gradient -> what it writes, and with
+    `bias` the sum of dy's rows."""
+    found = KERNELS[rule].reference(xp, w, xp.matmul(dy.T, x), *rest, **constants)
+    return (*(found if isinstance(found, tuple) else (found,)), *([dy.sum(axis=0)] if bias else []))
+
+
+@linear_weight_update.cpu
+def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
+    *rest, g = rest
+    written = 1 + sum(a.shape == w.shape for a in rest) // 2  # the weight, and states, which are read and written
+    first = len(rest) - written - bias
+    reads, writes, sums = rest[:first], rest[first : first + written], rest[first + written :]
+    calls, step = [], max(len(g), 1)
+    for begin in range(0, len(w), step):
+        rows = slice(begin, min(begin + step, len(w)))
+
+        def part(a: Any, rows: slice = rows) -> Any:
+            return a[rows] if a.shape == w.shape else a
+
+        own = g[: rows.stop - begin]
+        calls += [gemm(dy.T[rows], x, own),
+                  *KERNELS[rule].bind([w[rows], own, *map(part, reads)], list(map(part, writes)), [], constants)]
+    return [*calls, *(sum_rows(dy, db) for db in sums)]
