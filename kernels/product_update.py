@@ -36,10 +36,10 @@ def linear_weight_update(xp: Any, x: Any, dy: Any, w: Any, *rest: Any, rule: str
 
 @linear_weight_update.cpu
 def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
-    *rest, g = rest
-    written = 1 + sum(a.shape == w.shape for a in rest) // 2  # the weight, and states, which are read and written
-    first = len(rest) - written - bias
-    reads, writes, sums = rest[:first], rest[first : first + written], rest[first + written :]
+    *arrays, g = rest
+    written = 1 + sum(a.shape == w.shape for a in arrays) // 2  # the weight, and states, which are read and written
+    first = len(arrays) - written - bias
+    reads, writes, sums = arrays[:first], arrays[first : first + written], arrays[first + written :]
     calls, step = [], max(len(g), 1)
     for begin in range(0, len(w), step):
         rows = slice(begin, min(begin + step, len(w)))

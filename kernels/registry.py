@@ -233,6 +233,8 @@ def flat(array: Any) -> Any:
 def memory(array: Any) -> Any:
     """The memory of an array from its first element to its last one as one dimension, without a copy. No axis is
     reversed."""
+    if array.flags.forc:
+        return array.ravel("K")
     reach = sum((n - 1) * step for n, step in zip(array.shape, array.strides, strict=True))
     return np.lib.stride_tricks.as_strided(array, (reach // array.itemsize + 1 if array.size else 0,),
                                            (array.itemsize,))

@@ -261,12 +261,14 @@ def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row
                                        least)
 
 
-def _product(counts, group, least_rows, most_rows, summed, a, a_row, a_step, b, b_step,  # type: ignore[no-untyped-def]
-             b_column, more, more_row, adds, y, y_row, low, size, batch, panels, flags):
-    """Products of matrices of one size, as many as `batch` has, each so far from the one before: (how many, for a, for
-    b, for more, for y) of two axes. Or, of group >= 0, the product of its rows, if there are so many, as
-    `experts.grouped_products`."""
-    m, depth, n = size
+def _product(counts, a, b, more, y, low, numbers, panels, flags):  # type: ignore[no-untyped-def]
+    """Products of matrices of one size, for two axes as many as `numbers` says, each so far from the one before: (how
+    many, for a, for b, for more, for y). Or, of group >= 0, the product of its rows, if there are so many, as
+    `experts.grouped_products`. All whole numbers are in one array, since each argument takes time to bind."""
+    group, least_rows, most_rows, summed, adds = numbers[0], numbers[1], numbers[2], numbers[3] != 0, numbers[4] != 0
+    a_row, a_step, b_step, b_column, more_row, y_row = (
+        numbers[5], numbers[6], numbers[7], numbers[8], numbers[9], numbers[10])
+    m, depth, n = numbers[11], numbers[12], numbers[13]
     if group >= 0:
         rows, begin = counts[group], counts[:group].sum()
         if not least_rows <= rows < most_rows:
@@ -278,11 +280,11 @@ def _product(counts, group, least_rows, most_rows, summed, a, a_row, a_step, b, 
     slot = _thread(SLOTS)
     while _taken(flags, 8 * slot):
         slot = (slot + 1) % SLOTS
-    (outer, a_far, b_far, more_far, y_far), (inner, a_near, b_near, more_near, y_near) = batch
-    for i in range(outer):
-        for j in range(inner):
-            _tiled(a[i * a_far + j * a_near :], a_row, a_step, b[i * b_far + j * b_near :], b_step, b_column,
-                   more[i * more_far + j * more_near :], more_row, adds, y[i * y_far + j * y_near :], y_row, low,
+    far, near = numbers[14:19], numbers[19:24]
+    for i in range(far[0]):
+        for j in range(near[0]):
+            _tiled(a[i * far[1] + j * near[1] :], a_row, a_step, b[i * far[2] + j * near[2] :], b_step, b_column,
+                   more[i * far[3] + j * near[3] :], more_row, adds, y[i * far[4] + j * near[4] :], y_row, low,
                    (m, depth, n), panels, slot)
     _given(flags, 8 * slot)
 
@@ -313,13 +315,14 @@ def _sizes(one: int, other: int, a_step: int, b_step: int) -> range:
 
 
 def _bound(steps: tuple[int, ...], a: Any, b: Any, y: Any, more: Any, low: float, counts: Any, *group: Any) -> Thunk:
-    a_row, a_step, b_step, b_column = steps
     old = y if more is None else np.broadcast_to(more, y.shape)
-    *leading, m, n = y.shape
-    batch = tuple((count, *(x.strides[axis] // 4 for x in (a, b, old, y))) for axis, count in enumerate(leading))
-    return loop(_product, counts, *group, memory(a), a_row, a_step, memory(b), b_step, b_column, memory(old),
-                old.strides[-2] // 4, more is not None, memory(y), y.strides[-2] // 4, np.float32(low),
-                (m, a.shape[-1], n), batch or ((1, 0, 0, 0, 0),) * 2, *_scratch())
+    every = a, b, old, y
+    numbers = [*group, more is not None, *steps, old.strides[-2] // 4, y.strides[-2] // 4, *y.shape[-2:-1], a.shape[-1],
+               y.shape[-1]]
+    for axis in range(y.ndim - 2):
+        numbers += [y.shape[axis], *(x.strides[axis] // 4 for x in every)]
+    numbers += [1, 0, 0, 0, 0] * (4 - y.ndim)
+    return loop(_product, counts, *map(memory, every), np.float32(low), np.array(numbers), *_scratch())
 
 
 def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> Thunk | None:
