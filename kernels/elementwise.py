@@ -220,7 +220,14 @@ def relu_grad(xp: Any, y: Any, dy: Any) -> Any:
 
 @relu_grad.cpu
 def _(y: Any, dy: Any, dx: Any) -> Any:
+    if dx is dy:  # numba leaves a loop without vectors if two of its arrays are one
+        return [loop(_kept, flat(y), flat(dx))]
     return [loop(_relu_grad, flat(y), flat(dy), flat(dx))]
+
+
+def _kept(y, dx):  # type: ignore[no-untyped-def]
+    for i in range(y.size):
+        dx[i] = dx[i] if y[i] > 0 else dx.dtype.type(0)
 
 
 def _relu_grad(y, dy, dx):  # type: ignore[no-untyped-def]
