@@ -24,6 +24,7 @@ from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..runtime.bound import Bound
 from .lanes import lane_cores
+from .sms import needs
 
 PIECE = 1000.0  #: microseconds: the length of the sample that stands for a group
 
@@ -63,8 +64,6 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
 
     found: dict[tuple[str, str], list[tuple[float, float]]] = {pair: [] for pair in pairs}
     with nullcontext() if bound.device.captures else _lane_beside() as stream:
-        if stream is None:
-            rounds = 1  # a replayed graph repeats the tasks itself
         for n in range(rounds):
             # anew in each round, since the machine's speed drifts
             by_itself = cache(lambda name: _microseconds(program(name), max(1, round(PIECE / alone[name]))))
@@ -77,7 +76,8 @@ def measure_pairs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], 
     for (a, b), both in found.items():
         for one, other, side in ((a, b, 0), (b, a, 1)):
             slowdown.setdefault(one, {})[other] = max(1.0, statistics.median(slow[side] for slow in both))
-    return CoRun(dict(groups), slowdown, "measured")
+    return CoRun(dict(groups), slowdown, "measured",
+                 needs(graph, cost, groups, bound.device) if bound.device.captures else {})
 
 
 @contextmanager

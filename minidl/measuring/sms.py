@@ -1,13 +1,15 @@
-"""How long tasks take with a part of a GPU's multiprocessors (SMs): each by itself, at three counts."""
+"""How long tasks take with a part of a GPU's multiprocessors (SMs): each by itself, at three counts; and what groups of
+tasks need of a GPU."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from ..core.graph import TaskGraph
+from ..pricing.cost import CostModel
 from ..pricing.sms import Sms
 from ..runtime.bound import Bound
 from .kernel_times import bandwidth
@@ -38,6 +40,21 @@ def measure_sms(graph: TaskGraph, device: Any, progress: Callable[[float], None]
     slower = np.maximum(np.array(fewer) / whole, 1.0).T.tolist()
     times = {graph.name(t): slower[t] for t in range(len(graph)) if graph[t].iteration == 0}
     return Sms(total, step, counts, times, bandwidth(device, SIZE))
+
+
+def needs(graph: TaskGraph, cost: CostModel, groups: Mapping[str, str], device: Any) -> dict[str, tuple[float, float]]:
+    """Group of tasks -> the shares of the memory's bandwidth, measured now, and of the SMs that they need while they
+    run alone, for `CoRun.needs`. A task needs as many SMs as its largest launch fills; tasks count by their time."""
+    bound, most = Bound(graph, None, device, private=True), bandwidth(device, SIZE)
+    found: dict[str, list[float]] = {}
+    for task, time in enumerate(cost.durations(graph).tolist()):
+        launches = graph.launches[task]
+        total = found.setdefault(groups.get(graph.name(task), ""), [0.0, 0.0, 0.0])
+        filled = max((device.filled(launch, bound.array) for launch in launches), default=0.0)
+        for i, part in enumerate((time, float(graph.bytes[task]) / most, time * filled)):
+            total[i] += part
+    return {name: (min(1.0, moved / max(time, 1e-9)), min(1.0, filled / max(time, 1e-9)))
+            for name, (time, moved, filled) in found.items() if name}
 
 
 def _part(progress: Callable[[float], None] | None, i: int, of: int) -> Callable[[float], None] | None:

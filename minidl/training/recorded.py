@@ -25,7 +25,7 @@ from ..measuring.far import measure_far
 from ..measuring.lanes import cores
 from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
-from ..measuring.sms import measure_sms
+from ..measuring.sms import measure_sms, needs
 from ..ops.dither import dither
 from ..passes.sweeps import swept
 from ..plans.plan import Plan
@@ -349,10 +349,13 @@ class Recorded:
     def with_pairs(self, cost: CostModel, measured: bool, progress: Callable[[float], None] | None = None) -> CostModel:
         """The costs with contention: how much pairs of tasks slow each other, measured now or from flops and bytes."""
         groups, pairs = schedulers.profile_groups(self.graph, cost)
-        if not measured:
-            return replace(cost, corun=CoRun.estimated(self.graph, groups, pairs))
-        return replace(cost,
-                       corun=measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress))
+        if measured:
+            corun = measure_pairs(self.graph, cost, groups, pairs, device=self.device, progress=progress)
+        elif self.device.captures:
+            corun = CoRun(groups, {}, "estimated", needs(self.graph, cost, groups, self.device))
+        else:
+            corun = CoRun.estimated(self.graph, groups, pairs)
+        return replace(cost, corun=corun)
 
     def with_sms(self, cost: CostModel, progress: Callable[[float], None] | None = None) -> CostModel:
         """The costs with the times of tasks on a part of the GPU's SMs, measured now."""

@@ -29,7 +29,7 @@ from minidl.devices.cuda import clock, lanes
 from minidl.devices.cuda import device as devices
 from minidl.devices.cuda.device import Cuda
 from minidl.devices.lanes import Work
-from minidl.measuring import measure
+from minidl.measuring import measure, sms
 from minidl.measuring.pairs import measure_pairs
 from minidl.passes.boundary import must_stay
 from minidl.runtime.checking import random_schedule
@@ -471,12 +471,14 @@ def test_a_task_takes_longer_between_others_than_repeated(device, monkeypatch):
 
 
 @pytest.mark.slow
-def test_pairs_are_measured_in_graphs(device):
+def test_pairs_are_measured_in_graphs(device, monkeypatch):
+    monkeypatch.setattr(sms, "SIZE", 1 << 12)
     run = Run(device())
     cost = ml.measure(run.graph, device=run.device)
     corun = measure_pairs(run.graph, cost, {"1W0": "a", "2F0": "b", "3F0": "b"}, [("a", "b")], device=run.device)
     assert corun.slowdown["a"]["b"] >= 1
     assert corun.slowdown["b"]["a"] >= 1
+    assert corun.needs.keys() == {"a", "b"}
 
 
 # -------------------------------------------------------------------------------------------------------- whole runs

@@ -13,7 +13,7 @@ from test_cuda_runtime import Run, equal
 import minidl as ml
 from minidl import schedulers
 from minidl.cli import main
-from minidl.core.graph import View
+from minidl.core.graph import Launch, View
 from minidl.core.schedule import SIDE, Schedule
 from minidl.devices import DeviceError
 from minidl.devices.cuda import device as devices
@@ -145,6 +145,28 @@ def test_times_are_measured_at_three_counts(monkeypatch):
     assert sms.bandwidth > 0
     assert sms.slower.keys() == {run.graph.name(t) for t in range(len(run.graph))}
     assert all(len(factors) == 2 and min(factors) >= 1 for factors in sms.slower.values())
+
+
+def test_what_groups_need_is_told_by_bytes_and_grids(monkeypatch):
+    """A launch of our kernels by its threads, a library's by its result; copies from the host need nothing."""
+    monkeypatch.setattr(measuring, "SIZE", 1 << 12)
+    monkeypatch.setattr(measuring, "bandwidth", lambda device, size: 1e3)
+    run = Run(cuda_runtime.device())
+    names = [run.graph.name(t) for t in range(len(run.graph))]
+    cost = ml.CostModel(tasks=dict.fromkeys(names, 10.0))
+    found = measuring.needs(run.graph, cost, {name: name for name in names}, run.device)
+    assert found.keys() == set(names)
+    for task, name in enumerate(names):
+        assert found[name][0] == pytest.approx(min(1.0, float(run.graph.bytes[task]) / 1e4))
+        assert 0 <= found[name][1] <= 1
+    device, memory = run.device, run.device.allocate(1 << 22)
+    wide, few = (Launch("relu", (View(0, (n,), (1,), 0, "float32"),), (View(0, (n,), (1,), 0, "float32"),))
+                 for n in (1 << 20, 1 << 10))
+    whole, little = (device.filled(launch, lambda view: device.array(memory, view)) for launch in (wide, few))
+    assert little < 0.05 < whole <= 1
+    view = View(0, (128, 128), (128, 1), 0, "float32")
+    product = Launch("matmul", (view, view), (view,))
+    assert device.filled(product, lambda view: device.array(memory, view)) == pytest.approx(2 / 132)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from .slots import Slot, fit
 
 SLOT = 4096  #: the most bytes that are fetched without waiting
 NODES = 1 << 20  #: the most bytes of inputs that a step's own graph uploads
+TILE = 128 * 64  #: numbers of a result that one block of a library's product makes: assumed
 HELD = 64 << 20  #: bytes that are filled to keep a stream busy
 STEPS = (0, 1)  #: priorities of the lanes of a step (`schedule.Lane`), on whose streams costs are measured
 #: hardware queues of the process, read when its CUDA context is made. With CUDA's default of 8, streams of a step, of
@@ -298,6 +299,21 @@ class Cuda:
     def sms(self) -> tuple[int, int]:
         """All multiprocessors of the GPU, and the step in which lanes may divide them."""
         return self.driver.sms, self.driver.sm_step
+
+    def filled(self, launch: Launch, array: Any) -> float:
+        """The share of the GPU's multiprocessors, from 0 to 1, that a launch fills: its largest grid by the threads
+        that can be there at once; a library's call, whose grid is not known, by an SM for each TILE numbers of its
+        result."""
+        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+        if launch.kernel == "copy" and (_on_host(*reads) or _on_host(*writes)):
+            return 0.0  # by a copy engine
+        shares = [0.0]
+        for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
+            if isinstance(call, cuda.Grid):
+                shares.append(math.prod(call.blocks) * math.prod(call.threads) / self.driver.resident)
+            elif isinstance(call, cuda.Product | cuda.Convolution | cuda.Attention):
+                shares.append(sum(math.ceil(a.size / TILE) for a in writes) / self.driver.sms)
+        return min(1.0, max(shares))
 
     def lanes(self, work: Any, trace: bool = False) -> Streams:
         """Lanes that are issued call by call."""

@@ -109,6 +109,7 @@ class Driver:
         properties = self.runtime.getDeviceProperties(ordinal)
         self.cache_bytes = int(properties["l2CacheSize"])  #: of the second level
         self.sms = int(properties["multiProcessorCount"])
+        self.resident = self.sms * int(properties["maxThreadsPerMultiProcessor"])  #: threads at the same time, at most
         self._ours: dict[int, int] = {}  #: nodes of the capture that are kernels of ours -> their stream
         self._streams = 0
         self._modules: list[Any] = []  # a module is unloaded when no reference is left

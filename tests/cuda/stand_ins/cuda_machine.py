@@ -495,7 +495,8 @@ def cupy(machine: Machine) -> Any:
         streamGetPriority=lambda stream: machine.queues[stream].priority,
         deviceGetPCIBusId=lambda device: f"0000:{id(machine):x}:00.0",
         getDeviceProperties=lambda device: {"name": b"a GPU that is not there", "totalGlobalMem": 1 << 37,
-                                             "l2CacheSize": 1 << 26, "multiProcessorCount": SMS},
+                                             "l2CacheSize": 1 << 26, "multiProcessorCount": SMS,
+                                             "maxThreadsPerMultiProcessor": 2048},
         driverGetVersion=lambda: 13000, runtimeGetVersion=lambda: 13020))
     driver = SimpleNamespace(**checked(part("cuda.driver"), launchKernel=machine.launch))
     depth = [0]
