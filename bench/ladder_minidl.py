@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +21,7 @@ from minidl.fusion import fused
 from minidl.measuring.pairs import measure_pairs
 from minidl.measuring.sms import measure_sms
 from minidl.plans.program import lower
+from minidl.pricing.fit import fitted
 from minidl.runtime.executors import GraphExecutor, StreamExecutor
 from minidl.schedulers.multi_region import planned
 from minidl.schedulers.single import beside
@@ -45,6 +47,7 @@ def scheduler_of(name: str) -> str:
 
 #: the first of these that runs represents minidl against torch; this order was chosen before measuring
 BEST = ("E3 multi_region", "E2 multi_region", "E1 in_order", "E0b multi_region", "E0a in_order")
+FITTED = 10  #: steps of a sample of the step to which the strength of contention is fitted
 PAIRS = 60  #: pairs of groups of tasks that are measured at the same time: those with the longest common time
 
 
@@ -136,6 +139,14 @@ class Ours:
 
         return lambda: made()[0]()
 
+    def _fitted(self, name: str, schedule: Any, cost: Any) -> Any:
+        """The costs with the strength of contention that a step of `schedule` shows, captured as the rung."""
+        rung, _ = self.rung(name, schedule)
+        microseconds = statistics.median(rung.clock.seconds(rung.step, FITTED) * 1e6 for _ in range(5))
+        rung.close()
+        run = lower(self.recorded(name)[1], schedule)
+        return fitted(run.graph, run.schedule, cost, max(microseconds - cost.step, 1.0))
+
     def losses(self, name: str, steps: int) -> list[float]:
         """The losses of the first steps of a rung's graph, in order and without dropout, to compare with torch."""
         _, graph = self.recorded(name, dropout=False)
@@ -153,8 +164,11 @@ class Ours:
             return made, {}
         cost = costs(graph, self.device)
         # always on two streams: whether they hide launches is what the ladder measures
-        if "multi_stream" in wanted:
+        captured = [name for name in names if cost.corun and not name.startswith("E0")]
+        if "multi_stream" in wanted or captured:
             made["multi_stream"] = beside(graph, cost)
+        if captured:
+            cost = self._fitted(captured[0], made["multi_stream"], cost)
         if "multi_region" in wanted:
             made["multi_region"] = schedulers.multi_region(graph, cost)
         if SIDE in wanted:
@@ -170,8 +184,8 @@ class Ours:
 
 
 def measured_costs(graph: Any, device: Any, most: int = PAIRS) -> Any:
-    """The costs of single tasks, and of at most `most` pairs of groups at the same time; other pairs are assumed not to
-    slow each other."""
+    """The costs of single tasks, and of at most `most` pairs of groups at the same time; other pairs slow each other
+    by what both need of the device."""
     cost = ml.measure(graph, device=device)
     groups, pairs = schedulers.profile_groups(graph, cost)
     return replace(cost,
