@@ -147,7 +147,8 @@ class Streams:
 
     def stamps(self) -> list[Any]:
         """As `Threads.stamps`; waits for the step. The device's clock is aligned with the host's, to some
-        microseconds."""
+        microseconds. The host runs ahead: a lane comes to a task of a captured step when the one before has ended, and
+        to its first one when the step begins."""
         now = self.driver.event(True)
         self.driver.record(now, self.main)()
         self.driver.synchronize(self.main)
@@ -158,7 +159,11 @@ class Streams:
                               for task in tasks]).reshape(-1, 2)
             issued = np.minimum([self._issued.get(task, host) for task in tasks], times[:, 0])
             found.append(np.column_stack([issued, times]))
-        return found
+        return self._reached(found)
+
+    def _reached(self, stamps: list[Any]) -> list[Any]:
+        """When lanes come to their tasks, in place of when these were issued."""
+        return stamps
 
     def close(self) -> None:
         """Waits for all issued work."""
@@ -229,6 +234,13 @@ class Captured(Streams):
             program += calls
             owner += [piece[0]] * len(calls)
         return program, owner
+
+    def _reached(self, stamps: list[Any]) -> list[Any]:
+        begin = min((float(times[:, 1].min()) for times in stamps if len(times)), default=0.0)
+        for times in stamps:
+            before = np.maximum.accumulate([begin, *times[:-1, 2]])[: len(times)]
+            times[:, 0] = np.minimum(np.maximum(times[:, 0], before), times[:, 1])
+        return stamps
 
     def run(self) -> None:
         """As `Streams.run`."""
