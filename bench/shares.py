@@ -3,11 +3,12 @@
     python bench/shares.py [--device cuda|cpu] [--precision tf32] [--only NETWORK ...] [--scheduler in_order] [--quick]
                            [--within SECONDS] [--out FILE.json]
 
-For each network of the ladder (or those whose names contain a text of --only) the step of its last rung, with fused
-launches, is traced some times; on a GPU each is one replayed graph with events around its tasks. The trace of median
-length counts. `share`: a family's time of all lanes' time; `floor_ms`: the larger of its flops at the rate of a large
-product and its bytes at a copy's bandwidth, both measured on the device at the start. What lanes do not work is said by
-cause, as in `minidl report`. `untraced_ms`: the same step without a trace; the events around tasks cost the rest.
+For each network of the ladder (or those whose names contain a text of --only) the step is traced some times; on a GPU
+it has the ladder's fused launches, and each trace is one replayed graph with events around its tasks. The trace of
+median length counts. `share`: a family's time of all lanes' time; `floor_ms`: the larger of its flops at the rate of a
+large product and its bytes at a copy's bandwidth, both measured on the device at the start. What lanes do not work is
+said by cause, as in `minidl report`. `untraced_ms`: the same step without a trace; the events around tasks cost the
+rest.
 The record goes on: networks of earlier calls stay. Ends with 0 if all networks ran, 1 if not, 2 without a GPU.
 """
 
@@ -57,7 +58,7 @@ def traced(case: Case, precision: Precision, device: Any, scheduler: str, floor:
     """The shares of one network."""
     ours, found = Ours(case, precision, device), dict[bool, list[Any]]()
     for trace in (False, True):
-        _, graph = ours.recorded("E3")
+        _, graph = ours.recorded("E3" if device.captures else "E1")
         plan = schedulers.plan(graph, scheduler, ml.CostModel.analytic(), ml.Machine())
         run, each = executor(plan.graph, plan.schedule, device=device, trace=trace), []
         for n in range(WARM + steps):

@@ -171,6 +171,16 @@ def floors(record: dict[str, Any]) -> Iterator[Row]:
             yield f"{network}: {found['share']:.0%} of its floor", "; ".join(rows), "-"
 
 
+def shares(record: dict[str, Any]) -> Iterator[Row]:
+    for network, found in record["networks"].items():
+        parts = [(f"{row['family']} ({row['floor_ms'] / row['ms']:.0%} of it its floor)", row["share"])
+                 for row in found["families"] if row["ms"]]
+        parts += [(f"no task: {cause}", row["share"]) for cause, row in found["waits"].items()]
+        shown = sorted((part for part in parts if part[1] >= SHOWN), key=lambda part: -part[1])
+        yield (f"{network}, {record['device']}, {found['scheduler']}: {found['ms']:.3g} ms traced, "
+               f"{found['untraced_ms']:.3g} untraced", "; ".join(f"{share:.0%} {what}" for what, share in shown), "-")
+
+
 def wide_scaling(record: dict[str, Any]) -> Iterator[Row]:
     for name, e in record["networks"].items():
         for arm, gains in e["speedup"].items():
@@ -477,6 +487,12 @@ A launch's floor is its flops at the rate of a large product on this core, or it
 bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Attention counts all
 scores, also those that a causal mask leaves out, so over long rows its floor is nearly twice too high. Each launch is
 timed alone, on one core; a family is a file in `kernels/`.""", {"strongest": floors}),
+    Section("Where the time of a step goes", """\
+Steps of the ladder's networks, traced: the share of each kernel family and of lanes without a task in the time of all
+lanes. Families that find their operands in a cache may be below their floor. `python bench/shares.py --device cuda`
+takes it from replayed graphs on a GPU; no GPU has run it yet, so this is the CPU. `minidl report` shows the same of any
+trace.""", {
+    "shares_cpu": shares, "shares_cuda": shares}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
 the command as a user types it. Costs are measured on free cores: a run marked with * ran while other processes used
