@@ -17,7 +17,7 @@ import numpy as np
 from .cuda import Call, Grid, Zeros, c_type
 from .cuda import steps as strides
 from .linear import dense, dense_copies, dense_work, gemm, product
-from .registry import Thunk, inlined, kernel, loop, ufunc
+from .registry import Thunk, inlined, kernel, loop, ufunc, wide
 
 
 def steps(length: int, reverse: bool) -> list[tuple[int, int, int]]:
@@ -41,7 +41,7 @@ P0, P1, P2, P3, P4 = (np.float32(v) for v in (0.999999994, 0.134506323, 0.003579
 Q0, Q1, Q2, Q3, Q4 = (np.float32(v) for v in (1, 0.467839603, 0.0261922909, 0.000342367316, 8.59890922e-7))
 
 
-@partial(inlined, double=lambda x: math.tanh(x))
+@partial(inlined, double=lambda x: math.tanh(x), fastmath={"contract"})
 def _tanh(x):  # type: ignore[no-untyped-def]
     """tanh(x); NaN stays."""
     w = min(max(x, -FAR), FAR)
@@ -218,6 +218,7 @@ def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
 
 
 def _gru_step(gx, gh, b, before, kept, after):  # type: ignore[no-untyped-def]
+    wide()
     d, half = before.shape[1], gx.dtype.type(0.5)
     for i in range(before.shape[0]):  # loops as in _lstm_step
         x, h, rz = gx[i], gh[i], kept[i]
@@ -345,6 +346,7 @@ def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
 
 
 def _lstm_step(gx, b, before, gates, after, h):  # type: ignore[no-untyped-def]
+    wide()
     d, half, one = before.shape[1], gx.dtype.type(0.5), gx.dtype.type(1)
     for n in range(before.shape[0]):
         for k in range(4):  # a loop for each result, on rows that begin at 0: such loops the compiler vectorises
