@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from types import SimpleNamespace
 
@@ -51,6 +52,8 @@ class Driver:
 
     def elapsed(self, begin, end):
         return end.at - begin.at
+
+    alone = nullcontext
 
     def begin_capture(self, stream, into=None):
         self.captured = []

@@ -8,6 +8,8 @@ import os
 import re
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -87,7 +89,7 @@ CALLS = {
     "event": lambda d: d.event(True), "record": lambda d: d.record(EVENT, STREAM)(),
     "wait": lambda d: d.wait(STREAM, EVENT)(), "record_in_graph": lambda d: d.record_in_graph(EVENT, STREAM)(),
     "elapsed": lambda d: d.elapsed(EVENT, EVENT), "happened": lambda d: d.happened(EVENT),
-    "synchronize_device": lambda d: d.synchronize_device(), "zeros": lambda d: d.zeros(HOST, STREAM)(),
+    "device": lambda d: d.device.synchronize(), "zeros": lambda d: d.zeros(HOST, STREAM)(),
     "copy": lambda d: d.copy(HOST, HOST, STREAM)(), "launch": lambda d: d.launch(RELU, STREAM),
     "programmatic": lambda d: d.programmatic(5, (1, 1, 1, 32, 1, 1, 0), STREAM, 9)(),
     "frontier": lambda d: d.frontier(STREAM), "launcher": lambda d: d.launcher(1, 1, 1, 1, 1, 1, 1, 0, 7, 9, 0),
@@ -292,6 +294,85 @@ def test_a_capture_refuses_what_cuda_refuses_there_and_what_it_said_is_told(read
         lanes.capture(ready.driver, ready.one, lambda: do(ready))
     assert gc.isenabled()
     lanes.capture(ready.driver, ready.one, ready.first)  # the stream can be captured again
+
+
+def in_threads(*does: Any) -> list[Any]:
+    with ThreadPoolExecutor(len(does)) as pool:
+        return [future.result(30) for future in [pool.submit(do) for do in does]]
+
+
+def test_threads_capture_on_one_device_in_turns_and_a_wait_for_it_comes_after(ready):
+    inside, asked = threading.Event(), threading.Event()
+
+    def first() -> None:
+        inside.set()
+        assert asked.wait(10)
+        ready.first()
+
+    def wait_for_all() -> None:
+        assert inside.wait(10)
+        asked.set()
+        ready.driver.synchronize_device()
+
+    def capture_too() -> Any:
+        assert inside.wait(10)
+        return lanes.capture(ready.driver, ready.other, ready.second)
+
+    graphs = in_threads(lambda: lanes.capture(ready.driver, ready.one, first), capture_too, wait_for_all)[:2]
+    assert [len(ready.driver.machine.graphs[graph.captured].calls) for graph in graphs] == [1, 1]
+    assert gc.isenabled()
+
+
+def test_the_stand_in_permits_several_captures_and_refuses_what_cuda_refuses_meanwhile(ready):
+    """The calls themselves, without the engine's turns."""
+    runtime, one, other = ready.driver.runtime, ready.one.ptr, ready.other.ptr
+    event = ready.driver.event()
+    for stream in (one, other):
+        runtime.streamBeginCapture(stream, runtime.streamCaptureModeRelaxed)
+    ready.first(), ready.second()
+    with pytest.raises(AssertionError, match="waits for the device during a capture"):
+        in_threads(ready.driver.device.synchronize)
+    ready.driver.record(event, ready.one)()
+    with pytest.raises(AssertionError, match="waits for another capture"):
+        ready.driver.wait(ready.other, event)()
+    in_threads(lambda: ready.driver.allocate(8, ready.one))
+    graphs = [runtime.streamEndCapture(stream) for stream in (other, one)]
+    assert [len(ready.driver.machine.graphs[graph].calls) for graph in graphs] == [1, 1]
+    runtime.streamBeginCapture(one, 0)
+    with pytest.raises(RuntimeError, match="while a thread captures in the global mode"):
+        in_threads(lambda: ready.driver.allocate(8, ready.other))
+    runtime.streamEndCapture(one)
+
+
+def test_far_memory_that_is_dropped_in_a_capture_goes_after_it(ready):
+    """In the thread that captures, or in another one."""
+    held = ready.driver.machine.pinned
+    for drop in (lambda far: far.clear(), lambda far: in_threads(far.clear)):
+        far = [ready.device.far(64)]
+        begin = far[0].ctypes.data
+
+        def fill(drop: Any = drop, far: Any = far, begin: int = begin) -> None:
+            drop(far)
+            assert held.hold(begin, 64)
+            ready.first()
+
+        lanes.capture(ready.driver, ready.one, fill)
+        assert not held.hold(begin, 64)
+
+
+def test_collection_stays_off_until_the_last_capture_ends():
+    with lanes.uncollected():
+        with lanes.uncollected():
+            assert not gc.isenabled()
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with lanes.uncollected():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
 
 
 def test_a_kernel_is_not_loaded_by_its_first_launch_in_a_capture(ready):

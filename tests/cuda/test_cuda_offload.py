@@ -141,6 +141,16 @@ def test_states_stay_far_are_read_written_and_train_on(there):
     assert device.read(device.array(copy, View(0, (2,), (1,), 0, "float32"))).tolist() == [1.5, 1.5]
 
 
+@pytest.mark.parametrize("what", WHATS)
+def test_a_capture_pins_no_second_far_memory(there, monkeypatch, what):
+    device, pinned, far = there(), list[int](), Cuda.far
+    with use(Tape(device)):
+        plan = ml.plan(recorded(Net()), "in_order", offload=what)
+        monkeypatch.setattr(Cuda, "far", lambda self, n, rank=0: pinned.append(n) or far(self, n, rank))
+        GraphExecutor(plan.graph, plan.schedule, device=device)
+    assert len(pinned) == 1  # one piece for all that is far
+
+
 @pytest.mark.parametrize("kind", KINDS.values())
 def test_an_executor_that_is_dropped_gives_its_memory_back_after_its_work(there, kind):
     device = there()

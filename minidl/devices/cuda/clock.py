@@ -91,13 +91,14 @@ def behind(driver: Any, stream: Any, hold: Hold, issue: Callable[[], None]) -> f
 def replayed(driver: Any, stream: Any, *fills: Callable[[], None]) -> list[float]:
     """Microseconds of one replay of the work that each of `fills` issues on `stream`, or on streams that it forks and
     joins: medians of some rounds, taken in turns."""
-    warm(driver, stream)
-    launches = [driver.replay(capture(driver, stream, fill), stream) for fill in fills]
-    timed, found = _timer(driver, stream), [list[float]() for _ in fills]
-    for _ in range(ROUNDS):
-        for launch, times in zip(launches, found, strict=True):
-            launch()
-            times.append(timed(launch))
+    with driver.alone():  # a launch to a stream that another thread captures would be an error
+        warm(driver, stream)
+        launches = [driver.replay(capture(driver, stream, fill), stream) for fill in fills]
+        timed, found = _timer(driver, stream), [list[float]() for _ in fills]
+        for _ in range(ROUNDS):
+            for launch, times in zip(launches, found, strict=True):
+                launch()
+                times.append(timed(launch))
     _timed[driver] = perf_counter()
     return [statistics.median(times) for times in found]
 
@@ -184,6 +185,7 @@ def together(driver: Any, one: Any, other: Any, first: Sequence[Thunk], second: 
         return max(2, min(400, round(2.5 * REPEATS * mine / max(its, 0.5))))
 
     a, b = (max(t, 0.5) for t in alone)
-    slow = beside(first, REPEATS, second, repeats(a, b), (one, other)) / a
-    slow_other = beside(second, REPEATS, first, repeats(b, a), (other, one)) / b
+    with driver.alone():
+        slow = beside(first, REPEATS, second, repeats(a, b), (one, other)) / a
+        slow_other = beside(second, REPEATS, first, repeats(b, a), (other, one)) / b
     return max(1.0, slow), max(1.0, slow_other)

@@ -102,7 +102,8 @@ class Cuda:
     def allocate(self, nbytes: int) -> Any:
         """Zeroed bytes. When freed, they can be allocated again for the main stream."""
         memory = self.driver.allocate(nbytes, self.main)
-        self.zero(memory)
+        with self.driver.alone():
+            self.zero(memory)
         return memory
 
     def zero(self, memory: Any) -> None:
@@ -120,7 +121,7 @@ class Cuda:
         pinned[...] = 0
         found = pinned[:nbytes].view(OnHost)
         found.owner = self.driver
-        weakref.finalize(found, _give_back, self.driver, pinned).atexit = False
+        weakref.finalize(found, self.driver.give_back, pinned).atexit = False
         return found
 
     def array(self, memory: Any, view: View, base: int = 0) -> Any:
@@ -455,11 +456,6 @@ class Feed:
 
 def _on_host(array: Any) -> bool:
     return isinstance(array, np.ndarray) and not isinstance(array, DeviceArray)
-
-
-def _give_back(driver: Any, pinned: Any) -> None:
-    """Lets pinned memory go when no work can use it."""
-    driver.synchronize_device()
 
 
 def _wait_for(driver: Any, buffers: Sequence[dict[str, Any]]) -> None:

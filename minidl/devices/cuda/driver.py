@@ -7,9 +7,11 @@ tensors, tasks or schedules. The tests replace this driver by one that runs ever
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
-from collections.abc import Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache, cached_property, partial
 from typing import Any
 
@@ -111,6 +113,8 @@ class Driver:
         self.sms = int(properties["multiProcessorCount"])
         self.resident = self.sms * int(properties["maxThreadsPerMultiProcessor"])  #: threads at the same time, at most
         self._ours: dict[int, int] = {}  #: nodes of the capture that are kernels of ours -> their stream
+        self._alone, self._captures = threading.RLock(), False
+        self._given_back: deque[Any] = deque()  #: pinned memory that work of the device may still use
         self._streams = 0
         self._modules: list[Any] = []  # a module is unloaded when no reference is left
 
@@ -154,6 +158,25 @@ class Driver:
     def pinned(self, nbytes: int) -> Any:
         """Pinned host bytes, whose copies are asynchronous; they live as long as the array."""
         return self.cupyx.empty_pinned(nbytes, np.uint8)
+
+    def give_back(self, pinned: Any) -> None:
+        """Lets pinned memory go when no work can use it: now, or after the capture or the wait of a thread for the
+        device. For finalizers, which may run in the middle of anything."""
+        self._given_back.append(pinned)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        while self._given_back and self._alone.acquire(blocking=False):
+            try:
+                if self._captures:  # in this thread
+                    return
+                gone = []
+                with suppress(IndexError):  # whoever collects garbage may be faster
+                    while True:
+                        gone.append(self._given_back.popleft())
+                self.device.synchronize()
+            finally:
+                self._alone.release()
 
     # ------------------------------------------------------------------------------------------------------- streams
     def priorities(self) -> tuple[int, int]:
@@ -248,7 +271,18 @@ class Driver:
         self.runtime.streamSynchronize(stream.ptr)
 
     def synchronize_device(self) -> None:
-        self.device.synchronize()
+        """Waits for all work of the device. CUDA forbids it while any thread captures, so captures end first."""
+        with self.alone():
+            self.device.synchronize()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Within it, no other thread captures on this device, nor waits for all of it."""
+        try:
+            with self._alone:
+                yield
+        finally:
+            self._let_go()
 
     # ---------------------------------------------------------------------------------------------------------- calls
     @cached_property
@@ -349,12 +383,16 @@ class Driver:
         else:
             relaxed = self.bindings.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
             _checked(self.bindings.cudaStreamBeginCaptureToGraph(stream.ptr, into.body, None, None, 0, relaxed))
+        self._captures = True
 
     def end_capture(self, stream: Stream, into: Loop | None = None) -> Graph:
         """The graph of the work issued since `begin_capture`, or the loop around it, ready to be launched. Its kernels
         keep the priorities of their streams; CuPy's own graph would give all of them the priority of the stream to
         which it is launched."""
-        captured = int(self.runtime.streamEndCapture(stream.ptr))
+        try:
+            captured = int(self.runtime.streamEndCapture(stream.ptr))
+        finally:
+            self._captures = False
         whole = captured if into is None else into.whole
         try:
             executable = int(_checked(self.bindings.cudaGraphInstantiate(whole, USE_NODE_PRIORITY))[0])
@@ -384,6 +422,7 @@ class Driver:
         with suppress(Exception):
             captured = self.runtime.streamEndCapture(stream.ptr)
             self.runtime.graphDestroy(captured if into is None else into.whole)
+        self._captures = False
 
     def frontier(self, stream: Stream) -> list[int]:
         """The nodes on which the next node captured on this stream will depend. Raises RuntimeError if the stream is

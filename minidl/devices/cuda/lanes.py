@@ -8,7 +8,9 @@ device.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from graphlib import TopologicalSorter
@@ -21,7 +23,9 @@ import numpy as np
 from ...core.columns import grouped
 from ...kernels import Thunk
 from .. import DeviceError
+from ..far import OnHost
 from ..lanes import LaneError, Stop, Work, run_program
+from .driver import DeviceArray
 
 
 def issue_order(work: Work) -> list[tuple[int, int]]:
@@ -181,10 +185,8 @@ def _issue(program: list[Thunk], owner: list[Segment]) -> None:
 
 def capture(driver: Any, stream: Any, fill: Callable[[], None], into: Any = None) -> Any:
     """The graph of the work that `fill` issues on `stream`, or on streams that it forks and joins; or with `into`, the
-    loop around it. An error of `fill` ends the capture."""
-    collects = gc.isenabled()
-    gc.disable()  # freeing a handle while its stream is captured would end the capture
-    try:
+    loop around it. An error of `fill` ends the capture. Threads that capture on one device take turns."""
+    with driver.alone(), uncollected():  # freeing a handle while its stream is captured would end the capture
         driver.begin_capture(stream, into)
         try:
             fill()
@@ -192,9 +194,33 @@ def capture(driver: Any, stream: Any, fill: Callable[[], None], into: Any = None
             driver.abandon_capture(stream, into)
             raise
         return driver.end_capture(stream, into)
+
+
+_counting = threading.Lock()
+_uncollected = [0, False]  #: captures that last, and whether garbage was collected before them
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """No garbage is collected in the process until the last thread that is in here leaves."""
+    with _counting:
+        if not _uncollected[0]:
+            _uncollected[1] = gc.isenabled()
+            gc.disable()
+        _uncollected[0] += 1
+    try:
+        yield
     finally:
-        if collects:
-            gc.enable()
+        with _counting:
+            _uncollected[0] -= 1
+            if not _uncollected[0] and _uncollected[1]:
+                gc.enable()
+
+
+def _to_host(call: Any) -> bool:
+    """Whether it is a copy to memory of the host (`Driver.copy`)."""
+    out = (getattr(call, "owners", ()) or (None,))[-1]
+    return isinstance(out, np.ndarray) and not isinstance(out, DeviceArray)
 
 
 class Captured(Streams):
@@ -206,6 +232,10 @@ class Captured(Streams):
     the ring, is the step, and gives its outputs to the ring."""
 
     def _build(self) -> None:
+        with self.driver.alone():  # what this issues must not become a part of another thread's capture
+            self._capture_all()
+
+    def _capture_all(self) -> None:
         warm = [s for piece in self._pieces(self._segments(False)) for s in self._joined(piece) if not s.host]
         segments = self._segments(self.trace)
         self._kept = segments  # the memory to which nodes point
@@ -307,11 +337,13 @@ class Captured(Streams):
         return driver.replay(graph, self.main)
 
     def _warm_up(self, segments: list[Segment]) -> None:
-        """Issues everything once, so that libraries do their setup of the first call, and restores the memory."""
-        changed = [*self.work.persistent, self.device.flag_memory]
+        """Issues everything once, so that libraries do their setup of the first call, and restores the memory. Copies
+        to far memory need no setup: they are left out, and so no second far memory is needed."""
+        changed = [m for m in (*self.work.persistent, self.device.flag_memory) if not isinstance(m, OnHost)]
         before = [self.device.duplicate(memory) for memory in changed]
         for segment in segments:
-            _issue(segment.calls, [segment] * len(segment.calls))
+            calls = [call for call in segment.calls if not _to_host(call)]
+            _issue(calls, [segment] * len(calls))
         for memory, saved in zip(changed, before, strict=True):
             self.device.copier(saved, memory)()
         self.driver.synchronize_device()

@@ -7,8 +7,10 @@ before the kernel before it has ended, and is blocked at its wait. Says nothing 
 
 As strict as the API, or stricter: calls are held against the installed functions (`cuda_signatures`); addresses must
 lie in memory that somebody still holds; a capture refuses what CUDA refuses there, and kernels that were never launched
-before. What a GPU takes without a word is refused, too: a stream's priority that has no effect, and a graph's time that
-holds the host's launch.
+before. Several threads may capture at once, each with streams of its own; nobody may wait for the device meanwhile,
+whatever the mode, nor allocate if one mode is global (CUDA C++ Programming Guide, "Prohibited and Unhandled Operations"
+of stream capture; Runtime API, `cudaThreadExchangeStreamCaptureMode`). What a GPU takes without a word is refused as
+well: a stream's priority that has no effect, and a graph's time that holds the host's launch.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ SMS = 132  #: multiprocessors
 LEAST, GREATEST = 0, -5  #: priorities of streams
 USE_NODE_PRIORITY = 8  #: cudaGraphInstantiateFlagUseNodePriority
 SET_AT_LAUNCH, WHILE, IF = 1, 1, 0  #: cudaGraphCondAssignDefault, cudaGraphCondTypeWhile, cudaGraphCondTypeIf
-RELAXED = 2  #: cudaStreamCaptureModeRelaxed
+GLOBAL, RELAXED = 0, 2  #: cudaStreamCaptureModeGlobal, cudaStreamCaptureModeRelaxed
 ENDLESS = 10_000  #: turns of a loop on the device
 PROGRAMMATIC = 6  #: CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 NOT_CAPTURED, CAPTURED = 0, 1  #: of cudaStreamCaptureStatus
@@ -60,6 +62,7 @@ class Queue:
         self.priority = priority
         self.ops: list[tuple[str, Any]] = []
         self.frontier: list[int] | None = None  # in a capture
+        self.capture: Graph | None = None  # that one
         self.destroyed = False
         self.sms: range | None = None  # those that its work uses, None: all
 
@@ -68,7 +71,7 @@ class Graph:
     """Calls, the calls before each, the memory that each touches, and the priority of its stream."""
 
     def __init__(self, origin: Queue) -> None:
-        self.origin = origin
+        self.origin, self.thread, self.mode = origin, 0, RELAXED  # of the capture
         self.calls: list[Callable[..., None]] = []
         self.before: list[list[int]] = []
         self.touched: list[Sequence[tuple[int, int]]] = []
@@ -140,13 +143,15 @@ class Machine:
         self.launched: set[Any] = set()  #: what has been loaded by a launch outside of a capture
         self.graphs: dict[int, Graph] = {}
         self.executables: dict[int, Executable] = {}
-        self.capture: Graph | None = None
+        self.captures: list[Graph] = []  #: those that have begun and not ended, of all threads
         self.device, self.pinned = Blocks(), Blocks()
         self._given_back: list[Any] = []  # memory that is not reused before what was issued has run
 
     # -------------------------------------------------------------------------------------------------------- memory
     def allocate(self, nbytes: int, blocks: Blocks, fill: int) -> Any:
         """Bytes that are held as long as what is returned lives, and then kept until nothing uses them."""
+        if any(graph.mode == GLOBAL for graph in self.captures):
+            raise RuntimeError("memory is allocated while a thread captures in the global mode")
         raw = np.full(nbytes + 256, fill, np.uint8)  # nobody has written it
         start = raw.ctypes.data + -raw.ctypes.data % 256
         held = (ctypes.c_ubyte * nbytes).from_address(start)
@@ -177,26 +182,27 @@ class Machine:
                 self.launched.add(loads)
                 queue.ops.append(("call", call))
                 return
-            assert self.capture is not None
+            graph = queue.capture
+            assert graph is not None
             assert loads is None or loads in self.launched, f"{loads} is loaded during a capture"
-            assert self.capture.around is None or not timed, "a body of a loop may have no events"
+            assert graph.around is None or not timed, "a body of a loop may have no events"
             if early:
-                assert [self.capture.kernels.get(node) for node in queue.frontier] == [queue], (
+                assert [graph.kernels.get(node) for node in queue.frontier] == [queue], (
                     "a launch may start early, and what is before it is not one kernel of its stream")
-                self.capture.early[queue.frontier[0]] = len(self.capture.calls)
+                graph.early[queue.frontier[0]] = len(graph.calls)
             if kernel:
-                self.capture.kernels[len(self.capture.calls)] = queue
-            self.capture.calls.append(call)
-            self.capture.before.append(queue.frontier)
-            self.capture.touched.append(touched)
-            self.capture.priorities.append(queue.priority)
-            self.capture.numbers.append(next(_handles))
-            queue.frontier = [len(self.capture.calls) - 1]
+                graph.kernels[len(graph.calls)] = queue
+            graph.calls.append(call)
+            graph.before.append(queue.frontier)
+            graph.touched.append(touched)
+            graph.priorities.append(queue.priority)
+            graph.numbers.append(next(_handles))
+            queue.frontier = [len(graph.calls) - 1]
 
     def record(self, event: Event, queue: Queue) -> None:
         with self.lock:
             if queue.frontier is not None:
-                event.nodes, event.capture = list(queue.frontier), self.capture
+                event.nodes, event.capture = list(queue.frontier), queue.capture
                 return
             event.nodes, event.early = None, False
             event.recorded += 1
@@ -205,8 +211,9 @@ class Machine:
     def wait(self, queue: Queue, event: Event) -> None:
         with self.lock:
             if event.nodes is not None:
-                assert event.capture is self.capture is not None, (
-                    "a stream waits for an event of a capture that has ended")
+                assert event.capture in self.captures, "a stream waits for an event of a capture that has ended"
+                assert queue.capture in (None, event.capture), "a stream of one capture waits for another capture"
+                queue.capture = event.capture
                 queue.frontier = sorted({*(queue.frontier or []), *event.nodes})
             elif queue.frontier is not None:
                 raise AssertionError("a captured stream waits for an event from outside the capture")
@@ -270,17 +277,20 @@ class Machine:
             return True
 
     def not_in_capture(self, what: str) -> None:
-        assert self.capture is None, f"{what} during a capture"
+        """Refuses what would become a part of the calling thread's capture, or end it."""
+        assert all(graph.thread != threading.get_ident() for graph in self.captures), f"{what} during a capture"
 
     # ------------------------------------------------------------------------------------------------------- capture
     def begin_capture(self, stream: int, mode: int, into: int | None = None) -> None:
-        assert mode == RELAXED
+        assert mode in (GLOBAL, RELAXED)
         with self.lock:
-            assert self.capture is None
             queue = self.queues[stream]
-            self.capture, queue.frontier = Graph(queue) if into is None else self.graphs[into], []
-            assert not self.capture.calls, "a body of a loop is captured twice"
-            self.capture.origin = queue
+            assert queue.frontier is None, "a stream is captured twice"
+            graph, queue.frontier = Graph(queue) if into is None else self.graphs[into], []
+            assert not graph.calls, "a body of a loop is captured twice"
+            graph.origin, graph.thread, graph.mode = queue, threading.get_ident(), mode
+            queue.capture = graph
+            self.captures.append(graph)
 
     def make_graph(self) -> int:
         self.graphs[made := next(_handles)] = Graph(Queue())
@@ -321,7 +331,8 @@ class Machine:
     def end_capture(self, stream: int) -> int:
         """The handle of what was captured."""
         with self.lock:
-            graph, queue = self.capture, self.queues[stream]
+            queue = self.queues[stream]
+            graph = queue.capture
             assert graph is not None
             assert queue is graph.origin, "a capture ends on the stream that it began on"
             joined, stack = set(), list(queue.frontier or [])
@@ -330,10 +341,12 @@ class Machine:
                 if node not in joined:
                     joined.add(node)
                     stack += graph.before[node]
-            self.capture, number = None, next((n for n, g in self.graphs.items() if g is graph), 0) or next(_handles)
-            unjoined = [i for i, q in enumerate(self.queues.values()) if set(q.frontier or []) - joined]
-            for other in self.queues.values():
-                other.frontier = None
+            number = next((n for n, g in self.graphs.items() if g is graph), 0) or next(_handles)
+            self.captures.remove(graph)
+            mine = [(i, q) for i, q in enumerate(self.queues.values()) if q.capture is graph]
+            unjoined = [i for i, q in mine if set(q.frontier or []) - joined]
+            for _, other in mine:
+                other.frontier = other.capture = None
         assert not unjoined, f"stream {unjoined[0]} was forked and not joined"
         self.graphs[number] = graph
         return number
@@ -436,7 +449,8 @@ class Machine:
         self.until(lambda: not queue.ops)
 
     def synchronize(self) -> None:
-        self.not_in_capture("the host waits for the device")
+        with self.lock:
+            assert not self.captures, "the host waits for the device during a capture"
         self.until(lambda: not any(q.ops for q in self.queues.values()))
 
     def elapsed(self, begin: int, end: int) -> float:
@@ -639,7 +653,8 @@ def bindings(machine: Machine) -> Any:
                     [None] * numEdges, len(pairs))
 
     def info(stream: int) -> tuple[Any, ...]:
-        queue, graph = machine.queues[stream], machine.capture
+        queue = machine.queues[stream]
+        graph = queue.capture
         if queue.frontier is None or graph is None:
             return said(NOT_CAPTURED, 0, None, [], [], 0)
         found = [graph.numbers[n] for n in queue.frontier]
