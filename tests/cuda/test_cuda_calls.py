@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -302,23 +304,24 @@ def in_threads(*does: Any) -> list[Any]:
 
 
 def test_threads_capture_on_one_device_in_turns_and_a_wait_for_it_comes_after(ready):
-    inside, asked = threading.Event(), threading.Event()
+    inside, asked = threading.Event(), threading.Semaphore(0)
+    others = (lambda: lanes.capture(ready.driver, ready.other, ready.second), ready.driver.synchronize_device,
+              lambda: ready.device.allocate(8))
 
     def first() -> None:
         inside.set()
-        assert asked.wait(10)
+        for _ in others:
+            assert asked.acquire(timeout=10)
+        time.sleep(0.01)  # time for others to do what they must not
         ready.first()
 
-    def wait_for_all() -> None:
+    def then(do: Any) -> Any:
         assert inside.wait(10)
-        asked.set()
-        ready.driver.synchronize_device()
+        asked.release()
+        return do()
 
-    def capture_too() -> Any:
-        assert inside.wait(10)
-        return lanes.capture(ready.driver, ready.other, ready.second)
-
-    graphs = in_threads(lambda: lanes.capture(ready.driver, ready.one, first), capture_too, wait_for_all)[:2]
+    graphs = in_threads(partial(lanes.capture, ready.driver, ready.one, first),
+                        *(partial(then, do) for do in others))[:2]
     assert [len(ready.driver.machine.graphs[graph.captured].calls) for graph in graphs] == [1, 1]
     assert gc.isenabled()
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -139,6 +140,20 @@ def test_states_stay_far_are_read_written_and_train_on(there):
     copy = device.duplicate(memory)
     assert devices.owner(copy) is device
     assert device.read(device.array(copy, View(0, (2,), (1,), 0, "float32"))).tolist() == [1.5, 1.5]
+
+
+def test_threads_make_executors_at_once(there):
+    device = there()
+    with use(Tape(device)):
+        plans = [ml.plan(recorded(Net()), "multi_stream", offload=what) for what in ("all", "none", "activations")]
+
+        def make(plan: Any) -> Any:
+            return GraphExecutor(plan.graph, plan.schedule, device=device)
+
+        with ThreadPoolExecutor(3) as pool:
+            runs = list(pool.map(make, plans, timeout=60))
+        for run in runs:
+            run(*batches()[0]).numpy()
 
 
 @pytest.mark.parametrize("what", WHATS)
