@@ -357,7 +357,8 @@ class Cuda:
     def step_time(self, issue: Callable[[], None]) -> float:
         """Microseconds that the main stream needs for the copies of inputs and outputs, when the host runs ahead."""
         hold = clock.Hold(self.driver, self.main, self.driver.allocate(HELD, self.main))
-        return clock.behind(self.driver, self.main, hold, issue)
+        with self.driver.alone():
+            return clock.behind(self.driver, self.main, hold, issue)
 
     def together(self, programs: Callable[[Any, Any], tuple[Sequence[Thunk], Sequence[Thunk]]],
                  alone: tuple[float, float]) -> tuple[float, float]:

@@ -338,7 +338,7 @@ class Captured(Streams):
 
     def _warm_up(self, segments: list[Segment]) -> None:
         """Issues everything once, so that libraries do their setup of the first call, and restores the memory. Copies
-        to far memory need no setup: they are left out, and so no second far memory is needed."""
+        to the host need no setup: they are left out, and so no second far memory is needed."""
         changed = [m for m in (*self.work.persistent, self.device.flag_memory) if not isinstance(m, OnHost)]
         before = [self.device.duplicate(memory) for memory in changed]
         for segment in segments:
