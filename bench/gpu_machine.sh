@@ -9,7 +9,7 @@
 # |--------|---------------------------------------------------------------------------------------------------|
 # | A, B   | the sections of that call in bench/gpu_proof.py, each with a limit of its own, and their table    |
 # | ladder | minidl against torch, rung by rung: bench/ladder.py, which gets the arguments                     |
-# | PART   | that part of bench/gpu_proof.py: smoke, tests, kernels, table, nccl, copies, launch, mpi,         |
+# | PART   | that part of bench/gpu_proof.py: smoke, tests, kernels, table, nccl, copies, launch, shares, mpi, |
 # |        | sanitizer, references                                                                             |
 #
 # A call ends within $WITHIN seconds: 290, other stages 540. B needs no install, compile or tuning: A leaves them in
@@ -53,7 +53,7 @@ stage=$1 within=${WITHIN:-540}; shift
 case $stage in
   wheels) fetch "$@" ;;
   A|B) within=${WITHIN:-290} ;;
-  ladder|smoke|tests|kernels|table|nccl|copies|launch|mpi|sanitizer|references) ;;
+  ladder|smoke|tests|kernels|table|nccl|copies|launch|shares|mpi|sanitizer|references) ;;
   *) usage ;;
 esac
 install
@@ -81,7 +81,7 @@ for file in .gpu/*.json; do [ ! -e "$file" ] || [ -e "$work/${file##*/}" ] || wh
 [ ! -e ".gpu/$choices" ] || [ -e "$MINIDL_CACHE/choices.sqlite" ] || whole ".gpu/$choices" "$MINIDL_CACHE" choices.sqlite
 [ ! -e .gpu/cupy.tgz ] || [ -e "$work/cupy.tgz" ] || { tar -xzf .gpu/cupy.tgz -C "$cupy" && whole .gpu/cupy.tgz "$work" cupy.tgz; }
 within=$((within - SECONDS - 8))  # to end what ignores its end, and to send the rest
-while sleep 10; do send; done > /dev/null 2>&1 &
+while sleep 5; do send; done > /dev/null 2>&1 &
 sender=$!
 trap 'kill $sender 2> /dev/null; send 2> /dev/null || say "not all records could be copied to $out; they are in $work"' EXIT
 mpi=$(echo "$site"/mpi/*.data/data)

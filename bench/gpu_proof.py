@@ -1,7 +1,7 @@
 """All proofs that need a GPU, in parts of at most nine minutes, with one record of the results.
 
-    python bench/gpu_proof.py [--call A|B] [--part smoke tests kernels table nccl copies launch ladder mpi sanitizer
-                              references] [--step TEXT ...] [--limit 540] [--within SECONDS] [--out FILE.json]
+    python bench/gpu_proof.py [--call A|B] [--part smoke tests kernels table nccl copies launch shares ladder mpi
+                              sanitizer references] [--step TEXT ...] [--limit 540] [--within SECONDS] [--out FILE.json]
 
 | part       | minutes | what |
 |---|---|---|
@@ -12,6 +12,7 @@
 | nccl       | 1       | NCCL with one rank: bits and times: nccl_alone.json |
 | copies     | 2       | copies to the host and back, and steps that offload: bits, times, overlap: host_copies.json |
 | launch     | 1       | the cost of launches, events and graphs: launch_overhead_cuda.json |
+| shares     | 1       | traced steps: the time of each kernel family, and of waiting: shares_cuda.json |
 | ladder     | 6       | the networks of the calls against torch: ladder.json |
 | mpi        | 2       | two ranks that share the GPU, also with shards: equal bits, no overlap |
 | sanitizer  | 6       | training steps under compute-sanitizer: memcheck, then racecheck of our own kernels |
@@ -211,6 +212,15 @@ def launch(folder: Path) -> list[Step]:
                  read=record_of(name))]
 
 
+TRACED = ("a0.25 32px", "gpt", "bert")  #: networks whose bf16 steps call A has tuned
+
+
+def shares(folder: Path) -> list[Step]:
+    name = "shares_cuda.json"
+    return [Step("shares", bench("shares.py", "--device", "cuda", "--precision", "bf16", "--only", *TRACED, "--out",
+                                 str(folder / name)), read=record_of(name))]
+
+
 @dataclass(frozen=True)
 class Section:
     """What a call runs, planned for `seconds`: a part, or its steps whose names contain one of `steps`. It may take up
@@ -235,8 +245,8 @@ CALLS = {
           Section("ladder", 20, ("tf32 mlp, chip",)), Section("ladder", 14, ("tf32 lenet 28px",)),
           Section("ladder", 40, ("bf16 a0.25 32px, chip",)), Section("ladder", 40, ("bf16 gpt",)),
           Section("ladder", 40, ("bf16 bert",)), Section("ladder", 50, ("tf32 k12 32px b32, no pairs",))),
-    "B": (Section("ladder", 75, ("bf16 a0.25 32px, compiled",)), Section("launch", 66), Section("copies", 40),
-          Section("sanitizer", 45, ("racecheck, mobilenet_v3_large",)),
+    "B": (Section("shares", 28), Section("ladder", 65, ("bf16 a0.25 32px, compiled",)), Section("launch", 64),
+          Section("copies", 30), Section("sanitizer", 40, ("racecheck, mobilenet_v3_large",)),
           Section("mpi", 36, ("mlp, one process", "mlp, two ranks, shard")))}
 
 #: minidl's graphs and torch's: the rungs of the ladder that a call runs
@@ -325,7 +335,7 @@ def sanitized(folder: Path) -> list[Step]:
 
 PARTS = {
     "smoke": Part(smoke), "tests": Part(tests), "kernels": Part(kernels), "table": Part(table), "nccl": Part(nccl),
-    "copies": Part(copies), "launch": Part(launch), "ladder": Part(climbing),
+    "copies": Part(copies), "launch": Part(launch), "shares": Part(shares), "ladder": Part(climbing),
     "mpi": Part(ranks, lambda: None if mpiexec() else "mpiexec is missing; install minidl[mpich]", equal_parameters),
     "sanitizer": Part(sanitized, lambda: None if shutil.which("compute-sanitizer")
                       else "compute-sanitizer is not on the PATH"),
@@ -439,11 +449,13 @@ def state(part: Found, about: Mapping[str, Any]) -> int:
     return 3 if part["passed"] else 2
 
 
-def passed_before(part: Found, names: Sequence[str], about: Mapping[str, Any]) -> bool:
-    """Whether these steps have passed with the same sources."""
+def passed_before(section: Section, out: Path, about: Mapping[str, Any]) -> bool:
+    """Whether a section's steps, and the conclusion from them, have passed with the same sources."""
+    part, names = read(out)["parts"].get(section.part, {}), section.names(out.parent)
     steps = part.get("steps", {})
-    return (part.get("machine", {}).get("sources") == about["sources"] and part.get("checked", False)
-            and all(steps.get(name, {}).get("exit") == 0 and steps[name]["passed"] for name in names))
+    return (part.get("machine", {}).get("sources") == about["sources"]
+            and all(steps.get(name, {}).get("exit") == 0 and steps[name]["passed"] for name in names)
+            and PARTS[section.part].check(steps).get("passed", True))
 
 
 def called(sections: Sequence[Section], out: Path, about: Mapping[str, Any], within: float) -> bool:
@@ -452,8 +464,7 @@ def called(sections: Sequence[Section], out: Path, about: Mapping[str, Any], wit
     end, passed = time.monotonic() + within, True
     rows = [("section", "outcome", "seconds", "")]
     record = read(out)["parts"]
-    wanted = [section for section in sections
-              if not passed_before(record.get(section.part, {}), section.names(out.parent), about)] or [*sections]
+    wanted = [section for section in sections if not passed_before(section, out, about)] or [*sections]
     for section in sections:
         names, again = section.names(out.parent), section in wanted
         part = record.get(section.part, {})

@@ -234,8 +234,8 @@ def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_p
 
 
 def test_parts_that_are_needed_most_come_first():
-    assert list(gpu_proof.PARTS) == ["smoke", "tests", "kernels", "table", "nccl", "copies", "launch", "ladder",
-                                     "mpi", "sanitizer", "references"]
+    assert list(gpu_proof.PARTS) == ["smoke", "tests", "kernels", "table", "nccl", "copies", "launch", "shares",
+                                     "ladder", "mpi", "sanitizer", "references"]
 
 
 def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
@@ -341,7 +341,7 @@ def test_what_a_call_plans_fits_and_each_ladder_has_one_network(name, tmp_path):
 def test_what_is_measured_in_b_has_been_tuned_in_a(tmp_path):
     networks = {name: {step.partition(",")[0] for section in sections if section.part == "ladder"
                        for step in section.names(tmp_path)} for name, sections in gpu_proof.CALLS.items()}
-    assert networks["B"] <= networks["A"]
+    assert networks["B"] | {f"bf16 {name}" for name in gpu_proof.TRACED} <= networks["A"]
 
 
 def test_sections_that_hang_die_or_break_their_gpu_stop_no_other(tmp_path, monkeypatch, capsys):
@@ -541,6 +541,87 @@ def test_an_output_that_cannot_be_written_stops_nothing(bare, tmp_path):
     full.unlink()
     assert run("B")[::2] == (0, "")
     assert (out / "ladder.json").read_text() == "of this machine"
+
+
+#: stands in for bench/gpu_proof.py: the same program, with sections that fail in every way
+FAULTS = r"""
+import pathlib, signal, sys, time
+sys.path[:0] = [{bench!r}]
+import gpu_proof, processes
+from gpu_proof import Part, Section, Step
+def device(name):
+    time.sleep(3600 if pathlib.Path({stuck!r}).exists() else 0)
+    raise gpu_proof.DeviceError("there is no GPU")
+gpu_proof.ml.device.get = device
+gpu_proof.sources = lambda *folders: "s"
+gpu_proof.GRACE = processes.GRACE = 0.2
+gpu_proof.POLL, gpu_proof.LEAST = 0.1, 0.0
+ignore = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('begun', flush=True); "
+codes = {{"works": "print('well')", "hangs": ignore + "time.sleep(3600)", "dies": "import os; os.kill(os.getpid(), 11)",
+         "breaks its GPU": "import sys; sys.exit('cudaErrorIllegalAddress')",
+         "waits": "import pathlib, time\nwhile not pathlib.Path({go!r}).exists(): time.sleep(0.02)", "ends": ""}}
+steps = [Step(name, [sys.executable, "-c", code]) for name, code in codes.items()]
+gpu_proof.PARTS = {{"some": Part(lambda folder: steps)}}
+seconds = dict.fromkeys(codes, 60.0) | {{"hangs": 0.2}}
+gpu_proof.CALLS = {{call: tuple(Section("some", seconds[name], (name,)) for name in codes) for call in "AB"}}
+sys.exit(gpu_proof.main())
+"""
+
+
+@pytest.fixture
+def faulty(bare, tmp_path):
+    """`faulty(call, within)` begins a call, in a session of its own, whose sections have faults."""
+    _, root = bare
+    program, tools = tmp_path / "faults.py", tmp_path / "tools"
+    program.write_text(FAULTS.format(bench=str(BENCH), go=str(tmp_path / "go"), stuck=str(tmp_path / "stuck")))
+    (tools / "timeout").unlink()
+    (tools / "python3").write_text(f'#!/bin/bash\nshift; exec {sys.executable} {program} "$@"\n')
+    environment = {"PATH": f"{tools}:/usr/bin:/bin", "OUT": str(tmp_path / "out"), "SITE": str(tmp_path / "site")}
+
+    def begin(call: str, within: float = PATIENCE) -> subprocess.Popen[str]:
+        return subprocess.Popen([root / "bench" / "gpu_machine.sh", call], stdout=subprocess.PIPE,
+                                stderr=subprocess.PIPE, text=True, start_new_session=True,
+                                env={**environment, "WITHIN": f"{within:.0f}"})
+
+    return begin
+
+
+@pytest.mark.parametrize("call", ["A", pytest.param("B", marks=pytest.mark.wide)])
+def test_a_killed_call_leaves_its_records_and_the_next_goes_on_whatever_its_sections_do(faulty, tmp_path, call):
+    kept, out = tmp_path / "site" / "work" / "gpu_proof.json", tmp_path / "out"
+    out.write_text("no folder can be made here")
+    killed = faulty(call)
+    try:
+        until(lambda: kept.exists() and "left_out" not in record(kept)["parts"]["some"]["steps"]["waits"],
+              "five sections have begun")
+    finally:
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                if os.getsid(int(process.name)) == killed.pid:
+                    os.kill(int(process.name), signal.SIGKILL)
+    killed.communicate(timeout=PATIENCE)
+    first = record(kept)["parts"]["some"]["steps"]
+    assert {name: step.get("exit") for name, step in first.items()} == {
+        "works": 0, "hangs": -9, "dies": -11, "breaks its GPU": 1, "waits": None, "ends": None}
+    (tmp_path / "go").touch()
+    out.unlink()
+    again = faulty(call)
+    table, errors = again.communicate(timeout=PATIENCE)
+    assert again.returncode == 1
+    assert "gpu_proof: there is no GPU" in errors
+    assert [re.split(" {2,}", line)[1] for line in table.partition("\n\n")[2].splitlines()[1:]] == [
+        "passed before", "ended at its limit", "failed", "failed", "passed", "passed"]
+    assert record(out / "gpu_proof.json") == record(kept)
+
+
+@pytest.mark.slow
+def test_a_call_ends_at_its_limit_also_if_the_driver_holds_it(faulty, tmp_path):
+    (tmp_path / "stuck").touch()
+    begin = time.monotonic()
+    held = faulty("A", 10)
+    held.communicate(timeout=PATIENCE)
+    assert held.returncode == 124, "what limits it has ended it"
+    assert time.monotonic() - begin < PATIENCE
 
 
 def test_every_part_and_call_of_the_proof_is_a_stage(bare):
