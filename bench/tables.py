@@ -490,8 +490,8 @@ timed alone, on one core; a family is a file in `kernels/`.""", {"strongest": fl
     Section("Where the time of a step goes", """\
 Steps of the ladder's networks, traced: the share of each kernel family and of lanes without a task in the time of all
 lanes. Families that find their operands in a cache may be below their floor. `python bench/shares.py --device cuda`
-takes it from replayed graphs on a GPU; no GPU has run it yet, so this is the CPU. `minidl report` shows the same of any
-trace.""", {
+takes it from replayed graphs on a GPU; no GPU has run it yet, so this is the CPU. The verb `report` shows the same of
+any trace.""", {
     "shares_cpu": shares, "shares_cuda": shares}),
     Section("Predicted step times", """\
 The step that `train` and `compare` print before they train, against the median step that they then take; each run is
