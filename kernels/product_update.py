@@ -8,10 +8,12 @@ some rows has other bits than the product of all.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from .linear import gemm, sum_rows
+from .linear import gemm, linear_weight_grad, sum_rows
 from .registry import KERNELS, kernel
+from .sums import cuda_row_sums, cuda_row_sums_work
 
 SIZE = 1 << 16  #: about so many elements of a gradient at once
 FEW = 64  #: samples, at most, for which a step gains: a product of more takes much longer than passes over its result,
@@ -34,12 +36,17 @@ def linear_weight_update(xp: Any, x: Any, dy: Any, w: Any, *rest: Any, rule: str
     return (*(found if isinstance(found, tuple) else (found,)), *([dy.sum(axis=0)] if bias else []))
 
 
+def _split(w: Any, arrays: Sequence[Any], bias: bool) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
+    """What the rule reads after the gradient, what it writes, and the sum of dy's rows, if there is one."""
+    written = 1 + sum(a.shape == w.shape for a in arrays) // 2  # the weight, and states, which are read and written
+    first = len(arrays) - written - bias
+    return arrays[:first], arrays[first : first + written], arrays[first + written :]
+
+
 @linear_weight_update.cpu
 def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
     *arrays, g = rest
-    written = 1 + sum(a.shape == w.shape for a in arrays) // 2  # the weight, and states, which are read and written
-    first = len(arrays) - written - bias
-    reads, writes, sums = arrays[:first], arrays[first : first + written], arrays[first + written :]
+    reads, writes, sums = _split(w, arrays, bias)
     calls, step = [], max(len(g), 1)
     for begin in range(0, len(w), step):
         rows = slice(begin, min(begin + step, len(w)))
@@ -51,3 +58,24 @@ def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: A
         calls += [gemm(dy.T[rows], x, own),
                   *KERNELS[rule].bind([w[rows], own, *map(part, reads)], list(map(part, writes)), [], constants)]
     return [*calls, *(sum_rows(dy, db) for db in sums)]
+
+
+def _grad_work(x: Any, dy: Any, w: Any) -> list[Any]:
+    assert linear_weight_grad.cuda_work is not None
+    return [*linear_weight_grad.cuda_work([x, dy], [w], bias=False)]
+
+
+def _cuda_work(reads: Any, writes: Any, *, bias: bool, **constants: Any) -> list[Any]:
+    x, dy, w = reads[:3]
+    return [(w.shape, w.dtype), *_grad_work(x, dy, w), *(cuda_row_sums_work(*dy.shape) if bias else [])]
+
+
+@linear_weight_update.cuda(work=_cuda_work)
+def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
+    """The whole gradient, then the update: fusion makes no such launch there."""
+    scratch, own = len(_cuda_work([x, dy, w], [], bias=bias)), len(_grad_work(x, dy, w))
+    reads, writes, sums = _split(w, rest[:-scratch], bias)
+    g, *work = rest[-scratch:]
+    return [*linear_weight_grad.cuda_calls([x, dy], [g], work[:own], {"bias": False}),
+            *KERNELS[rule].cuda_calls([w, g, *reads], writes, [], constants),
+            *(call for db in sums for call in cuda_row_sums(dy, db, *work[own:]))]
