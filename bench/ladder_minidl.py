@@ -140,12 +140,12 @@ class Ours:
         return lambda: made()[0]()
 
     def _fitted(self, name: str, schedule: Any, cost: Any) -> Any:
-        """The costs with the strength of contention that a step of `schedule` shows, captured as the rung."""
-        rung, _ = self.rung(name, schedule)
-        microseconds = statistics.median(rung.clock.seconds(rung.step, FITTED) * 1e6 for _ in range(5))
-        rung.close()
-        run = lower(self.recorded(name)[1], schedule)
-        return fitted(run.graph, run.schedule, cost, max(microseconds - cost.step, 1.0))
+        """The costs with the strength of contention that a step of `schedule` shows, captured as the rung. It is on the
+        device already: what the host takes would count as contention."""
+        _, graph = self.recorded(name)
+        step, clock, run = self._resident(graph, schedule, name), DeviceClock(self.device), lower(graph, schedule)
+        microseconds = statistics.median(clock.seconds(step, FITTED) * 1e6 for _ in range(5))
+        return fitted(run.graph, run.schedule, cost, max(microseconds, 1.0))
 
     def losses(self, name: str, steps: int) -> list[float]:
         """The losses of the first steps of a rung's graph, in order and without dropout, to compare with torch."""
@@ -157,12 +157,12 @@ class Ours:
 
     def plans(self, names: Sequence[str], costs: Callable[[Any, Any], Any]) -> tuple[dict[str, Any], dict[str, float]]:
         """Schedules for the graph of these rungs, and the predicted milliseconds per step of each; in order alone
-        needs no costs, and has no prediction."""
+        needs no costs, and has no prediction. No prediction uses a step of the schedule that it predicts."""
         _, graph = self.recorded(names[0])
         wanted, made = {scheduler_of(name) for name in names}, {"in_order": schedulers.in_order(graph)}
         if wanted == {"in_order"}:
             return made, {}
-        cost = costs(graph, self.device)
+        cost = alone = costs(graph, self.device)
         # always on two streams: whether they hide launches is what the ladder measures
         captured = [name for name in names if cost.corun and not name.startswith("E0")]
         if "multi_stream" in wanted or captured:
@@ -176,11 +176,11 @@ class Ours:
             made[SIDE] = planned(graph, cost, ml.Machine(), side_sms="auto").schedule
         runs = {scheduler: lower(graph, schedule) for scheduler, schedule in made.items()}
 
-        def predicted(run: Any) -> float:
-            own = cost.divided(run.schedule.side_sms)
+        def predicted(scheduler: str, run: Any) -> float:
+            own = alone if scheduler == "multi_stream" else cost.divided(run.schedule.side_sms)
             return round(float(ml.simulate(run.graph, run.schedule, own).makespan + cost.step) / 1e3, 5)
 
-        return made, {scheduler: predicted(run) for scheduler, run in runs.items()}
+        return made, {scheduler: predicted(scheduler, run) for scheduler, run in runs.items()}
 
 
 def measured_costs(graph: Any, device: Any, most: int = PAIRS) -> Any:

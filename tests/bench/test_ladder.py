@@ -18,7 +18,9 @@ import pytest
 from helpers import PATIENCE, ROOT, planned, torch_or_skip
 
 import minidl as ml
+from minidl import schedulers
 from minidl.devices.cuda import device as cuda_devices
+from minidl.pricing.corun import CoRun
 
 BENCH = ROOT / "bench"
 sys.path.insert(0, str(BENCH))
@@ -407,6 +409,33 @@ def test_a_resident_step_is_a_graph_without_uploads_on_a_batch_that_stays(device
     assert all((a.numpy() == b.numpy()).all() for a, b in zip(model.parameters(), other.parameters(), strict=True))
     rung.close()
     again.close()
+
+
+def test_no_prediction_uses_a_step_of_its_own_schedule(device, monkeypatch):
+    """The strength of contention comes from multi_stream's step on the device, without the host's part, and predicts
+    multi_region; multi_stream itself is predicted as if it had not run."""
+    ours, timed = Ours(Case("lenet", {}, 2), TF32, device), []
+    monkeypatch.setattr(Ours, "_resident", lambda self, *given: "resident")
+
+    def predicted(slower: float) -> dict[str, float]:
+        def seconds(clock: Any, step: Any, times: int) -> float:
+            timed.append(step)
+            return slower * whole / 1e3
+
+        monkeypatch.setattr(ladder_rungs.DeviceClock, "seconds", seconds)
+        return ours.plans(["E2 multi_stream", "E2 multi_region"], contended)[1]
+
+    def contended(graph: Any, device: Any) -> Any:
+        cost = ml.CostModel.analytic()
+        groups, _ = schedulers.profile_groups(graph, cost)
+        return replace(cost, corun=CoRun(groups, needs=dict.fromkeys(groups.values(), (0.7, 0.6))))
+
+    whole = 1.0
+    whole = predicted(1.0)["multi_stream"]
+    same, slow = predicted(1.0), predicted(1.1)
+    assert same["multi_stream"] == slow["multi_stream"] == whole, "not fitted to itself"
+    assert slow["multi_region"] > same["multi_region"]
+    assert set(timed) == {"resident"}
 
 
 def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
