@@ -164,6 +164,10 @@ class CPU:
         copy[...] = memory
         return copy
 
+    def move(self, source: Any, out: Any) -> None:
+        """Copies one array to another of the same shape."""
+        np.copyto(out, source)
+
     def snapshot(self, array: Any) -> Any:
         """New memory with the array's elements in row-major order."""
         return array.copy().reshape(-1).view(np.uint8)

@@ -47,7 +47,7 @@ def with_far(storages: Sequence[StorageSpec], device: Any, rank: int = 0) -> tup
         if spec.live is None:
             found[i] = replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.FAR, own))
         else:
-            device.copier(spec.live.data, own)()
+            device.move(spec.live.data, own)
             spec.live.data = own
             tapes.changes += 1
     return tuple(found)

@@ -102,13 +102,13 @@ class Cuda:
     def allocate(self, nbytes: int) -> Any:
         """Zeroed bytes. When freed, they can be allocated again for the main stream."""
         memory = self.driver.allocate(nbytes, self.main)
-        with self.driver.alone():
-            self.zero(memory)
+        self.zero(memory)
         return memory
 
     def zero(self, memory: Any) -> None:
         """Sets all bytes to 0."""
-        self.driver.zeros(memory, self.main)()
+        with self.driver.alone():  # as in `write`, `move` and `ring`: else a part of another thread's capture
+            self.driver.zeros(memory, self.main)()
 
     def far(self, nbytes: int, rank: int = 0) -> Any:
         """Zeros in pinned memory of the host, given back when no work can use them. Raises DeviceError if the host
@@ -180,6 +180,10 @@ class Cuda:
     def write(self, array: Any, value: Any) -> None:
         """Writes host values to an array, after all work issued before. A single number is the argument of a launch,
         for which nobody waits, so a learning rate can be set while a step runs."""
+        with self.driver.alone():
+            self._write(array, value)
+
+    def _write(self, array: Any, value: Any) -> None:
         if _on_host(array):
             self.driver.synchronize(self.main)
             array[...] = value
@@ -208,8 +212,13 @@ class Cuda:
         """New memory of the same kind with the same bytes."""
         far = isinstance(memory, OnHost)
         copy = self.far(len(memory)) if far else self.driver.allocate(len(memory), self.main)
-        self.copier(memory, copy)()
+        self.move(memory, copy)
         return copy
+
+    def move(self, source: Any, out: Any) -> None:
+        """Issues a copy of one array to another of the same shape."""
+        with self.driver.alone():
+            self.copier(source, out)()
 
     def snapshot(self, array: Any) -> Any:
         memory = self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main)
@@ -243,7 +252,8 @@ class Cuda:
         return Feed(self, places, outputs, block)
 
     def ring(self, inputs: Sequence[Any], outputs: Sequence[Any], count: int) -> Ring:
-        return Ring(self, inputs, outputs, count)
+        with self.driver.alone():
+            return Ring(self, inputs, outputs, count)
 
     # --------------------------------------------------------------------------------------------------------- calls
     def work(self, kernel: Kernel) -> Work | None:

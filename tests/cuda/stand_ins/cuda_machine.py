@@ -184,6 +184,7 @@ class Machine:
                 return
             graph = queue.capture
             assert graph is not None
+            assert graph.thread == threading.get_ident(), "a thread issues work to a stream that another one captures"
             assert loads is None or loads in self.launched, f"{loads} is loaded during a capture"
             assert graph.around is None or not timed, "a body of a loop may have no events"
             if early:
@@ -202,6 +203,8 @@ class Machine:
     def record(self, event: Event, queue: Queue) -> None:
         with self.lock:
             if queue.frontier is not None:
+                assert queue.capture is not None
+                assert queue.capture.thread == threading.get_ident(), "a thread records in another one's capture"
                 event.nodes, event.capture = list(queue.frontier), queue.capture
                 return
             event.nodes, event.early = None, False
