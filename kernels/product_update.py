@@ -37,7 +37,7 @@ def linear_weight_update(xp: Any, x: Any, dy: Any, w: Any, *rest: Any, rule: str
 
 
 def _split(w: Any, arrays: Sequence[Any], bias: bool) -> tuple[Sequence[Any], Sequence[Any], Sequence[Any]]:
-    """What the rule reads after the gradient, what it writes, and the sum of dy's rows, if there is one."""
+    """The arrays that the rule reads after the gradient, those it writes, and the sum of the rows of dy, if any."""
     written = 1 + sum(a.shape == w.shape for a in arrays) // 2  # the weight, and states, which are read and written
     first = len(arrays) - written - bias
     return arrays[:first], arrays[first : first + written], arrays[first + written :]
