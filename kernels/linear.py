@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from .registry import KERNELS, Thunk, kernel, loop, ufunc
 from .row_products import cuda_row_products, cuda_row_products_work
 from .small_product import fits
 from .sums import cuda_row_sums, cuda_row_sums_work
-from .taps import LEAST_TILES
+from .taps import LANES, LEAST_TILES
 
 one_thread = True  #: whether products on the CPU have one thread each; a device with several sets it
 SMALL = 1 << 25  #: the most operations of a small product: larger ones fill a GPU, and a CPU for long
@@ -71,6 +71,27 @@ def _tiles(a: Any, b: Any, out: Any, more: Any = None, low: float = -np.inf) -> 
     from .tiles import product  # it imports numba
 
     return product(a, b, out, more, low)
+
+
+def again_work(several: Any, b: Any, transposed: bool = False) -> list[Any]:
+    """The scratch array of `gemm_again` for `several` (times, m, ...), if these are a few, with b (k, n), or with its
+    transpose."""
+    (times, m), (k, n) = several.shape[:2], b.shape[::-1] if transposed else b.shape
+    return [((k * (n + m + 2 * LANES),), b.dtype)] * (times > 4)
+
+
+def gemm_again(m: int, b: Any, work: Sequence[Any]) -> tuple[list[Thunk], Callable[[Any, Any], Thunk]]:
+    """For some products of a (m, k) with one b (k, n): the calls that prepare b, if there is memory for that, and
+    `gemm(a, out)`. Tiles pack b once. BLAS reads rows faster than columns, which gains more than a copy of b."""
+    if work and one_thread and b.dtype == np.float32:
+        from .tiles import packed_product
+
+        if own := packed_product(m, b, *work):
+            return own
+    if work and b.strides[-1] > b.itemsize:
+        rows = work[0][: b.size].reshape(b.shape)
+        return [ufunc(np.positive, b, rows)], lambda a, out: gemm(a, rows, out)
+    return [], lambda a, out: gemm(a, b, out)
 
 
 def group_tiles(counts: Any, group: int, a: Any, b: Any, out: Any, summed: bool, bias: Any = None

@@ -8,7 +8,6 @@ row t + 1 is the state before step t and row t the state after it. So the weight
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,8 +15,8 @@ import numpy as np
 
 from .cuda import Call, Grid, Zeros, c_type
 from .cuda import steps as strides
-from .linear import dense, dense_copies, dense_work, gemm, product
-from .registry import Thunk, inlined, kernel, loop, ufunc, wide
+from .linear import again_work, dense, dense_copies, dense_work, gemm_again, product
+from .registry import apart, inlined, kernel, loop, ufunc, wide
 
 
 def steps(length: int, reverse: bool) -> list[tuple[int, int, int]]:
@@ -51,17 +50,6 @@ def _tanh(x):  # type: ignore[no-untyped-def]
     return ONE if x > FAR else -ONE if x < -FAR else y
 
 
-def _columns_work(gx: Any, w: Any) -> list[Any]:
-    """The scratch array of `_columns`: memory for a copy if there are a few steps."""
-    return [(w.shape[::-1], w.dtype)] * (gx.shape[0] > 4)
-
-
-def _columns(w: Any, work: Sequence[Any]) -> tuple[Any, list[Thunk]]:
-    """w (m, d) as (d, m) for the products of all steps, and the calls that copy it if there is memory for that: BLAS
-    reads rows faster, which gains more than the copy from a few steps on."""
-    return (work[0], [ufunc(np.positive, w.T, work[0])]) if work else (w.T, [])
-
-
 def _bias(given: list[Any], gates: Any) -> Any:
     return given[0] if given else np.zeros(gates.shape[-1], gates.dtype)
 
@@ -93,7 +81,8 @@ def _biased(b: list[Any], gx: Any) -> tuple[Any, ...]:
 
 
 # ------------------------------------------------------------------------------------------------------------------ rnn
-@kernel("rnn", axes="TnD,nD,DD,D->UnD", flops=_flops)
+@kernel("rnn", axes="TnD,nD,DD,D->UnD", flops=_flops,
+        work=lambda reads, writes, **constants: again_work(reads[0], reads[2], True))
 def rnn(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, relu: bool, reverse: bool) -> Any:
     """gx (T, n, d), h0 (n, d), w (d, d), b (d,) -> states (T + 1, n, d): h' = tanh or relu of (gx + h w^T + b)."""
     out = xp.empty((len(gx) + 1, *h0.shape), gx.dtype)
@@ -107,11 +96,12 @@ def rnn(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, relu: bool, reverse
 
 @rnn.cpu
 def _(gx: Any, h0: Any, w: Any, *rest: Any, relu: bool, reverse: bool) -> Any:
-    *b, out = rest
-    thunks = [ufunc(np.positive, h0, out[-1 if reverse else 0])]
+    b, (out, *work) = _optional(rest)
+    thunks, times = gemm_again(len(h0), w.T, work)
+    thunks += [ufunc(np.positive, h0, out[-1 if reverse else 0])]
     for t, before, after in steps(len(gx), reverse):
         h = out[after]
-        thunks += [gemm(out[before], w.T, h), loop(_add_gates, gx[t], _bias(b, gx), h),
+        thunks += [times(out[before], h), loop(_add_gates, gx[t], _bias(b, gx), h),
                    ufunc(np.maximum, h, h.dtype.type(0), h) if relu else ufunc(np.tanh, h, h)]
     return thunks
 
@@ -134,7 +124,8 @@ def _add_gates(gx, b, h):  # type: ignore[no-untyped-def]
             h[i, j] += gx[i, j] + b[j]
 
 
-@kernel("rnn_grad", axes="TnD,DD,UnD->TnD,nD", flops=_flops)
+@kernel("rnn_grad", axes="TnD,DD,UnD->TnD,nD", flops=_flops,
+        work=lambda reads, writes, **constants: again_work(reads[0], reads[1]))
 def rnn_grad(xp: Any, dy: Any, w: Any, out: Any, *, relu: bool, reverse: bool) -> Any:
     """dy (T, n, d) -> (dgx (T, n, d), dh0 (n, d))."""
     dgx, dh = xp.empty_like(dy), xp.zeros_like(dy[0])
@@ -146,10 +137,11 @@ def rnn_grad(xp: Any, dy: Any, w: Any, out: Any, *, relu: bool, reverse: bool) -
 
 
 @rnn_grad.cpu
-def _(dy: Any, w: Any, out: Any, dgx: Any, dh: Any, *, relu: bool, reverse: bool) -> Any:
-    thunks: list[Thunk] = [partial(dh.fill, 0)]
+def _(dy: Any, w: Any, out: Any, dgx: Any, dh: Any, *work: Any, relu: bool, reverse: bool) -> Any:
+    thunks, times = gemm_again(len(dh), w, work)
+    thunks += [partial(dh.fill, 0)]
     for t, _, after in steps(len(dy), reverse)[::-1]:
-        thunks += [loop(_rnn_grad, dy[t], dh, out[after], dgx[t], relu), gemm(dgx[t], w, dh)]
+        thunks += [loop(_rnn_grad, dy[t], dh, out[after], dgx[t], relu), times(dgx[t], dh)]
     return thunks
 
 
@@ -176,7 +168,8 @@ def _rnn_grad(dy, dh, h, da, relu):  # type: ignore[no-untyped-def]
 
 # ------------------------------------------------------------------------------------------------------------------ gru
 @kernel("gru", axes="TnG,nD,GD,G->UnD,TnK", flops=_flops,
-        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype), *_columns_work(reads[0], reads[2])])
+        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype), *again_work(
+            reads[0], reads[2], True)])
 def gru(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 3d), h0 (n, d), w (3d, d), b (3d,) -> (states (T + 1, n, d), kept (T, n, 4d)). Gates r, z, n, of which
     n = tanh(gx + r (h w^T + b)); kept are r, z, n and n's h w^T + b. h' = (1 - z) n + z h."""
@@ -197,10 +190,10 @@ def gru(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, reverse: bool) -> A
 @gru.cpu
 def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
     b, (out, kept, gh, *work) = _optional(rest)
-    columns, thunks = _columns(w, work)
+    thunks, times = gemm_again(len(h0), w.T, work)
     thunks += [ufunc(np.positive, h0, out[-1 if reverse else 0])]
     for t, before, after in steps(len(gx), reverse):
-        thunks += [gemm(out[before], columns, gh),
+        thunks += [times(out[before], gh),
                    loop(_gru_step, gx[t], gh, _bias(b, gx), out[before], kept[t], out[after])]
     return thunks
 
@@ -219,6 +212,7 @@ def _(gx: Any, h0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
 
 def _gru_step(gx, gh, b, before, kept, after):  # type: ignore[no-untyped-def]
     wide()
+    apart()
     d, half = before.shape[1], gx.dtype.type(0.5)
     for i in range(before.shape[0]):  # loops as in _lstm_step
         x, h, rz = gx[i], gh[i], kept[i]
@@ -227,16 +221,16 @@ def _gru_step(gx, gh, b, before, kept, after):  # type: ignore[no-untyped-def]
         x, h, c = gx[i, 2 * d :], gh[i, 2 * d :], b[2 * d :]
         z, n, ghn, past, state = kept[i, d : 2 * d], kept[i, 2 * d : 3 * d], kept[i, 3 * d :], before[i], after[i]
         for j in range(d):
-            ghn[j] = h[j] + c[j]
-        for j in range(d):
-            n[j] = _tanh(x[j] + rz[j] * ghn[j])
-        for j in range(d):
-            state[j] = n[j] + z[j] * (past[j] - n[j])
+            given = h[j] + c[j]
+            new = _tanh(x[j] + rz[j] * given)
+            ghn[j] = given
+            n[j] = new
+            state[j] = new + z[j] * (past[j] - new)
 
 
 @kernel("gru_grad", axes="TnD,GD,UnD,TnK->TnG,TnG,nD",
         flops=lambda reads, writes: 6.0 * reads[0].size * reads[0].shape[-1],
-        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype)])
+        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype), *again_work(reads[0], reads[1])])
 def gru_grad(xp: Any, dy: Any, w: Any, out: Any, kept: Any, *, reverse: bool) -> Any:
     """dy (T, n, d) -> (dgx (T, n, 3d), the same toward h w^T + b, dh0 (n, d))."""
     d = dy.shape[-1]
@@ -254,10 +248,11 @@ def gru_grad(xp: Any, dy: Any, w: Any, out: Any, kept: Any, *, reverse: bool) ->
 
 
 @gru_grad.cpu
-def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, past: Any, *, reverse: bool) -> Any:
-    thunks: list[Thunk] = [partial(dh.fill, 0), partial(past.fill, 0)]
+def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, past: Any, *work: Any, reverse: bool) -> Any:
+    thunks, times = gemm_again(len(dh), w, work)
+    thunks += [partial(dh.fill, 0), partial(past.fill, 0)]
     for t, before, _ in steps(len(dy), reverse)[::-1]:
-        thunks += [loop(_gru_grad, dy[t], dh, past, kept[t], out[before], dgx[t], dgh[t]), gemm(dgh[t], w, dh)]
+        thunks += [loop(_gru_grad, dy[t], dh, past, kept[t], out[before], dgx[t], dgh[t]), times(dgh[t], dh)]
     return [*thunks, ufunc(np.add, dh, past, dh)]
 
 
@@ -272,6 +267,7 @@ def _(dy: Any, w: Any, out: Any, kept: Any, dgx: Any, dgh: Any, dh: Any, *work: 
 
 
 def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-def]
+    apart()
     d, one = before.shape[1], dy.dtype.type(1)
     for i in range(before.shape[0]):
         r, z, n, ghn = kept[i, :d], kept[i, d : 2 * d], kept[i, 2 * d : 3 * d], kept[i, 3 * d :]
@@ -279,26 +275,18 @@ def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-
         er, ez, en = dgh[i, :d], dgh[i, d : 2 * d], dgh[i, 2 * d :]
         y, h, p, last = dy[i], dh[i], past[i], before[i]
         for j in range(d):
-            p[j] += y[j] + h[j]
-        for j in range(d):
-            dn[j] = p[j] * (one - z[j]) * (one - n[j] * n[j])
-        for j in range(d):
-            ez[j] = p[j] * (last[j] - n[j]) * z[j] * (one - z[j])
-        for j in range(d):
-            er[j] = dn[j] * ghn[j] * r[j] * (one - r[j])
-        for j in range(d):
-            en[j] = dn[j] * r[j]
-        for j in range(d):
-            dr[j] = er[j]
-        for j in range(d):
-            dz[j] = ez[j]
-        for j in range(d):
-            p[j] *= z[j]
+            total = p[j] + (y[j] + h[j])
+            toward = total * (one - z[j]) * (one - n[j] * n[j])
+            dn[j] = toward
+            en[j] = toward * r[j]
+            dr[j] = er[j] = toward * ghn[j] * r[j] * (one - r[j])
+            dz[j] = ez[j] = total * (last[j] - n[j]) * z[j] * (one - z[j])
+            p[j] = total * z[j]
 
 
 # ----------------------------------------------------------------------------------------------------------------- lstm
 @kernel("lstm", axes="TnG,nD,nD,GD,G->UnD,VnD,TnG", flops=_flops,
-        work=lambda reads, writes, reverse: _columns_work(reads[0], reads[3]))
+        work=lambda reads, writes, reverse: again_work(reads[0], reads[3], True))
 def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 4d), h0 and c0 (n, d), w (4d, d), b (4d,) -> (states (T + 2, n, d), cells (T + 1, n, d), gates
     (T, n, 4d)). Gates i, f, g, o; c' = f c + i g; h' = o tanh(c'). The cells lie as the states do, and the states have
@@ -322,11 +310,11 @@ def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: 
 @lstm.cpu
 def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
     b, (out, cells, gates, *work) = _optional(rest)
-    columns, thunks = _columns(w, work)
+    thunks, times = gemm_again(len(h0), w.T, work)
     first, last, shift = (-1, 0, 1) if reverse else (0, -1, 0)
     thunks += [ufunc(np.positive, h0, out[first]), ufunc(np.positive, c0, cells[first])]
     for t, before, after in steps(len(gx), reverse):
-        thunks += [gemm(out[before + shift], columns, gates[t]),
+        thunks += [times(out[before + shift], gates[t]),
                    loop(_lstm_step, gx[t], _bias(b, gx), cells[before], gates[t], cells[after], out[after + shift])]
     return [*thunks, ufunc(np.positive, cells[last], out[last])]
 
@@ -347,9 +335,10 @@ def _(gx: Any, h0: Any, c0: Any, w: Any, *rest: Any, reverse: bool) -> Any:
 
 def _lstm_step(gx, b, before, gates, after, h):  # type: ignore[no-untyped-def]
     wide()
+    apart()
     d, half, one = before.shape[1], gx.dtype.type(0.5), gx.dtype.type(1)
     for n in range(before.shape[0]):
-        for k in range(4):  # a loop for each result, on rows that begin at 0: such loops the compiler vectorises
+        for k in range(4):  # a loop for each gate, on rows that begin at 0: such loops the compiler vectorises
             x, a, c = gx[n, k * d : (k + 1) * d], gates[n, k * d : (k + 1) * d], b[k * d : (k + 1) * d]
             scale = one if k == 2 else half
             for j in range(d):
@@ -358,12 +347,12 @@ def _lstm_step(gx, b, before, gates, after, h):  # type: ignore[no-untyped-def]
         past, cell, state = before[n], after[n], h[n]
         for j in range(d):
             cell[j] = f[j] * past[j] + i[j] * g[j]
-        for j in range(d):
             state[j] = o[j] * _tanh(cell[j])
 
 
 @kernel("lstm_grad", axes="UnD,GD,VnD,TnG->TnG,nD,nD",
-        flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1])
+        flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1],
+        work=lambda reads, writes, reverse: again_work(reads[3], reads[1]))
 def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool) -> Any:
     """dy (T + 1, n, d), toward the states and the last cell as they lie -> (dgx (T, n, 4d), dh0, dc0 (n, d))."""
     d = dy.shape[-1]
@@ -381,11 +370,13 @@ def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool
 
 
 @lstm_grad.cpu
-def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, *, reverse: bool) -> Any:
-    thunks: list[Thunk] = [partial(dh.fill, 0), ufunc(np.positive, dy[0 if reverse else -1], dc)]
+def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, *work: Any,
+      reverse: bool) -> Any:
+    thunks, times = gemm_again(len(dh), w, work)
+    thunks += [partial(dh.fill, 0), ufunc(np.positive, dy[0 if reverse else -1], dc)]
     for t, before, after in steps(len(gates), reverse)[::-1]:
         thunks += [loop(_lstm_grad, dy[t + reverse], dh, dc, gates[t], cells[before], cells[after], dgx[t]),
-                   gemm(dgx[t], w, dh)]
+                   times(dgx[t], dh)]
     return thunks
 
 
@@ -400,24 +391,17 @@ def _(dy: Any, w: Any, cells: Any, gates: Any, dgx: Any, dh: Any, dc: Any, *work
 
 
 def _lstm_grad(dy, dh, dc, gates, before, after, dgx):  # type: ignore[no-untyped-def]
+    apart()
     d, one = before.shape[1], dy.dtype.type(1)
     for n in range(before.shape[0]):
         i, f, g, o = gates[n, :d], gates[n, d : 2 * d], gates[n, 2 * d : 3 * d], gates[n, 3 * d :]
         di, df, dg, do = dgx[n, :d], dgx[n, d : 2 * d], dgx[n, 2 * d : 3 * d], dgx[n, 3 * d :]
-        y, h, c, past, cell, root = dy[n], dh[n], dc[n], before[n], after[n], do
+        y, h, c, past, cell = dy[n], dh[n], dc[n], before[n], after[n]
         for j in range(d):
-            h[j] += y[j]
-        for j in range(d):
-            root[j] = _tanh(cell[j])
-        for j in range(d):
-            c[j] += h[j] * o[j] * (one - root[j] * root[j])
-        for j in range(d):
-            di[j] = c[j] * g[j] * i[j] * (one - i[j])
-        for j in range(d):
-            df[j] = c[j] * past[j] * f[j] * (one - f[j])
-        for j in range(d):
-            dg[j] = c[j] * i[j] * (one - g[j] * g[j])
-        for j in range(d):
-            do[j] = h[j] * root[j] * o[j] * (one - o[j])
-        for j in range(d):
-            c[j] *= f[j]
+            root, total = _tanh(cell[j]), y[j] + h[j]
+            toward = c[j] + total * o[j] * (one - root * root)
+            di[j] = toward * g[j] * i[j] * (one - i[j])
+            df[j] = toward * past[j] * f[j] * (one - f[j])
+            dg[j] = toward * i[j] * (one - g[j] * g[j])
+            do[j] = total * root * o[j] * (one - o[j])
+            c[j] = toward * f[j]

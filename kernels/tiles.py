@@ -9,6 +9,7 @@ Loops of numba; `linear` imports them where a product is bound.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -206,15 +207,16 @@ def _pack(x, along, across, at, end, count, width, deep, panels, to):  # type: i
 @inlined
 def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, low, size,  # type: ignore[no-untyped-def]
            panels, slot):
-    """A product of two matrices, with the scratch of a slot."""
+    """A product of two matrices, with the scratch of a slot. With b_step 0 b lies at its begin, packed."""
     m, depth, n = size
+    packed, vectors = b_step == 0, -(-n // LANES)
     less = 0  # so many that the last panel of ROWS is whole
     while less < 6 and less * LESS < m and (m - less * LESS) % ROWS > 1:
         less += 1
     talls, wides = less + max(-(-(m - less * LESS) // ROWS), 0), -(-n // COLUMNS)
     # some panels of one side stay packed, while panels of the other side come, a few at a time
-    a_stays = m < n and (a_step > 1 or 8 * m <= n)
-    kept = slot * ROOM
+    a_stays = packed or (m < n and (a_step > 1 or 8 * m <= n))
+    kept = slot * ROOM + (depth * vectors * LANES if packed else 0)
     passing = kept + DEEP * HIGH
     from_a, from_b = (kept, passing) if a_stays else (passing, kept)
     tall, wide = (HIGH // ROWS, FEW) if a_stays else (FEW, HIGH // COLUMNS)
@@ -234,9 +236,11 @@ def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row
                     _pack(a[begin * a_step :], a_step, a_row, first, m, small, LESS, deep, panels, from_a)
                     _pack(a[begin * a_step :], a_step, a_row, first + small * LESS, m, i1 - i0 - small, ROWS, deep,
                           panels, from_a + small * LESS * deep)
-                if other == 0 or a_stays:
+                if packed:
+                    from_b = slot * ROOM + (begin * vectors + j0 * VECTORS * deep) * LANES
+                elif other == 0 or a_stays:
                     _pack(b[begin * b_step :], b_step, b_column, j0 * COLUMNS, n,
-                          min(j1 * VECTORS, -(-n // LANES)) - j0 * VECTORS, LANES, deep, panels, from_b)
+                          min(j1 * VECTORS, vectors) - j0 * VECTORS, LANES, deep, panels, from_b)
                 start = _begin(i0, less, m, ROWS)
                 for c in range(j1 - j0 if a_stays else i1 - i0):
                     for p in range(i1 - i0 if a_stays else j1 - j0):
@@ -277,9 +281,10 @@ def _product(counts, a, b, more, y, low, numbers, panels, flags):  # type: ignor
             depth, a, b = rows, a[begin * a_step :], b[begin * b_step :]
         else:
             m, a, y, more = rows, a[begin * a_row :], y[begin * y_row :], more[begin * more_row :]
-    slot = _thread(SLOTS)
+    slots = len(flags) // 8
+    slot = _thread(slots)
     while _taken(flags, 8 * slot):
-        slot = (slot + 1) % SLOTS
+        slot = (slot + 1) % slots
     far, near = numbers[14:19], numbers[19:24]
     for i in range(far[0]):
         for j in range(near[0]):
@@ -314,6 +319,14 @@ def _sizes(one: int, other: int, a_step: int, b_step: int) -> range:
                  MOST + 1 if a_step > 1 else FAR)
 
 
+def _packed(b, b_step, b_column, depth, n, to):  # type: ignore[no-untyped-def]
+    """Packs b (depth, n) block by block."""
+    blocks, vectors = -(-depth // DEEP), -(-n // LANES)
+    for block in range(blocks):
+        begin, end = block * depth // blocks, (block + 1) * depth // blocks
+        _pack(b[begin * b_step :], b_step, b_column, 0, n, vectors, LANES, end - begin, to, begin * vectors * LANES)
+
+
 def _bound(steps: tuple[int, ...], a: Any, b: Any, y: Any, more: Any, low: float, counts: Any, *group: Any) -> Thunk:
     old = y if more is None else np.broadcast_to(more, y.shape)
     every = a, b, old, y
@@ -322,7 +335,8 @@ def _bound(steps: tuple[int, ...], a: Any, b: Any, y: Any, more: Any, low: float
     for axis in range(y.ndim - 2):
         numbers += [y.shape[axis], *(x.strides[axis] // 4 for x in every)]
     numbers += [1, 0, 0, 0, 0] * (4 - y.ndim)
-    return loop(_product, counts, *map(memory, every), np.float32(low), np.array(numbers), *_scratch())
+    return loop(_product, counts, *map(memory, every), np.float32(low), np.array(numbers), *(
+        _scratch() if steps[2] else (b, np.zeros(8, np.int64))))
 
 
 def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> Thunk | None:
@@ -333,6 +347,20 @@ def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> T
     if steps is None or a.shape[-1] not in _sizes(a.shape[-2], b.shape[-1], *steps[1:3]):
         return None
     return _bound(steps, a, b, y, more, low, NONE, -1, 0, 0, False)
+
+
+def packed_product(m: int, b: Any, work: Any) -> tuple[list[Thunk], Callable[[Any, Any], Thunk]] | None:
+    """For some products of a (m, k) with one b (k, n): the call that packs b in `work`, whose other memory is for
+    panels of a, and a function that binds y = a @ b, bit-identical to `product`. None if the library's products are
+    faster here."""
+    steps = _steps(b, b, work)
+    if steps is None or min(m, *b.shape) < LANES or m * b.size < LEAST_TILES:
+        return None
+
+    def bound(a: Any, y: Any) -> Thunk:
+        return _bound((*(s // 4 for s in a.strides), 0, 0), a, work, y, None, -np.inf, NONE, -1, 0, 0, False)
+
+    return [loop(_packed, memory(b), *steps[2:], *b.shape, work)], bound
 
 
 def group_product(counts: Any, group: int, a: Any, b: Any, y: Any, summed: bool, bias: Any = None
