@@ -28,11 +28,12 @@ ROWS, LESS, VECTORS = 14, 8, 2  #: of a tile; of a tile for rows that are left
 DEEP, HIGH = 384, 560  #: products that a tile adds up, and rows of a that are packed at once, at most
 COLUMNS = VECTORS * LANES
 FEW = 4  #: panels of the other matrix that are packed at once
+TOGETHER = 8  #: steps that a panel packs at once
 ROOM = DEEP * (HIGH + FEW * COLUMNS) + LANES  #: numbers of scratch
 SLOTS = 64  #: products at once that have scratch
 FAR, NONE = 1 << 40, np.zeros(1, np.int64)  #: more rows than there are; numbers of rows, if nobody reads them
 LEAST = 1 << 21  #: products of numbers; for rows of a times rows of b they are `LEAST_TILES`
-MOST = 1024  #: rows that columns of a and b have at most
+MOST = 2048  #: rows that columns of a and b have at most
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
 VECTOR = ir.VectorType(FLOAT, LANES)
 BITS, MASK = ir.IntType(LANES), ir.VectorType(ir.IntType(1), LANES)
@@ -191,11 +192,12 @@ def _pack(x, along, across, at, end, count, width, deep, panels, to):  # type: i
     """Packs `count` panels of x, whose element (k, j) is x[along k + across j], from j = at on, `width` numbers wide
     but for the last one, which ends at `end`; one of the steps is 1. A panel has its numbers of each k beside each
     other."""
-    if across == 1:  # all panels of a k after each other, as they are in memory
-        for k in range(deep):
+    if across == 1:  # a few k at once: panels may begin where the cache has few places
+        for block in range(0, deep, TOGETHER):
             for p in range(count):
-                _row(x, k * along + at + p * width, min(width, end - at - p * width), panels,
-                     to + (p * deep + k) * width, width)
+                for k in range(block, min(block + TOGETHER, deep)):
+                    _row(x, k * along + at + p * width, min(width, end - at - p * width), panels,
+                         to + (p * deep + k) * width, width)
     else:
         for p in range(count):
             for block in range(0, deep, LANES):
@@ -219,7 +221,7 @@ def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row
     kept = slot * ROOM + (depth * vectors * LANES if packed else 0)
     passing = kept + DEEP * HIGH
     from_a, from_b = (kept, passing) if a_stays else (passing, kept)
-    tall, wide = (HIGH // ROWS, FEW) if a_stays else (FEW, HIGH // COLUMNS)
+    tall, wide = (HIGH // ROWS, FEW) if a_stays else (FEW * COLUMNS // ROWS, HIGH // COLUMNS)
     blocks, above, beside = -(-depth // DEEP), -(-talls // tall), -(-wides // wide)
     outer, inner = (above, beside) if a_stays else (beside, above)
     for one in range(outer):
