@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import c_type, each
-from .registry import flat, kernel, loop
+from .registry import apart, flat, inlined, kernel, loop
 from .window import window as window_of
 
 Pair = tuple[int, int]
@@ -92,7 +92,14 @@ def _(x: Any, y: Any, tap: Any, *, window: Pair, stride: Pair, padding: Pair, ce
                 window_of(x, y, window, stride, padding), y.size)
 
 
+@inlined
+def _better(v, most):  # type: ignore[no-untyped-def]
+    """Whether a later tap's value wins; the first NaN does."""
+    return (v > most) | ((v != v) & (most == most))
+
+
 def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
+    apart()
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = x.shape
     for i in range(n):
@@ -101,12 +108,24 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
                 best, which = y[i, oy, ox], tap[i, oy, ox]
                 top, left = max(0, ph - oy * sh), max(0, pw - ox * sw)
                 bottom, right = min(kh, h + ph - oy * sh), min(kw, w + pw - ox * sw)
+                if bottom - top == 2 and right - left == 2:  # all taps of a channel in one loop
+                    above, below = oy * sh - ph + top, ox * sw - pw + left
+                    a, b = x[i, above, below], x[i, above, below + 1]
+                    d, e = x[i, above + 1, below], x[i, above + 1, below + 1]
+                    for k in range(c):
+                        right_above, right_below = _better(b[k], a[k]), _better(e[k], d[k])
+                        most = b[k] if right_above else a[k]
+                        other = e[k] if right_below else d[k]
+                        lower = _better(other, most)
+                        best[k] = other if lower else most
+                        which[k] = top * kw + left + (kw + right_below if lower else right_above)
+                    continue
                 for k in range(c if c < NARROW else 0):
                     most, number = -x.dtype.type(np.inf), np.int32(top * kw + left)
                     for ky in range(top, bottom):
                         for kx in range(left, right):
                             v = x[i, oy * sh - ph + ky, ox * sw - pw + kx, k]
-                            if (v > most) | ((v != v) & (most == most)):  # the first NaN wins
+                            if _better(v, most):
                                 most, number = v, np.int32(ky * kw + kx)
                     best[k], which[k] = most, number
                 if c < NARROW:
@@ -144,6 +163,7 @@ def _(tap: Any, dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, pad
 
 
 def _max_pool2d_grad(tap, dy, dx, geometry):  # type: ignore[no-untyped-def]
+    apart()
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = dx.shape
     zero = dx.dtype.type(0)
@@ -222,6 +242,7 @@ def _(dy: Any, dx: Any, *, size: Pair, window: Pair, stride: Pair, padding: Pair
 
 
 def _avg_pool2d_grad(dy, dx, geometry):  # type: ignore[no-untyped-def]
+    apart()
     kh, kw, sh, sw, ph, pw = geometry
     n, h, w, c = dx.shape
     dx[:] = 0

@@ -66,6 +66,22 @@ def test_products_of_heads_have_the_bits_of_each_and_are_added_in_place():
     assert (y == wanted).all()
 
 
+@pytest.mark.parametrize("shape", [(64, 128, 300), (65, 1000, 97), (16, 130, 160), (600, 67, 48)])
+def test_a_matrix_that_is_packed_once_gives_the_bits_of_each_product(shape: tuple[int, int, int]):
+    for a, b in matrices(*shape):
+        (shape_of_work, dtype), = linear.again_work(np.empty((5, len(a), 1)), b)
+        work = np.full(shape_of_work, np.nan, dtype)
+        prepared, times = linear.gemm_again(len(a), b, [work])
+        wide = np.full((2, len(a) + 1, b.shape[1] + 5), np.nan, np.float32)
+        for call in (*prepared, times(a, wide[0, :-1, :-5]), times(-a, wide[1, :-1, :-5])):
+            call()
+        whole = np.empty_like(wide[0, :-1, :-5])
+        tiles._bound(tiles._steps(a, b, whole), a, b, whole, None, -np.inf, tiles.NONE, -1, 0, 0, False)()
+        assert (wide[:, :-1, :-5] == [whole, -whole]).all()
+        assert np.isnan(wide[:, -1]).all()
+        assert np.isnan(wide[:, :, -5:]).all()
+
+
 def test_a_value_that_is_not_a_number_stays_one():
     a, b = np.full((64, 256), np.nan, np.float32), np.ones((256, 256), np.float32)
     assert np.isnan(made(a, b, low=0.0)).all()
