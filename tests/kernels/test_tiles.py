@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from minidl.kernels import linear, tiles
+from minidl.kernels import KERNELS, linear, tiles
 
 pytestmark = pytest.mark.skipif(not tiles.WIDE, reason="this processor has no AVX-512")
 
@@ -80,6 +80,40 @@ def test_a_matrix_that_is_packed_once_gives_the_bits_of_each_product(shape: tupl
         assert (wide[:, :-1, :-5] == [whole, -whole]).all()
         assert np.isnan(wide[:, -1]).all()
         assert np.isnan(wide[:, :, -5:]).all()
+
+
+def called(name: str, reads: list[Any], **constants: Any) -> list[Any]:
+    kernel = KERNELS[name]
+    writes = [np.full(np.shape(a), np.nan, np.float32) for a in outputs(kernel.reference(np, *reads, **constants))]
+    assert kernel.work
+    work = [np.full(shape, np.nan, dtype) for shape, dtype in kernel.work(reads, writes, **constants)]
+    for call in kernel.bind(reads, writes, work, constants):
+        call()
+    return writes
+
+
+def outputs(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("name", "d"), [("rnn", 128), ("rnn_grad", 128), ("gru", 96), ("gru_grad", 96), ("lstm", 64),
+                                         ("lstm_grad", 64)])
+def test_recurrent_layers_are_close_to_exact_ones_and_half_of_the_samples_has_the_same_bits(name, d, reverse):
+    kernel, random, n = KERNELS[name], np.random.default_rng(0), 128
+    sizes = {"T": 6, "U": 7, "V": 7, "n": n, "D": d,
+             "G": {"r": 1, "g": 3, "l": 4}[name[0]] * d, "K": 4 * d}
+    labels, results = (part.split(",") for part in kernel.axes.split("->"))
+    reads = [random.uniform(-0.1, 0.1, [sizes[one] for one in label]).astype(np.float32) for label in labels]
+    constants = {"reverse": reverse, **({"relu": False} if name.startswith("rnn") else {})}
+    whole = called(name, reads, **constants)
+    exact = outputs(kernel.reference(np, *(a.astype(float) for a in reads), **constants))
+    for a, b in zip(whole, exact, strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+    half = [a[(slice(None),) * label.index("n") + (slice(n // 2),)] if "n" in label else a
+            for a, label in zip(reads, labels, strict=True)]
+    for a, b, label in zip(called(name, half, **constants), whole, results, strict=True):
+        assert (a == b[(slice(None),) * label.index("n") + (slice(n // 2),)]).all()
 
 
 def test_a_value_that_is_not_a_number_stays_one():
