@@ -109,9 +109,9 @@ def _max_pool2d(x, y, tap, geometry):  # type: ignore[no-untyped-def]
                 top, left = max(0, ph - oy * sh), max(0, pw - ox * sw)
                 bottom, right = min(kh, h + ph - oy * sh), min(kw, w + pw - ox * sw)
                 if bottom - top == 2 and right - left == 2:  # all taps of a channel in one loop
-                    above, below = oy * sh - ph + top, ox * sw - pw + left
-                    a, b = x[i, above, below], x[i, above, below + 1]
-                    d, e = x[i, above + 1, below], x[i, above + 1, below + 1]
+                    line, column = oy * sh - ph + top, ox * sw - pw + left
+                    a, b = x[i, line, column], x[i, line, column + 1]
+                    d, e = x[i, line + 1, column], x[i, line + 1, column + 1]
                     for k in range(c):
                         right_above, right_below = _better(b[k], a[k]), _better(e[k], d[k])
                         most = b[k] if right_above else a[k]
