@@ -305,10 +305,11 @@ def _scratch() -> tuple[Any, Any]:
     return raw[skip : skip + SLOTS * ROOM], np.zeros(8 * SLOTS, np.int64)
 
 
-def _steps(a: Any, b: Any, y: Any) -> tuple[int, ...] | None:
+def _steps(a: Any, b: Any, y: Any, more: Any) -> tuple[int, ...] | None:
     """The steps by rows and columns of a and b, if tiles can multiply arrays like these."""
     if not WIDE or any(x.dtype != np.float32 or min(x.strides) < 4 for x in (a, b, y)) or (
-            y.strides[-1] != 4 or any(4 not in x.strides[-2:] for x in (a, b))):
+            y.strides[-1] != 4 or any(4 not in x.strides[-2:] for x in (a, b))) or (
+            more is not None and (more.strides[-1] != 4 or min(more.strides) < 0)):
         return None
     return tuple(s // 4 for x in (a, b) for s in x.strides[-2:])
 
@@ -345,7 +346,7 @@ def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> T
     """y (m, n) = a (m, k) @ b (k, n) + more, each element at least `low`, if that is faster here than the library's
     product; else None. `more` (n,) or (m, n) may be y itself. Or as many products as two leading axes of all have. The
     choice depends on the processor, shapes and steps alone."""
-    steps = _steps(a, b, y)
+    steps = _steps(a, b, y, more)
     if steps is None or a.shape[-1] not in _sizes(a.shape[-2], b.shape[-1], *steps[1:3]):
         return None
     return _bound(steps, a, b, y, more, low, NONE, -1, 0, 0, False)
@@ -370,7 +371,7 @@ def group_product(counts: Any, group: int, a: Any, b: Any, y: Any, summed: bool,
                   ) -> tuple[list[Thunk], range]:
     """The product of a group of rows as in `experts.grouped_products`, bit-identical to `product`, if the group has one
     of these numbers of rows; for others the call does nothing."""
-    steps = _steps(a, b, y)
+    steps = _steps(a, b, y, bias)
     sizes = range(0) if steps is None else _sizes(a.shape[1 - summed], b.shape[1], *steps[1:3])
     return ([_bound(steps, a, b, y, bias, -np.inf, counts, group, sizes.start, sizes.stop, summed)]
             if steps and sizes else []), sizes
