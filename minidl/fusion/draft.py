@@ -131,11 +131,8 @@ class Draft:
     def moves(self, task: int, to: int, besides: Sequence[int] = ()) -> bool:
         """Whether `task` can run at the place of `to`: no task between them depends on it or it on them. `besides`:
         tasks between them that also move."""
-        entry = self[task]
-        touched = entry.reads | entry.writes
         low, high = sorted((task, to))
-        return all(other is None or i in besides or not (other.writes & touched or other.reads & entry.writes)
-                   for i, other in enumerate(self.entries[low + 1 : high], low + 1))
+        return all(i in besides or self._apart(task, i) for i in range(low + 1, high))
 
     def soon(self, tasks: Iterable[int]) -> None:
         """Moves these tasks, one after another, to right after the last task that they conflict with. All tasks get
@@ -143,7 +140,7 @@ class Draft:
         order = list(range(len(self.entries)))
         for i in tasks:
             to = at = order.index(i)
-            while to and (self.entries[order[to - 1]] is None or self._apart(i, order[to - 1])):
+            while to and self._apart(i, order[to - 1]):
                 to -= 1
             order.insert(to, order.pop(at))
         self.entries = [self.entries[i] for i in order]
@@ -152,9 +149,9 @@ class Draft:
             self._found(i)
 
     def _apart(self, one: int, other: int) -> bool:
-        """Whether two tasks may run in either order."""
-        a, b = self[one], self[other]
-        return not (a.writes & (b.reads | b.writes) or a.reads & b.writes)
+        """Whether a task may run before or after another one, which may have been merged away."""
+        a, b = self[one], self.entries[other]
+        return b is None or not (a.writes & (b.reads | b.writes) or a.reads & b.writes)
 
     def graph_of_it(self) -> TaskGraph:
         """The graph of the remaining tasks, in their order."""

@@ -50,31 +50,35 @@ def _many(launches: Sequence[Launch]) -> tuple[str, tuple[View, ...], tuple[View
 
 
 def weight_updates(draft: Draft) -> None:
-    """Lets the gradient of a linear layer's weight, of few samples, end with the update, if nothing else reads it: on a
-    CPU this saves passes over memory. Updates come as soon as they can, so that the gradient's operands are needed no
-    longer."""
+    """Ends the gradient of a linear layer's weight, of few samples, with the update if nothing else reads it: on a CPU,
+    this saves passes over memory. Updates come as soon as they can then, since they keep the gradient's operands."""
     if draft.device.captures:
         return
+    merged = False
     for i, entry in list(draft.numbered()):
         first = entry.only
         if first is None or first.kernel != "linear_weight_grad" or first.reads[0].shape[0] > FEW or (
-                made := draft.passed_on(first.writes[0])) is None or len(readers := draft.readers(made)) != 1:
+                made := draft.passed_on(grad := first.writes[0])) is None or len(readers := draft.readers(made)) != 1:
             continue
-        (to,) = readers
-        own = [launch for launch in draft[to].launches if first.writes[0] in launch.reads]
-        if len(own) != 1 or not _takes(own[0], first) or not draft.moves(i, to):
+        launches = list(draft[to := readers[0]].launches)
+        at = [k for k, launch in enumerate(launches) if grad.storage in {v.storage for v in launch.views}]
+        if len(at) != 1 or not _takes(launches, at[0], grad) or not draft.moves(i, to):
             continue
-        reads = [*first.reads, *(v for v in own[0].reads if v != first.writes[0])]
-        launch, work = draft.launch("linear_weight_update", reads, [*own[0].writes, *first.writes[1:]],
-                                    rule=own[0].kernel, **dict(first.constants), **dict(own[0].constants))
-        launches = [launch, *(other for other in draft[to].launches if other is not own[0])]
-        draft.merge(to, [i], launches, [made], work)
-    draft.soon([i for i, e in draft.numbered() if draft.kind(i) == Kind.U])
+        own = launches.pop(at[0])
+        launch, work = draft.launch("linear_weight_update", [*first.reads, *(v for v in own.reads if v != grad)],
+                                    [*own.writes, *first.writes[1:]], rule=own.kernel, **dict(first.constants),
+                                    **dict(own.constants))
+        draft.merge(to, [i], [launch, *launches], [made], work)
+        merged = True
+    draft.soon([i for i, e in draft.numbered() if merged and draft.kind(i) == Kind.U])
 
 
-def _takes(update: Launch, grad: Launch) -> bool:
-    """Whether the update of a weight in place can follow parts of its gradient."""
-    constants = dict(update.constants)
+def _takes(launches: Sequence[Launch], at: int, grad: View) -> bool:
+    """Whether launch `at` updates a weight in place, can follow parts of its gradient, and can come first."""
+    update, constants = launches[at], dict(launches[at].constants)
+    touched, changed = ({v.storage for v in views} for views in (update.views, update.writes))
     return (update.kernel in UPDATES and not update.work and update.writes[0] == update.reads[0] and
             not any(constants.get(c) for c in ("guarded", "copy")) and
-            (update.reads[1], update.reads[0].shape) == (grad.writes[0], grad.writes[0].shape))
+            (update.reads[1], update.reads[0].shape) == (grad, grad.shape) and
+            not any(touched & {v.storage for v in other.writes} or changed & {v.storage for v in other.views}
+                    for other in launches[:at]))

@@ -170,6 +170,55 @@ def test_gradients_that_others_read_or_of_many_samples_stay():
         assert kernels(fused(job.graph, job.device, ["weight_updates"]))["linear_weight_update"] == 0
 
 
+class AlsoCalls(optim.SGD):
+    """Calls other kernels around its own: on the parameter, on its rate, on its gradient in another shape."""
+
+    def __init__(self, parameters: Any, calls: str) -> None:
+        super().__init__(parameters, 0.05, momentum=0.9)
+        self.calls, self.factor = calls, ml.array(np.float32(0.5))
+        self.squares = [ml.array(np.zeros(1)) for _ in parameters]
+
+    def update(self, i: int) -> None:
+        p, rate, g = self.parameters[i], self._group_of[i].rate, self.gradient(i)
+        if self.calls in ("decay", "rate"):
+            changed = p if self.calls == "decay" else rate
+            current().call("mul", [changed, self.factor], [changed])
+        super().update(i)
+        if self.calls == "after":
+            current().call("mul", [p, self.factor], [p])
+        if self.calls == "flat":
+            current().call("square_sum", [g.seen((g.size,))], [self.squares[i]])
+
+
+@pytest.mark.parametrize(("calls", "fused_ones"), [("decay", 0), ("rate", 0), ("flat", 0), ("after", 3)])
+def test_an_update_comes_first_only_if_nothing_before_it_in_its_task_minds(calls: str, fused_ones: int):
+    """And a gradient stays that another kernel of the task reads, in whatever shape."""
+    plain, job = (Job("mlp", lambda p: AlsoCalls(p, calls), batch=4) for _ in range(2))
+    found = fused(job.graph, job.device, ["weight_updates"])
+    assert kernels(found)["linear_weight_update"] == fused_ones
+    wanted = plain.run(SequentialExecutor(plain.graph))
+    losses, values = job.run(SequentialExecutor(found))
+    assert losses == wanted[0]
+    assert bits(*values) == bits(*wanted[1])
+    assert [s.numpy() for s in job.optimizer.squares] == [s.numpy() for s in plain.optimizer.squares]
+
+
+def test_the_last_parameter_may_be_given_first():
+    """The bias then has its update before its gradient's launch, which comes first."""
+    plain, job = (Job("mlp", lambda p: optim.SGD(p[::-1], 0.05, momentum=0.9), batch=4) for _ in range(2))
+    found = fused(job.graph, job.device, ["weight_updates"])
+    assert kernels(found)["linear_weight_update"] == 3
+    assert job.run(SequentialExecutor(found))[0] == plain.run(SequentialExecutor(plain.graph))[0]
+
+
+def test_updates_stay_where_they_are_if_no_gradient_ends_with_one():
+    """Data-parallel ranks take a step that ends with its updates."""
+    job = Job("mlp", batch=65)
+    found = fused(job.graph, job.device, ["weight_updates"])
+    assert [found.name(t) for t in range(len(found))] == [job.graph.name(t) for t in range(len(job.graph))]
+    assert ml.plan(found, "barrier", machine=ml.Machine(2)).graph.kind[-1] == ml.Kind.U
+
+
 def test_adam_with_clipping():
     def adam(p: Any) -> Any:
         return optim.AdamW(p, 0.01, max_norm=0.1)
