@@ -12,7 +12,6 @@ from math import inf
 from ..core.graph import TaskGraph
 from ..core.machine import is_number
 from ..core.schedule import Schedule
-from .corun import CoRun
 from .cost import CostError, CostModel
 from .simulation import simulate
 
@@ -25,24 +24,24 @@ def fitted(graph: TaskGraph, schedule: Schedule, cost: CostModel, measured: floa
     nearest to the measured one, in the costs' unit. `graph`, `schedule`: as they run (`minidl.plans.program.lower`), on
     several lanes, and not the schedule to be predicted.
 
-    The makespan is assumed to grow with the strength; it may jump where tasks change neighbours. Raises CostError for
-    costs without pairs, and for a measured time that is not above 0.
+    The makespan is assumed to grow with the strength; it may jump where tasks change neighbours. The strength stays if
+    it makes no difference, as on one lane. Raises CostError for costs without pairs, and for a time not above 0.
     """
-    corun = cost.corun
-    if corun is None:
+    if (corun := cost.corun) is None:
         raise CostError("these costs know no pairs of tasks, so there is no contention to fit; measure them first")
     if not (is_number(measured) and 0 < measured < inf):
         raise CostError(f"the measured time of the step is {repr(measured)[:40]}; it must be a finite number above 0")
 
+    def scaled(strength: float) -> CostModel:
+        return replace(cost, corun=replace(corun, strength=strength))
+
     def off(strength: float) -> float:
-        return simulate(graph, schedule, _with(cost, corun, strength)).makespan - measured
+        return simulate(graph, schedule, scaled(strength)).makespan - measured
 
     low, high = 0.0, MOST
+    if off(low) == off(high):
+        return cost
     for _ in range(ROUNDS):
         middle = (low + high) / 2
         low, high = (middle, high) if off(middle) < 0 else (low, middle)
-    return _with(cost, corun, min((low, high), key=lambda strength: abs(off(strength))))
-
-
-def _with(cost: CostModel, corun: CoRun, strength: float) -> CostModel:
-    return replace(cost, corun=replace(corun, strength=strength))
+    return scaled(min((low, high), key=lambda strength: abs(off(strength))))

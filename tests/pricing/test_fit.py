@@ -88,6 +88,18 @@ def test_one_step_of_another_order_predicts_machines_whose_pairs_are_all_off(ste
     assert after.max() <= 0.1 < before.max()
 
 
+def test_a_schedule_without_contention_tells_nothing_about_it(step):
+    """Any strength would do: a wrong one would be the prediction's of the next schedule."""
+    graph, cost, (groups, _) = step
+    known = replace(cost, corun=CoRun(groups, {}, needs=dict.fromkeys(groups.values(), (1.0, 1.0)), strength=1.5))
+    one = schedulers.in_order(graph)
+    for makespan in (0.5, 2.0):
+        told = fitted(graph, one, known, makespan * ml.simulate(graph, one, known).makespan)
+        assert told.corun.strength == 1.5
+    for corun in (CoRun(groups), CoRun({}, {"a": {"b": 2.0}}), replace(known.corun, needs={})):
+        assert fitted(graph, beside(graph, known), replace(cost, corun=corun), 1e9).corun == corun
+
+
 def test_strengths_have_ends_and_costs_need_pairs(step):
     graph, cost, (groups, _) = step
     known = replace(cost, corun=CoRun(groups, {}, needs=dict.fromkeys(groups.values(), (1.0, 1.0))))
