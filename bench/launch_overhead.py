@@ -133,15 +133,15 @@ def main() -> None:
             return
         record = measure(arguments.device, (QUICK if arguments.quick else FULL) - APART, arguments.row, arguments.note,
                          *([lambda record: write(name, record, arguments.out)] if kept else []))
-    except (devices.DeviceError, Missing) as error:
-        parser.exit(2, f"{error}\n")
-    if kept:
-        save(name, record, arguments.out)
-    print(json.dumps({"name": name, **record}, indent=1) if arguments.json else table(record))
-    if arguments.plot:
-        import plots
+        if kept:
+            save(name, record, arguments.out)
+        print(json.dumps({"name": name, **record}, indent=1) if arguments.json else table(record))
+        if arguments.plot:
+            import plots
 
-        plots.save(name, record, Path(arguments.plot))
+            plots.save(name, record, Path(arguments.plot))
+    except (devices.DeviceError, Missing, OSError) as error:  # of a file, too
+        parser.exit(2, f"{error}\n")
 
 
 if __name__ == "__main__":

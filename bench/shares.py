@@ -83,6 +83,17 @@ def show(name: str, entry: dict[str, Any]) -> None:
         print(f"  {cause:<58} {row['ms']:>10.3f} ms {row['share']:>7.1%}")
 
 
+def earlier(out: Path) -> dict[str, Any]:
+    """The record of earlier calls, if there is one. Raises ValueError for a file that is none."""
+    try:
+        record = json.loads(out.read_text()) if out.exists() else {"networks": {}}
+        if isinstance(record["networks"], dict):
+            return dict(record)
+    except (ValueError, KeyError, TypeError):
+        pass
+    raise ValueError(f"{out} is no record of this program, which would go on; give another --out")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
@@ -96,15 +107,15 @@ def main() -> int:
     arguments = parser.parse_args()
     begin, out = time.perf_counter(), arguments.out or RESULTS / f"shares_{arguments.device}.json"
     try:
-        device = ml.device.get(arguments.device)
-    except DeviceError as error:
+        device, _ = ml.device.get(arguments.device), schedulers.find(arguments.scheduler, "none")
+        record = earlier(out)
+    except (DeviceError, ValueError, OSError) as error:
         print(f"shares: {error}", file=sys.stderr)
         return 2
     wanted = {name: case for name, case in {**OTHERS, **CASES}.items() if any(text in name for text in arguments.only)}
     if not wanted:
         parser.error(f"--only {' '.join(arguments.only)} names no network of bench/ladder_cases.py")
     precision = PRECISIONS["float32" if arguments.device == "cpu" else arguments.precision]
-    record = json.loads(out.read_text()) if out.exists() else {"networks": {}}
     record |= {"machine": machine(), "device": device.name, "left_out": {}}
     device.tf32, floor = precision.tf32, of_device(device)
     for name, case in wanted.items():

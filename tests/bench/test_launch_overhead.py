@@ -14,7 +14,7 @@ import cuda_machine
 import cuda_runtime
 import numpy as np
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import PATIENCE, ROOT, need
 
 BENCH = ROOT / "bench"
 LIBRARIES = ("CuPy", "cuBLAS", "numba", "torch", "JAX", "Triton", "cuda.core", "connections")
@@ -96,6 +96,16 @@ def test_bad_input_is_one_clear_line(arguments, message, monkeypatch, capsys):
     with pytest.raises(SystemExit) as ended:
         launch_overhead.main()
     assert (ended.value.code, capsys.readouterr().err) == (2, message)
+
+
+@pytest.mark.parametrize("flag", ["--out", "--plot"])
+def test_a_file_that_cannot_be_written_is_one_clear_line(flag, tmp_path, monkeypatch, capsys):
+    need("matplotlib")
+    monkeypatch.setattr(sys, "argv", ["launch_overhead.py", "--row", "Python function", flag, str(tmp_path)])
+    with pytest.raises(SystemExit) as ended:
+        launch_overhead.main()
+    assert ended.value.code == 2
+    assert str(tmp_path) in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_the_time_is_a_limit():

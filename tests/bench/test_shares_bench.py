@@ -31,6 +31,16 @@ def run(monkeypatch, tmp_path):
     return call
 
 
+@pytest.fixture
+def wrong(monkeypatch):
+    """Runs the command, which says what is wrong."""
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["shares.py", *arguments])
+        return shares.main()
+
+    return call
+
+
 @pytest.mark.parametrize("name", ["cpu", "cuda"])
 @pytest.mark.parametrize("scheduler", ["in_order", "multi_stream"])
 def test_families_and_waits_fill_the_time_of_all_lanes(run, monkeypatch, name, scheduler):
@@ -55,3 +65,23 @@ def test_a_network_that_fails_stops_no_other_and_earlier_ones_stay(run, monkeypa
     assert (code, [*record["networks"]], record["left_out"]) == (0, ["mlp"], {"mlp": "no time was left"})
     with pytest.raises(SystemExit):
         run("--device", "cpu", "--only", "no such network")
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "{}", '{"networks": [1]}'])
+def test_a_file_that_is_no_record_is_left_alone(wrong, tmp_path, capsys, text):
+    """The command would go on with it, and write over it."""
+    path = tmp_path / "other.json"
+    path.write_text(text)
+    assert wrong("--device", "cpu", "--out", str(path)) == 2
+    said = f"shares: {path} is no record of this program, which would go on; give another --out\n"
+    assert capsys.readouterr().err == said
+    assert path.read_text() == text
+
+
+@pytest.mark.parametrize(("name", "message"), [
+    ("nothing", "unknown scheduler 'nothing' for one device; similar names: multi_region"),
+    ("a.py:f", "a.py: no such file")])
+def test_an_unknown_scheduler_is_one_line_before_any_network(wrong, monkeypatch, capsys, name, message):
+    monkeypatch.setattr(shares, "traced", None)
+    assert wrong("--device", "cpu", "--scheduler", name, "--out", "no/file.json") == 2
+    assert capsys.readouterr().err == f"shares: {message}\n"
