@@ -13,7 +13,6 @@ from typing import Any
 
 from .linear import gemm, linear_weight_grad, sum_rows
 from .registry import KERNELS, kernel
-from .sums import cuda_row_sums, cuda_row_sums_work
 
 SIZE = 1 << 16  #: about so many elements of a gradient at once
 FEW = 64  #: samples, at most, for which a step gains: a product of more takes much longer than passes over its result,
@@ -60,22 +59,17 @@ def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: A
     return [*calls, *(sum_rows(dy, db) for db in sums)]
 
 
-def _grad_work(x: Any, dy: Any, w: Any) -> list[Any]:
-    assert linear_weight_grad.cuda_work is not None
-    return [*linear_weight_grad.cuda_work([x, dy], [w], bias=False)]
-
-
 def _cuda_work(reads: Any, writes: Any, *, bias: bool, **constants: Any) -> list[Any]:
     x, dy, w = reads[:3]
-    return [(w.shape, w.dtype), *_grad_work(x, dy, w), *(cuda_row_sums_work(*dy.shape) if bias else [])]
+    assert linear_weight_grad.cuda_work is not None
+    return [(w.shape, w.dtype), *linear_weight_grad.cuda_work([x, dy], [w], bias=bias)]
 
 
 @linear_weight_update.cuda(work=_cuda_work)
 def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
     """The whole gradient, then the update: fusion makes no such launch there."""
-    scratch, own = len(_cuda_work([x, dy, w], [], bias=bias)), len(_grad_work(x, dy, w))
+    scratch = len(_cuda_work([x, dy, w], [], bias=bias))
     reads, writes, sums = _split(w, rest[:-scratch], bias)
     g, *work = rest[-scratch:]
-    return [*linear_weight_grad.cuda_calls([x, dy], [g], work[:own], {"bias": False}),
-            *KERNELS[rule].cuda_calls([w, g, *reads], writes, [], constants),
-            *(call for db in sums for call in cuda_row_sums(dy, db, *work[own:]))]
+    return [*linear_weight_grad.cuda_calls([x, dy], [g, *sums], work, {"bias": bias}),
+            *KERNELS[rule].cuda_calls([w, g, *reads], writes, [], constants)]

@@ -15,7 +15,7 @@ from helpers import bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minidl.kernels import KERNELS, cuda, gradients, update
+from minidl.kernels import KERNELS, cuda, gradients, product_update, update
 
 SIZES = (1, 31, 33, 257, 2049, 0, 5000)
 RULES = [("sgd", {"momentum": 0.0, "weight_decay": 0.0}), ("sgd", {"momentum": 0.0, "weight_decay": 0.1}),
@@ -94,6 +94,30 @@ def test_one_parameter(name, constants, dtype):
             assert call is None or isinstance(call, cuda.Grid)
             for a, b in zip((here[0], *here[2:]), apart, strict=True):
                 assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize(("name", "constants"), RULES)
+def test_a_gradient_that_ends_with_its_update_leaves_the_bits_of_the_two_kernels(name, constants, monkeypatch):
+    """On the CPU by parts of a few rows, of which the last one is smaller; the bits of a product are the library's, so
+    there is one sample, or the gradient's are close."""
+    monkeypatch.setattr(product_update, "SIZE", 40)
+    for samples, columns, rows in ((1, 1, 1), (1, 17, 5), (1, 60, 3), (3, 5, 17), (64, 1, 9)):
+        x, dy = numbers((samples, columns), dtype="float32"), numbers((samples, rows), 1, dtype="float32")
+        w, _, *states = own(name, constants, (rows, columns), "float32")
+        for bias in (False, True):
+            for runs in (on_cpu, run_kernel):
+                g, total = np.full_like(w, np.nan), [np.full(rows, np.nan, "float32")] * bias
+                runs("linear_weight_grad", [x, dy], [g, *total], bias=bias)
+                two, one = ([a.copy() for a in (w, *states)] for _ in range(2))
+                common, sums = shared(name, "float32"), [np.full_like(t, np.nan) for t in total]
+                runs(name, single(name, constants, [two[0], g, *two[1:]], common), two, **constants)
+                reads = [x, dy, one[0], *single(name, constants, [one[0], g, *one[1:]], common)[2:]]
+                runs("linear_weight_update", reads, [*one, *sums], rule=name, bias=bias, **constants)
+                assert bits(*sums) == bits(*total)
+                if samples == 1 or runs is run_kernel:
+                    assert bits(*one) == bits(*two)
+                else:
+                    close(one, two, "float32")
 
 
 OPTIONS = [{}, {"clipped": True}, {"guarded": True}, {"copy": "float16"},
