@@ -102,6 +102,12 @@ class CPU:
             return calls
         return [self.lanes(Tasks(["main"], [0], [[0]], [], lambda task, stream: calls, str)).run]
 
+    def once(self, calls: Sequence[Thunk]) -> None:
+        """Makes these calls, of no step; on a device that captures, not during the capture of another thread."""
+        with np.errstate(all="ignore"):
+            for call in calls:
+                call()
+
     def allocate(self, nbytes: int) -> Any:
         """Uninitialised bytes, aligned."""
         raw = np.empty(nbytes + ALIGNMENT, np.uint8)

@@ -184,9 +184,7 @@ def _measure_captured(graph: TaskGraph, device: Any, random: np.random.Generator
     bound = Bound(graph, None, device, private=True)
     inputs = bound.load_random(random)
     programs = [[bound.thunks(t)] for t in range(len(graph))]
-    for (program,) in programs:
-        for call in program:
-            call()  # so that every buffer holds a value
+    device.once([call for (program,) in programs for call in program])  # so that every buffer holds a value
     for t, sets in enumerate(programs):
         touched = {view.storage for launch in graph.launches[t] for view in launch.views}
         if 2 * sum(graph.storages[s].bytes for s in touched) > device.cache_bytes:
@@ -208,8 +206,7 @@ def _between(graph: TaskGraph, device: Any, random: np.random.Generator, alone: 
         bound = Bound(graph, plan_memory(graph, Schedule.of(graph, {Lane(0): order})), device, private=True)
         bound.load_random(random)
         calls = [*bound.refills(), *(call for t in order for call in bound.thunks(t))]
-        for call in calls:
-            call()
+        device.once(calls)
         whole += device.task_times([[calls]], repeats=1)
     return max(0.0, statistics.median(whole) - alone) / max(tasks, 1)
 

@@ -37,6 +37,9 @@ from minidl.devices.cuda import device as devices
 from minidl.devices.cuda import driver as drivers
 from minidl.devices.cuda.driver import DeviceArray, Driver
 from minidl.kernels import KERNELS, cuda
+from minidl.measuring import sms
+from minidl.measuring.pairs import measure_pairs
+from minidl.runtime.bound import Bound
 from minidl.runtime.executors import GraphExecutor, TaskError
 
 
@@ -324,6 +327,32 @@ def test_threads_capture_on_one_device_in_turns_and_a_wait_for_it_comes_after(re
                         *(partial(then, do) for do in others))[:2]
     assert [len(ready.driver.machine.graphs[graph.captured].calls) for graph in graphs] == [1, 1]
     assert gc.isenabled()
+
+
+@pytest.mark.parametrize("what", ["costs", "pairs", "SMs"])
+def test_measuring_waits_for_the_capture_of_another_thread(ready, monkeypatch, what):
+    """One that begins when the inputs are there: the launches before the timed ones would be a part of it."""
+    there, loaded, inside, load = ready.device, threading.Event(), threading.Event(), Bound.load_random
+    for module, name, value in ((clock, "REPEATS", 1), (clock, "ROUNDS", 1), (clock, "WARM", 0), (sms, "SIZE", 64)):
+        monkeypatch.setattr(module, name, value)
+    with use(Tape(there)):
+        graph = ml.record(lambda x: x * 2 + x, np.ones(8, np.float32))
+    name, cost = graph.name(0), ml.CostModel(kinds={"F": 1.0})
+    measured = {"costs": lambda: ml.measure(graph, device=there), "SMs": lambda: sms.measure_sms(graph, there),
+                "pairs": lambda: measure_pairs(graph, cost, {name: "a"}, [("a", "a")], device=there)}[what]
+
+    def loading(self: Any, random: Any) -> Any:
+        found = load(self, random)
+        loaded.set()
+        assert inside.wait(10)
+        return found
+
+    def capturing() -> None:
+        assert loaded.wait(10)
+        lanes.capture(ready.driver, ready.one, lambda: (inside.set(), time.sleep(0.01)))
+
+    monkeypatch.setattr(Bound, "load_random", loading)
+    assert in_threads(measured, capturing)[0] is not None
 
 
 def test_the_stand_in_permits_several_captures_and_refuses_what_cuda_refuses_meanwhile(ready):

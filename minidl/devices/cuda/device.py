@@ -107,8 +107,7 @@ class Cuda:
 
     def zero(self, memory: Any) -> None:
         """Sets all bytes to 0."""
-        with self.driver.alone():  # as in `write`, `move` and `ring`: else a part of another thread's capture
-            self.driver.zeros(memory, self.main)()
+        self.once([self.driver.zeros(memory, self.main)])
 
     def far(self, nbytes: int, rank: int = 0) -> Any:
         """Zeros in pinned memory of the host, given back when no work can use them. Raises DeviceError if the host
@@ -217,8 +216,7 @@ class Cuda:
 
     def move(self, source: Any, out: Any) -> None:
         """Issues a copy of one array to another of the same shape."""
-        with self.driver.alone():
-            self.copier(source, out)()
+        self.once([self.copier(source, out)])
 
     def snapshot(self, array: Any) -> Any:
         memory = self.driver.allocate(max(array.size * array.dtype.itemsize, 1), self.main)
@@ -338,6 +336,10 @@ class Cuda:
         self.driver.synchronize_device()
 
     # -------------------------------------------------------------------------------------------------------- times
+    def once(self, calls: Sequence[Thunk]) -> None:
+        with self.driver.alone():  # as in `write` and `ring`: else a part of another thread's capture
+            clock.run(calls)
+
     def task_times(self, programs: Sequence[Sequence[Sequence[Thunk]]],
                    progress: Callable[[float], None] | None = None, repeats: int = clock.REPEATS,
                    stream: Any = None) -> list[float]:
@@ -351,7 +353,7 @@ class Cuda:
         memory = self.allocate(256)
         small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
         fill = self.calls("fill", [small], [small], self.main, value=0.5)
-        clock.run(fill)
+        self.once(fill)
         return self.task_times([[fill]])[0]
 
     def hop(self) -> float:
@@ -360,7 +362,7 @@ class Cuda:
         memory = self.allocate(256)
         small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
         first, second = (self.calls("fill", [small], [small], stream, value=0.5)[0] for stream in (one, other))
-        clock.run([first, second])
+        self.once([first, second])
         self.driver.synchronize_device()
         return clock.hop(self.driver, one, other, (first, second))
 
@@ -375,7 +377,7 @@ class Cuda:
         """How many times longer two programs take beside each other; `programs(stream, stream)` binds them."""
         one, other = self.streams(STEPS)
         first, second = programs(one, other)
-        clock.run([*first, *second])
+        self.once([*first, *second])
         self.driver.synchronize_device()
         return clock.together(self.driver, one, other, first, second, alone)
 
