@@ -329,7 +329,7 @@ def test_threads_capture_on_one_device_in_turns_and_a_wait_for_it_comes_after(re
     assert gc.isenabled()
 
 
-@pytest.mark.parametrize("what", ["costs", "pairs", "SMs"])
+@pytest.mark.parametrize("what", ["costs", "pairs", "SMs", "slots"])
 def test_measuring_waits_for_the_capture_of_another_thread(ready, monkeypatch, what):
     """One that begins when the inputs are there: the launches before the timed ones would be a part of it."""
     there, loaded, inside, load = ready.device, threading.Event(), threading.Event(), Bound.load_random
@@ -337,8 +337,9 @@ def test_measuring_waits_for_the_capture_of_another_thread(ready, monkeypatch, w
         monkeypatch.setattr(module, name, value)
     with use(Tape(there)):
         graph = ml.record(lambda x: x * 2 + x, np.ones(8, np.float32))
-    name, cost = graph.name(0), ml.CostModel(kinds={"F": 1.0})
+    name, cost, bound = graph.name(0), ml.CostModel(kinds={"F": 1.0}), Bound(graph, None, there, private=True)
     measured = {"costs": lambda: ml.measure(graph, device=there), "SMs": lambda: sms.measure_sms(graph, there),
+                "slots": lambda: bound.load_random(np.random.default_rng(0)) and bound.feed.slots(),
                 "pairs": lambda: measure_pairs(graph, cost, {name: "a"}, [("a", "a")], device=there)}[what]
 
     def loading(self: Any, random: Any) -> Any:

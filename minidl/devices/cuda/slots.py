@@ -27,7 +27,7 @@ class Slot:
         driver = device.driver
         event = driver.event()
         self.wait, self.done = driver.waiting(event), driver.record(event, device.main)
-        self.done()
+        device.once([self.done])
         pinned = driver.pinned(block.size)
         pinned[...] = 0  # valid labels, for the run before the capture
         begins = [cuda.pointer(place) - cuda.pointer(block) for place in inputs]
