@@ -62,7 +62,7 @@ def weight_updates(draft: Draft) -> None:
             continue
         launches = list(draft[to := readers[0]].launches)
         at = [k for k, launch in enumerate(launches) if grad.storage in {v.storage for v in launch.views}]
-        if len(at) != 1 or not _takes(launches, at[0], grad) or not draft.moves(i, to):
+        if len(at) != 1 or not _takes(launches, at[0], first) or not draft.moves(i, to):
             continue
         own = launches.pop(at[0])
         launch, work = draft.launch("linear_weight_update", [*first.reads, *(v for v in own.reads if v != grad)],
@@ -73,12 +73,12 @@ def weight_updates(draft: Draft) -> None:
     draft.soon([i for i, e in draft.numbered() if merged and draft.kind(i) == Kind.U])
 
 
-def _takes(launches: Sequence[Launch], at: int, grad: View) -> bool:
+def _takes(launches: Sequence[Launch], at: int, grad: Launch) -> bool:
     """Whether launch `at` updates a weight in place, can follow parts of its gradient, and can come first."""
-    update, constants = launches[at], dict(launches[at].constants)
+    update, constants, before = launches[at], dict(launches[at].constants), launches[:at]
     touched, changed = ({v.storage for v in views} for views in (update.views, update.writes))
     return (update.kernel in UPDATES and not update.work and update.writes[0] == update.reads[0] and
             not any(constants.get(c) for c in ("guarded", "copy")) and
-            (update.reads[1], update.reads[0].shape) == (grad, grad.shape) and
-            not any(touched & {v.storage for v in other.writes} or changed & {v.storage for v in other.views}
-                    for other in launches[:at]))
+            (update.reads[1], update.reads[0].shape) == (grad.writes[0], grad.writes[0].shape) and
+            not any(changed & {v.storage for v in other.views} for other in (grad, *before)) and
+            not any(touched & {v.storage for v in other.writes} for other in before))

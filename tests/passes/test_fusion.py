@@ -203,6 +203,26 @@ def test_an_update_comes_first_only_if_nothing_before_it_in_its_task_minds(calls
     assert [s.numpy() for s in job.optimizer.squares] == [s.numpy() for s in plain.optimizer.squares]
 
 
+def test_a_weight_that_its_own_gradient_reads_is_updated_as_a_whole(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("minidl.kernels.product_update.SIZE", 8)
+
+    def left(rules: list[str]) -> list[Any]:
+        ml.seed(2)
+        layer = nn.Linear(6, 4)
+        optimizer = optim.SGD(layer.parameters(), 0.1)
+
+        def step(y: Any) -> Any:
+            loss = nn.cross_entropy(layer(layer.weight.detach()), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        SequentialExecutor(fused(ml.record(step, np.arange(4)), ml.device.cpu(), rules))(np.arange(4))
+        return [p.numpy() for p in layer.parameters()]
+
+    assert bits(*left(["weight_updates"])) == bits(*left([]))
+
+
 def test_the_last_parameter_may_be_given_first():
     """The bias then has its update before its gradient's launch, which comes first."""
     plain, job = (Job("mlp", lambda p: optim.SGD(p[::-1], 0.05, momentum=0.9), batch=4) for _ in range(2))
