@@ -40,11 +40,21 @@ LEGEND = ("host: the issuing thread is busy for one call; device: from one queue
 TAXES = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "CUDA_LAUNCH_BLOCKING", "NSYS_PROFILING_SESSION_ID")
 
 
+def rows_of(name: str) -> Sequence[Row]:
+    """The rows for a device, which need not be there. Raises DeviceError for an unknown name."""
+    if name == "cpu":
+        import launches_cpu
+
+        return launches_cpu.ROWS
+    if re.fullmatch(r"cuda(:\d+)?", name) is None:
+        raise devices.DeviceError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
+    import launches_cuda
+
+    return launches_cuda.ROWS
+
+
 def gpu(name: str) -> Any:
     """minidl's device, which needs only CuPy here: other packages have their own rows."""
-    found = re.fullmatch(r"cuda(?::(\d+))?", name)
-    if found is None:
-        raise devices.DeviceError(f"unknown device {name!r}; known: cpu, cuda, cuda:N")
     from minidl.devices.cuda.device import CONNECTIONS, Cuda
     from minidl.devices.cuda.dnn import Dnn
     from minidl.devices.cuda.driver import Driver
@@ -52,7 +62,7 @@ def gpu(name: str) -> Any:
 
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", CONNECTIONS)  # as for every device of minidl
     try:
-        driver = Driver(int(found[1] or 0))
+        driver = Driver(int(name.partition(":")[2] or 0))
     except ImportError as error:
         raise devices.DeviceError(f"cuda needs cupy: pip install 'minidl[cuda13]' ({error})") from error
     except Exception as error:  # CuPy has its own error types
@@ -60,18 +70,15 @@ def gpu(name: str) -> Any:
     return Cuda(driver, lambda: Products(driver), lambda: Dnn(driver), name)
 
 
-def opened(name: str) -> tuple[Sequence[Row], Callable[[], Bench], dict[str, Any]]:
-    """The rows for a device, what measures them, and its description. Raises DeviceError for a device that is not
-    available."""
+def opened(name: str) -> tuple[Callable[[], Bench], dict[str, Any]]:
+    """Measures the rows for a device; and its description. Raises DeviceError for a device that is not available."""
     if name == "cpu":
-        import launches_cpu
-
-        return launches_cpu.ROWS, Bench, {}
+        return Bench, {}
     import launches_cuda
 
     device = gpu(name)
     about = {"gpu": device.driver.describe(), "connections": os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "8")}
-    return launches_cuda.ROWS, lambda: launches_cuda.Gpu(device), about
+    return lambda: launches_cuda.Gpu(device), about
 
 
 def measure(name: str, seconds: float, row: str = "", note: str | None = None,
@@ -79,10 +86,10 @@ def measure(name: str, seconds: float, row: str = "", note: str | None = None,
     """The record, which `keep` gets after every row. `row`: the only one. Raises DeviceError for a device that is not
     available, and Missing for a row that there is not."""
     end = perf_counter() + seconds
-    rows, bench, about = opened(name)
-    rows = [r for r in rows if row in ("", r.name)]
+    rows = [r for r in rows_of(name) if row in ("", r.name)]
     if not rows:
         raise Missing(f"there is no row {row!r} for {name}; --list names them all")
+    bench, about = opened(name)
     tools = [key for key in TAXES if os.environ.get(key)] + ["sys.setprofile"] * (sys.getprofile() is not None)
     record: dict[str, Any] = {"device": name, "seconds": seconds, "unit": "us", "machine": machine(), **about,
                               "tools": tools, "note": note, "complete": False, "rows": []}
@@ -129,7 +136,7 @@ def main() -> None:
     kept = bool(arguments.out) or not (arguments.quick or arguments.row)
     try:
         if arguments.list:
-            print("\n".join(row.name for row in opened(arguments.device)[0]))
+            print("\n".join(row.name for row in rows_of(arguments.device)))
             return
         record = measure(arguments.device, (QUICK if arguments.quick else FULL) - APART, arguments.row, arguments.note,
                          *([lambda record: write(name, record, arguments.out)] if kept else []))

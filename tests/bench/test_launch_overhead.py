@@ -90,12 +90,22 @@ def test_a_row_alone_by_its_command(tmp_path):
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--device", "tpu"], "unknown device 'tpu'; known: cpu, cuda, cuda:N\n"),
-    (["--row", "no row"], "there is no row 'no row' for cpu; --list names them all\n")])
+    (["--device", "cuda:x", "--list"], "unknown device 'cuda:x'; known: cpu, cuda, cuda:N\n"),
+    (["--row", "no row"], "there is no row 'no row' for cpu; --list names them all\n"),
+    (["--device", "cuda", "--row", "no row"], "there is no row 'no row' for cuda; --list names them all\n")])
 def test_bad_input_is_one_clear_line(arguments, message, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["launch_overhead.py", *arguments])
     with pytest.raises(SystemExit) as ended:
         launch_overhead.main()
     assert (ended.value.code, capsys.readouterr().err) == (2, message)
+
+
+@pytest.mark.parametrize(("name", "rows"), [("cpu", launches_cpu.ROWS), ("cuda:1", launches_cuda.ROWS)])
+def test_rows_are_listed_for_a_device_that_is_not_there(name, rows, monkeypatch, capsys):
+    monkeypatch.setattr(launch_overhead, "gpu", None)
+    monkeypatch.setattr(sys, "argv", ["launch_overhead.py", "--device", name, "--list"])
+    launch_overhead.main()
+    assert capsys.readouterr().out.splitlines() == [row.name for row in rows]
 
 
 @pytest.mark.parametrize("flag", ["--out", "--plot"])
