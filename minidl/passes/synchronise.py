@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ..core.columns import Ints, grouped
-from ..core.graph import Launch, TaskGraph, View
+from ..core.graph import Launch, Role, TaskGraph, View
 from ..core.placement import Refused
 from ..core.tasks import Kind, unpack
 from .draft import Draft, Edit, Sums
@@ -87,9 +87,9 @@ def summed_by_all(draft: Draft) -> Draft:
     """Adds the communication that sums gradients over ranks, before the updates, if `draft.sums` asks for it.
 
     A group's communication is named after its lowest unit: `4A0`, and `4A0/1` is its second part. Its time follows from
-    the machine's collectives. Raises Refused for a graph with other tasks than updates after its first update, with
-    a task that reads a gradient before ranks have summed it, or with an output that updates or sums over ranks still
-    change.
+    the machine's collectives. Raises Refused for a graph with an update that makes its own gradient, with other tasks
+    than updates after its first update, with a task that reads a gradient before ranks have summed it, or with an
+    output that updates or sums over ranks still change.
     """
     how = draft.sums
     if how is None:
@@ -101,6 +101,10 @@ def summed_by_all(draft: Draft) -> Draft:
     spent = gradients(graph)
     if not spent:
         raise Refused(SUMS, "the step updates nothing, so there is nothing to synchronise", "record the update too")
+    makes = graph.role_is(Role.ACTIVATION, Role.INPUT)
+    if whole := [u for u in spent if makes[graph.reads[u]].any()]:
+        raise Refused(SUMS, f"{graph.name(whole[0])} makes the gradient that it uses, so ranks cannot sum it before",
+                      "leave out the fusion rule weight_updates")
     updates = np.flatnonzero(graph.kind == Kind.U)
     first = int(updates[0])
     late = np.flatnonzero(graph.kind[first:] != Kind.U)

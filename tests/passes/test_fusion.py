@@ -16,6 +16,7 @@ import minidl as ml
 from minidl import models, nn, optim
 from minidl.autograd.tape import Tape, current, use
 from minidl.core.graph import Role, TaskGraph
+from minidl.core.placement import Refused
 from minidl.fusion import RULES, fused
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.executors import CheckingExecutor, GraphExecutor, SequentialExecutor, StreamExecutor
@@ -416,6 +417,23 @@ def test_a_gradient_that_a_weight_gradient_needs_is_not_overwritten(read_late: b
         assert kernels(graph)["matmul_add"] == (bool(rules) and not read_late)
         found.append((float(loss), bits(*(p.numpy() for p in net.parameters()))))
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("policy", ["barrier", "priority", "dear"])
+def test_ranks_do_not_sum_anything_else_for_a_gradient_that_its_update_makes(policy: str):
+    """They would have summed the other operand of the product: the step ends with its updates, and has no bias."""
+    layer = nn.Linear(6, 4, bias=False)
+    optimizer = optim.SGD(layer.parameters(), 0.1)
+
+    def step(x: Any, y: Any) -> None:
+        nn.cross_entropy(layer(x), y).backward()
+        optimizer.step()
+
+    graph = ml.record(step, np.ones((4, 6), np.float32), np.arange(4))
+    assert ml.plan(graph, policy, machine=ml.Machine(2)).schedule.ranks == 1
+    with pytest.raises(Refused, match=r"0U0 makes the gradient that it uses, so ranks cannot sum it before; leave out "
+                                      r"the fusion rule weight_updates"):
+        ml.plan(fused(graph, ml.device.cpu(), ["weight_updates"]), policy, machine=ml.Machine(2))
 
 
 def test_an_unknown_rule():

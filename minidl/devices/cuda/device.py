@@ -179,8 +179,7 @@ class Cuda:
     def write(self, array: Any, value: Any) -> None:
         """Writes host values to an array, after all work issued before. A single number is the argument of a launch,
         for which nobody waits, so a learning rate can be set while a step runs."""
-        with self.driver.alone():
-            self._write(array, value)
+        self.once([partial(self._write, array, value)])
 
     def _write(self, array: Any, value: Any) -> None:
         if _on_host(array):
@@ -363,7 +362,6 @@ class Cuda:
         small = self.array(memory, View(0, (32,), (1,), 0, "float32"))
         first, second = (self.calls("fill", [small], [small], stream, value=0.5)[0] for stream in (one, other))
         self.once([first, second])
-        self.driver.synchronize_device()
         return clock.hop(self.driver, one, other, (first, second))
 
     def step_time(self, issue: Callable[[], None]) -> float:
@@ -378,7 +376,6 @@ class Cuda:
         one, other = self.streams(STEPS)
         first, second = programs(one, other)
         self.once([*first, *second])
-        self.driver.synchronize_device()
         return clock.together(self.driver, one, other, first, second, alone)
 
 

@@ -232,8 +232,7 @@ class Captured(Streams):
     the ring, is the step, and gives its outputs to the ring."""
 
     def _build(self) -> None:
-        with self.driver.alone():  # what this issues must not become a part of another thread's capture
-            self._capture_all()
+        self.device.once([self._capture_all])
 
     def _capture_all(self) -> None:
         warm = [s for piece in self._pieces(self._segments(False)) for s in self._joined(piece) if not s.host]
