@@ -356,7 +356,7 @@ def packed_product(m: int, b: Any, work: Any) -> tuple[list[Thunk], Callable[[An
     """For some products of a (m, k) with one b (k, n): the call that packs b in `work`, whose other memory is for
     panels of a, and a function that binds y = a @ b, bit-identical to `product`. None if the library's products are
     faster here."""
-    steps = _steps(b, b, work)
+    steps = _steps(b, b, work, None)
     full = m % LESS == 0  # other rows leave places of tiles empty; the library packs nothing below a million
     if steps is None or min(m + full * LESS, *b.shape) < LANES or m * b.size < (LEAST // 2 if full else LEAST):
         return None

@@ -67,6 +67,56 @@ def test_products_of_heads_have_the_bits_of_each_and_are_added_in_place():
     assert (y == wanted).all()
 
 
+@pytest.mark.parametrize("shape", [(64, 128, 300), (65, 1000, 97), (16, 130, 160), (600, 67, 48)])
+def test_a_matrix_that_is_packed_once_gives_the_bits_of_each_product(shape: tuple[int, int, int]):
+    for a, b in matrices(*shape):
+        (shape_of_work, dtype), = linear.again_work(np.empty((5, len(a), 1)), b)
+        work = np.full(shape_of_work, np.nan, dtype)
+        prepared, times = linear.gemm_again(len(a), b, [work])
+        wide = np.full((2, len(a) + 1, b.shape[1] + 5), np.nan, np.float32)
+        for call in (*prepared, times(a, wide[0, :-1, :-5]), times(-a, wide[1, :-1, :-5])):
+            call()
+        whole = np.empty_like(wide[0, :-1, :-5])
+        tiles._bound(tiles._steps(a, b, whole, None), a, b, whole, None, -np.inf, tiles.NONE, -1, 0, 0, False)()
+        assert (wide[:, :-1, :-5] == [whole, -whole]).all()
+        assert np.isnan(wide[:, -1]).all()
+        assert np.isnan(wide[:, :, -5:]).all()
+
+
+def called(name: str, reads: list[Any], **constants: Any) -> list[Any]:
+    kernel = KERNELS[name]
+    writes = [np.full(np.shape(a), np.nan, np.float32) for a in outputs(kernel.reference(np, *reads, **constants))]
+    assert kernel.work
+    work = [np.full(shape, np.nan, dtype) for shape, dtype in kernel.work(reads, writes, **constants)]
+    for call in kernel.bind(reads, writes, work, constants):
+        call()
+    return writes
+
+
+def outputs(found: Any) -> tuple[Any, ...]:
+    return found if isinstance(found, tuple) else (found,)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize(("name", "d"), [("rnn", 128), ("rnn_grad", 128), ("gru", 96), ("gru_grad", 96), ("lstm", 64),
+                                         ("lstm_grad", 64)])
+def test_recurrent_layers_are_close_to_exact_ones_and_half_of_the_samples_has_the_same_bits(name, d, reverse):
+    kernel, random, n = KERNELS[name], np.random.default_rng(0), 128
+    sizes = {"T": 6, "U": 7, "V": 7, "n": n, "D": d,
+             "G": {"r": 1, "g": 3, "l": 4}[name[0]] * d, "K": 4 * d}
+    labels, results = (part.split(",") for part in kernel.axes.split("->"))
+    reads = [random.uniform(-0.1, 0.1, [sizes[one] for one in label]).astype(np.float32) for label in labels]
+    constants = {"reverse": reverse, **({"relu": False} if name.startswith("rnn") else {})}
+    whole = called(name, reads, **constants)
+    exact = outputs(kernel.reference(np, *(a.astype(float) for a in reads), **constants))
+    for a, b in zip(whole, exact, strict=True):
+        np.testing.assert_allclose(a, b, 1e-5, 1e-6)
+    half = [a[(slice(None),) * label.index("n") + (slice(n // 2),)] if "n" in label else a
+            for a, label in zip(reads, labels, strict=True)]
+    for a, b, label in zip(called(name, half, **constants), whole, results, strict=True):
+        assert (a == b[(slice(None),) * label.index("n") + (slice(n // 2),)]).all()
+
+
 def test_what_is_added_may_lie_anyhow():
     """A bias that is a column of a matrix, the same number again and again, or reversed; a matrix that is turned."""
     x, w, m = np.random.default_rng(0).standard_normal((3, 256, 256)).astype(np.float32)
