@@ -27,8 +27,7 @@ def measure_far(device: Any) -> Link:
     for repeat in range(1 + REPEATS):
         for i, way in enumerate(calls):
             begin = perf_counter()
-            for call in way:
-                call()
+            device.once(way)
             device.synchronize()
             times[repeat, i] = (perf_counter() - begin) * 1e6
     return Link(bandwidth=SIZE / float(undisturbed([times[1:]]).mean()))

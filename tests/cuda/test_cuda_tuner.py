@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -44,6 +45,10 @@ class Driver:
 
     def __init__(self, **about: Any) -> None:
         self.about = {"name": "a GPU", "capability": 90, "memory_bytes": 1 << 36, "driver": 13000, **about}
+        self.lock = threading.RLock()
+
+    def alone(self) -> Any:
+        return self.lock
 
     def describe(self) -> dict[str, Any]:
         return self.about
@@ -166,6 +171,34 @@ def test_of_several_at_once_one_times_and_all_take_what_it_chose(cache, times, m
     assert len(timed) == 1
     assert len(found) == 6
     assert len(set(found)) == 1
+
+
+def test_a_thread_that_captures_and_one_that_only_chooses_take_turns(cache, times, monkeypatch, capsys):
+    """Both need the file and, to time, the device for themselves: neither may hold one and wait for the other."""
+    tuned, begun, inside = made(), threading.Event(), threading.Event()
+    monkeypatch.setattr(tuner, "WAIT", 0.5)
+    timed = clock.side_by_side
+
+    def alone(driver: Any, stream: Any, calls: Any) -> list[float]:
+        with driver.alone():
+            return timed(driver, stream, calls)
+
+    def slowly() -> Any:
+        begun.set()
+        inside.wait(0.2)
+        yield from candidates("a", "b")()
+
+    def capturing() -> str:
+        assert begun.wait(10)
+        with tuned.driver.alone():
+            inside.set()
+            return tuned.choose("captured", candidates("a", "c"))
+
+    monkeypatch.setattr(clock, "side_by_side", alone)
+    with ThreadPoolExecutor(2) as pool:
+        found = pool.submit(tuned.choose, "chosen", slowly), pool.submit(capturing)
+        assert [each.result(30) for each in found] == ["b", "c"]
+    assert "cannot be kept" not in capsys.readouterr().err
 
 
 @pytest.mark.wide

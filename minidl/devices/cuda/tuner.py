@@ -79,8 +79,9 @@ class Tuner:
             if os.environ.get("MINIDL_TUNE") == "first":
                 self._chosen[entry] = next(self._running(entry, candidates))[0]
             else:
-                self._chosen[entry] = self._file(lambda known: self._look(known, entry, candidates, anew),
-                                                lambda: self._time(entry, candidates)[0])
+                with self.driver.alone():  # before the file: a thread that captures may need it, too
+                    self._chosen[entry] = self._file(lambda known: self._look(known, entry, candidates, anew),
+                                                     lambda: self._time(entry, candidates)[0])
         return self._chosen[entry]
 
     # ---------------------------------------------------------------------------------------------------------- file
