@@ -405,13 +405,13 @@ class Schedule(Columns):
 
         Late tasks (`4W0@1`) run in the iteration after their own; the last iteration's run after it.
         """
-        keys = []
+        late, runs = unpack(self.keys).late, []
         for lane in range(len(self.lanes)):
-            late = unpack(self.order(lane)).late
-            runs = [(t, late == 1 if t == iterations else late <= t) for t in range(iterations + 1)]
-            keys.append(np.concatenate([repack(self.order(lane)[now], late=0, iteration=t - late[now])
-                                        for t, now in runs]))
-        return Schedule.of_keys(self.lanes, keys)
+            own = np.arange(self.ptr[lane], self.ptr[lane + 1])
+            runs.append([(t, own[late[own] == 1 if t == iterations else late[own] <= t]) for t in range(iterations + 1)])
+        keys = [np.concatenate([repack(self.keys[now], late=0, iteration=t - late[now]) for t, now in r]) for r in runs]
+        joined = None if self.joined is None else self.joined[np.concatenate([now for r in runs for _, now in r])]
+        return Schedule.of_keys(self.lanes, keys, joined)
 
     # ------------------------------------------------------------------------------------------------ text and files
     def grid(self, width: int = 110, mark: Iterable[int] = (), near: bool = False) -> str:

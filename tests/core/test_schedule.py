@@ -292,6 +292,12 @@ def test_pairs_print_as_one_action_and_share_a_cell():
     assert schedule.joined.tolist() == [False, False, True, False]
 
 
+def test_pairs_are_pairs_in_each_iteration():
+    schedule = Schedule.from_names({Lane(0): ["0F0", "(1F0;0B0)", "1B0"], Lane(1): ["0F1", "1F1"]})
+    assert schedule.repeated(2).joined.tolist() == [False, False, True, False] * 2 + [False] * 4
+    assert Schedule.from_names({Lane(0): ["0F0", "0B0"]}).repeated(2).joined is None
+
+
 def test_the_grid_wraps_and_marks():
     schedule = Schedule.from_names({MAIN: [f"{i}F0" for i in range(30)]})
     assert all(len(line) <= 40 for line in schedule.grid(width=40).splitlines())
