@@ -18,8 +18,7 @@ import brute_force
 import numpy as np
 import pipelines
 import pytest
-from helpers import Case, recorded, sgd
-from test_distributed import prepared
+from helpers import Case, adam, recorded, replicas, sgd
 
 import minidl as ml
 from minidl import nn, optim, schedulers
@@ -378,7 +377,9 @@ def device_checker(graph: TaskGraph) -> brute_force.Device:
 
 def data_parallel_of(rng: np.random.Generator) -> Judged | None:
     name = str(rng.choice(list(schedulers.names("data", exact=True))))
-    _, plan, _ = prepared(name, 1, str(rng.choice(["sgd", "adam"])))[0]
+    layers = ("dropout", "linear", "relu", "linear", "relu", "linear", "relu")
+    graph = recorded(Case(layers, optimizer=(sgd, adam)[rng.integers(2)]))
+    plan = replicas(graph, name, None, lambda sizes: 1 + sum(sizes.values()) / 100, 1, buckets=2, part_bytes=60)
     return Judged(f"data-parallel, {name}", plan.schedule.to_csv(),
                   lambda text: lower(plan.graph, Schedule.from_csv(text)), device_checker(plan.graph).judge)
 

@@ -7,12 +7,13 @@ import threading
 
 import numpy as np
 import pytest
-from helpers import bits, deadline, drawn, replace_call, replicas
+from helpers import bits, deadline, drawn, replace_call
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_runs import CLASSES, STEPS, WIDTH, check, prepared
 
 import minidl as ml
-from minidl import models, nn, ops, optim
+from minidl import nn, ops, schedulers
 from minidl.autograd import tape
 from minidl.core.schedule import Lane as ScheduleLane
 from minidl.core.schedule import Schedule, ScheduleError
@@ -21,54 +22,14 @@ from minidl.passes.rewrite import gradients
 from minidl.runtime.comm import SLOTS, Host, RankError
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
-from minidl.runtime.executors import DistributedExecutor, SequentialExecutor, TaskError
-from minidl.schedulers import names
-
-SHARE, STEPS = 6, 4
-OPTIMIZERS = {"sgd": lambda p: optim.SGD(p, 0.05, momentum=0.9), "adam": lambda p: optim.Adam(p, 0.01),
-              "clipped": lambda p: optim.SGD(p, 0.05, max_norm=0.5),
-              "normalised": lambda p: optim.SGD(p, 0.05)}
+from minidl.runtime.executors import DistributedExecutor, TaskError
 
 
-def batches(ranks, seed=3):
-    random = np.random.default_rng(seed)
-    return random.normal(size=(STEPS, ranks, SHARE, 12)).astype("f"), random.integers(0, 5, (STEPS, ranks, SHARE))
-
-
-class Normalised(nn.Module):
-    """A convolution with batch norm over each share of a batch."""
-
-    def __init__(self):
-        self.conv, self.norm, self.head = nn.Conv2d(3, 4, 3, 1, 1, bias=False), nn.BatchNorm2d(4), nn.Linear(16, 5)
-
-    def forward(self, x):
-        return self.head(nn.relu(self.norm(self.conv(x.reshape(-1, 2, 2, 3)))).flatten(1))
-
-
-def network(optimizer="sgd"):
-    ml.seed(1)
-    model = Normalised() if optimizer == "normalised" else models.mlp(12, 16, 16, 16, 5)
-    return model, OPTIMIZERS[optimizer](model.parameters())
-
-
-def prepared(name, ranks, optimizer="sgd", k=None):
-    """For each rank its model, its plan and its optimizer, made one after the other as processes would."""
-    found = []
-    for rank in range(ranks):
-        model, opt = network(optimizer)
-
-        def step(x, y, model=model, opt=opt, rank=rank):
-            with ml.micro_batch(0, rank * SHARE):
-                loss = nn.cross_entropy(model(nn.dropout(x, 0.2)), y)
-                loss.backward()
-            opt.step()
-            return loss
-
-        x, y = batches(ranks)
-        plan = replicas(ml.record(step, x[0, 0], y[0, 0]), name, None, lambda sizes: 1 + sum(sizes.values()) / 100,
-                        ranks, buckets=2, part_bytes=300, k=k)
-        found.append((model, plan, opt))
-    return found
+def of(name, ranks=2, **more):
+    """Settings of `rank_runs`: a network with dropout, whose gradients are summed in several parts."""
+    options = schedulers.find(name).known(buckets=2, part_bytes=300, k=2)
+    return {"scheduler": name, "ranks": 1, "replicas": ranks, "micro_batches": 1, "drop": True, "options": options,
+            **more}
 
 
 def nothing(t, rank, run):
@@ -78,15 +39,15 @@ def nothing(t, rank, run):
 def on_ranks(own, before=nothing, after=nothing, *, schedule=None, trace=False, errors=None):
     """Trains on every rank; `before(t, rank, run)` and `after(t, rank, run)` come around each step. Returns for each
     rank the bits of its parameters, and the executor, which is closed. `errors` gets each rank's error and executor."""
-    x, y = batches(len(own))
 
     def work(communicator):
-        rank, (model, plan, _) = communicator.rank, own[communicator.rank]
-        run = DistributedExecutor(plan.graph, schedule or plan.schedule, communicator, trace=trace)
+        rank, (network, plan) = communicator.rank, own[communicator.rank]
+        graph, planned = plan.with_messages
+        run = DistributedExecutor(graph, schedule or planned, communicator, trace=trace)
         try:
-            for t in range(STEPS):
+            for t, parts in enumerate(network.batches()):
                 before(t, rank, run)
-                run(x[t, rank], y[t, rank])
+                run(*parts)
                 after(t, rank, run)
             run.settle()
         except Exception as error:
@@ -95,100 +56,68 @@ def on_ranks(own, before=nothing, after=nothing, *, schedule=None, trace=False, 
             raise
         finally:
             run.close()
-        return bits(*model.parameters()), run
+        return bits(*network.model.parameters()), run
 
     with deadline():
         return run_ranks(len(own), work)
 
 
-def trained(*arguments, **around):
-    """The bits of the parameters on every rank; arguments as of `prepared`, and then of `on_ranks`."""
-    return [found for found, _ in on_ranks(prepared(*arguments), **around)]
-
-
-def alone(ranks, optimizer="sgd"):
-    """The parameters that one process leaves which takes the ranks' shares as micro-batches."""
-    model, opt = network(optimizer)
-
-    def step(*parts):
-        total = None
-        for r in range(ranks):
-            with ml.micro_batch(r, r * SHARE):
-                loss = nn.cross_entropy(model(nn.dropout(parts[2 * r], 0.2)), parts[2 * r + 1]) * (1 / ranks)
-                loss.backward()
-            total = loss
-        opt.step()
-        return total
-
-    x, y = batches(ranks)
-    shares = [[part for r in range(ranks) for part in (x[t, r], y[t, r])] for t in range(STEPS)]
-    run = SequentialExecutor(ml.record(step, *shares[0]))
-    for share in shares:
-        run(*share)
-    return model
+def trained(*arguments, **more):
+    """The bits of the parameters on every rank; arguments as of `of`."""
+    return [found for found, _ in on_ranks(prepared(of(*arguments, **more)))]
 
 
 # --------------------------------------------------------------------------------------------------------------- bits
 @pytest.mark.few(1)
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_every_schedule_gives_the_bits_of_one_process_with_the_whole_batch(ranks, optimizer):
-    wanted = bits(*alone(ranks, optimizer).parameters())
-    for name in names("data", exact=True):
-        assert {*trained(name, ranks, optimizer, 2 if name == "reverse_first_k" else None)} == {wanted}, name
+@pytest.mark.parametrize("more", [{}, {"optimizer": "adam"}, {"clip": 0.05}, {"norm": True}], ids=str)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_schedule_gives_the_bits_of_one_process_with_the_whole_batch(ranks, more):
+    for name in schedulers.names("data", exact=True):
+        check(of(name, ranks, **more))
 
 
 @pytest.mark.parametrize("name", ["barrier", "priority"])
 def test_both_kinds_of_lanes_leave_the_same_bits_on_ranks_and_no_thread(name, both_lanes):
     before = set(threading.enumerate())
-    assert {*trained(name, 2)} == {bits(*alone(2).parameters())}
+    check(of(name))
     assert set(threading.enumerate()) <= before
 
 
-def test_three_ranks_equal_one_process_to_rounding():
-    own = prepared("priority", 3)
-    on_ranks(own)
-    for mine, whole in zip(own[0][0].parameters(), alone(3).parameters(), strict=True):
-        np.testing.assert_allclose(mine.numpy(), whole.numpy(), rtol=2e-5, atol=1e-6)
-
-
 def test_after_any_step_settled_parameters_are_those_of_synchronous_training():
-    def left(steps, *arguments):
+    def left(name, steps):
         """The bits after these steps, when each of them is settled, and at the end."""
-        own, seen = prepared(*arguments), []
+        own, seen = prepared(of(name)), []
 
         def settle(t, rank, run):
             if t in steps:
                 run.settle()
-                seen.extend([bits(*own[0][0].parameters())] * (rank == 0))
+                seen.extend([bits(*own[0][0].model.parameters())] * (rank == 0))
 
         return seen, on_ranks(own, after=settle)[0][0]
 
-    always, last = left(range(STEPS), "no_overlap", 2)
-    assert left((1,), "reverse_first_k", 2, "sgd", 3) == ([always[1]], last)
+    always, last = left("no_overlap", range(STEPS))
+    assert left("reverse_first_k", (1,)) == ([always[1]], last)
     assert len(set(always)) == STEPS
 
 
 def test_programs_that_take_turns_keep_their_sums_apart():
     """The sums of a step may still be in flight when another program begins its own."""
-    own = {optimizer: prepared("reverse_first_k", 2, optimizer, 2) for optimizer in ("sgd", "normalised")}
-    x, y = batches(2)
+    own = {norm: prepared(of("reverse_first_k", norm=norm)) for norm in (False, True)}
 
     def work(communicator):
-        rank = communicator.rank
-        runs = {name: DistributedExecutor(plans[rank][1].graph, plans[rank][1].schedule, communicator)
-                for name, plans in own.items()}
-        for t in range(STEPS):
+        mine = {norm: every[communicator.rank] for norm, every in own.items()}
+        runs = {norm: DistributedExecutor(*plan.with_messages, communicator) for norm, (_, plan) in mine.items()}
+        for parts in mine[False][0].batches():
             for run in runs.values():
-                run(x[t, rank], y[t, rank])
+                run(*parts)
         for run in runs.values():
             run.close()
-        return {name: bits(*plans[rank][0].parameters()) for name, plans in own.items()}
+        return {norm: bits(*network.model.parameters()) for norm, (network, _) in mine.items()}
 
     with deadline():
         found = run_ranks(2, work)
-    for name in own:
-        assert [f[name] for f in found] == trained("reverse_first_k", 2, name, 2)
+    for norm in own:
+        assert [f[norm] for f in found] == trained("reverse_first_k", norm=norm)
 
 
 class _Own(LoopBack):
@@ -196,19 +125,19 @@ class _Own(LoopBack):
 
 
 def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own_and_nothing_else_does():
-    (model, found, opt), = prepared("priority", 1)
-    run = DistributedExecutor(found.graph, found.schedule, _Own.ranks(1)[0])
-    x, y = batches(1)
-    run(ml.array(x[0, 0]), ml.array(y[0, 0]))
-    opt.lr = 0.5
+    (network, plan), = prepared(of("priority", 1))
+    run = DistributedExecutor(*plan.with_messages, _Own.ranks(1)[0])
+    x, y = network.batches()[0]
+    run(ml.array(x), ml.array(y))
+    network.optimizer.lr = 0.5
     assert run in tape.unsettled
     with pytest.raises(ml.ShapeError):
-        run(x[0, 0, :1], y[0, 0])
+        run(x[:1], y)
     assert run in tape.unsettled, "an input that does not fit changes nothing"
-    seen = bits(*model.parameters())
+    seen = bits(*network.model.parameters())
     assert run not in tape.unsettled
     run.close()
-    assert bits(*model.parameters()) == seen
+    assert bits(*network.model.parameters()) == seen
 
 
 @pytest.mark.few(1)
@@ -216,16 +145,16 @@ def test_reading_a_parameter_settles_where_a_rank_has_a_process_of_its_own_and_n
 def test_a_learning_rate_may_be_set_before_every_step(name):
     """Late updates use that of their own step."""
     def with_rates(after):
-        own = prepared(name, 2)
+        own = prepared(of(name))
 
         def rate(t, rank, run):
-            own[rank][2].lr = (0.05, 0.02, 0.2, 0.01)[t]
+            own[rank][0].optimizer.lr = (0.05, 0.2, 0.01)[t]
 
         return [found for found, _ in on_ranks(own, rate, after)]
 
     wanted = with_rates(lambda t, rank, run: run.settle())
     assert with_rates(nothing) == wanted
-    assert wanted != trained(name, 2)
+    assert wanted != trained(name)
 
 
 @settings(max_examples=drawn(15), deadline=None)
@@ -297,7 +226,7 @@ def test_a_rank_that_raises_ends_the_others_with_its_rank_and_error(name, step):
             raise Boom("out of patience")
 
     with pytest.raises(Boom):
-        on_ranks(prepared(name, 3), before, errors=seen)
+        on_ranks(prepared(of(name, 3)), before, errors=seen)
     for rank in (0, 2):
         assert isinstance(seen[rank][0], RankError)
         assert "rank 1 failed: Boom: out of patience" in str(seen[rank][0])
@@ -305,7 +234,7 @@ def test_a_rank_that_raises_ends_the_others_with_its_rank_and_error(name, step):
 
 @pytest.mark.parametrize("kind", [Kind.F, Kind.W, Kind.U])
 def test_a_task_that_fails_is_named_with_its_rank_and_ends_the_executor(kind, both_lanes):
-    own, errors = prepared("priority", 2), {}
+    own, errors = prepared(of("priority")), {}
     label = next(t.label for t in own[0][1].graph if t.kind == kind and t.launches)
 
     def before(t, rank, run):
@@ -330,7 +259,7 @@ def _raise():
 
 
 def test_a_trace_has_every_task_of_a_step_once():
-    for rank, (_, run) in enumerate(on_ranks(prepared("reverse_first_k", 2, "sgd", 2), trace=True)):
+    for rank, (_, run) in enumerate(on_ranks(prepared(of("reverse_first_k")), trace=True)):
         timeline = run.timeline
         assert sorted(timeline.key[timeline.tasks].tolist()) == sorted(run.schedule.keys.tolist())
         assert {lane.rank for lane in timeline.lanes} == {rank}
@@ -339,7 +268,7 @@ def test_a_trace_has_every_task_of_a_step_once():
 
 
 def test_what_is_no_data_parallel_schedule_is_refused():
-    (_, found, _), = prepared("priority", 1)
+    (_, found), = prepared(of("priority", 1))
     graph, communicator = found.graph, LoopBack.ranks(1)[0]
     names = {lane: found.schedule.names(i) for i, lane in enumerate(found.schedule.lanes)}
     with pytest.raises(ScheduleError, match="2 ranks; one device can run only one"):
@@ -350,48 +279,24 @@ def test_what_is_no_data_parallel_schedule_is_refused():
                             Schedule.from_names({**names, ScheduleLane(0): names[ScheduleLane(0)][:-1]}), communicator)
 
 
+class Turned(nn.Module):
+    """A layer whose weight is used as a view, so that its gradient is a copy that is made on the way."""
+
+    def __init__(self, *_):
+        self.weight = ml.Parameter(np.linspace(-1, 1, WIDTH * CLASSES, dtype="f").reshape(WIDTH, CLASSES))
+
+    def forward(self, x):
+        return ops.matmul(x, ops.tanh(self.weight.reshape(CLASSES, WIDTH).T))
+
+
 def test_the_gradient_of_a_parameter_that_is_used_as_a_view_is_summed_too():
-    """It is a copy that is made on the way."""
-    x = np.random.default_rng(1).normal(size=(3, 2, 4, 3)).astype("f")
-
-    def made():
-        w = ml.Parameter(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
-        opt = optim.SGD([w], 0.1)
-
-        def step(*parts):
-            for r, part in enumerate(parts):
-                with ml.micro_batch(r):
-                    loss = (ops.tanh(w.reshape(3, 4).T) * part).sum() * (1 / len(parts))
-                    loss.backward()
-            opt.step()
-
-        return w, step
-
-    w, step = made()
-    for both in x:
-        step(*map(ml.array, both))
-    own = []
-    for r in range(2):
-        v, step = made()
-        plan = replicas(ml.record(lambda part, step=step: step(part), x[0, r]), "fifo", None, lambda sizes: 1.0)
-        assert [len(b) for b in gradients(plan.graph).values()] == [1]
-        own.append((v, plan))
-
-    def work(communicator):
-        v, found = own[communicator.rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator)
-        for both in x:
-            run(both[communicator.rank])
-        run.close()
-        return bits(v)
-
-    with deadline():
-        assert run_ranks(2, work) == [bits(w)] * 2
+    assert [len(b) for b in gradients(prepared(of("fifo", network=Turned))[0][1].graph).values()] == [1]
+    check(of("fifo", network=Turned))
 
 
 def test_weight_gradients_on_a_second_stream_of_each_rank_leave_the_same_bits():
-    own = prepared("priority", 2)
+    own = prepared(of("priority"))
     main, comm = (own[0][1].schedule.names(i) for i in range(2))
     lanes = {ScheduleLane(0): [n for n in main if "W" not in n],
              ScheduleLane(0, "sub"): [n for n in main if "W" in n], ScheduleLane(0, "comm"): comm}
-    assert {found for found, _ in on_ranks(own, schedule=Schedule.from_names(lanes))} == {*trained("priority", 2)}
+    assert {found for found, _ in on_ranks(own, schedule=Schedule.from_names(lanes))} == {*trained("priority")}
