@@ -6,23 +6,25 @@ Messages are of 8 KiB and more: an MPI takes smaller ones before they are receiv
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pipelines
 import pytest
 from helpers import IMPORTABLE, PATIENCE, ROOT, deadline, until
 from helpers import planned as planned_tasks
-from launcher import MPIEXEC
+from launcher import MPIEXEC, under_mpi
+from rank_runs import alone, check, on_ranks, prepared
 
-import minidl as ml
-from minidl import models, nn, ops, optim
+from minidl import models, nn, ops
 from minidl.core.schedule import Lane, Schedule, ScheduleError
 from minidl.core.tasks import RECEIVES, SENDS, Kind
 from minidl.passes.messages import check_rendezvous
@@ -30,10 +32,10 @@ from minidl.plans.program import lower
 from minidl.runtime.comm import Host, RankError, Standstill, Wait
 from minidl.runtime.comm.flight import Abandoned, Entry, Flight
 from minidl.runtime.comm.loopback import LoopBack, run_ranks
-from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
+from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.pipeline import add_communication
 
-WIDTH, SHARE, STEPS = 256, 8, 2  # 8 KiB a message
+WIDTH, SHARE = 256, 8  # 8 KiB a message
 
 
 # --------------------------------------------------------------------------------------------------- orders of messages
@@ -119,7 +121,7 @@ def test_d_a_skip_over_a_stage_whose_receives_are_one_batch():
                          [("looped_bfs", 2), ("looped_bfs", 8), ("interleaved", 4), ("gpipe", 4), ("one_f_one_b", 4)])
 def test_e_all_messages_of_a_rank_in_one_queue(name, micro_batches):
     own = planned(name, 4, micro_batches)
-    _, graph, schedule = own[0]
+    graph, schedule = own[0][1].with_messages
     queue = inline(graph, schedule, side_lane=True)
     try:
         check_rendezvous(graph, queue)
@@ -128,8 +130,9 @@ def test_e_all_messages_of_a_rank_in_one_queue(name, micro_batches):
         with pytest.raises(ScheduleError, match="deadlock under rendezvous sends"):
             lower(graph, queue, ranks=4)
     else:
-        assert trained([(model, g, inline(g, s, side_lane=True)) for model, g, s in own],
-                       batches(micro_batches)) == alone(micro_batches)
+        queued = [(run, replace(plan).with_known(with_messages=(plan.with_messages[0], queue))) for run, plan in own]
+        settings = of(name, 4, micro_batches)
+        assert on_ranks(settings, queued).tensors == alone(settings).tensors
 
 
 def message(communicator, kind, peer, array=None, task=0, **more):
@@ -183,66 +186,21 @@ def test_f_a_wait_for_one_of_several_transfers_moves_all():
 
 
 # ------------------------------------------------------------------------------------------------------------ real runs
-def batches(micro_batches):
-    random = np.random.default_rng(0)
-    return [[part for _ in range(micro_batches)
-             for part in (random.standard_normal((SHARE, 12)).astype("f"), random.integers(0, 5, SHARE))]
-            for _ in range(STEPS)]
+def wide(*_: bool) -> Any:
+    return models.mlp(12, *[WIDTH] * 8, 5)
 
 
-def recorded(micro_batches, network=lambda: models.mlp(12, *[WIDTH] * 8, 5)):
-    ml.seed(1)
-    model = network()
-    opt = optim.SGD(model.parameters(), 0.05, momentum=0.9)
-
-    def step(*parts):
-        total = None
-        for i in range(micro_batches):
-            with ml.micro_batch(i, i * SHARE):
-                loss = nn.cross_entropy(model(parts[2 * i]), parts[2 * i + 1]) * (1 / micro_batches)
-                loss.backward()
-                total = loss.detach() if total is None else ops.add(total, loss.detach())
-        opt.step()
-        return total
-
-    return model, ml.record(step, *batches(micro_batches)[0])
+def of(name: str, ranks: int, micro_batches: int, network: Callable[..., Any] = wide) -> dict[str, Any]:
+    """Settings of `rank_runs` in which all messages have 8 KiB."""
+    return {"scheduler": name, "ranks": ranks, "micro_batches": micro_batches, "rows": SHARE, "network": network}
 
 
-@functools.cache
-def alone(micro_batches, *network):
-    model, graph = recorded(micro_batches, *network)
-    run = SequentialExecutor(graph)
-    for parts in batches(micro_batches):
-        run(*parts)
-    return [p.numpy().tobytes() for p in model.parameters()]
-
-
-def planned(name, ranks, micro_batches, *network):
-    """For each rank its model, and the graph and schedule of all with messages of 8 KiB."""
-    found = []
-    for _ in range(ranks):
-        model, graph = recorded(micro_batches, *network)
-        plan = ml.plan(graph, name, ml.CostModel.analytic(), ml.Machine(ranks))
-        found.append((model, *add_communication(plan.graph, plan.schedule)))
-    graph = found[0][1]
+def planned(name: str, ranks: int, micro_batches: int) -> list[Any]:
+    """The run and the plan of each rank."""
+    own = prepared(of(name, ranks, micro_batches))
+    graph = own[0][1].with_messages[0]
     assert graph.bytes[np.isin(graph.kind, SENDS)].min() >= 8192
-    return found
-
-
-def trained(own, steps):
-    """Each parameter as the rank that holds it left it after these steps."""
-    def work(communicator):
-        model, graph, schedule = own[communicator.rank]
-        run = DistributedExecutor(graph, schedule, communicator)
-        for parts in steps:
-            run(*parts)
-        run.close()
-        held = {id(s.live) for s in run.program.graph.storages if s.live is not None}
-        return [p.numpy().tobytes() if id(p.storage) in held else None for p in model.parameters()]
-
-    with deadline():
-        copies = run_ranks(len(own), work)
-    return [next(bits for bits in parameter if bits is not None) for parameter in zip(*copies, strict=True)]
+    return own
 
 
 @pytest.mark.few(2)
@@ -252,13 +210,13 @@ def trained(own, steps):
         "gpipe", "one_f_one_b", "zb_h1", "zb_auto", "fast_forward", "modulo", "looped_bfs", "hanayo", "zb_v"))])
 def test_g_the_orders_of_a_to_c_run_with_a_lane_for_each_peer_and_direction(name, ranks, micro_batches):
     """And with fewer micro-batches than ranks."""
-    assert trained(planned(name, ranks, micro_batches), batches(micro_batches)) == alone(micro_batches)
+    check(of(name, ranks, micro_batches))
 
 
 class Skips(nn.Module):
     """Of its four stages the last one also reads what the first one makes."""
 
-    def __init__(self):
+    def __init__(self, *_):
         self.a, self.b, self.c, self.d = (nn.Linear(n, WIDTH) for n in (12, WIDTH, WIDTH, WIDTH))
 
     def forward(self, x):
@@ -267,14 +225,14 @@ class Skips(nn.Module):
 
 
 def test_d_a_network_with_a_skip_over_a_stage_runs():
-    assert trained(planned("gpipe", 4, 1, Skips), batches(1)) == alone(1, Skips)
+    check(of("gpipe", 4, 1, Skips))
 
 
 def test_a_run_is_proved_before_it_starts():
     own = planned("one_f_one_b", 2, 4)
 
     def work(communicator):
-        _, graph, schedule = own[communicator.rank]
+        graph, schedule = own[communicator.rank][1].with_messages
         DistributedExecutor(graph, inline(graph, schedule), communicator)
 
     with deadline(), pytest.raises(ScheduleError, match="deadlock under rendezvous sends"):
@@ -428,8 +386,7 @@ with job() as communicator:
 """
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_ranks_of_mpi_that_wait_for_each_other_end_with_one_line():
     done = subprocess.run([str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI], capture_output=True, text=True,
                           timeout=PATIENCE, cwd=ROOT,

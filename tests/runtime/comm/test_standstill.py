@@ -149,15 +149,35 @@ def test_lanes_say_that_they_have_ended() -> None:
         run.close()
 
 
+@contextmanager
+def watched_on(folder: Path, communicator: Any, own: list[Any]) -> Iterator[tuple[list[Any], Runtime]]:
+    """A rank's batches and runtime, under a watcher."""
+    network, plan = own[communicator.rank]
+    program = lower(*plan.with_messages, ranks=len(own), rank=communicator.rank)
+    run = Runtime(program, transport=communicator, watched=True)
+    with watched(folder, LOOK, lambda: run, communicator):
+        yield network.batches(), run
+
+
+def lose(monkeypatch: Any, sender: int, message: int, seconds: float) -> None:
+    """Nobody gets this message of a rank; waits end after so many seconds."""
+    sends = LoopBack._send
+
+    def send(self: LoopBack, array: Any, peer: int, number: int) -> Any:
+        real = sends(self, array, peer, number)
+        return (lambda: iter(())) if (self.rank, number) == (sender, message) else real
+
+    monkeypatch.setattr(LoopBack, "_send", send)
+    monkeypatch.setattr(LoopBack, "wait_seconds", seconds)
+
+
 def on_ranks(tmp_path: Path, kind: str, act: Callable[[], None] = lambda: None) -> tuple[Found, list[Any]]:
     """The files of a pipeline's two ranks that stand still, and the run's end after `act`, which lets it go on."""
     own = test_hangs.planned("one_f_one_b", 2, 3)
 
     def work(communicator: Any) -> Any:
-        _, graph, schedule = own[communicator.rank]
-        run = Runtime(lower(graph, schedule, ranks=2, rank=communicator.rank), transport=communicator, watched=True)
-        with watched(tmp_path, LOOK, lambda: run, communicator):
-            for parts in test_hangs.batches(3):
+        with watched_on(tmp_path, communicator, own) as (batches, run):
+            for parts in batches:
                 run(*parts)
             run.close()
             return run.doing()
@@ -179,22 +199,15 @@ def test_a_rank_that_computes_while_the_other_waits_is_named_and_the_run_goes_on
     assert "rank 1 runs 1F1 (the forward of" in judged.text
     assert "rank 0 waits for 1RO" in judged.text
     assert "from rank 1" in judged.text
-    for doing in ended[0]:  # of both ranks: all that was sent came, in both steps
-        assert {t.kind: t.count for t in doing.traffic} == {"sent": 6, "received": 6}
-        assert {t.bytes for t in doing.traffic} == {6 * 8192}
+    for doing in ended[0]:  # of both ranks: all that was sent came, in all steps
+        assert {t.kind: t.count for t in doing.traffic} == {"sent": 9, "received": 9}
+        assert {t.bytes for t in doing.traffic} == {9 * 8192}
     assert {s.call for s in standstill.read(tmp_path).states.values()} == {max(
         s.call for s in standstill.read(tmp_path).states.values())}
 
 
 def test_a_message_that_is_lost_is_named_also_after_the_run_has_ended(monkeypatch: Any, tmp_path: Path) -> None:
-    sends = LoopBack._send
-
-    def send(self: LoopBack, array: Any, peer: int, number: int) -> Any:
-        real = sends(self, array, peer, number)
-        return (lambda: iter(())) if (self.rank, number) == (0, 2) else real
-
-    monkeypatch.setattr(LoopBack, "_send", send)
-    monkeypatch.setattr(LoopBack, "wait_seconds", 1.0)
+    lose(monkeypatch, 0, 2, 1.0)
     seen, ended = on_ranks(tmp_path, "lost")
     assert isinstance(ended[0], Standstill)
     for files in (seen, standstill.read(tmp_path)):
@@ -210,24 +223,16 @@ def test_a_message_that_is_lost_is_named_also_after_the_run_has_ended(monkeypatc
 def test_any_message_of_a_random_pipeline_that_is_lost_is_named(monkeypatch: Any, tmp_path: Path, seed: int) -> None:
     draw = random.Random(seed)
     name, ranks = draw.choice(["gpipe", "one_f_one_b", "zb_h1", "interleaved", "hanayo"]), draw.choice([2, 4])
-    own, sends = test_hangs.planned(name, ranks, 4), LoopBack._send
-    parts = [lower(*own[rank][1:], ranks=ranks, rank=rank).body[0].graph for rank in range(ranks)]
+    own = test_hangs.planned(name, ranks, 4)
+    parts = [lower(*own[rank][1].with_messages, ranks=ranks, rank=rank).body[0].graph for rank in range(ranks)]
     messages = [(rank, graph.name(t), dict(graph.launches[t][0].constants)["message"])
                 for rank, graph in enumerate(parts) for t in range(len(graph)) if graph.kind[t] in SENDS]
-    sender, task, lost = draw.choice(messages)
-
-    def send(self: LoopBack, array: Any, peer: int, number: int) -> Any:
-        real = sends(self, array, peer, number)
-        return (lambda: iter(())) if (self.rank, number) == (sender, lost) else real
-
-    monkeypatch.setattr(LoopBack, "_send", send)
-    monkeypatch.setattr(LoopBack, "wait_seconds", 0.7)
+    sender, task, message = draw.choice(messages)
+    lose(monkeypatch, sender, message, 0.7)
 
     def work(communicator: Any) -> None:
-        _, graph, schedule = own[communicator.rank]
-        run = Runtime(lower(graph, schedule, ranks=ranks, rank=communicator.rank), transport=communicator, watched=True)
-        with watched(tmp_path, LOOK, lambda: run, communicator):
-            run(*test_hangs.batches(4)[0])
+        with watched_on(tmp_path, communicator, own) as (batches, run):
+            run(*batches[0])
             communicator.gather(None)  # as after training: no rank ends before the others
 
     with deadline(), pytest.raises(RankError):
@@ -358,39 +363,38 @@ run()
 """
 
 
-@under_mpi
-def test_a_signal_to_one_rank_of_mpi_asks_all(tmp_path: Path) -> None:
-    folder, told = tmp_path / "files", tmp_path / "status"
+@contextmanager
+def on_mpi(code: list[str], folder: Path, patience: int, *flags: str) -> Iterator[None]:
+    """A training on two ranks of MPI, by this code and its own arguments; it is killed at the end."""
+    train = ["train", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--costs", "analytic"]
     job = subprocess.Popen(
-        [str(MPIEXEC), "-n", "2", sys.executable, "-c",
-         f"import os; from minidl.system import launcher; "
-         f"open(f'{tmp_path}/{{launcher.rank()}}', 'w').write(str(os.getpid()))\n"
-         "from minidl.__main__ import run; run()", "train", "--model", "mlp", "--model-arg", "preset=tiny",
-         "--batch-size", "16", "--parallel", "data", "--costs", "analytic", "--steps", "10000000", "--patience",
-         f"1000,{folder}", "--status", str(told)], cwd=ROOT, start_new_session=True,
-        env={**os.environ, "PYTHONPATH": IMPORTABLE}, stderr=subprocess.DEVNULL)
+        [str(MPIEXEC), "-n", "2", sys.executable, "-c", *code, *train, *flags, "--patience", f"{patience},{folder}"],
+        cwd=ROOT, start_new_session=True, stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": IMPORTABLE, "MINIDL_MPI_SILENT_SECONDS": "100"})
     try:
-        until(lambda: told.exists() and '"loss"' in told.read_text(), "steps")  # after the folder was emptied
-        os.kill(int((tmp_path / "1").read_text()), signal.SIGUSR2)
-        judged_once(folder, 2, "none")
+        yield
     finally:
         os.killpg(job.pid, signal.SIGKILL)
         job.communicate()
+
+
+@under_mpi
+def test_a_signal_to_one_rank_of_mpi_asks_all(tmp_path: Path) -> None:
+    folder, told = tmp_path / "files", tmp_path / "status"
+    code = (f"import os; from minidl.system import launcher; "
+            f"open(f'{tmp_path}/{{launcher.rank()}}', 'w').write(str(os.getpid()))\n"
+            "from minidl.__main__ import run; run()")
+    with on_mpi([code], folder, 1000, "--parallel", "data", "--steps", "10000000", "--status", str(told)):
+        until(lambda: told.exists() and '"loss"' in told.read_text(), "steps")  # after the folder was emptied
+        os.kill(int((tmp_path / "1").read_text()), signal.SIGUSR2)
+        judged_once(folder, 2, "none")
 
 
 @under_mpi
 @pytest.mark.parametrize(("kind", "expected"), [("stop", "silent"), ("endless", "slow")])
 def test_ranks_of_mpi(tmp_path: Path, kind: str, expected: str) -> None:
     folder = tmp_path / "files"
-    job = subprocess.Popen(
-        [str(MPIEXEC), "-n", "2", sys.executable, "-c", UNDER_MPI, kind, "train", "--model", "mlp", "--model-arg",
-         "preset=tiny", "--batch-size", "16", "--micro-batches", "4", "--parallel", "pipeline", "--costs", "analytic",
-         "--steps", "100", "--patience", f"1,{folder}"], cwd=ROOT, start_new_session=True, text=True,
-        env={**os.environ, "PYTHONPATH": IMPORTABLE, "MINIDL_MPI_SILENT_SECONDS": "100"}, stderr=subprocess.PIPE)
-    try:
+    with on_mpi([UNDER_MPI, kind], folder, 1, "--micro-batches", "4", "--parallel", "pipeline", "--steps", "100"):
         until(lambda: standstill.path_of(folder, 0).exists(), "rank 0 has written")
         words = "rank 0 waits for 1RO"
         assert verdict(judged_once(folder, 2 if expected == "slow" else 1, expected, words)).ranks == (1,)
-    finally:
-        os.killpg(job.pid, signal.SIGKILL)
-        job.communicate()
