@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import SMALL, Case, arrays_left, bits, bytes_allocated, deadline, python_calls, recorded, sgd_momentum
+from rank_runs import check
 
 import minidl as ml
 from minidl.devices.device import CPU
 from minidl.plans.memory import MemoryLimitError
 from minidl.runtime.checking import random_schedule
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import Runtime, SequentialExecutor, StreamExecutor, runtime
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
@@ -60,44 +60,16 @@ def test_a_step_is_few_calls_of_python():
     assert len(python_calls(lambda: run(*inputs))) <= 13
 
 
-def on_ranks(ranks: int, recorded: Any, plan: Any) -> None:
-    """Each rank has a network of its own; after two steps it holds what was planned."""
-    own = []
-    for r in range(ranks):
-        mine = recorded(r)
-        own.append((mine, plan(mine)))
-
-    def work(communicator: Any) -> tuple[int, int]:
-        mine, made = own[communicator.rank]
-        program = made.program(communicator.rank)
-        run = runtime(program, device=mine.device, transport=communicator)
-        for _ in range(2):
-            step(run, mine)
-        run.close()
-        return allocated(run), program.peak_bytes
-
-    with deadline():
-        for found, planned in run_ranks(ranks, work):
-            assert found == planned
-
-
 @pytest.mark.few(2)
-@pytest.mark.parametrize("recompute", ["none", "sqrt"])
-@pytest.mark.parametrize("scheduler", ["barrier", "reverse_first_k", "dear"])
-@pytest.mark.parametrize("job", [MLP, GPT], ids=["mlp", "gpt"])
-def test_each_data_parallel_rank_allocates_its_planned_peak(job: dict[str, Any], scheduler: str, recompute: str):
-    task = Job(**job, optimizer="adam", scheduler=scheduler, parallel="data", recompute=recompute)
-    machine = ml.Machine(2, collective=lambda sizes: 1.0)
-    on_ranks(2, lambda rank: Recorded(task, rank, 2), lambda one: one.plan(ml.CostModel.analytic(), machine))
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(("scheduler", "recompute"), [
-    ("one_f_one_b", "none"), ("one_f_one_b", "all"), ("zb_h1", "sqrt"), ("zb_v", "all"), ("pipedream_2bw", "none")])
-def test_each_rank_of_a_pipeline_allocates_its_planned_peak(scheduler: str, recompute: str):
-    task = Job(**GPT, micro_batches=4, optimizer="adam", scheduler=scheduler, parallel="pipeline",
-               recompute=recompute)
-    on_ranks(2, lambda rank: Recorded(task), lambda one: one.plan(ml.CostModel.analytic(), ml.Machine(2)))
+@pytest.mark.parametrize("settings", [
+    *({"scheduler": name, "ranks": 1, "replicas": 2, "micro_batches": 1} for name in ("barrier", "reverse_first_k",
+                                                                                      "dear")),
+    *({"scheduler": name} for name in ("one_f_one_b", "zb_h1", "zb_v")),
+    {"scheduler": "pipedream_2bw", "every": 4}], ids=lambda settings: settings["scheduler"])
+@pytest.mark.parametrize("recompute", ["none", "sqrt", "all"])
+def test_each_rank_allocates_its_planned_peak(settings: dict[str, Any], recompute: str):
+    """Which `check` asserts of every run, with the bits of one process."""
+    check({**settings, "recompute": recompute, "optimizer": "adam", "norm": True, "drop": True})
 
 
 def test_a_step_within_its_memory_limit_has_the_bits_of_one_without(both_lanes):
