@@ -177,12 +177,13 @@ NETWORKS: dict[str, Callable[[], Any]] = {
 # ---------------------------------------------------------------------------------------------------------- one process
 def batches(replica: int, micro_batches: int = MICRO_BATCHES, bad: tuple[int, ...] = (), rows: int = SHARE
             ) -> list[list[np.ndarray]]:
-    """Of each step x and y of every micro-batch; in steps `bad` a number of one micro-batch is infinite."""
+    """Of each step x and y of every micro-batch; in steps `bad` a number of one micro-batch of the first replica is
+    infinite."""
     random = np.random.default_rng(5 + replica)
     found = [[part for _ in range(micro_batches)
               for part in (random.standard_normal((rows, WIDTH)).astype("f"), random.integers(0, CLASSES, rows))]
              for _ in range(STEPS)]
-    for step in bad:
+    for step in bad if replica == 0 else ():
         found[step][2 * (step % micro_batches)][0, 0] = np.inf
     return found
 

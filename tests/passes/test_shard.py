@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 from command_line import refusal, run, run_json
 from helpers import deadline
+from rank_runs import check
 
 import minidl as ml
-from minidl import models, nn, optim
 from minidl.autograd.tape import use
 from minidl.plans.memory import MemoryLimitError, lifetimes
 from minidl.runtime.comm.loopback import run_ranks
-from minidl.runtime.executors import runtime
 from minidl.training import checkpoint
 from minidl.training.job import Job
 from minidl.training.rank_trainer import RankTrainer
@@ -263,48 +262,12 @@ def test_shards_of_parameters_on_four_ranks_hold_a_quarter_and_a_layer():
     assert own <= 0.27 * whole + 2 * layer  # its parameters and its gradients
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("clip", [None, 0.1])
-def test_ranks_skip_the_steps_whose_gradients_are_not_finite(clip: float | None):
+@pytest.mark.parametrize("shard", [0, 1, "2,prefetch=0", "3,prefetch=0,keep=none"])
+def test_ranks_skip_the_steps_whose_gradients_are_not_finite(shard: Any, clip: float | None):
     """One rank's sample is infinite, so the share of another one may be finite."""
-    random = np.random.default_rng(0)
-    batches = [[(random.normal(size=(4, 12)).astype("f"), random.integers(0, 5, 4)) for _ in range(3)]
-               for _ in range(4)]
-    batches[1][2][0][0, 0] = np.inf
-
-    def found(shard: Any) -> list[bytes]:
-        every = []
-        for rank in range(3):
-            ml.seed(1)
-            model = models.mlp(12, 16, 5)
-            opt = optim.AdamW(model.parameters(), 0.01, max_norm=clip, scaler=optim.GradScaler(8.0, growth_interval=2))
-
-            def step(x: Any, y: Any, model: Any = model, opt: Any = opt) -> Any:
-                loss = nn.cross_entropy(model(x), y)
-                loss.backward(opt.scaler.scale)
-                opt.step()
-                return loss
-
-            plan = ml.plan(ml.record(step, *batches[0][rank]), "barrier", machine=ml.Machine(3), shard=shard)
-            every.append((model, opt, plan.program(rank)))
-
-        def work(communicator: Any) -> list[bytes]:
-            model, opt, program = every[communicator.rank]
-            run = runtime(program, transport=communicator)
-            for step in batches:
-                run(*step[communicator.rank])
-            run.settle()
-            run.whole()
-            run.close()
-            return [t.numpy().tobytes() for _, t in (*model.named_parameters(), *opt.named_tensors())
-                    if not communicator.rank]
-
-        with deadline():
-            return run_ranks(3, work)[0]
-
-    wanted = found(0)
-    for shard in (1, "2,prefetch=0", "3,prefetch=0,keep=none"):
-        assert found(shard) == wanted, shard
+    check({"scheduler": "barrier", "ranks": 1, "replicas": 3, "micro_batches": 1, "optimizer": "adamw", "clip": clip,
+           "scaled": True, "bad": (1,), "shard": shard})
 
 
 def test_the_search_finds_the_fastest_plan_within_the_limit():
