@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from command_line import refusal, run, run_json
 from helpers import deadline
-from rank_runs import check
+from rank_runs import CLASSES, WIDTH, check
 
 import minidl as ml
+from minidl import nn, ops
 from minidl.autograd.tape import use
 from minidl.plans.memory import MemoryLimitError, lifetimes
 from minidl.runtime.comm.loopback import run_ranks
@@ -262,12 +263,21 @@ def test_shards_of_parameters_on_four_ranks_hold_a_quarter_and_a_layer():
     assert own <= 0.27 * whole + 2 * layer  # its parameters and its gradients
 
 
+class Saturated(nn.Module):
+    """Of an infinite number, one row of the gradient is not finite, which is in one rank's share."""
+
+    def __init__(self, *_: bool) -> None:
+        self.weight = nn.Parameter(np.linspace(-1, 1, WIDTH * CLASSES, dtype="f").reshape(WIDTH, CLASSES))
+
+    def forward(self, x: Any) -> Any:
+        return ops.tanh(ops.matmul(x, self.weight))
+
+
 @pytest.mark.parametrize("clip", [None, 0.1])
 @pytest.mark.parametrize("shard", [0, 1, "2,prefetch=0", "3,prefetch=0,keep=none"])
 def test_ranks_skip_the_steps_whose_gradients_are_not_finite(shard: Any, clip: float | None):
-    """One rank's sample is infinite, so the share of another one may be finite."""
     check({"scheduler": "barrier", "ranks": 1, "replicas": 3, "micro_batches": 1, "optimizer": "adamw", "clip": clip,
-           "scaled": True, "bad": (1,), "shard": shard})
+           "scaled": True, "bad": (1,), "shard": shard, "network": Saturated})
 
 
 def test_the_search_finds_the_fastest_plan_within_the_limit():
