@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rank_runs
 from helpers import classified
 
 import minidl as ml
@@ -120,56 +121,25 @@ def test_recomputed_and_split_steps_offload_the_rest():
     assert parted[0][:2] == parted[1][:2]
 
 
-def on_two_ranks(policy: str, **options: Any) -> tuple[list[Any], ml.Plan]:
-    """Everything that outlives the steps on each rank, and the plan."""
-    own = []
-    for _ in range(2):
-        ml.seed(0)
-        model = Net()
-        own.append((model, ml.plan(recorded(model), policy, machine=ml.Machine(2), **options)))
-
-    def work(communicator: Any) -> Any:
-        model, plan = own[communicator.rank]
-        run = DistributedExecutor(plan.graph, plan.schedule, communicator)
-        for x, y in batches():
-            run(x + communicator.rank, y)
-        run.close()
-        return state(model)
-
-    return run_ranks(2, work), own[0][1]
+ON_RANKS = {"ranks": 1, "replicas": 2, "micro_batches": 1, "optimizer": "adam", "norm": True, "drop": True}
 
 
-def test_data_parallel_ranks_with_and_without_shards_leave_equal_bits():
-    plain, _ = on_two_ranks("barrier")
-    assert plain == on_two_ranks("barrier", offload="activations")[0]
-    assert plain == on_two_ranks("barrier", offload="all", shard=1)[0]
+@pytest.mark.parametrize("more", [{"offload": "activations"}, {"offload": "all", "shard": 1}], ids=str)
+def test_data_parallel_ranks_with_and_without_shards_leave_the_bits_of_one_process(more: dict[str, Any]):
+    rank_runs.check({**ON_RANKS, **more, "scheduler": "barrier"})
 
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("policy", ["barrier", "buckets", "no_overlap"])
-def test_states_of_data_parallel_ranks_leave_without_shards(policy: str, tmp_path: Path):
+def test_states_of_data_parallel_ranks_leave_without_shards(policy: str):
     """Updates end the step, as they do with shards."""
-    (plain, whole), (left, plan) = on_two_ranks(policy), on_two_ranks(policy, offload="states")
-    assert left == plain
-    assert max(plan.peak_bytes) < max(whole.peak_bytes)
+    rank_runs.check({**ON_RANKS, "scheduler": policy, "offload": "states"})
+    whole, away, read = (rank_runs.prepared({**ON_RANKS, "scheduler": policy, **more})[0][1]
+                         for more in ({}, {"offload": "states"}, {"offload": "states", "saved": True}))
+    assert max(away.peak_bytes) < max(whole.peak_bytes)
     states = sum(s.bytes for s in whole.graph.storages if s.role == Role.STATE)
-    assert 0 < plan.graph.bytes[plan.graph.kind == Kind.H].sum() <= states
-    text = plan.schedule.to_csv()
-    (tmp_path / "plan.csv").write_text(text)
-    ml.seed(0)
-    given = schedulers.find(str(tmp_path / "plan.csv"), "data")
-    read = ml.plan(recorded(Net()), given, machine=ml.Machine(2))
-    assert (read.peak_bytes, read.schedule.to_csv()) == (plan.peak_bytes, text)
-
-
-def test_the_planned_peak_is_allocated_to_the_byte():
-    plan = trained(offload="all")[2]
-    run = ml.StreamExecutor(plan.graph, plan.schedule)
-    pieces = {id(memory): memory for memory in (run._body[0].bound.arena, *run._body[0].bound.persistent)}.values()
-    near = [memory for memory in pieces if not isinstance(memory, Mapped)]
-    assert sum(map(len, near)) == plan.peak_bytes[0]
-    assert len(near) < len(pieces)
-    run.close()
+    assert 0 < away.graph.bytes[away.graph.kind == Kind.H].sum() <= states
+    assert (read.peak_bytes, read.schedule.to_csv()) == (away.peak_bytes, away.schedule.to_csv())
 
 
 def test_the_peak_of_activations_does_not_grow_with_the_network():
