@@ -52,6 +52,12 @@ class Job:
         losses = [float(executor(*batch)) for batch in self.batches]
         return losses, [t.numpy() for _, t in self.model.named_tensors()]
 
+    def in_random_order(self, graph: TaskGraph) -> tuple[list[float], bytes]:
+        """Losses, and the bits of all that is left."""
+        schedule = random_schedule(graph, 3, np.random.default_rng(5))
+        losses, left = self.run(StreamExecutor(graph, schedule, device=self.device))
+        return losses, bits(*left)
+
 
 def kernels(graph: TaskGraph) -> Counter[str]:
     return Counter(launch.kernel for task in graph.launches for launch in task)
@@ -62,11 +68,8 @@ def kernels(graph: TaskGraph) -> Counter[str]:
 @pytest.mark.parametrize("name", TINY)
 def test_on_the_cpu_the_bits_are_the_same(name, rule):
     plain, job = Job(name), Job(name)
-    wanted = plain.run(SequentialExecutor(plain.graph))
     graph = fused(job.graph, job.device, RULES if rule == "all" else [rule])
-    found = job.run(StreamExecutor(graph, random_schedule(graph, 2, np.random.default_rng(5))))
-    assert found[0] == wanted[0]
-    assert bits(*found[1]) == bits(*wanted[1])
+    assert job.in_random_order(graph) == plain.in_random_order(plain.graph)
 
 
 @pytest.mark.few(1)
@@ -140,11 +143,7 @@ def test_one_launch_rounds_all_parameters(low):
     assert len(weights) == len(many.reads) >= 2
     assert {view.dtype for view in many.writes} == {low}
     assert before["cast"] - after["cast"] >= len(weights)
-    schedule = random_schedule(found, 2, np.random.default_rng(5))
-    losses, values = job.run(StreamExecutor(found, schedule, device=job.device))
-    wanted = plain.run(SequentialExecutor(plain.graph, plain.device))
-    assert losses == wanted[0]
-    assert bits(*values) == bits(*wanted[1])
+    assert job.in_random_order(found) == plain.in_random_order(plain.graph)
 
 
 @pytest.mark.few(2)
@@ -155,10 +154,7 @@ def test_gradients_of_few_samples_end_with_updates_part_by_part(rule: Any, monke
     before, found = kernels(job.graph), fused(job.graph, job.device, ["weight_updates"])
     assert kernels(found)["linear_weight_update"] == before["linear_weight_grad"] == 3
     assert max(ml.plan(found, "in_order").peak_bytes) < max(ml.plan(plain.graph, "in_order").peak_bytes)
-    wanted = plain.run(SequentialExecutor(plain.graph))
-    losses, values = job.run(StreamExecutor(found, random_schedule(found, 2, np.random.default_rng(5))))
-    assert losses == wanted[0]
-    assert bits(*values) == bits(*wanted[1])
+    assert job.in_random_order(found) == plain.in_random_order(plain.graph)
 
 
 def test_gradients_that_others_read_or_of_many_samples_stay():
@@ -245,11 +241,9 @@ def test_adam_with_clipping():
         return optim.AdamW(p, 0.01, max_norm=0.1)
 
     plain, job = Job("lenet", adam), Job("lenet", adam)
-    wanted = plain.run(SequentialExecutor(plain.graph))
     graph = fused(job.graph, job.device, ["updates"])
     assert kernels(graph)["adam_many"] == 1
-    assert job.run(SequentialExecutor(graph))[0] == wanted[0]
-    assert bits(*[p.numpy() for p in job.model.parameters()]) == bits(*[p.numpy() for p in plain.model.parameters()])
+    assert job.in_random_order(graph) == plain.in_random_order(plain.graph)
 
 
 def test_a_value_that_somebody_else_needs_stays():
@@ -360,10 +354,7 @@ def test_both_gradients_of_a_batch_norm_are_one_task(name: str):
     norms = [kernels(before)[k] for k in ("batch_norm_weight_grad", "batch_norm_act_weight_grad")]
     assert kernels(after)["batch_norm_grad"] == sum(norms) > 0
     assert len(after) == len(before) - sum(norms)
-    wanted, found = (a.run(StreamExecutor(g, random_schedule(g, 2, np.random.default_rng(3)), device=a.device))
-                     for a, g in ((apart, before), (job, after)))
-    assert found[0] == wanted[0]
-    assert bits(*found[1]) == bits(*wanted[1])
+    assert job.in_random_order(after) == apart.in_random_order(before)
 
 
 @pytest.mark.few(1)
@@ -375,10 +366,7 @@ def test_products_add_to_a_gradient_in_place(name: str):
     before, after = fused(apart.graph, apart.device, rules), fused(job.graph, job.device)
     added = kernels(after)["matmul_add"]
     assert 0 < added == kernels(before)["add"] - kernels(after)["add"]
-    wanted, found = (a.run(StreamExecutor(g, random_schedule(g, 3, np.random.default_rng(4)), device=a.device))
-                     for a, g in ((apart, before), (job, after)))
-    assert found[0] == wanted[0]
-    assert bits(*found[1]) == bits(*wanted[1])
+    assert job.in_random_order(after) == apart.in_random_order(before)
 
 
 class Branch(nn.Module):
