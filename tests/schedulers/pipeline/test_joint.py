@@ -5,20 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pipelines
 import pytest
-from helpers import deadline, drawn
+from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rank_runs import trained
 
 import minidl as ml
 from minidl.cli import main
-from minidl.pricing.cost import CostModel, Link
-from minidl.runtime.comm.loopback import run_ranks
+from minidl.pricing.cost import CostModel
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, joint
 from minidl.training.job import Job
-from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.recorded import Recorded
-from minidl.training.trainer import Trainer
 
 #: per layer: an embedding whose weight gradient is large, 14 equal blocks, a loss of four blocks' arithmetic
 FORWARD, OUTPUT_GRAD, WEIGHT_GRAD = [[first, *[1.0] * 14, 4.0] for first in (0.5, 0.1, 2.0)]
@@ -115,18 +113,5 @@ def test_a_network_is_cut_within_the_limits_of_its_machine():
 
 
 def test_it_leaves_the_bits_of_one_process():
-    alone = Trainer(Recorded(job("in_order")), CostModel.analytic())
-    own = [Recorded(job("joint")) for _ in range(2)]
-
-    def on_a_rank(communicator):
-        trainer = PipelineTrainer(own[communicator.rank], CostModel.analytic(), communicator, Link(50.0, 1e3))
-        for _ in range(3):
-            trainer.step()
-        trainer.finish()
-        return trainer.plan.scheduler, trainer.losses, trainer.params_sha256()
-
-    for _ in range(3):
-        alone.step()
-    alone.settle()
-    with deadline():
-        assert run_ranks(2, on_a_rank) == [("joint", alone.losses, alone.params_sha256())] * 2
+    assert trained(job("joint"), 2) == trained(job("in_order")) * 2
+    assert trained(job("joint"), 2, result=lambda trainer: trainer.plan.scheduler) == ["joint"] * 2

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import subprocess
 import sys
@@ -11,24 +10,21 @@ from dataclasses import replace
 import numpy as np
 import pipelines
 import pytest
-from helpers import PATIENCE, ROOT, deadline, drawn
+from helpers import PATIENCE, ROOT, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launcher import MPIEXEC
+from launcher import MPIEXEC, under_mpi
+from rank_runs import trained
 
 import minidl as ml
 from minidl.cli import main
 from minidl.core.machine import Machine
 from minidl.core.schedule import ScheduleError
-from minidl.pricing.cost import Link
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError
 from minidl.schedulers.pipeline.slices import sliced_graph
 from minidl.training.job import Job
-from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.recorded import Recorded
-from minidl.training.trainer import Trainer
 
 numbers = st.integers(1, 6)
 
@@ -87,37 +83,9 @@ def test_a_cap_counts_slices():
 
 
 # ------------------------------------------------------------------------------------------------------------- networks
-COST, STEPS = ml.CostModel.analytic(), 2
+COST = ml.CostModel.analytic()
 GPT = Job(model="gpt", model_args={"preset": "tiny", "layers": 4}, data="pydoc", batch_size=8, micro_batches=2,
           slices=2, optimizer="adamw", lr=0.001, clip=0.5)
-
-
-@functools.cache
-def alone(slices, clip=0.5, model="gpt"):
-    """Losses and parameters of one process that accumulates in the order of the plan."""
-    trainer = Trainer(Recorded(replace(GPT, model=model, slices=slices, clip=clip)), COST)
-    for _ in range(STEPS):
-        trainer.step()
-    trainer.settle()
-    return trainer.losses, trainer.params_sha256()
-
-
-def together(ranks, slices, replicas=1, clip=0.5, model="gpt"):
-    """The same of every rank, and rank 0's trainer."""
-    job = replace(GPT, model=model, slices=slices, clip=clip, scheduler="seq1f1b", parallel="pipeline")
-    own = [Recorded(job, r // ranks, replicas) for r in range(ranks * replicas)]
-    trainers = {}
-
-    def work(communicator):
-        trainer = trainers[communicator.rank] = PipelineTrainer(own[communicator.rank], COST, communicator,
-                                                                Link(50.0, 1e3))
-        for _ in range(STEPS):
-            trainer.step()
-        trainer.finish()
-        return trainer.losses, trainer.params_sha256()
-
-    with deadline():
-        return run_ranks(ranks * replicas, work), trainers[0]
 
 
 @pytest.mark.few(1)
@@ -125,18 +93,20 @@ def together(ranks, slices, replicas=1, clip=0.5, model="gpt"):
                                                         (3, 4, "rnn")])
 def test_ranks_leave_the_bits_of_one_process(ranks, slices, model):
     """With dropout, AdamW and clipping; the embedding on the first rank, the logits on the last."""
-    found, trainer = together(ranks, slices, model=model)
-    assert found == [alone(slices, model=model)] * ranks
-    plan = trainer.plan
+    job = replace(GPT, model=model, slices=slices)
+    staged = replace(job, scheduler="seq1f1b", parallel="pipeline")
+    assert trained(staged, ranks) == trained(job) * ranks
+    plan = Recorded(staged).plan(COST, Machine(ranks))
     assert plan.slices == slices
     assert plan.peaks == pytest.approx([min(2, (ranks - s - 1 + slices) / slices) for s in range(ranks)])
 
 
 @pytest.mark.slow
 def test_replicas_sum_the_gradients_of_all_slices():
-    found, _ = together(2, 2, replicas=2, clip=None)
+    job = replace(GPT, clip=None)
+    found = trained(replace(job, scheduler="seq1f1b", parallel="pipeline"), 2, replicas=2)
     assert found == [found[0]] * 4
-    np.testing.assert_allclose(found[0][0], alone(2, None)[0], rtol=1e-5)
+    np.testing.assert_allclose(found[0][0], trained(job)[0][0], rtol=1e-5)
 
 
 def test_memory_shrinks_with_the_slices():
@@ -182,8 +152,7 @@ def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
     assert shas[0] == shas[1]
 
 
-@pytest.mark.mpi
-@pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec; install minidl[mpich]")
+@under_mpi
 def test_ranks_of_mpi_leave_the_bits_of_ranks_in_one_process(tmp_path, capsys):
     flags = ["train", *FLAGS, "--parallel", "pipeline", "--scheduler", "seq1f1b", "--steps", "2", "--json"]
     trace = tmp_path / "trace.json"
