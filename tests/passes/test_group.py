@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import Case, recorded
 from rank_runs import check
 
 import minidl as ml
-from minidl import models, nn, optim
+from minidl import nn, optim
 from minidl.cli import main
+from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
 from minidl.core.schedule import Schedule
@@ -24,46 +26,21 @@ from minidl.runtime.bound import Bound
 from minidl.runtime.executors import SequentialExecutor, StreamExecutor
 
 
-def recorded(micro_batches: int = 1, depth: int = 6) -> tuple[Any, Any, list[Any]]:
-    """(model, graph, inputs) of a step of a network of linear layers."""
-    rng = np.random.default_rng(0)
-    ml.seed(0)
-    model = models.mlp(*[16] * depth, 3)
-    opt = optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    inputs = [a for _ in range(micro_batches) for a in (rng.standard_normal((4, 16)).astype("f"),
-                                                        rng.integers(0, 3, 4))]
-
-    def step(*inputs: Any) -> Any:
-        total: Any = 0.0
-        for i in range(micro_batches):
-            with ml.micro_batch(i):
-                loss = nn.cross_entropy(model(inputs[2 * i]), inputs[2 * i + 1])
-                loss.backward()
-                total = loss + total
-        opt.step()
-        return total
-
-    return model, ml.record(step, *inputs), inputs
-
-
-def left(micro_batches: int = 1, policy: str | None = None, **options: Any) -> list[bytes]:
-    """What three steps leave; without a policy, in sequence."""
-    model, graph, inputs = recorded(micro_batches)
-    if policy is None:
-        run: Any = SequentialExecutor(graph)
-    else:
-        plan = ml.plan(graph, policy, **options)
-        assert groups_in(plan.graph)
-        run = StreamExecutor(plan.graph, plan.schedule)
-    losses = [np.array(run(*inputs).numpy()) for _ in range(3)]
-    return [a.tobytes() for a in (*losses, *(p.numpy() for p in model.parameters()))]
+def case(micro_batches: int = 1, depth: int = 6) -> Case:
+    """A network of so many linear layers: units 0, 2, 4 and so on."""
+    return Case(("linear", "relu") * (depth - 1), width=16, micro_batches=micro_batches)
 
 
 @pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_groups_have_the_bits_of_single_tasks(policy: str, micro_batches: int) -> None:
     for more in ({"group_weights": 2}, {"group_weights": 99}, {"group_weights": 3, "lag": 1}):
-        assert left(micro_batches, policy, **more) == left(micro_batches)
+        def grouped(graph: TaskGraph, more: dict[str, int] = more) -> StreamExecutor:
+            plan = ml.plan(graph, policy, **more)
+            assert groups_in(plan.graph)
+            return StreamExecutor(plan.graph, plan.schedule)
+
+        assert case(micro_batches).trained(grouped, 3) == case(micro_batches).trained(SequentialExecutor, 3)
 
 
 @pytest.mark.few(4)
@@ -81,7 +58,7 @@ def test_ranks_that_share_out_states_have_the_bits_of_one_process(shard: str) ->
 
 
 def test_a_group_runs_when_its_last_member_could_and_its_updates_after_it() -> None:
-    _, graph, _ = recorded()
+    graph = recorded(case())
     plan = ml.plan(graph, "in_order", group_weights=3)
     (unit, members), *_ = groups_in(plan.graph).items()
     names = [task_name(key) for key in plan.schedule.order(0).tolist()]
@@ -95,7 +72,7 @@ def test_a_group_runs_when_its_last_member_could_and_its_updates_after_it() -> N
 
 @pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
 def test_a_saved_plan_comes_back_with_its_groups(policy: str) -> None:
-    _, graph, _ = recorded(2)
+    graph = recorded(case(2))
     plan = ml.plan(graph, policy, group_weights=4)
     again = ml.plan(graph, Schedule.from_csv(plan.schedule.to_csv()))
     assert again.schedule.to_csv() == plan.schedule.to_csv()
@@ -106,7 +83,7 @@ def test_a_saved_plan_comes_back_with_its_groups(policy: str) -> None:
 
 @pytest.mark.parametrize("lag", range(4))
 def test_a_group_has_no_more_layers_than_may_wait(lag: int) -> None:
-    _, graph, _ = recorded(depth=9)
+    graph = recorded(case(depth=9))
     turn = {t: i for i, (_, own) in enumerate(layers(graph)) for t in own}
     groups = [*companies(graph, 99, lag)]
     assert all(turn[own[-1]] - turn[own[0]] <= lag for own in groups)
@@ -135,7 +112,7 @@ def test_what_the_chain_needs_and_what_is_not_alike_stays_alone() -> None:
 
 
 def test_the_price_of_a_group_is_that_of_its_members_without_the_launches_that_it_saves() -> None:
-    _, graph, _ = recorded()
+    graph = recorded(case())
     cost = CostModel(kinds=dict.fromkeys("FOWU", 10.0), launch=2.0, node=3.0)
     alone, plan = ml.plan(graph, "in_order", cost), ml.plan(graph, "in_order", cost, group_weights=99)
     assert alone.step - plan.step == pytest.approx(5 * (2 + 3))
@@ -145,7 +122,7 @@ def test_the_price_of_a_group_is_that_of_its_members_without_the_launches_that_i
 
 
 def test_auto_leaves_groups_out_unless_they_are_faster() -> None:
-    _, graph, _ = recorded()
+    graph = recorded(case())
     free = CostModel(kinds=dict.fromkeys("FOWU", 10.0))
     plan = ml.plan(graph, "multi_stream", free, group_weights="auto")
     assert not groups_in(plan.graph)
@@ -166,14 +143,14 @@ def test_auto_leaves_groups_out_unless_they_are_faster() -> None:
     ("4W0+4F0", "4W0+4F0 are no weight gradients of this step that are alike"), ("4W0", "4W0 are no weight gradients")])
 def test_what_is_no_group_is_refused_in_one_line(asked: Any, why: str) -> None:
     with pytest.raises((PlanError, Refused), match=re.escape(why)):
-        ml.plan(recorded()[1], "in_order", group_weights=asked)
+        ml.plan(recorded(case()), "in_order", group_weights=asked)
 
 
 @pytest.mark.skipif(bool(no_native_lanes()), reason="this machine has no native lanes")
 def test_a_group_is_one_native_call() -> None:
     from minidl.devices.native.calls import convert
 
-    _, graph, _ = recorded()
+    graph = recorded(case())
     plan = ml.plan(graph, "in_order", group_weights=99)
     bound = Bound(plan.graph, None)
     thunks = bound.thunks(plan.graph.index(f"{next(iter(groups_in(plan.graph)))}W0"))
