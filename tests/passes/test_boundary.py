@@ -57,6 +57,16 @@ def synchronous(optimizer, **options):
     return seen
 
 
+def follows(run, model, opt, expected, looks=()):
+    """Each step has the synchronous loss; after the steps of `looks` and the last one somebody looks at parameters."""
+    for i, (loss, left) in enumerate(expected):
+        opt.lr = 0.05 / (i + 1)
+        assert float(run(X[i], Y[i])) == loss
+        if i in looks or i == STEPS - 1:
+            assert bits(model) == left
+    run.close()
+
+
 #: with micro-batches a gradient is written on both sides of the border
 OPTIMIZERS = [(optim.SGD, {}), (optim.SGD, {"momentum": 0.9}), (optim.Adam, {}), (optim.AdamW, {"weight_decay": 0.1}),
               (optim.SGD, {"momentum": 0.9, "micro_batches": 3})]
@@ -79,13 +89,7 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
                     stack.append(s)
     seed = data.draw(st.integers(0, 99))
     run = streams(graph, chosen, lambda g: random_schedule(g, 2, np.random.default_rng(seed)))
-    looks = data.draw(st.sets(st.integers(0, STEPS - 1)))
-    for i in range(STEPS):
-        opt.lr = 0.05 / (i + 1)
-        assert float(run(X[i], Y[i])) == expected[i][0]
-        if i in looks or i == STEPS - 1:
-            assert bits(model) == expected[i][1]
-    run.close()
+    follows(run, model, opt, expected, data.draw(st.sets(st.integers(0, STEPS - 1))))
 
 
 def test_every_graph_of_the_border_survives_random_legal_orders_with_versions_checked():
@@ -146,15 +150,9 @@ def test_looking_settles_for_eager_ops_and_other_executors_too():
 @pytest.mark.parametrize("optimizer", [optim.SGD, optim.Adam])
 def test_the_last_micro_batch_crosses_alone(optimizer):
     """The others add to the same gradients within their own step."""
-    expected = synchronous(optimizer, micro_batches=2)
     model, opt, graph = recorded(optimizer, micro_batches=2)
     run = streams(graph, [t for t in late_ones(graph) if graph.kind[t] == Kind.U or graph.micro_batch[t] == 1])
-    for i in range(STEPS):
-        opt.lr = 0.05 / (i + 1)
-        assert float(run(X[i], Y[i])) == expected[i][0]
-        if i % 3 == 0:
-            assert bits(model) == expected[i][1]
-    run.close()
+    follows(run, model, opt, synchronous(optimizer, micro_batches=2), looks=(0, 3))
 
 
 @pytest.mark.parametrize(("late", "clip", "why"), [
