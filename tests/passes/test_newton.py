@@ -14,6 +14,7 @@ import minidl as ml
 from minidl import models, nn, ops
 from minidl.cli import main
 from minidl.core.placement import Refused
+from minidl.passes.deeppcr import deeppcr
 from minidl.passes.draft import Draft
 from minidl.passes.newton import newton
 
@@ -107,20 +108,24 @@ class Dropping(nn.Module):
         return x
 
 
+WIDE = "a layer has 65 units, and products of Jacobians pay only up to 64"
+
+
 @pytest.mark.parametrize(("make", "why"), [
-    (lambda: models.mlp(12, 65, 65, 65, 4), "a layer has 65 units, and products of Jacobians pay only up to 64"),
-    (Mixing, "mixes samples"), (Residual, "not a chain"), (Rows, "not a chain"), (Dropping, "not a chain"),
-    (lambda: models.mlp(12, 8, 8, 4), "0 unknown layers leave 2 iterations nothing to solve"),
-    (lambda: models.mlp(12, 4), "not a chain")],
-    ids=["wide", "sums", "norms", "rows", "skips", "short", "one layer"])
-def test_other_networks_are_refused_in_one_line(make: Any, why: str) -> None:
-    with pytest.raises(Refused, match=f"newton: .*{why}") as caught:
-        newton(Draft.of(recorded(make)[1]), 2)
+    (lambda: models.mlp(12, 65, 65, 65, 4), WIDE), (Mixing, "mixes samples"), (Residual, "not a chain"),
+    (Rows, "not a chain"), (Dropping, "not a chain"), (lambda: models.mlp(12, 4), "not a chain")],
+    ids=["wide", "sums", "norms", "rows", "skips", "one layer"])
+@pytest.mark.parametrize("way", [deeppcr, lambda draft: newton(draft, 2)], ids=["deeppcr", "newton"])
+def test_other_networks_are_refused_in_one_line(way: Any, make: Any, why: str) -> None:
+    with pytest.raises(Refused, match=why) as caught:
+        way(Draft.of(recorded(make)[1]))
     assert "\n" not in str(caught.value)
 
 
 def test_more_iterations_than_layers_are_refused() -> None:
     """A graph has a task for each, so no number may make it grow without end."""
+    with pytest.raises(Refused, match="newton: .*0 unknown layers leave 2 iterations nothing to solve"):
+        newton(Draft.of(recorded(lambda: models.mlp(12, 8, 8, 4))[1]), 2)
     for iterations in (0, 4, 10**9):
         with pytest.raises(Refused, match=f"2 unknown layers leave {iterations} iterations nothing to solve"):
             newton(Draft.of(recorded(MLP)[1]), iterations)

@@ -385,16 +385,6 @@ class Mixing(nn.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize(("make", "why"), [
-    (lambda: models.mlp(12, 65, 65, 65, 4), "a layer has 65 units, and products of Jacobians pay only up to 64"),
-    (Mixing, "mixes samples"), (Residual, "not a chain"), (Rows, "not a chain"),
-    (lambda: models.mlp(12, 4), "not a chain")], ids=["wide", "sums", "norms", "residual", "one layer"])
-def test_doubling_refuses_other_networks_in_one_line(make: Any, why: str):
-    with pytest.raises(Refused, match=why) as caught:
-        deeppcr(Draft.of(recorded(make)[1]))
-    assert "\n" not in str(caught.value)
-
-
 # ------------------------------------------------------------------------------------------------------- command line
 def test_networks_without_these_passes_are_refused_in_one_line(capsys):
     for told, why in (
