@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from itertools import permutations
 from typing import Any
 
@@ -110,15 +111,20 @@ def in_random_order(lanes: int, seed: int) -> Callable[[TaskGraph], Any]:
     return run
 
 
+def near_and_equal_in_any_order(whole: list[Any], run: Callable[[Callable[[TaskGraph], Any]], list[Any]],
+                                lanes: tuple[int, ...]) -> None:
+    """What the graph in parts leaves is close to what the whole one leaves, and has equal bits in all orders."""
+    found = run(ml.SequentialExecutor)
+    assert max(float(np.abs(a - b).max()) for a, b in zip(whole, found, strict=True)) < 1e-12
+    for count in lanes:
+        assert bits(run(in_random_order(count, count))) == bits(found)
+
+
 @pytest.mark.few(3)
 @pytest.mark.parametrize("parts", [2, 3])
 @pytest.mark.parametrize("case", CASES)
 def test_every_order_of_a_split_step_has_the_same_bits_close_to_the_whole_ones(case: str, parts: int):
-    whole = left(case, 1, ml.SequentialExecutor)
-    found = left(case, parts, ml.SequentialExecutor)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(whole, found, strict=True)) < 1e-12
-    for lanes in (1, 2, 5):
-        assert bits(left(case, parts, in_random_order(lanes, lanes))) == bits(found)
+    near_and_equal_in_any_order(left(case, 1, ml.SequentialExecutor), partial(left, case, parts), (1, 2, 5))
 
 
 @pytest.mark.few(1)
@@ -136,9 +142,7 @@ def test_some_tasks_in_different_numbers_of_parts(seed: int):
         rng = np.random.default_rng(seed)
         return {key: int(rng.integers(1, 5)) for key in graph.keys.tolist() if rng.random() < 0.7}
 
-    whole, found = left("gpt", 1, ml.SequentialExecutor), left("gpt", some, ml.SequentialExecutor)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(whole, found, strict=True)) < 1e-12
-    assert bits(left("gpt", some, in_random_order(3, seed))) == bits(found)
+    near_and_equal_in_any_order(left("gpt", 1, ml.SequentialExecutor), partial(left, "gpt", some), (3,))
 
 
 def test_what_is_computed_again_is_cut_as_well():
@@ -148,9 +152,7 @@ def test_what_is_computed_again_is_cut_as_well():
         assert any(t.kind == Kind.R and t.part == 2 for t in graph)
         return [np.array(run(graph)(*example).numpy()), *map(np.array, model.state_dict().values())]
 
-    found, whole = again(ml.SequentialExecutor), left("cnn", 1, ml.SequentialExecutor, steps=1)
-    assert max(float(np.abs(a - b).max()) for a, b in zip(whole, found, strict=True)) < 1e-12
-    assert bits(again(in_random_order(3, 0))) == bits(found)
+    near_and_equal_in_any_order(left("cnn", 1, ml.SequentialExecutor, steps=1), again, (3,))
 
 
 def test_parts_have_names_and_wait_only_for_the_rows_that_they_read():

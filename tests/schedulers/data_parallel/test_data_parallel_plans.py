@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import refusal, run, run_json
 from helpers import Case, drawn, recorded, replicas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import schedulers
-from minidl.cli import main
 from minidl.core.graph import GraphBuilder, Role
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, task_name
@@ -251,13 +251,10 @@ def test_a_weight_gradient_without_an_update_waits_for_nothing():
 
 
 def test_what_cannot_be_asked_for():
+    """More in test_one_line."""
     graph, cost = layers([1] * 4, [1] * 4, [1] * 4)
-    with pytest.raises(ValueError, match="from 0 to 4"):
-        planned("reverse_first_k", HEAD_HEAVY, 5)
     with pytest.raises(ValueError, match="scheduler priority takes no argument 'k'; it takes: part_bytes"):
         ml.plan(graph, "priority", cost, k=1)
-    with pytest.raises(ValueError, match=r"unknown scheduler 'prio' for data-parallel ranks; similar names: priority"):
-        schedulers.find("prio", "data")
     with pytest.raises(ValueError, match="too few for 9 buckets"):
         ml.plan(graph, "buckets", cost, buckets=9)
     with pytest.raises(ValueError, match="one time per layer"):
@@ -416,23 +413,20 @@ def test_two_to_4096_ranks_cost_ever_more(shape):
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
-def simulated(capsys, *flags):
-    code = main(["simulate", "--parallel", "data", "--json", *flags])
-    out, err = capsys.readouterr()
-    return json.loads(out) if code == 0 else (code, err)
-
-
 TIMES = ["--forward", "1,2,2,1", "--output-grad", "1,2,2,1", "--weight-grad", "1,2,2,1", "--comm", "8,1,1,1"]
 
 
 def test_the_command_prices_given_times(capsys):
-    found = simulated(capsys, "--scheduler", "reverse_first_k", *TIMES)
+    def priced(*flags):
+        return run_json(capsys, "simulate", "--parallel", "data", *flags)[1]
+
+    found = priced("--scheduler", "reverse_first_k", *TIMES)
     assert (found["period"], found["lower_bound"], found["k"]) == (20, 20, 4)
-    assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "2", *TIMES)["period"] == 23
-    assert simulated(capsys, "--scheduler", "reverse_first_k", "--k", "auto", *TIMES)["k"] == 4
-    assert simulated(capsys, "--scheduler", "priority", "--parts", "1", *TIMES)["period"] == 25
-    assert simulated(capsys, "--scheduler", "barrier", "--forward", "1", "--output-grad", "1", "--weight-grad", "2",
-                     "--comm", "3")["period"] == (6)
+    assert priced("--scheduler", "reverse_first_k", "--k", "2", *TIMES)["period"] == 23
+    assert priced("--scheduler", "reverse_first_k", "--k", "auto", *TIMES)["k"] == 4
+    assert priced("--scheduler", "priority", "--parts", "1", *TIMES)["period"] == 25
+    assert priced("--scheduler", "barrier", "--forward", "1", "--output-grad", "1", "--weight-grad", "2", "--comm",
+                  "3")["period"] == 6
 
 
 @pytest.mark.parametrize("flags", [
@@ -440,25 +434,21 @@ def test_the_command_prices_given_times(capsys):
     ["pipeline", "--ranks", "2", "--replicas", "2", "--scheduler", "zb_h1", "--micro-batches", "2"]])
 def test_a_batch_is_that_of_all_ranks_in_plans_and_in_training(capsys, flags):
     """Plan, simulation and training price the same step: a rank's share of the batch."""
-    common = ["--model", "mlp", "--costs", "analytic", "--batch-size", "32", "--parallel", *flags, "--json"]
-    link, found = ["--latency", "50", "--bandwidth", "1GB"], []
-    for argv in (["plan", *common, *link], ["train", *common, "--dry-run"]):
-        assert main(argv) == 0
-        found.append(json.loads(capsys.readouterr().out))
-    planned, trained = found
+    common = ["--model", "mlp", "--costs", "analytic", "--batch-size", "32", "--parallel", *flags]
+    link = ["--latency", "50", "--bandwidth", "1GB"]
+    planned, trained = (run_json(capsys, *argv)[1] for argv in (
+        ["plan", *common, *link], ["train", *common, "--dry-run"]))
     for key in ("tasks", "peak_bytes", "predicted_step_ms"):
         assert planned[key] == trained[key], key
     if flags[0] == "data":
-        assert main(["simulate", *common, *link]) == 0
-        assert json.loads(capsys.readouterr().out)["period"] == pytest.approx(1000 * trained["predicted_step_ms"],
-                                                                              abs=0.1)
-        assert main(["plan", *common, "--batch-size", "33"]) == 2
-        assert "a batch of 33 rows cannot be divided equally among 4 ranks" in capsys.readouterr().err
+        simulated = run_json(capsys, "simulate", *common, *link)[1]
+        assert simulated["period"] == pytest.approx(1000 * trained["predicted_step_ms"], abs=0.1)
+        assert "a batch of 33 rows cannot be divided equally among 4 ranks" in refusal(
+            capsys, "plan", *common, "--batch-size", "33")
 
 
 def test_links_that_take_no_time_are_told(capsys):
     argv = ["simulate", "--parallel", "data", "--scheduler", "priority", *TIMES[:-2], "--comm"]
     for comm, says in (("0,0,0,0", "links take no time; --bandwidth and --latency"), ("1,1,1,1", "of a step")):
-        assert main([*argv, comm]) == 0
-        (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("communication")]
+        (line,) = [line for line in run(capsys, *argv, comm)[1].splitlines() if line.startswith("communication")]
         assert says in line
