@@ -23,7 +23,7 @@ from minidl.core.draw import PALETTE, group_of
 from minidl.core.graph import Role, TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
-from minidl.core.schedule import Schedule, ScheduleError
+from minidl.core.schedule import ScheduleError
 from minidl.core.tasks import Kind
 from minidl.devices import far
 from minidl.devices.device import cpu
@@ -134,12 +134,11 @@ def test_data_parallel_ranks_with_and_without_shards_leave_the_bits_of_one_proce
 def test_states_of_data_parallel_ranks_leave_without_shards(policy: str):
     """Updates end the step, as they do with shards."""
     rank_runs.check({**ON_RANKS, "scheduler": policy, "offload": "states"})
-    whole, away, read = (rank_runs.prepared({**ON_RANKS, "scheduler": policy, **more})[0][1]
-                         for more in ({}, {"offload": "states"}, {"offload": "states", "saved": True}))
+    whole, away = (rank_runs.prepared({**ON_RANKS, "scheduler": policy, **more})[0][1]
+                   for more in ({}, {"offload": "states"}))
     assert max(away.peak_bytes) < max(whole.peak_bytes)
     states = sum(s.bytes for s in whole.graph.storages if s.role == Role.STATE)
     assert 0 < away.graph.bytes[away.graph.kind == Kind.H].sum() <= states
-    assert (read.peak_bytes, read.schedule.to_csv()) == (away.peak_bytes, away.schedule.to_csv())
 
 
 def test_the_peak_of_activations_does_not_grow_with_the_network():
@@ -227,13 +226,9 @@ def test_any_legal_order_of_the_copies_leaves_the_bits():
         assert state(model) == left
 
 
-@pytest.mark.parametrize("policy", ["in_order", "multi_stream"])
-def test_a_saved_order_gives_the_same_plan(policy: str):
+def test_a_saved_order_must_say_what_is_offloaded():
     graph = chain(6)
-    made = ml.plan(graph, policy, offload="all")
-    text = made.schedule.to_csv()
-    read = ml.plan(graph, Schedule.from_csv(text))
-    assert (read.peak_bytes, read.step, read.schedule.to_csv()) == (made.peak_bytes, made.step, text)
+    made = ml.plan(graph, "in_order", offload="all")
     for wrong in ("all", '{"what": "both"}', '{"what": "all", "window": -1, "most": null}'):
         with pytest.raises(ScheduleError, match="it must say what"):
             ml.plan(graph, replace(made.schedule, notes={"offloaded": wrong}))

@@ -11,7 +11,6 @@ from test_offload import Net, batches, recorded
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.core.graph import TaskGraph
-from minidl.core.schedule import Schedule
 from minidl.core.tasks import Kind
 from minidl.passes.draft import Draft
 from minidl.passes.recompute import recompute
@@ -103,13 +102,6 @@ def test_a_deep_network_needs_less_memory():
     again = recompute(Draft.of(graph), {*forward.tolist()} - kept).graph
     plain, less = (lower(g, schedulers.in_order(g)).peak_bytes for g in (graph, again))
     assert less < 0.7 * plain
-
-
-def test_an_order_with_r_is_read_from_its_file():
-    graph = trained(range(9))[2]
-    schedule = schedulers.plan(graph, "multi_stream").schedule
-    assert Schedule.from_csv(schedule.to_csv()).to_csv() == schedule.to_csv()
-    assert schedulers.plan(graph, Schedule.from_csv(schedule.to_csv())).timeline.makespan > 0
 
 
 @pytest.mark.few(2)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import golden_plans
 import pytest
 
 import minidl as ml
+from minidl.core.tasks import unpack
 from minidl.schedulers import pipeline
 from minidl.schedulers.saved import choices_in, moves_in
+
+#: by which late weight gradients save time
+COST = ml.CostModel(kinds={"F": 2.0, "O": 1.0, "W": 2.0, "U": 0.1}, far=ml.Link(1.0, 1e3))
 
 
 @pytest.mark.parametrize(("policy", "ranks", "chosen", "text"), [
@@ -31,6 +36,28 @@ def test_choices_print_and_come_back(policy: str, ranks: int, chosen: dict[str, 
     assert bool(back.dropped) == bool(plan.choices.dropped)
     assert (back.shard, moves_in(order)) == (plan.choices.shard, plan.choices.moves)
     assert bool(back.parts) == (plan.choices.parts != 1)
+
+
+@pytest.mark.parametrize(("policy", "ranks", "micro_batches", "chosen"), [
+    *((policy, 1, 1, chosen) for policy in ("in_order", "multi_stream", "multi_region") for chosen in (
+        {}, {"recompute": "all"}, {"offload": "all"}, {"group_weights": 4})),
+    ("multi_stream", 1, 1, {"streams": 2, "lag": 1}), ("multi_stream", 1, 1, {"split": {"1F0": 2, "4O0": 3}}),
+    ("partime", 1, 1, {}), ("pd_asgd", 1, 1, {}), ("layup", 2, 1, {}), ("delayed_update", 2, 2, {}), ("acco", 2, 2, {}),
+    ("no_overlap", 2, 1, {"offload": "states"}), ("barrier", 2, 1, {"shard": 3}),
+    ("one_f_one_b", 2, 4, {"recompute": "all"}), ("interleaved", 2, 4, {"chunks": 3})], ids=str)
+def test_a_saved_plan_comes_back(policy: str, ranks: int, micro_batches: int, chosen: dict[str, Any],
+                                 tmp_path: Path) -> None:
+    """Also one whose tasks are late, in parts, in groups, computed again or copied; and the step that is ordered, which
+    policies of weights of earlier steps have changed."""
+    graph, machine = golden_plans.step("norms", micro_batches), ml.Machine(ranks)
+    made = ml.plan(graph, policy, COST, machine, **chosen)
+    assert policy != "multi_region" or "offload" in chosen or unpack(made.schedule.keys).late.any()
+    made.schedule.save(tmp_path / "order.csv")
+    read = ml.plan(graph, str(tmp_path / "order.csv"), COST, machine)
+    assert read.schedule.to_csv() == made.schedule.to_csv()
+    assert (read.graph.keys == made.graph.keys).all()
+    assert (read.peak_bytes, read.waits, read.step, read.period, read.stale) == (
+        made.peak_bytes, made.waits, made.step, made.period, made.stale)
 
 
 def test_a_plan_without_choices_says_none() -> None:

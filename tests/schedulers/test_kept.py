@@ -163,15 +163,13 @@ def test_networks_of_other_shapes_are_chains_too(model: str):
 
 
 def test_a_pipeline_keeps_what_stages_send_and_its_bits_need_no_r():
-    """A stage's O holds its R; the saved order gives the same plan."""
+    """A stage's O holds its R."""
     graph = Recorded(Job(model="gpt", model_args={"preset": "tiny", "layers": 2}, batch_size=8, micro_batches=4)).graph
     machine = ml.Machine(2)
     plain, again = (ml.plan(graph, "one_f_one_b", machine=machine, recompute=how) for how in ("none", "all"))
     assert [t.name for t in again.graph] == [t.name for t in plain.graph]
     assert max(again.peak_bytes) < max(plain.peak_bytes)
     assert again.step > plain.step
-    read = ml.plan(graph, again.schedule, machine=machine)
-    assert read.peak_bytes == again.peak_bytes
     limit = (max(again.peak_bytes) + max(plain.peak_bytes)) // 2
     auto = ml.plan(graph, "one_f_one_b", machine=ml.Machine(2, memory_limit=limit), recompute="auto")
     assert max(auto.peak_bytes) <= limit

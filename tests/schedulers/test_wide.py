@@ -185,15 +185,6 @@ def test_choices_leave_out_tasks_whose_parts_take_too_long(mlp: TaskGraph):
     assert {Kind.F, Kind.O} in kinds  # narrow weight gradients beside a wide chain
 
 
-def test_a_plan_in_parts_is_read_again_from_its_file(mlp: TaskGraph, tmp_path: Any):
-    made = ml.plan(mlp, "multi_stream", COST, split={"0F0": 2, "2O0": 3})
-    assert {t.name for t in made.graph if t.part} == {"0F0/1", "0F0/2", "2O0/1", "2O0/2", "2O0/3"}
-    made.schedule.save(tmp_path / "plan.csv")
-    read = ml.plan(mlp, str(tmp_path / "plan.csv"), COST)
-    assert read.schedule.keys.tolist() == made.schedule.keys.tolist()
-    assert read.step == made.step
-
-
 def test_measured_costs_have_the_parts(mlp: TaskGraph):
     cost = replace(ml.measure(mlp, seconds=0.01, parts=2), cores=2)
     assert {"0F0", "0F0/1/2", "0F0/2/2"} <= cost.tasks.keys()

@@ -216,19 +216,6 @@ def test_ranks_learn_the_digits(capsys: Any) -> None:
     assert acco["accuracy"] > 0.85
 
 
-@pytest.mark.parametrize("policy", ["delayed_update", "acco", "layup", "partime", "pd_asgd"])
-def test_a_saved_order_says_whose_step_it_orders(policy: str, tmp_path: Any) -> None:
-    _, graph = recorded(micro_batches=2 if policy in ("delayed_update", "acco") else 1)
-    machine = ml.Machine(1 if policy in ("partime", "pd_asgd") else 2)
-    made = ml.plan(graph, policy, COST, machine)
-    made.schedule.save(tmp_path / "order.csv")
-    again = ml.plan(graph, str(tmp_path / "order.csv"), COST, machine)
-    assert again.schedule.to_csv() == made.schedule.to_csv()
-    assert (again.graph.keys == made.graph.keys).all()
-    assert again.stale == made.stale
-    assert again.period == made.period
-
-
 def test_a_saved_order_of_delayed_updates_is_checked_and_trained(capsys: Any, tmp_path: Any) -> None:
     name, common = str(tmp_path / "late.csv"), ["--model", "mlp", "--parallel", "data", "--ranks", "2"]
     assert run(capsys, "plan", "--scheduler", "delayed_update", "--costs", "analytic", "--save", name, *common)[0] == 0

@@ -317,15 +317,3 @@ def test_regions_are_all_of_the_chain() -> None:
         assert cut[-1].end == len(step.chain)
         assert sum(r.time for r in cut) == pytest.approx(sum(step.duration[t] for t in step.chain))
 
-
-def test_a_plan_with_late_tasks_survives_its_file(tmp_path: Any) -> None:
-    graph, cost = network(6), ml.CostModel.given(2, 1, 2)
-    schedule = multi_region(graph, cost)
-    assert len(late_tasks(graph, schedule))
-    schedule.save(tmp_path / "plan.csv")
-    again = ml.Schedule.load(tmp_path / "plan.csv")
-    assert late_tasks(graph, again).tolist() == late_tasks(graph, schedule).tolist()
-    assert price(graph, again, cost) == price(graph, schedule, cost)
-    late = next(name for lane in range(2) for name in schedule.names(lane) if name.endswith("W0@1"))
-    with pytest.raises(ml.ScheduleError, match="unknown task 9W0@1"):
-        lower(graph, ml.Schedule.from_csv(again.to_csv().replace(f",{late}", ",9W0@1")))
