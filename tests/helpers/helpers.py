@@ -12,7 +12,6 @@ import tomllib
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,9 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
-from minidl.autograd.tape import Storage
-from minidl.core.graph import GraphBuilder, Role, TaskGraph
+from minidl.core.graph import GraphBuilder, TaskGraph
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.tasks import Kind
-from minidl.devices.device import cpu
 from minidl.devices.lanes import Threads
 from minidl.passes.boundary import cross_boundary
 from minidl.passes.rewrite import coarsen
@@ -397,16 +394,6 @@ def late_schedule(graph, late, schedule):
 def in_stages(graph, stages=2):
     """The graph with its units in stages: fewer tasks, which have many launches."""
     return coarsen(graph, graph.unit * stages // len(graph.unit_names))[0]
-
-
-def with_memory(graph):
-    """A graph of a loop whose lasting storages have memory, as they have in a run."""
-    def own(spec):
-        memory = cpu().allocate(max(spec.bytes, 1))
-        return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
-
-    return replace(graph,
-                   storages=tuple(own(s) if s.role == Role.STATE and s.live is None else s for s in graph.storages))
 
 
 def replicas(graph, name, cost=None, collective=None, ranks=2, limit=None, **options):

@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pipelines
 import rank_runs
-from rank_runs import CLASSES, COST, STEPS, Network, Run
+from rank_runs import CLASSES, COST, STEPS, Network
 
 import minidl as ml
 from minidl import models, nn
@@ -35,34 +35,19 @@ IN_HALVES = "layerpipe, in halves"
 CUT = {IN_HALVES: ("layerpipe", {"method": "inter"})}
 
 
-def mixed():
-    """Batch norm, dropout, and layers with parameters of their own, over several blocks."""
-    return Network(norm=True, drop=True)
+#: networks of `rank_runs`; LayerPipe cannot keep the count of dropouts on two ranks
+NORMED = {"network": Network, "norm": True}
+MIXED = {**NORMED, "drop": True}
 
 
-def normed():
-    """The same without dropout, whose count LayerPipe cannot keep on two ranks."""
-    return Network(norm=True)
-
-
-def heavy():
+def heavy(*_):
     """A layer in the middle that costs more than the others together: its F, O and W are on a rank each of three."""
     return models.mlp(12, 16, 256, 256, 16, CLASSES)
 
 
-def bare():
+def bare(*_):
     """On three ranks the middle stage has no parameters."""
     return nn.Sequential(nn.Linear(12, 16), nn.Tanh(), nn.GELU(), nn.Softplus(), nn.Linear(16, CLASSES))
-
-
-def tied():
-    """The first layer's weight is the last one's, transposed."""
-    return rank_runs.Shared(False)
-
-
-def everywhere():
-    """One weight in half of all layers, another in two more."""
-    return rank_runs.Shared(True)
 
 
 class Drawn:
@@ -71,7 +56,7 @@ class Drawn:
     def __init__(self, seed):
         self.widths, self.__name__ = np.random.default_rng(seed).integers(4, 80, 6).tolist(), f"drawn {seed}"
 
-    def __call__(self):
+    def __call__(self, *_):
         return models.mlp(12, *self.widths, CLASSES)
 
 
@@ -80,19 +65,17 @@ def update_every(name):
     return pipelines.policy(policy).update_every(MICRO_BATCHES, told.get("mini_batches", 1))
 
 
-def settings_of(name, ranks, *, optimizer="sgd", network=None, **more):
+def settings_of(name, ranks, *, optimizer="sgd", **more):
     """Of a stale run under a policy of POLICIES."""
     policy, told = (POLICIES | CUT)[name]
-    made = {"network": "mlp" if network is None else lambda *_: network()}
     return {"loss": True, "scheduler": policy, "ranks": ranks, "options": told, "every": update_every(name),
-            "micro_batches": MICRO_BATCHES, **OPTIMIZERS[optimizer], **made, **more}
+            "micro_batches": MICRO_BATCHES, "network": "mlp", **OPTIMIZERS[optimizer], **more}
 
 
-def recorded(every, optimizer="sgd", network=None):
+def recorded(every, optimizer="sgd", **more):
     """A model, and its step with an update after so many micro-batches."""
-    made = {"network": "mlp" if network is None else lambda *_: network()}
-    run = Run({"loss": True, "every": every, "micro_batches": MICRO_BATCHES, **OPTIMIZERS[optimizer], **made})
-    return run.model, run.recorded()
+    run, graph = rank_runs.recorded(every=every, micro_batches=MICRO_BATCHES, **OPTIMIZERS[optimizer], **more)
+    return run.model, graph
 
 
 def run(name, ranks, **options):

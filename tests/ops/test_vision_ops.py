@@ -141,7 +141,7 @@ def test_conv2d_has_the_same_bits_on_a_processor_with_shorter_vectors(tmp_path: 
 
 @pytest.mark.slow
 def test_conv2d_touches_no_memory_but_its_arrays() -> None:
-    script = ROOT / "tests" / "helpers" / "guarded_convolutions.py"
+    script = ROOT / "tests" / "ops" / "guarded_convolutions.py"
     done = subprocess.run([sys.executable, str(script), "100"], cwd=ROOT, capture_output=True, text=True,
                           timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr

@@ -1,15 +1,19 @@
 """Weight gradients across the border: after any step, whoever looks finds what synchronous training would have left."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from helpers import drawn, late_schedule, with_memory
+from helpers import drawn, late_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
 from minidl.autograd import tape
+from minidl.core.graph import Role
 from minidl.core.tasks import GraphError, Kind
+from minidl.devices.device import cpu
 from minidl.passes.boundary import cross_boundary, must_stay
 from minidl.runtime.checking import CheckingExecutor, random_schedule
 
@@ -90,6 +94,16 @@ def test_any_delay_any_schedule_and_any_moment_of_looking_give_the_synchronous_b
     seed = data.draw(st.integers(0, 99))
     run = streams(graph, chosen, lambda g: random_schedule(g, 2, np.random.default_rng(seed)))
     follows(run, model, opt, expected, data.draw(st.sets(st.integers(0, STEPS - 1))))
+
+
+def with_memory(graph):
+    """A graph of a loop whose lasting storages have memory, as they have in a run."""
+    def own(spec):
+        memory = cpu().allocate(max(spec.bytes, 1))
+        return replace(spec, live=tape.Storage(spec.name, spec.shape, spec.dtype, Role.STATE, memory))
+
+    return replace(graph,
+                   storages=tuple(own(s) if s.role == Role.STATE and s.live is None else s for s in graph.storages))
 
 
 def test_every_graph_of_the_border_survives_random_legal_orders_with_versions_checked():

@@ -17,7 +17,7 @@ from helpers import PATIENCE, ROOT
 
 from minidl.runtime.comm.loopback import run_ranks
 
-HELPERS = ROOT / "tests" / "helpers"
+HERE = ROOT / "tests" / "ranks"
 JOBS, SHORT = int(os.environ.get("MINIDL_MPI_JOBS", "40")), 8
 
 
@@ -35,7 +35,7 @@ def test_loop_back_adds_in_the_order_of_ranks() -> None:
 
 @under_each_mpi
 def test_each_mpi_gives_the_bits_of_loop_back(name: str) -> None:
-    done = start(needed(name), name, RANKS, str(HELPERS / "cancelling_sums.py"))
+    done = start(needed(name), name, RANKS, str(HERE / "cancelling_sums.py"))
     assert done.returncode == 0, done.stderr
     assert in_one_process() in done.stdout.split()
 
@@ -63,7 +63,7 @@ def hold(name: str, count: int) -> None:
     """Random jobs leave under this MPI what they leave in one process."""
     found = needed(name)
     for ranks, wanted in jobs(count).items():
-        done = start(found, name, ranks, str(HELPERS / "random_jobs.py"), *map(str, wanted))
+        done = start(found, name, ranks, str(HERE / "random_jobs.py"), *map(str, wanted))
         assert done.returncode == 0, (ranks, [*wanted], done.stderr)
         lines = [line.split() for line in done.stdout.splitlines() if line.startswith("digest")]
         assert {int(seed): digest for _, seed, digest in lines} == wanted

@@ -14,21 +14,19 @@ from stale_runs import (
     COST,
     IN_HALVES,
     MICRO_BATCHES,
+    MIXED,
+    NORMED,
     OPTIMIZERS,
     POLICIES,
     Drawn,
     bare,
     drawn_versions,
-    everywhere,
     heavy,
-    mixed,
-    normed,
     ran,
     recorded,
     replayed,
     run,
     settings_of,
-    tied,
     update_every,
 )
 
@@ -43,21 +41,21 @@ from minidl.schedulers.pipeline.stale import how_kept
 
 CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
          + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw", "muon") for name in POLICIES]
-         + [(name, 3, {"network": normed if name == "layerpipe" else mixed, "optimizer": "adamw"})
+         + [(name, 3, {**(NORMED if name == "layerpipe" else MIXED), "optimizer": "adamw"})
             for name in POLICIES]
          + [("layerpipe", ranks, {"network": heavy}) for ranks in (2, 3, 4)]
          + [(name, 3, {"network": bare}) for name in POLICIES]
          + [("layerpipe", 2 + seed % 3, {"network": Drawn(seed)}) for seed in range(6)]
          # two stages of one rank update at different times, each with powers of its own
          + [("layerpipe", 3, {"network": Drawn(11), "optimizer": "adamw"}),
-            ("layerpipe", 3, {"network": everywhere, "optimizer": "adamw"})]
-         + [(name, ranks, {"network": tied, "optimizer": "adamw"}) for name, ranks in [
+            ("layerpipe", 3, {"network": "everywhere", "optimizer": "adamw"})]
+         + [(name, ranks, {"network": "transposed", "optimizer": "adamw"}) for name, ranks in [
              *((name, 4) for name in POLICIES), ("pipedream", 2), ("layerpipe", 2)]]
-         + [(name, 1 + (i + 1) % 4, {"network": everywhere}) for i, name in enumerate(POLICIES)]
+         + [(name, 1 + (i + 1) % 4, {"network": "everywhere"}) for i, name in enumerate(POLICIES)]
          + [(name, ranks, {"optimizer": "sgd, clipped"}) for name in POLICIES for ranks in (2, 4)]
          + [(name, ranks, {"optimizer": "adamw, scaled"}) for name, ranks in [
              *((name, 2) for name in POLICIES), ("pipedream, averaged", 3), ("pipedream_2bw", 4), ("layerpipe", 4)]]
-         + [(name, 3, {"network": tied, "optimizer": "adamw, clipped"}) for name in POLICIES]
+         + [(name, 3, {"network": "transposed", "optimizer": "adamw, clipped"}) for name in POLICIES]
          + [("layerpipe", ranks, {"network": heavy, "optimizer": "adamw, clipped"}) for ranks in (2, 3, 4)]
          + [(IN_HALVES, 2, {"network": heavy}), (IN_HALVES, 3, {"network": Drawn(4), "optimizer": "adamw, clipped"}),
             (IN_HALVES, 3, {"network": Drawn(7), "optimizer": "adamw, clipped"})])
@@ -65,7 +63,7 @@ CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks", "options"), CASES,
-                         ids=lambda x: "-".join(f"{v if isinstance(v, str) else v.__name__}" for v in x.values())
+                         ids=lambda x: "-".join(str(getattr(v, "__name__", v)) for v in x.values())
                                        if isinstance(x, dict) else str(x))
 def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
     losses, parameters, log, plan = run(name, ranks, **options)
@@ -81,13 +79,13 @@ def test_a_stage_without_parameters_reads_no_version(name):
 
 
 def test_halves_of_two_ranks_share_no_loss_scale():
-    graph = recorded(1, "adamw, scaled", heavy)[1]
+    graph = recorded(1, "adamw, scaled", network=heavy)[1]
     with pytest.raises(Refused, match="1O0 and 1U7 are on different ranks and both need loss scale"):
         ml.plan(graph, "layerpipe", COST, ml.Machine(2), method="inter")
 
 
 def test_a_loss_scale_that_cannot_be_waited_for_is_named():
-    plain, scaled = (recorded(1, optimizer, Drawn(4))[1] for optimizer in ("adamw", "adamw, scaled"))
+    plain, scaled = (recorded(1, optimizer, network=Drawn(4))[1] for optimizer in ("adamw", "adamw, scaled"))
     ml.plan(plain, "layerpipe", COST, ml.Machine(3), method="inter")
     with pytest.raises(Refused, match="leave the loss scale out, for which backward passes wait on all stages"):
         ml.plan(scaled, "layerpipe", COST, ml.Machine(3), method="inter")
@@ -125,8 +123,8 @@ def test_a_rank_for_which_nothing_is_left_is_named():
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "ranks", "options"), [
     ("pipedream", 2, {}), ("pipedream_2bw", 2, {}), ("paci", 2, {}), ("layerpipe2", 2, {}),
-    ("pipedream, averaged", 3, {}), ("layerpipe", 3, {}), ("pipedream", 2, {"network": tied}),
-    ("paci, whole", 3, {"network": everywhere}), ("pipedream", 3, {"optimizer": "adamw, clipped"}),
+    ("pipedream, averaged", 3, {}), ("layerpipe", 3, {}), ("pipedream", 2, {"network": "transposed"}),
+    ("paci, whole", 3, {"network": "everywhere"}), ("pipedream", 3, {"optimizer": "adamw, clipped"}),
     ("pipedream_2bw, whole", 2, {"optimizer": "adamw, scaled"}), ("layerpipe", 3, {"optimizer": "adamw, clipped"})])
 def test_replicas_make_the_same_versions(name, ranks, options):
     """Each replica reads the versions that the log of one says, and all leave the bits of that log, replayed with the

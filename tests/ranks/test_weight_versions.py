@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import replace
 from itertools import pairwise
 
@@ -15,11 +14,11 @@ from hypothesis import strategies as st
 from stale_runs import (
     COST,
     MICRO_BATCHES,
+    MIXED,
     POLICIES,
     STEPS,
     drawn_versions,
     heavy,
-    mixed,
     planned,
     ran,
     recorded,
@@ -55,7 +54,7 @@ def test_an_update_that_waits_too_long_is_refused():
         return replace(made, versions=replace(made.versions, read=np.maximum(0, made.versions.read - 9)))
 
     with pytest.raises(PipelineError, match="older: 0U5 waits for all stages until the step after the next one"):
-        ml.plan(recorded(1, "sgd, clipped", heavy)[1], pipeline.Policy(older, "contiguous", stale=True), COST,
+        ml.plan(recorded(1, "sgd, clipped", network=heavy)[1], pipeline.Policy(older, "contiguous", stale=True), COST,
                 ml.Machine(3))
 
 
@@ -244,10 +243,9 @@ def test_no_rank_waits_between_steps(name, ranks):
 
 def test_too_few_micro_batches_are_refused():
     for name, told, ranks in (("pipedream", {}, 9), ("layerpipe2", {}, 5)):
-        network = functools.partial(models.mlp, 12, *[16] * 11, 5)
-        network.__name__ = "deep"
         with pytest.raises(PipelineError, match="take more micro-batches"):
-            ml.plan(recorded(1, network=network)[1], name, COST, ml.Machine(ranks), **told)
+            graph = recorded(1, network=lambda *_: models.mlp(12, *[16] * 11, 5))[1]
+            ml.plan(graph, name, COST, ml.Machine(ranks), **told)
 
     def once(problem):
         schedule = one_f_one_b(problem)
@@ -277,6 +275,6 @@ def test_a_step_with_other_updates_is_refused():
         with pytest.raises(PipelineError, match=rf"paci updates .*mini_batches={wrong}\) must divide .*-batches 8\)"):
             pipelines.policy("paci").update_every(8, wrong)
     with pytest.raises(PipelineError, match="are on different ranks and both need .*, which outlives a step"):
-        ml.plan(recorded(1, network=mixed)[1], "layerpipe", COST, ml.Machine(5))
+        ml.plan(recorded(1, **MIXED)[1], "layerpipe", COST, ml.Machine(5))
     with pytest.raises(PipelineError, match="the output gradient of stage 1 cannot be cut between two layers"):
         ml.plan(recorded(1, network=heavy)[1], "layerpipe", COST, ml.Machine(3), method="inter")

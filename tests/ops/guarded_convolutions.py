@@ -1,7 +1,7 @@
 """Convolutions at random whose arrays lie between pages that must not be touched: an access beyond an array ends the
 process. Run by `test_vision_ops.py`.
 
-    python tests/helpers/guarded_convolutions.py CASES
+    python tests/ops/guarded_convolutions.py CASES
 """
 
 from __future__ import annotations
