@@ -14,6 +14,7 @@ import pytest
 from helpers import ROOT
 
 from minidl.core.schedule import Schedule, ScheduleError
+from minidl.runtime.checking import random_schedule
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.stages import stage_graph
 
@@ -32,12 +33,8 @@ def legal(rng: random.Random) -> tuple[Schedule, int, int]:
     fused = np.array([[rng.random() < 0.3 for _ in range(micro_batches)] for _ in range(stages)])
     graph = stage_graph(stages, micro_batches, rng.choice([fused, True, False]))
     rows: list[list[str]] = [[] for _ in range(ranks)]
-    missing, ready = np.diff(graph.preds.ptr).copy(), np.flatnonzero(np.diff(graph.preds.ptr) == 0).tolist()
-    while ready:
-        task = ready.pop(rng.randrange(len(ready)))
+    for task in random_schedule(graph, 1, np.random.default_rng(rng.randrange(2**32))).ids(graph).tolist():
         rows[table[int(graph.unit[task])]].append(graph.name(task))
-        missing[graph.succs[task]] -= 1
-        ready += [int(s) for s in graph.succs[task] if missing[s] == 0]
     return written([[[name] for name in row] for row in rows]), ranks, micro_batches
 
 

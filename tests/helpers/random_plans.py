@@ -13,6 +13,7 @@ from minidl.core.tasks import Kind, as_recorded, task_name
 from minidl.core.timeline import Timeline
 from minidl.pricing.cost import CostModel, Link
 from minidl.pricing.simulation import simulate
+from minidl.runtime.checking import random_order, random_schedule
 
 
 @dataclass
@@ -43,20 +44,12 @@ def plans(draw: st.DrawFn, most: int = 30, latency: bool = False, pairs: bool = 
                      reads=map(int, reads), writes=[buffers[i]], nbytes=int(random.integers(0, 999)))
     builder.unit_names = {i: f"layer.{i}" for i in range(0, tasks // 3 + 1, 2)}
     graph = builder.build()
-    order, missing = [], np.diff(graph.preds.ptr).copy()
-    ready = np.flatnonzero(missing == 0).tolist()
-    while ready:
-        task = ready.pop(int(random.integers(len(ready))))
-        order.append(task)
-        missing[graph.succs[task]] -= 1
-        ready += [int(s) for s in graph.succs[task] if missing[s] == 0]
-    which = [Lane(int(random.integers(0, 2)), name) for name in ("main", "sub1", "sub2", "comm", "more")[:lanes]]
-    rows: dict[Lane, list[int]] = {lane: [] for lane in which}
-    for task in order:
-        rows[which[int(random.integers(lanes))]].append(task)
-    schedule = Schedule.of(graph, rows)
+    arranged = random_schedule(graph, lanes, random)
+    which = tuple(Lane(int(random.integers(0, 2)), name) for name in ("main", "sub1", "sub2", "comm", "more")[:lanes])
+    schedule = Schedule(which, arranged.ptr, arranged.keys)
     time = random.integers(0, 6, tasks)
     if pairs:
+        order = random_order(graph, arranged, arranged.waits(graph), random)
         schedule = replace(schedule, joined=_joined(graph, schedule, order, time, random))
     cost = CostModel(tasks={task_name(as_recorded(graph.keys[i])): float(time[i]) for i in range(tasks)}, unit="us",
                      link=Link(3.0, 100.0) if latency else Link(), sync=2.0 if latency else 0.0)

@@ -1,12 +1,11 @@
 """Costs of a network's layers, from a file, summed for the stages that a policy places."""
 
-import json
 from dataclasses import replace
 
 import pipelines
 import pytest
+from command_line import run_json
 
-from minidl.cli import main
 from minidl.pricing.cost import CostError, CostModel, Link
 from minidl.schedulers import pipeline
 
@@ -20,11 +19,6 @@ LAYERS = CostModel(kinds={"F": [1, 2, 1, 1, 2, 3, 1, 1], "O": [0.1, 2, 1, 1, 2, 
 def file(tmp_path):
     LAYERS.save(path := tmp_path / "net.json")
     return str(path)
-
-
-def printed(capsys, *arguments):
-    assert main([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def test_layers_are_summed_into_the_stages_of_a_placement():
@@ -71,17 +65,17 @@ def test_commands_on_given_times_take_them_from_a_file(file, capsys, monkeypatch
     for name, chunks in (("one_f_one_b", 1), ("interleaved", 2), ("joint", 4)):
         cost = pipeline.in_stages(LAYERS, pipelines.place(name, 2, chunks))
         made = pipelines.plan(name, 2, 4, cost, chunks, message_bytes=max(cost.sizes["message_bytes"]))
-        found = printed(capsys, "simulate", "--scheduler", name, "--ranks", "2", "--chunks", str(chunks),
-                        "--micro-batches", "4", "--costs", file)
+        found = run_json(capsys, "simulate", "--scheduler", name, "--ranks", "2", "--chunks", str(chunks),
+                        "--micro-batches", "4", "--costs", file)[1]
         assert found["makespan"] == pytest.approx(pipeline.price(made).makespan)
-    table = printed(capsys, "simulate", "--table", "--ranks", "2", "--micro-batches", "4", "--costs", file)
+    table = run_json(capsys, "simulate", "--table", "--ranks", "2", "--micro-batches", "4", "--costs", file)[1]
     price = {row["scheduler"]: row["makespan"] for row in table["policies"]}
     assert {"one_f_one_b", "interleaved", "zb_h1", "zb_auto", "joint"} <= price.keys()
-    plan = printed(capsys, "plan", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
-                   file)
+    plan = run_json(capsys, "plan", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
+                    file)[1]
     updates = pipeline.in_stages(LAYERS, pipelines.place("one_f_one_b", 2)).step
     assert plan["predicted_step_ms"] == pytest.approx((plan["makespan"] + updates) / 1000, abs=1e-4)
     assert updates >= 4
-    slow = printed(capsys, "simulate", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
-                   file, "--latency", "1", "--bandwidth", "1MB")
+    slow = run_json(capsys, "simulate", "--scheduler", "one_f_one_b", "--ranks", "2", "--micro-batches", "4", "--costs",
+                    file, "--latency", "1", "--bandwidth", "1MB")[1]
     assert slow["makespan"] > price["one_f_one_b"] + 40  # 40 bytes take 40 us

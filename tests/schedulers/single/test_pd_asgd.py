@@ -135,13 +135,17 @@ def test_each_task_reads_the_version_of_a_clock_by_hand(forward: int, backward: 
         assert found == by_clock(graph, plan, **options)
 
 
-def test_one_thread_each_without_a_queue_is_sgd_in_bits() -> None:
-    data = stream(3)
+def sgd(data: list[list[Any]]) -> tuple[list[bytes], list[bytes]]:
+    """Losses and parameters of one update after the other."""
     model, graph = recorded()
     alone = ml.SequentialExecutor(graph)
-    losses = [alone(*parts).numpy().tobytes() for parts in data]
+    return [alone(*parts).numpy().tobytes() for parts in data], [p.numpy().tobytes() for p in model.parameters()]
+
+
+def test_one_thread_each_without_a_queue_is_sgd_in_bits() -> None:
+    data = stream(3)
     found = ran(data, forward=1, backward=1, queue=0)
-    assert found[:2] == (losses, [p.numpy().tobytes() for p in model.parameters()])
+    assert found[:2] == sgd(data)
     assert not found[3].stale
     assert ran(data)[3].stale
     assert ran(data)[1] != found[1]
