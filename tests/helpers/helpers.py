@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import nn, ops, optim, schedulers
-from minidl.core.graph import GraphBuilder, TaskGraph
+from minidl.core.graph import GraphBuilder, Role, TaskGraph
 from minidl.core.schedule import Lane, Schedule
 from minidl.core.tasks import Kind
 from minidl.devices.lanes import Threads
@@ -219,6 +219,28 @@ def planned(*tasks: tuple[str, str, str], nbytes: int = 8) -> TaskGraph:
                      late=own.late, iteration=own.iteration, reads=[names[b] for b in reads.split()],
                      writes=[names[b] for b in writes.split()], nbytes=nbytes)
     return builder.build()
+
+
+def network(layers: int, nbytes: int = 1000) -> TaskGraph:
+    """A step of a plain network without kernels: F, then O and W of each layer, then U."""
+    b = GraphBuilder()
+    x = b.buffer("x", nbytes, Role.INPUT)
+    weights = [b.buffer(f"w{i}", nbytes, Role.PARAMETER) for i in range(layers)]
+    activations = [x]
+    for i in range(layers):
+        activations.append(b.buffer(f"a{i}", nbytes))
+        b.task(i, Kind.F, reads=[activations[i], weights[i]], writes=[activations[i + 1]])
+    gradient, grads = activations[-1], []
+    for i in reversed(range(layers)):
+        grads.append((i, b.buffer(f"dw{i}", nbytes, Role.GRADIENT)))
+        b.task(i, Kind.W, reads=[activations[i], gradient], writes=[grads[-1][1]])
+        if i:
+            below = b.buffer(f"d{i}", nbytes, Role.GRADIENT)
+            b.task(i, Kind.O, reads=[gradient, weights[i]], writes=[below])
+            gradient = below
+    for i, g in sorted(grads):
+        b.task(i, Kind.U, reads=[g, weights[i]], writes=[weights[i]])
+    return b.build()
 
 
 @st.composite

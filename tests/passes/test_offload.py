@@ -92,18 +92,9 @@ def moved(graph: TaskGraph, moves: Moves) -> Draft:
     return offload(replace(Draft.of(graph), schedule=schedulers.in_order(graph)), moves)
 
 
-@pytest.fixture(params=["native", "python"])
-def lanes(request: pytest.FixtureRequest) -> Any:
-    if request.param == "native" and ml.devices.device.no_native_lanes():
-        pytest.skip("no native lanes here")
-    cpu().set_lanes(request.param)
-    yield
-    cpu().set_lanes("")
-
-
 @pytest.mark.parametrize("what", ["activations", "states", "all"])
 @pytest.mark.parametrize("policy", ["in_order", "multi_stream", "multi_region"])
-def test_bits_are_those_of_the_plain_step(policy: str, what: str, lanes: None):
+def test_bits_are_those_of_the_plain_step(policy: str, what: str, both_lanes: str):
     """With dropout, batch norm and Adam."""
     losses, left, plain = trained(policy)
     again = trained(policy, offload=what)
@@ -346,7 +337,7 @@ def far_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize("what", ["activations", "states"])
 def test_a_far_file_that_becomes_shorter_in_a_run_is_an_error_that_names_task_and_file(what: str, far_file: Any,
-                                                                                      lanes: None):
+                                                                                      both_lanes: str):
     path, cut_short = far_file
     ml.seed(0)
     plan = ml.plan(recorded(Net()), "in_order", offload=what)

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import SMALL, edge_pairs, planned_graphs, recorded
+from helpers import SMALL, edge_pairs, network, planned_graphs, recorded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl.core.graph import GraphBuilder, Role, TaskGraph
-from minidl.core.tasks import GraphError, Kind
-
-
-def training(layers: int = 2) -> TaskGraph:
-    """One iteration of a plain network, planned: F up, then W and O down, then U."""
-    b = GraphBuilder()
-    w = [b.buffer(f"w{i}", 8, Role.PARAMETER) for i in range(layers)]
-    x = [b.buffer("x", 8, Role.INPUT), *(b.buffer(f"x{i + 1}", 8) for i in range(layers))]
-    d = [b.buffer(f"d{i}", 8, Role.GRADIENT) for i in range(layers)]
-    g = [b.buffer(f"g{i}", 8, Role.GRADIENT) for i in range(layers)]
-    for i in range(layers):
-        b.task(i, Kind.F, reads=[w[i], x[i]], writes=[x[i + 1]])
-    for i in reversed(range(layers)):
-        after = [d[i + 1]] if i + 1 < layers else [x[layers]]
-        b.task(i, Kind.W, reads=[*after, x[i]], writes=[g[i]])
-        if i:
-            b.task(i, Kind.O, reads=[*after, w[i]], writes=[d[i]])
-    for i in range(layers):
-        b.task(i, Kind.U, reads=[w[i], g[i]], writes=[w[i]])
-    return b.build()
+from minidl.core.graph import GraphBuilder
+from minidl.core.tasks import GraphError
 
 
 def named_edges(graph):
@@ -37,10 +18,10 @@ def named_edges(graph):
 
 
 def test_renaming_takes_the_write_after_read_edges_between_iterations_away():
-    graph = training()
+    graph = network(2)
     between = {(a, b) for a, b in named_edges(ml.unroll(graph, 2)) if ("#" in a) != ("#" in b)}
     assert {("0U0", "0F0#1"), ("1U0", "1F0#1")} <= between, "U -> F"
-    # x1 is read by 1F0 and 1W0 and written again by 0F0 of the next iteration
+    # a1 is read by 1F0 and 1W0 and written again by 0F0 of the next iteration
     assert ("1W0", "0F0#1") in between, "W(t) -> F(t+1)"
     after = {(a, b) for a, b in named_edges(ml.rename(ml.unroll(graph, 2))) if ("#" in a) != ("#" in b)}
     assert ("0U0", "0F0#1") in after
@@ -117,7 +98,7 @@ def test_renaming_only_takes_edges_between_iterations_away(graph, iterations, co
     (lambda g: ml.unroll(g, 2**8 + 1).keys, "iteration 256 is too large")])
 def test_too_few_iterations_or_copies_or_too_many(call, why):
     with pytest.raises(GraphError, match=why):
-        call(training(1))
+        call(network(1))
 
 
 def test_one_iteration_changes_nothing():

@@ -15,7 +15,6 @@ import minidl as ml
 from minidl import nn, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.autograd.tensor import ShapeError
-from minidl.devices import DeviceError
 from minidl.devices.lanes import LaneError
 from minidl.plans.program import lower
 from minidl.runtime.checking import random_schedule
@@ -41,20 +40,9 @@ def single(device: Any = None, count: int = len(BATCHES)) -> tuple[list[Any], An
     return found, job.weights()
 
 
-@pytest.fixture(params=["native", "python"])
-def kind(request):
-    device = ml.device.cpu()
-    try:
-        device.set_lanes(request.param)
-    except DeviceError as error:
-        pytest.skip(str(error))
-    yield device
-    device.set_lanes("")
-
-
 @pytest.mark.parametrize("lanes", [1, 3])
 @pytest.mark.parametrize("at_once", [2, 4, 7])
-def test_bits_are_those_of_single_steps(kind, at_once, lanes):
+def test_bits_are_those_of_single_steps(both_lanes, at_once, lanes):
     wanted, weights = single()
     job = Job()
     run, found = job.executor(at_once, lanes, at_once), []
@@ -64,7 +52,7 @@ def test_bits_are_those_of_single_steps(kind, at_once, lanes):
     assert job.weights() == weights
 
 
-def test_single_steps_and_launches_take_turns(kind):
+def test_single_steps_and_launches_take_turns(both_lanes):
     wanted, weights = single()
     job = Job()
     run = job.executor(3)
@@ -73,7 +61,7 @@ def test_single_steps_and_launches_take_turns(kind):
     assert job.weights() == weights
 
 
-def test_a_wrong_batch_is_found_before_anything_runs(kind):
+def test_a_wrong_batch_is_found_before_anything_runs(both_lanes):
     job = Job()
     run, before = job.executor(4), job.weights()
     with pytest.raises(ShapeError, match="input 0"):
@@ -104,7 +92,7 @@ def test_an_output_within_a_larger_array_is_refused():
         StreamExecutor(graph, schedulers.in_order(graph), at_once=2)
 
 
-def test_a_signal_ends_a_launch_between_two_calls(kind):
+def test_a_signal_ends_a_launch_between_two_calls(both_lanes):
     """Its handler's error is raised soon, however many steps are left, and the executor runs again."""
     job, many = Job(), 2_000
     run = job.executor(many)

@@ -16,6 +16,8 @@ from minidl.core.tasks import Kind
 from minidl.plans.memory import MemoryLimitError
 from minidl.pricing.cost import Link
 
+AUTO = {"recompute": "auto", "offload": "auto"}
+
 
 def chain(layers: int = 5) -> TaskGraph:
     ml.seed(0)
@@ -36,7 +38,7 @@ def test_the_fastest_of_what_fits_is_chosen(bandwidth: float, chosen: set[Kind])
     whole = ml.plan(graph, "in_order", costs)
     limit = whole.peak_bytes[0] * 8 // 10
     machine = ml.Machine(memory_limit=limit)
-    found = ml.plan(graph, "in_order", costs, machine, recompute="auto", offload="auto")
+    found = ml.plan(graph, "in_order", costs, machine, **AUTO)
     assert found.peak_bytes[0] <= limit
     assert {t.kind for t in found.graph} & {Kind.R, Kind.D} == chosen
     others = [ml.plan(graph, "in_order", costs, machine, recompute=again, offload=away) for again, away in (
@@ -46,16 +48,16 @@ def test_the_fastest_of_what_fits_is_chosen(bandwidth: float, chosen: set[Kind])
     assert re.search(rf"of what fits {limit:,} bytes in place of {whole.peak_bytes[0]:,}, {name} is the fastest "
                      rf"predicted: {name} \+", found.remarks[-1])
     roomy = ml.Machine(memory_limit=whole.peak_bytes[0])
-    assert ml.plan(graph, "in_order", costs, roomy, recompute="auto", offload="auto").remarks == ()
+    assert ml.plan(graph, "in_order", costs, roomy, **AUTO).remarks == ()
 
 
 def test_below_the_least_nothing_fits_and_the_least_can_be_had():
     graph, costs = chain(), cost(1e3)
     with pytest.raises(MemoryLimitError, match=r"the least that can be had is [\d,]+$") as error:
-        ml.plan(graph, "in_order", costs, ml.Machine(memory_limit=1000), recompute="auto", offload="auto")
+        ml.plan(graph, "in_order", costs, ml.Machine(memory_limit=1000), **AUTO)
     least = error.value.least
     assert least is not None
-    found = ml.plan(graph, "in_order", costs, ml.Machine(memory_limit=least), recompute="auto", offload="auto")
+    found = ml.plan(graph, "in_order", costs, ml.Machine(memory_limit=least), **AUTO)
     assert found.peak_bytes[0] <= least
     alone = (ml.plan(graph, "in_order", costs, recompute=again, offload=away).peak_bytes[0]
              for again, away in (("all", "none"), ("none", "all"), ("sqrt", "all")))
@@ -71,19 +73,19 @@ def test_ranks_that_are_alike_share_out_if_nothing_else_fits_and_nobody_has_said
     least = min(max(ml.plan(graph, policy, costs, machine, recompute=again, offload="all").peak_bytes)
                 for again in ("none", "sqrt", "all"))
     limit = replace(machine, memory_limit=least - 1)
-    found = ml.plan(graph, policy, costs, limit, recompute="auto", offload="auto")
+    found = ml.plan(graph, policy, costs, limit, **AUTO)
     assert "shards" in found.schedule.notes
     assert max(found.peak_bytes) < least
     assert ", shard " in found.remarks[-1]
     with pytest.raises(MemoryLimitError):
-        ml.plan(graph, "fifo", costs, ml.Machine(2, 1000), recompute="auto", offload="auto")
+        ml.plan(graph, "fifo", costs, ml.Machine(2, 1000), **AUTO)
 
 
 def test_no_plan_that_can_be_asked_for_needs_less_than_the_least():
     """Of two ranks that offload everything, those without shards need less: they have no places for others' parts."""
     graph, costs, machine = chain(3), cost(1e3), ml.Machine(2, collective=lambda sizes: 5.0)
     with pytest.raises(MemoryLimitError) as error:
-        ml.plan(graph, "barrier", costs, replace(machine, memory_limit=1), recompute="auto", offload="auto")
+        ml.plan(graph, "barrier", costs, replace(machine, memory_limit=1), **AUTO)
     plans = [ml.plan(graph, "barrier", costs, machine, recompute=again, offload="all", shard=shard)
              for again in ("none", "all", "sqrt") for shard in range(4)]
     assert error.value.least == min(max(plan.peak_bytes) for plan in plans)
@@ -99,19 +101,17 @@ def test_ranks_share_out_as_told_whatever_the_limit(policy: str, machine: ml.Mac
     for shard in (1, "3,prefetch=0,keep=none"):
         free = ml.plan(graph, policy, costs, machine, shard=shard)
         for limit in (peak := max(free.peak_bytes), peak - 1):
-            found = ml.plan(graph, policy, costs, replace(machine, memory_limit=limit), shard=shard, recompute="auto",
-                            offload="auto")
+            found = ml.plan(graph, policy, costs, replace(machine, memory_limit=limit), shard=shard, **AUTO)
             assert found.schedule.notes["shards"] == str(shard)
             assert max(found.peak_bytes) <= limit
         with pytest.raises(MemoryLimitError) as error:
-            ml.plan(graph, policy, costs, replace(machine, memory_limit=1), shard=shard, recompute="auto",
-                    offload="auto")
+            ml.plan(graph, policy, costs, replace(machine, memory_limit=1), shard=shard, **AUTO)
         least = replace(machine, memory_limit=error.value.least)
-        assert ml.plan(graph, policy, costs, least, shard=shard, recompute="auto", offload="auto").limit
+        assert ml.plan(graph, policy, costs, least, shard=shard, **AUTO).limit
 
 
 def test_the_choice_is_refused_without_a_limit():
     with pytest.raises(PlanError, match="within a memory limit"):
-        ml.plan(chain(2), "in_order", recompute="auto", offload="auto")
+        ml.plan(chain(2), "in_order", **AUTO)
     with pytest.raises(PlanError, match="offload auto goes with recompute auto"):
         ml.plan(chain(2), "in_order", machine=ml.Machine(memory_limit=1000), offload="auto")

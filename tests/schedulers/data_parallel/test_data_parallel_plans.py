@@ -136,25 +136,18 @@ LAYERS = st.integers(1, 6).flatmap(lambda n: st.fixed_dictionaries(
     {x: st.lists(st.integers(0 if x == "b" else 1, 9), min_size=n, max_size=n) for x in "fbwc"}))
 
 
-@settings(max_examples=drawn(150), deadline=None)
-@given(case=LAYERS, name=st.sampled_from(schedulers.names("data", exact=True)), data=st.data())
-def test_periods_are_those_of_an_event_driven_run(case, name, data):
+@settings(max_examples=drawn(230), deadline=None)
+@given(case=LAYERS, name=st.sampled_from(schedulers.names("data", exact=True)), released=st.booleans(), data=st.data())
+def test_periods_are_those_of_an_event_driven_run(case, name, released, data):
+    """Also by the rule of the released code."""
     k = data.draw(st.integers(0, len(case["f"]))) if name == "reverse_first_k" else None
-    wanted = reference(name, case, k or 0, buckets=min(2, len(case["f"])))
+    released &= k is not None
+    wanted = reference(name, case, k or 0, buckets=min(2, len(case["f"])), released=released)
     if wanted is None:
         return  # the reference does not settle
-    assert period(name, case, k) == pytest.approx(wanted)
-
-
-@settings(max_examples=drawn(80), deadline=None)
-@given(case=LAYERS, k=st.integers(0, 6))
-def test_the_released_rule_has_the_periods_of_an_event_driven_run(case, k):
-    k = min(k, len(case["f"]))
-    wanted = reference("reverse_first_k", case, k, released=True)
-    if wanted is not None:
-        found = planned("reverse_first_k", case, k, options={"released": True})
-        assert found.period == pytest.approx(wanted)
-        assert found.period >= found.notes["lower_bound"] - 1e-9
+    found = planned(name, case, k, options={"released": True} if released else {})
+    assert found.period == pytest.approx(wanted)
+    assert found.period >= found.notes["lower_bound"] - 1e-9
 
 
 def test_a_layers_weight_gradient_runs_before_its_output_gradient():
@@ -354,14 +347,6 @@ def test_what_cannot_be_synchronised():
         synchronise(recorded(CASE), [])
 
 
-@pytest.mark.parametrize("name", schedulers.names("data", exact=True))
-def test_every_schedule_of_a_real_network_is_valid_over_several_iterations(name):
-    found = replicas(recorded(CASE), name, None, lambda sizes: 2.0 + sum(sizes.values()) / 50, buckets=2, part_bytes=64)
-    rolled = unroll(found.graph, 3)
-    found.schedule.repeated(3).validate(rolled)
-    assert found.peak_bytes[0] > 0
-
-
 def test_a_memory_limit_bounds_k():
     step = recorded(Case(("linear",) * 6, width=32, batch=64))
 
@@ -404,12 +389,9 @@ def test_what_an_all_reduce_costs():
     for wrong in ({"shape": "star"}, {"servers": 2}, {"ranks": 0}, {"shape": "parameter_server", "servers": 9}):
         with pytest.raises(CostError):
             Collective(**{"ranks": 4, "link": link, **wrong})
-
-
-@pytest.mark.parametrize("shape", ["ring", "tree", "parameter_server"])
-def test_two_to_4096_ranks_cost_ever_more(shape):
-    took = [Collective(2**n, Link(5.0, 1000.0), shape).time(1e6) for n in range(1, 13)]
-    assert took == sorted(took)
+    for shape in ("ring", "tree", "parameter_server"):  # more ranks never cost less
+        took = [Collective(2**n, Link(5.0, 1000.0), shape).time(1e6) for n in range(1, 13)]
+        assert took == sorted(took)
 
 
 # ---------------------------------------------------------------------------------------------------------- the command

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import classified, drawn
+from helpers import classified, drawn, network
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim, schedulers
-from minidl.core.graph import GraphBuilder, Role, TaskGraph
+from minidl.core.graph import GraphBuilder, TaskGraph
 from minidl.core.tasks import Kind
 from minidl.passes.boundary import cross_boundary, late_tasks, must_stay
 from minidl.plans.memory import MemoryLimitError
@@ -30,28 +30,6 @@ from minidl.schedulers.movable import Step
 from minidl.schedulers.multi_region import LEAST, found_places, multi_region, planned
 from minidl.schedulers.regions import regions
 from minidl.schedulers.single import MARGIN
-
-
-def network(layers: int, nbytes: int = 1000) -> TaskGraph:
-    """A step of a plain network without kernels: F, then O and W of each layer, then U."""
-    b = GraphBuilder()
-    x = b.buffer("x", nbytes, Role.INPUT)
-    weights = [b.buffer(f"w{i}", nbytes, Role.PARAMETER) for i in range(layers)]
-    activations = [x]
-    for i in range(layers):
-        activations.append(b.buffer(f"a{i}", nbytes))
-        b.task(i, Kind.F, reads=[activations[i], weights[i]], writes=[activations[i + 1]])
-    gradient, grads = activations[-1], []
-    for i in reversed(range(layers)):
-        grads.append((i, b.buffer(f"dw{i}", nbytes, Role.GRADIENT)))
-        b.task(i, Kind.W, reads=[activations[i], gradient], writes=[grads[-1][1]])
-        if i:
-            below = b.buffer(f"d{i}", nbytes, Role.GRADIENT)
-            b.task(i, Kind.O, reads=[gradient, weights[i]], writes=[below])
-            gradient = below
-    for i, g in sorted(grads):
-        b.task(i, Kind.U, reads=[g, weights[i]], writes=[weights[i]])
-    return b.build()
 
 
 def branches(optimizer: Any) -> TaskGraph:

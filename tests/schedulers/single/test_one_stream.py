@@ -9,10 +9,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from command_line import SMALL, run_json
-from helpers import drawn, planned_graphs
+from helpers import drawn, network, planned_graphs
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
-from test_multi_region import network
 
 import minidl as ml
 from minidl import schedulers
