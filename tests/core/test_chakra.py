@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import run_json
 from helpers import drawn, need, recorded_classifier
 from hypothesis import given, settings
 from random_plans import Plan, plans
@@ -187,8 +188,7 @@ def test_on_the_command_line(tmp_path, capsys):
     assert main([*command, str(out)]) == 0
     assert sorted(path.name for path in out.iterdir()) == ["plan.0.et", "plan.1.et"]
     capsys.readouterr()
-    assert main(["report", *map(str, sorted(out.iterdir())), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = run_json(capsys, "report", *map(str, sorted(out.iterdir())))[1]
     assert (found["tasks"], found["makespan"], found["predicted"]) == (18, 10, True)
     assert main(["train", "--model", "mlp", "--steps", "1", "--trace", str(tmp_path / "run.et"),
                  "--trace-factor", "1000"]) == 0

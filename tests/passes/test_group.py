@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refusal, run
 from helpers import Case, recorded
 from rank_runs import check
 
 import minidl as ml
 from minidl import nn, optim
-from minidl.cli import main
 from minidl.core.graph import TaskGraph
 from minidl.core.machine import PlanError
 from minidl.core.placement import Refused
@@ -150,13 +151,9 @@ def test_a_group_is_one_native_call() -> None:
 def test_commands_name_the_group(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     net = ["--model", "mlp", "--costs", "analytic"]
     file, picture = str(tmp_path / "plan.csv"), str(tmp_path / "plan.svg")
-    assert main(["explain", "3W0", *net, "--group-weights", "4"]) == 0
-    assert "7W0 (5W0+3W0+1W0)" in capsys.readouterr().out
-    assert main(["plan", *net, "--group-weights", "4", "--save", file, "--svg", picture]) == 0
-    capsys.readouterr()
-    assert main(["check", file, *net]) == 0
-    assert "7W0" in capsys.readouterr().out
-    with open(picture) as read:
-        assert "7W0 5W0+3W0+1W0" in read.read()
-    assert main(["plan", *net, "--parallel", "pipeline", "--ranks", "2", "--group-weights", "4"]) == 2
-    assert "--group-weights has no effect on a network cut into a pipeline" in capsys.readouterr().err
+    assert "7W0 (5W0+3W0+1W0)" in run(capsys, "explain", "3W0", *net, "--group-weights", "4")[1]
+    assert run(capsys, "plan", *net, "--group-weights", "4", "--save", file, "--svg", picture)[0] == 0
+    assert "7W0" in run(capsys, "check", file, *net)[1]
+    assert "7W0 5W0+3W0+1W0" in Path(picture).read_text()
+    assert "--group-weights has no effect on a network cut into a pipeline" in refusal(
+        capsys, "plan", *net, "--parallel", "pipeline", "--ranks", "2", "--group-weights", "4")

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refusal, run_json
 from test_sweeps import MLP, POLICIES, Mixing, Residual, Rows, X, Y, close, compared, depth, recorded
 
 import minidl as ml
 from minidl import models, nn, ops
-from minidl.cli import main
 from minidl.core.placement import Refused
 from minidl.passes.deeppcr import deeppcr
 from minidl.passes.draft import Draft
@@ -134,13 +133,11 @@ def test_more_iterations_than_layers_are_refused() -> None:
 
 def test_the_command_line_takes_iterations_beside_a_backward_pass(capsys: Any) -> None:
     told = ["train", "--model", "mlp", "--model-arg", "layers=6", "--model-arg", "hidden=8", "--batch-size", "8",
-            "--steps", "2", "--costs", "analytic", "--json"]
+            "--steps", "2", "--costs", "analytic"]
     losses = []
     for more in ([], ["--newton", "4"], ["--newton", "4", "--backward", "deeppcr"], ["--newton", "1"]):
-        assert main([*told, *more]) == 0
-        losses.append((found := json.loads(capsys.readouterr().out))["loss_last"])
+        losses.append((found := run_json(capsys, *told, *more)[1])["loss_last"])
         assert len(found["remarks"]) == len(more) // 2
     np.testing.assert_allclose(losses[1:3], losses[0], rtol=1e-5)
     assert losses[3] != losses[0]
-    assert main(["plan", "--model", "gpt", "--newton", "2"]) == 2
-    assert "newton: " in capsys.readouterr().err
+    assert "newton: " in refusal(capsys, "plan", "--model", "gpt", "--newton", "2")

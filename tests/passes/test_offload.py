@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 from contextlib import suppress
@@ -14,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 import rank_runs
+from command_line import refusal, run, run_json
 from helpers import classified
 
 import minidl as ml
 from minidl import nn, optim, schedulers
-from minidl.cli import main
 from minidl.core.draw import PALETTE, group_of
 from minidl.core.graph import Role, TaskGraph
 from minidl.core.machine import PlanError
@@ -197,8 +196,8 @@ def test_an_executor_from_before_states_moved_refuses_to_train_on_the_old_ones()
     for old in before:
         with pytest.raises(RuntimeError, match=r"has moved to far memory since this executor was made; make it after"):
             old(*batches()[0])
-    for run, batch in zip([*runs, ml.StreamExecutor(graph, schedulers.in_order(graph))], batches(), strict=True):
-        run(*batch)
+    for moved_run, batch in zip([*runs, ml.StreamExecutor(graph, schedulers.in_order(graph))], batches(), strict=True):
+        moved_run(*batch)
     apart(*batches()[0])
     assert state(model) == trained()[1]
     assert all(isinstance(s.live.data, Mapped) for s in plan.graph.storages if s.role == "far")
@@ -261,13 +260,11 @@ def test_a_saved_plan_takes_the_flag_that_it_was_made_with(name: str, tmp_path: 
     flags = ["plan", "--model", "mlp", "--costs", "analytic", "--parallel", "pipeline", "--ranks", "2",
              "--micro-batches", "4", "--scheduler"]
     saved, again = tmp_path / "a.csv", tmp_path / "b.csv"
-    assert main([*flags, name, "--offload", "all", "--save", str(saved)]) == 0
-    assert main([*flags, str(saved), "--offload", "all", "--save", str(again)]) == 0
+    for file, scheduler in ((saved, name), (again, str(saved))):
+        assert run(capsys, *flags, scheduler, "--offload", "all", "--save", str(file))[0] == 0
     assert again.read_text() == saved.read_text()
-    capsys.readouterr()
     for other in (["--offload", "states"], ["--offload", "all", "--memory-limit", "900KB"]):
-        assert main([*flags, str(saved), *other]) == 2
-        assert "already offloads all; leave --offload out" in capsys.readouterr().err
+        assert "already offloads all; leave --offload out" in refusal(capsys, *flags, str(saved), *other)
 
 
 def test_ranks_may_open_files_of_one_name_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -386,19 +383,17 @@ def test_a_full_disk_in_a_step_of_training_is_one_line(monkeypatch: pytest.Monke
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(*arguments)
 
-    train = ["train", "--model", "mlp", "--costs", "analytic", "--checkpoint", str(tmp_path), "--json"]
+    train = ["train", "--model", "mlp", "--costs", "analytic", "--checkpoint", str(tmp_path)]
     away = [*train, "--checkpoint-every", "1", "--offload", "activations"]
     monkeypatch.setattr(os, "pwritev", filled)
-    assert main([*away, "--steps", "1000"]) == 2
-    out, err = capsys.readouterr()
+    code, out, err = run(capsys, *away, "--steps", "1000", "--json")
+    assert code == 2
     said = err.splitlines()[-1]
     assert re.fullmatch(r"minidl: task \d+D0 .* failed: OSError: cannot copy [\d,]+ bytes out to a temporary file in "
                         r".*: No space left on device", said)
     assert (out, err.count("minidl:"), "Traceback" in err) == ("", 1, False)
     monkeypatch.undo()
-    assert main([*train, "--resume", "--steps", "60"]) == 0
-    resumed = json.loads(capsys.readouterr().out)
-    assert main([*train[:-3], "--json", "--steps", "60"]) == 0
-    whole = json.loads(capsys.readouterr().out)
+    resumed = run_json(capsys, *train, "--resume", "--steps", "60")[1]
+    whole = run_json(capsys, *train[:-2], "--steps", "60")[1]
     assert 0 < resumed["steps"] < 60
     assert resumed["params_sha256"] == whole["params_sha256"]

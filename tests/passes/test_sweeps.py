@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import refusal
+from command_line import refusal, run_json
 
 import minidl as ml
 from minidl import models, nn, ops, optim, schedulers
-from minidl.cli import main
 from minidl.core.graph import TaskGraph
 from minidl.core.placement import Refused
 from minidl.core.schedule import Lane, Schedule
@@ -397,11 +395,9 @@ def test_networks_without_these_passes_are_refused_in_one_line(capsys):
 
 @pytest.mark.parametrize("verb", [["train", "--steps", "2"], ["plan"], ["simulate"], ["explain", "4O0"]], ids=str)
 def test_commands_say_that_gradients_are_inexact(verb: list[str], capsys):
-    told = [*verb, "--model", "mlp", "--batch-size", "8", "--costs", "analytic", "--json", "--backward", "jacobi"]
-    assert main(told) == 0
-    assert json.loads(capsys.readouterr().out)["remarks"] == []
-    assert main([*told, "--sweeps", "1"]) == 0
-    assert json.loads(capsys.readouterr().out)["remarks"] == [
+    told = [*verb, "--model", "mlp", "--batch-size", "8", "--costs", "analytic", "--backward", "jacobi"]
+    assert run_json(capsys, *told)[1]["remarks"] == []
+    assert run_json(capsys, *told, "--sweeps", "1")[1]["remarks"] == [
         "gradients are inexact: 1 of the 2 sweeps of jacobi after which they are exact"]
 
 

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pipelines
 import pytest
+from command_line import run, run_json
 from helpers import ROOT, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.cli import main
 from minidl.pricing.cost import CostModel, Link
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import PipelineError, choice, looped
@@ -127,12 +127,9 @@ def test_equals_stay_with_the_first():
 
 def test_the_command_says_what_was_tried(capsys):
     flags = ["simulate", "--scheduler", "modulo", "--ranks", "4", "--chunks", "2", "--micro-batches", "2"]
-    assert main([*flags, "--latency", "0.5"]) == 0
-    assert "group 2, the best by simulation; makespans: 1 " in capsys.readouterr().out
-    assert main([*flags, "--latency", "0.5", "--json"]) == 0
-    assert set(json.loads(capsys.readouterr().out)["choices"]) == {"group"}
-    assert main([*flags, "--latency", "0.5", "--json", "--scheduler-arg", "group=2"]) == 0
-    assert "choices" not in json.loads(capsys.readouterr().out)
+    assert "group 2, the best by simulation; makespans: 1 " in run(capsys, *flags, "--latency", "0.5")[1]
+    assert set(run_json(capsys, *flags, "--latency", "0.5")[1]["choices"]) == {"group"}
+    assert "choices" not in run_json(capsys, *flags, "--latency", "0.5", "--scheduler-arg", "group=2")[1]
 
 
 def test_a_recorded_network_takes_the_group_that_its_link_asks_for():

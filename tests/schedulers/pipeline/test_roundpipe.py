@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
+from command_line import run, run_json
 from helpers import drawn
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl.cli import main
 from minidl.core.draw import timeline_svg
 from minidl.core.tasks import Kind, unpack
 from minidl.schedulers import pipeline
@@ -149,9 +148,8 @@ def test_a_fetch_that_takes_longer_than_a_slot_shows() -> None:
 
 
 def test_the_command_says_how_it_cut(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = "simulate --scheduler roundpipe --ranks 3 --micro-batches 4 --forward 2,2,1 --output-grad 1 --weight-grad 1"
-    assert main(flags.split()) == 0
-    assert "5 slots of layers go around the ranks, the longest takes 3" in capsys.readouterr().out
-    assert main([*flags.split(), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["rounds"] == {
+    flags = ["simulate", "--scheduler", "roundpipe", "--ranks", "3", "--micro-batches", "4", "--forward", "2,2,1",
+             "--output-grad", "1", "--weight-grad", "1"]
+    assert "5 slots of layers go around the ranks, the longest takes 3" in run(capsys, *flags)[1]
+    assert run_json(capsys, *flags)[1]["rounds"] == {
         "slots": 5, "longest": 3.0, "layers": [[1, 0], [1, 0], [1, 1], [0, 1], [0, 1]]}

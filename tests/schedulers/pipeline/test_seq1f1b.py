@@ -10,6 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pipelines
 import pytest
+from command_line import run, run_json
 from helpers import PATIENCE, ROOT, drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from launcher import MPIEXEC, under_mpi
 from rank_runs import trained
 
 import minidl as ml
-from minidl.cli import main
 from minidl.core.machine import Machine
 from minidl.core.schedule import ScheduleError
 from minidl.schedulers import pipeline
@@ -135,38 +135,35 @@ FLAGS = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", "pydoc", "--b
 @pytest.mark.slow
 def test_plan_check_explain_and_runs_of_a_saved_plan(tmp_path, capsys):
     file = str(tmp_path / "plan.csv")
-    mine = [*FLAGS, "--ranks", "2"]
-    assert main(["plan", *mine, "--scheduler", "seq1f1b", "--save", file, "--json"]) == 0
-    assert max(json.loads(capsys.readouterr().out)["peak_activations"]) == 1.5
-    assert main(["check", file, *mine[:-4], "--ranks", "2", "--scheduler", "seq1f1b"]) == 0
-    assert "valid on 2 ranks" in capsys.readouterr().out
-    assert main(["explain", "0B0", *mine, "--scheduler", "seq1f1b"]) == 0
-    assert "needs       0F0, 0B1" in capsys.readouterr().out
-    assert main(["simulate", *mine, "--scheduler", "seq1f1b", "--scheduler-arg", "slices=4"]) == 0
-    assert "1.250  live full stages" in capsys.readouterr().out
-    shas = []
-    for scheduler in (["seq1f1b"], [file]):
-        run = [*mine, "--parallel", "pipeline", "--steps", "1", "--json"]
-        assert main(["train", *run, "--scheduler", *scheduler]) == 0
-        shas.append(json.loads(capsys.readouterr().out)["params_sha256"])
-    assert shas[0] == shas[1]
+    mine = [*FLAGS, "--ranks", "2", "--scheduler", "seq1f1b"]
+    def said(*argv):
+        code, out, _ = run(capsys, *argv, *mine)
+        assert code == 0
+        return out
+
+    assert max(run_json(capsys, "plan", *mine, "--save", file)[1]["peak_activations"]) == 1.5
+    assert "valid on 2 ranks" in said("check", file)
+    assert "needs       0F0, 0B1" in said("explain", "0B0")
+    assert "1.250  live full stages" in said("simulate", "--scheduler-arg", "slices=4")
+    run_of = ["train", *mine, "--parallel", "pipeline", "--steps", "1"]
+    shas = {run_json(capsys, *run_of, "--scheduler", name)[1]["params_sha256"] for name in ("seq1f1b", file)}
+    assert len(shas) == 1
 
 
 @under_mpi
 def test_ranks_of_mpi_leave_the_bits_of_ranks_in_one_process(tmp_path, capsys):
-    flags = ["train", *FLAGS, "--parallel", "pipeline", "--scheduler", "seq1f1b", "--steps", "2", "--json"]
+    flags = ["train", *FLAGS, "--parallel", "pipeline", "--scheduler", "seq1f1b", "--steps", "2"]
     trace = tmp_path / "trace.json"
-    done = subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-m", "minidl", *flags, "--trace", str(trace)],
+    done = subprocess.run([MPIEXEC, "-n", "2", sys.executable, "-m", "minidl", *flags, "--json", "--trace",
+                           str(trace)],
                           capture_output=True, text=True, timeout=PATIENCE, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert main([*flags, "--ranks", "2"]) == 0
-    assert json.loads(done.stdout)["params_sha256"] == json.loads(capsys.readouterr().out)["params_sha256"]
+    assert json.loads(done.stdout)["params_sha256"] == run_json(capsys, *flags, "--ranks", "2")[1]["params_sha256"]
     names = {e["name"].split()[0] for e in json.loads(trace.read_text())["traceEvents"] if e["ph"] == "X"}
     assert {f"{stage}{kind}{i}" for stage in (0, 1) for kind in "FB" for i in range(4)} <= names
 
 
 def test_what_is_saved_is_proved_again(tmp_path, capsys):
     flags = ["--scheduler", "seq1f1b", "--scheduler-arg", "slices=3", "--ranks", "3", "--micro-batches", "2"]
-    assert main(["plan", *flags, "--save", str(tmp_path / "plan.csv")]) == 0
-    assert main(["check", str(tmp_path / "plan.csv"), *flags]) == 0
-    assert "valid on 3 ranks" in capsys.readouterr().out
+    assert run(capsys, "plan", *flags, "--save", str(tmp_path / "plan.csv"))[0] == 0
+    assert "valid on 3 ranks" in run(capsys, "check", str(tmp_path / "plan.csv"), *flags)[1]
