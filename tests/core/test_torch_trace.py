@@ -45,6 +45,12 @@ def written(path: Path, events: Any, **more: Any) -> str:
     return str(path)
 
 
+def of_ranks(folder: Path, *every: Any, **more: Any) -> list[str]:
+    """A file of each rank's events."""
+    return [written(folder / f"{rank}.json", events, distributedInfo={"rank": rank}, **more)
+            for rank, events in enumerate(every)]
+
+
 def test_kernels_depend_on_their_launches_also_of_graphs(tmp_path):
     t = load_torch([written(tmp_path / "a.json", STEP)])
     assert [str(lane) for lane in t.lanes] == ["0/device 0 stream 7", "0/device 0 stream 8", "0/thread 5"]
@@ -58,14 +64,9 @@ def test_kernels_depend_on_their_launches_also_of_graphs(tmp_path):
 
 
 def test_a_collective_begins_when_the_last_rank_has_come(tmp_path):
-    def rank(number: int, work: float) -> str:
-        events = [kernel("gemm", number, work - number, 1), kernel("ncclDevKernel_AllReduce", work, 60 - work, 2, 9)]
-        path = tmp_path / f"{number}.json.gz"
-        path.write_bytes(gzip.compress(json.dumps({"traceEvents": events, "distributedInfo": {"rank": number},
-                                                   "baseTimeNanoseconds": 1000}).encode()))
-        return str(path)
-
-    t = load_torch([rank(0, 10.0), rank(1, 50.0)])
+    every = [[kernel("gemm", rank, work - rank, 1), kernel("ncclDevKernel_AllReduce", work, 60 - work, 2, 9)]
+             for rank, work in enumerate((10.0, 50.0))]
+    t = load_torch(of_ranks(tmp_path, *every, baseTimeNanoseconds=1000))
     sums = [r for r in t.tasks.tolist() if "nccl" in t.label(r)]
     assert [(t.lanes[t.lane[r]].rank, float(t.start[r]), float(t.end[r])) for r in sums] == [(0, 50, 60), (1, 50, 60)]
     products = [r for r in t.tasks.tolist() if t.label(r).endswith("gemm")]
@@ -188,8 +189,7 @@ def test_collectives_are_matched_within_their_group(tmp_path):
     every[0] += [kernel("gemm", 0, 1, 1), *sums(*own, (1, 8))]
     every[1] += sums(*own, (2, 8)) + sums(*other, (9, 15))
     every[2] += sums(*other, (12, 15))
-    t = load_torch([written(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
-                    for rank, events in enumerate(every)])
+    t = load_torch(of_ranks(tmp_path, *every))
     begins = {rank: sorted(t.start[t.tasks][t.rank_of_each[t.tasks] == rank].tolist()) for rank in range(3)}
     assert begins == {0: [0, 2, 50], 1: [2, 12, 50], 2: [12, 50]}
     assert not [line for line in t.meta["notes"] if "clock" in line or "match" in line]
@@ -203,8 +203,7 @@ def test_messages_are_matched_by_their_ranks_or_not_at_all(tmp_path):
     for more, begins in (({"Src Rank": 0, "Dst Rank": 1}, [30, 30]), ({}, [10, 30])):
         files = [[kernel("gemm", 0, 1, 1), message(start, what, **more)]
                  for start, what in [(10, "send"), (30, "recv")]]
-        t = load_torch([written(tmp_path / f"{rank}.json", events, distributedInfo={"rank": rank})
-                        for rank, events in enumerate(files)])
+        t = load_torch(of_ranks(tmp_path, *files))
         assert sorted(t.start[t.tasks].tolist()) == [0, 0, *begins]
 
 
@@ -228,16 +227,15 @@ def test_clocks_that_differ_are_aligned_at_the_ends_of_collectives(tmp_path, cap
 
 
 def test_groups_whose_collectives_differ_are_matched_as_far_as_they_agree(tmp_path):
-    def rank(number: int, *names: str) -> str:
-        return written(tmp_path / f"{number}.json", [kernel(f"ncclDevKernel_{name}", 20 * i + number, 9 - number, i)
-                                                     for i, name in enumerate(names)], distributedInfo={"rank": number})
+    def sums(rank: int, *names: str) -> list[Any]:
+        return [kernel(f"ncclDevKernel_{name}", 20 * i + rank, 9 - rank, i) for i, name in enumerate(names)]
 
-    t = load_torch([rank(0, "AllReduce", "AllGather", "AllReduce"), rank(1, "AllReduce", "AllReduce")])
+    whole, less = sums(0, "AllReduce", "AllGather", "AllReduce"), sums(1, "AllReduce", "AllReduce")
+    t = load_torch(of_ranks(tmp_path, whole, less))
     assert any("1 of 3 are matched" in line for line in t.meta["notes"])
     assert sorted(t.start[t.tasks].tolist()) == [0, 0, 19, 20, 39]
     # one is missing, such as one whose duration was negative: the others are matched by their times
-    events = json.loads(Path(rank(1, *["AllReduce"] * 3)).read_text())["traceEvents"][1:]
-    t = load_torch([rank(0, *["AllReduce"] * 3), written(tmp_path / "1.json", events, distributedInfo={"rank": 1})])
+    t = load_torch(of_ranks(tmp_path, sums(0, *["AllReduce"] * 3), sums(1, *["AllReduce"] * 3)[1:]))
     assert any("2 of 3 are matched" in line for line in t.meta["notes"])
     assert not any("clock" in line for line in t.meta["notes"])
     assert sorted(t.start[t.tasks].tolist()) == [0, 21, 21, 41, 41]
@@ -365,13 +363,10 @@ def test_a_profiler_that_kept_too_few_events_is_said(tmp_path, monkeypatch):
 
 def test_sums_of_gloo_meet_and_depend_on_the_calls_that_post_them(tmp_path):
     """As torch 2.13 writes them: ranges on threads of gloo's own, without a group."""
-    def rank(number: int, work: float) -> str:
-        events = [call("aten::linear", 0, work), call("c10d::allreduce_", work, 1),
-                  {**call("gloo:all_reduce", work + 2, 58 - work, cat="user_annotation"), "tid": 20 + number}]
-        events[-1]["args"] = {"Input Dims": [[4160]], "Input type": ["float"]}
-        return written(tmp_path / f"{number}.json", events, distributedInfo={"rank": number})
-
-    t = load_torch([rank(0, 10.0), rank(1, 50.0)])
+    every = [[call("aten::linear", 0, work), call("c10d::allreduce_", work, 1),
+              {**call("gloo:all_reduce", work + 2, 58 - work, cat="user_annotation"), "tid": 20 + rank,
+               "args": {"Input Dims": [[4160]], "Input type": ["float"]}}] for rank, work in enumerate((10.0, 50.0))]
+    t = load_torch(of_ranks(tmp_path, *every))
     sums = [r for r in t.tasks.tolist() if "gloo" in t.label(r)]
     assert [(float(t.start[r]), float(t.end[r])) for r in sums] == [(52, 60), (52, 60)]
     path = [t.label(r).split()[1] for r in critical_path(t).records.tolist()]

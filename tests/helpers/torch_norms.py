@@ -8,18 +8,17 @@ ratio of the gradient after two steps without `zero_grad`, with `scale_grads` an
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import ScheduleGPipe
 from torch.nn import functional
-from torch_ranks import PAGE, alone
+from torch_ranks import PAGE, alone, print_each
 
 MICRO_BATCHES, SAMPLES, WIDTH = 4, 8, 3
 
@@ -76,9 +75,4 @@ def seen(how: str, rank: int) -> list[Any]:
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=2)
-    for how in ("nothing", "examples", "get_ready"):
-        print(json.dumps(seen(how, rank)), flush=True)
-    distributed.barrier()
-    distributed.destroy_process_group()
+    print_each((seen(how, rank) for how in ("nothing", "examples", "get_ready")), rank, 2, folder)

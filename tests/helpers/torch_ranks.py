@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -63,12 +63,23 @@ def equal(file: Path, stages: int, micro_batches: int) -> bool:
     return same
 
 
-if __name__ == "__main__":
-    rank, ranks, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+def print_each(results: Iterable[Any], rank: int, ranks: int, folder: Path) -> None:
+    """Meets the other ranks, and prints each result as a line of JSON."""
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank, world_size=ranks)
-    for path in sorted(folder.glob("*.csv")):
-        numbers = path.name.split("-")
-        print(json.dumps([path.stem, equal(path, int(numbers[0]), int(numbers[1]))]), flush=True)
+    for result in results:
+        print(json.dumps(result), flush=True)
     distributed.barrier()
     distributed.destroy_process_group()
+
+
+def of_grids(folder: Path, judged: Callable[[Path, int, int], Any]) -> Iterator[Any]:
+    """The name of each grid, and what is said of the file and its numbers of stages and micro-batches."""
+    for path in sorted(folder.glob("*.csv")):
+        stages, micro_batches, *_ = path.name.split("-")
+        yield path.stem, judged(path, int(stages), int(micro_batches))
+
+
+if __name__ == "__main__":
+    folder = Path(sys.argv[3])
+    print_each(of_grids(folder, equal), int(sys.argv[1]), int(sys.argv[2]), folder)

@@ -6,9 +6,9 @@ prints a line of JSON: the name, and the largest difference of a gradient from o
 
 from __future__ import annotations
 
-import json
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,12 +17,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from torch.nn import functional
-from torch_ranks import SAMPLES, WIDTH, alone, network
+from torch_ranks import SAMPLES, WIDTH, alone, network, of_grids, print_each
 
 REPLICAS, RANKS = 2, 2
 
 
-def difference(file: Path, rank: int, stages: int, micro_batches: int) -> float:
+def difference(rank: int, file: Path, stages: int, micro_batches: int) -> float:
     """Of this rank's gradients in the second of two steps."""
     mesh = distributed.init_device_mesh("cpu", (REPLICAS, RANKS), mesh_dim_names=("replicas", "ranks"))
     replica, place = divmod(rank, RANKS)
@@ -49,11 +49,4 @@ def difference(file: Path, rank: int, stages: int, micro_batches: int) -> float:
 
 if __name__ == "__main__":
     rank, folder = int(sys.argv[1]), Path(sys.argv[2])
-    torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{folder / 'meeting'}", rank=rank,
-                                   world_size=REPLICAS * RANKS)
-    for path in sorted(folder.glob("*.csv")):
-        numbers = path.name.split("-")
-        print(json.dumps([path.stem, difference(path, rank, int(numbers[0]), int(numbers[1]))]), flush=True)
-    distributed.barrier()
-    distributed.destroy_process_group()
+    print_each(of_grids(folder, partial(difference, rank)), rank, REPLICAS * RANKS, folder)

@@ -212,13 +212,6 @@ def test_on_given_times_as_well(policy: str, ranks: int, more: int, lag: int) ->
     assert pipelines.plan(policy, ranks, m, cost, lag=m).schedule.to_csv() == free.schedule.to_csv()
 
 
-def test_a_smaller_bound_needs_no_more_memory_in_a_pipeline() -> None:
-    graph = golden_plans.step("mlp", 8)
-    peaks = [ml.plan(graph, "fast_forward", machine=ml.Machine(2), lag=k).peak_bytes[1] for k in range(4)]
-    assert all(a <= b for a, b in pairwise(peaks))
-    assert peaks[0] < peaks[-1]
-
-
 @pytest.mark.slow
 def test_a_long_gpt_needs_half_the_memory_with_a_bound() -> None:
     """The figures of docs/claims: if all weight gradients come last, and if at most 17 wait."""
@@ -231,13 +224,18 @@ def test_a_long_gpt_needs_half_the_memory_with_a_bound() -> None:
     assert not held(plans[0].graph, 16)
 
 
-@pytest.mark.parametrize("policy", ["multi_stream", "reverse_first_k"])
-def test_a_bound_saves_memory_where_weight_gradients_pile_up(policy: str) -> None:
-    graph = golden_plans.step("mlp", 4)
-    more = {"streams": 2} if policy == "multi_stream" else {"k": 2}
-    cost, ranks = (COST, 1) if policy == "multi_stream" else (None, 2)
-    free, bound = (ml.plan(graph, policy, cost, ml.Machine(ranks), **more, **late) for late in ({}, {"lag": 1}))
-    assert max(bound.peak_bytes) < max(free.peak_bytes)
+@pytest.mark.parametrize(("policy", "ranks", "micro_batches", "cost", "more"), [
+    ("multi_stream", 1, 4, COST, {"streams": 2}), ("reverse_first_k", 2, 4, None, {"k": 2}),
+    ("fast_forward", 2, 8, None, {})])
+def test_a_smaller_bound_needs_no_more_memory(policy: str, ranks: int, micro_batches: int, cost: ml.CostModel | None,
+                                              more: dict[str, int]) -> None:
+    """And less where weight gradients pile up."""
+    graph = golden_plans.step("mlp", micro_batches)
+    bounds = [{"lag": lag} for lag in range(more.get("k", 1) - 1, 4)]
+    peaks = [max(ml.plan(graph, policy, cost, ml.Machine(ranks), **more, **bound).peak_bytes)
+             for bound in ({"lag": 1}, *bounds, {})]
+    assert peaks[1:] == sorted(peaks[1:])
+    assert peaks[0] < peaks[-1]
 
 
 @pytest.mark.slow
