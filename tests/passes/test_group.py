@@ -44,17 +44,14 @@ def test_groups_have_the_bits_of_single_tasks(policy: str, micro_batches: int) -
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize("policy", ["priority", "barrier", "buckets", "fifo", "dear", "reverse_first_k"])
-@pytest.mark.parametrize("size", [2, 99])
-def test_data_parallel_ranks_have_the_bits_of_one_process(policy: str, size: int) -> None:
+@pytest.mark.parametrize("settings", [
+    *({"scheduler": policy, "options": {"group_weights": size}} for size in (2, 99)
+      for policy in ("priority", "barrier", "buckets", "fifo", "dear", "reverse_first_k")),
+    *({"scheduler": "barrier", "shard": shard, "options": {"group_weights": 3}}
+      for shard in ("1", "2,prefetch=0", "3,prefetch=0,keep=none"))], ids=str)
+def test_data_parallel_ranks_have_the_bits_of_one_process(settings: dict[str, Any]) -> None:
     """A sum over ranks waits for the group of its gradient."""
-    check({"scheduler": policy, "ranks": 1, "replicas": 2, "options": {"group_weights": size}})
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("shard", ["1", "2,prefetch=0", "3,prefetch=0,keep=none"])
-def test_ranks_that_share_out_states_have_the_bits_of_one_process(shard: str) -> None:
-    check({"scheduler": "barrier", "ranks": 1, "replicas": 2, "shard": shard, "options": {"group_weights": 3}})
+    check({"ranks": 1, "replicas": 2, **settings})
 
 
 def test_a_group_runs_when_its_last_member_could_and_its_updates_after_it() -> None:

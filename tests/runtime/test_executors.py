@@ -70,16 +70,6 @@ def test_multi_stream_keeps_the_chain_on_main_and_the_rest_beside_it():
         ml.plan(graph, "multi_streem")
 
 
-def test_several_iterations_unrolled_into_one_graph_equal_as_many_single_steps():
-    data = SMALL.batches(3)
-    for passes in (lambda g: ml.unroll(g, 3), lambda g: ml.rename(ml.unroll(g, 3))):
-        for run in (SequentialExecutor, lambda g: CheckingExecutor(g, random_schedule(g, 3, np.random.default_rng(5))),
-                    lambda g: StreamExecutor(g, random_schedule(g, 3, np.random.default_rng(6)))):
-            model, opt, step = SMALL.make()
-            losses = run(passes(ml.record(step, *data[0])))(*(v for values in data for v in values))
-            assert bits(*losses) + b"#" + SMALL.state(model, opt) == SMALL.trained(SequentialExecutor, steps=3)
-
-
 def test_dropout_of_micro_batches_is_that_of_the_whole_batch():
     x = np.ones((6, 5), np.float32)
 

@@ -142,19 +142,6 @@ def test_an_entry_that_an_interrupt_has_left_does_not_stop_the_next_step(kind, b
     assert not run._guard._entry
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_a_closed_executor_says_so(count, both_lanes):
-    (batch,) = SMALL.batches(1)
-    run = lanes(count)(recorded())
-    run(*batch)
-    run.close()
-    with deadline():
-        for _ in range(2):
-            with pytest.raises(RuntimeError, match="^this executor is closed; make another one$"):
-                run(*batch)
-            run.close()
-
-
 def test_a_parameter_as_an_input_settles_the_executor_before_its_step():
     """Its late tasks run once, although the step reads the parameter while it takes its inputs."""
     def trained(late):

@@ -80,11 +80,11 @@ class Play:
             assert self.began.wait(PATIENCE)
 
 
-def refused(call: Callable[[], Any]) -> bool:
+def refused(call: Callable[[], Any], says: str = "this executor is") -> bool:
     try:
         call()
     except RuntimeError as error:
-        if not str(error).startswith("this executor is"):
+        if not str(error).startswith(says):
             raise
         return True
     return False
@@ -143,11 +143,12 @@ def threads(play: Play) -> None:
 
 
 def closed(play: Play) -> None:
-    """One thread steps, another closes: refused while a step runs; later steps are refused."""
+    """One thread steps, another closes: refused while a step runs; later steps are refused, and it can close again."""
     with stepping(play, lambda: play.steps == 4 * STEPS or refused(play.step)):
         while refused(play.run.close):
             pass
-        assert refused(play.step)
+        assert refused(play.step, "this executor is closed; make another one")
+        play.run.close()
     play.check()
 
 
