@@ -1,7 +1,9 @@
 """The solver as an oracle: proved optima, and no valid plan that beats them."""
 
+import json
 import sys
 from itertools import product
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,6 +21,7 @@ from minidl.schedulers.pipeline.zb_auto import zb_auto
 
 COMPARABLE = sorted(name for name, p in POLICIES.items()
                     if p.placement == "contiguous" and not (p.stale or p.sliced or p.arranges) and name != "optimal")
+OPTIMA = json.loads((Path(__file__).parents[1] / "published.json").read_text())["exact_optima"]
 MEASURE = {"makespan": "makespan", "span": "max_span", "period": "period"}
 
 
@@ -43,19 +46,18 @@ def priced(problem, cost, schedule):
                             micro_batches=problem.micro_batches, cap=problem.cap)))
 
 
-@pytest.mark.parametrize(("cap", "makespan", "span"), [
-    pytest.param(2, 41, 41, marks=pytest.mark.slow), pytest.param(3, 31, 31, marks=pytest.mark.slow), (4, 27, 27),
-    (5, 27, 26), (6, 27, 25), (7, 27, 24), (8, 27, 24), (None, 27, 24)])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=pytest.mark.slow if case["activation_cap"] in (2, 3) else ())
+                                  for case in OPTIMA], ids=lambda case: str(case["activation_cap"]))
 @pytest.mark.parametrize("objective", OBJECTIVES)
-def test_exact_optima_of_4_ranks_and_8_micro_batches(cap, makespan, span, objective):
-    problem, cost = problem_of(4, 8, cap=cap)
+def test_exact_optima(case, objective):
+    problem, cost = problem_of(case["p"], case["m"], case["F"], case["B"], case["W"], cap=case["activation_cap"])
     found = solve(problem, objective)
     assert found.proved
     assert found.status == "OPTIMAL"
-    assert found.value == found.bound == (makespan if objective == "makespan" else span)
+    assert found.value == found.bound == case["min_makespan" if objective == "makespan" else "min_max_span"]
     measured = priced(problem, cost, found.schedule)
     assert getattr(measured, MEASURE[objective]) == pytest.approx(found.value, abs=1e-6)
-    assert max(measured.peak_activations) <= (cap or 8)
+    assert max(measured.peak_activations) <= (case["activation_cap"] or case["m"])
 
 
 TIMES = st.one_of(st.integers(1, 6), st.sampled_from([0.5, 1.25, 2.7]))

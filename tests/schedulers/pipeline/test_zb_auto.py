@@ -21,6 +21,7 @@ from minidl.schedulers.pipeline.refine import refine
 from minidl.schedulers.pipeline.rules import by_rules
 from minidl.schedulers.pipeline.zb_auto import candidates, zb_auto
 
+OPTIMA = json.loads((Path(__file__).parents[1] / "published.json").read_text())["exact_optima"]
 PUBLISHED = [  # p, m, F, O, W, c in microseconds, then the published bubble rates of ZB-1p and ZB-2p
     (8, 24, 18522, 18086, 9337, 601, 0.1585, 0.0433),
     (8, 24, 29718, 29444, 19927, 527, 0.1323, 0.0029),
@@ -39,15 +40,13 @@ def priced(p, m, forward, output_grad, weight_grad, latency=0.0, cap=None, kept=
 
 
 @pytest.mark.few(4)
-@pytest.mark.parametrize(("p", "m", "output_grad", "cap", "makespan", "span"), [
-    (4, 8, 1, 2, 41, 41), (4, 8, 1, 3, 31, 31), (4, 8, 1, 4, 27, 27), (4, 8, 1, 5, 27, 26), (4, 8, 1, 6, 27, 25),
-    (4, 8, 1, 7, 27, 24), (4, 8, 1, 8, 27, 24), (4, 8, 1, None, 27, 24), (2, 4, 1, 2, 13, 13), (2, 4, 1, 4, 13, 12),
-    (4, 4, 1, 4, 15, 15), (4, 4, 1, 8, 15, 15), (4, 8, 2, 4, 38, 38), (4, 8, 2, 8, 35, 34)])
-def test_reaches_the_proved_optima(p, m, output_grad, cap, makespan, span):
-    found, _ = priced(p, m, 1, output_grad, 1, cap=cap)
-    assert found.makespan == pytest.approx(makespan, abs=1e-6)
-    assert found.max_span == found.period == pytest.approx(span, abs=1e-6)
-    assert max(found.peak_activations) <= (cap or m)
+@pytest.mark.parametrize("case", OPTIMA, ids=lambda case: str(case["activation_cap"]))
+def test_reaches_the_proved_optima(case):
+    """More of them are in test_expected."""
+    found, _ = priced(case["p"], case["m"], case["F"], case["B"], case["W"], cap=case["activation_cap"])
+    assert found.makespan == pytest.approx(case["min_makespan"], abs=1e-6)
+    assert found.max_span == found.period == pytest.approx(case["min_max_span"], abs=1e-6)
+    assert max(found.peak_activations) <= (case["activation_cap"] or case["m"])
 
 
 LARGE_IS_SLOW = [pytest.param(*row, marks=pytest.mark.slow if row[0] > 8 else ()) for row in PUBLISHED]
