@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import SMALL, Case, arrays_left, bits, bytes_allocated, deadline, python_calls, recorded, sgd_momentum
+from helpers import Case, arrays_left, bytes_allocated, deadline, python_calls, sgd_momentum
 from rank_runs import check
 
 import minidl as ml
 from minidl.devices.device import CPU
-from minidl.plans.memory import MemoryLimitError
 from minidl.runtime.checking import random_schedule
-from minidl.runtime.executors import Runtime, SequentialExecutor, StreamExecutor, runtime
+from minidl.runtime.executors import Runtime, StreamExecutor, runtime
 from minidl.training.job import Job
 from minidl.training.recorded import Recorded
 
@@ -70,19 +69,6 @@ def test_a_step_is_few_calls_of_python():
 def test_each_rank_allocates_its_planned_peak(settings: dict[str, Any], recompute: str):
     """Which `check` asserts of every run, with the bits of one process."""
     check({**settings, "recompute": recompute, "optimizer": "adam", "norm": True, "drop": True})
-
-
-def test_a_step_within_its_memory_limit_has_the_bits_of_one_without(both_lanes):
-    (values,) = SMALL.batches(1)
-    wanted = bits(*SequentialExecutor(recorded())(*values))
-    graph = recorded()
-    schedule = random_schedule(graph, 2, np.random.default_rng(0))
-    peak = StreamExecutor(graph, schedule).peak_bytes
-    with deadline():
-        plan = ml.plan(graph, schedule, machine=ml.Machine(memory_limit=peak))
-        assert bits(*Runtime(plan.program())(*values)) == wanted
-    with pytest.raises(MemoryLimitError):
-        ml.plan(graph, schedule, machine=ml.Machine(memory_limit=peak - 1))
 
 
 @pytest.mark.parametrize("lanes", [1, 3])

@@ -45,6 +45,7 @@ SLICED = ["plan", "--model", "gpt", "--model-arg", "preset=tiny", "--data", "pyd
     ([*GIVEN, "--scheduler", "modulo", "--scheduler-arg", "group=3", "--chunks", "2"],
      "2 chunks per rank is not a multiple of the group size 3"),
     ([*GIVEN, "--scheduler", "zb_h1", "--costs", "FILE", "--forward", "2"], "has all times; leave --forward out"),
+    ([*GIVEN, "--order", "hint", "--jitter", "1000"], "--jitter: '1000' must be a number from 0 to 10"),
     ([*GIVEN, "--scheduler", "zb_h1", "--costs", "measured"],
      "--costs has no effect here; it goes with a network"),
     ([*GIVEN, "--scheduler", "zb_h1", "--bandwidth", "1MB"],

@@ -16,7 +16,7 @@ import minidl as ml
 from minidl import nn, ops, schedulers
 from minidl.autograd import tape
 from minidl.core.schedule import Lane as ScheduleLane
-from minidl.core.schedule import Schedule, ScheduleError
+from minidl.core.schedule import Schedule
 from minidl.core.tasks import Kind
 from minidl.passes.rewrite import gradients
 from minidl.runtime.comm import SLOTS, Host, RankError
@@ -265,18 +265,6 @@ def test_a_trace_has_every_task_of_a_step_once():
         assert {lane.rank for lane in timeline.lanes} == {rank}
         assert timeline.makespan > 0
         assert run.peak_bytes == run.program.peak_bytes > 0
-
-
-def test_what_is_no_data_parallel_schedule_is_refused():
-    (_, found), = prepared(of("priority", 1))
-    graph, communicator = found.graph, LoopBack.ranks(1)[0]
-    names = {lane: found.schedule.names(i) for i, lane in enumerate(found.schedule.lanes)}
-    with pytest.raises(ScheduleError, match="2 ranks; one device can run only one"):
-        DistributedExecutor(graph, Schedule.from_names({ScheduleLane(0, "main"): names[ScheduleLane(0)],
-                                                        ScheduleLane(1, "comm"): []}), communicator)
-    with pytest.raises(ScheduleError, match="missing"):
-        DistributedExecutor(graph,
-                            Schedule.from_names({**names, ScheduleLane(0): names[ScheduleLane(0)][:-1]}), communicator)
 
 
 class Turned(nn.Module):

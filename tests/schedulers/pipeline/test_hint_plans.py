@@ -8,7 +8,7 @@ from typing import Any
 import golden_plans
 import numpy as np
 import pytest
-from command_line import refusal, run_json
+from command_line import run_json
 
 import minidl as ml
 from minidl.core.machine import PlanError
@@ -175,7 +175,3 @@ def test_a_hint_within_a_memory_limit_searches_all_but_copies() -> None:
         with pytest.raises(Refused, match="order=hint: copies of memory"):
             ml.plan(graph, policy, machine=ml.Machine(2), order="hint", offload="states")
 
-
-def test_a_spread_that_no_float_holds_is_said(capsys: Any) -> None:
-    assert "--jitter: '1000' must be a number from 0 to 10" in refusal(
-        capsys, "simulate", "--ranks", "2", "--micro-batches", "4", "--order", "hint", "--jitter", "1000")
