@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import several
-from helpers import bits
+from helpers import bits, refuses
 from several import BATCHES
 
 import minidl as ml
@@ -66,12 +66,9 @@ def test_a_wrong_batch_is_found_before_anything_runs(both_lanes):
     run, before = job.executor(4), job.weights()
     with pytest.raises(ShapeError, match="input 0"):
         run.steps([BATCHES[0], (BATCHES[0][0][:4], BATCHES[0][1])])
-    with pytest.raises(ValueError, match="label 9 of sample 2"):
-        run.steps([BATCHES[0], (BATCHES[1][0], np.array([0, 1, 9, 0, 0]))])
-    with pytest.raises(ValueError, match="5 steps in a launch of this executor, which has room for 4"):
-        run.steps(BATCHES[:5])
-    with pytest.raises(ValueError, match="0 steps"):
-        run.steps([])
+    refuses((lambda: run.steps([BATCHES[0], (BATCHES[1][0], np.array([0, 1, 9, 0, 0]))]), "label 9 of sample 2"),
+            (lambda: run.steps(BATCHES[:5]), "5 steps in a launch of this executor, which has room for 4"),
+            (lambda: run.steps([]), "0 steps"), error=ValueError)
     assert job.weights() == before
 
 

@@ -202,8 +202,3 @@ def test_numbers_that_make_no_sense_are_refused(mlp: TaskGraph, split: Any, why:
     with pytest.raises(PlanError, match=why):
         ml.plan(mlp, "in_order", split=split)
 
-
-def test_costs_without_parts_are_refused(mlp: TaskGraph):
-    whole = ml.CostModel({t.name: 10.0 for t in mlp}, source="measured")
-    with pytest.raises((CostError, PlanError), match="lack task 0F0/1"):
-        ml.plan(mlp, "multi_stream", whole, split=2)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command_line import refusal, run, run_json
-from helpers import Case, drawn, recorded, replicas
+from helpers import Case, drawn, recorded, refuses, replicas
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -247,12 +247,10 @@ def test_a_weight_gradient_without_an_update_waits_for_nothing():
 def test_what_cannot_be_asked_for():
     """More in test_one_line."""
     graph, cost = layers([1] * 4, [1] * 4, [1] * 4)
-    with pytest.raises(ValueError, match="scheduler priority takes no argument 'k'; it takes: part_bytes"):
-        ml.plan(graph, "priority", cost, k=1)
-    with pytest.raises(ValueError, match="too few for 9 buckets"):
-        ml.plan(graph, "buckets", cost, buckets=9)
-    with pytest.raises(ValueError, match="one time per layer"):
-        layers([1, 2], [1], [1, 2])
+    refuses((lambda: ml.plan(graph, "priority", cost, k=1),
+             "scheduler priority takes no argument 'k'; it takes: part_bytes"),
+            (lambda: ml.plan(graph, "buckets", cost, buckets=9), "too few for 9 buckets"),
+            (lambda: layers([1, 2], [1], [1, 2]), "one time per layer"))
 
 
 # ------------------------------------------------------------------------------------------------------------ the pass
@@ -337,15 +335,10 @@ def test_what_cannot_be_synchronised():
         opt.step()
         return model(x)
 
-    with pytest.raises(Refused, match="after the update"):
-        synchronise(ml.record(late, x, y))
-    with pytest.raises(Refused, match="updates nothing"):
-        synchronise(ml.record(lambda x: x + 1.0, x))
-    graph = synchronise(recorded(CASE))
-    with pytest.raises(Refused, match="synchronised already"):
-        synchronise(graph)
-    with pytest.raises(Refused, match="exactly once"):
-        synchronise(recorded(CASE), [])
+    refuses((lambda: synchronise(ml.record(late, x, y)), "after the update"),
+            (lambda: synchronise(ml.record(lambda x: x + 1.0, x)), "updates nothing"),
+            (lambda: synchronise(synchronise(recorded(CASE))), "synchronised already"),
+            (lambda: synchronise(recorded(CASE), []), "exactly once"), error=Refused)
 
 
 def test_a_memory_limit_bounds_k():
