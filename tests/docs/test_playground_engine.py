@@ -9,13 +9,17 @@ import shutil
 import subprocess
 from dataclasses import replace
 
+import numpy as np
 import pipelines
 import pytest
 from helpers import PATIENCE, drawn
-from playground import NAMES, build, figure, ours, random_plans
+from playground import NAMES, actions, build, figure, ours, written
 
 from minidl.cli import main
+from minidl.core.schedule import Schedule
+from minidl.runtime.checking import random_schedule
 from minidl.schedulers import pipeline
+from minidl.schedulers.pipeline.stages import stage_graph
 
 FIGURES = ("makespan", "max_span", "period", "spans", "peak_activations", "bubble_rate")
 
@@ -29,6 +33,66 @@ THEIRS = """(cases) => cases.map(([csv, ranks, micros, F, O, W, latency]) => {
     } catch (fault) { if (!(fault instanceof Simulator.Fault)) throw fault;
                       return {error: fault.message, tasks: fault.tasks, why: fault.why}; }
 })"""
+
+
+def legal(rng: random.Random) -> tuple[Schedule, int, int]:
+    """A random order that the edges allow, of a random placement: O and W apart, joined, or some of each."""
+    ranks, micro_batches, chunks = rng.randint(1, 4), rng.randint(1, 5), rng.choice([1, 1, 2, 3])
+    table = rng.sample([stage % ranks for stage in range(ranks * chunks)], ranks * chunks)
+    stages = ranks * chunks
+    fused = np.array([[rng.random() < 0.3 for _ in range(micro_batches)] for _ in range(stages)])
+    graph = stage_graph(stages, micro_batches, rng.choice([fused, True, False]))
+    rows: list[list[str]] = [[] for _ in range(ranks)]
+    for task in random_schedule(graph, 1, np.random.default_rng(rng.randrange(2**32))).ids(graph).tolist():
+        rows[table[int(graph.unit[task])]].append(graph.name(task))
+    return written([[[name] for name in row] for row in rows]), ranks, micro_batches
+
+
+def edited(rng: random.Random, schedule: Schedule) -> Schedule:
+    """The plan after one or two moves, swaps, losses, doublings or pairings."""
+    rows = actions(schedule)
+    for _ in range(rng.randint(1, 2)):
+        row = rng.choice([r for r in rows if r])
+        at = rng.randrange(len(row))
+        match rng.choice(["move", "move", "stray", "swap", "lose", "double", "pair", "rename"]):
+            case "move":
+                row.insert(rng.randrange(len(row)), row.pop(at))
+            case "stray":
+                rng.choice(rows).append(row.pop(at))
+            case "swap":
+                other = rng.randrange(len(row))
+                row[at], row[other] = row[other], row[at]
+            case "lose":
+                row.pop(at)
+            case "double":
+                row.insert(rng.randrange(len(row)), list(row[at]))
+            case "pair" if at and len(row[at]) == len(row[at - 1]) == 1:
+                row[at - 1 : at + 1] = [row[at - 1] + row[at]]
+            case "rename":
+                row[at] = [re.sub(r"[FOWB]", lambda found: rng.choice("FOWB"), row[at][0])]
+        if not any(rows):
+            return schedule
+    while rows and not rows[-1]:
+        rows.pop()
+    return written(rows)
+
+
+def random_plans(count: int, seed: int = 0) -> list[tuple[Schedule, int, int]]:
+    """Plans of policies and random orders, half each; a third of them are edited, and then mostly not valid."""
+    rng, found = random.Random(seed), list[tuple[Schedule, int, int]]()
+    while len(found) < count:
+        if rng.random() < 0.5:
+            ranks, micro_batches = rng.choice([2, 4]), rng.choice([2, 4, 8])
+            name = rng.choice([n for n in NAMES if n not in ("zb_v", "v_half", "v_min", "zb_auto")])  # these are slow
+            try:
+                plan = pipelines.plan(name, ranks, micro_batches)
+            except pipeline.PipelineError:
+                continue
+            schedule = replace(plan.schedule, slots=None)
+        else:
+            schedule, ranks, micro_batches = legal(rng)
+        found.append((edited(rng, schedule) if rng.random() < 0.33 else schedule, ranks, micro_batches))
+    return found
 
 
 @pytest.mark.hypothesis

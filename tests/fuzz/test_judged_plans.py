@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import brute_force
@@ -32,7 +32,8 @@ from minidl.plans.program import Program, check_limit, lower
 from minidl.pricing.cost import CostModel
 from minidl.runtime.checking import random_schedule
 from minidl.schedulers import pipeline
-from minidl.schedulers.pipeline import PipelineError
+from minidl.schedulers.pipeline import PipelineError, proof
+from minidl.schedulers.pipeline.proof import prove
 
 COST = CostModel.analytic()
 POLICIES = [n for n in sorted(pipelines.POLICIES) if n != "optimal" and not pipelines.policy(n).stale
@@ -277,6 +278,13 @@ def launches_of(graph: TaskGraph) -> dict[brute_force.Name, list[set[int]]]:
     return found
 
 
+def read_stages(schedule: ml.Schedule, graph: ml.TaskGraph, ranks: int, micro_batches: int, chunks: int,
+                cap: float | None = None) -> pipeline.PipelinePlan:
+    """The plan of a given order of the stages of a recorded network, proved."""
+    machine = ml.Machine(ranks, activation_cap=cap)
+    return prove(replace(proof.read_plan(schedule, machine, micro_batches, chunks, graph), cap=cap))
+
+
 def network_of(rng: np.random.Generator) -> Judged | None:
     """A recorded network's stages, with their updates."""
     m, p, adam, tied = int(rng.integers(1, 4)), int(rng.integers(1, 4)), bool(rng.integers(2)), bool(rng.random() < 0.2)
@@ -321,7 +329,7 @@ def network_of(rng: np.random.Generator) -> Judged | None:
                            {Lane(r): np.flatnonzero(home[cut.graph.unit] == r).tolist() for r in range(p)}).to_csv()
     checker = brute_force.Network(p, stages, tasks_of(cut.graph), cap)
     return Judged(f"network, {name} p={p} m={m} stages={stages} adam={adam} tied={tied} cap={cap}", text,
-                  lambda text: pipelines.read_stages(pipeline.read_schedule(text), cut.graph, p, m, stages // p, cap),
+                  lambda text: read_stages(pipeline.read_schedule(text), cut.graph, p, m, stages // p, cap),
                   checker.judge, lambda found: np.testing.assert_allclose(found.peaks, checker.peaks))
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import minidl as ml
 from minidl.core.tasks import parse_task
 from minidl.schedulers import find, names, pipeline
-from minidl.schedulers.pipeline import joint, proof, refine, v_shape, zb_auto
-from minidl.schedulers.pipeline.proof import prove
+from minidl.schedulers.pipeline import joint, refine, v_shape, zb_auto
 
 POLICIES = {name: find(name).staged for name in names("pipeline")}
 
@@ -48,13 +47,6 @@ def read_plan(schedule: ml.Schedule, ranks: int, micro_batches: int, chunks: int
     """The plan of a given order."""
     return ml.plan(pipeline.Pipeline(micro_batches), schedule, None, ml.Machine(ranks, activation_cap=cap),
                    chunks=chunks, like=like)
-
-
-def read_stages(schedule: ml.Schedule, graph: ml.TaskGraph, ranks: int, micro_batches: int, chunks: int,
-                cap: float | None = None) -> pipeline.PipelinePlan:
-    """The plan of a given order of the stages of a recorded network, proved."""
-    machine = ml.Machine(ranks, activation_cap=cap)
-    return prove(replace(proof.read_plan(schedule, machine, micro_batches, chunks, graph), cap=cap))
 
 
 def groups(name: str) -> int:

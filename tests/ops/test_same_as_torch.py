@@ -9,11 +9,39 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import bits, random_array, torch_or_skip
-from parity import CONVOLUTIONS, FEW_PIXELS, NCHW, NHWC, POOLS, same
+from parity import NCHW, NHWC, POOLS, same
 
 import minidl as ml
 import minidl.nn.functional as F
 from minidl.testing.checks import gradcheck
+
+#: input, channels last; weight (o, kh, kw, c / groups); stride, padding, dilation, groups
+CONVOLUTIONS: dict[str, tuple[Any, ...]] = {
+    "3x3": ((2, 4, 5, 2), (3, 3, 3, 2), 1, 0, 1, 1),
+    "padded": ((1, 4, 3, 2), (2, 3, 3, 2), 1, 1, 1, 1),
+    "more padding than image": ((1, 2, 2, 1), (2, 3, 3, 1), 2, 3, 1, 1),
+    "stride": ((2, 5, 6, 2), (2, 3, 2, 2), 2, 1, 1, 1),
+    "uneven": ((1, 6, 5, 2), (2, 2, 3, 2), (1, 2), (0, 2), (2, 1), 1),
+    "dilated": ((1, 6, 6, 1), (2, 3, 2, 1), 1, 2, 2, 1),
+    "pointwise": ((2, 3, 2, 3), (4, 1, 1, 3), 1, 0, 1, 1),
+    "pointwise, stride": ((2, 4, 3, 3), (2, 1, 1, 3), 2, 0, 1, 1),
+    "groups": ((2, 4, 4, 4), (6, 3, 2, 2), 1, 1, 1, 2),
+    "groups, pointwise": ((2, 3, 2, 4), (2, 1, 1, 2), 1, 0, 1, 2),
+    "depthwise": ((2, 4, 3, 3), (3, 3, 3, 1), 1, 1, 1, 3),
+    "depthwise 2x2, stride, dilated": ((1, 6, 5, 2), (2, 2, 2, 1), 2, 1, 2, 2),
+    "depthwise, uneven": ((1, 4, 6, 2), (2, 1, 3, 1), (1, 2), (0, 1), 1, 2),
+    "channel multiplier": ((1, 4, 4, 2), (4, 3, 3, 1), 1, 1, 1, 2),
+    "many channels": ((1, 3, 3, 17), (2, 2, 2, 17), 1, 1, 1, 1),
+}
+#: of several samples, with few pixels for each tap
+FEW_PIXELS: dict[str, tuple[Any, ...]] = {
+    "few, 2x2": ((5, 2, 2, 16), (18, 3, 3, 16), 1, 1, 1, 1),
+    "few, stride": ((4, 5, 4, 20), (8, 3, 2, 20), 2, 1, 1, 1),
+    "few, pointwise, stride": ((6, 3, 4, 33), (17, 1, 1, 33), 2, 0, 1, 1),
+    "few, no padding": ((4, 3, 3, 16), (3, 3, 3, 16), 1, 0, 1, 1),
+    "few, much padding, dilated": ((4, 3, 2, 16), (9, 3, 3, 16), (1, 2), 2, 2, 1),
+    "few, many pixels of a kind": ((9, 8, 9, 3), (16, 5, 5, 3), 1, 2, 1, 1),
+}
 
 
 def values(*shape: int, seed: int = 1) -> Any:
