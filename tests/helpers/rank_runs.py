@@ -264,9 +264,23 @@ class Left:
     log: Any = ()
 
 
+#: what only ranks and their plans know
+OF_RANKS = {"scheduler", "ranks", "options", "recompute", "offload", "split", "saved", "limit"}
+_left: dict[str, Left] = {}
+
+
 def alone(settings: dict[str, Any], log: Any = ()) -> Left:
     """What one process leaves: by the log of a stale run, or one share after the other, of which it adds up the
-    gradients in this order."""
+    gradients in this order. Settings that differ only in their plans share it."""
+    if "every" in settings or callable(settings.get("network")):
+        return trained_alone(settings, log)
+    key = repr(sorted((name, value) for name, value in settings.items() if name not in OF_RANKS))
+    if key not in _left:
+        _left[key] = trained_alone(settings)
+    return _left[key]
+
+
+def trained_alone(settings: dict[str, Any], log: Any = ()) -> Left:
     replicas = settings.get("replicas", 1)
     losses = [list[bytes]() for _ in range(replicas)]
     if "every" in settings:

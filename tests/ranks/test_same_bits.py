@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import rank_runs
+from covering import covering
 from helpers import need
 from launcher import under_mpi
 from rank_runs import MICRO_BATCHES, alone, check, check_under_mpi, command, trained
@@ -46,7 +47,7 @@ def of(name: str, **more: Any) -> dict[str, Any]:
     return {"scheduler": name, **BOTH_WAYS.get(name, {}), **more}
 
 
-#: what is shown -> (how many of its cases the default run has, the cases)
+#: what is shown -> (how many of its cases the default run has, the cases, of which some that have all pairs of choices)
 CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
     "orders": (2, [of(n, ranks=p) for n in SYNCHRONOUS for p in (2, 3, 4) if works(n, p)]),
     "both ways": (2, [of(name, ranks=ranks, micro_batches=m, **more)
@@ -113,8 +114,9 @@ CASES: dict[str, tuple[int, list[dict[str, Any]]]] = {
               of("dualpipe_v", **MIXED, recompute=(0,))]))}
 
 
-def cases(theme: str, many: int, rows: list[dict[str, Any]]) -> list[Any]:
+def cases(theme: str, many: int, every: list[dict[str, Any]]) -> list[Any]:
     """Of a theme, of which those are marked `wide` that the default run leaves out."""
+    rows = covering(every)
     chosen = {(2 * i + 1) * len(rows) // (2 * many) for i in range(many)}
     return [pytest.param(row, id=f"{theme}: " + " ".join(f"{key}={value}" for key, value in row.items()),
                          marks=[] if i in chosen else [pytest.mark.wide]) for i, row in enumerate(rows)]

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import stale_runs
+from covering import covering
 from helpers import bits, deadline
 from rank_runs import STEPS, Run, batches, check
 from stale_runs import (
@@ -39,36 +40,43 @@ from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.stale import how_kept
 
-CASES = ([(name, ranks, {}) for name in POLICIES for ranks in (1, 2, 3, 4)]
-         + [(name, 3, {"optimizer": optimizer}) for optimizer in ("adamw", "nadamw", "muon") for name in POLICIES]
-         + [(name, 3, {**(NORMED if name == "layerpipe" else MIXED), "optimizer": "adamw"})
-            for name in POLICIES]
-         + [("layerpipe", ranks, {"network": heavy}) for ranks in (2, 3, 4)]
-         + [(name, 3, {"network": bare}) for name in POLICIES]
-         + [("layerpipe", 2 + seed % 3, {"network": Drawn(seed)}) for seed in range(6)]
-         # two stages of one rank update at different times, each with powers of its own
-         + [("layerpipe", 3, {"network": Drawn(11), "optimizer": "adamw"}),
-            ("layerpipe", 3, {"network": "everywhere", "optimizer": "adamw"})]
-         + [(name, ranks, {"network": "transposed", "optimizer": "adamw"}) for name, ranks in [
-             *((name, 4) for name in POLICIES), ("pipedream", 2), ("layerpipe", 2)]]
-         + [(name, 1 + (i + 1) % 4, {"network": "everywhere"}) for i, name in enumerate(POLICIES)]
-         + [(name, ranks, {"optimizer": "sgd, clipped"}) for name in POLICIES for ranks in (2, 4)]
-         + [(name, ranks, {"optimizer": "adamw, scaled"}) for name, ranks in [
-             *((name, 2) for name in POLICIES), ("pipedream, averaged", 3), ("pipedream_2bw", 4), ("layerpipe", 4)]]
-         + [(name, 3, {"network": "transposed", "optimizer": "adamw, clipped"}) for name in POLICIES]
-         + [("layerpipe", ranks, {"network": heavy, "optimizer": "adamw, clipped"}) for ranks in (2, 3, 4)]
-         + [(IN_HALVES, 2, {"network": heavy}), (IN_HALVES, 3, {"network": Drawn(4), "optimizer": "adamw, clipped"}),
-            (IN_HALVES, 3, {"network": Drawn(7), "optimizer": "adamw, clipped"})])
+
+def stale(name, ranks=3, **options):
+    return {"name": name, "ranks": ranks, **options}
+
+
+#: of all these, some that have each pair of choices
+CASES = covering(
+    [stale(name, ranks) for name in POLICIES for ranks in (1, 2, 3, 4)]
+    + [stale(name, optimizer=optimizer) for optimizer in ("adamw", "nadamw", "muon") for name in POLICIES]
+    + [stale(name, optimizer="adamw", **(NORMED if name == "layerpipe" else MIXED)) for name in POLICIES]
+    + [stale(name, network=bare) for name in POLICIES]
+    + [stale("layerpipe", 2 + seed % 3, network=Drawn(seed)) for seed in range(6)]
+    # two stages of one rank update at different times, each with powers of its own
+    + [stale("layerpipe", network=network, optimizer="adamw") for network in (Drawn(11), "everywhere")]
+    + [stale(name, 4, network="transposed", optimizer="adamw") for name in POLICIES]
+    + [stale(name, 2, network="transposed", optimizer="adamw") for name in ("pipedream", "layerpipe")]
+    + [stale(name, 1 + (i + 1) % 4, network="everywhere") for i, name in enumerate(POLICIES)]
+    + [stale(name, ranks, optimizer="sgd, clipped") for name in POLICIES for ranks in (2, 4)]
+    + [stale(name, ranks, optimizer="adamw, scaled") for name, ranks in [
+        *((name, 2) for name in POLICIES), ("pipedream, averaged", 3), ("pipedream_2bw", 4), ("layerpipe", 4)]]
+    + [stale(name, network="transposed", optimizer="adamw, clipped") for name in POLICIES]
+    + [stale("layerpipe", ranks, network=heavy, optimizer=optimizer)
+       for ranks in (2, 3, 4) for optimizer in ("sgd", "adamw, clipped")]
+    + [stale(IN_HALVES, 2, network=heavy)]
+    + [stale(IN_HALVES, network=Drawn(seed), optimizer="adamw, clipped") for seed in (4, 7)])
+
+
+def label(case):
+    return "-".join(str(getattr(value, "__name__", value)) for value in case.values())
 
 
 @pytest.mark.few(1)
-@pytest.mark.parametrize(("name", "ranks", "options"), CASES,
-                         ids=lambda x: "-".join(str(getattr(v, "__name__", v)) for v in x.values())
-                                       if isinstance(x, dict) else str(x))
-def test_a_run_leaves_the_bits_of_its_log_replayed(name, ranks, options):
-    losses, parameters, log, plan = run(name, ranks, **options)
-    assert (losses, parameters) == replayed(name, ranks, log, **options)
-    assert bool(plan.placement.halves) == (name == IN_HALVES)
+@pytest.mark.parametrize("case", CASES, ids=label)
+def test_a_run_leaves_the_bits_of_its_log_replayed(case):
+    losses, parameters, log, plan = run(**case)
+    assert (losses, parameters) == replayed(**case, log=log)
+    assert bool(plan.placement.halves) == (case["name"] == IN_HALVES)
 
 
 @pytest.mark.parametrize("name", ["pipedream", "layerpipe2", "paci"])
