@@ -437,16 +437,12 @@ def test_layers_and_optimizers_refuse_what_makes_no_sense():
     w = parameter(2)
     refuses(
         (lambda: nn.Linear(0, 2), r"Linear: in_features is 0; it must be a whole number >= 1"),
-        (lambda: nn.Dropout(1.0), "Dropout: p is 1.0;"), (lambda: nn.Dropout(-1), "Dropout: p is -1;"),
         (lambda: ml.models.mlp(3), r"mlp\(3,\)|at least"), (lambda: optim.SGD([], 0.1), "needs at least one parameter"),
-        (lambda: optim.SGD([w], -0.1), "the learning rate is -0.1; it must be a finite number >= 0"),
-        (lambda: optim.SGD([w], float("nan")), "the learning rate is nan"),
         (lambda: optim.SGD([w], 0.1, momentum=1.0), "momentum is 1.0"),
         (lambda: optim.SGD([w], 0.1, nesterov=True), "nesterov needs momentum"),
         (lambda: optim.Adam([w], betas=(1.0, 0.9)), r"betas are \(1.0, 0.9\)"),
         (lambda: optim.Adam([w], betas=(0.5,)), r"betas are \(0.5,\); they must be two numbers"),
         (lambda: optim.SGD([w, ml.Parameter(np.ones(2, np.float32))], 0.1), "several types: float32, float64"),
-        (lambda: optim.SGD([w, w], 0.1), "twice"),
         (lambda: ml.Parameter(np.arange(3)), "a parameter must be float32 or float64, not int64"),
         (lambda: ml.seed(-1), "the seed is -1; it must be at least 0"))
 

@@ -3,13 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
-from command_line import SMALL, one_line, refusal, run, run_json
-from helpers import PATIENCE, ROOT, deadline
+from command_line import SMALL, one_line, refusal, reported, run, run_json, shown
+from helpers import deadline, python
 
 from minidl import checkpoint, models
 from minidl.cli import main
@@ -22,8 +20,7 @@ from minidl.training.trainer import Trainer
 
 # ------------------------------------------------------------------------------------------------------ what it does
 def test_train_reports_every_promised_key(capsys):
-    code, record = run_json(capsys, "train", *SMALL, "--steps", "3")
-    assert code == 0
+    record = reported(capsys, "train", *SMALL, "--steps", "3")
     assert set(record) >= {"model", "parameters", "data", "device", "ranks", "scheduler", "steps", "loss_first",
                            "loss_last", "accuracy", "step_ms", "predicted_step_ms", "peak_bytes",
                            "params_sha256", "versions"}
@@ -47,8 +44,7 @@ def test_params_sha256_is_of_every_parameter_in_state_dict_order(capsys):
 
 @pytest.mark.wide
 def test_train_told_nothing_compares_two_schedules_and_learns(capsys):
-    code, record = run_json(capsys, "train")
-    assert code == 0
+    record = reported(capsys, "train")
     assert record["bit_identical"] is True
     assert [arm["scheduler"] for arm in record["arms"]] == ["in_order", "multi_stream"]
     assert len({arm["params_sha256"] for arm in record["arms"]}) == 1
@@ -59,8 +55,7 @@ def test_train_told_nothing_compares_two_schedules_and_learns(capsys):
 @pytest.mark.parametrize("extra", [[], ["--micro-batches", "4"], ["--optimizer", "adam", "--lr", "0.01"],
                                    ["--dtype", "float64"], ["--streams", "3"]])
 def test_compare_is_bit_identical(capsys, extra):
-    code, record = run_json(capsys, "compare", *SMALL, "--steps", "4", *extra)
-    assert code == 0
+    record = reported(capsys, "compare", *SMALL, "--steps", "4", *extra)
     assert record["bit_identical"] is True
 
 
@@ -71,29 +66,26 @@ def test_compare_is_bit_identical(capsys, extra):
 def test_compare_judges_models_with_equal_bits_once(monkeypatch, capsys, model, schedulers, judged):
     runs, evaluate = [], Trainer.evaluate
     monkeypatch.setattr(Trainer, "evaluate", lambda self, *given: runs.append(self) or evaluate(self, *given))
-    code, record = run_json(capsys, "compare", "--model", model, "--steps", "2", "--costs", "analytic",
-                            "--schedulers", schedulers)
-    assert code == 0
+    record = reported(capsys, "compare", "--model", model, "--steps", "2", "--costs", "analytic", "--schedulers",
+                      schedulers)
     assert len(runs) == judged
     assert len({arm["params_sha256"] for arm in record["arms"]}) == len({str(arm["test"]) for arm in record["arms"]})
 
 
 def test_micro_batches_give_the_same_training_to_rounding(capsys):
-    losses = [run_json(capsys, "train", *SMALL, "--dtype", "float64", "--steps", "5", "--micro-batches",
-                       m)[1]["loss_last"] for m in "124"]
+    losses = [reported(capsys, "train", *SMALL, "--dtype", "float64", "--steps", "5", "--micro-batches",
+                       m)["loss_last"] for m in "124"]
     np.testing.assert_allclose(losses, losses[0], rtol=1e-10)
 
 
 def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does_not(capsys, tmp_path):
     plan, svg = tmp_path / "plan.csv", tmp_path / "plan.svg"
-    code, record = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save",
-                            str(plan), "--svg", str(svg))
-    assert code == 0
+    record = reported(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save", str(plan), "--svg", str(svg))
     assert set(record) == {"tasks", "edges", "waits", "predicted_step_ms", "peak_bytes", "activation_peak_bytes",
                            "remarks"}
     assert svg.read_text().lstrip().startswith("<")
-    code, checked = run_json(capsys, "check", str(plan), *SMALL)
-    assert (code, checked["valid"], checked["peak_bytes"]) == (0, True, record["peak_bytes"])
+    checked = reported(capsys, "check", str(plan), *SMALL)
+    assert (checked["valid"], checked["peak_bytes"]) == (True, record["peak_bytes"])
     lines = plan.read_text().splitlines()
     plan.write_text("\n".join([lines[0], lines[2], lines[1], *lines[3:]]) + "\n")
     code, out, _ = run(capsys, "check", str(plan), *SMALL)
@@ -101,24 +93,24 @@ def test_plan_saves_a_schedule_that_check_accepts_and_an_edited_one_that_it_does
     assert "comes before" in out
     assert re.search(r"\[\d+F0\]", out), "the culprit is marked in the grid"
     plan.write_text("\n".join([*lines, lines[-1]]) + "\n")
-    code, checked = run_json(capsys, "check", str(plan), *SMALL)
-    assert (code, checked["valid"]) == (1, False)
+    checked = reported(capsys, "check", str(plan), *SMALL, code=1)
+    assert checked["valid"] is False
     assert "appears twice" in checked["error"]
 
 
 def test_explain_says_of_how_many_parts_a_task_is_one(capsys):
     for flags, name, parts in (((), "1W0", 1), (("--split", "2"), "1W0/2", 2)):
         asked = "explain", name, *SMALL, "--costs", "analytic", *flags
-        code, explained = run_json(capsys, *asked)
-        assert (code, explained["parts"]) == (0, parts)
+        explained = reported(capsys, *asked)
+        assert explained["parts"] == parts
         assert explained["along"] == ["outputs"] * (parts - 1)
         assert (", one of 2 parts along outputs\n" in run(capsys, *asked)[1]) == (parts == 2)
 
 
 def test_explain_without_a_task_says_what_the_order_costs(capsys, tmp_path):
     asked = "explain", "--ranks", "4", "--micro-batches", "8", "--scheduler", "zb_h1"
-    code, found = run_json(capsys, *asked)
-    assert (code, found["false_waits"], len(found["largest"])) == (0, 40, 20)
+    found = reported(capsys, *asked)
+    assert (found["false_waits"], len(found["largest"])) == (40, 20)
     assert [lane["idle_by_order"] for lane in found["lanes"]] == [3, 2, 1, 0]
     assert found["largest"][0] == {"task": "0F7", "lane": "0/main", "waits_for": "0W3", "may_start": 0, "start": 18,
                                    "wait": 18, "idle": 3, "slack": 0}
@@ -132,25 +124,21 @@ def test_explain_without_a_task_says_what_the_order_costs(capsys, tmp_path):
 
 
 def test_explain_and_simulate_agree_on_the_step(capsys):
-    code, explained = run_json(capsys, "explain", "1W0", *SMALL, "--scheduler", "multi_stream")
-    assert code == 0
+    explained = reported(capsys, "explain", "1W0", *SMALL, "--scheduler", "multi_stream")
     assert explained["may_start"] <= explained["start"] <= explained["end"] <= explained["must_end"]
     assert explained["slack"] == pytest.approx(explained["must_end"] - explained["end"])
-    code, simulated = run_json(capsys, "simulate", *SMALL, "--scheduler", "multi_stream")
-    assert code == 0
+    simulated = reported(capsys, "simulate", *SMALL, "--scheduler", "multi_stream")
     assert simulated["predicted_step_ms"] * 1000 >= explained["must_end"] - 1e-3
 
 
 def test_trace_is_a_chrome_trace(capsys, tmp_path):
     path = tmp_path / "trace.json"
-    code, _, _ = run(capsys, "train", *SMALL, "--steps", "2", "--trace", str(path))
-    assert code == 0
+    _ = shown(capsys, "train", *SMALL, "--steps", "2", "--trace", str(path))
     assert any(e.get("ph") == "X" for e in json.loads(path.read_text())["traceEvents"])
 
 
 def test_schedulers_lists_every_policy_with_what_it_says(capsys):
-    code, record = run_json(capsys, "schedulers")
-    assert code == 0
+    record = reported(capsys, "schedulers")
     listed = {s["scheduler"]: s for s in record["schedulers"]}
     assert listed.keys() == registry.SCHEDULERS.keys()
     for name, entry in listed.items():
@@ -158,15 +146,13 @@ def test_schedulers_lists_every_policy_with_what_it_says(capsys):
         assert "Raises" not in entry["about"]
     assert listed["reverse_first_k"]["arguments"]["k"] is None
     assert listed["zb_auto"]["arguments"]["kept"] == 1.0
-    code, out, _ = run(capsys, "schedulers", "--parallel", "data")
-    assert code == 0
+    out = shown(capsys, "schedulers", "--parallel", "data")
     assert "reverse_first_k" in out
     assert "zb_h1" not in out
 
 
 def test_info_and_models(capsys):
-    code, record = run_json(capsys, "info", "--model", "mlp")
-    assert code == 0
+    record = reported(capsys, "info", "--model", "mlp")
     assert set(record) == {"model", "parameters", "flops_per_sample", "layers", "objective"}
     assert record["parameters"] == sum(layer["parameters"] for layer in record["layers"])
     code, record = run_json(capsys, "models")
@@ -182,23 +168,20 @@ def test_info_and_models(capsys):
 def test_config_file_gives_flags_and_the_command_line_wins(capsys, tmp_path):
     config = tmp_path / "run.toml"
     config.write_text('model = "mlp"\nsteps = 2\nbatch-size = 16\ncosts = "analytic"\n[model-arg]\npreset = "tiny"\n')
-    code, record = run_json(capsys, "train", "--config", str(config), "--steps", "3")
-    assert code == 0
+    record = reported(capsys, "train", "--config", str(config), "--steps", "3")
     assert (record["model"], record["steps"]) == ("mlp", 3)
 
 
 def test_pipeline_simulate_has_the_promised_keys(capsys):
-    code, record = run_json(capsys, "simulate", "--scheduler", "zb_h1", "--ranks", "4", "--micro-batches", "8",
-                            "--forward", "1", "--output-grad", "1", "--weight-grad", "1")
-    assert code == 0
+    record = reported(capsys, "simulate", "--scheduler", "zb_h1", "--ranks", "4", "--micro-batches", "8", "--forward",
+                      "1", "--output-grad", "1", "--weight-grad", "1")
     assert set(record) == {"makespan", "max_span", "period", "spans", "peak_activations", "bubble_rate"}
     assert record["makespan"] == 27
 
 
 @pytest.mark.slow
 def test_table_marks_the_best(capsys):
-    code, out, _ = run(capsys, "simulate", "--ranks", "2", "--micro-batches", "4", "--table")
-    assert code == 0
+    out = shown(capsys, "simulate", "--ranks", "2", "--micro-batches", "4", "--table")
     assert "zb_h2" in out
     assert " *" in out
 
@@ -220,9 +203,7 @@ def test_debug_names_the_layer_of_the_first_nan(capsys, monkeypatch):
 @pytest.mark.parametrize("level", ["abc", "4", "-1", "1.5", " 1"])
 def test_a_debug_level_that_there_is_not_is_one_line(capsys, monkeypatch, level):
     monkeypatch.setenv("MINIDL_DEBUG", level)
-    code, out, err = run(capsys, "plan", *SMALL)
-    assert (code, out) == (2, "")
-    assert f"MINIDL_DEBUG is {level!r}; it must be 0, 1, 2 or 3" in one_line(err)
+    assert f"MINIDL_DEBUG is {level!r}; it must be 0, 1, 2 or 3" in refusal(capsys, "plan", *SMALL)
 
 
 @pytest.mark.few(1)
@@ -237,8 +218,7 @@ def test_absurd_sizes_end_in_one_line_and_not_the_machine(argv):
     code = ("import sys; from minidl.cli import machine; machine.available = lambda: 700 << 20; "
             "sys.argv[0] = 'minidl'; from minidl.__main__ import run; run()")
     more = ["--costs", "analytic", "--steps", "1"] if argv[0] == "train" else []
-    done = subprocess.run([sys.executable, "-c", code, *argv, *more], capture_output=True, text=True, timeout=PATIENCE,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = python("-c", code, *argv, *more)
     assert done.returncode == 2, done.stderr
     said = one_line(done.stderr.splitlines(keepends=True)[-1])
     assert "there is not enough memory for this" in said
@@ -303,7 +283,7 @@ def test_bad_config(capsys, tmp_path, text, says):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_resume_gives_the_bits_of_an_uninterrupted_run(capsys, tmp_path, optimizer):
     flags = [*SMALL, "--optimizer", optimizer, "--lr", "0.01"]
-    whole = run_json(capsys, "train", *flags, "--steps", "9")[1]
+    whole = reported(capsys, "train", *flags, "--steps", "9")
     folder = str(tmp_path / "run")
     assert run(capsys, "train", *flags, "--steps", "4", "--checkpoint", folder, "--scheduler", "multi_stream")[0] == 0
     code, out, err = run(capsys, "train", *flags, "--steps", "9", "--checkpoint", folder, "--resume", "--json")
@@ -324,12 +304,12 @@ def test_a_learning_rate_given_with_resume_wins_and_one_not_given_goes_on(capsys
     for step in range(9):
         trainer.recorded.optimizer.lr = 0.01 if step < 4 else 0.5
         trainer.step()
-    whole = run_json(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "9")[1]["params_sha256"]
+    whole = reported(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "9")["params_sha256"]
     for given, expected in ((["--lr", "0.5"], trainer.params_sha256()), ([], whole)):
         folder = str(tmp_path / f"run{len(given)}")
         assert run(capsys, "train", *SMALL, "--lr", "0.01", "--steps", "4", "--checkpoint", folder)[0] == 0
-        code, record = run_json(capsys, "train", *SMALL, *given, "--steps", "9", "--checkpoint", folder, "--resume")
-        assert (code, record["params_sha256"]) == (0, expected)
+        record = reported(capsys, "train", *SMALL, *given, "--steps", "9", "--checkpoint", folder, "--resume")
+        assert record["params_sha256"] == expected
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -346,8 +326,8 @@ def test_a_resumed_run_says_by_which_scheduler_it_goes_on(capsys, tmp_path):
     folder = str(tmp_path / "run")
     assert run(capsys, "train", *SMALL, "--steps", "2", "--checkpoint", folder, "--scheduler", "multi_stream")[0] == 0
     resume = ["train", *SMALL, "--checkpoint", folder, "--resume"]
-    assert run_json(capsys, *resume, "--steps", "3")[1]["scheduler"] == "multi_stream"
-    assert run_json(capsys, *resume, "--steps", "4", "--scheduler", "in_order")[1]["scheduler"] == "in_order"
+    assert reported(capsys, *resume, "--steps", "3")["scheduler"] == "multi_stream"
+    assert reported(capsys, *resume, "--steps", "4", "--scheduler", "in_order")["scheduler"] == "in_order"
 
 
 def test_a_flag_that_the_schedule_of_the_checkpoint_does_not_fit_is_refused_or_takes_effect(capsys, tmp_path):
@@ -390,6 +370,5 @@ def test_a_checkpoint_is_not_overwritten_unasked(capsys, tmp_path):
 @pytest.mark.parametrize("verb", ["train", "compare"])
 def test_a_run_that_names_no_network_takes_the_small_one(verb, capsys):
     """As `train` without any flag does: `train --epochs 4` is the same run, longer."""
-    assert main([verb, "--steps", "1", "--costs", "analytic", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = reported(capsys, verb, "--steps", "1", "--costs", "analytic")
     assert (record["model"], models.create(record["model"]).depth) == ("mlp_large", 4)

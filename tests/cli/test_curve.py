@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from browser import browser, opened
-from command_line import run, run_json
+from command_line import reported, run, run_json, shown
 
 NETWORK = ["--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "layers=6", "--batch-size", "64", "--costs",
            "analytic"]
@@ -37,12 +37,11 @@ def test_no_point_is_beaten_and_each_command_makes_its_plan(capsys: Any, tmp_pat
     assert all(a["peak_bytes"] < b["peak_bytes"] and a["step_ms"] >= b["step_ms"] for a, b in pairwise(points))
     assert record["smallest_limit"] == points[0]["peak_bytes"]
     for how in ("none", "all", "sqrt") if "pipedream_2bw" not in flags else ("none",):
-        known = run_json(capsys, "plan", *flags, "--recompute", how)[1]
+        known = reported(capsys, "plan", *flags, "--recompute", how)
         assert any(p["peak_bytes"] <= known["peak_bytes"] and p["step_ms"] <= known["predicted_step_ms"]
                    for p in points)
     for point in points:
-        code, made = run_json(capsys, *shlex.split(point["command"])[1:])
-        assert code == 0
+        made = reported(capsys, *shlex.split(point["command"])[1:])
         assert (made["peak_bytes"], made["predicted_step_ms"]) == (point["peak_bytes"], point["step_ms"])
         assert made["activation_peak_bytes"] == point["activation_peak_bytes"]
     assert Path("plan.csv").read_text().count("rank,lane,task") == 1
@@ -51,10 +50,9 @@ def test_no_point_is_beaten_and_each_command_makes_its_plan(capsys: Any, tmp_pat
 def test_the_curve_as_a_table_a_picture_and_a_page(capsys: Any, tmp_path: Path) -> None:
     svg, html = tmp_path / "curve.svg", tmp_path / "curve.html"
     flags = ["plan", *SMALL, "--scheduler", "in_order", "--curve"]
-    points = run_json(capsys, *flags)[1]["curve"]
+    points = reported(capsys, *flags)["curve"]
     assert len(points) > 2
-    code, out, _ = run(capsys, *flags, "--svg", str(svg), "--html", str(html))
-    assert code == 0
+    out = shown(capsys, *flags, "--svg", str(svg), "--html", str(html))
     assert all(f"{p['peak_bytes']:,}" in out and p["choice"] in out for p in points)
     assert "--curve" not in out.splitlines()[-1]
     drawn = ElementTree.fromstring(svg.read_text())
@@ -69,7 +67,7 @@ def test_the_curve_as_a_table_a_picture_and_a_page(capsys: Any, tmp_path: Path) 
 
 def test_kept_layers_can_be_ranges(capsys: Any) -> None:
     flags = ["plan", *NETWORK, "--recompute"]
-    assert run_json(capsys, *flags, "3-5,9")[1] == run_json(capsys, *flags, "3,4,5,9")[1]
+    assert reported(capsys, *flags, "3-5,9") == reported(capsys, *flags, "3,4,5,9")
     for wrong in ("5-3", "3-99", "3-", "-", ""):
         code, _, err = run(capsys, *flags, wrong)
         assert code == 2
@@ -80,7 +78,7 @@ def test_a_point_of_the_page_shows_its_plan_and_its_command(capsys: Any, tmp_pat
     html = tmp_path / "curve.html"
     flags = ["plan", *NETWORK, "--scheduler", "in_order", "--curve"]
     with browser() as running, ExitStack() as tabs:
-        points = run_json(capsys, *flags, "--html", str(html))[1]["curve"]
+        points = reported(capsys, *flags, "--html", str(html))["curve"]
         tab = tabs.enter_context(opened(running, html, ready="window.page"))
         dots = tab.locator("#curves circle")
         assert dots.count() == len(points)

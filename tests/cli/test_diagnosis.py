@@ -3,13 +3,13 @@ that follows."""
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 
 import pytest
+from command_line import reported, shown
 
-from minidl.cli import main, runs
+from minidl.cli import runs
 from minidl.core.machine import Machine
 from minidl.pricing.cost import CostModel, Cross, Link
 from minidl.training.job import Job
@@ -142,8 +142,7 @@ def test_advice_follows_the_reasons_once_each(plans):
     ["train", "--model", "mlp", "--steps", "3", "--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2",
      "--scheduler", "zb_h1"]], ids=["compare", "train", "ranks"])
 def test_compare_and_train_say_it(arguments, capsys):
-    assert main([*arguments, "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = reported(capsys, *arguments)
     found = record["diagnosis"] if arguments[0] == "train" else record["diagnosis"]["multi_stream"]
     assert set(found) == {"headline", "fits", "reasons", "advice"}
     if arguments[0] == "train":
@@ -161,5 +160,4 @@ def test_compare_and_train_say_it(arguments, capsys):
     if abs(abs(ratio - 1) - 0.05) > 1e-3:
         assert found["fits"] == (abs(ratio - 1) <= 0.05)
     assert bool(found["reasons"]) == bool(found["advice"])
-    assert main(arguments) == 0
-    assert found["headline"].split()[0] in capsys.readouterr().out
+    assert found["headline"].split()[0] in shown(capsys, *arguments)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import refusal, shown
 from test_flags import COMMANDS, VALUES
 
 from minidl.cli import main
@@ -86,8 +87,7 @@ def test_every_flag_changes_something_or_is_refused(capsys: Any, folder: Path, v
     if verb == "compare" and subject != "s":
         base[(at := base.index("--scheduler")) : at + 2] = ["--schedulers", COMPARED[subject]]
     if verb == "check":
-        assert main(["plan", *BASE[subject], "--save", "plan.csv"]) == 0
-        capsys.readouterr()
+        shown(capsys, "plan", *BASE[subject], "--save", "plan.csv")
         if subject == "p":
             del base[base.index("--scheduler") :]
     plain = does(capsys, base)
@@ -134,10 +134,8 @@ def test_so_it_does_beside_a_flag_that_changes_the_command(capsys: Any, folder: 
 @pytest.mark.parametrize("policy", ["no_overlap", "barrier", "fifo", "priority", "dear", "reverse_first_k"])
 def test_an_unknown_argument_of_a_policy_on_given_times_is_refused(capsys: Any, policy: str) -> None:
     argv = ["simulate", *BASE["l"], "--scheduler", policy]
-    assert main(argv) == 0
-    capsys.readouterr()
-    assert main([*argv, "--scheduler-arg", "streams=1"]) == 2
-    assert f"scheduler {policy} takes no argument 'streams'" in capsys.readouterr().err
+    shown(capsys, *argv)
+    assert f"scheduler {policy} takes no argument 'streams'" in refusal(capsys, *argv, "--scheduler-arg", "streams=1")
 
 
 def test_a_dry_run_says_what_would_run(capsys: Any, folder: Path) -> None:
@@ -152,8 +150,7 @@ def test_a_dry_run_says_what_would_run(capsys: Any, folder: Path) -> None:
 def test_a_saved_pipeline_is_priced_on_given_times(capsys: Any, folder: Path) -> None:
     times = ["--weight-grad", "2", "--latency", "0.5"]
     _, planned, _, _ = does(capsys, ["simulate", *BASE["p"], *times])
-    assert main(["plan", *BASE["p"], *times, "--save", "mine.csv"]) == 0
-    capsys.readouterr()
+    shown(capsys, "plan", *BASE["p"], *times, "--save", "mine.csv")
     mine = [*BASE["p"][:-1], "mine.csv"]
     again = does(capsys, ["simulate", *mine, *times])[1]
     assert BASE["p"][-1] in again.pop("beside")["equals"]  # the policy that it was made by

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import SMALL, one_line, refusal, run, run_json
+from command_line import SMALL, refusal, reported, run
 
 from minidl.cli.flags import FLAGS, UsageError
 from minidl.cli.parser import VERBS, parse
@@ -107,18 +107,11 @@ def test_a_flag_is_taken_where_the_table_says_and_refused_elsewhere(command: tup
             assert said.startswith(f"{flag} has no effect here; it goes with "), (flag, said)
 
 
-def test_a_plan_that_is_checked_with_costs_is_priced(capsys: Any, tmp_path: Path) -> None:
-    plan = str(tmp_path / "plan.csv")
-    predicted = run_json(capsys, "plan", *SMALL, "--scheduler", "multi_stream", "--save", plan)[1]["predicted_step_ms"]
-    assert run_json(capsys, "check", plan, *SMALL)[1]["predicted_step_ms"] == predicted
-    assert "predicted_step_ms" not in run_json(capsys, "check", plan, *SMALL[:-2])[1]
-
-
 def test_steps_on_the_command_line_win_over_epochs_in_the_file_and_two_in_one_place_are_refused(capsys: Any,
                                                                                                 tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text("epochs = 3\nresume = false\n")
-    assert run_json(capsys, "train", *SMALL, "--config", str(config), "--steps", "2")[1]["steps"] == 2
+    assert reported(capsys, "train", *SMALL, "--config", str(config), "--steps", "2")["steps"] == 2
     config.write_text("epochs = 3\nsteps = 2\n")
     assert "--epochs" in refusal(capsys, "train", *SMALL, "--config", str(config))
     config.write_text("lr = 0.5\n")
@@ -150,7 +143,7 @@ DEEP = ["--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=1
                  marks=pytest.mark.slow)], ids=lambda s: s[1])
 def test_a_limit_alone_picks_the_fastest_plan_below_it_and_says_why(capsys: Any, subject: list[str]) -> None:
     plan = ["plan", *DEEP, *subject]
-    whole, least = (run_json(capsys, *plan, "--recompute", how)[1]["peak_bytes"] for how in ("none", "all"))
+    whole, least = (reported(capsys, *plan, "--recompute", how)["peak_bytes"] for how in ("none", "all"))
     limit = str((whole + 2 * least) // 3)
     code, out, err = run(capsys, *plan, "--memory-limit", limit, "--json")
     record = json.loads(out)
@@ -158,13 +151,11 @@ def test_a_limit_alone_picks_the_fastest_plan_below_it_and_says_why(capsys: Any,
     assert record["peak_bytes"] <= int(limit)
     assert re.search(rf"of what fits {int(limit):,} bytes in place of {whole:,}, .*(recompute|offload|shard \d) is the "
                      rf"fastest predicted: ", err)
-    again = run_json(capsys, *plan, "--memory-limit", limit, "--recompute", "auto")[1]
+    again = reported(capsys, *plan, "--memory-limit", limit, "--recompute", "auto")
     assert record["predicted_step_ms"] <= again["predicted_step_ms"]
     assert any(f"to fit {int(limit):,} bytes, activations of " in remark for remark in again["remarks"])
     assert "of what fits" not in run(capsys, *plan, "--memory-limit", str(whole))[2]
-    code, out, err = run(capsys, *plan, "--memory-limit", "9K")
-    assert (code, out) == (2, "")
-    assert f"the limit of 9,000 bytes: with all activations kept it needs {whole:,}, and the least" in one_line(err)
-    code, out, err = run(capsys, *plan, "--memory-limit", limit, "--recompute", "none")
-    assert (code, out) == (2, "")
-    assert f"more than the limit of {int(limit):,}" in one_line(err)
+    said = refusal(capsys, *plan, "--memory-limit", "9K")
+    assert f"the limit of 9,000 bytes: with all activations kept it needs {whole:,}, and the least" in said
+    said = refusal(capsys, *plan, "--memory-limit", limit, "--recompute", "none")
+    assert f"more than the limit of {int(limit):,}" in said

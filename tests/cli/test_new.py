@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from command_line import refusal, reported
 from helpers import PATIENCE, ROOT
 
 from minidl.cli import main
@@ -19,8 +19,7 @@ from minidl.cli.new import USES
 @pytest.mark.parametrize("kind", sorted(USES.keys() - {"assignment"}))  # which tests/docs/test_course.py grades
 def test_what_it_writes_passes_its_tests_and_can_be_used(kind, tmp_path, capsys):
     folder = tmp_path / "mine" / kind
-    assert main(["new", kind, str(folder), "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = reported(capsys, "new", kind, str(folder))
     assert record["files"] == [str(folder / f"my_{kind}.py"), str(folder / f"test_my_{kind}.py")]
     python = Path(sys.executable).parent
     env = {**os.environ, "PYTHONPATH": str(ROOT), "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"}
@@ -48,9 +47,7 @@ def test_what_it_writes_is_as_tidy_as_the_rest(kind, tmp_path):
 
 def test_nothing_is_overwritten(tmp_path, capsys):
     (tmp_path / "test_my_op.py").write_text("mine")
-    assert main(["new", "op", str(tmp_path)]) == 2
-    assert "is there already; give another folder" in capsys.readouterr().err
+    assert "is there already; give another folder" in refusal(capsys, "new", "op", str(tmp_path))
     assert [p.name for p in tmp_path.iterdir()] == ["test_my_op.py"]
-    assert main(["new", "nothing", str(tmp_path / "x")]) == 2
-    assert "unknown kind 'nothing'" in capsys.readouterr().err
+    assert "unknown kind 'nothing'" in refusal(capsys, "new", "nothing", str(tmp_path / "x"))
     assert not (tmp_path / "x").exists()

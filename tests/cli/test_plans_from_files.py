@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
 
 import pipelines
 import pytest
+from command_line import reported
 from helpers import PATIENCE, deadline
 
 from minidl import schedulers
 from minidl.cli import main, problem
 
 NETWORK = ["--model", "mlp", "--model-arg", "layers=6", "--model-arg", "hidden=32", "--batch-size", "32"]
-RUN = [*NETWORK, "--steps", "3", "--costs", "analytic", "--json"]
+RUN = [*NETWORK, "--steps", "3", "--costs", "analytic"]
 PIPELINE = ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "4"]
-
-
-def record(capsys, *flags: str) -> dict:
-    with deadline(PATIENCE):
-        assert main([*flags]) == 0
-    return json.loads(capsys.readouterr().out)
 
 
 def refused(capsys, *flags: str) -> str:
@@ -56,7 +50,7 @@ def saved(tmp_path, capsys):
     """Saves a plan; returns its path."""
     def save(*flags: str) -> str:
         path = str(tmp_path / "plan.csv")
-        record(capsys, "plan", *NETWORK, *flags, "--costs", "analytic", "--save", path, "--json")
+        reported(capsys, "plan", *NETWORK, *flags, "--costs", "analytic", "--save", path)
         return path
 
     return save
@@ -69,56 +63,69 @@ def test_an_edited_plan_of_one_device_runs_with_the_same_bits(saved, capsys):
     moved = lines.pop(weight).replace("0,sub,", "0,main,")
     Path(path).write_text("\n".join([lines[0], *(x for x in lines[1:] if x.startswith("0,main,")), moved,
                                      *(x for x in lines[1:] if not x.startswith("0,main,"))]) + "\n")
-    alone = record(capsys, "train", *RUN)
-    assert record(capsys, "train", *RUN, "--scheduler", path)["params_sha256"] == alone["params_sha256"]
-    arms = record(capsys, "compare", *RUN, "--schedulers", f"in_order,{path}")
+    alone = reported(capsys, "train", *RUN)
+    assert reported(capsys, "train", *RUN, "--scheduler", path)["params_sha256"] == alone["params_sha256"]
+    arms = reported(capsys, "compare", *RUN, "--schedulers", f"in_order,{path}")
     assert arms["bit_identical"]
     assert [arm["scheduler"] for arm in arms["arms"]] == ["in_order", path]
-    assert record(capsys, "simulate", *NETWORK, "--scheduler", path, "--costs", "analytic", "--json")
+    assert reported(capsys, "simulate", *NETWORK, "--scheduler", path, "--costs", "analytic")
 
 
 MLP = ["--model", "mlp", "--batch-size", "16"]  # whose layers differ: `joint` cuts it as no rule from the flags says
 GPT = ["--model", "gpt", "--model-arg", "layers=2", "--model-arg", "heads=2", "--model-arg", "width=16", "--model-arg",
        "length=16", "--batch-size", "4", "--data", "short.txt"]
+ADAM = [*PIPELINE, "--optimizer", "adam"]
 EIGHT, TWO, DATA = [*PIPELINE[:-1], "8"], [*PIPELINE[:-1], "2"], ["--parallel", "data", "--ranks", "2"]
 #: flags of all commands, and flags of the plan
 SAVED = {f"{i} {told.split()[0]}": ([*network, *ranks], ["--scheduler", *told.split()])
          for i, (network, ranks, told) in enumerate([
-    (NETWORK, PIPELINE, "zb_h1"), (NETWORK, [*PIPELINE, "--optimizer", "adam"], "interleaved"),
-    (NETWORK, [*PIPELINE, "--optimizer", "adam"], "hanayo"), (NETWORK, [*PIPELINE, "--clip", "0.5"], "gpipe"),
+    (NETWORK, [], "multi_stream"), (NETWORK, PIPELINE, "zb_h1"), (NETWORK, ADAM, "interleaved"),
+    (NETWORK, ADAM, "hanayo"), (NETWORK, ADAM, "zb_v"), (NETWORK, PIPELINE, "modulo_greedy"),
+    (NETWORK, PIPELINE, "dualpipe_v"), (NETWORK, [*PIPELINE, "--clip", "0.5"], "gpipe"),
+    (GPT, [*TWO, "--replicas", "2", "--clip", "1"], "zb_h1"),
     (MLP, PIPELINE, "joint"), (MLP, [*PIPELINE, "--replicas", "2"], "joint"),
     (MLP, [*PIPELINE, "--replicas", "2"], "one_f_one_b --scheduler-arg part_bytes=2000"),
     (NETWORK, EIGHT, "pipedream_2bw --scheduler-arg mini_batches=2"),
     (NETWORK, EIGHT, "layerpipe2 --chunks 2 --scheduler-arg history=average"),
+    (NETWORK, EIGHT, "pipedream --scheduler-arg history=predicted"),
+    (NETWORK, EIGHT, "adl --scheduler-arg mini_batches=2"), (NETWORK, [*EIGHT, "--replicas", "2"], "layerpipe"),
     (NETWORK, [*EIGHT, "--replicas", "2"], "pipedream"), (NETWORK, EIGHT, "paci"), (NETWORK, EIGHT, "layerpipe"),
     (NETWORK, EIGHT, "chimera"), (GPT, TWO, "seq1f1b --scheduler-arg slices=4"),
     (NETWORK, DATA, "priority --scheduler-arg part_bytes=1000"), (NETWORK, DATA, "reverse_first_k --scheduler-arg k=2"),
-    (NETWORK, DATA, "buckets --buckets 2"), (NETWORK, DATA, "dear")])}
+    (NETWORK, DATA, "buckets --buckets 2"), (NETWORK, DATA, "dear"), (NETWORK, [*DATA, "--split", "3"], "priority"),
+    (NETWORK, [*PIPELINE, "--split", "2"], "zb_h1"),
+    (NETWORK, [*ADAM, "--replicas", "2", "--shard", "1"], "interleaved"),
+    (NETWORK, [*ADAM, "--replicas", "2", "--shard", "3,prefetch=1,keep=none"], "dualpipe_v")])}
+FIGURES = {"tasks", "waits", "peak_bytes", "peak_activations", "predicted_step_ms"}
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("name", SAVED)
 def test_a_saved_plan_is_checked_and_runs_with_the_same_bits(name, tmp_path, capsys, monkeypatch):
-    """It says its cut, its parts, how ranks sum, and the policy whose weight versions or slices no order shows."""
+    """And has the figures that it was planned with. It says its cut, its parts, how ranks sum, and the policy whose
+    weight versions or slices no order shows."""
     monkeypatch.chdir(tmp_path)
     Path("short.txt").write_text("a short text, so that it is soon evaluated\n" * 20)
     both, flags = SAVED[name]
-    told = [*both, "--costs", "analytic", "--json"]
-    record(capsys, "plan", *told, *flags, "--save", "plan.csv")
-    assert record(capsys, "check", "plan.csv", *told)["valid"]
-    first, again = (record(capsys, "train", *told, *how, "--steps", "3")
+    told = [*both, "--costs", "analytic"]
+    planned = reported(capsys, "plan", *told, *flags, "--save", "plan.csv")
+    checked = reported(capsys, "check", "plan.csv", *told)
+    assert checked["valid"]
+    for figure in FIGURES & planned.keys():
+        assert checked[figure] == planned[figure], figure
+    first, again = (reported(capsys, "train", *told, *how, "--steps", "3")
                     for how in (flags, ["--scheduler", "plan.csv"]))
     assert again["params_sha256"] == first["params_sha256"]
 
 
 def test_what_a_file_says_of_sums_and_clips_must_make_sense(saved, capsys):
     path = saved(*PIPELINE, "--scheduler", "gpipe", "--clip", "0.5")
-    assert "does not belong here" in refused(capsys, "train", *RUN[:-1], *PIPELINE, "--scheduler", path)
+    assert "does not belong here" in refused(capsys, "train", *RUN, *PIPELINE, "--scheduler", path)
     lines = Path(saved(*DATA, "--scheduler", "buckets", "--buckets", "2")).read_text().splitlines()
     assert lines[0].startswith("# sums over ranks: {")
     for wrong in ('{"groups": 3}', "[1]", '{"part_bytes": 0}', '{"more": 1}', "{"):
         Path(path).write_text("\n".join([f"# sums over ranks: {wrong}", *lines[1:]]) + "\n")
-        assert "sums over ranks" in refused(capsys, "train", *RUN[:-1], *DATA, "--scheduler", path)
+        assert "sums over ranks" in refused(capsys, "train", *RUN, *DATA, "--scheduler", path)
 
 
 def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
@@ -126,18 +133,18 @@ def test_a_plan_that_cannot_run_is_refused_before_it_does(saved, capsys):
     lines = Path(path).read_text().splitlines()
     lines[1], lines[2] = lines[2], lines[1]
     Path(path).write_text("\n".join(lines) + "\n")
-    first = refused(capsys, "train", *RUN[:-1], "--scheduler", path).splitlines()[0]
+    first = refused(capsys, "train", *RUN, "--scheduler", path).splitlines()[0]
     assert "1F0" in first
     Path(path).write_text("\n".join(lines[:-1]) + "\n")
-    assert "missing" in refused(capsys, "train", *RUN[:-1], "--scheduler", path)
-    assert "no such file" in refused(capsys, "train", *RUN[:-1], "--scheduler", "nowhere.csv").lower()
-    assert "takes no argument" in refused(capsys, "train", *RUN[:-1], "--scheduler", path, "--scheduler-arg", "k=1")
+    assert "missing" in refused(capsys, "train", *RUN, "--scheduler", path)
+    assert "no such file" in refused(capsys, "train", *RUN, "--scheduler", "nowhere.csv").lower()
+    assert "takes no argument" in refused(capsys, "train", *RUN, "--scheduler", path, "--scheduler-arg", "k=1")
 
 
 def test_the_cut_of_another_network_is_refused(tmp_path, capsys):
     path = str(tmp_path / "plan.csv")
-    network = ["--batch-size", "16", *PIPELINE, "--costs", "analytic", "--json"]
-    record(capsys, "plan", "--model", "mlp", *network, "--scheduler", "joint", "--save", path)
+    network = ["--batch-size", "16", *PIPELINE, "--costs", "analytic"]
+    reported(capsys, "plan", "--model", "mlp", *network, "--scheduler", "joint", "--save", path)
     error = refused(capsys, "check", path, "--model", "mlp", "--model-arg", "layers=6", *network)
     assert "but the network has" in error
     text = Path(path).read_text()
@@ -195,8 +202,8 @@ def test_a_bare_function_orders_a_pipeline_or_data_parallel_ranks(tmp_path, caps
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     for own, flags in (("own.py:bfs", PIPELINE), ("own.py:by_record", ["--parallel", "data", "--ranks", "2"])):
-        alone = record(capsys, "train", *RUN, *(PIPELINE[-2:] if own == "own.py:bfs" else []))
-        made = record(capsys, "train", *RUN, *flags, "--scheduler", own)
+        alone = reported(capsys, "train", *RUN, *(PIPELINE[-2:] if own == "own.py:bfs" else []))
+        made = reported(capsys, "train", *RUN, *flags, "--scheduler", own)
         if own == "own.py:bfs":
             assert made["params_sha256"] == alone["params_sha256"]
     for own, said in (("wrong", "'Problem' object has no attribute 'no_such_thing' (own.py, line 17)"),
@@ -209,7 +216,7 @@ TIMES = ["--ranks", "4", "--micro-batches", "8"]
 
 def own_orders(capsys) -> None:
     Path("own.py").write_text(OWN + "from minidl.schedulers.pipeline import Policy\nBFS = Policy(bfs, 'contiguous')\n")
-    record(capsys, "plan", *TIMES, "--scheduler", "own.py:bfs", "--save", "own.csv", "--json")
+    reported(capsys, "plan", *TIMES, "--scheduler", "own.py:bfs", "--save", "own.csv")
 
 
 @pytest.mark.parametrize("own", ["own.py:bfs", *(pytest.param(other, marks=pytest.mark.slow)
@@ -218,8 +225,8 @@ def test_an_order_of_ones_own_is_priced_beside_the_published_ones(own, tmp_path,
     """On given times, as a function, a Policy or a file; `**more` takes nothing and is no error."""
     monkeypatch.chdir(tmp_path)
     own_orders(capsys)
-    wanted = {**record(capsys, "simulate", *TIMES, "--scheduler", "gpipe", "--json")}
-    found = record(capsys, "simulate", *TIMES, "--scheduler", own, "--json")
+    wanted = {**reported(capsys, "simulate", *TIMES, "--scheduler", "gpipe")}
+    found = reported(capsys, "simulate", *TIMES, "--scheduler", own)
     beside = found.pop("beside")
     assert beside["equals"] == ["gpipe"]
     assert beside["slower"] == found["makespan"] / beside["makespan"] - 1 > 0
@@ -236,7 +243,7 @@ def test_an_order_of_ones_own_is_a_row_of_the_table(tmp_path, capsys, monkeypatc
     monkeypatch.chdir(tmp_path)
     own_orders(capsys)
     for own in ("own.py:bfs", "own.py:BFS", "own.py:loose", "own.csv"):
-        rows = record(capsys, "simulate", *TIMES, "--table", "--scheduler", own, "--json")["policies"]
+        rows = reported(capsys, "simulate", *TIMES, "--table", "--scheduler", own)["policies"]
         mine, theirs = (next(row for row in rows if row["scheduler"] == name) for name in (own, "gpipe"))
         assert {**mine, "scheduler": "gpipe"} == theirs
 
@@ -256,39 +263,39 @@ def test_an_order_of_ones_own_fails_in_one_line(tmp_path, capsys, monkeypatch):
 def test_an_order_of_ones_own_says_how_it_differs(tmp_path, capsys, monkeypatch):
     """From the nearest policy with the same tasks on the same ranks; and nothing of the kind if none has them."""
     monkeypatch.chdir(tmp_path)
-    record(capsys, "plan", *TIMES, "--scheduler", "zb_h1", "--save", "own.csv", "--json")
+    reported(capsys, "plan", *TIMES, "--scheduler", "zb_h1", "--save", "own.csv")
     lines = Path("own.csv").read_text().splitlines()
     at = lines.index("0,main,0O1")
     lines[at - 1], lines[at] = lines[at], lines[at - 1]
     Path("own.csv").write_text("\n".join(lines) + "\n")
-    found = record(capsys, "simulate", *TIMES, "--scheduler", "own.csv", "--json")["beside"]
+    found = reported(capsys, "simulate", *TIMES, "--scheduler", "own.csv")["beside"]
     assert found["nearest"] == {"scheduler": "zb_h1", "tasks": 2, "rank": 0, "here": "0O1", "there": lines[at][7:]}
     assert "differs from zb_h1 in the places of 2 tasks, first on rank 0: 0O1 instead of 0" in found["said"]
     assert (found["equals"], found["bound"]) == ([], 27.0)
     assert found["optimal"] in (27.0, None)  # it needs OR-tools, and 2 s
     Path("own.csv").write_text("\n".join(["rank,lane,task", *(f"{rank},main,{rank}{kind}{i}" for rank in range(4)
                                           for kind in "FOW" for i in range(8))]) + "\n")
-    again = record(capsys, "simulate", *TIMES, "--scheduler", "own.csv", "--json")["beside"]
+    again = reported(capsys, "simulate", *TIMES, "--scheduler", "own.csv")["beside"]
     assert again["equals"] == ["fast_forward_strict"]
 
 
 def test_each_kind_has_a_usual_policy(capsys):
-    assert record(capsys, "simulate", *TIMES, "--json") == record(capsys, "simulate", *TIMES, "--scheduler",
-                                                                  "one_f_one_b", "--json")
+    simulate = ["simulate", *TIMES]
+    assert reported(capsys, *simulate) == reported(capsys, *simulate, "--scheduler", "one_f_one_b")
     for flags, usual in ((PIPELINE, "one_f_one_b"), (["--parallel", "data", "--ranks", "2"], "priority")):
-        assert record(capsys, "train", *RUN, *flags)["scheduler"] == usual
+        assert reported(capsys, "train", *RUN, *flags)["scheduler"] == usual
 
 
 def test_one_scheduler_or_one_network_is_shown(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
-    assert [s["scheduler"] for s in record(capsys, "schedulers", "zb_h1", "--json")["schedulers"]] == ["zb_h1"]
-    own = record(capsys, "schedulers", "own.py:loose", "--parallel", "pipeline", "--json")["schedulers"][0]
+    assert [s["scheduler"] for s in reported(capsys, "schedulers", "zb_h1")["schedulers"]] == ["zb_h1"]
+    own = reported(capsys, "schedulers", "own.py:loose", "--parallel", "pipeline")["schedulers"][0]
     assert own["about"] == "All forwards, then all backwards."
     assert own["arguments"]["size"] == 2
     assert "more" not in own["arguments"]
     assert "unknown scheduler 'zb_h7'; similar names: zb_h" in refused(capsys, "schedulers", "zb_h7")
-    assert [m["model"] for m in record(capsys, "models", "gpt", "--json")["models"]] == ["gpt"]
+    assert [m["model"] for m in reported(capsys, "models", "gpt")["models"]] == ["gpt"]
     assert "unknown model 'gptt'" in refused(capsys, "models", "gptt")
 
 
@@ -297,9 +304,9 @@ def test_torch_s_grid_is_a_plan_of_a_network(tmp_path, capsys):
     path = tmp_path / "grid.csv"
     path.write_text("0F0,0F1,0F2,0F3,,0B0,0B1,0B2,0B3\n,1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n")
     for more in ([], ["--optimizer", "adam", "--clip", "0.5"]):
-        alone = record(capsys, "train", *RUN, "--micro-batches", "4", *more)
-        assert record(capsys, "train", *RUN, *PIPELINE, *more, "--scheduler",
+        alone = reported(capsys, "train", *RUN, "--micro-batches", "4", *more)
+        assert reported(capsys, "train", *RUN, *PIPELINE, *more, "--scheduler",
                       str(path))["params_sha256"] == alone["params_sha256"]
-    assert record(capsys, "check", str(path), *NETWORK, *PIPELINE[2:], "--json")["valid"]
+    assert reported(capsys, "check", str(path), *NETWORK, *PIPELINE[2:])["valid"]
     path.write_text("0F0,0F1,0F2,0F3,,0B0,0B1,0B2\n,1F0,1F1,1F2,1F3,1B0,1B1,1B2,1B3\n")
-    assert "0O3 is missing" in refused(capsys, "train", *RUN[:-1], *PIPELINE, "--scheduler", str(path))
+    assert "0O3 is missing" in refused(capsys, "train", *RUN, *PIPELINE, "--scheduler", str(path))

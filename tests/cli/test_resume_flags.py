@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import SMALL, refusal, run, run_json
+from command_line import SMALL, refusal, reported, run, run_json
 
 FLAGS: dict[str, list[Any]] = {
     "--recompute": ["none", "all", "sqrt", "0"], "--offload": ["none", "activations", "states", "all"],
@@ -55,7 +55,7 @@ def test_the_same_command_goes_on(subject: str, count: int, capsys: Any, tmp_pat
         done += 1
         code, out, err = run(capsys, *command, "--steps", "2", "--checkpoint", folder, "--resume", "--json")
         assert code == 0, f"{' '.join(command)}: {err}"
-        whole = run_json(capsys, *command, "--steps", "2", "--checkpoint", f"{folder} whole")[1]
+        whole = reported(capsys, *command, "--steps", "2", "--checkpoint", f"{folder} whole")
         assert json.loads(out)["params_sha256"] == whole["params_sha256"], " ".join(command)
 
 

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import run, run_json
+from command_line import reported, run
 
 from minidl.schedulers.saved import PAIRS
 
@@ -24,8 +24,7 @@ def plan(capsys, tmp_path):
 
 
 def test_a_plan_with_late_tasks_is_valid(capsys, plan):
-    code, record = run_json(capsys, "check", str(plan), *NETWORK)
-    assert code == 0
+    record = reported(capsys, "check", str(plan), *NETWORK)
     assert record["valid"]
 
 
@@ -38,8 +37,7 @@ def late_update(text):
                                   lambda text: text.replace(late_update(text), late_update(text).split("@")[0])])
 def test_a_plan_whose_late_tasks_are_needed_is_not_valid(capsys, plan, edit):
     plan.write_text(edit(plan.read_text()))
-    code, record = run_json(capsys, "check", str(plan), *NETWORK)
-    assert code == 1
+    record = reported(capsys, "check", str(plan), *NETWORK, code=1)
     assert "cannot cross the iteration boundary" in record["error"]
     assert record["tasks"][0].endswith("@1")
     code, text, _ = run(capsys, "check", str(plan), *NETWORK)
@@ -48,8 +46,7 @@ def test_a_plan_whose_late_tasks_are_needed_is_not_valid(capsys, plan, edit):
 
 
 def test_a_plan_that_needs_more_memory_fails_its_check(capsys, plan):
-    code, record = run_json(capsys, "check", str(plan), *NETWORK, "--memory-limit", "1KB")
-    assert code == 1
+    record = reported(capsys, "check", str(plan), *NETWORK, "--memory-limit", "1KB", code=1)
     assert "more than the limit of 1,000" in record["error"]
 
 
@@ -57,8 +54,7 @@ def test_a_late_task_is_explained_by_its_own_name(capsys, plan):
     late = late_update(plan.read_text())
     flags = [*NETWORK, "--costs", "analytic", "--scheduler", "multi_stream", "--scheduler-arg", "map=densenet121"]
     for name in (late, late.split("@")[0]):
-        code, record = run_json(capsys, "explain", name, *flags)
-        assert code == 0
+        record = reported(capsys, "explain", name, *flags)
         assert record["task"] == late
     code, _, err = run(capsys, "explain", "9999W0", *flags)
     assert code == 2
@@ -66,9 +62,8 @@ def test_a_late_task_is_explained_by_its_own_name(capsys, plan):
 
 
 def test_a_priced_plan_says_its_peak(capsys):
-    code, record = run_json(capsys, "simulate", *MODEL)
-    assert code == 0
-    assert record["peak_bytes"] == run_json(capsys, "plan", *MODEL)[1]["peak_bytes"] > 0
+    record = reported(capsys, "simulate", *MODEL)
+    assert record["peak_bytes"] == reported(capsys, "plan", *MODEL)["peak_bytes"] > 0
     assert "peak" in run(capsys, "simulate", *MODEL)[1].splitlines()[0]
 
 
@@ -77,8 +72,7 @@ def test_micro_batches_and_adam_across_the_border(capsys):
     """Equal bits, with and without what crosses."""
     flags = [*NETWORK, "--costs", "analytic", "--steps", "5", "--micro-batches", "2", "--optimizer",
              "adam", "--lr", "0.001"]
-    code, record = run_json(capsys, "compare", *flags, "--schedulers", "in_order,multi_stream,multi_region")
-    assert code == 0
+    record = reported(capsys, "compare", *flags, "--schedulers", "in_order,multi_stream,multi_region")
     assert record["bit_identical"]
     assert len({arm["params_sha256"] for arm in record["arms"]}) == 1
 
@@ -96,7 +90,7 @@ def test_a_saved_plan_is_priced_with_pairs_as_before_it_was_saved(tmp_path, caps
     file = str(tmp_path / "plan.csv")
     base = [*NETWORK, "--costs", "analytic"]
     for policy, priced in (("multi_region", True), ("multi_stream", False)):
-        known = run_json(capsys, "plan", *base, "--scheduler", policy, "--save", file)[1]["predicted_step_ms"]
+        known = reported(capsys, "plan", *base, "--scheduler", policy, "--save", file)["predicted_step_ms"]
         assert (f"# {PAIRS}: " in Path(file).read_text()) is priced
         for again in (["plan", *base, "--scheduler", file], ["check", file, *base]):
-            assert run_json(capsys, *again)[1]["predicted_step_ms"] == known
+            assert reported(capsys, *again)["predicted_step_ms"] == known

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
-from helpers import PATIENCE
+from helpers import python
 
 from minidl.cli import main
 from minidl.cli.flags import FLAGS
 from minidl.fusion import RULES
 from minidl.training.job import MOMENTUM
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = {"__main__", "system", "system.interrupts", "system.launcher", "system.process", "cli",
            "cli.parser", "cli.flags", "cli.values", "cli.show", "cli.machine"}
 #: rooms that hold networks, devices and training runs: plans of given times need none of them
@@ -25,8 +21,7 @@ HEAVY = ("autograd", "ops", "nn", "optim", "kernels", "models", "data", "trainin
 
 def imported(*argv: str) -> set[str]:
     """The modules that a command imports, as Python lists them."""
-    done = subprocess.run([sys.executable, "-X", "importtime", "-m", "minidl", *argv], cwd=ROOT, capture_output=True,
-                          text=True, timeout=PATIENCE)
+    done = python("-X", "importtime", "-m", "minidl", *argv)
     lines = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert "minidl.system.interrupts" in lines, done.stderr
     return set(lines)

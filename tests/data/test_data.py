@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import gzip
 import itertools
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from data_checks import refused, same
-from helpers import PATIENCE, ROOT, drawn, need
+from helpers import drawn, need, python
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -248,11 +245,10 @@ def test_resized_batches_say_so_and_hold_the_same_bits_prepared_or_not(monkeypat
         assert same((x, y), [np.concatenate(columns) for columns in zip(*map(next, parts), strict=True)])
 
 
-def test_the_line_goes_to_stderr_once(tmp_path):
+def test_the_line_goes_to_stderr_once():
     code = ("from minidl import data\nfor _ in range(3):\n    data.load('digits', batch_size=4, image_size=4)\n"
             "    data.load('digits', batch_size=4, image_size=6)")  # fmt: skip
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE,
-                         env={**os.environ, "PYTHONPATH": str(ROOT)})  # fmt: skip
+    run = python("-c", code)
     assert run.returncode == 0, run.stderr
     assert run.stdout == ""
     assert len(run.stderr.splitlines()) == 2
@@ -262,7 +258,7 @@ def test_the_line_goes_to_stderr_once(tmp_path):
 def test_numpy_is_enough():
     code = ("import sys\nfor name in ('torch', 'numba', 'cupy', 'mpi4py', 'rich'): sys.modules[name] = None\n"
             "from minidl import data\nnext(data.digits())")  # fmt: skip
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT, timeout=PATIENCE)
+    assert python("-c", code).stderr == ""
 
 
 # ---- generated data and text

@@ -12,6 +12,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
+from command_line import refusal, reported
+from data_checks import packed as tar
 from data_checks import refused, same
 
 from minidl import data
@@ -31,16 +33,6 @@ def prose(seed, lines=60):
 def everything(loader):
     """x and y of one epoch in order."""
     return [np.concatenate(column) for column in zip(*loader, strict=True)]
-
-
-def tar(members):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as opened:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            opened.addfile(info, io.BytesIO(content))
-    return packed.getvalue()
 
 
 def archive(path, members):
@@ -361,8 +353,7 @@ def test_a_table_of_numbers(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["accuracy"] > 0.8
     path.write_text("\n".join(["a,y", *(f"{v},{v / 20 + 0.5}" for v in range(40))]))
     more = ["--epochs", "30", "--lr", "0.05", "--standardize"]
-    assert main(["train", "--costs", "analytic", "--json", *run, *more]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = reported(capsys, "train", "--costs", "analytic", *run, *more)
     assert (found["objective"], found["accuracy"]) == ("regression", None)
     assert found["test"]["loss"] < 0.9 * found["loss_first"]
 
@@ -513,8 +504,8 @@ def test_a_function_may_give_batches_without_end(tmp_path, capsys, monkeypatch):
     flags = ["--model", "mlp", "--data", f"{file}:numbered", "--batch-size", "8", "--lr", "0.001", "--log-every", "1"]
     assert train(*flags) == 0
     assert "step 2 of 2: loss" in capsys.readouterr().err
-    assert main(["train", *flags, "--epochs", "1"]) == 2
-    assert "own.py:numbered: its batches have no end, so there is no epoch" in capsys.readouterr().err
+    said = refusal(capsys, "train", *flags, "--epochs", "1")
+    assert "own.py:numbered: its batches have no end, so there is no epoch" in said
     assert train(*flags, "--standardize") == 2
     assert "scale them in the function" in capsys.readouterr().err
     for name, says in (("fails", "KeyError: 'no more' (own.py, line "), ("grows", "batch 130 has samples of shape")):

@@ -3,13 +3,11 @@ field by field and get a right checksum, so that readers believe them."""
 
 from __future__ import annotations
 
-import io
-import tarfile
 from pathlib import Path
 
 import numpy as np
 import pytest
-from data_checks import refused
+from data_checks import packed, refused
 from helpers import need
 
 from minidl import data
@@ -20,16 +18,6 @@ FIELDS = {"name": (0, 100), "mode": (100, 8), "size": (124, 12), "mtime": (136, 
 SIZES = [b"\xff" * 12, b"\xff" * 11 + b"\x80", b"\x80" + b"\0" * 10 + b"\x40", b"\x80" + b"\xff" * 11, b"-0000000001\0",
          b"77777777777\0", b"00000000000\0", b"00000000777\0", b"abc" * 4, b"\0" * 12, b" " * 12]
 TYPES = [bytes([t]) for t in b"\0001234567xgLKSDVNMI\xff"]
-
-
-def packed(members: dict[str, bytes]) -> bytes:
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as opened:
-        for name, content in members.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(content)
-            opened.addfile(info, io.BytesIO(content))
-    return stream.getvalue()
 
 
 def with_field(archive: bytes, header: int, name: str, value: bytes) -> bytes:

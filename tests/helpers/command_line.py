@@ -6,6 +6,8 @@ import json
 import re
 from typing import Any
 
+from helpers import deadline
+
 from minidl.cli import main
 
 SMALL = ["--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--costs", "analytic"]
@@ -23,13 +25,29 @@ def run_json(capsys: Any, *argv: str) -> tuple[int, Any]:
     return code, json.loads(out)
 
 
+def shown(capsys: Any, *argv: str) -> str:
+    """The text of a command that ends well."""
+    code, out, err = run(capsys, *argv)
+    assert code == 0, err
+    return out
+
+
+def reported(capsys: Any, *argv: str, code: int = 0) -> Any:
+    """The record of a command that ends with this exit code, and in time: ranks may wait for each other."""
+    with deadline():
+        found, record = run_json(capsys, *argv)
+    assert found == code, record
+    return record
+
+
 def one_line(err: str) -> str:
     assert re.fullmatch(r"minidl: .+\n", err), err
     return err
 
 
 def refusal(capsys: Any, *argv: str) -> str:
-    """The one line of a command that ends with exit code 2."""
-    code, _, err = run(capsys, *argv)
-    assert code == 2, err
+    """The one line of a command that ends with exit code 2 and does nothing else."""
+    with deadline():
+        code, out, err = run(capsys, *argv)
+    assert (code, out) == (2, ""), err
     return one_line(err)

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
+
 import pytest
 
 from minidl.data import DataError
+
+
+def packed(members: dict[str, bytes]) -> bytes:
+    """A tar archive of these files."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as opened:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            opened.addfile(info, io.BytesIO(content))
+    return stream.getvalue()
 
 
 def refused(*culprits: str, act) -> str:

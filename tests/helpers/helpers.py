@@ -6,6 +6,7 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
 import sys
 import time
 import tomllib
@@ -29,6 +30,7 @@ from minidl.passes.boundary import cross_boundary
 from minidl.passes.rewrite import coarsen
 from minidl.plans.memory import lifetimes
 from minidl.runtime.checking import random_schedule
+from minidl.runtime.comm.loopback import run_ranks
 
 #: the clone
 ROOT = Path(__file__).resolve().parents[2]
@@ -72,6 +74,12 @@ def until(happened: Callable[[], Any], what: str, seconds: float = PATIENCE) -> 
         time.sleep(0.02)
 
 
+def python(*argv: object, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Python in a process of its own, in the clone; if it hangs, the test fails."""
+    return subprocess.run([sys.executable, *map(str, argv)], cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE,
+                          env={**os.environ, **variables})
+
+
 def replace_call(lanes: Any, call: Callable[[], Any], task: int | None = None) -> None:
     """Puts a call in the place of the first one of a task, by default of the first task, on the first lane."""
     if isinstance(lanes, Threads):
@@ -100,9 +108,9 @@ def bits(*arrays: Any) -> bytes:
 
 def refuses(*rows: tuple[Callable[[], Any], str], error: Any = (ValueError, TypeError, IndexError, NotImplementedError)
             ) -> None:
-    """Each call raises an error, in one line that matches the text beside it."""
+    """Each call raises such an error, in one line that matches the text beside it, if there is one."""
     for act, message in rows:
-        with pytest.raises(error, match=message) as caught:
+        with pytest.raises(error, match=message or None) as caught:
             act()
         assert "\n" not in str(caught.value)
 
@@ -121,6 +129,12 @@ def deadline(seconds: float = PATIENCE) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+def together(ranks: int, work: Callable[[Any], Any]) -> list[Any]:
+    """What `work(communicator)` returns on each loop-back rank, in time."""
+    with deadline():
+        return run_ranks(ranks, work)
 
 
 def bytes_allocated(call: Callable[[], Any]) -> int:

@@ -440,6 +440,13 @@ def command(ranks: int, *flags: str) -> tuple[int, Any, str]:
     return done.returncode, json.loads(said) if said else None, done.stderr
 
 
+def refused_by_all(ranks: int, *flags: str) -> str:
+    """The one line of ranks that do not train."""
+    code, record, errors = command(ranks, *flags)
+    assert (code, record, len(errors.splitlines())) == (2, None, 1), errors
+    return errors
+
+
 UNDER_MPI = """
 import sys
 import rank_runs as r

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from command_line import refusal, reported, shown
 
 from minidl.cli import main
 from minidl.cli.kernels import families
@@ -70,13 +71,11 @@ def test_a_wrong_kernel_is_found(monkeypatch, capsys):
 
 
 def test_all_families_are_listed(capsys):
-    assert main(["kernels", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["families"]
+    listed = reported(capsys, "kernels")["families"]
     assert [f["family"] for f in listed] == [*families()]
     assert {k["kernel"] for f in listed for k in f["kernels"]} >= kernel_times.EXAMPLES.keys()
     assert all(f["about"] for f in listed)
-    assert main(["kernels"]) == 0
-    assert "layer_norm" in capsys.readouterr().out
+    assert "layer_norm" in shown(capsys, "kernels")
 
 
 @pytest.mark.parametrize(("argv", "says"), [
@@ -89,7 +88,4 @@ def test_what_cannot_be_timed_is_one_line(argv, says, capsys):
             pytest.skip("there is a GPU")
         except devices.DeviceError:
             pass
-    assert main(["kernels", *argv]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert len(error.splitlines()) == 1
+    assert says in refusal(capsys, "kernels", *argv)

@@ -1,12 +1,11 @@
 """`profile`: costs of a torch network per stage, and what `plan` and `simulate` make of them."""
 
-import json
 from pathlib import Path
 
 import pytest
+from command_line import refusal, reported, shown
 from helpers import need
 
-from minidl.cli import main
 from minidl.pricing.cost import CostModel
 
 NET = """
@@ -43,8 +42,7 @@ def net(tmp_path: Path) -> str:
 
 def test_costs_are_those_of_torchs_tasks_on_each_stage(net, tmp_path, capsys):
     saved = tmp_path / "costs.json"
-    assert main(["profile", f"{net}:net", "--stages", "3", "--save-costs", str(saved), "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = reported(capsys, "profile", f"{net}:net", "--stages", "3", "--save-costs", str(saved))
     cost = CostModel.load(saved)
     assert found["kinds"] == cost.kinds
     assert found["sizes"] == cost.sizes
@@ -54,14 +52,12 @@ def test_costs_are_those_of_torchs_tasks_on_each_stage(net, tmp_path, capsys):
     assert cost.kinds["O"][0] == 1e-3  # nothing to do there
     assert cost.kinds["W"][0] == cost.kinds["B"][0]
     assert (cost.source, cost.unit) == ("measured", "us")
-    assert main(["simulate", "--table", "--ranks", "3", "--micro-batches", "6", "--costs", str(saved), "--json"]) == 0
-    table = json.loads(capsys.readouterr().out)
+    table = reported(capsys, "simulate", "--table", "--ranks", "3", "--micro-batches", "6", "--costs", str(saved))
     assert {"one_f_one_b", "zb_h1", "zb_auto"} <= {row["scheduler"] for row in table["policies"]}
 
 
 def test_bytes_are_those_of_messages_and_of_what_a_forward_keeps(net, capsys):
-    assert main(["profile", f"{net}:net", "--optimizer", "adamw", "--json"]) == 0
-    sizes = json.loads(capsys.readouterr().out)["sizes"]
+    sizes = reported(capsys, "profile", f"{net}:net", "--optimizer", "adamw")["sizes"]
     assert sizes["layers"] == [1] * 6
     assert sizes["message_bytes"] == [4 * 48 * 4, 4 * 48 * 4, 4 * 32 * 4, 4 * 32 * 4, 4 * 64 * 4, 0]
     # tokens; nothing; its input; its output; its input; its input, log-probabilities, targets, and one number
@@ -70,8 +66,7 @@ def test_bytes_are_those_of_messages_and_of_what_a_forward_keeps(net, capsys):
 
 
 def test_the_table_for_people_has_a_row_for_each_stage(net, capsys):
-    assert main(["profile", f"{net}:net", "--stages", "2"]) == 0
-    out = capsys.readouterr().out
+    out = shown(capsys, "profile", f"{net}:net", "--stages", "2")
     assert "input grad" in out
     assert [line.split()[0] for line in out.splitlines()[3:]] == ["0", "1"]
 
@@ -88,7 +83,4 @@ def test_the_table_for_people_has_a_row_for_each_stage(net, capsys):
     ("one", [], "must return (layers, x, y, loss): a list of modules, two tensors"),
     ("absent", [], "has no function absent")])
 def test_what_cannot_be_profiled_is_one_line(name, more, why, net, capsys):
-    assert main(["profile", f"{net}:{name}", *more]) == 2
-    err = capsys.readouterr().err
-    assert why in err
-    assert len(err.splitlines()) == 1
+    assert why in refusal(capsys, "profile", f"{net}:{name}", *more)

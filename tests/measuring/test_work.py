@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_line import shown
 from helpers import recorded_classifier
 from hypothesis import given
 from random_plans import Plan, plans
@@ -112,8 +113,7 @@ def test_two_runs_side_by_side(mlp):
 
 def test_a_traced_run_reports_its_families(tmp_path, capsys):
     path = str(tmp_path / "t.json")
-    assert main(["train", "--model", "mlp", "--steps", "2", "--trace", path]) == 0
-    capsys.readouterr()
+    shown(capsys, "train", "--model", "mlp", "--steps", "2", "--trace", path)
     assert main(["report", path, "--json"]) == 0
     found = {f["family"]: f for f in json.loads(capsys.readouterr().out)["families"]}
     assert found["linear"]["floor"] > 0

@@ -10,14 +10,13 @@ from typing import Any
 import numpy as np
 import pipelines
 import pytest
-from helpers import deadline
+from helpers import together
 
 import minidl as ml
 from minidl import schedulers
 from minidl.core.graph import View
 from minidl.core.tasks import strides_of
 from minidl.pricing.cost import Link
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
 from minidl.training.rank_trainer import RankTrainer
@@ -96,8 +95,7 @@ class Runs:
             trainer.finish()
             return trainer.losses, params_sha256(trainer.recorded.model)
 
-        with deadline():
-            return run_ranks(self.ranks, work)
+        return together(self.ranks, work)
 
 
 def piped(recorded: Recorded, communicator: Any) -> Any:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 import pytest
+from command_line import reported
 from helpers import bits
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.cli import main
 
 
 @pytest.mark.parametrize("name", ["gpt", "moe_gpt", "bert", "rnn"])
@@ -49,8 +48,7 @@ def test_the_number_of_parameters_is_the_published_one() -> None:
 
 def test_flops_of_a_sample_are_two_for_each_weight_and_token(capsys) -> None:
     """And four for each pair of tokens and channel."""
-    assert main(["info", "--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "dropout=0", "--json"]) == 0
-    record = json.loads(capsys.readouterr().out)
+    record = reported(capsys, "info", "--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "dropout=0")
     t, width, layers = 16, 32, 2
     products = 2 * t * (layers * 12 * width**2 + 256 * width)
     small = record["flops_per_sample"] - products - layers * 4 * t * t * width

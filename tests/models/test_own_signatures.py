@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import refusal, run_json
+from command_line import refusal, reported, run_json
 
 OWN = """
 import functools
@@ -65,9 +65,8 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_network_takes_what_has_a_name_and_a_default(name: str, takes: list[str], capsys: pytest.CaptureFixture[str]
                                                        ) -> None:
     command = [*COMMAND, "--model", f"own.py:{name}", "--data", "own.py:points"]
-    code, plain = run_json(capsys, *command)
-    assert code == 0
-    assert (run_json(capsys, *command, *(word for key in takes for word in ("--model-arg", f"{key}=3")))[1] == plain
+    plain = reported(capsys, *command)
+    assert (reported(capsys, *command, *(word for key in takes for word in ("--model-arg", f"{key}=3"))) == plain
             ) == (not takes)
     assert "takes no argument 'other'; it takes " in refusal(capsys, *command, "--model-arg", "other=3")
 

@@ -183,29 +183,3 @@ def test_features_of_a_dense_block_are_copied_once() -> None:
     copies = [(t.label, call) for t in graph for call in t.launches if call.kernel == "copy"]
     assert all("concat" in label for label, _ in copies)
     assert len(copies) == 4 * (4 + 1)
-
-
-@pytest.mark.few(3)
-@pytest.mark.parametrize(("size", "channels", "stride"),
-                         [(16, 24, 1), (4, 120, 1), (6, 100, 1), (5, 300, 1), (16, 24, 2), (12, 16, 1)])
-def test_depthwise_lines_of_several_runs(size: int, channels: int, stride: int) -> None:
-    """The CPU form of the three kernels against their references where a line is cut into runs of pixels."""
-    from minidl.kernels import KERNELS
-    from minidl.kernels.conv import Geometry
-
-    geometry = Geometry((stride, stride), (1, 1), (1, 1), channels)
-    rng = np.random.default_rng(0)
-    out = geometry.output((size, size), (3, 3))
-    x, w, dy = (rng.standard_normal(s).astype(np.float32) for s in
-                ((2, size, size, channels), (channels, 3, 3, 1), (2, *out, channels)))
-    for name, reads, constants in (("conv2d", [x, w], {"geometry": geometry}),
-                                   ("conv2d_input_grad", [dy, w], {"size": (size, size), "geometry": geometry}),
-                                   ("conv2d_weight_grad", [x, dy],
-                                    {"taps": (3, 3), "bias": False, "geometry": geometry})):
-        kernel = KERNELS[name]
-        expected = kernel.reference(np, *reads, **constants)
-        found = np.empty(expected.shape, np.float32)
-        work = [np.empty(shape, dtype) for shape, dtype in kernel.work(reads, [found], **constants)]
-        for call in kernel.bind(reads, [found], work, constants):
-            call()
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4, err_msg=name)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import run_json
+from command_line import reported
 from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -113,7 +113,7 @@ FLAGS = ("--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "
 
 def test_ranks_round_as_one_process(capsys: Any) -> None:
     def found(*flags: str) -> dict[str, Any]:
-        return run_json(capsys, "train", *FLAGS, *flags)[1]
+        return reported(capsys, "train", *FLAGS, *flags)
 
     alone = found("--micro-batches", "4")
     for more in (("--scheduler", "multi_stream"), ("--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"),

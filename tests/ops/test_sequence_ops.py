@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bits, drawn, random_array, torch_or_skip
+from helpers import bits, drawn, random_array, refuses, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -247,9 +247,7 @@ def test_joining_and_cutting_refuse() -> None:
     for act in (lambda: ops.concat([x, x[:, :2]], 0), lambda: ops.concat([x, x], 2), lambda: x[1, 2, 0],
                 lambda: x[::-1],
                 lambda: x["a"], lambda: x[..., ...], lambda: ops.concat([]), lambda: ops.split(x, [1, 1], -1)):
-        with pytest.raises(ValueError) as caught:
-            act()
-        assert "\n" not in str(caught.value)
+        refuses((act, ""), error=ValueError)
     with pytest.raises(IndexError):
         x[2]
     assert [t.shape for t in x] == [(3,), (3,)]

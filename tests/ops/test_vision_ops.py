@@ -3,16 +3,13 @@ reference."""
 
 from __future__ import annotations
 
-import os
 import platform
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, ROOT, bytes_allocated, drawn, random_array, refuses, torch_or_skip
+from helpers import ROOT, bytes_allocated, drawn, python, random_array, refuses, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from parity import POOLS, TOLERANCE, same
@@ -84,6 +81,19 @@ def test_few_pixels_have_the_bits_of_many(samples: int, size: tuple[int, int], s
         np.testing.assert_array_equal(agree(name, reads, 2e-5, geometry=geometry, **more)[0], before)
 
 
+@pytest.mark.few(3)
+@pytest.mark.parametrize(("size", "channels", "stride"),
+                         [(16, 24, 1), (4, 120, 1), (6, 100, 1), (5, 300, 1), (16, 24, 2), (12, 16, 1)])
+def test_depthwise_lines_of_several_runs(size: int, channels: int, stride: int) -> None:
+    """Where a line is cut into runs of pixels."""
+    geometry = Geometry((stride, stride), (1, 1), (1, 1), channels)
+    shapes = (2, size, size, channels), (channels, 3, 3, 1), (2, *geometry.output((size, size), (3, 3)), channels)
+    x, w, dy = (random_array(shape, seed, "float32") for seed, shape in enumerate(shapes))
+    agree("conv2d", [x, w], 2e-5, geometry=geometry)
+    agree("conv2d_input_grad", [dy, w], 2e-5, size=(size, size), geometry=geometry)
+    agree("conv2d_weight_grad", [x, dy], 2e-5, taps=(3, 3), bias=False, geometry=geometry)
+
+
 def agree(name: str, reads: list[Any], tolerance: float = 1e-11, **constants: Any) -> list[Any]:
     """Runs a kernel's CPU form on arrays full of NaN and compares with its reference; twice, for the same bits."""
     kernel = KERNELS[name]
@@ -133,17 +143,14 @@ print(digest.hexdigest())
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="another processor is named")
 def test_conv2d_has_the_same_bits_on_a_processor_with_shorter_vectors(tmp_path: Path) -> None:
     older = {"NUMBA_CPU_NAME": "haswell", "NUMBA_CPU_FEATURES": "+avx2,+fma", "NUMBA_CACHE_DIR": str(tmp_path)}
-    runs = [subprocess.run([sys.executable, "-c", DIGEST], env={**os.environ, **more}, capture_output=True, text=True,
-                           timeout=PATIENCE, check=False) for more in ({}, older)]
+    runs = [python("-c", DIGEST, **more) for more in ({}, older)]
     assert runs[0].returncode == runs[1].returncode == 0, runs[0].stderr + runs[1].stderr
     assert runs[0].stdout == runs[1].stdout
 
 
 @pytest.mark.slow
 def test_conv2d_touches_no_memory_but_its_arrays() -> None:
-    script = ROOT / "tests" / "ops" / "guarded_convolutions.py"
-    done = subprocess.run([sys.executable, str(script), "100"], cwd=ROOT, capture_output=True, text=True,
-                          timeout=PATIENCE, env={**os.environ, "PYTHONPATH": str(ROOT)}, check=False)
+    done = python("tests/ops/guarded_convolutions.py", "100", PYTHONPATH=str(ROOT))
     assert (done.returncode, done.stdout.strip()) == (0, "done"), done.stderr
 
 

@@ -4,19 +4,17 @@ bits with one process that adds up the gradients of each half of the micro-batch
 from __future__ import annotations
 
 import functools
-import json
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from helpers import PATIENCE, deadline
+from command_line import refusal, reported
 from launcher import under_mpi
 from rank_runs import STEPS, command, trained
 
 import minidl as ml
 from minidl import nn
 from minidl.autograd.op import Op
-from minidl.cli import main
 from minidl.core.tasks import SENDS, Kind
 from minidl.nn.module import state
 from minidl.pricing.cost import CostModel
@@ -44,22 +42,6 @@ def test_every_rank_has_two_stages_and_a_direction_updates(name):
         assert (own, copies) == ({program.rank}, {1 - program.rank})
 
 
-def test_a_saved_plan_checks_with_its_policy(tmp_path, capsys):
-    path, shape = str(tmp_path / "plan.csv"), [*FLAGS, "--ranks", "2"]
-    assert main(["plan", *shape, "--parallel", "pipeline", "--scheduler", "chimera", "--save", path]) == 0
-    capsys.readouterr()
-    assert main(["check", path, *shape, "--scheduler", "chimera", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["valid"]
-    assert main(["check", path, *shape, "--parallel", "pipeline"]) == 0  # the file names its policy
-    capsys.readouterr()
-    shas = []
-    for scheduler in ("chimera", path):
-        run = [*shape, "--parallel", "pipeline", "--scheduler", scheduler, "--steps", "2", "--json"]
-        assert main(["train", *run]) == 0
-        shas.append(json.loads(capsys.readouterr().out)["params_sha256"])
-    assert shas[0] == shas[1]
-
-
 def test_a_step_whose_gradients_are_added_in_one_place_is_refused():
     recorded = Recorded(replace(job("chimera", 4), groups=1))
     with pytest.raises(PipelineError, match=r"adds to the gradient of .*micro_batch\(number, group=1\)"):
@@ -67,9 +49,8 @@ def test_a_step_whose_gradients_are_added_in_one_place_is_refused():
 
 
 def test_one_micro_batch_cannot_go_both_ways(capsys):
-    assert main(["train", *FLAGS[:-2], "--parallel", "pipeline", "--ranks", "2", "--scheduler", "chimera"]) == 2
-    assert ("chimera adds up the gradients of 2 groups of micro-batches; 1 do not divide into them"
-            in capsys.readouterr().err)
+    said = refusal(capsys, "train", *FLAGS[:-2], "--parallel", "pipeline", "--ranks", "2", "--scheduler", "chimera")
+    assert "chimera adds up the gradients of 2 groups of micro-batches; 1 do not divide into them" in said
 
 
 NORMS = {"model": "resnet20", "model_args": {"width": 4, "layers": 1, "image_size": 8}}
@@ -168,14 +149,10 @@ def test_a_running_loss_over_both_halves_names_its_cure(scheduler):
 @pytest.mark.parametrize(("first", "then"), [("chimera", "gpipe"), ("gpipe", "chimera")])
 def test_a_run_goes_on_only_in_the_same_order_of_addition_unless_asked(first, then, tmp_path, capsys):
     made = ["train", "--model", "mlp", "--model-arg", "hidden=8", "--model-arg", "layers=3", "--parallel", "pipeline",
-            "--ranks", "2", "--micro-batches", "4", "--batch-size", "16", "--costs", "analytic", "--json",
+            "--ranks", "2", "--micro-batches", "4", "--batch-size", "16", "--costs", "analytic",
             "--checkpoint", str(tmp_path / "saved"), "--scheduler"]
-    assert main([*made, first, "--steps", "2"]) == 0
-    capsys.readouterr()
-    with deadline(PATIENCE):
-        assert main([*made, then, "--steps", "4", "--resume"]) == 2
-        assert "sums gradients in another order than " + then in capsys.readouterr().err
-        assert main([*made, first, "--steps", "3", "--resume"]) == 0
-        capsys.readouterr()
-        assert main([*made, then, "--steps", "4", "--resume", "--reorder-sums"]) == 0
-        assert json.loads(capsys.readouterr().out)["steps"] == 1
+    reported(capsys, *made, first, "--steps", "2")
+    said = refusal(capsys, *made, then, "--steps", "4", "--resume")
+    assert "sums gradients in another order than " + then in said
+    reported(capsys, *made, first, "--steps", "3", "--resume")
+    assert reported(capsys, *made, then, "--steps", "4", "--resume", "--reorder-sums")["steps"] == 1

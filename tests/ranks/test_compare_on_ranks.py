@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from command_line import SMALL, one_line, run, run_json
+from command_line import SMALL, refusal, reported, run
 from helpers import PATIENCE, deadline
 
 from minidl.cli import training
@@ -19,17 +19,13 @@ DATA = [*STEPS, "--parallel", "data", "--ranks", "2"]
 
 
 def compared(capsys: Any, *flags: str) -> dict[str, Any]:
-    with deadline(PATIENCE):
-        code, record = run_json(capsys, "compare", *flags)
-    assert code == 0
-    return record
+    return reported(capsys, "compare", *flags)
 
 
 def as_trained(capsys: Any, record: dict[str, Any], *flags: str) -> None:
     """Asserts that each arm has the bits and the prediction that `train` has under its policy."""
     for arm in record["arms"]:
-        with deadline(PATIENCE):
-            _, alone = run_json(capsys, "train", *flags, "--scheduler", arm["scheduler"])
+        alone = reported(capsys, "train", *flags, "--scheduler", arm["scheduler"])
         for key in ("params_sha256", "loss_last", "test", "predicted_step_ms", "peak_bytes"):
             assert arm[key] == alone[key]
 
@@ -107,29 +103,8 @@ def test_the_verdict(stale: tuple[int, ...], sums: tuple[int, ...], equal: bool 
     assert training._verdict(trainers, digests) == (equal, says)
 
 
-@pytest.mark.parametrize(("flags", "says"), [
-    (PIPELINE[:-2], "the number of ranks is missing; give --ranks P"),
-    ([*PIPELINE, "--ranks", "1"], "a pipeline needs at least 2 ranks; give --ranks P"),
-    ([*DATA, "--ranks", "65"], "at most 64 ranks run as threads of one process, not 65"),
-    ([*PIPELINE, "--device", "cuda"], "on the CPU"),
-    ([*PIPELINE, "--schedulers", "gpipe,nope"],
-     "unknown scheduler 'nope' for a pipeline; similar names: roundpipe, petra, gpipe"),
-    ([*DATA, "--schedulers", "fifo,gpipe"], "scheduler gpipe is for a pipeline, not for data-parallel ranks"),
-    ([*PIPELINE, "--schedulers", "gpipe"], "give at least two different ones"),
-    ([*PIPELINE, "--schedulers", "gpipe,chimera", "--ranks", "3"], "chimera: needs even numbers"),
-    ([*PIPELINE, "--update-every", "1"], "a scheduler of your own"),
-    ([*STEPS, "--ranks", "2"], "--ranks has no effect on a network's step on one device"),
-    ([*PIPELINE, "--lr", "1e30"], "try a smaller lr")])
-def test_what_cannot_be_compared_is_refused_in_one_line(capsys: Any, flags: list[str], says: str) -> None:
-    with deadline(PATIENCE):
-        code, out, err = run(capsys, "compare", *flags)
-    assert (code, out) == (2, "")
-    assert says in one_line(err)
-
-
 def test_under_a_launcher_it_says_how_to_start_it(capsys: Any, monkeypatch: Any) -> None:
     for name, value in (("PMI_RANK", "0"), ("PMI_SIZE", "2")):
         monkeypatch.setenv(name, value)
-    code, out, err = run(capsys, "compare", *PIPELINE)
-    assert (code, out) == (2, "")
-    assert "compare runs ranks as threads of one process; start it without a launcher, with --ranks P" in one_line(err)
+    said = refusal(capsys, "compare", *PIPELINE)
+    assert "compare runs ranks as threads of one process; start it without a launcher, with --ranks P" in said

@@ -5,15 +5,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from functools import cache
 
 import pytest
 import random_jobs
 from cancelling_sums import RANKS, check, rows
 from each_mpi import needed, start, under_each_mpi
-from helpers import PATIENCE, ROOT
+from helpers import ROOT, python
 
 from minidl.runtime.comm.loopback import run_ranks
 
@@ -46,8 +44,7 @@ def test_a_network_in_shards_has_the_same_bits_under_each_mpi(name: str) -> None
     found = needed(name)
     train = ["-m", "minidl", "train", "--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic",
              "--steps", "3", "--optimizer", "adam", "--json"]
-    alone = subprocess.run([sys.executable, *train, "--micro-batches", "2"], cwd=ROOT, capture_output=True, text=True,
-                           timeout=PATIENCE)
+    alone = python(*train, "--micro-batches", "2")
     done = start(found, name, 2, *train, "--parallel", "data", "--scheduler", "barrier", "--shard", "2")
     assert done.returncode == 0, done.stderr
     line = done.stdout.splitlines()[0]  # Open MPI may add codes of a terminal

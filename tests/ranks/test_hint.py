@@ -15,8 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import refusal, run_json
-from helpers import deadline
+from command_line import refusal, reported, run_json
+from helpers import deadline, together
 from launcher import under_mpi
 from rank_runs import Run, alone, check_under_mpi, merged, prepared
 
@@ -105,8 +105,7 @@ def checked(settings: dict[str, Any], seed: int, nap: float = 1e-3, shuffled: bo
     except PlanError as error:
         pytest.fail(f"{settings}: {error}")
     plan, ranks = own[0][1], settings["ranks"]
-    with deadline():
-        found = run_ranks(len(own), lambda c: train(c, *own[c.rank], nap, seed, shuffled=shuffled))
+    found = together(len(own), lambda c: train(c, *own[c.rank], nap, seed, shuffled=shuffled))
     left, wanted = merged(settings, [(*each[:2], []) for each in found]), alone(settings)
     assert (left.losses, left.tensors) == (wanted.losses, wanted.tensors), settings
     for rank, (_, _, did) in enumerate(found):
@@ -118,8 +117,7 @@ def checked(settings: dict[str, Any], seed: int, nap: float = 1e-3, shuffled: bo
         for first in range(0, len(each), ranks):
             plan.realised(each[first : first + ranks])
     again = prepared(settings)
-    with deadline():
-        replayed = run_ranks(len(again), lambda c: train(c, *again[c.rank], nap, seed, orders))
+    replayed = together(len(again), lambda c: train(c, *again[c.rank], nap, seed, orders))
     assert [each[2] for each in replayed] == [each[2] for each in found], "a replay keeps the order"
     left = merged(settings, [(*each[:2], []) for each in replayed])
     assert (left.losses, left.tensors) == (wanted.losses, wanted.tensors), settings
@@ -173,8 +171,7 @@ def test_a_timeline_has_the_lanes_of_a_fixed_order() -> None:
         execute(*run.batches()[0])
         return execute.timeline, execute.realised()
 
-    with deadline():
-        found = run_ranks(2, work)
+    found = together(2, work)
     for rank, (timeline, order) in enumerate(found):
         assert [str(lane) for lane in timeline.lanes] == [f"{rank}/{name}" for name in (
             "main", f"recv<-{1 - rank}", f"send->{1 - rank}")]
@@ -238,8 +235,7 @@ def test_data_parallel_ranks_choose_the_next_sum_and_keep_the_bits(name: str, ra
             held = {id(spec.live) for spec in execute.program.graph.storages if spec.live is not None}
             return losses, run.tensors(held), [order() for order in did]
 
-        with deadline():
-            found = run_ranks(ranks, work)
+        found = together(ranks, work)
         left = merged(settings, [(*each[:2], []) for each in found])
         assert (left.losses, left.tensors) == (wanted.losses, wanted.tensors)
         assert all(each[2] == found[0][2] for each in found), "ranks agree"
@@ -284,10 +280,10 @@ FLAGS = ["--model", "mlp", "--parallel", "pipeline", "--ranks", "2", "--micro-ba
 def test_the_command_line_logs_and_replays(capsys: Any, tmp_path: Any) -> None:
     log, again, plan = (tmp_path / name for name in ("a.jsonl", "b.jsonl", "plan.csv"))
     train = ["train", *FLAGS, "--steps", "2"]
-    _, fixed = run_json(capsys, *train)
+    fixed = reported(capsys, *train)
     hint = ["--order", "hint", "--scheduler-arg", "cap=2p-s"]
-    _, first = run_json(capsys, *train, *hint, "--log-order", str(log))
-    _, second = run_json(capsys, *train, *hint, "--replay", str(log), "--log-order", str(again))
+    first = reported(capsys, *train, *hint, "--log-order", str(log))
+    second = reported(capsys, *train, *hint, "--replay", str(log), "--log-order", str(again))
     assert fixed["params_sha256"] == first["params_sha256"] == second["params_sha256"]
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(row["step"], row["rank"]) for row in rows] == [(1, 0), (1, 1), (2, 0), (2, 1)]
@@ -298,41 +294,20 @@ def test_the_command_line_logs_and_replays(capsys: Any, tmp_path: Any) -> None:
     assert "--log-order has no effect here; it goes with --order hint" in refusal(
         capsys, *train, "--log-order", str(again))
     run_json(capsys, "plan", *FLAGS, *hint, "--save", str(plan))
-    code, checked = run_json(capsys, "check", str(plan), *FLAGS[:8])
-    assert (code, checked["peak_activations"]) == (0, [4, 3])
+    checked = reported(capsys, "check", str(plan), *FLAGS[:8])
+    assert checked["peak_activations"] == [4, 3]
     assert "every wait goes forward in an order without a circle" in checked["remarks"][-1]
     saved = FLAGS.copy()
     saved[FLAGS.index("zb_h1")] = str(plan)
     again.unlink()
-    _, third = run_json(capsys, "train", *saved, "--steps", "2", "--log-order", str(again))
+    third = reported(capsys, "train", *saved, "--steps", "2", "--log-order", str(again))
     assert third["params_sha256"] == fixed["params_sha256"]
     assert again.exists()
     plan.write_text(plan.read_text().replace("# caps: 4 3", "# caps: 1 1"))
-    code, checked = run_json(capsys, "check", str(plan), *FLAGS[:8])
-    assert code == 1
+    checked = reported(capsys, "check", str(plan), *FLAGS[:8], code=1)
     assert checked["error"].startswith("the plan's 'caps' is '1 1'; this order needs")
 
 
-@pytest.mark.parametrize(("flags", "line"), [
-    (["--scheduler-arg", "cap=0"], "cap=0 is 0 on rank 0; a rank keeps at least 1 micro-batch"),
-    (["--scheduler-arg", "cap=p-2s"], "cap='p-2s' is 0 on rank 1"),
-    (["--scheduler-arg", "cap=4/0"], "is no number of micro-batches; give one as in cap=4 or cap=2p-s"),
-    (["--scheduler-arg", "cap=1e9"], "cap=1000000000.0 is no number of micro-batches; give one as in cap=4"),
-    (["--scheduler-arg", "cap=(3, 2)"], "scheduler zb_h1: cap is (3, 2); it must be a number or text"),
-    (["--scheduler-arg", "lag=auto"], "scheduler zb_h1: lag is 'auto'; it must be a whole number"),
-    (["--scheduler", "dualpipe_v"], "order=hint: dualpipe_v: it runs pairs of tasks as one action"),
-    (["--scheduler", "roundpipe"], "order=hint: roundpipe: other ranks keep what a forward has made"),
-    (["--scheduler", "pipedream"], "order=hint: pipedream: its order says which weights tasks read"),
-    (["--split", "2"], "order=hint: zb_h1: its tasks are in parts; leave --split out"),
-    (["--offload", "activations"], "order=hint: copies of memory that leaves have their place in an order"),
-    (["--activation-cap", "2", "--scheduler-arg", "cap=3"], "rank 0 holds 3 activations; the cap is 2")])
-def test_what_a_hint_cannot_do_is_said_in_a_line(capsys: Any, flags: list[str], line: str) -> None:
-    assert line in refusal(capsys, "plan", *FLAGS, "--order", "hint", *flags)
-
-
-def test_a_cap_without_a_pipeline_is_said_in_a_line(capsys: Any) -> None:
-    assert "takes no argument 'cap'" in refusal(capsys, "plan", "--model", "mlp", "--scheduler-arg", "cap=2",
-                                                "--costs", "analytic")
-    assert "--order has no effect" in refusal(capsys, "plan", "--model", "mlp", "--order", "hint")
+def test_another_order_is_refused() -> None:
     with pytest.raises(PlanError, match="order is 'greedy'; it must be fixed or hint"):
         ml.plan(pipeline.Pipeline(4), "zb_h1", machine=ml.Machine(2), order="greedy")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import refusal, run_json
+from command_line import refusal, reported
 from launcher import under_mpi
 from rank_runs import command
 
@@ -209,17 +209,15 @@ def test_moments_are_in_the_order_of_the_ranks_clocks(slow: tuple[tuple[int, flo
 
 def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: Any) -> None:
     log = tmp_path / "log.jsonl"
-    code, record = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4", "--log-versions", str(log))
-    assert code == 0
+    record = reported(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4", "--log-versions", str(log))
     assert record["ranks"] == 2
     entries = from_lines(log.read_text().splitlines(), "log")
     updates = Counter(e.rank for e in entries if unpack(e.key).kind == Kind.U and e.source < 0)
     assert updates[1] == 4 * updates[0]
     assert sum(e.to >= 0 for e in entries) == sum(e.source >= 0 for e in entries) > 0
     again = tmp_path / "again.jsonl"
-    code, found = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4", "--replay", str(log), "--log-versions",
-                           str(again))
-    assert code == 0
+    found = reported(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4", "--replay", str(log), "--log-versions",
+                     str(again))
     assert found["params_sha256"] == record["params_sha256"]
     assert again.read_text() == log.read_text()
 
@@ -244,7 +242,7 @@ def test_the_command_line_trains_and_refuses_in_one_line(capsys: Any, tmp_path: 
 
 @under_mpi
 def test_ranks_under_mpi_have_the_bits_of_threads(capsys: Any) -> None:
-    wanted = run_json(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4")[1]
+    wanted = reported(capsys, *FLAGS, "--ranks", "2", "--slow", "0=4")
     code, found, errors = command(2, *FLAGS[1:], "--slow", "0=4")
     assert code == 0, errors
     assert found["params_sha256"] == wanted["params_sha256"]
@@ -256,7 +254,7 @@ def test_threads_repeat_a_run_on_the_real_clock_under_mpi(capsys: Any, tmp_path:
     code, found, errors = command(3, *FLAGS[1:], "--batch-size", "48", "--scheduler-arg", "clock=real",
                                   "--log-versions", log)
     assert code == 0, errors
-    again = run_json(capsys, *FLAGS, "--batch-size", "48", "--ranks", "3", "--replay", log)[1]
+    again = reported(capsys, *FLAGS, "--batch-size", "48", "--ranks", "3", "--replay", log)
     assert again["params_sha256"] == found["params_sha256"]
 
 

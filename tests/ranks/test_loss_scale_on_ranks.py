@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import deadline
+from helpers import together
 from rank_runs import COST, Run, batches
 
 import minidl as ml
 from minidl import models, nn, optim
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers.pipeline import PipelineError
 from minidl.training.job import Job
@@ -54,8 +53,7 @@ def test_replicas_skip_the_same_steps(name, optimizer, clip):
         execute.close()
         return scales, run.tensors()
 
-    with deadline():
-        first, second = run_ranks(2, work)
+    first, second = together(2, work)
     assert first == second
     assert first[0] == [8.0, 4.0, 4.0, 8.0]
     assert all(np.isfinite(p.numpy()).all() for p in own[0][0].model.parameters())

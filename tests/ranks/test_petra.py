@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import refusal, run_json
-from helpers import deadline
+from helpers import together
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -17,7 +17,6 @@ from minidl.core.placement import Refused
 from minidl.core.tasks import Kind
 from minidl.passes.draft import Draft
 from minidl.passes.reverse import reverse
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.runtime.version_log import VersionRead, as_lines, drift, from_lines, staleness
 from minidl.schedulers import pipeline
@@ -75,8 +74,7 @@ def trained(data: list[list[Any]], ranks: int = 3, **told: Any) -> tuple[list[An
         held = {id(s.live) for s in execute.program.graph.storages if s.live is not None}
         return {i: p.numpy() for i, p in enumerate(model.parameters()) if id(p.storage) in held}, execute.log.entries
 
-    with deadline():
-        found = run_ranks(ranks, work)
+    found = together(ranks, work)
     values = {i: value for own, _ in found for i, value in own.items()}
     return [values[i] for i in sorted(values)], [e for _, entries in found for e in entries]
 

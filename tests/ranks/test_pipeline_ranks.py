@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import deadline, replace_call
+from helpers import deadline, replace_call, together
 from launcher import under_mpi
-from rank_runs import MICRO_BATCHES, WIDTH, batches, command, prepared, recorded
+from rank_runs import MICRO_BATCHES, WIDTH, batches, command, prepared, recorded, refused_by_all
 
 import minidl as ml
 from minidl import models
@@ -52,59 +53,38 @@ def test_a_result_that_no_message_carries_is_refused():
         lower(*talking, ranks=3)
 
 
-def test_a_task_that_fails_is_named_and_ends_all_ranks():
-    own, seen = prepared(plain("one_f_one_b", 3)), {}
+@pytest.mark.parametrize(("settings", "failing", "kind", "others"), [
+    (plain("one_f_one_b", 3), 1, Kind.F, (0, 2)), (plain("one_f_one_b", 2, replicas=2), 3, Kind.B, (1,)),
+    pytest.param(plain("one_f_one_b", 2, replicas=2), 3, Kind.U, (1,), marks=pytest.mark.wide)])
+def test_a_task_that_fails_is_named_and_ends_all_ranks(settings, failing, kind, others):
+    """Others wait for its rank: neighbours in the pipeline, or the other rank of the group that sums."""
+    own, seen = prepared(settings), {}
 
     def boom():
         raise ArithmeticError("no luck")
 
     def work(communicator):
         run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator)
-        if communicator.rank == 1:
-            task = next(t.index for t in run.program.graph if t.kind == Kind.F and t.micro_batch == 2)
+        if communicator.rank == failing:
+            task = [t.index for t in run.program.graph if t.kind == kind][-1]
             replace_call(run._body[0].lanes, boom, task)
         try:
-            run(*batches(0)[0])
+            for _ in range(2):  # an update may fail when all sums of its step have ended: others wait in the next one
+                run(*batches(0)[0])
         except Exception as error:
             seen[communicator.rank] = error
             raise
         finally:
             run.close()
 
-    with deadline(), pytest.raises(TaskError, match=r"task 1F2 .* on rank 1 failed: ArithmeticError: no luck"):
-        run_ranks(3, work)
-    assert isinstance(seen[0], RankError)
-    assert isinstance(seen[2], RankError)
+    says = rf"task \d{kind.name}\d .* on rank {failing} failed: ArithmeticError: no luck"
+    with deadline(), pytest.raises(TaskError, match=says):
+        run_ranks(len(own), work)
+    assert all(isinstance(error, RankError) for rank, error in seen.items() if rank != failing)
+    assert seen.keys() >= {failing, *others}
 
 
 # ---------------------------------------------------------------------------------------------------------- the command
-NETWORKS = {"mlp, adam": ["--model", "mlp", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"],
-            "lenet": ["--model", "lenet", "--lr", "0.01"],
-            "concatenated": ["--model", "densenet121", "--model-arg", "preset=tiny"],
-            "normalised, skips": ["--model", "resnet20", "--model-arg", "preset=tiny"]}
-
-
-@under_mpi
-@pytest.mark.parametrize("name", NETWORKS)
-def test_training_on_ranks_is_training_in_one_process(name):
-    flags = [*NETWORKS[name], "--batch-size", "16", "--micro-batches", "4", "--steps", "3"]
-    _, wanted, _ = command(1, *flags)
-    code, found, errors = command(2, *flags, "--parallel", "pipeline", "--scheduler", "zb_h1")
-    assert code == 0, errors
-    assert {key: found[key] for key in ("params_sha256", "loss_first", "loss_last", "accuracy")} \
-        == {key: wanted[key] for key in ("params_sha256", "loss_first", "loss_last", "accuracy")}
-    assert found["ranks"] == 2
-
-
-@under_mpi
-def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
-    flags = ["--model", "mlp", "--micro-batches", "4", "--checkpoint", str(tmp_path / "run")]
-    wanted = command(1, *flags[:-2], "--steps", "6")[1]["params_sha256"]
-    assert command(2, *flags, "--parallel", "pipeline", "--scheduler", "gpipe", "--steps", "4")[0] == 0
-    assert command(3, *flags, "--parallel", "pipeline", "--scheduler", "zb_h1", "--steps", "6",
-                   "--resume")[1]["params_sha256"] == (wanted)
-
-
 @under_mpi
 @pytest.mark.parametrize(("flags", "line"), [
     (["--scheduler", "layerpipe", "--optimizer", "adam", "--scheduler-arg", "method=outer"],
@@ -115,15 +95,12 @@ def test_a_run_goes_on_on_another_number_of_ranks(tmp_path):
      "a batch of 10 does not divide into 4 micro-batches"),
     (["--scheduler", "gpipe", "--model-arg", "layers=1"], "stages are asked for, but the model has only")])
 def test_what_cannot_run_is_one_line(flags, line):
-    code, record, errors = command(4, "--model", "mlp", "--parallel", "pipeline", "--steps", "2", *flags)
-    assert (code, record) == (2, None)
-    assert line in errors
-    assert len(errors.splitlines()) == 1
+    assert line in refused_by_all(4, "--model", "mlp", "--parallel", "pipeline", "--steps", "2", *flags)
 
 
 # ------------------------------------------------------------------------------------------------------------ timelines
-def traced(name, ranks):
-    own = prepared(plain(name, ranks))
+def traced(settings):
+    own = prepared(settings)
 
     def work(communicator):
         run = DistributedExecutor(*own[communicator.rank][1].with_messages, communicator, trace=True)
@@ -133,13 +110,12 @@ def traced(name, ranks):
         run.close()
         return alone, together
 
-    with deadline():
-        return own[0][1].with_messages, run_ranks(ranks, work)
+    return own[0][1].with_messages, together(len(own), work)
 
 
 @pytest.mark.parametrize("name", ["zb_h1", "interleaved"])
 def test_timelines_of_all_ranks_are_one(name):
-    (graph, schedule), found = traced(name, 2)
+    (graph, schedule), found = traced(plain(name, 2))
     whole = found[0][1]
     tasks = whole.tasks
     assert sorted(whole.name(i) for i in tasks) == sorted(t.name for t in graph), "every task of every rank once"
@@ -158,6 +134,30 @@ def test_timelines_of_all_ranks_are_one(name):
                                    (alone.end - alone.start)[waits].sum(), atol=1e-3)
     assert (whole.what == What.TRANSFER).any()
     assert whole.report()
+
+
+@pytest.mark.few(1)
+@pytest.mark.parametrize("name", ["zb_h1", "interleaved"])
+def test_a_timeline_has_every_task_of_all_replicas(name):
+    (graph, _), found = traced(plain(name, 2, replicas=2))
+    whole = found[0][1]
+    assert {str(lane) for lane in whole.lanes} == {f"{rank}/{lane}" for rank in range(4) for lane in (
+        "main", "comm", *(f"{way}{rank ^ 1}" for way in ("send->", "recv<-")))}
+    rank = np.array([lane.rank for lane in whole.lanes])[whole.lane]
+    for first in (0, 2):
+        tasks = [i for i in whole.tasks.tolist() if first <= rank[i] < first + 2]
+        assert (sorted(whole.name(i).replace(">3", ">1").replace(">2", ">0") for i in tasks)
+                == sorted(t.name for t in graph))
+    for sent, got in whole.edges.tolist():
+        if int(rank[sent]) != int(rank[got]):
+            assert rank[sent] // 2 == rank[got] // 2, "messages stay in their replica"
+            assert whole.start[got] >= whole.start[sent]
+    for i, lane in enumerate(whole.lanes):
+        if lane.name == "comm":
+            ends = whole.end[[j for j in whole.tasks.tolist() if whole.lane[j] == i]]
+            assert len(ends)
+            assert all(a <= b for a, b in pairwise(ends))
+    assert parse_task("0A0") in whole.key
 
 
 def one_rank(lane, key, start, end, begin, waits=()):

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import one_line, run, run_json
+from command_line import refusal, reported, run, run_json
 from helpers import need
 from rank_runs import recorded
 from test_same_bits import PLACED as TEXT
@@ -32,8 +32,7 @@ def read(text: str, folder: Path, **options: Any) -> Any:
     """The plan of a grid on two replicas of two ranks."""
     (folder / "grid.csv").write_text(text)
     found = ml.schedulers.find(str(folder / "grid.csv"), "pipeline")
-    return ml.plan(recorded(optimizer="adam")[1], found, ml.CostModel.analytic(), ml.Machine(
-        2, replicas=2, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values())), **options)
+    return plan(found, **options)
 
 
 @pytest.mark.few(4)
@@ -148,15 +147,13 @@ def test_torchs_own_places_are_kept(name: str, most: int, tmp_path: Path) -> Non
 def test_what_cannot_be_kept_is_one_line(capsys: Any, tmp_path: Path, old: str, new: str, why: str) -> None:
     assert old in TEXT
     (file := tmp_path / "grid.csv").write_text(TEXT.replace(old, new, 1))
-    code, out, err = run(capsys, "plan", *BASE, "--replicas", "2", "--scheduler", str(file))
-    assert (code, out) == (2, "")
-    assert why in one_line(err)
+    assert why in refusal(capsys, "plan", *BASE, "--replicas", "2", "--scheduler", str(file))
 
 
 def test_what_is_told_goes_before_the_places_of_a_grid(capsys: Any, tmp_path: Path) -> None:
     (file := tmp_path / "grid.csv").write_text(TEXT)
     flags = ["plan", *BASE, "--scheduler", str(file), "--save", str(tmp_path / "plan.csv")]
-    assert run_json(capsys, *flags)[1]["tasks"] == run_json(capsys, *flags, "--replicas", "1")[1]["tasks"]
+    assert reported(capsys, *flags)["tasks"] == reported(capsys, *flags, "--replicas", "1")["tasks"]
 
     def noted(*more: str) -> str:
         run_json(capsys, *flags, "--replicas", "2", *more)

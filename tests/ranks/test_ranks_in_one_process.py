@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +9,8 @@ from pathlib import Path
 from shutil import which
 
 import pytest
-from helpers import PATIENCE, deadline
+from command_line import refusal, reported
+from helpers import PATIENCE
 
 from minidl.cli import distributed, main
 from minidl.pricing.cost import CostModel
@@ -23,17 +23,11 @@ PIPELINE = ["--parallel", "pipeline", "--ranks", "2", "--scheduler", "zb_h1"]
 
 
 def trained(capsys, *flags: str, network: list[str] = NETWORK) -> dict:
-    with deadline(PATIENCE):
-        assert main(["train", *network, *flags, "--json"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
-    return json.loads(line)
+    return reported(capsys, "train", *network, *flags)
 
 
 def refused(capsys, *flags: str) -> str:
-    with deadline(PATIENCE):
-        assert main(["train", *NETWORK, *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
+    return refusal(capsys, "train", *NETWORK, *flags)
 
 
 @pytest.mark.parametrize(("cores", "measure"), [(1, 1), (2, 2), (8, 3)])
@@ -69,34 +63,13 @@ def test_replicas_of_a_pipeline_have_the_bits_of_data_parallel_ranks(capsys):
         assert grid[key] == data[key]
 
 
-def test_what_ranks_of_one_process_cannot_do_is_one_line(capsys):
-    assert "at most 64 ranks" in refused(capsys, *PIPELINE[:3], "65", "--scheduler", "zb_h1")
-    assert "blocks to cut between" in refused(capsys, *PIPELINE[:3], "9", "--scheduler", "zb_h1",
-                                              "--micro-batches", "4")
-    assert "at least 2 ranks" in refused(capsys, *PIPELINE[:3], "1", "--scheduler", "zb_h1")
-    assert "at most 64 ranks" in refused(capsys, *PIPELINE[:3], "9", "--scheduler", "zb_h1", "--replicas", "8")
-    assert "with mpiexec" in refused(capsys, *PIPELINE, "--device", "cuda")
-    assert ("--ranks has no effect on a network's step on one device; it is for a network on data-parallel ranks "
-            "(--parallel data) or a network cut into a pipeline (--parallel pipeline)"
-            ) in refused(capsys, "--ranks", "2")
-
-
 def test_a_machine_without_mpiexec_is_told_how_to_get_it(capsys, monkeypatch):
     flags = *PIPELINE[:2], "--scheduler", "zb_h1"
     for path, says in ((os.environ["PATH"], "start it with mpiexec -n P, or give --ranks P"),
                        ("", "or give --ranks P; there is no mpiexec here: pip install 'minidl[mpich]'")):
         monkeypatch.setenv("PATH", path)
         if not path or which("mpiexec"):
-            assert refused(capsys, *flags).endswith(says)
-
-
-def test_a_checkpoint_goes_on_with_other_ranks(capsys, tmp_path):
-    folder = str(tmp_path / "run")
-    whole = trained(capsys, "--micro-batches", "4")
-    trained(capsys, "--micro-batches", "4", *PIPELINE, "--checkpoint", folder, "--steps", "2")
-    rest = trained(capsys, "--micro-batches", "4", *PIPELINE[:3], "3", "--scheduler", "gpipe", "--checkpoint", folder,
-                   "--resume")
-    assert rest["params_sha256"] == whole["params_sha256"]
+            assert refused(capsys, *flags).endswith(f"{says}\n")
 
 
 def test_a_file_of_code_runs_once_for_all_ranks(tmp_path, monkeypatch):

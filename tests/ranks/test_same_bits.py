@@ -237,6 +237,38 @@ def test_ranks_of_mpi_leave_the_same_bits(ranks: int, every: list[dict[str, Any]
     check_under_mpi(ranks, *every)
 
 
+ADAM = ["--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"]
+RESNET = ["--model", "resnet20", "--model-arg", "preset=tiny"]
+HALVES = ["--replicas", "2", "--scheduler", "one_f_one_b"]
+#: flags of both, and those of the pipeline on two ranks; `--replicas 2` makes them two times two
+COMMANDS = {
+    "adam": ([*ADAM, "--model", "mlp"], ["--scheduler", "zb_h1"]),
+    "lenet": (["--model", "lenet", "--lr", "0.01"], ["--scheduler", "zb_h1"]),
+    "concatenated": (["--model", "densenet121", "--model-arg", "preset=tiny"], ["--scheduler", "zb_h1"]),
+    "normalised, skips": (RESNET, ["--scheduler", "zb_h1"]),
+    "replicas": ([*ADAM, "--model", "mlp"], HALVES),
+    "replicas of statistics": (RESNET, ["--replicas", "2", "--scheduler", "zb_h1", "--scheduler-arg",
+                                        "all_reduces=priority"]),
+    "shares of states": ([*ADAM, "--model", "mlp"], [*HALVES, "--shard", "1"]),
+    "shares of all": ([*ADAM, "--model", "mlp"], [*HALVES, "--shard", "3,prefetch=0,keep=none"])}
+
+
+@under_mpi
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] if name == "shares of states" else [])
+                                  for name in COMMANDS])
+def test_commands_on_ranks_of_mpi_leave_the_bits_of_one_process_or_of_data_parallel_ranks(name: str) -> None:
+    flags, more = COMMANDS[name]
+    flags = [*flags, "--batch-size", "16", "--micro-batches", "4", "--steps", "3"]
+    replicas = 2 if "--replicas" in more else 1
+    data = ["--parallel", "data", "--scheduler", "no_overlap"] if replicas > 1 else []
+    _, wanted, _ = command(replicas, *flags, *data)
+    code, found, errors = command(2 * replicas, *flags, "--parallel", "pipeline", *more)
+    assert code == 0, errors
+    assert found["ranks"] == 2 * replicas
+    for key in ("params_sha256", "loss_first", "loss_last", "accuracy"):
+        assert found[key] == wanted[key], key
+
+
 @under_mpi
 def test_large_messages_of_a_deferred_grid_travel_over_mpi(tmp_path: Any) -> None:
     """Of 1 MiB, which MPI sends only when they are received."""

@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import bits, deadline, drawn, need, torch_or_skip
+from command_line import reported
+from helpers import bits, drawn, need, refuses, together, torch_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import safetensors, text
@@ -21,9 +22,7 @@ from mutations import safetensors, text
 import minidl as ml
 from minidl import checkpoint, models
 from minidl.autograd.tape import use
-from minidl.cli import main
 from minidl.pricing.cost import Link
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.training import keeper, sharded, weights
 from minidl.training.agreement import Disagreement
 from minidl.training.checkpoint import CheckpointError
@@ -73,8 +72,7 @@ def trained(layout: str, save: Any, steps: int = STEPS) -> list[Any]:
         trainer.finish()
         return found
 
-    with deadline():
-        return run_ranks(len(own), work)
+    return together(len(own), work)
 
 
 def saved(trainer: Any, path: Path, step: int = STEPS, **more: Any) -> None:
@@ -142,14 +140,11 @@ GROUPS = [
                "one_f_one_b"],
      "2 x 2, states shared": ["--micro-batches", "2", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2",
                               "--scheduler", "one_f_one_b", "--shard", "1"]}]
-RUN = ["--model", "mlp", "--batch-size", "16", "--optimizer", "adam", "--costs", "analytic", "--json"]
+RUN = ["--model", "mlp", "--batch-size", "16", "--optimizer", "adam", "--costs", "analytic"]
 
 
 def run(capsys: Any, steps: int, *flags: str) -> dict[str, Any]:
-    with deadline():
-        assert main(["train", *RUN, "--steps", str(steps), *flags]) == 0, capsys.readouterr().err
-    (line,) = capsys.readouterr().out.splitlines()
-    return json.loads(line)
+    return reported(capsys, "train", *RUN, "--steps", str(steps), *flags)
 
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.wide) for n in range(2, 12))])
@@ -184,8 +179,7 @@ def test_a_rank_reads_what_it_trains_and_nothing_else(tmp_path: Path) -> None:
         trainer.finish()
         return read
 
-    with deadline():
-        read = run_ranks(ranks, work)
+    read = together(ranks, work)
     every = {name for name, _ in own[0].model.named_tensors()}
     assert set().union(*read) == every
     assert all(len(names) < len(every) * 2 / 3 for names in read)
@@ -349,9 +343,8 @@ def test_a_damaged_folder_is_one_line_and_changes_nothing(damage: str, folder: P
     act(shutil.copytree(folder, tmp_path / "step-00000002"))
     mine = Recorded(Job(**GPT))
     before = mine.train_data.state()
-    with pytest.raises(CheckpointError, match=says) as caught:
-        checkpoint.load(tmp_path / "step-00000002", mine.model, mine.optimizer, loader=mine.train_data)
-    assert "\n" not in str(caught.value)
+    refuses((lambda: checkpoint.load(tmp_path / "step-00000002", mine.model, mine.optimizer, loader=mine.train_data),
+             says), error=CheckpointError)
     assert mine.train_data.state() == before
 
 

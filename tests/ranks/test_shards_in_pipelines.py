@@ -8,17 +8,14 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from command_line import one_line, run, run_json
-from helpers import deadline, need
-from launcher import under_mpi
-from rank_runs import Run, check, command, planned, recorded
+from command_line import reported
+from helpers import need, together
+from rank_runs import Run, check, planned, recorded
 from torch_launcher import on_torch_ranks
 
 import minidl as ml
-from minidl.core.tasks import COLLECTIVE, Kind, unpack
-from minidl.runtime.comm.loopback import run_ranks
+from minidl.core.tasks import Kind
 from minidl.schedulers import pipeline
 from minidl.training import checkpoint
 from minidl.training.job import Job
@@ -43,9 +40,10 @@ def test_copies_of_parameters_are_shares_too(more: dict[str, Any]):
 
 
 # ---------------------------------------------------------------------------------------------------------------- plans
-def plan(name: str, shard: Any = 0, replicas: int = 2, ranks: int = 2, **options: Any) -> Any:
-    machine = ml.Machine(ranks, replicas=replicas, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values()))
-    return ml.plan(recorded(optimizer="adam")[1], name, ml.CostModel.analytic(), machine, shard=shard, **options)
+def plan(policy: Any, shard: Any = 0, ranks: int = 2, **options: Any) -> Any:
+    """On two replicas."""
+    machine = ml.Machine(ranks, replicas=2, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values()))
+    return ml.plan(recorded(optimizer="adam")[1], policy, ml.CostModel.analytic(), machine, shard=shard, **options)
 
 
 def gathers(made: Any, rank: int) -> list[str]:
@@ -118,36 +116,8 @@ def test_the_search_is_no_slower_than_what_is_told():
     assert free.remarks == (f"shards: {free.schedule.notes['shards']} is the fastest predicted",)
 
 
-@pytest.mark.parametrize("shard", ["1", "3,prefetch=1,keep=none"])
-@pytest.mark.parametrize("name", ["interleaved", "dualpipe_v"])
-def test_a_saved_order_is_planned_again(name: str, shard: str, tmp_path: Path):
-    made = plan(name, shard)
-    made.schedule.save(tmp_path / "plan.csv")
-    read = ml.schedulers.find(str(tmp_path / "plan.csv"), "pipeline")
-    again = ml.plan(recorded(optimizer="adam")[1], read, ml.CostModel.analytic(),
-                    ml.Machine(2, replicas=2, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values())), chunks=2)
-    assert again.schedule.to_csv() == made.schedule.to_csv()
-    assert (again.peak_bytes, again.period) == (made.peak_bytes, pytest.approx(made.period, rel=1e-12))
-
-
 BASE = ["--model", "mlp", "--model-arg", "layers=4", "--costs", "analytic", "--parallel", "pipeline", "--ranks", "2",
         "--micro-batches", "4"]
-
-
-@pytest.mark.parametrize(("flags", "why"), [
-    (["--scheduler", "zb_h1"], "several replicas, keeps a share"),
-    (["--scheduler", "pipedream", "--replicas", "2"], "pipedream updates stages beside the next step"),
-    (["--scheduler", "zb_h1", "--replicas", "2", "--scheduler-arg", "part_bytes=20000"],
-     "zb_h1 cuts its sums at any element, and a rank's share begins at others"),
-    (["--scheduler", "zb_h1", "--replicas", "2", "--shard", "3,keep=7"], "no sum of gradients 7A0"),
-    (["--scheduler", "zb_h1", "--replicas", "2", "--shard", "3,prefetch=1+0+1"], "prefetch has 3 numbers for 2 ranks"),
-    (["--shard", "3,prefetch=2,1"], "for each rank, as in ,prefetch=2+1+1+0"),
-    (["--shard", "3,prefetch=1+-1"], "for each rank, as in ,prefetch=2+1+1+0"),
-    (["--shard", "2,prefetch=all"], "2 or 3 with ,prefetch=N, full, auto or")])
-def test_what_cannot_be_shared_out_is_one_line(capsys: Any, flags: list[str], why: str):
-    code, out, err = run(capsys, "plan", *BASE, "--shard", "1", *flags)
-    assert (code, out) == (2, "")
-    assert why in one_line(err)
 
 
 # ---------------------------------------------------------------------------------------------------------------- torch
@@ -155,7 +125,7 @@ def test_what_cannot_be_shared_out_is_one_line(capsys: Any, flags: list[str], wh
 def test_torchs_grid_says_when_stages_are_whole_and_summed(capsys: Any, tmp_path: Path, shard: str):
     """The runtime's rules: a stage is gathered before it computes, freed once, and summed after its last backward."""
     file, more = tmp_path / "grid.csv", [*BASE, "--replicas", "2", "--chunks", "2", "--scheduler", "interleaved"]
-    made = run_json(capsys, "plan", *more, "--shard", shard, "--save", str(file), "--format", "torch")[1]
+    made = reported(capsys, "plan", *more, "--shard", shard, "--save", str(file), "--format", "torch")
     for row in csv.reader(io.StringIO(file.read_text())):
         whole, summed, gathered = set[str](), set[str](), 0
         for cell in row:
@@ -175,26 +145,10 @@ def test_torchs_grid_says_when_stages_are_whole_and_summed(capsys: Any, tmp_path
         assert not whole
         assert len(summed) == 2
         assert (gathered == 2) == (shard[0] == "2"), "of two stages"
-    again = run_json(capsys, "plan", *more[:-2], "--scheduler", str(file), "--shard", shard, "--save",
-                     str(tmp_path / "plan.csv"))[1]
+    again = reported(capsys, "plan", *more[:-2], "--scheduler", str(file), "--shard", shard, "--save",
+                     str(tmp_path / "plan.csv"))
     assert [again[key] for key in ("tasks", "peak_bytes", "period")] == [
         made[key] for key in ("tasks", "peak_bytes", "period")]
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("name", ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v"])
-def test_a_grid_that_torch_gets_comes_back(name: str, tmp_path: Path):
-    for shard in ("1", "3,prefetch=1,keep=none"):
-        made = plan(name, shard)
-        (tmp_path / "grid.csv").write_text(text := pipeline.for_torch(made))
-        read = ml.schedulers.find(str(tmp_path / "grid.csv"), "pipeline")
-        again = ml.plan(recorded(optimizer="adam")[1], read, ml.CostModel.analytic(),
-                        ml.Machine(2, replicas=2, collective=lambda sizes: 5 + 1e-3 * sum(sizes.values())),
-                        shard=shard, chunks=made.placement.chunks)
-        talks, mine = (np.isin(unpack(one.schedule.keys).kind, (Kind.F, Kind.O, Kind.W, Kind.B, *COLLECTIVE))
-                       for one in (made, again))
-        assert again.schedule.keep(mine).to_csv() == made.schedule.keep(talks).to_csv()
-        assert pipeline.for_torch(again) == text
 
 
 @pytest.mark.wide
@@ -234,8 +188,7 @@ def test_a_checkpoint_is_whole_and_loads_on_any_level_and_number_of_replicas(tmp
                 checkpoint.save(save, mine.model, mine.optimizer, step=steps, loader=mine.train_data)
             return str(trainer.params_sha256())
 
-        with deadline():
-            return {*run_ranks(2 * replicas, work)}
+        return {*together(2 * replicas, work)}
 
     (whole,) = trained(0, 4)
     for saved, loaded in ((1, 3), (3, 0), ("3,prefetch=0,keep=none", "2")):
@@ -243,16 +196,3 @@ def test_a_checkpoint_is_whole_and_loads_on_any_level_and_number_of_replicas(tmp
         trained(saved, 2, save=file)
         assert trained(loaded, 2, load=file) == {whole}
     assert trained(3, 1, load=file, replicas=3) == trained(0, 1, load=file, replicas=3)
-
-
-@under_mpi
-@pytest.mark.parametrize("shard", [pytest.param("1", marks=pytest.mark.slow), "3,prefetch=0,keep=none"])
-def test_processes_share_out_with_the_bits_of_data_parallel_ranks(shard: str):
-    flags = ["--model", "mlp", "--model-arg", "layers=5", "--model-arg", "hidden=16", "--batch-size", "32",
-             "--micro-batches", "4", "--optimizer", "adam", "--lr", "0.001", "--clip", "0.05", "--steps", "3"]
-    _, wanted, _ = command(2, *flags, "--parallel", "data", "--scheduler", "no_overlap")
-    code, found, errors = command(4, *flags, "--parallel", "pipeline", "--replicas", "2", "--scheduler", "one_f_one_b",
-                                  "--shard", shard)
-    assert code == 0, errors
-    assert [found[key] for key in ("params_sha256", "loss_last", "accuracy")] == [
-        wanted[key] for key in ("params_sha256", "loss_last", "accuracy")]

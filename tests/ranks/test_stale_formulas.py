@@ -8,12 +8,11 @@ from itertools import pairwise
 import numpy as np
 import pipelines
 import pytest
-from helpers import deadline
+from helpers import together
 
 import minidl as ml
 from minidl import nn, ops, optim
 from minidl.core.tasks import Kind
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline import add_communication
@@ -84,8 +83,7 @@ def trained(policy, told, cost, steps, grow=0):
         run.close()
         return [p.numpy().copy() for p in model.parameters()]
 
-    with deadline():
-        found = run_ranks(RANKS, work)
+    found = together(RANKS, work)
     placement = plan.placement
     home = {kind.name: (placement.table if placement.parts is None else placement.parts[kind])[0].tolist()
             for kind in (Kind.F, Kind.O, Kind.W)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import stale_runs
 from covering import covering
-from helpers import bits, deadline
+from helpers import bits, together
 from rank_runs import STEPS, Run, batches, check
 from stale_runs import (
     COST,
@@ -35,7 +35,6 @@ import minidl as ml
 from minidl import models, nn, optim
 from minidl.core.placement import Refused
 from minidl.core.tasks import Kind, as_recorded, pack, unpack
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import pipeline
 from minidl.schedulers.pipeline.stale import how_kept
@@ -209,8 +208,7 @@ def test_programs_that_take_turns_keep_their_messages_apart(names, ranks):
                                         if id(p.storage) in {id(s.live) for s in runs[key].program.graph.storages}))
                             for key, (model, _) in own[communicator.rank].items()}
 
-        with deadline():
-            return run_ranks(ranks, work)
+        return together(ranks, work)
 
     keys = [(name, i) for i, name in enumerate(names)]
     together = trained(names, [keys[i] for i in np.random.default_rng(1).permutation(len(keys) * 6) % len(keys)])
@@ -243,8 +241,7 @@ def test_ranks_may_talk_between_steps(name, trace):
         run.close()
         return [np.float32(next(loss for loss in losses if loss is not None)).tobytes() for losses in every]
 
-    with deadline():
-        assert run_ranks(3, work)[0] == run(name, 3)[0]
+    assert together(3, work)[0] == run(name, 3)[0]
 
 
 def test_adl_with_one_micro_batch_has_the_bits_of_layerpipe2(monkeypatch):

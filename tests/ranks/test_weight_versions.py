@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pipelines
 import pytest
-from helpers import drawn
+from helpers import drawn, refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stale_runs import (
@@ -260,21 +260,25 @@ def test_too_few_micro_batches_are_refused():
 
 
 def test_a_step_with_other_updates_is_refused():
-    _, graph = recorded(2)
-    with pytest.raises(PipelineError, match="pipedream: it updates after every 1 of 8 micro-batches, but this step was "
-                                            "recorded with other updates"):
-        ml.plan(graph, "pipedream", COST, ml.Machine(2))
-    with pytest.raises(PipelineError, match="history is 'none'; it must be 'exact' or 'average' or 'predicted'"):
-        pipelines.plan("layerpipe2", 3, 4, history="none")
-    with pytest.raises(PipelineError, match="decay is 'short'; it must be 'last' or 'age' or 'window' or 'pipemare'"):
-        pipelines.plan("layerpipe2", 3, 4, history="average", decay="short")
-    with pytest.raises(PipelineError, match="decay has no effect if old weights are kept; give history=average or "
-                                            "predicted too$"):
-        pipelines.plan("pipedream", 3, 4, decay="age")
-    for wrong in (0, 3, "two"):
-        with pytest.raises(PipelineError, match=rf"paci updates .*mini_batches={wrong}\) must divide .*-batches 8\)"):
-            pipelines.policy("paci").update_every(8, wrong)
-    with pytest.raises(PipelineError, match="are on different ranks and both need .*, which outlives a step"):
-        ml.plan(recorded(1, **MIXED)[1], "layerpipe", COST, ml.Machine(5))
-    with pytest.raises(PipelineError, match="the output gradient of stage 1 cannot be cut between two layers"):
-        ml.plan(recorded(1, network=heavy)[1], "layerpipe", COST, ml.Machine(3), method="inter")
+    def planned(updates, policy, ranks, network=None, **told):
+        return lambda: ml.plan(recorded(updates, **(network or {}))[1], policy, COST, ml.Machine(ranks), **told)
+
+    def ordered(policy, **told):
+        return lambda: pipelines.plan(policy, 3, 4, **told)
+
+    def every(mini_batches):
+        return lambda: pipelines.policy("paci").update_every(8, mini_batches)
+
+    refuses(
+        (planned(2, "pipedream", 2),
+         "pipedream: it updates after every 1 of 8 micro-batches, but this step was recorded with other updates"),
+        (planned(1, "layerpipe", 5, MIXED), "are on different ranks and both need .*, which outlives a step"),
+        (planned(1, "layerpipe", 3, {"network": heavy}, method="inter"),
+         "the output gradient of stage 1 cannot be cut between two layers"),
+        (ordered("layerpipe2", history="none"), "history is 'none'; it must be 'exact' or 'average' or 'predicted'"),
+        (ordered("layerpipe2", history="average", decay="short"),
+         "decay is 'short'; it must be 'last' or 'age' or 'window' or 'pipemare'"),
+        (ordered("pipedream", decay="age"),
+         "decay has no effect if old weights are kept; give history=average or predicted too$"),
+        *((every(wrong), rf"paci updates .*mini_batches={wrong}\) must divide .*-batches 8\)")
+          for wrong in (0, 3, "two")), error=PipelineError)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import python
 
 from minidl.system import interrupts
 
@@ -36,12 +34,11 @@ run()
 """
 
 
-def run(code, *argv, **options):
+def run(code, *argv):
     """The program in a process of its own, whose SIGINT is not ignored although that of the tests may be."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return subprocess.run([sys.executable, "-c", code, *(argv or TRAIN)], cwd=ROOT, capture_output=True, text=True,
-                              timeout=PATIENCE, **options)
+        return python("-c", code, *(argv or TRAIN))
     finally:
         signal.signal(signal.SIGINT, before)
 

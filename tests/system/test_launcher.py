@@ -11,6 +11,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers import python
 
 from minidl import __main__ as program
 from minidl.cli import distributed, info, main
@@ -165,7 +166,7 @@ def test_a_library_whose_version_ends_in_a_zero_is_named_without_it(started):
 def _foreign() -> tuple[str, str] | None:
     """A launcher on this machine of another MPI than the library that mpi4py finds, and that library."""
     code = "from minidl.runtime.comm.mpi import load; print(load()[1])"
-    library = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip()
+    library = python("-c", code).stdout.strip()
     paths = [path for name in ("mpiexec", "mpiexec.openmpi", "mpiexec.mpich", "mpiexec.hydra")
              if (path := shutil.which(name))]
     return next(((path, library) for path in paths if not launcher.connects(launcher.of(path), library)), None)

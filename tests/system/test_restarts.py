@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import refusal, reported
 from helpers import PATIENCE, ROOT, until
 from launcher import MPIEXEC, printed
 from marked import MARK, processes
@@ -125,23 +126,6 @@ def test_a_restart_that_comes_no_further_has_fewer_ranks(monkeypatch: Any, tmp_p
     assert [c[2] for c in commands] == ["4", "4", "4", "3", "3"]
 
 
-@pytest.mark.parametrize(("flags", "says"), [
-    (["--max-restarts", "1"], "--max-restarts has no effect here; it goes with --checkpoint DIR"),
-    ([*DATA, "--ranks", "2", "--launch", "m", "--checkpoint", "c"], "--launch has no effect here; it goes with --max"),
-    ([*DATA, "--least-ranks", "2", "--max-restarts", "1", "--checkpoint", "c"], "it goes with --ranks P"),
-    ([*DATA, "--ranks", "2", "--launch", "no-such", "--max-restarts", "1", "--checkpoint", "c"],
-     "--launch no-such: No such file or directory"),
-    ([*DATA, "--ranks", "2", "--launch", "my 'mpiexec", "--max-restarts", "1", "--checkpoint", "c"], "No closing quot"),
-    ([*DATA, "--ranks", "2", "--launch", " ", "--max-restarts", "1", "--checkpoint", "c"], "the command is empty"),
-    ([*DATA, "--ranks", "2", "--least-ranks", "3", "--max-restarts", "1", "--checkpoint", "c"], "at most --ranks")])
-def test_what_has_no_effect_is_one_line(flags: list[str], says: str, capsys: Any, tmp_path: Path, monkeypatch: Any
-                                        ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main([*RUN, *flags]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert says in line
-
-
 def test_under_a_launcher_one_line_says_how(capsys: Any, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(launcher, "size", lambda: 2)
     with pytest.raises(ValueError, match="in place of mpiexec -n P, give --ranks P --launch mpiexec"):
@@ -149,11 +133,7 @@ def test_under_a_launcher_one_line_says_how(capsys: Any, tmp_path: Path, monkeyp
 
 
 def test_the_same_command_begins_and_goes_on(capsys: Any, tmp_path: Path) -> None:
-    def run(*flags: str) -> dict[str, Any]:
-        assert main([*RUN, "--steps", *flags]) == 0
-        found: dict[str, Any] = json.loads(capsys.readouterr().out)
-        return found
-
+    run = partial(reported, capsys, *RUN[:-1], "--steps")
     whole = run("4")
     same = ["--checkpoint", str(tmp_path / "run"), "--resume", "auto"]
     assert run("2", *same)["steps"] == 2
@@ -185,8 +165,7 @@ def test_a_run_that_is_complete_ends_with_its_result(kind: str, capsys: Any, tmp
     assert main([word for word in (*flags, "auto", "--steps", "3") if word != "--json"]) == 0
     assert ": 0 steps\n" in capsys.readouterr().out
     for resume, steps in ([], "3"), (["auto"], "2"):  # plain --resume is for a run that goes on
-        assert main([*flags, *resume, "--steps", steps]) == 2
-        assert "already has 3 steps" in capsys.readouterr().err
+        assert "already has 3 steps" in refusal(capsys, *flags, *resume, "--steps", steps)
 
 
 # ------------------------------------------------------------------------------------------------------------ real runs

@@ -15,7 +15,7 @@ from functools import cache
 import numpy as np
 import pytest
 from each_mpi import needed, variables
-from helpers import PATIENCE, ROOT, until
+from helpers import PATIENCE, ROOT, python, until
 from slurm import Cluster, cluster, missing
 
 from minidl.training import checkpoint
@@ -65,8 +65,7 @@ def in_one_process(block: str, seed: int) -> str:
     flags = re.search(r"-m minidl (train.*?) --checkpoint ", block.replace("\\\n", " "))
     assert flags
     argv = shlex.split(flags[1].replace("$SLURM_ARRAY_TASK_ID", str(seed)))
-    done = subprocess.run([sys.executable, "-m", "minidl", *argv, "--ranks", "2", "--json"], cwd=ROOT,
-                          capture_output=True, text=True, timeout=PATIENCE)
+    done = python("-m", "minidl", *argv, "--ranks", "2", "--json")
     return str(json.loads(done.stdout)["params_sha256"])[:16]
 
 

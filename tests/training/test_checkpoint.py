@@ -110,15 +110,6 @@ def test_resume_gives_the_bits_of_an_uninterrupted_run(optimizer: str, recorded:
     assert second.state() == end
 
 
-def test_what_is_recorded_before_a_load_goes_on_from_it(tmp_path: Path) -> None:
-    run = Run()
-    run.go(2)
-    run.save(tmp_path)
-    after = run.go(3)
-    run.load(tmp_path)
-    assert run.go(3) == after
-
-
 def test_a_model_alone_takes_a_checkpoint_of_any_seed(tmp_path: Path) -> None:
     run = Run()
     run.go(1)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
 import pytest
+from command_line import reported, run
 
 import minidl as ml
 from minidl import models
-from minidl.cli import main
 from minidl.data import IGNORED, DataError, Dataset, draws
 from minidl.training import objectives
 
@@ -49,12 +48,6 @@ def bigram(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(NETWORKS)
     return [f"--model={file}:bigram", "--data", "pydoc", "--batch-size", "8", "--costs", "analytic"]
-
-
-def run(capsys, *argv):
-    code = main([*argv, "--json"])
-    caught = capsys.readouterr()
-    return code, json.loads(caught.out) if caught.out.startswith("{") else caught.err
 
 
 # ---- what each computes
@@ -136,8 +129,7 @@ def test_what_does_not_fit_is_told_in_one_line():
 
 
 def test_a_language_model_learns(capsys, bigram):
-    code, found = run(capsys, "train", *bigram, "--steps", "300", "--optimizer", "adam", "--lr", "0.01")
-    assert code == 0, found
+    found = reported(capsys, "train", *bigram, "--steps", "300", "--optimizer", "adam", "--lr", "0.01")
     assert (found["objective"], found["data"], found["accuracy"]) == ("next_token", "pydoc", None)
     assert found["loss_first"] > 5
     assert found["test"]["bits_per_byte"] < 4.2  # a unigram model of this text has about 4.4
@@ -145,24 +137,20 @@ def test_a_language_model_learns(capsys, bigram):
 
 
 def test_compare_plan_simulate_and_explain_take_a_language_model(capsys, bigram):
-    code, found = run(capsys, "compare", *bigram, "--steps", "3", "--micro-batches", "2")
-    assert (code, found["bit_identical"]) == (0, True)
-    assert main(["compare", *bigram, "--steps", "2"]) == 0
-    assert "perplexity" in capsys.readouterr().out
+    assert reported(capsys, "compare", *bigram, "--steps", "3", "--micro-batches", "2")["bit_identical"]
+    assert "perplexity" in run(capsys, "compare", *bigram, "--steps", "2")[1]
     for verb in (["plan"], ["simulate"], ["explain", "0W0"]):
         for more in ([], ["--parallel", "data", "--ranks", "2", "--scheduler", "priority"],
                      ["--parallel", "pipeline", "--ranks", "2", "--micro-batches", "2", "--scheduler", "zb_h1"]):
-            assert main([*verb, *bigram, *more]) == 0, (verb, more, capsys.readouterr())
-    capsys.readouterr()
+            assert run(capsys, *verb, *bigram, *more)[0] == 0, (verb, more)
 
 
 def test_a_masked_language_model_trains_alike_on_one_device_and_on_ranks(capsys, bigram):
     argv = ["train", bigram[0].replace("bigram", "cloze"), *bigram[1:], "--steps", "4", "--dtype", "float64"]
-    code, alone = run(capsys, *argv, "--micro-batches", "4")
-    assert (code, alone["objective"]) == (0, "masked_token")
-    code, found = run(capsys, *argv, "--micro-batches", "4", "--parallel", "pipeline", "--ranks", "2", "--scheduler",
-                      "zb_h1")
-    assert (code, found["params_sha256"]) == (0, alone["params_sha256"])
-    code, found = run(capsys, *argv, "--parallel", "data", "--ranks", "2", "--scheduler", "priority")
-    assert code == 0
+    alone = reported(capsys, *argv, "--micro-batches", "4")
+    assert alone["objective"] == "masked_token"
+    found = reported(capsys, *argv, "--micro-batches", "4", "--parallel", "pipeline", "--ranks", "2", "--scheduler",
+                     "zb_h1")
+    assert found["params_sha256"] == alone["params_sha256"]
+    found = reported(capsys, *argv, "--parallel", "data", "--ranks", "2", "--scheduler", "priority")
     assert found["test"] == pytest.approx(alone["test"], rel=1e-9)

@@ -10,7 +10,8 @@ import cuda_runtime
 import numpy as np
 import pipelines
 import pytest
-from helpers import deadline
+import rank_runs
+from helpers import together
 
 import minidl as ml
 from minidl import optim
@@ -18,12 +19,10 @@ from minidl.cli import main
 from minidl.cli.distributed import RECORDING
 from minidl.devices.cuda import device as devices
 from minidl.pricing.cost import Link
-from minidl.runtime.comm.loopback import run_ranks
 from minidl.schedulers import pipeline
 from minidl.testing.replay import Replay
 from minidl.training.job import Job
 from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.rank_trainer import RankTrainer
 from minidl.training.recorded import Recorded
 from minidl.training.trainer import Trainer, params_sha256
 
@@ -133,23 +132,13 @@ def test_ranks_that_share_a_batch_make_its_step(files: Any, parallel: str, sched
     told = settings(name, files) | EXACT
     whole = trained(3, **told)
 
+    def left(trainer: Any) -> Any:
+        assert trainer.recorded.weighs
+        return trainer.losses, parameters(trainer), trainer.params_sha256()
+
     def run(scheduler: str) -> Any:
         job = Job(**told, micro_batches=2, parallel=parallel, scheduler=scheduler)
-        first = Recorded(job, 0, replicas)
-        own = [first.copy(rank // ranks) for rank in range(ranks * replicas)]
-
-        def work(communicator: Any) -> Any:
-            recorded = own[communicator.rank]
-            trainer = (RankTrainer(recorded, COST, communicator, (1.0, 1e-3)) if parallel == "data" else
-                       PipelineTrainer(recorded, COST, communicator, Link(50.0, 1e3)))
-            for _ in range(3):
-                trainer.step()
-            trainer.finish()
-            return trainer.losses, parameters(trainer), params_sha256(recorded.model)
-
-        with deadline():
-            found = run_ranks(ranks * replicas, work)
-        assert own[0].weighs
+        found = rank_runs.trained(job, ranks, replicas, result=left)
         for losses, values, _ in found:
             np.testing.assert_allclose(losses, whole.losses, rtol=1e-9)
             assert same(values, parameters(whole))
@@ -255,8 +244,7 @@ def test_older_weights_leave_the_bits_of_their_log_replayed(files: Any, name: st
         trainer.finish()
         return trainer.losses, params_sha256(recorded.model), trainer.log, trainer.plan, trainer.cost
 
-    with deadline():
-        (losses, sha, log, plan, cost), other = run_ranks(ranks, work)
+    (losses, sha, log, plan, cost), other = together(ranks, work)
     assert other[:2] == (losses, sha)
     one = Recorded(job)
     replay = Replay(one.graph, pipeline.balanced(one.graph, cost, ranks))

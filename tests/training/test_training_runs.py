@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from command_line import refusal, shown
 from helpers import PATIENCE, ROOT
 
 from minidl import checkpoint, data, models
@@ -458,16 +459,13 @@ def test_a_language_model_writes_text(capsys, written):
     assert texts[0] == texts[1] != texts[2]
     writer = Writer.load(written)
     assert set(writer.tokens("abc", 20, temperature=50.0, top=1)) <= set(b"abcdefgh ")
-    assert main(["sample", str(written), "--prompt", ""]) == 2
-    assert "empty" in capsys.readouterr().err
+    assert "empty" in refusal(capsys, "sample", str(written), "--prompt", "")
 
 
 def test_only_language_models_write(capsys, tmp_path):
     train(capsys, "--steps", 2, "--checkpoint", tmp_path / "c")
-    assert main(["sample", str(tmp_path / "c")]) == 2
-    assert "has no tokenizer; only a network" in capsys.readouterr().err
-    assert main(["sample", str(tmp_path / "none")]) == 2
-    assert "there is no checkpoint" in capsys.readouterr().err
+    assert "has no tokenizer; only a network" in refusal(capsys, "sample", str(tmp_path / "c"))
+    assert "there is no checkpoint" in refusal(capsys, "sample", str(tmp_path / "none"))
 
 
 def test_a_network_writes_only_with_the_tokens_that_it_knows(capsys, tmp_path, written):
@@ -504,9 +502,8 @@ def test_a_network_for_translations_translates_until_the_end(capsys, tmp_path, m
     for language in ("de", "en"):
         for part in ("train", "test"):
             (tmp_path / f"{part}.{language}").write_text("ein haus\nzwei\n" * 8)
-    assert main(["train", "--model", "rnn", "--model-arg", "preset=tiny", "--data", str(tmp_path), "--batch-size", "4",
-                 "--steps", "2", "--costs", "analytic", "--checkpoint", str(tmp_path / "c")]) == 0
-    capsys.readouterr()
+    shown(capsys, "train", "--model", "rnn", "--model-arg", "preset=tiny", "--data", str(tmp_path), "--batch-size", "4",
+          "--steps", "2", "--costs", "analytic", "--checkpoint", str(tmp_path / "c"))
     writer = Writer.load(tmp_path / "c")
     end, written = writer.tokenizer.special["end"], iter(b"abc")
     monkeypatch.setattr(sampling, "_drawn", lambda *given: next(written, end))
