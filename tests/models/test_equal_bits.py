@@ -29,6 +29,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "rnn": {"data": "pydoc", "optimizer": "adamw", "lr": 0.01, "batch_size": 8},
     "mobilenet_v3_large": {"data": "digits", "batch_size": 16},
     "densenet121": {"data": "digits", "batch_size": 8},
+    "resnet20": {"data": "digits", "batch_size": 32},
 }
 LANGUAGE = ("gpt", "bert", "rnn")
 TIED = ("gpt", "bert")  #: the head uses the embedding's weight
@@ -49,8 +50,9 @@ def cases(kind: Iterable[str], quick: Mapping[str, Sequence[str]], slow: Mapping
 
 def job(name: str, parallel: str, groups: int) -> Job:
     """Of data-parallel ranks, each has its share of the micro-batches."""
-    return Job(model=name, model_args={"preset": "tiny" if name in ("bert", "rnn") else "small"}, parallel=parallel,
-               clip=1.0, groups=groups, micro_batches=MICRO_BATCHES // (RANKS if parallel == "data" else 1),
+    preset = "tiny" if name in ("bert", "rnn", "resnet20") else "small"
+    return Job(model=name, model_args={"preset": preset}, parallel=parallel, clip=1.0, groups=groups,
+               micro_batches=MICRO_BATCHES // (RANKS if parallel == "data" else 1),
                **SMALL[name])
 
 
@@ -156,7 +158,8 @@ def reference(runs: Any, name: str) -> str:
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("name", "scheduler"), cases(
     PIPELINES, {"gpt": ["modulo"], "rnn": ["gpipe"], "bert": ["zb_h1"]},
-    {"gpt": PIPELINES[::5], "bert": PIPELINES, "rnn": PIPELINES, "mobilenet_v3_large": ["zb_h1"]}))
+    {"gpt": PIPELINES[::5], "bert": PIPELINES, "rnn": PIPELINES, "mobilenet_v3_large": ["zb_h1"],
+     "resnet20": ["roundpipe", "chimera", "dualpipe"]}))
 def test_pipelines(runs: Any, wanted: Any, name: str, scheduler: str) -> None:
     groups = pipelines.groups(scheduler)
     first, other = runs(name, "pipeline", groups).together(scheduler, piped)

@@ -57,8 +57,9 @@ def test_group_norm_of_no_samples() -> None:
     assert ops.group_norm(ml.array(np.zeros((0, 3, 4), np.float32)), 2).shape == (0, 3, 4)
 
 
-def test_weights_of_grouped_convolutions_are_drawn_as_torch_draws_them() -> None:
-    """Uniform in +-1/sqrt(taps x channels of a group)."""
+def test_weights_are_drawn_as_torch_draws_them() -> None:
+    """Uniform in +-1/sqrt(inputs); those of a convolution are taps x channels of a group."""
+    assert 0.95 < np.abs(nn.Linear(64, 64).weight.numpy()).max() * 8 <= 1
     most = np.abs(nn.Conv2d(16, 16, 3, groups=4).weight.numpy()).max()
     assert 0.95 < most * np.sqrt(9 * 16 / 4) <= 1
 

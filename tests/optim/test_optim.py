@@ -39,6 +39,9 @@ ARGUMENTS: dict[str, tuple[str, tuple[Any, ...], dict[str, Any]]] = {
 
 def made(name: str, library: Any, parameters: Any) -> Any:
     """An optimizer of ours or torch's, whose NAdam has the decoupled weight decay if it is asked to."""
+    if name == "muon":
+        some = list(parameters)
+        return optim.Muon([p for p in some if len(p.shape) == 2], 0.1, others=[p for p in some if len(p.shape) != 2])
     kind, args, named = ARGUMENTS[name]
     if kind == "NAdamW" and library is not optim:
         kind, named = "NAdam", {**named, "decoupled_weight_decay": True}
@@ -89,7 +92,7 @@ def test_five_steps_are_torchs(name: str, clip: float | None) -> None:
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("parts", [1, 2, 3])
-@pytest.mark.parametrize("name", ARGUMENTS)
+@pytest.mark.parametrize("name", ["muon", *ARGUMENTS])
 def test_recorded_training_has_the_bits_of_eager_training(name: str, parts: int) -> None:
     """The batch in equal parts, the learning rate by a schedule."""
     def make() -> Any:

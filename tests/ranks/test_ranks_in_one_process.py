@@ -40,27 +40,17 @@ def test_as_many_ranks_measure_costs_as_there_are_cores(capsys, monkeypatch, cor
     assert len(asked) == measure
 
 
-@pytest.mark.parametrize("scheduler", ["zb_h1", "interleaved"])
-def test_a_pipeline_has_the_bits_of_one_process(capsys, scheduler):
-    alone = trained(capsys, "--micro-batches", "4")
-    ranks = trained(capsys, "--micro-batches", "4", *PIPELINE[:-1], scheduler)
-    assert ranks["ranks"] == 2
-    assert ranks["params_sha256"] == alone["params_sha256"]
-    assert ranks["loss_last"] == alone["loss_last"]
+DATA = ["--parallel", "data", "--ranks", "2", "--scheduler", "fifo"]
 
 
-def test_replicas_have_the_bits_of_every_order(capsys):
-    found = {trained(capsys, "--parallel", "data", "--ranks", "3", "--scheduler", scheduler, "--batch-size", "33")[
-        "params_sha256"] for scheduler in ("priority", "barrier")}
-    assert len(found) == 1
-
-
-def test_replicas_of_a_pipeline_have_the_bits_of_data_parallel_ranks(capsys):
-    data = trained(capsys, "--micro-batches", "4", "--parallel", "data", "--ranks", "2", "--scheduler", "fifo")
-    grid = trained(capsys, "--micro-batches", "4", *PIPELINE, "--replicas", "2")
-    assert grid["ranks"] == 4
+@pytest.mark.parametrize(("flags", "others"), [
+    (PIPELINE, []), ([*PIPELINE[:-1], "interleaved"], []), ([*PIPELINE, "--replicas", "2"], DATA),
+    ([*DATA[:-1], "priority"], [*DATA[:-1], "barrier"])], ids=" ".join)
+def test_threads_have_the_bits_of_one_process_or_of_data_parallel_ranks(capsys, flags, others):
+    found, wanted = (trained(capsys, "--micro-batches", "4", *more) for more in (flags, others))
+    assert found["ranks"] == (4 if "--replicas" in flags else 2)
     for key in ("params_sha256", "loss_first", "loss_last", "accuracy"):
-        assert grid[key] == data[key]
+        assert found[key] == wanted[key], key
 
 
 def test_a_machine_without_mpiexec_is_told_how_to_get_it(capsys, monkeypatch):

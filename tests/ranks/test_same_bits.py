@@ -13,10 +13,8 @@ import rank_runs
 from covering import covering
 from helpers import need
 from launcher import under_mpi
-from rank_runs import MICRO_BATCHES, alone, check, check_under_mpi, command, trained
+from rank_runs import MICRO_BATCHES, alone, check, check_under_mpi, command
 from test_torch_grids import as_csv, torch_order
-
-from minidl.training.job import Job
 
 SOMETIMES, ALWAYS = 0.5, 0.05  #: a norm of gradients that some steps exceed, and one that all do
 SYNCHRONOUS = ["gpipe", "one_f_one_b", "zb_h1", "zb_h2", "zb_auto", "fast_forward", "interleaved", "modulo",
@@ -184,43 +182,6 @@ def test_a_placed_grid_leaves_the_bits_of_one_process(text: str, more: dict[str,
         check({"replicas": 2, "scheduler": str(file), "placed": True, **more})
     else:
         check({"replicas": 2, "scheduler": text, "shard": SHARDS[2], "saved": "torch", **more})
-
-
-# ------------------------------------------------------------------------------------------------------------- trainers
-MLP = {"model": "mlp", "model_args": {"hidden": 16, "layers": 6}, "batch_size": 32, "lr": 0.05}
-GPT = {"model": "gpt", "model_args": {"preset": "tiny"}, "batch_size": 16}  # whose head is its embedding
-NORMS = {"model": "resnet20", "model_args": {"width": 4, "layers": 1, "image_size": 8}, "batch_size": 32}
-
-
-def everything(trainer: Any) -> Any:
-    """Losses, and all that a run leaves in its model and optimizer, running statistics included."""
-    return trainer.losses, {name: t.numpy().tobytes() for owner in (trainer.recorded.model, trainer.recorded.optimizer)
-                            for name, t in owner.named_tensors()}
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("more", [{}, {"optimizer": "adam", "clip": 0.5}], ids=str)
-@pytest.mark.parametrize(("network", "scheduler", "ranks"), [
-    (GPT, "zb_h1", 2), (GPT, "roundpipe", 3), (NORMS, "roundpipe", 2), (MLP, "chimera", 4), (MLP, "dualpipe", 2),
-    (NORMS, "chimera", 2), (NORMS, "dualpipe", 2)])
-def test_trainers_of_stages_leave_the_bits_of_one_process(network: Any, scheduler: str, ranks: int, more: Any) -> None:
-    settings = {**network, **more, **BOTH_WAYS.get(scheduler, {}), "micro_batches": 4}
-    (wanted,) = trained(Job(**settings), result=everything)
-    for losses, left in trained(Job(**settings, scheduler=scheduler, parallel="pipeline"), ranks, result=everything):
-        assert losses == wanted[0]
-        assert {name for name in wanted[1] if left[name] != wanted[1][name]} == set()
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("more", [{"optimizer": "adam"}, {"clip": 0.05}], ids=str)
-@pytest.mark.parametrize("scheduler", ["one_f_one_b", "chimera", "dualpipe", "zb_v"])
-def test_replicas_of_stages_leave_the_bits_of_data_parallel_ranks(scheduler: str, more: dict[str, Any]) -> None:
-    """A stage's gradients are added up on one of the two ranks that hold it, then summed over replicas there; so are
-    squares for a clip."""
-    settings = {**MLP, **more, **BOTH_WAYS.get(scheduler, {}), "micro_batches": 4}
-    wanted = trained(Job(**settings, scheduler="no_overlap", parallel="data"), 1, 2)
-    found = trained(Job(**settings, scheduler=scheduler, parallel="pipeline"), 2, 2)
-    assert set(map(str, found)) == set(map(str, wanted))
 
 
 # ------------------------------------------------------------------------------------------------------------------ MPI
