@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -129,6 +130,19 @@ def deadline(seconds: float = PATIENCE) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+@contextmanager
+def small_files(most: int) -> Iterator[None]:
+    """The system refuses half-way to write a file of more bytes, as a full disk does."""
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
 
 
 def together(ranks: int, work: Callable[[Any], Any]) -> list[Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import signal
 import stat
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import PATIENCE, ROOT, deadline, python
+from helpers import PATIENCE, ROOT, deadline, python, small_files
 
 from minidl.system import files
 from minidl.system.files import FileError, Growing, check_writable, claimed, read, read_text, write_atomic
@@ -122,19 +121,12 @@ def test_standard_output_is_not_replaced(tmp_path: Path) -> None:
 
 
 def test_a_record_is_appended_whole_or_not_at_all(tmp_path: Path) -> None:
-    """The limit on the size of a file makes the system refuse a write half-way, as a full disk does."""
     path = tmp_path / "log"
     path.write_bytes(b"old\n")
     log = Growing(path, anew=False)
     log.write(b"first\n")
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (15, hard))
+    with small_files(15):
         refused(lambda: log.write(b"a record that is too long\n"), str(path), "too large")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
     log.write(b"next\n")
     assert path.read_bytes() == b"old\nfirst\nnext\n"
     refused(lambda: Growing(path, anew=True), str(path), "another run writes to it")

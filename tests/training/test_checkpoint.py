@@ -5,8 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import resource
-import signal
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +14,7 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
-from helpers import bits, drawn
+from helpers import bits, drawn, small_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -270,20 +268,14 @@ FUZZED: dict[str, Run] = {}
 
 @contextmanager
 def full_at(call: str) -> Iterator[None]:
-    """A disk that is full at this call of the system; at "write", a limit on the size of a file refuses it half-way."""
-    if call != "write":
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(call, Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+    """A disk that is full at this call of the system."""
+    if call == "write":
+        with small_files(1000):
             yield
         return
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(call, Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        signal.signal(signal.SIGXFSZ, before)
 
 
 @pytest.mark.parametrize("call", ["write", "os.fsync", "os.replace", "minidl.system.files.tempfile.mkstemp"])
