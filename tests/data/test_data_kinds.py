@@ -12,12 +12,11 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from command_line import refusal, reported
+from command_line import refusal, reported, run
 from data_checks import packed as tar
 from data_checks import refused, same
 
 from minidl import data
-from minidl.cli import main
 from minidl.data import text, tokens
 from minidl.data.loader import fifth
 
@@ -39,8 +38,11 @@ def archive(path, members):
     path.write_bytes(tar(members))
 
 
-def train(*argv):
-    return main(["train", "--costs", "analytic", "--steps", "2", "--json", *argv])
+TRAIN = ["train", "--costs", "analytic", "--steps", "2"]
+
+
+def trained(capsys, *argv):
+    return reported(capsys, *TRAIN, *argv)
 
 
 # ---- running text
@@ -207,11 +209,10 @@ def test_a_tokenizer_is_trained_and_given(tmp_path, capsys):
     refused("bad.json", "not a tokenizer",
             act=lambda: data.load(tmp_path / "a.txt", batch_size=2, tokenizer=str(tmp_path / "bad.json")))
     argv = ["--model", "gpt", "--model-arg", "preset=tiny", "--data", str(tmp_path / "a.txt"), "--batch-size", "4"]
-    assert train(*argv, "--tokenizer", "300") == 0  # the vocabulary of the network follows
-    small, large = json.loads(capsys.readouterr().out), train(*argv) or json.loads(capsys.readouterr().out)
-    assert small["parameters"] - large["parameters"] == (coder.vocabulary - 256) * 32
-    assert train(*argv, "--tokenizer", "300", "--model-arg", "vocabulary=256") == 2
-    assert "the network one of 256" in capsys.readouterr().err
+    small, large = (trained(capsys, *argv, *more) for more in (["--tokenizer", "300"], []))
+    assert small["parameters"] - large["parameters"] == (coder.vocabulary - 256) * 32, "the network's follows"
+    said = refusal(capsys, *TRAIN, *argv, "--tokenizer", "300", "--model-arg", "vocabulary=256")
+    assert "the network one of 256" in said
 
 
 # ---- sentences in pairs
@@ -246,8 +247,7 @@ def test_mnli(tmp_path, form, capsys):
     x, _ = data.load("mnli", root=tmp_path, batch_size=1, sequence_length=6, split="test").dataset.rows(np.arange(2))
     assert x[0].tolist() == [first, *b"a ", between, *b"b", between]
     bert = ["--model", "bert", "--model-arg", "preset=tiny", "--model-arg", "head=classes", "--batch-size", "3"]
-    assert train(*bert, "--data", "mnli", "--root", str(tmp_path)) == 0
-    found = json.loads(capsys.readouterr().out)
+    found = trained(capsys, *bert, "--data", "mnli", "--root", str(tmp_path))
     assert (found["objective"], found["data"]) == ("classification", "mnli")
     assert 0 <= found["accuracy"] <= 1
 
@@ -311,14 +311,11 @@ def test_iwslt(tmp_path, capsys):
     test = data.load("iwslt", root=tmp_path, batch_size=1, sequence_length=48, split="test")
     assert bytes(next(test)[0][0, :16].astype(np.uint8)) == b"tst2010 ein Hund"
     rnn = ["--model", "rnn", "--model-arg", "preset=tiny", "--batch-size", "3", "--data", "iwslt"]
-    assert train(*rnn, "--root", str(tmp_path)) == 0
-    assert json.loads(capsys.readouterr().out)["objective"] == "translation"
+    assert trained(capsys, *rnn, "--root", str(tmp_path))["objective"] == "translation"
     pytest.importorskip("tokenizers")
     pairs = [*rnn, "--root", str(tmp_path), "--tokenizer", "300"]
-    assert train(*pairs) == 0  # the vocabulary of the network follows
-    capsys.readouterr()
-    assert train(*pairs, "--model-arg", "vocabulary=256") == 2
-    assert "and the network one of 256" in capsys.readouterr().err
+    trained(capsys, *pairs)  # the vocabulary of the network follows
+    assert "and the network one of 256" in refusal(capsys, *TRAIN, *pairs, "--model-arg", "vocabulary=256")
     with open(tmp_path / "iwslt" / "de-en" / "train.tags.de-en.en", "a") as file:
         file.write("one more\n")
     refused("4 sentences", "5", act=lambda: data.load(tmp_path / "iwslt" / "de-en", batch_size=1, sequence_length=9))
@@ -349,11 +346,10 @@ def test_a_table_of_numbers(tmp_path, capsys):
     np.testing.assert_array_equal(rows, x[fifth(60, "train")].astype(np.float32))
     np.testing.assert_array_equal(labels, kinds[fifth(60, "train")] == "red")
     run = ["--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "16", "--data", str(path)]
-    assert main(["train", "--costs", "analytic", "--json", *run, "--epochs", "30"]) == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] > 0.8
+    run = ["train", "--costs", "analytic", *run, "--epochs", "30"]
+    assert reported(capsys, *run)["accuracy"] > 0.8
     path.write_text("\n".join(["a,y", *(f"{v},{v / 20 + 0.5}" for v in range(40))]))
-    more = ["--epochs", "30", "--lr", "0.05", "--standardize"]
-    found = reported(capsys, "train", "--costs", "analytic", *run, *more)
+    found = reported(capsys, *run, "--lr", "0.05", "--standardize")
     assert (found["objective"], found["accuracy"]) == ("regression", None)
     assert found["test"]["loss"] < 0.9 * found["loss_first"]
 
@@ -440,9 +436,8 @@ def test_functions_of_ones_own(tmp_path, capsys):
         refused("own.py:rows: ", says, act=lambda read=loader: next(read))
     refused("no function none", act=lambda: data.load(f"{file}:none", batch_size=1))
     refused("no such file", act=lambda: data.load("nothere.py:f", batch_size=1))
-    assert train("--model", "mlp", "--data", f"{file}:batches", "--batch-size", "8") == 0
-    assert train("--model", "mlp", "--data", f"{file}:lazy", "--batch-size", "2", "--lr", "0.001") == 0
-    capsys.readouterr()
+    trained(capsys, "--model", "mlp", "--data", f"{file}:batches", "--batch-size", "8")
+    trained(capsys, "--model", "mlp", "--data", f"{file}:lazy", "--batch-size", "2", "--lr", "0.001")
 
 
 ENDLESS = '''
@@ -502,12 +497,10 @@ def test_a_function_may_give_batches_without_end(tmp_path, capsys, monkeypatch):
         assert tests.dataset.samples == (12 if name == "split" else 300)
         assert next(tests)[0][:, 0].tolist() == [0, 1, 2, 3]
     flags = ["--model", "mlp", "--data", f"{file}:numbered", "--batch-size", "8", "--lr", "0.001", "--log-every", "1"]
-    assert train(*flags) == 0
-    assert "step 2 of 2: loss" in capsys.readouterr().err
+    assert "step 2 of 2: loss" in run(capsys, *TRAIN, *flags)[2]
     said = refusal(capsys, "train", *flags, "--epochs", "1")
     assert "own.py:numbered: its batches have no end, so there is no epoch" in said
-    assert train(*flags, "--standardize") == 2
-    assert "scale them in the function" in capsys.readouterr().err
+    assert "scale them in the function" in refusal(capsys, *TRAIN, *flags, "--standardize")
     for name, says in (("fails", "KeyError: 'no more' (own.py, line "), ("grows", "batch 130 has samples of shape")):
         loader = data.load(f"{file}:{name}", batch_size=100)
         refused(f"own.py:{name}", says, act=lambda read=loader: next(read))
@@ -618,8 +611,7 @@ def test_pictures_that_cannot_be_used(imagenet):
 def test_pictures_train_a_network(imagenet, capsys):
     argv = ["--model", "resnet20", "--model-arg", "preset=tiny", "--batch-size", "4", "--workers", "0", "--root",
             str(imagenet)]
-    assert train(*argv, "--data", "imagenet") == 0
-    assert json.loads(capsys.readouterr().out)["data"] == "imagenet"
+    assert trained(capsys, *argv, "--data", "imagenet")["data"] == "imagenet"
 
 
 # ---- reading ahead

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 
 import numpy as np
@@ -59,8 +58,8 @@ def test_figures_follow_from_bytes_flops_and_time(monkeypatch):
 def test_a_wrong_kernel_is_found(monkeypatch, capsys):
     right = KERNELS["gelu"]._cpu
     monkeypatch.setattr(KERNELS["gelu"], "_cpu", lambda x, y: [*right(x, y), lambda: np.multiply(y, 1.001, out=y)])
-    assert main(["kernels", "gelu", "--device", "cpu", "--json"]) == 1
-    by_name = {t["kernel"]: t for t in json.loads(capsys.readouterr().out)["kernels"]}
+    found = reported(capsys, "kernels", "gelu", "--device", "cpu", code=1)["kernels"]
+    by_name = {t["kernel"]: t for t in found}
     assert by_name["gelu"]["right"] is False
     assert by_name["gelu"]["error"] == pytest.approx(0.001, rel=0.01)
     assert by_name["gelu_grad"]["right"] is True

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from command_line import refusal, run
+from command_line import refusal, reported, run
 from helpers import random_array, torch_or_skip
 
 import minidl as ml
@@ -138,8 +137,7 @@ def test_training_prints_the_division(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 def digest(capsys: pytest.CaptureFixture[str], *more: str) -> str:
-    assert main([*TRAIN, "--json", *more]) == 0
-    return str(json.loads(capsys.readouterr().out)["params_sha256"])
+    return str(reported(capsys, *TRAIN, *more)["params_sha256"])
 
 
 @pytest.mark.few(2)

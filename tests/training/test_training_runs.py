@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from command_line import refusal, shown
+from command_line import refusal, reported, shown
 from helpers import PATIENCE, ROOT
 
 from minidl import checkpoint, data, models
@@ -415,17 +415,17 @@ def test_networks_learn_the_digits_as_they_are(capsys, model, epochs, least, opt
     """With rates that decay: at a rate that stays, the accuracy of the last epoch is a matter of luck."""
     name, *arguments = model.split()
     flags = [flag for argument in arguments for flag in ("--model-arg", argument)]
-    assert main(["train", "--model", name, *flags, "--optimizer", optimizer, "--epochs", str(epochs),
-                 "--lr-schedule", "cosine", "--costs", "analytic", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] > least
+    record = reported(capsys, "train", "--model", name, *flags, "--optimizer", optimizer, "--epochs", str(epochs),
+                      "--lr-schedule", "cosine", "--costs", "analytic")
+    assert record["accuracy"] > least
 
 
 @pytest.mark.slow
 def test_a_mobilenet_learns_the_digits_almost_without_error(capsys):
     """In 12 s on one core of 2026; a DenseNet-121 of growth 12 gets 99.4 % in 15 epochs, which take two minutes."""
-    assert main(["train", "--model", "mobilenet_v3_large", "--model-arg", "preset=small", "--batch-size", "32",
-                 "--epochs", "40", "--lr-schedule", "cosine", "--costs", "analytic", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["accuracy"] >= 0.97
+    record = reported(capsys, "train", "--model", "mobilenet_v3_large", "--model-arg", "preset=small", "--batch-size",
+                      "32", "--epochs", "40", "--lr-schedule", "cosine", "--costs", "analytic")
+    assert record["accuracy"] >= 0.97
 
 
 def test_a_network_of_ones_own_has_a_learning_rate_too():
@@ -450,12 +450,9 @@ def written(tmp_path_factory):
 @pytest.mark.wide
 def test_a_language_model_writes_text(capsys, written):
     capsys.readouterr()
-    assert main(["sample", str(written), "--prompt", "abc", "--length", "24", "--temperature", "0"]) == 0
-    assert capsys.readouterr().out == "abcdefgh abcdefgh abcdefgh \n"
-    texts = []
-    for seed in ("1", "1", "2"):
-        assert main(["sample", str(written), "--length", "40", "--temperature", "5", "--seed", seed, "--json"]) == 0
-        texts.append(json.loads(capsys.readouterr().out)["text"])
+    sample = ["sample", str(written), "--length"]
+    assert shown(capsys, *sample, "24", "--prompt", "abc", "--temperature", "0") == "abcdefgh abcdefgh abcdefgh \n"
+    texts = [reported(capsys, *sample, "40", "--temperature", "5", "--seed", seed)["text"] for seed in "112"]
     assert texts[0] == texts[1] != texts[2]
     writer = Writer.load(written)
     assert set(writer.tokens("abc", 20, temperature=50.0, top=1)) <= set(b"abcdefgh ")
@@ -473,9 +470,8 @@ def test_a_network_writes_only_with_the_tokens_that_it_knows(capsys, tmp_path, w
     about = dict(checkpoint.peek(written).about)
     about["tokenizer"] = tokens.tokenizer("270", lambda: [b"many kinds of words to be merged into one, or two"]).saved
     checkpoint.save(tmp_path / "c", Writer.load(written).model, about=about)
-    assert main(["sample", str(tmp_path / "c")]) == 2
-    assert capsys.readouterr().err == (f"minidl: {tmp_path / 'c'}: its tokenizer has 270 tokens, and its network knows "
-                                       f"256\n")
+    assert refusal(capsys, "sample", str(tmp_path / "c")) == (
+        f"minidl: {tmp_path / 'c'}: its tokenizer has 270 tokens, and its network knows 256\n")
 
 
 @pytest.mark.parametrize("ranks", ["alone", "data"])
@@ -487,12 +483,10 @@ def test_a_run_goes_on_only_with_its_own_tokenizer(capsys, tmp_path, ranks):
     flags = ["train", "--model", "gpt", "--model-arg", "preset=tiny", "--model-arg", "layers=1", "--data", str(file),
              "--tokenizer", "270", "--batch-size", "4", "--costs", "analytic", "--checkpoint", str(folder),
              *RANKS[ranks]]
-    assert main([*flags, "--steps", "2"]) == 0
-    assert main([*flags, "--steps", "4", "--resume"]) == 0
+    shown(capsys, *flags, "--steps", "2")
+    shown(capsys, *flags, "--steps", "4", "--resume")
     file.write_text("how vexingly quick daft zebras jump, said he\n" * 99)
-    capsys.readouterr()
-    assert main([*flags, "--steps", "6", "--resume"]) == 2
-    assert capsys.readouterr().err == (
+    assert refusal(capsys, *flags, "--steps", "6", "--resume") == (
         f"minidl: {folder} was made with another tokenizer, whose tokens mean other text; give the --tokenizer and the "
         f"training text that it was made with\n")
     assert checkpoint.peek(folder).step == 4
@@ -507,8 +501,8 @@ def test_a_network_for_translations_translates_until_the_end(capsys, tmp_path, m
     writer = Writer.load(tmp_path / "c")
     end, written = writer.tokenizer.special["end"], iter(b"abc")
     monkeypatch.setattr(sampling, "_drawn", lambda *given: next(written, end))
-    assert main(["sample", str(tmp_path / "c"), "--prompt", "ein haus", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out) == {"prompt": "ein haus", "tokens": 3, "text": "abc"}
+    assert reported(capsys, "sample", str(tmp_path / "c"), "--prompt", "ein haus") == {
+        "prompt": "ein haus", "tokens": 3, "text": "abc"}
 
 
 # -------------------------------------------------------------------------------------------- several steps in a launch
