@@ -139,7 +139,9 @@ GROUPS = [
      "2 x 2": ["--micro-batches", "2", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2", "--scheduler",
                "one_f_one_b"],
      "2 x 2, states shared": ["--micro-batches", "2", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2",
-                              "--scheduler", "one_f_one_b", "--shard", "1"]}]
+                              "--scheduler", "one_f_one_b", "--shard", "1"],
+     "2 x 2, all shared": ["--micro-batches", "2", "--parallel", "pipeline", "--ranks", "2", "--replicas", "2",
+                           "--scheduler", "interleaved", "--shard", "3"]}]
 RUN = ["--model", "mlp", "--batch-size", "16", "--optimizer", "adam", "--costs", "analytic"]
 
 

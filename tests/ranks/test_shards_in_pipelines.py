@@ -10,17 +10,13 @@ from typing import Any
 
 import pytest
 from command_line import reported
-from helpers import need, together
+from helpers import need
 from rank_runs import Run, check, planned, recorded
 from torch_launcher import on_torch_ranks
 
 import minidl as ml
 from minidl.core.tasks import Kind
 from minidl.schedulers import pipeline
-from minidl.training import checkpoint
-from minidl.training.job import Job
-from minidl.training.pipeline_trainer import PipelineTrainer
-from minidl.training.recorded import Recorded
 
 NAMES = ["one_f_one_b", "interleaved", "zb_v", "dualpipe_v", "chimera"]
 
@@ -167,32 +163,3 @@ def test_torchs_runtime_shards_as_the_grid_says(tmp_path: Path):
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-def test_a_checkpoint_is_whole_and_loads_on_any_level_and_number_of_replicas(tmp_path: Path):
-    job = {"model": "mlp", "model_args": {"layers": 3, "hidden": 13}, "batch_size": 24, "micro_batches": 2,
-           "optimizer": "adamw", "scheduler": "one_f_one_b", "parallel": "pipeline"}
-
-    def trained(shard: Any, steps: int, load: Path | None = None, save: Path | None = None, replicas: int = 2
-                ) -> set[str]:
-        every = [Recorded(Job(**job, shard=shard), rank // 2, replicas) for rank in range(2 * replicas)]
-
-        def work(communicator: Any) -> str:
-            mine = every[communicator.rank]
-            if load is not None:
-                checkpoint.load(load, mine.model, mine.optimizer, loader=mine.train_data)
-            trainer = PipelineTrainer(mine, ml.CostModel.analytic(), communicator, ml.Link())
-            for _ in range(steps):
-                trainer.step()
-                trainer.share()
-            trainer.finish()
-            if save is not None and communicator.rank == 0:
-                checkpoint.save(save, mine.model, mine.optimizer, step=steps, loader=mine.train_data)
-            return str(trainer.params_sha256())
-
-        return {*together(2 * replicas, work)}
-
-    (whole,) = trained(0, 4)
-    for saved, loaded in ((1, 3), (3, 0), ("3,prefetch=0,keep=none", "2")):
-        file = tmp_path / f"{saved} {loaded}"
-        trained(saved, 2, save=file)
-        assert trained(loaded, 2, load=file) == {whole}
-    assert trained(3, 1, load=file, replicas=3) == trained(0, 1, load=file, replicas=3)

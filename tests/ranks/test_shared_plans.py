@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from command_line import reported
 
 import minidl as ml
 from minidl import schedulers
 from minidl.autograd.tape import Storage
-from minidl.cli import main
 from minidl.core.graph import Role
 from minidl.core.machine import Machine
 from minidl.plans import program
@@ -26,23 +27,31 @@ JOB = Job(model="mlp", model_args={"hidden": 8}, batch_size=8, micro_batches=4, 
           parallel="pipeline")
 
 
-def test_ranks_of_a_process_record_and_plan_once_and_each_lowers_its_own(monkeypatch, capsys):
-    counts = dict.fromkeys(("record", "plan", "lowered"), 0)
+@pytest.mark.parametrize(("flags", "planned"), [
+    (["--parallel", "pipeline", "--ranks", "4", "--scheduler", "one_f_one_b"], {"plan": 1, "lowered": 4}),
+    (["--parallel", "pipeline", "--ranks", "2", "--scheduler", "one_f_one_b", "--replicas", "2"],
+     {"plan": 1, "lowered": 4}),
+    (["--parallel", "data", "--ranks", "3", "--scheduler", "reverse_first_k"], {})])  # it plans for each k
+def test_a_dry_run_records_and_plans_once_and_draws_nothing(monkeypatch, capsys, flags, planned):
+    """And each rank lowers its own part of the plan."""
+    counts, allocate, got = Counter(), Storage.allocate, list[Storage]()
 
     def counted(name, function):
-        def call(*args, **kwargs):
-            counts[name] += 1
-            return function(*args, **kwargs)
+        return lambda *args, **kwargs: counts.update([name]) or function(*args, **kwargs)
 
-        return call
+    def remembered(storage, device):
+        got.append(storage)
+        allocate(storage, device)
 
     monkeypatch.setattr(recording, "record", counted("record", recording.record))
     monkeypatch.setattr(schedulers, "plan", counted("plan", schedulers.plan))
     monkeypatch.setattr(program.Division, "program", counted("lowered", program.Division.program))
-    assert main(["train", "--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "8", "--micro-batches", "4",
-                 "--scheduler", "one_f_one_b", "--parallel", "pipeline", "--ranks", "4", "--replicas", "1", "--costs",
-                 "analytic", "--steps", "1", "--dry-run", "--json"]) == 0
-    assert counts == {"record": 1, "plan": 1, "lowered": 4}
+    monkeypatch.setattr(Storage, "allocate", remembered)
+    reported(capsys, "train", "--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "24", "--micro-batches", "4",
+             "--costs", "analytic", "--steps", "1", "--dry-run", *flags)
+    assert counts["record"] == 1
+    assert counts | planned == counts
+    assert not [s.name for s in got if s.role == Role.PARAMETER or s.name.startswith("momentum")]
 
 
 def test_a_copy_of_a_recording_has_weights_and_states_of_its_own():
@@ -81,29 +90,6 @@ def test_each_program_of_a_plan_is_lowered_once():
     assert replace(plan, limit=1).program(1) is not plan.program(1)
     with pytest.raises(ml.MemoryLimitError, match="more than the limit of 1"):
         replace(plan, limit=1).divided()
-
-
-@pytest.mark.parametrize(("parallel", "scheduler", "ranks"), [("data", "reverse_first_k", 3),
-                                                              ("pipeline", "one_f_one_b", 2)])
-def test_a_dry_run_records_and_plans_once_and_draws_nothing(monkeypatch, capsys, parallel, scheduler, ranks):
-    counts = {"record": 0}
-    recorded, allocate, got = recording.record, Storage.allocate, list[Storage]()
-
-    def counted(*args, **kwargs):
-        counts["record"] += 1
-        return recorded(*args, **kwargs)
-
-    def remembered(storage, device):
-        got.append(storage)
-        allocate(storage, device)
-
-    monkeypatch.setattr(recording, "record", counted)
-    monkeypatch.setattr(Storage, "allocate", remembered)
-    assert main(["train", "--model", "mlp", "--model-arg", "hidden=8", "--batch-size", "24", "--micro-batches", "4",
-                 "--scheduler", scheduler, "--parallel", parallel, "--ranks", str(ranks), "--costs", "analytic",
-                 "--steps", "1", "--dry-run", "--json", *(["--replicas", "2"] if parallel == "pipeline" else [])]) == 0
-    assert counts == {"record": 1}
-    assert not [s.name for s in got if s.role == Role.PARAMETER or s.name.startswith("momentum")]
 
 
 def test_data_parallel_ranks_of_a_process_share_one_recording_and_plan_with_dropout_of_their_own(monkeypatch):
