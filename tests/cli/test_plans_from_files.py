@@ -92,10 +92,9 @@ SAVED = {f"{i} {told.split()[0]}": ([*network, *ranks], ["--scheduler", *told.sp
     (NETWORK, [*EIGHT, "--replicas", "2"], "pipedream"), (NETWORK, EIGHT, "paci"), (NETWORK, EIGHT, "layerpipe"),
     (NETWORK, EIGHT, "chimera"), (GPT, TWO, "seq1f1b --scheduler-arg slices=4"),
     (NETWORK, DATA, "priority --scheduler-arg part_bytes=1000"), (NETWORK, DATA, "reverse_first_k --scheduler-arg k=2"),
-    (NETWORK, DATA, "buckets --buckets 2"), (NETWORK, DATA, "dear"), (NETWORK, [*DATA, "--split", "3"], "priority"),
-    (NETWORK, [*PIPELINE, "--split", "2"], "zb_h1"),
-    (NETWORK, [*ADAM, "--replicas", "2", "--shard", "1"], "interleaved"),
-    (NETWORK, [*ADAM, "--replicas", "2", "--shard", "3,prefetch=1,keep=none"], "dualpipe_v")])}
+    (NETWORK, DATA, "buckets --buckets 2"), (NETWORK, DATA, "dear"), (NETWORK, DATA, "priority --split 3"),
+    (NETWORK, PIPELINE, "zb_h1 --split 2"), (NETWORK, [*ADAM, "--replicas", "2"], "interleaved --shard 1"),
+    (NETWORK, [*ADAM, "--replicas", "2"], "dualpipe_v --shard 3,prefetch=1,keep=none")])}
 FIGURES = {"tasks", "waits", "peak_bytes", "peak_activations", "predicted_step_ms"}
 
 
