@@ -67,16 +67,6 @@ def test_a_priced_plan_says_its_peak(capsys):
     assert "peak" in run(capsys, "simulate", *MODEL)[1].splitlines()[0]
 
 
-@pytest.mark.slow
-def test_micro_batches_and_adam_across_the_border(capsys):
-    """Equal bits, with and without what crosses."""
-    flags = [*NETWORK, "--costs", "analytic", "--steps", "5", "--micro-batches", "2", "--optimizer",
-             "adam", "--lr", "0.001"]
-    record = reported(capsys, "compare", *flags, "--schedulers", "in_order,multi_stream,multi_region")
-    assert record["bit_identical"]
-    assert len({arm["params_sha256"] for arm in record["arms"]}) == 1
-
-
 def test_costs_and_pairs_are_kept_and_give_the_same_plan(capsys, tmp_path):
     costs, one, two = (tmp_path / name for name in ("costs.json", "one.csv", "two.csv"))
     assert run(capsys, "plan", *MODEL, "--save-costs", str(costs), "--save", str(one))[0] == 0

@@ -81,6 +81,32 @@ def python(*argv: object, **variables: str) -> subprocess.CompletedProcess[str]:
                           env={**os.environ, **variables})
 
 
+#: a program that is interrupted in the import of a module, its first argument
+IN_AN_IMPORT = """
+import os, signal, sys
+
+class Finder:
+    module = sys.argv.pop(1)
+
+    def find_spec(self, name, *_):
+        if name == self.module:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+from minidl.__main__ import run
+run()
+"""
+
+
+def interruptible(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+    """A process whose SIGINT is not ignored although that of the tests may be, which is inherited."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def replace_call(lanes: Any, call: Callable[[], Any], task: int | None = None) -> None:
     """Puts a call in the place of the first one of a task, by default of the first task, on the first lane."""
     if isinstance(lanes, Threads):

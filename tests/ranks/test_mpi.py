@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers import IMPORTABLE, PATIENCE, ROOT, python, until
+from helpers import IMPORTABLE, IN_AN_IMPORT, PATIENCE, ROOT, interruptible, python, until
 from launcher import MPIEXEC, printed
 
 from minidl.schedulers import names
@@ -42,6 +42,11 @@ def train(*flags, common=COMMON):
 
 def parallel(scheduler, *flags, common=COMMON):
     return train("--parallel", "data", "--scheduler", scheduler, *flags, common=common)
+
+
+def patched(code, *flags, scheduler="priority", common=COMMON):
+    """The program after this code, which changes it and runs it."""
+    return ["-c", code, *parallel(scheduler, *flags, common=common)[2:]]
 
 
 def record(done):
@@ -120,15 +125,14 @@ def test_two_ranks_on_cuda_without_a_gpu():
     gradients go through MPI."""
     on_cuda = ["--device", "cuda"]
     single = python("-c", CUDA, *train(*on_cuda, "--micro-batches", "2")[2:], PYTHONPATH=IMPORTABLE)
-    found = record(run(2, "-c", CUDA, *parallel("reverse_first_k", "--k", "2", *on_cuda)[2:], PYTHONPATH=IMPORTABLE))
+    found = record(run(2, *patched(CUDA, "--k", "2", *on_cuda, scheduler="reverse_first_k"), PYTHONPATH=IMPORTABLE))
     assert found["params_sha256"] == record(single)["params_sha256"]
     assert (found["ranks"], found["device"]) == (2, "cuda:0")
 
 
 @pytest.mark.slow
 def test_an_mpi_that_was_not_built_for_cuda_is_not_given_its_memory():
-    refused = one_line(run(2, "-c", CUDA, *parallel("priority", "--transport", "cuda-aware", "--device", "cuda")[2:],
-                           PYTHONPATH=IMPORTABLE))
+    refused = one_line(run(2, *patched(CUDA, "--transport", "cuda-aware", "--device", "cuda"), PYTHONPATH=IMPORTABLE))
     assert "cannot read the memory of CUDA devices" in refused
     assert "use --transport staged" in refused
 
@@ -241,7 +245,7 @@ def test_a_batch_that_does_not_divide():
 @pytest.mark.slow
 def test_another_version_or_shard_is_found():
     patch = "import sys, minidl; minidl.__version__ = '9.9'; from minidl.cli import main; sys.exit(main(sys.argv[1:]))"
-    line = one_line(run(1, *parallel("priority"), ":", "-c", patch, *parallel("priority")[2:]))
+    line = one_line(run(1, *parallel("priority"), ":", *patched(patch)))
     assert "the version of minidl is '9.9' on rank 1" in line
     shorter = """
 import sys
@@ -255,7 +259,7 @@ def short(*args, **kwargs):
 data.load = short
 sys.exit(main(sys.argv[1:]))
 """
-    line = one_line(run(1, *parallel("priority"), ":", "-c", shorter, *parallel("priority")[2:]))
+    line = one_line(run(1, *parallel("priority"), ":", *patched(shorter)))
     assert "the number of samples is 640 on rank 1" in line
 
 
@@ -324,8 +328,8 @@ sys.exit(main(sys.argv[1:]))
 
 @pytest.mark.slow
 def test_a_full_disk_of_one_rank_ends_all_with_one_line_that_names_task_rank_and_file(tmp_path):
-    done = run(2, "-c", FULL, *parallel("barrier", "--offload", "activations", "--offload-to", tmp_path / "far")[2:],
-               "--steps", "1000")
+    done = run(2, *patched(FULL, "--offload", "activations", "--offload-to", tmp_path / "far", "--steps", "1000",
+                           scheduler="barrier"))
     assert done.returncode != 0
     assert re.fullmatch(rf"minidl: rank 1: task \d+D0 .* on rank 1 failed: OSError: cannot copy [\d,]+ bytes out to "
                         rf"{tmp_path}/far.1: No space left on device\n", done.stderr)
@@ -337,7 +341,7 @@ def test_a_killed_rank_ends_all_and_the_last_checkpoint_goes_on(tmp_path):
     common = ["--model", "mlp", "--model-arg", "hidden=32", "--costs", "analytic", "--json", "--checkpoint", folder]
     killed = "import os, sys\n" + RAISES.replace('raise ArithmeticError("a bad day")',
                                                  "os.kill(os.getpid(), 9)").replace("== 3", "== 30")
-    done = run(2, "-c", killed, *parallel("priority", "--epochs", "40", common=common)[2:])
+    done = run(2, *patched(killed, "--epochs", "40", common=common))
     assert done.returncode != 0
     until(lambda: not _running(str(folder)), "the other ranks have ended")
     resumed = record(run(4, *parallel("barrier", "--steps", "50", "--resume", common=common)))
@@ -371,8 +375,8 @@ ENDS = {"raises": ("raise ArithmeticError('a bad day')", (2, 3), 2,
     for what, (_, many, *_) in ENDS.items() for n in many])
 def test_a_rank_that_fails_in_a_step_ends_all(what, ranks, tmp_path):
     does, _, code, says = ENDS[what]
-    flags = parallel("priority", "--steps", "100000", "--batch-size", "48", "--trace", tmp_path / "trace.json")[2:]
-    done = run(ranks, "-c", DOES.format(does), *flags, MINIDL_MPI_SILENT_SECONDS="4")
+    flags = ["--steps", "100000", "--batch-size", "48", "--trace", tmp_path / "trace.json"]
+    done = run(ranks, *patched(DOES.format(does), *flags), MINIDL_MPI_SILENT_SECONDS="4")
     assert done.returncode == code, done.stderr
     assert re.fullmatch(says, done.stderr)
     until(lambda: not _running(str(tmp_path)), "also the rank that failed has ended")
@@ -380,27 +384,16 @@ def test_a_rank_that_fails_in_a_step_ends_all(what, ranks, tmp_path):
 
 def test_a_signal_to_one_rank_of_a_run_with_checkpoints_is_named_with_that_rank(tmp_path):
     """All ranks save and end together, most of them without a signal of their own."""
-    done = run(2, "-c", DOES.format("os.kill(os.getpid(), signal.SIGTERM)"),
-               *parallel("priority", "--steps", "100000", "--checkpoint", tmp_path / "checkpoint")[2:])
+    done = run(2, *patched(DOES.format("os.kill(os.getpid(), signal.SIGTERM)"), "--steps", "100000", "--checkpoint",
+                           tmp_path / "checkpoint"))
     assert (done.returncode, said(done)) == (143, "minidl: rank 1: stopped by SIGTERM"), done.stderr
 
 
 @pytest.mark.parametrize("module", ["numba", pytest.param("mpi4py", marks=pytest.mark.slow),
                                     pytest.param("minidl.training.trainer", marks=pytest.mark.slow)])
 def test_an_interrupt_of_one_rank_before_mpi_has_started_ends_all(module):
-    interrupted = f"""
-import os, signal, sys
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Finder())
-from minidl.__main__ import run
-run()
-"""
-    done = run(1, *parallel("priority"), ":", "-c", interrupted, *parallel("priority")[2:])
+    flags = parallel("priority")
+    done = run(1, *flags, ":", "-c", IN_AN_IMPORT, module, *flags[2:])
     assert said(done) == "minidl: rank 1: stopped by SIGINT"
     assert done.returncode != 0
 
@@ -429,11 +422,7 @@ if {where!r} == "a step":
 sys.meta_path.insert(0, Finder())
 run()
 """
-    # that of the tests may be ignored, which is inherited
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with subprocess.Popen(command(2, "-c", begins, *parallel("priority", "--steps", "100000")[2:]), cwd=ROOT,
-                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as job:
-        signal.signal(signal.SIGINT, before)
+    with interruptible(command(2, *patched(begins, "--steps", "100000"))) as job:
         until(lambda: len(list(tmp_path.iterdir())) == 2, f"both ranks are at {where}")
         job.send_signal(signal.SIGINT)
         _, err = job.communicate(timeout=PATIENCE)
@@ -447,14 +436,14 @@ run()
 def test_a_rank_that_is_stopped_and_goes_on_changes_no_bits():
     stopped = DOES.format("os.fork() or (time.sleep(2), os.kill(os.getppid(), signal.SIGCONT), os._exit(0)); "
                           "os.kill(os.getpid(), signal.SIGSTOP)")
-    found = record(run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="20"))
+    found = record(run(2, *patched(stopped), MINIDL_MPI_SILENT_SECONDS="20"))
     assert found["params_sha256"] == alone("--micro-batches", "2")["params_sha256"]
 
 
 @pytest.mark.slow
 def test_a_rank_that_is_busy_is_not_silent():
     busy = DOES.format("time.sleep(24)")
-    found = record(run(2, "-c", busy, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="12"))
+    found = record(run(2, *patched(busy), MINIDL_MPI_SILENT_SECONDS="12"))
     assert found["steps"] == 6
 
 
@@ -463,7 +452,7 @@ def test_a_stopped_rank_is_noticed_by_one_that_looks_at_nothing():
     """As in a call of a library that waits by itself."""
     stuck = DOES.format(STOPS).replace("return step(self)",
                                        "time.sleep(3600) if len(self.seconds) == 3 else None; return step(self)")
-    done = run(2, "-c", stuck, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="4")
+    done = run(2, *patched(stuck), MINIDL_MPI_SILENT_SECONDS="4")
     assert done.returncode == 2
     assert [line[:32] for line in done.stderr.splitlines()] == ["minidl: rank 0 waits for rank 1,"]
 
@@ -494,7 +483,7 @@ else:  # when Python has gone: raise(SIGSTOP), called by the C library
 from minidl.__main__ import run
 run()
 """
-    done = run(2, "-c", stopped, *parallel("priority")[2:], MINIDL_MPI_SILENT_SECONDS="4")
+    done = run(2, *patched(stopped), MINIDL_MPI_SILENT_SECONDS="4")
     assert done.returncode != 0
     assert "this job has not ended within 4 s after its last step" in said(done)
 

@@ -173,13 +173,17 @@ def test_a_scheduler_of_one_s_own_sums_gradients_or_is_refused():
         grid_plan(lambda graph, cost, machine: alone)
 
 
-def crossed(plan):
-    """The plan's graph and schedule with messages, the first two all-reduces of rank 1 in each other's place."""
-    graph, schedule = plan.with_messages
+def changed(schedule, change):
+    """The schedule after `change(tasks)` of the names of its tasks by lane."""
     own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
+    change(own)
+    return Schedule.from_names(own)
+
+
+def crossed(own):
+    """The first two all-reduces of rank 1 in each other's place."""
     comm = own[Lane(1, "comm")]
     comm[0], comm[1] = comm[1], comm[0]
-    return graph, Schedule.from_names(own)
 
 
 def test_crossed_orders_are_refused():
@@ -187,7 +191,8 @@ def test_crossed_orders_are_refused():
     plan = grid_plan("one_f_one_b", part_bytes=3000)
     orders = [program.collectives for program in plan.programs]
     check_same_order(orders, GRID)
-    orders[3] = lower(*crossed(plan), ranks=4, rank=3).collectives
+    graph, schedule = plan.with_messages
+    orders[3] = lower(graph, changed(schedule, crossed), ranks=4, rank=3).collectives
     with pytest.raises(ScheduleError, match="rank 1 starts 1A0 where rank 3 starts 1A0/1, so they would wait"):
         check_same_order(orders, GRID)
     orders[3] = orders[1][:1]
@@ -197,9 +202,7 @@ def test_crossed_orders_are_refused():
 
 def test_all_reduces_of_a_rank_on_two_lanes_are_refused():
     graph, schedule = grid_plan("one_f_one_b", part_bytes=3000).with_messages
-    own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
-    own[Lane(1, "more")] = [own[Lane(1, "comm")].pop()]
-    apart = Schedule.from_names(own)
+    apart = changed(schedule, lambda own: own.update({Lane(1, "more"): [own[Lane(1, "comm")].pop()]}))
     apart.validate(graph)
     message = r"1A0 is on lane 1/comm and 1A0/\d on lane 1/more: ranks 1 and 3 could start them in different orders"
     with pytest.raises(ScheduleError, match=message):
@@ -268,13 +271,9 @@ def test_ranks_whose_plans_sum_in_different_orders_end_before_they_run(monkeypat
         if communicator.rank == 2:
             made = own.plan
             monkeypatch.setattr(own, "plan", lambda *args, **options: replace(
-                made(*args, **options), schedule=swapped(made(*args, **options).schedule)))
+                made(*args, **options), schedule=changed(
+                    made(*args, **options).schedule, lambda own: own[Lane(0, "comm")].reverse())))
         PipelineTrainer(own, COST, communicator, Link(50.0, 1e3))
-
-    def swapped(schedule):
-        own = {lane: schedule.names(i) for i, lane in enumerate(schedule.lanes)}
-        own[Lane(0, "comm")].reverse()
-        return Schedule.from_names(own)
 
     recorded_of = [Recorded(Job(**JOB, scheduler_args={"part_bytes": 3000}), GRID.place(rank)[0], 2)
                    for rank in range(4)]

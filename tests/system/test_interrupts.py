@@ -7,7 +7,7 @@ import os
 import signal
 
 import pytest
-from helpers import python
+from helpers import IN_AN_IMPORT, python
 
 from minidl.system import interrupts
 
@@ -128,18 +128,7 @@ run()
 @pytest.mark.few(1)
 @pytest.mark.parametrize("module", ["numpy", "minidl.cli", "numba", "minidl.ops.linear"])
 def test_an_interrupt_during_imports(module):
-    stopped(run(f"""
-import os, signal, sys
-
-class Finder:
-    def find_spec(self, name, *_):
-        if name == {module!r}:
-            os.kill(os.getpid(), signal.SIGINT)
-
-sys.meta_path.insert(0, Finder())
-from minidl.__main__ import run
-run()
-"""))
+    stopped(run(IN_AN_IMPORT, module, *TRAIN))
 
 
 @pytest.mark.parametrize("module", ["minidl.system.interrupts", "threading", "minidl.cli", "numpy"])

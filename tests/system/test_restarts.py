@@ -24,7 +24,7 @@ from typing import Any
 
 import pytest
 from command_line import refusal, reported
-from helpers import PATIENCE, ROOT, until
+from helpers import PATIENCE, interruptible, until
 from launcher import MPIEXEC, printed
 from marked import MARK, processes
 
@@ -37,6 +37,8 @@ RUN = ["train", "--model", "mlp", "--model-arg", "hidden=32", "--model-arg", "la
        "--json"]
 DATA = ["--parallel", "data", "--scheduler", "priority", "--batch-size", "64"]
 PIPELINE = ["--parallel", "pipeline", "--scheduler", "one_f_one_b", "--micro-batches", "4"]
+SUPERVISED = ["--max-restarts", "3"]
+MPI = [pytest.mark.slow, pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec")]
 UNDER_MPI = ["--launch", f"{MPIEXEC}"]
 KINDS = {"one process": [], "data": [*DATA, "--ranks", "2"], "pipeline": [*PIPELINE, "--ranks", "3"]}
 
@@ -48,8 +50,7 @@ def command(*flags: object) -> list[str]:
 def started(*flags: object) -> tuple[subprocess.Popen[str], str]:
     """A run, and the mark of all its processes."""
     mark = uuid.uuid4().hex
-    run = subprocess.Popen(command(*flags), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           env={**os.environ, MARK: mark, "MINIDL_MPI_SILENT_SECONDS": "15"})
+    run = interruptible(command(*flags), env={**os.environ, MARK: mark, "MINIDL_MPI_SILENT_SECONDS": "15"})
     return run, mark
 
 
@@ -183,13 +184,17 @@ def test_a_killed_run_ends_with_the_bits_of_one_without_kills(tmp_path: Path) ->
     assert "the run ended with exit code 137; it starts again, from step" in done.stderr
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", pytest.param("SIGUSR1", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["one process", pytest.param("data", marks=[
-    pytest.mark.slow, pytest.mark.mpi, pytest.mark.skipif(MPIEXEC is None, reason="no mpiexec")])])
-def test_a_warning_saves_and_ends_and_the_same_command_goes_on(name: str, kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "kind", "more"), [
+    ("SIGINT", "one process", []), ("SIGTERM", "one process", SUPERVISED),
+    pytest.param("SIGINT", "pipeline", [], marks=pytest.mark.wide),
+    pytest.param("SIGINT", "data", [], marks=pytest.mark.wide),
+    pytest.param("SIGUSR1", "one process", SUPERVISED, marks=pytest.mark.slow),
+    *(pytest.param(name, "data", [*SUPERVISED, *UNDER_MPI], marks=MPI) for name in ("SIGTERM", "SIGUSR1"))])
+def test_a_signal_saves_and_ends_and_the_same_command_goes_on(name: str, kind: str, more: list[str], tmp_path: Path
+                                                              ) -> None:
     number = signal.Signals[name]
-    flags = [*KINDS[kind], *(UNDER_MPI if KINDS[kind] else []), "--checkpoint", tmp_path / "run", "--resume", "auto",
-             "--max-restarts", "3", "--log", tmp_path / "log", "--log-every", "1", "--steps"]
+    flags = [*KINDS[kind], *more, "--checkpoint", tmp_path / "run", "--resume", "auto", "--log", tmp_path / "log",
+             "--log-every", "1", "--steps"]
     run, mark = started(*flags, "100000", "--checkpoint-every", "90000")
     until(lambda: run.poll() is not None or ((tmp_path / "log").exists() and (tmp_path / "log").stat().st_size),
           "a step")
@@ -197,10 +202,13 @@ def test_a_warning_saves_and_ends_and_the_same_command_goes_on(name: str, kind: 
     done = ended(run)
     assert done.returncode == 128 + number, done.stderr
     assert [line for line in done.stderr.splitlines() if line.startswith("minidl:")] == [
-        f"minidl: {'rank 0: ' if KINDS[kind] else ''}stopped by {name}"]
+        f"minidl: {'rank 0: ' if '--launch' in more else ''}stopped by {name}"]
+    assert f"saved {tmp_path / 'run'} before the end; continue with --resume" in done.stderr
     assert not processes(mark)
-    step = checkpoint.peek(tmp_path / "run").step
-    assert record(ended(started(*flags, step + 3)[0]))["steps"] == 3
+    steps = str(checkpoint.peek(tmp_path / "run").step + 3)
+    found = record(ended(started(*flags, steps)[0]))
+    assert found["steps"] == 3
+    assert found["params_sha256"] == undisturbed(*KINDS[kind], "--steps", steps)[0]["params_sha256"]
 
 
 # ------------------------------------------------------------------------------------------------------------ campaigns

@@ -27,7 +27,7 @@ from itertools import count as count_from
 from pathlib import Path
 
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import PATIENCE, ROOT, interruptible
 from launcher import MPIEXEC
 from marked import MARK, processes
 
@@ -90,12 +90,8 @@ class Ended:
 def hit(command: list[str], delay: float, number: signal.Signals, rank: int | None = None) -> Ended:
     """Runs a command and sends a signal to it, or to one of its ranks, after a delay."""
     mark = uuid.uuid4().hex
-    # that of the tests may be ignored, which is inherited
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    run = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                           start_new_session=True, env={**os.environ, MARK: mark, "MINIDL_MPI_SILENT_SECONDS": SILENCE,
-                                                        "MINIDL_MPI_START_SECONDS": START})
-    signal.signal(signal.SIGINT, before)
+    run = interruptible(command, start_new_session=True, env={
+        **os.environ, MARK: mark, "MINIDL_MPI_SILENT_SECONDS": SILENCE, "MINIDL_MPI_START_SECONDS": START})
     time.sleep(delay)
     if rank is None:
         run.send_signal(number)

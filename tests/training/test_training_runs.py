@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +11,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from command_line import refusal, reported, shown
-from helpers import PATIENCE, ROOT
 
 from minidl import checkpoint, data, models
 from minidl.cli import main, runs
@@ -185,35 +180,6 @@ def test_the_last_checkpoints_and_the_best_are_kept(capsys, tmp_path):
     for flags, says in ((["--keep", 2], "--keep has no effect here; it goes with --checkpoint"),
                         (["--checkpoint", tmp_path / "f", "--checkpoint-every", "soon"], "soon")):
         assert says in train(capsys, "--steps", 1, *flags, code=2)[1]
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("kind", ["alone", "zb_h1", "data"])
-def test_an_interrupt_leaves_a_whole_checkpoint_from_which_the_run_goes_on(capsys, tmp_path, kind):
-    ranks, micro = RANKS[kind], ["--micro-batches", "4"] if kind == "zb_h1" else []
-    argv = ["train", *SMALL, *ranks, "--steps", "100000", "--checkpoint", str(tmp_path / "c"), "--log",
-            str(tmp_path / "l"), "--log-every", "1"]
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # that of the tests may be ignored: inherited
-    with subprocess.Popen([sys.executable, "-m", "minidl", *argv], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-                          text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}) as process:
-        signal.signal(signal.SIGINT, before)
-        begin = time.monotonic()
-        while not ((tmp_path / "l").exists() and len((tmp_path / "l").read_text().splitlines()) > 5):
-            assert process.poll() is None, process.stderr.read()
-            assert time.monotonic() - begin < PATIENCE
-            time.sleep(0.05)
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 130, err
-    assert out == ""
-    assert err.splitlines()[-2:] == [f"saved {tmp_path / 'c'} before the end; continue with --resume",
-                                     "minidl: stopped by SIGINT"]
-    done = checkpoint.peek(tmp_path / "c").step
-    assert done >= 5
-    steps = str(done + 3)
-    more, _ = train(capsys, *ranks, "--steps", steps, "--checkpoint", tmp_path / "c", "--resume")
-    whole, _ = train(capsys, *(ranks if kind == "data" else micro), "--steps", steps)
-    assert more["params_sha256"] == whole["params_sha256"]
 
 
 @pytest.mark.parametrize("kind", ["zb_h1", "data"])
