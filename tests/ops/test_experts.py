@@ -363,6 +363,6 @@ def test_scores_that_are_not_numbers_name_the_layer(lanes: str) -> None:
     graph = ml.record(step, *batches[0])
     run = ml.StreamExecutor(graph, ml.plan(graph, "in_order").schedule)
     refuses((lambda: run(batches[0][0] * np.float32(np.nan), batches[0][1]),
-             "route.*scores of a router are not numbers"), kind=Exception)
+             "route.*scores of a router are not numbers"), error=Exception)
     layer, bad = nn.MoE(4, 8, 2, 1), np.full((3, 4), np.nan, np.float32)
     refuses((lambda: layer(bad), "route in moe: scores of a router are not numbers"))
