@@ -407,8 +407,8 @@ class Schedule(Columns):
         """
         late, runs = unpack(self.keys).late, []
         for lane in range(len(self.lanes)):
-            own = np.arange(self.ptr[lane], self.ptr[lane + 1])
-            runs.append([(t, own[late[own] == 1 if t == iterations else late[own] <= t]) for t in range(iterations + 1)])
+            at = np.arange(self.ptr[lane], self.ptr[lane + 1])
+            runs.append([(t, at[late[at] == 1 if t == iterations else late[at] <= t]) for t in range(iterations + 1)])
         keys = [np.concatenate([repack(self.keys[now], late=0, iteration=t - late[now]) for t, now in r]) for r in runs]
         joined = None if self.joined is None else self.joined[np.concatenate([now for r in runs for _, now in r])]
         return Schedule.of_keys(self.lanes, keys, joined)
