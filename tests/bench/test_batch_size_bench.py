@@ -1,16 +1,11 @@
 """The study of batch sizes: equal draws, pruning by hand, steps that fall with the batch, and the reported optimum."""
 
-import json
-import sys
 from itertools import pairwise
 
+import batch_size
 import numpy as np
 import pytest
-from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import batch_size
+from helpers import results
 
 
 def test_draws_are_sobols_points():
@@ -59,7 +54,7 @@ def test_larger_batches_need_fewer_steps_and_the_optimum_is_the_least_of_all():
 
 def test_recorded_steps_to_the_goal_do_not_grow_with_the_batch():
     """Within noise: a tenth."""
-    record = json.loads((ROOT / "bench" / "results" / "batch_size.json").read_text())
+    record = results("batch_size")
     for found in record["sparsities"].values():
         ordered = [steps for _, steps in sorted(found["steps"].items(), key=lambda item: int(item[0])) if steps]
         assert len(ordered) >= 7

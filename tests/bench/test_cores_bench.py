@@ -1,15 +1,11 @@
 """The benchmark of all cores: lanes beside processes that keep cores busy."""
 
 import os
-import sys
 from pathlib import Path
 
-import pytest
-from helpers import ROOT, torch_or_skip
-
-sys.path.insert(0, str(ROOT / "bench"))
-
 import cores
+import pytest
+from helpers import torch_or_skip
 
 from minidl import models
 

@@ -1,16 +1,12 @@
 """The report on hidden exchanges: tasks that wait take about as long as predicted; the table has a row for each arm."""
 
-import sys
-
-from helpers import ROOT, deadline
-
-from minidl.runtime.bound import Bound
-from minidl.runtime.communication import Communication
-
-sys.path.insert(0, str(ROOT / "bench"))
 
 import exchanges
 import tables
+from helpers import deadline
+
+from minidl.runtime.bound import Bound
+from minidl.runtime.communication import Communication
 
 
 def test_a_short_record(monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -14,20 +15,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import common
+import gpu_proof
+import processes
 import pytest
-from helpers import PATIENCE, ROOT, until
+from gpu_proof import Part, Section, Step, prove
+from helpers import BENCH, PATIENCE, until
+from ladder_cases import CASES, OTHERS
 
 import minidl as ml
+from minidl.devices import device as devices
 from minidl.kernels import cuda
-
-BENCH = ROOT / "bench"
-sys.path.insert(0, str(BENCH))
-
-import common  # noqa: E402
-import gpu_proof  # noqa: E402
-import processes  # noqa: E402
-from gpu_proof import Part, Section, Step, prove  # noqa: E402
-from ladder_cases import CASES, OTHERS  # noqa: E402
 
 ABOUT = {"gpu": {"name": "none"}, "sources": "s"}
 
@@ -51,6 +49,31 @@ def record(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text())
 
 
+@pytest.fixture
+def proved(tmp_path):
+    """`proved(name, part)`: the entry of this part in the record `proof.json`."""
+    def run(name: str, of: Part, about: Any = ABOUT, chosen: Any = ()) -> dict[str, Any]:
+        return prove(name, of, tmp_path / "proof.json", about, PATIENCE, chosen)
+
+    return run
+
+
+class Log:
+    """Programs that say their letter when they run, and what was said since it was last asked."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / "ran"
+        self.path.touch()
+
+    def says(self, letter: str, ending: str = "") -> list[str]:
+        return python(f"open({str(self.path)!r}, 'a').write({letter!r}); {ending}")
+
+    def ran(self) -> str:
+        said = self.path.read_text()
+        self.path.write_text("")
+        return said
+
+
 def lives(pid: int) -> bool:
     """Whether a process runs (a zombie does not)."""
     try:
@@ -63,16 +86,21 @@ def ends(pid: str) -> None:
     until(lambda: not lives(int(pid)), f"process {pid} has ended")
 
 
-def test_parts_are_merged_into_one_record(tmp_path):
-    out = tmp_path / "results" / "proof.json"
-    one = prove("one", part(Step("a", python("print('{\"x\": 1}')"), read=gpu_proof.printed), Step("b", python(""))),
-                out, ABOUT, PATIENCE)
-    assert one["passed"]
-    two = prove("two", part(Step("a", python("import sys; print('far'); sys.exit('not right')")),
-                            Step("b", python(""))), out, ABOUT, PATIENCE)
-    assert not two["passed"]
-    three = prove("three", part(missing=lambda: "not here"), out, ABOUT, PATIENCE)
-    assert three == {"left_out": "not here"}
+def kill_session(pid: int) -> None:
+    """Kills every process of a session, whatever it does."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if os.getsid(int(process.name)) == pid:
+                os.kill(int(process.name), signal.SIGKILL)
+
+
+def test_parts_are_merged_into_one_record(proved, tmp_path):
+    out = tmp_path / "proof.json"
+    assert proved("one", part(Step("a", python("print('{\"x\": 1}')"), read=gpu_proof.printed),
+                              Step("b", python(""))))["passed"]
+    assert not proved("two", part(Step("a", python("import sys; print('far'); sys.exit('not right')")),
+                                  Step("b", python(""))))["passed"]
+    assert proved("three", part(missing=lambda: "not here")) == {"left_out": "not here"}
     found = record(out)
     assert found["name"] == "gpu_proof"
     assert list(found["parts"]) == ["one", "two", "three"]
@@ -82,13 +110,13 @@ def test_parts_are_merged_into_one_record(tmp_path):
     assert (failed["exit"], failed["timed_out"], failed["said"]) == (1, False, ["far", "not right"])
     assert found["parts"]["two"]["steps"]["b"]["passed"], "a step that fails does not end the part"
     assert not found["passed"]
-    prove("two", part(Step("a", python(""))), out, ABOUT, PATIENCE)
+    proved("two", part(Step("a", python(""))))
     assert record(out)["passed"]
     assert list(record(out)["parts"]) == ["one", "two", "three"]
 
 
-def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(tmp_path, monkeypatch):
-    out, pids = tmp_path / "proof.json", tmp_path / "pids"
+def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(proved, tmp_path, monkeypatch):
+    pids = tmp_path / "pids"
     code = (f"import os, signal, subprocess, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
             f"child = subprocess.Popen([sys.executable, '-c', 'import signal, time; signal.signal(signal.SIGTERM, "
             f"signal.SIG_IGN); time.sleep(3600)'])\n"
@@ -97,8 +125,7 @@ def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(tmp_path, 
     clock = time.monotonic
     # time runs out when it has spoken
     monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if pids.exists() and pids.read_text() else 0))
-    slow = prove("slow", part(Step("a", python(code), read=gpu_proof.tests_found), Step("b", python(""))),
-                 out, ABOUT, PATIENCE)
+    slow = proved("slow", part(Step("a", python(code), read=gpu_proof.tests_found), Step("b", python(""))))
     monkeypatch.undo()
     assert (slow["steps"]["a"]["timed_out"], slow["steps"]["a"]["counts"],
             slow["steps"]["a"]["passed"]) == (True, {"PASSED": 1}, False)
@@ -108,11 +135,11 @@ def test_at_the_limit_every_process_is_ended_and_what_was_found_stays(tmp_path, 
         ends(pid)
 
 
-def test_a_step_that_ends_leaves_no_process_behind(tmp_path):
+def test_a_step_that_ends_leaves_no_process_behind(proved, tmp_path):
     pid = tmp_path / "pid"
     code = (f"import subprocess, sys; open({str(pid)!r}, 'w').write(str(subprocess.Popen([sys.executable, '-c', "
             f"'import time; time.sleep(3600)']).pid))")
-    assert prove("one", part(Step("a", python(code))), tmp_path / "proof.json", ABOUT, PATIENCE)["passed"]
+    assert proved("one", part(Step("a", python(code))))["passed"]
     ends(pid.read_text())
 
 
@@ -131,10 +158,8 @@ def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path, how):
     try:
         until(lambda: pid.exists() and pid.read_text() and "second" in record(out)["parts"]["one"]["steps"],
               "the second step has begun, and the record says so")
-        for process in Path("/proc").glob("[0-9]*") if how == signal.SIGKILL else ():
-            with suppress(OSError):
-                if os.getsid(int(process.name)) == proof.pid:
-                    os.kill(int(process.name), how)
+        if how == signal.SIGKILL:
+            kill_session(proof.pid)
         proof.send_signal(how)
         assert proof.wait(PATIENCE) == (143 if how == signal.SIGTERM else -how)
     finally:
@@ -153,15 +178,14 @@ def test_what_was_found_is_kept_when_the_proof_itself_is_stopped(tmp_path, how):
 
 
 @pytest.mark.slow
-def test_a_runs_tests_are_told_apart_and_one_that_loses_its_process_hides_no_other(tmp_path):
+def test_a_runs_tests_are_told_apart_and_one_that_loses_its_process_hides_no_other(proved, tmp_path):
     (tmp_path / "test_some.py").write_text(
         "import os, pytest, warnings\ndef test_right(): warnings.warn('never mind')\n"
         "@pytest.mark.parametrize('s', ['a b'])\ndef test_wrong(s): assert 0\ndef test_lost(): os._exit(5)\n"
         "@pytest.mark.skip\ndef test_later(): pass\ndef test_after(): pass\n")
     command = [*gpu_proof.pytest(str(tmp_path / "test_some.py")), "--rootdir", str(tmp_path), "-o", "addopts=", "-o",
                "filterwarnings=error"]
-    found = prove("tests", part(Step("t", command, read=gpu_proof.tests_found)), tmp_path / "proof.json", ABOUT,
-                  PATIENCE)["steps"]["t"]
+    found = proved("tests", part(Step("t", command, read=gpu_proof.tests_found)))["steps"]["t"]
     assert found["counts"] == {"PASSED": 2, "FAILED": 2, "SKIPPED": 1}
     assert [name.rpartition("/")[2] for name in found["failed"]] == ["test_some.py::test_wrong[a b]",
                                                                      "test_some.py::test_lost"]
@@ -170,54 +194,46 @@ def test_a_runs_tests_are_told_apart_and_one_that_loses_its_process_hides_no_oth
 
 
 @pytest.mark.slow
-def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(tmp_path, monkeypatch):
-    out, ran = tmp_path / "proof.json", tmp_path / "ran"
+def test_steps_that_have_passed_stay_and_what_took_too_long_comes_last(proved, tmp_path, monkeypatch):
+    log = Log(tmp_path)
 
-    def steps(*endings: str) -> Part:
-        return part(*(Step(name, python(f"open({str(ran)!r}, 'a').write({name!r}); {ending}"))
-                      for name, ending in zip("abcd", endings, strict=True)))
-
-    def names() -> str:
-        said = ran.read_text() if ran.exists() else ""
-        ran.unlink(missing_ok=True)
-        return said
+    def run(*endings: str, about: Any = ABOUT) -> dict[str, Any]:
+        return proved("p", part(*(Step(name, log.says(name, ending))
+                                  for name, ending in zip("abcd", endings, strict=True))), about)
 
     clock = time.monotonic
     # c takes all there is
-    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if ran.exists() and "c" in ran.read_text() else 0))
-    first = prove("p", steps("", "exit(1)", "import time; time.sleep(3600)", ""), out, ABOUT, PATIENCE)
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + (1000 if "c" in log.path.read_text() else 0))
+    first = run("", "exit(1)", "import time; time.sleep(3600)", "")
     monkeypatch.undo()
-    assert names() == "abc"
+    assert log.ran() == "abc"
     assert [first["steps"][name]["passed"] for name in "abcd"] == [True, False, False, False]
-    again = prove("p", steps("exit(1)", "", "", ""), out, ABOUT, PATIENCE)
-    assert names() == "dbc", "a has passed, d never ran"
-    assert again["passed"]
-    assert prove("p", steps("", "", "", ""), out, ABOUT, PATIENCE)["passed"]
-    assert names() == "abcd", "all had passed"
-    prove("p", steps("", "exit(1)", "", ""), out, ABOUT, PATIENCE)
-    names()
-    prove("p", steps("", "", "", ""), out, {**ABOUT, "sources": "t"}, PATIENCE)
-    assert names() == "abcd", "of other sources nothing stays"
+    assert run("exit(1)", "", "", "")["passed"]
+    assert log.ran() == "dbc", "a has passed, d never ran"
+    assert run("", "", "", "")["passed"]
+    assert log.ran() == "abcd", "all had passed"
+    run("", "exit(1)", "", "")
+    log.ran()
+    run("", "", "", "", about={**ABOUT, "sources": "t"})
+    assert log.ran() == "abcd", "of other sources nothing stays"
 
 
-def test_single_steps_can_be_chosen(tmp_path):
-    out, ran = tmp_path / "proof.json", tmp_path / "ran"
+def test_single_steps_can_be_chosen(proved, tmp_path):
+    log = Log(tmp_path)
 
     def chosen(*texts: str) -> Any:
-        ran.write_text("")
-        steps = [Step(name, python(f"open({str(ran)!r}, 'a').write({name[0]!r})"))
-                 for name in ("a one", "b one", "c two")]
-        return prove("p", part(*steps), out, ABOUT, 30, texts)
+        return proved("p", part(*(Step(name, log.says(name[0])) for name in ("a one", "b one", "c two"))),
+                      chosen=texts)
 
     first = chosen("b", "two")
-    assert ran.read_text() == "bc"
+    assert log.ran() == "bc"
     assert first["steps"]["a one"]["left_out"] == "not chosen"
     assert not first["passed"], "what has not been run has not passed"
     assert gpu_proof.state(first, ABOUT) == 1, "it is not finished"
     assert chosen("a")["passed"]
-    assert ran.read_text() == "a", "the others stay as they are"
+    assert log.ran() == "a", "the others stay as they are"
     assert chosen("one")["passed"]
-    assert ran.read_text() == "ab", "what is asked for is run, whether it has passed or not"
+    assert log.ran() == "ab", "what is asked for is run, whether it has passed or not"
 
 
 def test_what_is_ours_is_looked_at_for_races_after_all_has_been_for_memory(tmp_path):
@@ -238,8 +254,8 @@ def test_parts_that_are_needed_most_come_first():
                                      "ladder", "mpi", "sanitizer", "references"]
 
 
-def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
-    out, name = tmp_path / "results" / "proof.json", "bf16 a0.25 32px, compiled"
+def test_the_ladder_goes_on_where_it_stopped(proved, tmp_path, monkeypatch):
+    name = "bf16 a0.25 32px, compiled"
     times = {"minidl": "E3 in_order", "step_ms": {"E3 in_order": {"median": 2}}, "left_out": {},
              "ratios": {"B1 tuned / E3 in_order": {"median": 3}}}
     networks = {"bf16": {"other": {}, "a0.25 32px b32": {
@@ -249,21 +265,16 @@ def test_the_ladder_goes_on_where_it_stopped(tmp_path, monkeypatch):
              f"path.write_text(json.dumps({{'climbs': [*had, len(had)], 'networks': {networks}, 'passed': True}}))")
     monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: [*python(climb), *arguments])
     for climbs in ([0], [0, 1]):
-        step = prove("ladder", gpu_proof.PARTS["ladder"], out, ABOUT, PATIENCE, [name])["steps"][name]
+        step = proved("ladder", gpu_proof.PARTS["ladder"], chosen=[name])["steps"][name]
         assert step["record"] == "ladder.json"
         assert step["passed"]
         assert step["line"] == "B1 tuned 3.00x; E3 in_order 2.00 ms; B3: not here"
-        assert record(out.with_name("ladder.json"))["climbs"] == climbs
+        assert record(tmp_path / "ladder.json")["climbs"] == climbs
     assert step["command"][-7:-1] == ["E1", "E3 in_order", "E3 multi_region", "B2", "B3", "--out"]
 
 
-def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, monkeypatch, capsys):
+def test_without_a_choice_what_has_not_passed_is_run_within_the_time(call, tmp_path, monkeypatch, capsys):
     out, ran, clock = tmp_path / "proof.json", [], [1000.0]
-
-    class Device:
-        @staticmethod
-        def get(name: str) -> None:
-            pass
 
     def shown(name: str, made: Any, out: Path, about: Any, limit: float, chosen: Any) -> Any:
         ran.append((name, limit))
@@ -275,14 +286,13 @@ def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, m
     monkeypatch.setattr(gpu_proof, "prove", shown)
     monkeypatch.setattr(gpu_proof, "PARTS", {name: part(Step(f"{name} step", python(""))) for name in "abcd"})
     monkeypatch.setattr(gpu_proof, "described", lambda device: {})
-    monkeypatch.setattr(gpu_proof.ml, "device", Device)
+    monkeypatch.setattr(gpu_proof.ml.device, "get", lambda name: None)
     monkeypatch.setattr(gpu_proof.signal, "signal", lambda *_: None)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
 
     def main(*arguments: str) -> int:
         ran.clear()
-        monkeypatch.setattr(sys, "argv", ["gpu_proof.py", "--out", str(out), *arguments])
-        return gpu_proof.main()
+        return call(gpu_proof, "--out", out, *arguments)
 
     assert main("--within", "301", "--limit", "240") == 1
     assert [(name, round(limit, 1)) for name, limit in ran] == [("a", 240), ("b", 200.5), ("c", 100.5)]
@@ -301,9 +311,9 @@ def test_without_a_choice_what_has_not_passed_is_run_within_the_time(tmp_path, m
     assert [name for name, _ in ran] == list("abcd")
 
 
-def test_a_benchmark_that_leaves_no_record_has_not_passed(tmp_path, monkeypatch):
+def test_a_benchmark_that_leaves_no_record_has_not_passed(proved, monkeypatch):
     monkeypatch.setattr(gpu_proof, "bench", lambda script, *arguments: python(""))
-    assert not prove("launch", gpu_proof.PARTS["launch"], tmp_path / "proof.json", ABOUT, PATIENCE)["passed"]
+    assert not proved("launch", gpu_proof.PARTS["launch"])["passed"]
 
 
 @pytest.mark.parametrize(("digests", "right"), [("aaaaabbbbb", True), ("aaaacbbbbb", False), ("aaaaabbbb-", False)])
@@ -409,19 +419,30 @@ def test_a_record_that_cannot_be_written_stops_no_section(tmp_path, monkeypatch,
                                         "device")
 
 
-def test_a_call_without_what_the_libraries_need_runs_and_says_so(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def no_gpu(monkeypatch):
+    """No GPU is found, for want of a library."""
     def missing(name: str) -> Any:
         raise ml.DeviceError("cuda needs nvmath-python")
 
-    out = tmp_path / "proof.json"
-    monkeypatch.setattr(gpu_proof.ml.device, "get", missing)
+    monkeypatch.setattr(devices, "get", missing)
     monkeypatch.setattr(gpu_proof.signal, "signal", lambda *_: None)
+
+
+def test_a_call_without_what_the_libraries_need_runs_and_says_so(no_gpu, call, tmp_path, monkeypatch, capsys):
+    out = tmp_path / "proof.json"
     monkeypatch.setattr(gpu_proof, "PARTS", {"smoke": part(Step("a", python("")))})
     monkeypatch.setattr(gpu_proof, "CALLS", {"A": (Section("smoke", PATIENCE),)})
-    monkeypatch.setattr(sys, "argv", ["gpu_proof.py", "--call", "A", "--out", str(out)])
-    assert gpu_proof.main() == 0
+    assert call(gpu_proof, "--call", "A", "--out", out) == 0
     assert capsys.readouterr().err.splitlines()[0] == "gpu_proof: cuda needs nvmath-python"
     assert record(out)["parts"]["smoke"]["machine"]["missing"] == "cuda needs nvmath-python"
+
+
+@pytest.mark.parametrize("name", ["gpu_proof", "ladder", "host_copies", "kernel_table", "nccl_alone"])
+def test_without_a_gpu_a_benchmark_says_so_in_one_line(no_gpu, call, tmp_path, capsys, name):
+    assert call(importlib.import_module(name), "--out", tmp_path / "record.json") == 2
+    assert capsys.readouterr().err == f"{name}: cuda needs nvmath-python\n"
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.wide
@@ -445,6 +466,11 @@ def test_a_ladder_that_is_ended_ends_its_run(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------------------- a bare machine
+def with_wheels(root: Path) -> None:
+    (root / ".wheels").mkdir()
+    (root / ".wheels" / "mpich-5.whl").touch()
+
+
 @pytest.fixture
 def bare(tmp_path):
     """`bare(stage, ...)` runs the script in a copy of its folder where every program that it starts only says so."""
@@ -495,9 +521,9 @@ def test_a_bare_machine_is_set_up_once_and_runs_a_stage(bare, tmp_path):
 def test_a_stage_continues_the_records_of_an_emptied_output_and_of_an_earlier_machine(bare, tmp_path):
     """A machine may empty the output before every command, and a fresh one has only the files that are carried."""
     run, root = bare
-    for folder, name, text in ((".wheels", "mpich-5.whl", ""), (".gpu", "ladder.json", "of an earlier machine")):
-        (root / folder).mkdir()
-        (root / folder / name).write_text(text)
+    with_wheels(root)
+    (root / ".gpu").mkdir()
+    (root / ".gpu" / "ladder.json").write_text("of an earlier machine")
     out, site = tmp_path / "out", tmp_path / "site"
     work = site / "work"
     assert run("ladder")[0] == 0
@@ -524,8 +550,7 @@ def test_a_stage_continues_the_records_of_an_emptied_output_and_of_an_earlier_ma
 
 def test_an_output_that_cannot_be_written_stops_nothing(bare, tmp_path):
     run, root = bare
-    (root / ".wheels").mkdir()
-    (root / ".wheels" / "mpich-5.whl").touch()
+    with_wheels(root)
     out, work = tmp_path / "out", tmp_path / "site" / "work"
     why = f"gpu_machine: not all records could be copied to {out}; they are in {work}\n"
     out.write_text("no folder can be made here")
@@ -595,10 +620,7 @@ def test_a_killed_call_leaves_its_records_and_the_next_goes_on_whatever_its_sect
         until(lambda: kept.exists() and "left_out" not in record(kept)["parts"]["some"]["steps"]["waits"],
               "five sections have begun")
     finally:
-        for process in Path("/proc").glob("[0-9]*"):
-            with suppress(OSError):
-                if os.getsid(int(process.name)) == killed.pid:
-                    os.kill(int(process.name), signal.SIGKILL)
+        kill_session(killed.pid)
     killed.communicate(timeout=PATIENCE)
     first = record(kept)["parts"]["some"]["steps"]
     assert {name: step.get("exit") for name, step in first.items()} == {
@@ -626,8 +648,7 @@ def test_a_call_ends_at_its_limit_also_if_the_driver_holds_it(faulty, tmp_path):
 
 def test_every_part_and_call_of_the_proof_is_a_stage(bare):
     run, root = bare
-    (root / ".wheels").mkdir()
-    (root / ".wheels" / "mpich-5.whl").touch()
+    with_wheels(root)
     for name in (*gpu_proof.PARTS, *gpu_proof.CALLS):
         assert run(name)[0] == 0, name
     code, called, errors = run("nothing")
@@ -641,18 +662,3 @@ def test_a_machine_without_git_has_a_record(monkeypatch, tmp_path):
     found = common.machine()
     assert found["commit"] is None
     assert found["sources"] == common.sources(*common.PACKAGE)
-
-
-@pytest.mark.may_skip
-def test_without_a_gpu_it_says_so_in_one_line(tmp_path):
-    try:
-        ml.device.get("cuda")
-    except ml.DeviceError:
-        done = subprocess.run([sys.executable, str(BENCH / "gpu_proof.py"), "--out", str(tmp_path / "proof.json")],
-                              capture_output=True, text=True, timeout=PATIENCE, env=dict(os.environ))
-        assert done.returncode == 2
-        assert done.stderr.startswith("gpu_proof: ")
-        assert len(done.stderr.splitlines()) == 1
-        assert not list(tmp_path.iterdir())
-    else:
-        pytest.skip("there is a GPU here")

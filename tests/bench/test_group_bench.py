@@ -1,13 +1,9 @@
 """The benchmark of groups: its arms run in turn, and the table has a row for each but the first."""
 
-import sys
-
-from helpers import ROOT, deadline
-
-sys.path.insert(0, str(ROOT / "bench"))
 
 import group
 import tables
+from helpers import ROOT, deadline
 
 
 def test_a_short_record(monkeypatch):

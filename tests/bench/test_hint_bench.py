@@ -1,15 +1,11 @@
 """The report on hints: tasks that wait take about as long as simulated, and the table has a row for each arm."""
 
-import sys
-
-from helpers import ROOT, deadline
-
-from minidl.runtime.bound import Bound
-
-sys.path.insert(0, str(ROOT / "bench"))
 
 import hint
 import tables
+from helpers import deadline
+
+from minidl.runtime.bound import Bound
 
 
 def test_a_short_record(monkeypatch):

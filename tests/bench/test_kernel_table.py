@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import cuda_runtime
+import kernel_table
 import numpy as np
 import pytest
-from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import kernel_table
 from kernel_table import Case
 
 from minidl.kernels import KERNELS

@@ -14,16 +14,14 @@ import cuda_machine
 import cuda_runtime
 import numpy as np
 import pytest
-from helpers import PATIENCE, ROOT, need
+from helpers import BENCH, PATIENCE, need
 
-BENCH = ROOT / "bench"
 LIBRARIES = ("CuPy", "cuBLAS", "numba", "torch", "JAX", "Triton", "cuda.core", "connections")
-sys.path.insert(0, str(BENCH))
 
-import launch_overhead  # noqa: E402
-import launches  # noqa: E402
-import launches_cpu  # noqa: E402
-import launches_cuda  # noqa: E402
+import launch_overhead
+import launches
+import launches_cpu
+import launches_cuda
 
 
 def run(*arguments):

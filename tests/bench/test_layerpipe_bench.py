@@ -5,18 +5,15 @@ import subprocess
 import sys
 
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import BENCH, PATIENCE
+from layerpipe import Layers, bytes_moved, compare
 
 from minidl.core.graph import GraphBuilder, Role
 from minidl.core.tasks import Kind
 from minidl.pricing.cost import CostModel
 from minidl.schedulers.partition import METHODS, PartitionError, assign
 
-sys.path.insert(0, str(ROOT / "bench"))
-
-from layerpipe import Layers, bytes_moved, compare
-
-BENCH = ROOT / "bench" / "layerpipe.py"
+BENCH = BENCH / "layerpipe.py"
 
 
 def run(*arguments):

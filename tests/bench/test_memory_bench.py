@@ -1,15 +1,11 @@
 """The benchmark of memory for time: the layers that it keeps, and that its checkpointed twin learns the same."""
 
 import re
-import sys
-
-import numpy as np
-import pytest
-from helpers import ROOT, torch_or_skip
-
-sys.path.insert(0, str(ROOT / "bench"))
 
 import memory
+import numpy as np
+import pytest
+from helpers import torch_or_skip
 
 import minidl as ml
 from minidl.core.tasks import Kind

@@ -1,15 +1,10 @@
 """The report on messages: its record has every row, and what is counted agrees with the passes."""
 
-import json
-import sys
-
-from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
 
 import messages
+from helpers import results
 
-RECORD = json.loads((ROOT / "bench" / "results" / "messages.json").read_text())
+RECORD = results("messages")
 
 
 def test_the_record_has_every_row_and_nothing_got_worse():

@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from types import SimpleNamespace
 
+import nccl_alone
 import numpy as np
 import pytest
-from helpers import ROOT
 from test_cuda_distributed import Nccl, made
 
 from minidl.runtime.comm import nccl
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import nccl_alone
 
 
 @pytest.fixture

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections import Counter
 
-import pytest
-from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
 import nodes
+import pytest
+from helpers import results
 
-RECORD = json.loads((ROOT / "bench" / "results" / "nodes.json").read_text())["networks"]
+RECORD = results("nodes")["networks"]
 
 
 @pytest.mark.parametrize("label", nodes.NETWORKS)

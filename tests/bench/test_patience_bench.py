@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
-from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
 import patience
 
 

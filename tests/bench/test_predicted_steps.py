@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import sys
 
+import predicted_steps as bench
 import pytest
-from helpers import ROOT
+import tables
 
 from minidl.cli.parser import parse
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import predicted_steps as bench
-import tables
 
 
 @pytest.mark.parametrize("kind", bench.KINDS)

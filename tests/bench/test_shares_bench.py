@@ -7,13 +7,10 @@ import sys
 
 import cuda_runtime
 import pytest
-from helpers import ROOT
-
-from minidl.devices.cuda import device as devices
-
-sys.path.append(str(ROOT / "bench"))
 import shares
 from ladder_cases import Case
+
+from minidl.devices.cuda import device as devices
 
 TINY = {"mlp": Case("mlp", {"hidden": 16}, 8)}
 

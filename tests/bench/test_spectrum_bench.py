@@ -1,15 +1,10 @@
 """The report on approximate backward passes: a run's record has what its table shows."""
 
-import json
 import re
-import sys
 
 import numpy as np
-from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
 import spectrum
+from helpers import results
 
 
 def test_a_run_with_rounded_gradients():
@@ -28,7 +23,7 @@ EXPLAINED = {"PARTIME, one new sample a tick, 1 stage", "PARTIME, a fresh batch 
 
 
 def test_recorded_accuracies_are_near_the_expected_ones():
-    record = json.loads((ROOT / "bench" / "results" / "spectrum.json").read_text())
+    record = results("spectrum")
     far, seen = set(), 0
     for arms in record["methods"].values():
         for name, arm in arms.items():

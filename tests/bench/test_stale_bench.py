@@ -1,15 +1,11 @@
 """The report on stale training: staleness has closed forms, and a run's record has what its table shows."""
 
-import sys
 
 import pytest
-from helpers import ROOT, deadline
+import stale
+from helpers import deadline
 
 from minidl.training.job import Job
-
-sys.path.insert(0, str(ROOT / "bench"))
-
-import stale
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

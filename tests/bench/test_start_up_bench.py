@@ -6,14 +6,14 @@ import subprocess
 import sys
 
 import pytest
-from helpers import PATIENCE, ROOT
+from helpers import BENCH, PATIENCE
 from launcher import under_mpi
 
 
 @pytest.mark.slow
 @under_mpi
 def test_it_times_ranks_beside_one_process() -> None:
-    done = subprocess.run([sys.executable, str(ROOT / "bench" / "start_up.py"), "--ranks", "2", "--runs", "1"],
+    done = subprocess.run([sys.executable, str(BENCH / "start_up.py"), "--ranks", "2", "--runs", "1"],
                           capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
     one, two = done.stdout.splitlines()

@@ -4,14 +4,11 @@ record becomes rows."""
 import json
 import sys
 
-import pytest
-from helpers import ROOT, deadline, need
-
-sys.path.insert(0, str(ROOT / "bench"))
-
 import floors
+import pytest
 import strongest
 import tables
+from helpers import deadline, need
 from strongest_networks import NETWORKS
 
 QUICK = "MLP 16 x 64, batch 8", "MLP 4 x 512 with norms, batch 64"

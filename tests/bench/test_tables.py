@@ -8,19 +8,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import ladder_record
+import learning
+import plots
 import pytest
-from helpers import ROOT, need
+import tables
+from helpers import need
 from test_ladder import network
 
 from minidl.cli import main
-
-BENCH = ROOT / "bench"
-sys.path.insert(0, str(BENCH))
-
-import ladder_record  # noqa: E402
-import learning  # noqa: E402
-import plots  # noqa: E402
-import tables  # noqa: E402
 
 MACHINE = {"cpu": "a CPU", "cores": 2, "commit": "c0ffee1", "sources": "5ca1ab1e", "date": "2026-01-01",
            "gpu": {"name": "a GPU"}}

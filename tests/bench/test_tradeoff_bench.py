@@ -6,18 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import ROOT
-
-sys.path.insert(0, str(ROOT / "bench"))
-
 import tradeoff
+from helpers import results
 
 from minidl import data
 from minidl.core.tasks import parse_task
 from minidl.data.text import pydoc_text
 from minidl.runtime.version_log import VersionRead
 
-RECORD = json.loads((ROOT / "bench" / "results" / "tradeoff.json").read_text())
+RECORD = results("tradeoff")
 
 
 def test_lateness_of_a_log_by_hand():

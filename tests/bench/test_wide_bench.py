@@ -1,14 +1,10 @@
 """The benchmark of wide tasks: gains by the number of cores, and networks beside torch."""
 
-import sys
 
 import numpy as np
 import pytest
-from helpers import ROOT, torch_or_skip
-
-sys.path.insert(0, str(ROOT / "bench"))
-
 import wide
+from helpers import torch_or_skip
 
 from minidl import models
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import resource
 import signal
@@ -35,6 +36,7 @@ from minidl.runtime.comm.loopback import run_ranks
 
 #: the clone
 ROOT = Path(__file__).resolve().parents[2]
+BENCH = ROOT / "bench"
 #: PYTHONPATH of a process that imports helpers and tests, as pytest does
 IMPORTABLE = os.pathsep.join(
     str(ROOT / folder)
@@ -60,6 +62,11 @@ def need(name: str) -> Any:
 
 def torch_or_skip() -> Any:
     return need("torch")
+
+
+def results(name: str) -> Any:
+    """A record of bench/results."""
+    return json.loads((BENCH / "results" / f"{name}.json").read_text())
 
 
 def drawn(count: int) -> int:
