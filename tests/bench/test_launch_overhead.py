@@ -12,16 +12,15 @@ from time import perf_counter
 
 import cuda_machine
 import cuda_runtime
+import launch_overhead
+import launches
+import launches_cpu
+import launches_cuda
 import numpy as np
 import pytest
 from helpers import BENCH, PATIENCE, need
 
 LIBRARIES = ("CuPy", "cuBLAS", "numba", "torch", "JAX", "Triton", "cuda.core", "connections")
-
-import launch_overhead
-import launches
-import launches_cpu
-import launches_cuda
 
 
 def run(*arguments):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cuda_on_gpu import run_kernel_on
+from forms import outputs, reference
 from helpers import PATIENCE
 from reference_calls import calls
 from test_cuda_offload import WHATS, trained
@@ -42,7 +43,7 @@ from test_mixed_precision import (  # noqa: F401
     test_norms_keep_their_statistics_in_float32,
     test_overflow_skips_the_step_and_shrinks_the_scale,
 )
-from test_references import OURS, outputs
+from test_references import OURS
 
 import minidl as ml
 from minidl import schedulers
@@ -222,16 +223,16 @@ def test_the_cpu_and_the_gpu_agree(device):
 @pytest.mark.parametrize("name", OURS)
 def test_references_give_over_cupy_what_they_give_over_numpy(device, name, dtype):
     """To the rounding of what is read, since sums of it may cancel, or to ten times the error that NumPy has itself."""
-    there, reference = device(), KERNELS[name].reference
+    there = device()
     for reads, constants in calls()[name]:
         given, wide = ([r.astype(t) if r.dtype == "float32" else r for r in reads] for t in (dtype, "float64"))
         xp = there.driver.cupy
         with there.driver.device, there.main.raw, np.errstate(all="ignore"):
-            found = [v.get() for v in outputs(reference(xp, *map(xp.asarray, given), **constants))]
-            own, wanted = (outputs(reference(np, *arrays, **constants)) for arrays in (given, wide))
+            found = [v.get() for v in outputs(KERNELS[name].reference(xp, *map(xp.asarray, given), **constants))]
+            own, wanted = (reference(name, arrays, **constants) for arrays in (given, wide))
         largest = max((float(np.abs(r[np.isfinite(r)]).max(initial=0)) for r in given if r.dtype.kind == "f"),
                       default=0.0)
-        for f, o, w in zip(found, map(np.asarray, own), map(np.asarray, wanted), strict=True):
+        for f, o, w in zip(found, own, wanted, strict=True):
             assert (f.dtype, f.shape) == (o.dtype, o.shape)
             if f.dtype.kind != "f":
                 np.testing.assert_array_equal(f, o)

@@ -152,6 +152,21 @@ def mask_examples(n, m):
     yield Example("sum", (whole,), (np.zeros((n, 1), np.int64),), {"axes": (1,)})
 
 
+def strided(reads):
+    """The same numbers, elsewhere in memory."""
+    return [np.asfortranarray(r) if r.ndim > 1 else np.repeat(r, 2)[::2] if r.ndim == 1 else r for r in reads]
+
+
+def in_place(example, dtype):
+    """What is read, and the arrays of it that are written to: gradients are added onto one of the two, parameters and
+    states are updated where they lie."""
+    for start in range(2 if example.kernel == "add" else 1):
+        reads, writes = arrays(example, dtype)
+        onto = [reads[p] for p in IN_PLACE[example.kernel] if p < len(reads)][start:][: len(writes)]
+        if all(r.shape == w.shape for r, w in zip(onto, writes, strict=True)):
+            yield reads, onto
+
+
 def arrays(example, dtype):
     """What is read, and what is to be written: full of NaN, so that every element must be."""
     def one(i, x):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 import pytest
+from forms import bound, on_cpu, reference
 from helpers import bytes_allocated
-from kernel_examples import IN_PLACE, STRIDED, arrays, examples
+from kernel_examples import IN_PLACE, STRIDED, arrays, examples, in_place, strided
 from numba.core.registry import cpu_target
 
 import minidl as ml
@@ -14,28 +15,14 @@ from minidl.kernels import KERNELS, Kernel, KernelError, kernel
 from minidl.kernels.registry import jitted, wide
 
 
-def bound(example, reads, writes):
-    kernel = KERNELS[example.kernel]
-    specs = kernel.work(reads, writes, **example.constants) if kernel.work else ()
-    work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 1, t) for shape, t in specs]
-    return kernel.bind(reads, writes, work, example.constants)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("example", [e for e in examples() if e.kernel in IN_PLACE
                                      and len({str(r) for r in e.reads[:2]}) < 3], ids=str)
 def test_updates_may_be_in_place(example, dtype):
-    """Gradients are added onto one of the two, parameters and states are updated where they lie."""
-    for start in range(2 if example.kernel == "add" else 1):
-        reads, writes = arrays(example, dtype)
-        bound_to = [p for p in IN_PLACE[example.kernel] if p < len(reads)][start:][: len(writes)]
-        if any(reads[p].shape != w.shape for p, w in zip(bound_to, writes, strict=True)):
-            continue
-        expected = KERNELS[example.kernel].reference(np, *[r.copy() for r in reads], **example.constants)
-        for thunk in bound(example, reads, [reads[p] for p in bound_to]):
-            thunk()
-        for p, e in zip(bound_to, expected if isinstance(expected, tuple) else (expected,), strict=True):
-            np.testing.assert_allclose(reads[p], e, rtol=3e-6 if dtype == "float32" else 1e-13,
+    for reads, writes in in_place(example, dtype):
+        expected = reference(example.kernel, [r.copy() for r in reads], **example.constants)
+        for y, e in zip(on_cpu(example.kernel, reads, writes, **example.constants), expected, strict=True):
+            np.testing.assert_allclose(y, e, rtol=3e-6 if dtype == "float32" else 1e-13,
                                        atol=1e-7 if dtype == "float32" else 0)
 
 
@@ -55,7 +42,7 @@ def test_slopes_behind_a_product_are_bit_identical_to_slopes_apart(dtype):
 def test_calls_make_no_array(example):
     """Arrays here have 480 kB; NumPy itself goes through broadcast operands in pieces of 8192 elements."""
     reads, writes = arrays(example, "float32")
-    thunks = bound(example, reads, writes)
+    thunks = bound(example.kernel, reads, writes, **example.constants)
 
     def run():
         with np.errstate(all="ignore"):
@@ -65,42 +52,31 @@ def test_calls_make_no_array(example):
     assert bytes_allocated(run) < 150_000
 
 
-
-
 @pytest.mark.parametrize("example", [e for e in examples() if e.kernel in STRIDED], ids=str)
 def test_strided_operands(example):
     """These kernels are handed views as they are."""
     reads, writes = arrays(example, "float64")
-    strided = [np.asfortranarray(r) if r.ndim > 1 else np.repeat(r, 2)[::2] if r.ndim == 1 else r for r in reads]
-    expected = KERNELS[example.kernel].reference(np, *reads, **example.constants)
-    for thunk in bound(example, strided, writes):
-        thunk()
-    for y, e in zip(writes, expected if isinstance(expected, tuple) else (expected,), strict=True):
+    on_cpu(example.kernel, strided(reads), writes, **example.constants)
+    for y, e in zip(writes, reference(example.kernel, reads, **example.constants), strict=True):
         np.testing.assert_allclose(y, np.broadcast_to(e, y.shape), rtol=1e-13, atol=1e-13)
 
 
 @pytest.mark.parametrize("name", ["softmax", "softmax_grad", "log_softmax", "log_softmax_grad"])
 @pytest.mark.parametrize("shape", [(3, 0), (0, 3), (2, 0, 0)])
 def test_softmax_of_nothing_does_nothing(name, shape):
-    kernel, count = KERNELS[name], 2 if name.endswith("grad") else 1
-    reads, y = [np.ones(shape)] * count, np.ones(shape)
-    for thunk in kernel.bind(reads, [y], [np.empty(s, d) for s, d in kernel.work(reads, [y])], {}):
-        thunk()
+    on_cpu(name, [np.ones(shape)] * (2 if name.endswith("grad") else 1), [np.ones(shape)])
 
 
 def test_dropout_depends_on_the_sample_and_not_on_the_batch():
-    x = np.ones((8, 6))
-    constants = {"rate": 0.5, "seed": 3, "draw": 1}
-    whole = KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0, **constants)
-    half = KERNELS["dropout"].reference(np, x[5:], np.array([4], np.uint64), sample=5, **constants)
-    assert np.array_equal(whole[5:], half)
-    for change in ({"seed": 4}, {"draw": 2}, {"seed": 3 + (1 << 32)}):
-        assert not np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([4], np.uint64), sample=0,
-                                                                      **{**constants, **change}))
-    assert not np.array_equal(whole,
-                              KERNELS["dropout"].reference(np, x, np.array([5], np.uint64), sample=0, **constants))
-    assert np.array_equal(whole, KERNELS["dropout"].reference(np, x, np.array([2**64 - 1], np.uint64), sample=0,
-                                                              **{**constants, "draw": 6}))
+    def dropped(samples=8, step=4, **more):
+        constants = {"rate": 0.5, "seed": 3, "draw": 1, "sample": 0, **more}
+        return reference("dropout", [np.ones((samples, 6)), np.array([step], np.uint64)], **constants)[0]
+
+    whole = dropped()
+    assert np.array_equal(whole[5:], dropped(3, sample=5))
+    for change in ({"seed": 4}, {"draw": 2}, {"seed": 3 + (1 << 32)}, {"step": 5}):
+        assert not np.array_equal(whole, dropped(**change)), change
+    assert np.array_equal(whole, dropped(step=2**64 - 1, draw=6))
 
 
 def test_philox_is_philox():

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
+from forms import blank, bound, outputs, reference
 from helpers import need
 from reference_calls import calls
 
@@ -27,10 +27,6 @@ def stand_in(monkeypatch):
     return cupy_stand_in
 
 
-def outputs(found: Any) -> tuple[Any, ...]:
-    return found if isinstance(found, tuple) else (found,)
-
-
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("float64", marks=pytest.mark.wide)])
 def test_the_cpu_form_of_every_kernel_is_its_reference(dtype: str) -> None:
     """Every element is written, reads stay as they are, and what is bound can be called again."""
@@ -41,12 +37,9 @@ def test_the_cpu_form_of_every_kernel_is_its_reference(dtype: str) -> None:
             given = [r.astype(dtype) if r.dtype == np.float32 else r for r in reads]
             before = [r.copy() for r in given]
             with np.errstate(all="ignore"):
-                wanted = [np.asarray(v) for v in outputs(KERNELS[name].reference(np, *given, **constants))]
-                found = [np.full(v.shape, np.nan if v.dtype.kind == "f" else 1, v.dtype) for v in wanted]
-                specs = KERNELS[name].work(given, found, **constants) if KERNELS[name].work else ()
-                work = [np.full(shape, np.nan if np.dtype(t).kind == "f" else 1, t) for shape, t in specs]
-                thunks = KERNELS[name].bind(given, found, work, constants)
-                for thunk in thunks * 2:
+                wanted = reference(name, given, **constants)
+                found = blank(wanted)
+                for thunk in bound(name, given, found, **constants) * 2:
                     thunk()
             for y, e in zip(found, wanted, strict=True):
                 scale = np.abs(e, where=np.isfinite(e), out=np.ones(e.shape)).max(initial=1)
@@ -59,12 +52,12 @@ def test_the_cpu_form_of_every_kernel_is_its_reference(dtype: str) -> None:
 def test_references_need_nothing_that_cupy_has_not(name, stand_in):
     for reads, constants in calls()[name]:
         with np.errstate(all="ignore"):
-            wanted = outputs(KERNELS[name].reference(np, *reads, **constants))
+            wanted = reference(name, reads, **constants)
             found = outputs(KERNELS[name].reference(stand_in.xp, *map(stand_in.Array, reads), **constants))
         assert len(found) == len(wanted)
         for f, w in zip(found, wanted, strict=True):
             assert isinstance(f, stand_in.Array), "not an array of the device"
-            assert f.dtype == np.asarray(w).dtype
+            assert f.dtype == w.dtype
             np.testing.assert_array_equal(f.values, w)
 
 

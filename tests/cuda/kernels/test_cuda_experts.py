@@ -8,13 +8,13 @@ from typing import Any
 import cuda_runtime
 import numpy as np
 import pytest
-from cuda_on_cpu import run_kernel
+from cuda_agree import near, written
+from forms import blank, exact
 
 import minidl as ml
 from minidl import models, nn, optim
 from minidl.autograd.tape import Tape, use
 from minidl.devices.cuda import device as devices
-from minidl.kernels import KERNELS
 from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 RTOL = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-13}
@@ -22,20 +22,10 @@ RTOL = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-13}
 
 def check(name: str, dtype: str, *reads: Any, **constants: Any) -> list[Any]:
     """The reference's numbers, and the same bits in another order of threads. Returns what the reference makes."""
-    wide = [np.asarray(r, "float64") if r.dtype.kind == "f" else r for r in reads]
-    wanted = KERNELS[name].reference(np, *wide, **constants)
-    wanted = [np.ascontiguousarray(w) for w in (wanted if isinstance(wanted, tuple) else (wanted,))]
-    found: list[bytes] = []
-    for seed in (0, 3):
-        writes = [np.full(w.shape, np.nan, dtype) if w.dtype.kind == "f" else np.full(w.shape, 77) for w in wanted]
-        run_kernel(name, [r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], writes, seed, constants)
-        found.append(b"".join(w.tobytes() for w in writes))
-    assert len(set(found)) == 1
-    for y, e in zip(writes, wanted, strict=True):
-        if e.dtype.kind == "f":
-            np.testing.assert_allclose(y, e, rtol=0, atol=RTOL[dtype] * np.abs(e).max(initial=1), err_msg=name)
-        else:
-            np.testing.assert_array_equal(y, e, err_msg=name)
+    wanted = [np.ascontiguousarray(w) for w in exact(name, reads, **constants)]
+    found, _ = written(name, [r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], blank(wanted, dtype),
+                       **constants)
+    near(found, wanted, RTOL[dtype])
     return wanted
 
 

@@ -8,9 +8,9 @@ import math
 
 import numpy as np
 import pytest
-from cuda_agree import on_cpu
 from cuda_on_cpu import not_finite, run, run_kernel
 from cuda_sanitizers import SANITIZERS, record, replay
+from forms import on_cpu, reference
 from helpers import bits
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,11 +60,6 @@ def single(name, constants, own_arrays, common):
     """Arrays in the order of the kernel for one parameter."""
     p, g, *states = own_arrays
     return [p, g, common[0], *states, *common[1:]] if name == "sgd" else [*own_arrays, *common]
-
-
-def reference(name, reads, **constants):
-    found = KERNELS[name].reference(np, *reads, **constants)
-    return found if isinstance(found, tuple) else (found,)
 
 
 def close(found, expected, dtype):

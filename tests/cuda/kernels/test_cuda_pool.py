@@ -6,32 +6,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_agree import on_cpu
+from cuda_agree import written
 from cuda_on_cpu import run_kernel
+from forms import blank, exact, on_cpu, reference
 from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-from minidl.kernels import KERNELS
 
 ROUNDING = {"float16": 1e-3, "float32": 2e-7, "float64": 1e-15}  # of one operation, and a few more
 
 
 def like_the_reference(name: str, reads: list[Any], dtype: str, **constants: Any) -> list[Any]:
     """Runs the CUDA form with two orders of threads: the same bits, and the reference's values. Returns these."""
-    expected = KERNELS[name].reference(np, *[r.astype(np.float64) if r.dtype.kind == "f" else r for r in reads],
-                                       **constants)
-    expected = list(expected) if isinstance(expected, tuple) else [expected]
-    found = []
-    for seed in (0, 12345):
-        writes = [np.full(e.shape, np.nan, dtype) if e.dtype.kind == "f"
-                  else np.full(e.shape, -99, e.dtype) for e in expected]
-        run_kernel(name, reads, writes, seed=seed, **constants)
-        found.append(writes)
-    for a, b, e in zip(*found, expected, strict=True):
-        np.testing.assert_array_equal(a, b)
-        np.testing.assert_allclose(a, e, rtol=4 * ROUNDING[dtype], atol=4 * ROUNDING[dtype])
-    return found[0]
+    expected = exact(name, reads, **constants)
+    found, _ = written(name, reads, blank(expected, dtype), **constants)
+    for y, e in zip(found, expected, strict=True):
+        np.testing.assert_allclose(y, e, rtol=4 * ROUNDING[dtype], atol=4 * ROUNDING[dtype])
+    return found
 
 
 @st.composite
@@ -92,15 +83,12 @@ def test_a_window_of_minus_infinity_has_its_maximum_inside_the_image(form: str) 
     x, geometry = np.full((1, 3, 3, 1), -np.inf), {"window": (3, 3), "stride": (2, 2), "padding": (1, 1)}
     y, tap, dx = np.empty((1, 2, 2, 1)), np.empty((1, 2, 2, 1), np.int32), np.empty_like(x)
     dy = np.array([1.0, 2.0, 3.0, 4.0]).reshape(y.shape)
-    for name, reads, writes, constants in (("max_pool2d", [x], [y, tap], geometry),
-                                           ("max_pool2d_grad", [tap, dy], [dx], {"size": (3, 3), **geometry})):
-        if form == "reference":
-            found = KERNELS[name].reference(np, *reads, **constants)
-            for w, f in zip(writes, found if isinstance(found, tuple) else (found,), strict=True):
-                w[...] = f
-        elif form == "cpu":
-            on_cpu(name, reads, writes, **constants)
-        else:
-            run_kernel(name, reads, writes, **constants)
+    if form == "reference":
+        y, tap = reference("max_pool2d", [x], **geometry)
+        (dx,) = reference("max_pool2d_grad", [tap, dy], size=(3, 3), **geometry)
+    else:
+        run = on_cpu if form == "cpu" else run_kernel
+        run("max_pool2d", [x], [y, tap], **geometry)
+        run("max_pool2d_grad", [tap, dy], [dx], size=(3, 3), **geometry)
     assert tap.ravel().tolist() == [4, 3, 1, 0]
     assert dx[0, :, :, 0].tolist() == [[1, 2, 0], [3, 4, 0], [0, 0, 0]]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cuda_agree import agree, draw, on_cpu
+from cuda_agree import agree, draw
 from cuda_on_cpu import run_kernel
+from forms import on_cpu
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])

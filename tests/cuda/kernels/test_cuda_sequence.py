@@ -6,9 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+from cuda_agree import near, written
 from cuda_on_cpu import run_kernel
+from forms import blank, exact, reference
 
-from minidl.kernels import KERNELS, cuda
+from minidl.kernels import cuda
 
 RTOL = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-13}
 
@@ -29,23 +31,13 @@ def heads(a):
     return wide.transpose(2, 0, 3, 1, 4)[1]
 
 
-def check(name, reads, shapes, dtype, forms=(), **constants):
+def check(name, reads, dtype, forms=(), **constants):
     """In each form of the operands the reference's numbers; with another order of threads the same bits."""
-    expected = KERNELS[name].reference(np,
-                                       *(r.astype("float64") if r.dtype.kind == "f" else r for r in reads), **constants)
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    all_calls = []
-    for i, given in enumerate(([r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], *forms)):
-        found = []
-        for seed in (i, 3)[: 1 if i else 2]:
-            writes = [np.full(s, np.nan, dtype) for s in shapes]
-            all_calls.append(run_kernel(name, given, writes, seed, constants))
-            found.append(b"".join(w.tobytes() for w in writes))
-        for y, e in zip(writes, expected, strict=True):
-            assert y.shape == e.shape
-            scale = np.abs(e).max(initial=0) or 1
-            np.testing.assert_allclose(y.astype("float64") / scale, e / scale, rtol=0, atol=RTOL[dtype])
-        assert len(set(found)) == 1
+    expected, all_calls = exact(name, reads, **constants), []
+    for given in ([r.astype(dtype) if r.dtype.kind == "f" else r for r in reads], *forms):
+        found, calls = written(name, given, blank(expected, dtype), **constants)
+        near(found, expected, RTOL[dtype])
+        all_calls.append(calls)
     return all_calls
 
 
@@ -63,18 +55,17 @@ def test_attention(shape, seen, dtype):
     q, k, v, dy = (numbers(x, i) for i, x in enumerate([(n, h, t, d), (n, h, s, d), (n, h, s, e), (n, h, t, e)]))
     keep = np.random.default_rng(3).integers(0, 3, (n, s))
     keep[0] = np.arange(s) > s // 2  # causal queries of the first half see nothing
-    writes = [(n, h, t, e), (n, h, t, s)]
     given = [a.astype(dtype) for a in (q, k, v)]
     strided = [heads(a) for a in given]
     constants = {"scale": 0.5, **seen}
-    plain = check("attention", [q, k, v], writes, dtype, [strided, [transposed(a) for a in given]], **constants)
-    check("attention", [q, k, v, keep], writes, dtype, [[*strided, transposed(keep)], [*given, keep != 0]], **constants)
-    _, p = KERNELS["attention"].reference(np, q, k, v, keep, **constants)
-    back = check("attention_grad", [q, k, v, p, dy], [q.shape, k.shape, v.shape], dtype,
-                 [[*strided, p.astype(dtype), heads(dy.astype(dtype))]], scale=0.5)
+    plain = check("attention", [q, k, v], dtype, [strided, [transposed(a) for a in given]], **constants)
+    check("attention", [q, k, v, keep], dtype, [[*strided, transposed(keep)], [*given, keep != 0]], **constants)
+    _, p = reference("attention", [q, k, v, keep], **constants)
+    back = check("attention_grad", [q, k, v, p, dy], dtype, [[*strided, p.astype(dtype), heads(dy.astype(dtype))]],
+                 scale=0.5)
     if t and n > 1 and h > 1:
-        assert [len(calls) for calls in plain] == [3, 3, 4, 4]  # one launch copies all that products cannot take
-        assert [len(calls) for calls in back] == [5, 5, 6]
+        assert [len(calls) for calls in plain] == [3, 4, 4]  # one launch copies all that products cannot take
+        assert [len(calls) for calls in back] == [5, 6]
     assert all(isinstance(c, cuda.Product | cuda.Grid) for calls in plain for c in calls)
 
 
@@ -86,13 +77,13 @@ def test_attention_with_dropout(shape, dtype):
     q, k, v, dy = (numbers(x, i) for i, x in enumerate([(n, h, t, d), (n, h, s, d), (n, h, s, e), (n, h, t, e)]))
     keep, counter = np.random.default_rng(3).integers(0, 3, (n, s)), np.array([5], np.uint64)
     dropout = {"scale": 0.5, "rate": 0.25, "seed": 7, "draw": 2, "sample": 3}
-    writes, strided = [(n, h, t, e), (n, h, t, s)], [heads(a.astype(dtype)) for a in (q, k, v)]
+    strided = [heads(a.astype(dtype)) for a in (q, k, v)]
     for seen in ({"causal": False}, {"causal": True}, {"causal": True, "offset": 2}):
         constants = {**seen, **dropout}
-        check("attention_dropout", [q, k, v, counter], writes, dtype, [[*strided, counter]], **constants)
-        check("attention_dropout", [q, k, v, keep, counter], writes, dtype, [[*strided, keep, counter]], **constants)
-    _, p = KERNELS["attention"].reference(np, q, k, v, keep, scale=0.5, causal=False)
-    check("attention_dropout_grad", [q, k, v, p, counter, dy], [q.shape, k.shape, v.shape], dtype,
+        check("attention_dropout", [q, k, v, counter], dtype, [[*strided, counter]], **constants)
+        check("attention_dropout", [q, k, v, keep, counter], dtype, [[*strided, keep, counter]], **constants)
+    _, p = reference("attention", [q, k, v, keep], scale=0.5, causal=False)
+    check("attention_dropout_grad", [q, k, v, p, counter, dy], dtype,
           [[*strided, p.astype(dtype), counter, heads(dy.astype(dtype))]], **dropout)
 
 
@@ -113,8 +104,7 @@ def test_attention_of_nothing_and_to_nothing():
 def test_scores_may_be_large():
     """The largest is taken away before exp."""
     q, k = numbers((1, 1, 4, 8), dtype="float32") * 100, numbers((1, 1, 9, 8), 1, dtype="float32") * 100
-    check("attention", [q, k, np.ones((1, 1, 9, 2), "float32")], [(1, 1, 4, 2), (1, 1, 4, 9)], "float32",
-          scale=1.0, causal=False)
+    check("attention", [q, k, np.ones((1, 1, 9, 2), "float32")], "float32", scale=1.0, causal=False)
 
 
 # ------------------------------------------------------------------------------------------------------------ recurrent
@@ -139,18 +129,14 @@ def test_recurrence(kind, reverse, dtype):
         states = [numbers((n, d), i) / 2 for i in range(2 if name == "lstm" else 1)]
         reads = [numbers((steps, n, wider), 4) / 2, *states, numbers((wider, d), 5) / d**0.5 / 2,
                  *([numbers((wider,), 6)] if bias else [])]
-        writes = {"rnn": [(steps + 1, n, d)], "gru": [(steps + 1, n, d), (steps, n, 4 * d)],
-                  "lstm": [(steps + 2, n, d), (steps + 1, n, d), (steps, n, 4 * d)]}[name]
         given = [r.astype(dtype) for r in reads]
-        forward = check(name, reads, writes, dtype,
-                        [[transposed(r) for r in given], [wide(r) for r in given]], **constants)
-        out, *saved = made if isinstance(made := KERNELS[name].reference(np, *reads, **constants), tuple) else (made,)
+        forward = check(name, reads, dtype, [[transposed(r) for r in given], [wide(r) for r in given]], **constants)
+        out, *saved = reference(name, reads, **constants)
         w = reads[1 + len(states)]
         dy = numbers((steps + (name == "lstm"), n, d), 9)
         reads = {"rnn": [dy, w, out], "gru": [dy, w, out, *saved], "lstm": [dy, w, *saved]}[name]
-        writes = [(steps, n, wider)] * (2 if name == "gru" else 1) + [(n, d)] * len(states)
         kept = [r.astype(dtype) for r in reads[2:]]
-        back = check(f"{name}_grad", reads, writes, dtype,
+        back = check(f"{name}_grad", reads, dtype,
                      [[f(r.astype(dtype)) for r in reads[:2]] + kept for f in (transposed, wide)], **constants)
         if n:  # a product and a launch for each step of time, and little beside
             for calls in (forward[0], back[0]):
@@ -163,5 +149,5 @@ def test_gates_far_from_zero():
     """Sigmoids and hyperbolic tangents end at 0 and 1, without NaN."""
     gx = np.array([[[-1e4, 1e4, -1e4, 1e4]], [[1e4, -1e4, 1e4, -1e4]]], "float32")
     zero, w = np.zeros((1, 1), "float32"), np.ones((4, 1), "float32")
-    check("lstm", [gx, zero, zero, w], [(4, 1, 1), (3, 1, 1), (2, 1, 4)], "float32", reverse=False)
-    check("gru", [gx[..., :3], zero, w[:3]], [(3, 1, 1), (2, 1, 4)], "float32", reverse=False)
+    check("lstm", [gx, zero, zero, w], "float32", reverse=False)
+    check("gru", [gx[..., :3], zero, w[:3]], "float32", reverse=False)
