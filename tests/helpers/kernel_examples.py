@@ -9,8 +9,8 @@ from helpers import random_array
 
 from minidl.kernels.masks import COMPARISONS, LOGIC
 
-IN_PLACE = {"add": (0, 1), "sgd": (0, 3), "adam": (0, 2, 3), "nadam": (0, 2, 3), "rmsprop": (0, 2, 3, 4),
-            "muon": (0, 2), "adam_tick": (0,), "nadam_tick": (0,), "tick": (0,)}
+IN_PLACE = {"add": (0, 1), "matmul_add": (2,), "sgd": (0, 3), "adam": (0, 2, 3), "nadam": (0, 2, 3),
+            "rmsprop": (0, 2, 3, 4), "muon": (0, 2), "adam_tick": (0,), "nadam_tick": (0,), "tick": (0,)}
 STRIDED = ("add", "mul", "maximum", "sum", "max", "matmul", "linear_weight_grad", "spread", "copy", "exp", "softmax",
            "cross_entropy", "cast")
 
@@ -63,6 +63,7 @@ def examples(n=3, m=4):
     yield Example("matmul", ((n, m), (m, n)), ((n, n),))
     yield Example("matmul", ((2, n, m), (m, 3)), ((2, n, 3),))
     yield Example("matmul", ((2, 1, n, m), (5, m, 2)), ((2, 5, n, 2),))
+    yield Example("matmul_add", ((n, m), (m, 2), (n, 2)), ((n, 2),))
     yield Example("linear", ((n, m), (2, m)), ((n, 2),))
     yield Example("linear", ((n, m), (2, m), (2,)), ((n, 2),))
     yield Example("linear_weight_grad", ((n, m), (n, 2)), ((2, m),), {"bias": False})

@@ -53,7 +53,6 @@ MORE = [
     Example("max_grad", (random_array((4, 3, 5), 3), random_array((4, 3, 5), 3).max(axis=(1, 2), keepdims=True),
                          (4, 1, 1)), ((4, 3, 5),), {"axes": (1, 2)}),
     Example("matmul_slope", ((6, 4), (4, 5), (6, 5)), ((6, 5),), {"act": "relu_grad"}),
-    Example("matmul_add", ((6, 4), (4, 5), (6, 5)), ((6, 5),)),
     Example("batch_norm_eval", (IMAGE, (8,), (8,), (8,), (8,)), (IMAGE, (8,)), FEW, positive=True),
     Example("batch_norm_eval_input_grad", (IMAGE, (8,), (8,)), (IMAGE,)),
     Example("batch_norm_move", ((8,), (8,), (8,), (8,), np.array(3)), ((8,), (8,), np.array(0)), {"momentum": 0.1}),

@@ -253,12 +253,6 @@ def test_contiguous_arrays_of_any_size_and_alignment(name, size):
         assert (memory[begin + size :] == 9).all()
 
 
-def test_strided_arrays_are_refused_where_they_do_not_come():
-    x = random_array((4, 6), 1, "float32")
-    with pytest.raises(cuda.LaunchError, match="contiguous"):
-        run_kernel("relu", [x.T], [np.empty((6, 4), "float32")])
-
-
 # ----------------------------------------------------------------------------------------------------------- reductions
 def close(y, x, e, axes):
     """A sum's error is measured against the sum of magnitudes."""
@@ -356,8 +350,6 @@ def test_a_maximum_of_what_is_no_number(shape):
 def test_sums_of_nothing():
     x = np.empty((0, 5), "float32")
     assert run("sum", [x], (1, 5), axes=(0,)).tolist() == [[0] * 5]
-    assert run_kernel("sum", [x], [np.empty((0, 1), "float32")], axes=(1,)) == []
-    assert run_kernel("sum", [np.empty((3, 0), "float32")], [np.empty((1, 0), "float32")], axes=(0,)) == []
 
 
 @quick
@@ -396,11 +388,3 @@ def test_whole_axes_of_a_region_are_one(shape, region, axes):
     (content,) = (a.content for a in launch.arguments if isinstance(a, cuda.Struct))
     assert np.frombuffer(content[:4], np.int32)[0] == axes
     np.testing.assert_array_equal(dx, wanted("unslice", dy, shape=shape, region=region))
-
-
-def test_nothing_is_launched_for_nothing():
-    empty = np.empty((0, 3), "float32")
-    for name, count, constants in (("add", 2, {}), ("copy", 1, {}), ("relu", 1, {}), ("gelu_grad", 2, {}),
-                                   ("fill", 1, {"value": 1.0}), ("cast", 1, {"dtype": "float32"}),
-                                   ("maximum_grad", 3, {}), ("max_grad", 3, {"axes": (1,)})):
-        assert run_kernel(name, [empty] * count, [empty], **constants) == []

@@ -156,6 +156,8 @@ def test_products_of_nothing():
         for call in product(numbers(2, 0), numbers(0, 3), out, bias):
             run(call)
         assert (out == (0 if bias is None else bias)).all()
+    run_kernel("matmul_add", [numbers(2, 0), numbers(0, 3), out], [out])
+    assert (out == 0).all(), "nothing is added in place"
 
 
 def test_dense_copies_of_many_axes_and_sizes():

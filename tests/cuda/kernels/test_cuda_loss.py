@@ -120,9 +120,6 @@ def test_launches() -> None:
         assert len(run_kernel("cross_entropy", [x, labels], [np.array(0.0), x.copy()], smoothing=0.0)) == launches
         assert len(run_kernel("mse", [x, x], [np.array(0.0)])) == launches
         assert len(run_kernel("cross_entropy_grad", [x, labels, np.array(1.0)], [x.copy()], smoothing=0.0)) == 1
-    for name, count in (("softmax", 1), ("softmax_grad", 2), ("log_softmax", 1), ("log_softmax_grad", 2)):
-        for shape in ((0, 3), (3, 0), (0, 0)):
-            assert run_kernel(name, [np.ones(shape)] * count, [np.ones(shape)]) == []
 
 
 # ------------------------------------------------------------------------------------------------------------ embedding
@@ -184,13 +181,9 @@ def test_the_two_ways_of_an_embedding_gradient_meet() -> None:
     np.testing.assert_array_equal(few, many)
 
 
-def test_empty_embeddings() -> None:
-    """No positions: the gradient is zero."""
-    none = np.ones(0, np.int64)
-    assert run_kernel("embedding", [np.ones((3, 4)), none], [np.ones((0, 4))]) == []
-    assert run_kernel("embedding_grad", [none, np.ones((0, 0))], [np.ones((3, 0))], rows=3) == []
+def test_an_embedding_without_positions_has_no_gradient() -> None:
     grad = np.ones((3, 4))
-    run_kernel("embedding_grad", [none, np.ones((0, 4))], [grad], rows=3)
+    run_kernel("embedding_grad", [np.ones(0, np.int64), np.ones((0, 4))], [grad], rows=3)
     assert not grad.any()
 
 

@@ -63,20 +63,6 @@ def test_many_elements_for_each_thread(name: str) -> None:
     like_the_reference(f"{name}_grad", [*tap, y], "float32", size=x.shape[1:3], **geometry)
 
 
-def test_no_images_no_launch() -> None:
-    geometry = {"window": (2, 2), "stride": (2, 2), "padding": (0, 0)}
-    x, y, tap = np.empty((0, 4, 4, 3)), np.empty((0, 2, 2, 3)), np.empty((0, 2, 2, 3), np.int32)
-    assert run_kernel("max_pool2d", [x], [y, tap], **geometry) == run_kernel("avg_pool2d", [x], [y], **geometry) == []
-    assert run_kernel("max_pool2d_grad", [tap, y], [x], size=(4, 4), **geometry) == []
-    assert run_kernel("avg_pool2d_grad", [y], [x], size=(4, 4), **geometry) == []
-
-
-def test_strided_images_are_refused() -> None:
-    with pytest.raises(ValueError, match="contiguous"):
-        run_kernel("avg_pool2d", [np.ones((1, 4, 4, 6))[..., ::2]], [np.empty((1, 2, 2, 3))], window=(2, 2),
-                   stride=(2, 2), padding=(0, 0))
-
-
 @pytest.mark.parametrize("form", ["reference", "cpu", "cuda"])
 def test_a_window_of_minus_infinity_has_its_maximum_inside_the_image(form: str) -> None:
     """The gradient of the corner's window goes to the corner, not to the padding."""

@@ -134,9 +134,6 @@ def test_nan_of_one_sample_stays_there() -> None:
 
 
 def test_no_samples_and_too_many_channels() -> None:
-    x, w1, b1, w2, b2 = operands((0, 2, 2, 5), 3, "float32")
-    none = [np.empty((0, 1, 1, n), "float32") for n in (5, 3, 5)]
-    assert run_kernel("squeeze_excite", [x, w1, b1, w2, b2], [x, *none]) == []
-    assert not family.fits(x, w1)
+    assert not family.fits(np.empty((0, 2, 2, 5)), np.empty((3, 1, 1, 5)))
     assert family.fits(np.empty((1, 1, 1, 960)), np.empty((240, 1, 1, 960)))
     assert not family.fits(np.empty((1, 1, 1, 960)), np.empty((9600, 1, 1, 960)))
