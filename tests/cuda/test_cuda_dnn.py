@@ -18,9 +18,8 @@ from minidl.kernels import cuda
 
 
 @pytest.fixture
-def there(monkeypatch, tmp_path):
+def there(cache, monkeypatch):
     """A device, its library, the frontend behind it, and two streams; nothing has been chosen before."""
-    monkeypatch.setenv("MINIDL_CACHE", str(tmp_path))
     device = cuda_runtime.device()
     library = device._library("dnn")
     return SimpleNamespace(device=device, dnn=library, frontend=library.cudnn, streams=device.streams((0, 1)),

@@ -14,7 +14,6 @@ import minidl as ml
 from minidl import nn, optim, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.core.schedule import Lane, Schedule
-from minidl.devices.cuda import device as devices
 from minidl.passes.boundary import must_stay, with_late
 from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor, TaskError
@@ -24,18 +23,6 @@ from minidl.training.recorded import Recorded
 from minidl.training.trainer import Trainer, TrainingError, interleaved
 
 HUGE = 3e38
-
-
-@pytest.fixture
-def there(monkeypatch):
-    """A device whose order of running is drawn from a seed, found as `cuda`."""
-
-    def make(seed: int = 0, number: int = 0) -> Any:
-        found = cuda_runtime.device(seed)
-        monkeypatch.setitem(devices._devices, number, found)
-        return found
-
-    return make
 
 
 # ----------------------------------------------------------------------------------------------------------- one device

@@ -4,7 +4,6 @@ reorders all it may."""
 from __future__ import annotations
 
 import gc
-import json
 import subprocess
 import sys
 from collections import Counter
@@ -14,12 +13,13 @@ from typing import Any
 import cuda_runtime
 import numpy as np
 import pytest
+from gpu_steps import Run, equal, trained
 from helpers import ROOT, drawn, late_schedule, python_calls
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import minidl as ml
-from minidl import data, models, nn, optim, schedulers
+from minidl import nn, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.cli import main
 from minidl.core.graph import View
@@ -39,49 +39,9 @@ from minidl.training.recorded import Recorded
 from minidl.training.trainer import Trainer, TrainingError
 
 
-@pytest.fixture
-def device():
-    """Makes CUDA devices whose order of running is drawn from a seed."""
-    return cuda_runtime.device
-
-
-class Run:
-    """A small training run on a device: same weights, same batches, wherever it runs."""
-
-    def __init__(self, device: Any, model: str = "mlp", optimizer: str = "sgd", **arguments: Any) -> None:
-        with use(Tape(device)):
-            ml.seed(5)
-            self.model = models.create(model, **(arguments or ({"hidden": 24} if model == "mlp" else {})))
-            size, _, channels = self.model.input_shape
-            self.batches = data.load("digits", batch_size=16, seed=5, image_size=size, channels=channels, classes=10)
-            matrices, others = nn.hidden_matrices(self.model)
-            self.opt = (optim.SGD(self.model.parameters(), 0.1, momentum=0.9) if optimizer == "sgd"
-                        else optim.AdamW(self.model.parameters(), 0.01) if optimizer == "adamw"
-                        else optim.Muon(matrices, 0.01, others=others))
-            self.graph = ml.record(self.step, *next(self.batches))
-        self.device = device
-
-    def step(self, x: Any, y: Any) -> Any:
-        loss = nn.cross_entropy(self.model(x), y)
-        loss.backward()
-        self.opt.step()
-        return loss
-
-    def train(self, run: Any, steps: int = 5) -> tuple[list[float], list[Any]]:
-        losses = []
-        for n in range(steps):
-            self.opt.lr = 0.1 / (n + 1)  # set while earlier steps may still run
-            losses.append(run(*next(self.batches)))
-        return [float(loss) for loss in losses], [p.numpy() for p in self.model.parameters()]
-
-
-def equal(a: Any, b: Any) -> bool:
-    return a[0] == b[0] and all((p == q).all() for p, q in zip(a[1], b[1], strict=True))
-
-
-def oracle(device: Any, **arguments: Any) -> Any:
-    run = Run(device, **arguments)
-    return run.train(SequentialExecutor(run.graph, device))
+def all_late(graph: Any, arrange: Any = schedulers.in_order) -> Any:
+    """A schedule in which every task that may be is one step late."""
+    return late_schedule(graph, np.flatnonzero(~must_stay(graph)), arrange)
 
 
 @pytest.mark.few(2)
@@ -90,15 +50,13 @@ def oracle(device: Any, **arguments: Any) -> Any:
 @pytest.mark.parametrize("arguments", [{}, {"optimizer": "adamw"}, {"optimizer": "muon"}],
                          ids=["sgd", "adamw", "muon"])
 def test_schedules_give_the_bits_of_the_sequential_run(device, kind, seed, arguments):
-    wanted = oracle(device(seed), **arguments)
-    run = Run(device(seed), **arguments)
-    chosen = (schedulers.multi_stream(run.graph) if seed % 2
-              else random_schedule(run.graph, 3, np.random.default_rng(seed)))
-    assert equal(run.train(kind(run.graph, chosen, device=run.device)), wanted)
+    """Of steps that are issued while earlier ones run, whose inputs do not mix."""
+    chosen = schedulers.multi_stream if seed % 2 else lambda g: random_schedule(g, 3, np.random.default_rng(seed))
+    assert equal(trained(device(seed), kind, chosen, **arguments), trained(device(seed), **arguments))
 
 
 def test_the_device_computes_what_the_cpu_does(device):
-    there, here = oracle(device()), oracle(ml.device.cpu())
+    there, here = trained(device()), trained(ml.device.cpu())
     np.testing.assert_allclose(there[0], here[0], rtol=1e-5)
     for p, q in zip(there[1], here[1], strict=True):
         np.testing.assert_allclose(p, q, rtol=1e-4, atol=1e-6)
@@ -108,21 +66,17 @@ def test_the_device_computes_what_the_cpu_does(device):
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 @pytest.mark.parametrize("seed", range(3))
 def test_weight_gradients_cross_the_border_on_streams_and_in_graphs(device, seed, kind):
-    wanted = oracle(device(seed))
-    run = Run(device(seed))
-    late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
-    steady = kind(run.graph,
-                  late_schedule(run.graph, late, lambda g: random_schedule(g, 2, np.random.default_rng(seed))),
-                  device=run.device)
-    assert equal(run.train(steady), wanted)
+    def late(graph: Any) -> Any:
+        return all_late(graph, lambda g: random_schedule(g, 2, np.random.default_rng(seed)))
+
+    assert equal(trained(device(seed), kind, late), trained(device(seed)))
 
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 def test_pinned_inputs_are_sent_from_where_they_lie(device, kind, monkeypatch):
     monkeypatch.setattr(devices, "NODES", 0)  # a graph uploads small ones from memory of its own
-    wanted = oracle(device(3))
-    run = Run(device(3))
+    wanted, run = trained(device(3)), Run(device(3))
     there = run.device
     batches = []
     for _ in range(5):
@@ -131,7 +85,7 @@ def test_pinned_inputs_are_sent_from_where_they_lie(device, kind, monkeypatch):
         for host, array in zip(batches[-1], arrays, strict=True):
             host[...] = array
     run.batches = iter(batches)
-    executor = kind(run.graph, schedulers.multi_stream(run.graph), device=there)
+    executor = run.executor(kind)
     feed = executor._body[0].bound.feed
     for slot in feed._buffers:
         for host in slot["hosts"]:
@@ -145,7 +99,7 @@ def test_inputs_of_a_dropped_executor_are_kept_until_they_are_copied(device, kin
     """The stand-in refuses copies from pinned memory that was given back."""
     run = Run(device(1))
     for _ in range(2):
-        kind(run.graph, schedulers.in_order(run.graph), device=run.device)(*next(run.batches))
+        run.executor(kind, schedulers.in_order)(*next(run.batches))
         gc.collect()
     run.device.synchronize()
 
@@ -161,9 +115,7 @@ def test_parts_that_share_memory_are_captured_on_zeros(device, monkeypatch):
         warm_up(self, segments)
 
     monkeypatch.setattr(lanes.Captured, "_warm_up", looked)
-    run = Run(device(0))
-    late = [t for t in range(len(run.graph)) if not must_stay(run.graph)[t]]
-    GraphExecutor(run.graph, late_schedule(run.graph, late, schedulers.in_order), device=run.device)
+    Run(device(0)).executor(GraphExecutor, all_late)
     assert len(seen) > 1
     assert not any(seen)
 
@@ -180,16 +132,13 @@ def test_a_missing_wait_shows(device, monkeypatch):
     """The same run without the events between streams: some order of the runtime must give other numbers. There are no
     labels in it, which a race would make indices of anything."""
     monkeypatch.setattr(Run, "step", _without_labels)
-    wanted = oracle(device(0))
+    wanted = trained(device(0))
 
     def lost(self: Any, work: Work, trace: bool = False) -> Any:
         return lanes.Streams(self, replace(work, waits=[]), trace)
 
     monkeypatch.setattr(Cuda, "lanes", lost)
-    def trained(run: Run) -> Any:
-        return run.train(StreamExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device))
-
-    assert any(not equal(trained(Run(device(seed))), wanted) for seed in range(6))
+    assert any(not equal(trained(device(seed), StreamExecutor), wanted) for seed in range(6))
 
 
 @pytest.mark.few(1)
@@ -207,14 +156,7 @@ def test_a_graph_that_lost_an_edge_is_refused(device, monkeypatch, nth):
     run = Run(device())
     monkeypatch.setattr(cuda_runtime.Runtime, "dependencies", lost)
     with pytest.raises(DeviceError, match=r"the captured graph lets task \w+ start before [\w ]+ has ended"):
-        GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
-
-
-def test_capturing_changes_no_parameter(device):
-    run = Run(device())
-    before = [p.numpy() for p in run.model.parameters()]
-    GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
-    assert all((p.numpy() == b).all() for p, b in zip(run.model.parameters(), before, strict=True))
+        run.executor(GraphExecutor)
 
 
 @pytest.mark.wide
@@ -226,22 +168,12 @@ def test_the_picture_of_a_capture_is_what_is_captured(tmp_path):
         "python docs/pictures/capture.py draws it again")
 
 
-def test_a_captured_step_is_one_launch(device):
-    run = Run(device())
-    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
-    issued = run.device.driver.issued
-    step._body[0].lanes.run()
-    assert run.device.driver.issued == issued + 1
-
-
 @pytest.mark.parametrize(("nodes", "calls"), [(devices.NODES, 1), (0, 6)])
 def test_small_inputs_are_uploaded_by_the_graph_of_a_step(device, monkeypatch, nodes, calls):
     """Its loss comes to the host by it, too: a call is a launch, without uploads, copies across, a copy of the loss."""
     monkeypatch.setattr(devices, "NODES", nodes)
-    wanted = oracle(device(5))
-    run = Run(device(5))
-    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
-    counts = []
+    wanted, run, counts = trained(device(5)), Run(device(5)), []
+    step = run.executor(GraphExecutor)
 
     def counted(*inputs: Any) -> Any:
         issued = run.device.driver.issued
@@ -256,7 +188,7 @@ def test_small_inputs_are_uploaded_by_the_graph_of_a_step(device, monkeypatch, n
 def test_the_chain_goes_before_what_runs_beside_it(device):
     """In a captured step as on streams: the kernels of `main` have a higher priority than all others."""
     run = Run(device())
-    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    step = run.executor(GraphExecutor)
     machine, (main, sub) = run.device.driver.machine, step._body[0].lanes.streams
     executable = machine.executables[step._body[0].lanes.graphs[0].executable]
     of_main, of_sub = (machine.queues[stream.ptr].priority for stream in (main, sub))
@@ -302,7 +234,7 @@ def test_tasks_larger_than_the_cache_are_timed_on_two_sets_of_buffers(device, mo
 def test_a_call_of_a_small_captured_step_is_a_launch_and_a_dozen_calls_of_python(device, monkeypatch):
     """And no memory is allocated."""
     run, sizes = Run(device()), []
-    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=run.device)
+    step = run.executor(GraphExecutor)
     original = cuda_runtime.Runtime.allocate
     monkeypatch.setattr(cuda_runtime.Runtime, "allocate",
                         lambda self, n, stream: sizes.append(n) or original(self, n, stream))
@@ -333,8 +265,8 @@ def test_results_of_a_captured_step_can_be_read_at_any_time(device, monkeypatch,
     wanted = [(float(loss), logits.numpy()) for loss, logits in (oracle(*batch) for batch in batches)]
     there, held = device(seed), {}
     run, other = Run(there), Run(there)
-    step = GraphExecutor(run.graph, random_schedule(run.graph, 2, random), device=there)
-    aside = GraphExecutor(other.graph, schedulers.in_order(other.graph), device=there)
+    step = run.executor(GraphExecutor, lambda g: random_schedule(g, 2, random))
+    aside = other.executor(GraphExecutor, schedulers.in_order)
 
     def read(n: int) -> None:
         loss, logits = held.pop(n)
@@ -379,27 +311,12 @@ def _pinned(device: Any) -> Any:
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 def test_a_trace_has_a_record_for_each_task(device, kind):
     run = Run(device())
-    step = kind(run.graph, schedulers.multi_stream(run.graph), device=run.device, trace=True)
+    step = run.executor(kind, trace=True)
     step(*next(run.batches))
     tasks = step.timeline.what == 0
     assert tasks.sum() == len(run.graph)
     assert (step.timeline.end[tasks] > step.timeline.start[tasks]).all()
     assert (step.timeline.issued[tasks] <= step.timeline.start[tasks]).all()
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
-def test_inputs_of_many_steps_in_flight_do_not_mix(device, kind, seed):
-    """Nothing waits between steps, so the host is as far ahead as staging allows."""
-    there = device(seed)
-    with use(Tape(there)):
-        graph = ml.record(lambda x: x + x, np.zeros((7, 3), np.float32))
-    step = kind(graph, schedulers.in_order(graph), device=there)
-    values = [np.full((7, 3), n, np.float32) for n in range(9)]
-    results = [step(v) for v in values]
-    for v, r in zip(values, results, strict=True):
-        np.testing.assert_array_equal(r.numpy(), v + v)
 
 
 @pytest.mark.few(3)
@@ -430,20 +347,15 @@ def test_a_task_between_others_costs_what_it_takes_longer_than_alone(device, mon
 
 
 def test_eager_steps_and_checkpoints(device, tmp_path):
-    wanted = oracle(device(0))
-    run = Run(device(2))
+    wanted, run = trained(device(0)), Run(device(2))
     with use(Tape(run.device)):
         first = [float(run.step(ml.array(x), ml.array(y))) for x, y in [next(run.batches)]]
     assert first == wanted[0][:1]
     ml.checkpoint.save(tmp_path, run.model, run.opt, step=1)
-    other = Run(ml.device.cpu())
-    ml.checkpoint.load(tmp_path, other.model, other.opt)
-    for p, q in zip(run.model.parameters(), other.model.parameters(), strict=True):
-        np.testing.assert_array_equal(p.numpy(), q.numpy())
-    back = Run(device(4))
-    ml.checkpoint.load(tmp_path, back.model, back.opt)
-    for p, q in zip(run.model.parameters(), back.model.parameters(), strict=True):
-        np.testing.assert_array_equal(p.numpy(), q.numpy())
+    for other in (Run(ml.device.cpu()), Run(device(4))):
+        ml.checkpoint.load(tmp_path, other.model, other.opt)
+        for p, q in zip(run.model.parameters(), other.model.parameters(), strict=True):
+            np.testing.assert_array_equal(p.numpy(), q.numpy())
 
 
 @pytest.mark.slow
@@ -482,54 +394,46 @@ def test_pairs_are_measured_in_graphs(device, monkeypatch):
 
 
 # -------------------------------------------------------------------------------------------------------- whole runs
-@pytest.fixture
-def found_by_name(monkeypatch):
-    """The next device is there where `cuda` is asked for."""
-    there = cuda_runtime.device(3)
-    monkeypatch.setitem(devices._devices, 0, there)
-    return there
+def trainer(**more: Any) -> Trainer:
+    return Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, batch_size=16, **more)),
+                   ml.CostModel.analytic())
 
 
-def test_losses_are_waited_for_some_steps_later(found_by_name):
-    recorded = Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16))
-    trainer = Trainer(recorded, ml.CostModel.analytic())
+def test_losses_are_waited_for_some_steps_later(there):
+    there(3)
+    found, reference = trainer(device="cuda"), trainer()
     for n in range(12):
-        trainer.step()
-        assert len(trainer.losses) == max(0, n + 1 - Trainer.in_flight)
-    trainer.collect()
-    reference = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, batch_size=16)), ml.CostModel.analytic())
+        found.step()
+        assert len(found.losses) == max(0, n + 1 - Trainer.in_flight)
+    found.collect()
     for _ in range(12):
         reference.step()
-    np.testing.assert_allclose(trainer.losses, reference.losses, rtol=1e-4)
+    np.testing.assert_allclose(found.losses, reference.losses, rtol=1e-4)
 
 
-def test_a_loss_that_is_no_number_is_told_with_its_step(found_by_name):
-    trainer = Trainer(Recorded(Job(model="mlp", model_args={"hidden": 16}, device="cuda", batch_size=16, lr=1e30)),
-                      ml.CostModel.analytic())
+def test_a_loss_that_is_no_number_is_told_with_its_step(there):
+    there(3)
+    run = trainer(device="cuda", lr=1e30)
     with pytest.raises(TrainingError, match=r"the loss is (nan|inf) at step [234] of mlp with lr 1e\+30"):
         for _ in range(20):
-            trainer.step()
+            run.step()
 
 
-def command(capsys: Any, *arguments: str) -> Any:
-    assert main([*arguments, "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
-
-
-def test_the_command_line_trains_and_compares_as_on_the_cpu(found_by_name, capsys):
+def test_the_command_line_trains_and_compares_as_on_the_cpu(there, command):
+    there(3)
     job = ("--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "16", "--steps", "6", "--costs", "analytic")
-    here, there = command(capsys, "train", *job), command(capsys, "train", *job, "--device", "cuda")
-    assert here.keys() == there.keys()
-    assert there["device"] == "cuda:0"
-    assert there["loss_last"] == pytest.approx(here["loss_last"], rel=1e-4)
-    assert there["accuracy"] == pytest.approx(here["accuracy"], abs=0.02)
-    arms = command(capsys, "compare", *job, "--device", "cuda", "--schedulers", "in_order,multi_stream,multi_region")
+    here, found = command("train", *job), command("train", *job, "--device", "cuda")
+    assert here.keys() == found.keys()
+    assert found["device"] == "cuda:0"
+    assert found["loss_last"] == pytest.approx(here["loss_last"], rel=1e-4)
+    assert found["accuracy"] == pytest.approx(here["accuracy"], abs=0.02)
+    arms = command("compare", *job, "--device", "cuda", "--schedulers", "in_order,multi_stream,multi_region")
     assert arms["bit_identical"]
-    assert arms["arms"][0]["params_sha256"] == there["params_sha256"]
-    early = command(capsys, "train", *job, "--device", "cuda", "--dependent-launch")
-    assert early["params_sha256"] == there["params_sha256"]
-    plain = command(capsys, "train", *job, "--device", "cuda", "--fusion", "none")
-    assert plain["loss_last"] == pytest.approx(there["loss_last"], rel=1e-4)
+    assert arms["arms"][0]["params_sha256"] == found["params_sha256"]
+    early = command("train", *job, "--device", "cuda", "--dependent-launch")
+    assert early["params_sha256"] == found["params_sha256"]
+    plain = command("train", *job, "--device", "cuda", "--fusion", "none")
+    assert plain["loss_last"] == pytest.approx(found["loss_last"], rel=1e-4)
 
 
 CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "4", "--costs",
@@ -537,22 +441,24 @@ CONVOLUTIONS = ("compare", "--model", "lenet", "--batch-size", "8", "--steps", "
 
 
 @pytest.mark.slow
-def test_bits_that_need_not_be_equal_are_told_and_no_failure(found_by_name, capsys):
+def test_bits_that_need_not_be_equal_are_told_and_no_failure(there, command, capsys):
     """The device that is there makes the last bits of a gradient as it likes, if it may."""
+    device = there(3)
     assert main([*CONVOLUTIONS]) == 0
     assert "equal bit for bit\n" in capsys.readouterr().out
-    loose = command(capsys, *CONVOLUTIONS, "--nondeterministic")
-    assert not found_by_name.deterministic
+    loose = command(*CONVOLUTIONS, "--nondeterministic")
+    assert not device.deterministic
     assert not loose["bit_identical"]
     assert not loose["deterministic"]
     assert main([*CONVOLUTIONS, "--nondeterministic"]) == 0
     assert "the parameters differ; with --nondeterministic they need not be equal\n" in capsys.readouterr().out
     assert main([*CONVOLUTIONS]) == 0  # the next job is asked for its own
-    assert found_by_name.deterministic
+    assert device.deterministic
 
 
 @pytest.mark.wide
-def test_bits_that_differ_where_they_must_not_are_a_failure(found_by_name, capsys, monkeypatch):
+def test_bits_that_differ_where_they_must_not_are_a_failure(there, capsys, monkeypatch):
+    there(3)
     # whatever is asked for
     monkeypatch.setattr(Cuda, "deterministic", property(lambda self: False, lambda self, value: None))
     assert main([*CONVOLUTIONS]) == 1

@@ -17,8 +17,8 @@ import cuda_blas
 import cuda_runtime
 import numpy as np
 import pytest
+from gpu_steps import Run, equal, trained
 from helpers import IMPORTABLE, until
-from test_cuda_runtime import Run, equal
 
 from minidl import schedulers
 from minidl.core.graph import View
@@ -26,14 +26,7 @@ from minidl.devices import DeviceError
 from minidl.devices.cuda import clock, tuner
 from minidl.devices.cuda.tuner import Tuner
 from minidl.kernels import cuda
-from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
-
-
-@pytest.fixture
-def cache(monkeypatch, tmp_path):
-    """An empty folder for choices."""
-    monkeypatch.setenv("MINIDL_CACHE", str(tmp_path / "cache"))
-    return tmp_path / "cache" / "choices.sqlite"
+from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 
 class Refused(Exception):
@@ -253,6 +246,13 @@ def test_the_folder_is_the_users(monkeypatch, tmp_path):
 
 
 # --------------------------------------------------------------------------------------------------------------- timing
+def small_product(device: Any, **more: Any) -> cuda.Product:
+    memory = device.allocate(4096)
+    a, b, out = (device.array(memory, View(256 * i, (4, 4), (4, 1), 0, "float32")) for i in range(3))
+    out.memory = memory
+    return cuda.Product(a, b, out, **more)
+
+
 def views(device: Any) -> list[Any]:
     memory = device.allocate(1 << 16)
     found = [device.array(memory, View(offset, shape, strides, 0, dtype)) for offset, shape, strides, dtype in (
@@ -280,11 +280,10 @@ def test_arrays_are_like_those_that_they_stand_for(cache, monkeypatch):
 
 def test_timing_changes_nobodys_numbers(cache):
     device = cuda_runtime.device()
-    memory = device.allocate(4096)
-    a, b, out = (device.array(memory, View(256 * i, (4, 4), (4, 1), 0, "float32")) for i in range(3))
-    device.write(out, np.arange(16.0).reshape(4, 4))
-    device._thunk(cuda.Product(a, b, out, accumulate=True), device.main)
-    np.testing.assert_array_equal(device.read(out), np.arange(16.0).reshape(4, 4))
+    product = small_product(device, accumulate=True)
+    device.write(product.out, np.arange(16.0).reshape(4, 4))
+    device._thunk(product, device.main)
+    np.testing.assert_array_equal(device.read(product.out), np.arange(16.0).reshape(4, 4))
 
 
 def test_an_idle_chip_is_warmed_before_timing(monkeypatch):
@@ -333,22 +332,17 @@ def test_long_calls_are_repeated_less(monkeypatch):
 
 
 # ------------------------------------------------------------------------------------------------------------ executors
-def trained(device: Any, kind: Any, scheduler: Any = schedulers.multi_stream) -> Any:
-    run = Run(device, "lenet")
-    return run.train(kind(run.graph, scheduler(run.graph), device=device) if kind is not SequentialExecutor
-                     else kind(run.graph, device), 2)
-
-
 @pytest.mark.slow
 def test_every_executor_takes_the_same_kernels(cache):
     """On one device, and on another one that finds them in the file; with others the last bits differ."""
     first = cuda_runtime.device(1)
-    wanted = trained(first, SequentialExecutor)
-    assert equal(trained(first, GraphExecutor), wanted)
+    small = {"model": "lenet", "steps": 2}
+    wanted = trained(first, **small)
+    assert equal(trained(first, GraphExecutor, **small), wanted)
     asked = first._made["products"].lt.blas.asked
-    assert equal(trained(first, StreamExecutor, schedulers.in_order), wanted)
+    assert equal(trained(first, StreamExecutor, schedulers.in_order, **small), wanted)
     assert first._made["products"].lt.blas.asked == asked, "nothing is chosen again"
-    assert equal(trained(cuda_runtime.device(2), StreamExecutor), wanted)
+    assert equal(trained(cuda_runtime.device(2), StreamExecutor, **small), wanted)
     known = sqlite3.connect(cache)
     rows = known.execute("select key, choice, candidates from choices").fetchall()
     assert {len(json.loads(row[2])) for row in rows} == {cuda_blas.NAMED + 1, 3}  # and our kernel for small products
@@ -356,13 +350,13 @@ def test_every_executor_takes_the_same_kernels(cache):
         others = [other for other in json.loads(named) if other != choice]
         known.execute("update choices set choice = ? where key = ?", (others[-1], key))
     known.commit()
-    assert not equal(trained(cuda_runtime.device(1), SequentialExecutor), wanted)
+    assert not equal(trained(cuda_runtime.device(1), **small), wanted)
 
 
 def test_a_captured_step_chooses_nothing(cache, monkeypatch):
     device = cuda_runtime.device(1)
     run = Run(device, "lenet")
-    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=device)
+    step = run.executor(GraphExecutor)
     monkeypatch.setattr(Tuner, "choose", lambda *arguments: pytest.fail("a step chooses"))
     run.train(step, 2)
 
@@ -370,9 +364,7 @@ def test_a_captured_step_chooses_nothing(cache, monkeypatch):
 def test_an_algorithm_of_another_product_is_chosen_again(cache):
     """The file may hold what this version of the library does not take."""
     device = cuda_runtime.device()
-    memory = device.allocate(4096)
-    a, b, out = (device.array(memory, View(256 * i, (4, 4), (4, 1), 0, "float32")) for i in range(3))
-    product = cuda.Product(a, b, out)
+    product = small_product(device)
     device._thunk(product, device.main)
     known = sqlite3.connect(cache)
     ((good,),) = known.execute("select choice from choices").fetchall()
@@ -380,9 +372,8 @@ def test_an_algorithm_of_another_product_is_chosen_again(cache):
     known.commit()
     known.close()
     other = cuda_runtime.device()
-    memory = other.allocate(4096)
-    a, b, out = (other.array(memory, View(256 * i, (4, 4), (4, 1), 0, "float32")) for i in range(3))
-    other._thunk(cuda.Product(a, b, out), other.main)()
+    again = small_product(other)
+    other._thunk(again, other.main)()
     ((choice,),) = sqlite3.connect(cache).execute("select choice from choices").fetchall()
     assert choice != bytes(64).hex()
     assert len(choice) == len(good)

@@ -10,8 +10,8 @@ import cuda_runtime
 import numpy as np
 import pytest
 from cuda_on_cpu import run_packed, sources
+from gpu_steps import Run, equal, trained
 from helpers import drawn
-from test_cuda_runtime import Run, equal
 
 from minidl import schedulers
 from minidl.core.graph import View
@@ -19,7 +19,7 @@ from minidl.devices import DeviceError
 from minidl.devices.cuda.device import Cuda
 from minidl.devices.cuda.lanes import capture
 from minidl.kernels import cuda
-from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
+from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 WAITS = "begin_kernel(); "
 
@@ -160,14 +160,10 @@ def test_an_older_gpu_says_that_it_cannot():
 @pytest.mark.few(2)
 @pytest.mark.parametrize("seed", range(4))
 def test_steps_have_the_bits_of_the_sequential_run(seed):
-    run = Run(cuda_runtime.device(seed), "mlp")
-    wanted = run.train(SequentialExecutor(run.graph, run.device), 3)
-    made = device(seed)
-    run = Run(made, "mlp")
-    order = (schedulers.in_order, schedulers.multi_stream)[seed % 2](run.graph)
-    step = GraphExecutor(run.graph, order, device=made)
+    wanted, made = trained(cuda_runtime.device(seed), steps=3), device(seed)
+    run, order = Run(made), (schedulers.in_order, schedulers.multi_stream)[seed % 2]
+    step = run.executor(GraphExecutor, order)
     assert equal(run.train(step, 3), wanted)
     early = [pair for graph in step._body[0].lanes.graphs for pair in edges(graph, made.driver.machine)]
     assert len(early) > 4
-    run = Run(made, "mlp")
-    assert equal(run.train(StreamExecutor(run.graph, order, device=made), 3), wanted)
+    assert equal(trained(made, StreamExecutor, order, 3), wanted)

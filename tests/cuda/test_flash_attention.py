@@ -7,7 +7,6 @@ from collections import Counter
 from dataclasses import replace
 from typing import Any
 
-import cuda_runtime
 import numpy as np
 import pytest
 from cuda_on_cpu import run_kernel
@@ -166,12 +165,6 @@ class Job:
     def run(self, executor: Any, steps: int = 3) -> list[Any]:
         losses = [np.asarray(executor(*self.batch)) for _ in range(steps)]
         return [*losses, *(p.numpy() for p in self.model.parameters())]
-
-
-@pytest.fixture
-def device():
-    """Makes CUDA devices whose order of running is drawn from a seed."""
-    return cuda_runtime.device
 
 
 def kernels(graph: TaskGraph) -> Counter[str]:

@@ -11,18 +11,15 @@ import numpy as np
 import pytest
 from cuda_on_gpu import run_kernel_on
 from forms import outputs, reference
+from gpu_steps import Run, equal, trained
 from helpers import PATIENCE
 from reference_calls import calls
-from test_cuda_offload import WHATS, trained
+from test_cuda_offload import WHATS
+from test_cuda_offload import trained as offloaded
 from test_cuda_runtime import (  # noqa: F401  the same tests, with this file's device
-    Run,
-    equal,
-    oracle,
     test_a_trace_has_a_record_for_each_task,
-    test_capturing_changes_no_parameter,
     test_costs_are_measured_in_graphs,
     test_eager_steps_and_checkpoints,
-    test_inputs_of_many_steps_in_flight_do_not_mix,
     test_results_of_a_captured_step_can_be_read_at_any_time,
     test_schedules_give_the_bits_of_the_sequential_run,
     test_the_device_computes_what_the_cpu_does,
@@ -50,7 +47,7 @@ from minidl import schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.kernels import KERNELS
 from minidl.kernels.conv import Geometry
-from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
+from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 pytestmark = pytest.mark.gpu
 
@@ -78,20 +75,17 @@ MODELS = [("mlp", {"hidden": 64, "layers": 4}), ("lenet", {}), ("resnet20", {"pr
 
 @pytest.mark.parametrize(("model", "arguments"), MODELS, ids=[m for m, _ in MODELS])
 def test_fifty_steps_have_the_same_bits_in_every_executor(device, model, arguments):
-    there = device()
-    first = Run(there, model, **arguments)
-    wanted = first.train(SequentialExecutor(first.graph, there), 50)
+    wanted = trained(device(), steps=50, model=model, **arguments)
     for kind in (StreamExecutor, GraphExecutor):
         for scheduler in (schedulers.in_order, schedulers.multi_stream):
-            run = Run(there, model, **arguments)
-            assert equal(run.train(kind(run.graph, scheduler(run.graph), device=there), 50), wanted), (kind, scheduler)
+            found = trained(device(), kind, scheduler, 50, model=model, **arguments)
+            assert equal(found, wanted), (kind, scheduler)
 
 
 @pytest.mark.parametrize("what", WHATS)
 @pytest.mark.parametrize("kind", [StreamExecutor, GraphExecutor])
 def test_offloaded_steps_have_the_same_bits(device, kind, what):
-    losses, left, _ = trained(device())
-    assert trained(device(), kind, policy="multi_stream", offload=what)[:2] == (losses, left)
+    assert offloaded(device(), kind, policy="multi_stream", offload=what)[:2] == offloaded(device())[:2]
 
 
 def test_a_thousand_steps_take_no_more_memory(device):
@@ -99,7 +93,7 @@ def test_a_thousand_steps_take_no_more_memory(device):
 
     there = device()
     run = Run(there)
-    step = GraphExecutor(run.graph, schedulers.multi_stream(run.graph), device=there)
+    step = run.executor(GraphExecutor)
     batch = next(run.batches)
     for _ in range(20):
         step(*batch)
@@ -215,7 +209,7 @@ def test_the_command_line_trains_and_compares(device):
 
 
 def test_the_cpu_and_the_gpu_agree(device):
-    there, here = oracle(device(), model="lenet"), oracle(ml.device.cpu(), model="lenet")
+    there, here = trained(device(), model="lenet"), trained(ml.device.cpu(), model="lenet")
     np.testing.assert_allclose(there[0], here[0], rtol=1e-3)
 
 

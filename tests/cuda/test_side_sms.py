@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
 import cuda_runtime
 import pytest
-from test_cuda_runtime import Run, equal
+from gpu_steps import Run, equal, trained
 
 import minidl as ml
 from minidl import schedulers
@@ -16,11 +15,10 @@ from minidl.cli import main
 from minidl.core.graph import Launch, View
 from minidl.core.schedule import SIDE, Schedule
 from minidl.devices import DeviceError
-from minidl.devices.cuda import device as devices
 from minidl.kernels import cuda
 from minidl.measuring import sms as measuring
 from minidl.pricing.sms import Sms
-from minidl.runtime.executors import GraphExecutor, SequentialExecutor, StreamExecutor
+from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 
 def used(device: Any, stream: Any) -> range:
@@ -61,9 +59,8 @@ def test_what_the_gpu_cannot_divide_is_one_line():
 
 
 # ------------------------------------------------------------------------------------------------------------ libraries
-def test_libraries_are_told_of_their_share_and_keep_their_algorithm(monkeypatch, tmp_path):
+def test_libraries_are_told_of_their_share_and_keep_their_algorithm(cache):
     """cuBLASLt by an attribute, cuDNN by its plan's; the choice is the one of all multiprocessors."""
-    monkeypatch.setenv("MINIDL_CACHE", str(tmp_path))
     device = cuda_runtime.device()
     device.small_products = False
     side = device.streams((0, 1), 32)[1]
@@ -88,32 +85,27 @@ def test_libraries_are_told_of_their_share_and_keep_their_algorithm(monkeypatch,
 
 
 # ---------------------------------------------------------------------------------------------------------------- steps
-def divided(graph: Any, side: int) -> Schedule:
+def divided(graph: Any, side: int = 32) -> Schedule:
     order = schedulers.multi_stream(graph)
     return replace(order, notes={**order.notes, SIDE: str(side)})
 
 
 @pytest.mark.parametrize("model", ["mlp", "lenet"])
-def test_steps_with_a_share_have_the_bits_of_the_sequential_run(model, monkeypatch, tmp_path):
+def test_steps_with_a_share_have_the_bits_of_the_sequential_run(model, cache):
     """Issued call by call, and captured; every lane's work is on its part."""
-    monkeypatch.setenv("MINIDL_CACHE", str(tmp_path))
-    run = Run(cuda_runtime.device(), model)
-    wanted = run.train(SequentialExecutor(run.graph, run.device), 2)
+    wanted = trained(cuda_runtime.device(), steps=2, model=model)
     for kind in (StreamExecutor, GraphExecutor):
         run = Run(cuda_runtime.device(1), model)
-        step = kind(run.graph, divided(run.graph, 32), device=run.device)
+        step = run.executor(kind, divided)
         lanes = step._body[0].lanes
         assert [len(used(run.device, stream)) for stream in lanes.streams] == [100, 32]
         assert equal(run.train(step, 2), wanted)
         step.close()
 
 
-def test_what_comes_before_and_after_the_loop_is_divided_alike(monkeypatch, tmp_path):
+def test_what_comes_before_and_after_the_loop_is_divided_alike(cache):
     """Of a plan in which weight gradients run one step late."""
-    monkeypatch.setenv("MINIDL_CACHE", str(tmp_path))
-    run = Run(cuda_runtime.device())
-    wanted = run.train(SequentialExecutor(run.graph, run.device), 3)
-    run = Run(cuda_runtime.device(1))
+    wanted, run = trained(cuda_runtime.device(), steps=3), Run(cuda_runtime.device(1))
     units = 1 + int(run.graph.unit.max())
     kinds = {kind: [time] * units for kind, time in (("F", 10.0), ("O", 1.0), ("W", 30.0), ("U", 10.0))}
     factors = {run.graph.name(t): (1.0,) for t in range(len(run.graph))}
@@ -124,16 +116,14 @@ def test_what_comes_before_and_after_the_loop_is_divided_alike(monkeypatch, tmp_
     assert len(step._prologue) > 0
     for part in (*step._prologue, *step._body, *step._epilogue):
         assert [stream.sms for stream in part.lanes.streams] == [100, 32][: len(part.lanes.streams)]
-    found = run.train(step, 3)
+    assert equal(run.train(step, 3), wanted)
     step.close()
-    assert found[0] == wanted[0]
-    assert all((p.numpy() == q).all() for p, q in zip(run.model.parameters(), wanted[1], strict=True))
 
 
 def test_a_share_on_the_cpu_is_one_line():
     run = Run(ml.device.get("cpu"))
     with pytest.raises(DeviceError, match="the plan gives its second lane 32 SMs of a GPU; cpu has none"):
-        StreamExecutor(run.graph, divided(run.graph, 32))
+        run.executor(StreamExecutor, divided)
 
 
 # ---------------------------------------------------------------------------------------------------------------- costs
@@ -170,25 +160,20 @@ def test_what_groups_need_is_told_by_bytes_and_grids(monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_with_a_share_says_it_and_has_equal_bits(monkeypatch, capsys, tmp_path):
+def test_a_run_with_a_share_says_it_and_has_equal_bits(there, cache, command, monkeypatch, capsys, tmp_path):
     """By the command line: auto, a number, one that cannot be; the plan's file has it."""
     monkeypatch.setattr(measuring, "SIZE", 1 << 12)
-    monkeypatch.setenv("MINIDL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setitem(devices._devices, 0, cuda_runtime.device())
+    there()
     common = ("--model", "mlp", "--model-arg", "hidden=16", "--batch-size", "8", "--device", "cuda", "--costs",
               "analytic", "--scheduler", "multi_region")
 
-    def sha(*more: str) -> str:
-        assert main(["train", *common, "--steps", "3", "--json", *more]) == 0
-        return str(json.loads(capsys.readouterr().out)["params_sha256"])
-
-    assert len({sha(), sha("--side-sms", "32"), sha("--side-sms", "auto")}) == 1
+    shares = ((), ("--side-sms", "32"), ("--side-sms", "auto"))
+    assert len({command("train", *common, "--steps", "3", *more)["params_sha256"] for more in shares}) == 1
     assert main(["train", *common, "--steps", "3", "--side-sms", "33"]) == 2
     assert "of 132 SMs the side lanes can have 8 to 124, in steps of 8" in capsys.readouterr().err
     plan = tmp_path / "plan.csv"
     assert main(["plan", *common, "--side-sms", "32", "--save", str(plan)]) == 0
     capsys.readouterr()
     assert ("# side SMs: 32" in plan.read_text()) == ("sub" in plan.read_text())
-    assert main(["compare", *common[:-2], "--steps", "2", "--schedulers", "in_order,multi_region", "--side-sms", "32",
-                 "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["bit_identical"]
+    assert command("compare", *common[:-2], "--steps", "2", "--schedulers", "in_order,multi_region", "--side-sms",
+                   "32")["bit_identical"]

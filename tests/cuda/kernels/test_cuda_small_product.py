@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import cuda_runtime
 import ml_dtypes
 import numpy as np
 import pytest
 from cuda_on_cpu import run
+from gpu_steps import equal, trained
 from helpers import drawn
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_cuda_runtime import Run, equal
 
-from minidl import schedulers
 from minidl.core.graph import View
 from minidl.devices.cuda import clock, products
 from minidl.devices.cuda.tuner import Tuner
@@ -126,8 +123,7 @@ def test_a_small_product_is_whole_and_a_large_one_is_taken_apart(dtype):
 
 
 @pytest.fixture
-def device(monkeypatch, tmp_path):
-    monkeypatch.setenv("MINIDL_CACHE", str(tmp_path))
+def device(cache):
     return cuda_runtime.device()
 
 
@@ -198,12 +194,7 @@ def test_steps_of_our_kernel_have_equal_bits_in_every_executor(device, monkeypat
         return products.OURS if products.OURS in names else names[0]
 
     monkeypatch.setattr(Tuner, "choose", choose)
-    found = []
-    for executor in (SequentialExecutor, StreamExecutor, GraphExecutor):
-        run = Run(device, "mlp")
-        step: Any = (executor(run.graph, device) if executor is SequentialExecutor else
-                     executor(run.graph, schedulers.multi_stream(run.graph), device=device))
-        found.append(run.train(step, 3))
+    found = [trained(device, kind, steps=3) for kind in (SequentialExecutor, StreamExecutor, GraphExecutor)]
     assert products.OURS in device._library("products")._chosen.values()
     assert equal(found[0], found[1])
     assert equal(found[0], found[2])
