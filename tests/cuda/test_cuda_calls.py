@@ -279,7 +279,9 @@ FORBIDDEN = [(lambda r: r.device.allocate(8), "memory is allocated during a capt
              (look_at_what_was_recorded, "an event of a capture is asked for"),
              (wait_for_what_came_before, "a captured stream waits for an event from outside"),
              (lambda r: r.driver.copy(HOST, r.memory, r.one)(), "pageable memory is copied in a capture"),
-             (lambda r: kernel_of(r, "tanh")(), "is compiled during a capture"),
+             (lambda r: kernel_of(r, "sigmoid")(), "is compiled during a capture"),
+             (lambda r: r.first_launch(), r"tanh_<float> of \w+.cu is loaded during a capture"),
+             (lambda r: (fork(r), r.second()), "was forked and not joined"),
              (lambda r: r.driver.replay(r.graph, r.one), "a graph is uploaded to a stream that is captured"),
              (lambda r: r.replay(), "a graph is launched to a stream that is captured")]
 
@@ -292,7 +294,7 @@ def kernel_of(r: Any, name: str) -> Any:
 @pytest.mark.few(5)
 @pytest.mark.parametrize(("do", "message"), FORBIDDEN, ids=[m for _, m in FORBIDDEN])
 def test_a_capture_refuses_what_cuda_refuses_there_and_what_it_said_is_told(ready, do, message):
-    ready.graph = lanes.capture(ready.driver, ready.one, ready.first)
+    ready.graph, ready.first_launch = lanes.capture(ready.driver, ready.one, ready.first), kernel_of(ready, "tanh")
     ready.replay = ready.driver.replay(ready.graph, ready.one)
     assert gc.isenabled()
     with pytest.raises(AssertionError, match=message):
@@ -406,21 +408,6 @@ def test_collection_stays_off_until_the_last_capture_ends():
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_a_kernel_is_not_loaded_by_its_first_launch_in_a_capture(ready):
-    launch = kernel_of(ready, "tanh")
-    with pytest.raises(AssertionError, match=r"tanh_<float> of \w+.cu is loaded during a capture"):
-        lanes.capture(ready.driver, ready.one, launch)
-
-
-def test_a_stream_that_is_forked_and_not_joined_is_told(ready):
-    def fill() -> None:
-        fork(ready)
-        ready.second()
-
-    with pytest.raises(AssertionError, match="was forked and not joined"):
-        lanes.capture(ready.driver, ready.one, fill)
 
 
 def test_an_event_of_a_capture_means_nothing_after_it(ready):
@@ -552,13 +539,7 @@ def test_the_time_of_a_graph_is_without_its_launch(ready):
 
 # -------------------------------------------------------------------------------------------------- memory and failures
 def test_memory_that_was_given_back_is_not_used(ready):
-    late = kernel(ready.device, ready.one, memory := ready.device.allocate(32))
-    del memory
-    with pytest.raises(AssertionError, match="are no memory of the device that is held"):
-        late()
-
-
-def test_a_graph_is_not_launched_on_memory_that_was_given_back(ready):
+    """By a launch, nor by a graph."""
     late = kernel(ready.device, ready.one, memory := ready.device.allocate(32))
     late()
     ready.device.synchronize()
@@ -566,8 +547,9 @@ def test_a_graph_is_not_launched_on_memory_that_was_given_back(ready):
     replay()
     ready.device.synchronize()
     del memory
-    with pytest.raises(AssertionError, match="are no memory of the device that is held"):
-        replay()
+    for use_it in (late, replay):
+        with pytest.raises(AssertionError, match="are no memory of the device that is held"):
+            use_it()
 
 
 def test_pinned_memory_is_kept_until_its_copy_has_run(ready):

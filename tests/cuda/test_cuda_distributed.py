@@ -232,25 +232,40 @@ def staged(communicator, device):
     return communicator
 
 
-def trained(name, devices, transport=staged, trace=False):
-    """Of each rank its parameters, as arrays and as bits, and its executor."""
+def on_ranks(name, devices, act, transport=staged, trace=False):
+    """What each rank makes of `act(rank, run, step)`, where `step(t)` runs one step."""
     own = prepared(name, devices)
     x, y = batches(len(devices))
 
     def work(communicator):
         rank = communicator.rank
-        model, opt, found = own[rank]
+        _, opt, found = own[rank]
         run = DistributedExecutor(found.graph, found.schedule, transport(communicator, devices[rank]),
                                   device=devices[rank], trace=trace)
-        for t in range(STEPS):
+
+        def step(t):
             opt.lr = rate(t)  # while the step before may still run
             run(x[t, rank], y[t, rank])
-        run.close()
-        return SimpleNamespace(parameters=[p.numpy() for p in model.parameters()],
-                               bits=bits(*model.parameters()), run=run)
+
+        try:
+            return act(SimpleNamespace(rank=rank, model=own[rank][0], run=run, step=step))
+        finally:
+            run.close()
 
     with deadline():
         return run_ranks(len(devices), work)
+
+
+def trained(name, devices, transport=staged, trace=False):
+    """Of each rank its parameters, as arrays and as bits, and its executor."""
+    def act(own):
+        for t in range(STEPS):
+            own.step(t)
+        own.run.close()
+        return SimpleNamespace(parameters=[p.numpy() for p in own.model.parameters()],
+                               bits=bits(*own.model.parameters()), run=own.run)
+
+    return on_ranks(name, devices, act, transport, trace)
 
 
 def streams_only(devices):
@@ -356,24 +371,14 @@ def _unwatched(calls):
 
 # ----------------------------------------------------------------------------------------------------- captured, traced
 def launches_of_a_step(name, devices):
-    own = prepared(name, devices)
-    x, y = batches(len(devices))
-
-    def work(communicator):
-        rank = communicator.rank
-        _, _, found = own[rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator, device=devices[rank])
+    def act(own):
         for _ in range(3):
-            run(x[0, rank], y[0, rank])
-        issued = devices[rank].driver.issued
-        program = run._body[0].lanes._program
-        run(x[1, rank], y[1, rank])
-        count = devices[rank].driver.issued - issued
-        run.close()
-        return count, len(program)
+            own.step(0)
+        issued, program = devices[own.rank].driver.issued, own.run._body[0].lanes._program
+        own.step(1)
+        return devices[own.rank].driver.issued - issued, len(program)
 
-    with deadline():
-        return run_ranks(len(devices), work)[0]
+    return on_ranks(name, devices, act)[0]
 
 
 def test_a_captured_step_is_cut_at_communication_alone(gpus):
@@ -404,77 +409,54 @@ def test_a_trace_has_every_task_of_a_step_once(gpus, captured):
 
 # ------------------------------------------------------------------------------------------------------------- failures
 def test_a_rank_that_raises_ends_the_others(gpus):
-    devices = gpus(3, 2)
-    own = prepared("priority", devices)
-    x, y = batches(3)
     seen = {}
 
-    def work(communicator):
-        rank = communicator.rank
-        _, _, found = own[rank]
-        run = DistributedExecutor(found.graph, found.schedule, communicator, device=devices[rank])
+    def act(own):
         try:
             for t in range(STEPS):
-                if rank == 1 and t == 3:
+                if own.rank == 1 and t == 3:
                     raise ArithmeticError("a bad day")
-                run(x[t, rank], y[t, rank])
-            run.settle()
+                own.step(t)
+            own.run.settle()
         except Exception as error:
-            seen[rank] = error
+            seen[own.rank] = error
             raise
-        finally:
-            run.close()
 
-    with deadline(), pytest.raises(ArithmeticError):
-        run_ranks(3, work)
+    with pytest.raises(ArithmeticError):
+        on_ranks("priority", gpus(3, 2), act)
     for rank in (0, 2):
         assert isinstance(seen[rank], RankError)
         assert "rank 1 failed: ArithmeticError: a bad day" in str(seen[rank])
 
 
+def told(devices, error, ask=NCCL):
+    """What all ranks say when they ask for a transport."""
+    def work(communicator):
+        with pytest.raises(error) as found:
+            ask(communicator, devices[communicator.rank])
+        return str(found.value)
+
+    with deadline():
+        (said,) = set(run_ranks(len(devices), work))
+    return said
+
+
 def test_nccl_refuses_ranks_that_share_a_gpu(gpus, stub, monkeypatch):
     monkeypatch.setattr(nccl.socket, "gethostname", lambda: "node1")
     monkeypatch.setattr(Runtime, "address", lambda self: "0000:17:00.0")
-    devices, seen = gpus(3, 0), []
-
-    def work(communicator):
-        with pytest.raises(NCCLError) as found:
-            NCCL(communicator, devices[communicator.rank])
-        seen.append(str(found.value))
-
-    run_ranks(3, work)
-    assert set(seen) == {"ranks 0 and 1 share GPU 0000:17:00.0 of node1, which NCCL refuses; start one rank a GPU, "
-                         "or use --transport staged"}
+    assert told(gpus(3, 0), NCCLError) == ("ranks 0 and 1 share GPU 0000:17:00.0 of node1, which NCCL refuses; start "
+                                           "one rank a GPU, or use --transport staged")
 
 
-def test_a_transport_that_cannot_be_had_is_one_line_everywhere(gpus, stub):
-    stub.available = False
-    devices, seen = gpus(2, 0), []
-
-    def work(communicator):
-        with pytest.raises(Disagreement) as found:
-            same.transport("nccl", communicator, devices[communicator.rank])
-        seen.append(str(found.value))
-
-    run_ranks(2, work)
-    assert set(seen) == {"rank 0 has no NCCL; install nvidia-nccl-cu13 (or -cu12) there, or use --transport staged"}
-
-
-def test_an_nccl_that_cannot_start_is_one_line_everywhere(gpus, stub):
+def test_a_transport_that_cannot_be_had_or_started_is_one_line_everywhere(gpus, stub):
     def refuse() -> bytes:
         raise RuntimeError("NCCL_ERROR_SYSTEM_ERROR: no network")
 
     stub.get_unique_id = refuse
-    devices, seen = gpus(2, 0), []
-
-    def work(communicator):
-        with pytest.raises(NCCLError) as found:
-            NCCL(communicator, devices[communicator.rank])
-        seen.append(str(found.value))
-
-    with deadline():
-        run_ranks(2, work)
-    assert seen == ["rank 0 cannot start NCCL: NCCL_ERROR_SYSTEM_ERROR: no network"] * 2
+    assert told(gpus(2, 0), NCCLError) == "rank 0 cannot start NCCL: NCCL_ERROR_SYSTEM_ERROR: no network"
+    stub.available = False
+    assert told(gpus(2, 0), Disagreement, lambda *of: same.transport("nccl", *of)) == (
+        "rank 0 has no NCCL; install nvidia-nccl-cu13 (or -cu12) there, or use --transport staged")
 
 
 @pytest.mark.may_skip

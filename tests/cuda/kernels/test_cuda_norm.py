@@ -266,6 +266,10 @@ def test_cpu_forms_with_an_activation(act: str, residual: bool) -> None:
         assert len(ds) == residual
     if act != "none" and not residual:
         run("batch_norm_act_input_grad", [x, mean, rstd, w, b, dw, db, dy], act=act)
+    kept = residual and act != "none"
+    for more in ([], [draw(x.shape, 6, "float64")]):
+        run("batch_norm_grad", [x, mean, rstd, w, b, dy, *([y] if kept else []), *more], act=act, kept=kept,
+            add=bool(more))
 
 
 def test_gradients_that_cannot_be_fused() -> None:
@@ -286,7 +290,7 @@ def test_a_block_adds_up_parts_as_the_separate_launch_does(rows: int, width: int
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("act", "kept"), [("none", False), ("relu", False), ("relu", True), ("hardswish", False)])
+@pytest.mark.parametrize(("act", "kept"), [("none", False), ("relu", False), ("relu6", True), ("hardswish", False)])
 @pytest.mark.parametrize("shape", [(9, 3), (2, 5, 7, 36), (2100, 4)], ids=str)
 def test_both_gradients_have_the_bits_of_separate_launches(shape: tuple[int, ...], act: str, kept: bool,
                                                            dtype: str) -> None:
@@ -314,19 +318,6 @@ def test_both_gradients_have_the_bits_of_separate_launches(shape: tuple[int, ...
         elif add:
             wanted[-1] = wanted[-1] + more
         assert [v.tobytes() for v in found] == [v.tobytes() for v in wanted[: len(found)]]
-
-
-@pytest.mark.parametrize("add", [False, True])
-@pytest.mark.parametrize(("act", "kept"), [("none", False), ("relu6", True), ("hardswish", False)])
-def test_both_gradients_agree_with_the_reference(act: str, kept: bool, add: bool) -> None:
-    for rows in (31, 2070):
-        x, dy, y, more = (draw((rows, 5), seed, "float64", 2) for seed in range(4))
-        mean, rstd, w, b = (np.abs(draw(5, seed, "float64")) + 0.5 for seed in range(4))
-        reads = [x, mean, rstd, w, b, dy, *([y] if kept else []), *([more] if add else [])]
-        found = agree("batch_norm_grad", reads, act=act, kept=kept, add=add, times=4)
-        for one, other in zip(on_cpu("batch_norm_grad", reads, [np.full_like(v, np.nan) for v in found], act=act,
-                                     kept=kept, add=add), found, strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-11, atol=1e-11)
 
 
 # ----------------------------------------------------------------------------------------------------------- layer norm

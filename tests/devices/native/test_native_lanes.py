@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 
 import numpy as np
@@ -37,6 +37,7 @@ from minidl.devices.native.lanes import NativeLanes
 from minidl.devices.native.machines import MACHINES
 
 FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int32, ctypes.c_int64)
+(VALUES,) = SMALL.batches(1)
 
 
 def device_with(kind):
@@ -241,6 +242,13 @@ def test_calls_without_a_native_form_are_unknown(make):
 
 # ---------------------------------------------------------------------------------------------------- whole steps
 # (tests/fuzz runs random steps on them)
+@pytest.fixture
+def made():
+    """Lanes of (task, calls), which end with the test."""
+    with ExitStack() as all_of_them:
+        yield lambda *lanes, **waits: all_of_them.enter_context(closing(NativeLanes(work_of(*lanes, **waits))))
+
+
 def native(graph, streams=1, trace=False):
     """An executor of a random schedule on native lanes."""
     return StreamExecutor(graph, random_schedule(graph, streams, np.random.default_rng(streams)),
@@ -255,13 +263,12 @@ def test_many_steps_have_the_oracles_bits(streams, trace):
 
 @pytest.mark.parametrize("streams", [1, 2])
 def test_a_step_is_one_native_call(streams, monkeypatch):
-    (values,) = SMALL.batches(1)
     run = native(recorded(), streams)
     lanes, compiled = run._body[0].lanes, []
     step = lanes._step
     monkeypatch.setattr(lanes, "_step", lambda *a: compiled.append(a) or step(*a))
     for _ in range(2):
-        run(*values)
+        run(*VALUES)
     assert compiled.count((-1,)) == 2  # and some to go on, where a lane waited long
     run.close()
 
@@ -269,10 +276,9 @@ def test_a_step_is_one_native_call(streams, monkeypatch):
 @pytest.mark.parametrize("ticks", [False, True])
 def test_stamps_are_in_order_and_on_the_hosts_clock(ticks, monkeypatch):
     monkeypatch.setattr(stamps, "counts_ticks", lambda: ticks)
-    (values,) = SMALL.batches(1)
     run = native(recorded(), 2, trace=True)
     begin = time.perf_counter()
-    run(*values)
+    run(*VALUES)
     end = time.perf_counter()
     for found in run._body[0].lanes.stamps():
         moments = found.reshape(-1)
@@ -292,9 +298,8 @@ def test_lanes_agree_on_the_order_of_moments_if_looks_at_the_clock_are_disturbed
 
     monkeypatch.setattr(code, "both", disturbed)
     graph = recorded()
-    (values,) = SMALL.batches(1)
     run = native(graph, 3, trace=True)
-    run(*values)
+    run(*VALUES)
     tasks = run.timeline.tasks
     start, end = (dict(zip(run.timeline.key[tasks].tolist(), x[tasks].tolist(), strict=True))
                   for x in (run.timeline.start, run.timeline.end))
@@ -322,17 +327,16 @@ def slow(x):
     return loop(spin, x, 400_000)
 
 
-def test_a_lane_waits_for_another():
+def test_a_lane_waits_for_another(made):
     order: list[int] = []
     x = np.ones(1)
-    lanes = NativeLanes(work_of([(0, [partial(order.append, 0)]), (3, [partial(order.append, 3)])],
-                                [(1, [slow(x)] * 3), (2, [partial(order.append, 2)])], waits=[(3, 2), (1, 0)]))
+    lanes = made([(0, [partial(order.append, 0)]), (3, [partial(order.append, 3)])],
+                                [(1, [slow(x)] * 3), (2, [partial(order.append, 2)])], waits=[(3, 2), (1, 0)])
     with deadline():
         for _ in range(50):
             order.clear()
             lanes.run()
             assert order == [0, 2, 3]
-    lanes.close()
 
 
 def fails(x):
@@ -340,9 +344,9 @@ def fails(x):
         raise ValueError("not this one")
 
 
-def test_an_exception_of_a_compiled_loop_reaches_the_caller():
+def test_an_exception_of_a_compiled_loop_reaches_the_caller(made):
     x, y = np.zeros(1), np.ones(1)
-    lanes = NativeLanes(work_of([(0, [slow(y)])], [(1, [slow(y)]), (2, [slow(y), loop(fails, x)])]))
+    lanes = made([(0, [slow(y)])], [(1, [slow(y)]), (2, [slow(y), loop(fails, x)])])
     assert lanes.by_python == {}
     with deadline():
         for _ in range(3):
@@ -353,7 +357,6 @@ def test_an_exception_of_a_compiled_loop_reaches_the_caller():
             assert (caught.value.task, caught.value.lane) == (2, 1)
             assert isinstance(caught.value.error, ValueError)
             x[0] = 0
-    lanes.close()
 
 
 @contextmanager
@@ -372,24 +375,23 @@ def interrupt_in(seconds):
 
 @pytest.mark.few(1)
 @pytest.mark.parametrize("waiting", [False, True])
-def test_an_interrupt_falls_between_two_compiled_calls(waiting):
+def test_an_interrupt_falls_between_two_compiled_calls(made, waiting):
     """Both where the caller computes, and where it waits for another lane."""
     x, counts = np.ones(1), np.zeros(1)
     busy = [(0, [slow(x), partial(np.add, counts, 1.0, out=counts)] * 20_000)]
-    lanes = NativeLanes(work_of([], busy) if waiting else work_of(busy))
+    lanes = made([], busy) if waiting else made(busy)
     for _ in range(2):
         with interrupt_in(0.05):
             lanes.run()
         assert counts[0] < 20_000, "it came at the end"
         counts[0] = 0
-    lanes.close()
 
 
-def test_a_run_that_comes_back_to_python_in_between_makes_every_call_once():
+def test_a_run_that_comes_back_to_python_in_between_makes_every_call_once(made):
     """As it does in a long run, so that signals are handled; also after a run that was interrupted."""
     place, total = np.array([3.0]), np.zeros(1)
-    lanes = NativeLanes(work_of([(0, [partial(np.copyto, total, place), *[slow(total)] * 40])],
-                                [(1, [slow(np.ones(1))])]))
+    lanes = made([(0, [partial(np.copyto, total, place), *[slow(total)] * 40])],
+                                [(1, [slow(np.ones(1))])])
     step, calls = lanes._step, []
     lanes._step = lambda *a: calls.append(a) or step(*a)
     wanted = np.array([3.0])
@@ -403,25 +405,22 @@ def test_a_run_that_comes_back_to_python_in_between_makes_every_call_once():
         with interrupt_in(0.01):
             for _ in range(1000):
                 lanes.run()
-    lanes.close()
 
 
-def test_any_thread_can_end_a_run():
+def test_any_thread_can_end_a_run(made):
     x = np.ones(1)
-    lanes = NativeLanes(work_of([(0, [slow(x)] * 20_000)], [(1, [slow(x)] * 20_000)]))
+    lanes = made([(0, [slow(x)] * 20_000)], [(1, [slow(x)] * 20_000)])
     with deadline():
         timer = threading.Timer(0.05, lambda: lanes.give_up(Stop(TimeoutError("enough"))))
         timer.start()
         with pytest.raises(TimeoutError, match="enough"):
             lanes.run()
-    lanes.close()
 
 
 def test_two_executors_run_at_once():
-    (values,) = SMALL.batches(1)
     runs = [native(recorded(), 2) for _ in range(2)]
     with deadline(), ThreadPoolExecutor(2) as threads:
-        losses = [*threads.map(lambda run: [bits(*run(*values)) for _ in range(30)], runs)]
+        losses = [*threads.map(lambda run: [bits(*run(*VALUES)) for _ in range(30)], runs)]
     for run in runs:
         run.close()
     assert losses[0] == losses[1]
@@ -429,14 +428,13 @@ def test_two_executors_run_at_once():
 
 @pytest.mark.parametrize("kind", [SequentialExecutor, native])
 def test_a_child_process_may_run_one_lane(kind):
-    (values,) = SMALL.batches(1)
     run = kind(recorded())
-    run(*values)
+    run(*VALUES)
     child = os.fork()
     if not child:
         code = 1
         try:
-            code = 0 if all(np.isfinite(t.numpy()).all() for t in run(*values)) else 2
+            code = 0 if all(np.isfinite(t.numpy()).all() for t in run(*VALUES)) else 2
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
