@@ -53,19 +53,20 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
+def two_rungs(device: Any, *rungs: str) -> dict[str, Any]:
+    return first_run(TINY["tiny"], TF32, device, replace(ALONE, rungs=rungs or ("E0a in_order", "E1 in_order")))
+
+
 def run_with(**correct: Any) -> dict[str, Any]:
     """A first run without times."""
     return {"correct": {"equal_bits": True, "finite": True, **correct}, "left_out": {}}
 
 
-def climb(*arguments: Any, **more: Any) -> Any:
-    return ladder.Climb(TINY, [TF32], {"sources": "s", "commit": "c", "date": "d"}, *arguments, **more)
-
-
 @pytest.mark.slow
 def test_all_rungs_are_trained_compared_and_timed_in_turn(device, tmp_path):
     path = tmp_path / "record.json"
-    climb(str(path))(ladder.Here(TINY, {"tf32": TF32}, device, ALONE))
+    about = {"sources": "s", "commit": "c", "date": "d"}
+    ladder.Climb(TINY, [TF32], about, str(path))(ladder.Here(TINY, {"tf32": TF32}, device, ALONE))
     record = json.loads(path.read_text())
     assert record["name"] == "ladder"
     entry = record["networks"]["tf32"]["tiny"]
@@ -94,16 +95,16 @@ def test_all_rungs_are_trained_compared_and_timed_in_turn(device, tmp_path):
 
 @pytest.mark.wide
 def test_a_rung_with_other_bits_is_noticed(device, monkeypatch):
-    rung = Ours.rung
+    make = Ours.rung
 
     def other(self: Any, name: str, schedule: Any) -> Any:
-        made, model = rung(self, name, schedule)
+        rung, model = make(self, name, schedule)
         if name.startswith("E1"):
             next(iter(model.parameters())).assign(0.5)
-        return made, model
+        return rung, model
 
     monkeypatch.setattr(Ours, "rung", other)
-    run = first_run(TINY["tiny"], TF32, device, replace(ALONE, rungs=("E0a in_order", "E1 in_order")))
+    run = two_rungs(device)
     assert not run["correct"]["equal_bits"]
     assert not passed(run)
 
@@ -133,12 +134,12 @@ def test_a_rung_that_fails_while_it_is_timed_is_left_out(device, monkeypatch):
         return rung, model
 
     monkeypatch.setattr(Ours, "rung", failing)
-    run = first_run(TINY["tiny"], TF32, device, replace(ALONE, rungs=("E0a in_order", "E1 in_order")))
+    run = two_rungs(device)
     assert list(run["step_ms"]) == ["E0a in_order"]
     assert (run["minidl"], run["left_out"]["E1 in_order"]) == ("E0a in_order", "ZeroDivisionError: division by zero")
     assert not passed(run)
     with pytest.raises(RuntimeError, match="no rung can be timed"):
-        first_run(TINY["tiny"], TF32, device, replace(ALONE, rungs=("E1 in_order",)))
+        two_rungs(device, "E1 in_order")
 
 
 @pytest.mark.slow
@@ -282,6 +283,13 @@ def here(names: Any) -> Any:
     return ladder.Here({name: name for name in names}, PRECISIONS, None, None)
 
 
+def climbing(path: Any, names: Any, runs: Any = ("first",), precisions: Any = (TF32,), about: Any = None,
+             resume: bool = True) -> Any:
+    """The climb of networks that are only names."""
+    return ladder.Climb({name: name for name in names}, [*precisions], about or {"sources": "s"}, str(path),
+                        resume=resume, runs=runs)
+
+
 def test_a_record_is_gone_on_with_and_a_failure_is_one_networks_own(tmp_path, monkeypatch):
     path, runs, names = str(tmp_path / "record.json"), Runs(monkeypatch), ("one", "two", "three")
     runs.broken = {("two", "tf32", "first")}
@@ -290,8 +298,8 @@ def test_a_record_is_gone_on_with_and_a_failure_is_one_networks_own(tmp_path, mo
               resume: bool = True) -> dict[str, Any]:
         runs.asked.clear()
         about = {"sources": sources, "commit": "c", "date": "d"}
-        made: dict[str, Any] = ladder.Climb({name: name for name in names}, precisions, about, path, resume=resume,
-                                            runs=("first", COMPILED[0]))(here(names), budget)
+        made: dict[str, Any] = climbing(path, names, ("first", COMPILED[0]), precisions, about,
+                                        resume)(here(names), budget)
         assert made == {k: v for k, v in json.loads(Path(path).read_text()).items() if k != "name"}
         return made
 
@@ -351,8 +359,7 @@ def test_a_run_that_hangs_dies_or_spoils_its_gpu_harms_no_other(tmp_path, monkey
     (tmp_path / "faults.py").write_text(FAULTS)
     apart = ladder.Apart([sys.executable, str(tmp_path / "faults.py")])
     names = ("hangs", "dies", "spoils", "works")
-    made = ladder.Climb({name: name for name in names}, [TF32], {"sources": "s"}, str(tmp_path / "record.json"),
-                        runs=("first",))
+    made = climbing(tmp_path / "record.json", names)
     record = made(lambda job, first, seconds, keep: apart(job, first, 0.3 if job.label == "hangs" else PATIENCE, keep))
     found = {name: record["networks"]["tf32"][name]["first"] for name in names}
     assert found["hangs"]["left_out"] == {"first": "it took more than 0 s"}
@@ -434,8 +441,7 @@ def test_no_prediction_uses_a_step_of_its_own_schedule(device, monkeypatch):
 
 
 def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
-    path, runs = str(tmp_path / "record.json"), Runs(monkeypatch)
-    clock = [0.0]
+    runs, names, clock = Runs(monkeypatch), ("one", "two"), [0.0]
     monkeypatch.setattr(ladder.time, "perf_counter", lambda: clock[0])
     run, seconds = runs.run, {"first": 70.0, COMPILED[0]: 40.0}
 
@@ -444,19 +450,18 @@ def test_no_run_is_begun_that_would_not_fit(tmp_path, monkeypatch):
         return run(*asked)
 
     runs.run = slow
-    cases = {name: name for name in ("one", "two")}
 
-    def made() -> Any:
-        return ladder.Climb(cases, [TF32, PRECISIONS["bf16"]], {"sources": "s"}, path, resume=True,
-                            runs=("first", COMPILED[0]))
+    def climb(budget: float) -> Any:
+        return climbing(tmp_path / "record.json", names, ("first", COMPILED[0]),
+                        [TF32, PRECISIONS["bf16"]])(here(names), budget)
 
-    record = made()(here(cases), 250)
+    record = climb(250)
     assert runs.asked == [("one", "tf32", "first"), ("two", "tf32", "first"),
                           ("one", "bf16", "first")], ("87.5 of 110 seconds for the third")
     assert clock[0] <= 250
     assert record["networks"]["bf16"]["two"]["first"] == {"left_out": {"first": "no time was left"}}
     assert not record["complete"]
-    made()(here(cases), 300)
+    climb(300)
     assert runs.asked[3:] == [("two", "bf16", "first"), ("one", "tf32", COMPILED[0]), ("two", "tf32", COMPILED[0]),
                               ("one", "bf16", COMPILED[0]), ("two", "bf16", COMPILED[0])]
 
@@ -465,10 +470,6 @@ def test_stopped_it_loses_nothing_that_was_finished_and_goes_on_with_the_rest(tm
     path, runs, names = tmp_path / "record.json", Runs(monkeypatch), ("one", "two", "three")
     run = runs.run
 
-    def made() -> Any:
-        return ladder.Climb({name: name for name in names}, [TF32], {"sources": "s"}, str(path), resume=True,
-                            runs=("first",))
-
     def stopped(*asked: str) -> dict[str, Any]:
         if asked[0] == "two":
             raise KeyboardInterrupt
@@ -476,13 +477,13 @@ def test_stopped_it_loses_nothing_that_was_finished_and_goes_on_with_the_rest(tm
 
     runs.run = stopped
     with pytest.raises(KeyboardInterrupt):
-        made()(here(names))
+        climbing(path, names)(here(names))
     before = json.loads(path.read_text())["networks"]["tf32"]
     assert "step_ms" in before["one"]["first"]
     assert before["two"]["first"] == {"begun": True, "left_out": {"first": ladder.BEGUN}}
     assert "first" not in before.get("three", {})
     runs.run, runs.asked = run, []
-    record = made()(here(names))
+    record = climbing(path, names)(here(names))
     assert [asked[0] for asked in runs.asked] == ["three", "two"], "what had been begun may be what took too long"
     assert record["networks"]["tf32"]["one"] == before["one"], "it is not measured again"
     assert list(record["networks"]["tf32"]) == [*names]
@@ -557,8 +558,7 @@ def test_rungs_of_the_chip_are_compared_with_the_same_without_their_setting(devi
     assert (device.small_products, device.dependent_launch) == (True, False)
 
 
-def test_rungs_without_a_plain_one_are_refused(monkeypatch, capsys):
+def test_rungs_without_a_plain_one_are_refused(call, monkeypatch, capsys):
     monkeypatch.setattr(ladder.ml.device, "get", lambda name: SimpleNamespace(captures=True, name=name))
-    monkeypatch.setattr(sys, "argv", ["ladder.py", "--rungs", "E3"])
-    assert ladder.main() == 2
+    assert call(ladder, "--rungs", "E3") == 2
     assert capsys.readouterr().err.startswith("ladder: --rungs must name at least one of E0a in_order")

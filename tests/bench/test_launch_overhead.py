@@ -90,10 +90,9 @@ def test_a_row_alone_by_its_command(tmp_path):
     (["--device", "cuda:x", "--list"], "unknown device 'cuda:x'; known: cpu, cuda, cuda:N\n"),
     (["--row", "no row"], "there is no row 'no row' for cpu; --list names them all\n"),
     (["--device", "cuda", "--row", "no row"], "there is no row 'no row' for cuda; --list names them all\n")])
-def test_bad_input_is_one_clear_line(arguments, message, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["launch_overhead.py", *arguments])
+def test_bad_input_is_one_clear_line(arguments, message, call, capsys):
     with pytest.raises(SystemExit) as ended:
-        launch_overhead.main()
+        call(launch_overhead, *arguments)
     assert (ended.value.code, capsys.readouterr().err) == (2, message)
 
 
@@ -172,20 +171,20 @@ def test_lanes_that_take_turns_need_two_cores(monkeypatch):
         assert one(found.how)["missing"] == "two lanes that take turns need two cores"
 
 
-def test_a_record_is_kept_when_it_is_stopped(device, tmp_path, monkeypatch):
+def test_a_record_is_kept_when_it_is_stopped(device, call, tmp_path, monkeypatch):
     """By whatever: the machine may be taken away."""
     def stop(gpu):
         raise KeyboardInterrupt
 
     out, rows = tmp_path / "record.json", launches_cuda.ROWS[:3]
     monkeypatch.setattr(launches_cuda, "ROWS", (*rows, row(stop)))
-    monkeypatch.setattr(sys, "argv", ["launch_overhead.py", "--device", "cuda", "--quick", "--out", str(out)])
+    flags = ("--device", "cuda", "--quick", "--out", out)
     with pytest.raises(KeyboardInterrupt):
-        launch_overhead.main()
+        call(launch_overhead, *flags)
     record = json.loads(out.read_text())
     assert (len(record["rows"]), record["complete"]) == (3, False)
     monkeypatch.setattr(launches_cuda, "ROWS", rows)
-    launch_overhead.main()
+    call(launch_overhead, *flags)
     record = json.loads(out.read_text())
     assert (len(record["rows"]), record["complete"]) == (3, True)
     assert all("first" in entry["us"] for entry in record["rows"] if "writes" in entry["name"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import predicted_steps as bench
 import pytest
@@ -29,7 +28,7 @@ def record(scheduler, predicted, taken):
 
 
 @pytest.fixture
-def runs(monkeypatch, tmp_path):
+def runs(call, monkeypatch, tmp_path):
     """Runs that take no time, of which the second pipeline was disturbed; a function that makes the record."""
     ran = []
 
@@ -46,8 +45,7 @@ def runs(monkeypatch, tmp_path):
     path = tmp_path / "record.json"
 
     def make(*flags):
-        monkeypatch.setattr(sys, "argv", ["predicted_steps.py", "--network", "LeNet", "--out", str(path), *flags])
-        bench.main()
+        call(bench, "--network", "LeNet", "--out", path, *flags)
         return json.loads(path.read_text())
 
     return make, ran

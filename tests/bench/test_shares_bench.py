@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import cuda_runtime
 import pytest
@@ -16,16 +15,16 @@ TINY = {"mlp": Case("mlp", {"hidden": 16}, 8)}
 
 
 @pytest.fixture
-def run(monkeypatch, tmp_path):
+def run(call, monkeypatch, tmp_path):
     monkeypatch.setattr(shares, "OTHERS", TINY)
     monkeypatch.setattr(shares, "CASES", {})
     monkeypatch.setattr(shares, "of_device", lambda device: lambda flops, nbytes: flops / 1e3 + nbytes / 1e3)
 
-    def call(*arguments: str):
-        monkeypatch.setattr(sys, "argv", ["shares.py", "--quick", "--out", str(tmp_path / "shares.json"), *arguments])
-        return shares.main(), json.loads((tmp_path / "shares.json").read_text())
+    def measured(*arguments: str):
+        code = call(shares, "--quick", "--out", tmp_path / "shares.json", *arguments)
+        return code, json.loads((tmp_path / "shares.json").read_text())
 
-    return call
+    return measured
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 record becomes rows."""
 
 import json
-import sys
 
 import floors
 import pytest
@@ -38,12 +37,11 @@ def test_ours_is_compared_with_the_quickest_peer_by_the_clock_of_its_cores():
     assert one["arms"]["minidl"]["step_ms"]["median"] == 3000
 
 
-def test_an_arm_that_is_not_installed_is_a_line(monkeypatch, capsys, tmp_path):
+def test_an_arm_that_is_not_installed_is_a_line(call, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(strongest, "missing", lambda name: f"{name.split()[0]} is not here")
-    monkeypatch.setattr(sys, "argv", ["strongest.py", "--networks", QUICK[0], "--cores", "1", "--rounds", "2",
-                                      "--seconds", "0.01", "--out", str(tmp_path / "r.json")])
     with deadline():
-        assert strongest.main() == 0
+        assert call(strongest, "--networks", QUICK[0], "--cores", 1, "--rounds", 2, "--seconds", 0.01, "--out",
+                    tmp_path / "r.json") == 0
     said = capsys.readouterr().out
     assert "JAX jit is left out: JAX is not here\n" in said
     assert "no peer" in said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -49,14 +48,13 @@ def made_up() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
+def results(call, tmp_path, monkeypatch):
     """A folder for records, and a function that writes their page."""
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     monkeypatch.setattr(tables, "PAGE", tmp_path / "results.md")
 
     def write() -> str:
-        monkeypatch.setattr(sys, "argv", ["tables.py", "--write"])
-        tables.main()
+        call(tables, "--write")
         return (tmp_path / "results.md").read_text()
 
     return tmp_path, write
@@ -88,15 +86,13 @@ def test_a_gpus_records_get_rows(results):
 
 
 @pytest.mark.slow
-def test_a_run_that_learns_is_recorded_and_one_that_misses_its_target_fails(tmp_path, monkeypatch, capsys):
+def test_a_run_that_learns_is_recorded_and_one_that_misses_its_target_fails(call, tmp_path, monkeypatch):
     flags = "--model mlp --model-arg hidden=8 --data digits"
     monkeypatch.setattr(learning, "CASES", {
         "easy": learning.Case(flags, "--epochs 1", "accuracy", 0.0, 600),
         "hard": learning.Case(flags, "--epochs 1", "accuracy", 1.0, 600)})
     for only, code in (("easy", 0), ("hard", 1)):
-        monkeypatch.setattr(sys, "argv", ["learning.py", "--only", only, "--steps", "2", "--out",
-                                          str(tmp_path / f"{only}.json")])
-        assert learning.main() == code
+        assert call(learning, "--only", only, "--steps", 2, "--out", tmp_path / f"{only}.json") == code
         (entry,) = json.loads((tmp_path / f"{only}.json").read_text())["networks"].values()
         assert (entry["steps"], entry["reached"]) == (2, not code)
         assert entry["command"] == f"minidl train {flags} --steps 2 --costs analytic"

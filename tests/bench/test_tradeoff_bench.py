@@ -1,7 +1,6 @@
 """The report on accuracy against predicted time: its commands are understood, and lateness is counted."""
 
 import json
-import sys
 from typing import Any
 
 import numpy as np
@@ -104,7 +103,7 @@ def test_a_run_that_diverges_has_no_accuracy():
     assert [seen for _, _, seen, *_ in tradeoff.rows(record)] == ["diverges"]
 
 
-def test_add_measures_only_points_whose_commands_are_new(monkeypatch, tmp_path):
+def test_add_measures_only_points_whose_commands_are_new(call, monkeypatch, tmp_path):
     """It keeps other points and networks, and says which points are of which commit."""
     ran: list[str] = []
     file = tmp_path / "tradeoff.json"
@@ -114,8 +113,7 @@ def test_add_measures_only_points_whose_commands_are_new(monkeypatch, tmp_path):
 
     def record(*flags: str, **networks: tradeoff.Network) -> dict[str, Any]:
         monkeypatch.setattr(tradeoff, "NETWORKS", networks)
-        monkeypatch.setattr(sys, "argv", ["tradeoff.py", "--out", str(file), *flags])
-        tradeoff.main()
+        call(tradeoff, "--out", file, *flags)
         return json.loads(file.read_text())
 
     one, other = small(("a", ""), ("b", "--dither 1"), tries=(1, 2)), small(("c", ""))

@@ -56,6 +56,12 @@ def shared(name, dtype, clipped=False, guarded=None):
             *([np.array([guarded], "int32")] if guarded is not None else [])]
 
 
+def writes_of(groups, copy=None, in_place=False):
+    """Parameters, states and copies that an update writes: full of NaN, or where what is read lies."""
+    return [a if in_place and kind is None else np.full_like(a, np.nan, kind) for p, _, *states in groups
+            for a, kind in (*((a, None) for a in (p, *states)), *([(p, copy)] if copy else []))]
+
+
 def single(name, constants, own_arrays, common):
     """Arrays in the order of the kernel for one parameter."""
     p, g, *states = own_arrays
@@ -129,11 +135,7 @@ def test_many_parameters_get_the_bits_of_one_by_one(name, constants, options):
         groups = [own(name, constants, n, dtype, gradient="float16" if copy and i % 2 else None)
                   for i, n in enumerate(sizes)]
         common = shared(name, dtype, options.get("clipped", False), flag)
-        one, many = [], []
-        for group in groups:
-            for to in (one, many):
-                to += ([np.full_like(a, np.nan) for a in (group[0], *group[2:])]
-                       + ([np.full_like(group[0], np.nan, copy)] if copy else []))
+        one, many = (writes_of(groups, copy) for _ in range(2))
         each = len(one) // len(groups)
         for i, group in enumerate(groups):
             run_kernel(name, single(name, constants, group, common), one[i * each : (i + 1) * each],
@@ -155,13 +157,9 @@ def test_the_cpu_form_for_many_is_the_reference(name, constants, options):
         reads = [a for group in groups for a in group] + common
         expected = reference(f"{name}_many", reads, count=3, **constants, **options)
         for in_place in (False, True):
-            reads = [a.copy() for a in reads]
-            writes = []
-            for i in range(3):
-                n = 2 + states_of(name, constants)
-                p, _, *states = reads[i * n : (i + 1) * n]
-                writes += [a if in_place else np.full_like(a, np.nan) for a in (p, *states)]
-                writes += [np.full_like(p, np.nan, options["copy"])] if options.get("copy") else []
+            groups = [[a.copy() for a in group] for group in groups]
+            reads = [a for group in groups for a in group] + common
+            writes = writes_of(groups, options.get("copy"), in_place)
             close(on_cpu(f"{name}_many", reads, writes, count=3, **constants, **options), expected, "float32")
 
 
@@ -170,7 +168,7 @@ BAD = [np.nan, np.inf, -np.inf]
 
 def flagged(name, constants, groups, common, seed=0, **options):
     """Whether the flag is set by an update of these parameters, which writes elsewhere; and what is written."""
-    writes = [np.full_like(a, np.nan) for group in groups for a in (group[0], *group[2:])]
+    writes = writes_of(groups)
     not_finite()
     run_kernel(f"{name}_many", [a for group in groups for a in group] + common, writes, seed=seed, count=len(groups),
                **constants, **options)
