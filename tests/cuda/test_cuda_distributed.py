@@ -297,7 +297,8 @@ def stub(monkeypatch):
     """NCCL between loop-back ranks."""
     found = Nccl()
     monkeypatch.setattr(nccl, "library", lambda: found)
-    return found
+    yield found
+    assert not found.left, "something was sent and not received"
 
 
 DATA = names("data", exact=True)
@@ -318,7 +319,6 @@ def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, stub, name, ran
     wanted = alone(devices[0], ranks).bits
     devices = devices if captured else streams_only(devices)
     assert {found.bits for found in trained(name, devices, transport)} == {wanted}
-    assert not stub.left, "something was sent and not received"
 
 
 def test_groups_of_nccl_sum_among_themselves(gpus, stub):
@@ -338,7 +338,6 @@ def test_groups_of_nccl_sum_among_themselves(gpus, stub):
 
     with deadline():
         assert run_ranks(4, work) == [[1.0] * 8, [2.0] * 8] * 2
-    assert not stub.left, "something was sent and not received"
 
 
 def test_sums_by_nccl_itself_equal_to_rounding(gpus, stub):

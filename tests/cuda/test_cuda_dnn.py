@@ -26,6 +26,18 @@ def there(cache, monkeypatch):
                            made=made_by(device.driver, monkeypatch))
 
 
+def timed(monkeypatch: Any, *seconds: float) -> None:
+    """Candidates take these times, in their order."""
+    monkeypatch.setattr("minidl.devices.cuda.clock.side_by_side", lambda driver, stream, calls: [*seconds[: len(calls)]])
+
+
+def ran(there: Any) -> list[int]:
+    """The plans that have run since this was asked last."""
+    plans = [plan for _, plan, *_ in there.frontend.executed]
+    there.frontend.executed.clear()
+    return plans
+
+
 def made_by(driver: Any, monkeypatch: Any) -> list[tuple[int, int]]:
     """(bytes, stream) of all that is allocated from now on."""
     made, allocate = [], driver.allocate
@@ -155,31 +167,28 @@ def test_what_has_no_plan_names_its_key(there, monkeypatch):
 
 
 def test_all_plans_that_can_be_built_are_timed_and_the_fastest_runs(there, monkeypatch):
-    monkeypatch.setattr("minidl.devices.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 3.0])
+    timed(monkeypatch, 5.0, 4.0, 3.0)
     call = there.dnn.bind(convolution(there), there.streams[0])
-    plans = [plan for _, plan, *_ in there.frontend.executed]
-    assert sorted(set(plans)) == [0, 2, 3], "one cannot be built"
-    there.frontend.executed.clear()
+    assert sorted(set(ran(there))) == [0, 2, 3], "one cannot be built"
     call()
-    assert [plan for _, plan, *_ in there.frontend.executed] == [3]
+    assert ran(there) == [3]
 
 
 def test_a_plan_that_was_chosen_before_is_the_only_one_that_is_built(there, monkeypatch):
-    monkeypatch.setattr("minidl.devices.cuda.clock.side_by_side", lambda driver, stream, calls: [5.0, 4.0, 9.0])
+    timed(monkeypatch, 5.0, 4.0, 9.0)
     call = convolution(there)
     there.dnn.bind(call, there.streams[0])
-    there.frontend.executed.clear()
+    ran(there)
     monkeypatch.setattr("minidl.devices.cuda.dnn.library", lambda: there.frontend)
     bound = Dnn(there.device.driver).bind(call, there.streams[0])
-    assert there.frontend.executed == [], "nothing is timed"
+    assert ran(there) == [], "nothing is timed"
     assert there.frontend.graphs[-1].built == {2}
     bound()
-    assert [plan for _, plan, *_ in there.frontend.executed] == [2]
+    assert ran(there) == [2]
 
 
 def test_a_plan_that_was_chosen_and_is_not_there_any_more_is_chosen_again(there, monkeypatch):
-    monkeypatch.setattr("minidl.devices.cuda.clock.side_by_side",
-                        lambda driver, stream, calls: [5.0, 4.0, 9.0][: len(calls)])
+    timed(monkeypatch, 5.0, 4.0, 9.0)
     call = convolution(there)
     there.dnn.bind(call, there.streams[0])
     monkeypatch.setattr("minidl.devices.cuda.dnn.library", lambda: there.frontend)
@@ -189,7 +198,6 @@ def test_a_plan_that_was_chosen_and_is_not_there_any_more_is_chosen_again(there,
                 patch.setattr(cuda_dnn.Graph, "get_plan_name_at_index", lambda self, index: f"another {index}")
             else:
                 patch.setattr(cuda_dnn, "UNBUILDABLE", 2)
-            there.frontend.executed.clear()
             Dnn(there.device.driver).bind(call, there.streams[0])()
             there.device.synchronize()
-            assert [plan for _, plan, *_ in there.frontend.executed][-1] == (2 if gone == "name" else 1)
+            assert ran(there)[-1] == (2 if gone == "name" else 1)

@@ -52,4 +52,3 @@ def test_every_order_gives_the_bits_of_one_process(gpus, stub, name, ranks, micr
     with deadline():
         found = run_ranks(ranks, work)
     assert {i: bits for one in found for i, bits in one.items()} == {i: p.tobytes() for i, p in enumerate(wanted)}
-    assert not stub.left, "something was sent and not received"

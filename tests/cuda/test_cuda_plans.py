@@ -117,6 +117,8 @@ class Capturing(CudaOnCpu):
 
 
 Build = Callable[..., list[dict[str, Any]]]
+Plans = list[dict[Key, dict[str, Any]]]
+Flash = dict[attention.Key, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +156,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Build:
 
 
 @pytest.fixture(scope="module")
-def plans(build: Build) -> list[dict[Key, dict[str, Any]]]:
+def plans(build: Build) -> Plans:
     """What became of every convolution's key of this file, in one process, which builds them twice."""
     keys = [SQUARE, *(key for case in CASES for joined in (False, True) for key in convolutions(*case, joined=joined))]
     wanted = [*dict.fromkeys([*(replace(key, **given) for key in keys for given in ARITHMETIC.values()), *STRICT,
@@ -190,8 +192,7 @@ def convolutions(network: str, size: int, batch: int = 32, joined: bool = False)
 
 
 @pytest.mark.parametrize(("network", "size"), CASES)
-def test_every_convolution_of_a_network_has_a_plan(plans: list[dict[Key, dict[str, Any]]],
-                                                   network: str, size: int) -> None:
+def test_every_convolution_of_a_network_has_a_plan(plans: Plans, network: str, size: int) -> None:
     keys = convolutions(network, size) | convolutions(network, size, joined=True)
     assert {key.what for key in keys} >= {"forward", "weight_grad"}
     found = {key: plans[0][key] for key in (replace(key, **given) for key in keys for given in ARITHMETIC.values())}
@@ -200,8 +201,7 @@ def test_every_convolution_of_a_network_has_a_plan(plans: list[dict[Key, dict[st
 
 
 @pytest.mark.parametrize(("network", "size"), CASES)
-def test_every_convolution_may_run_on_the_tensor_cores(plans: list[dict[Key, dict[str, Any]]],
-                                                       network: str, size: int) -> None:
+def test_every_convolution_may_run_on_the_tensor_cores(plans: Plans, network: str, size: int) -> None:
     """In TF32 and in 16 bits, one of those that are timed does, also where channels are not a multiple of 8 and lie
     with gaps between them: cuDNN pads them in its workspace. What it names first need not, see DenseNet's 12
     channels."""
@@ -214,25 +214,24 @@ def test_every_convolution_may_run_on_the_tensor_cores(plans: list[dict[Key, dic
                                                                      and size == 32 else set())
 
 
-def test_strict_float32_takes_other_engines_than_tf32(plans: list[dict[Key, dict[str, Any]]]) -> None:
+def test_strict_float32_takes_other_engines_than_tf32(plans: Plans) -> None:
     for what in ("forward", "input_grad", "weight_grad"):
         strict, rounded = (plans[0][replace(SQUARE, what=what, tf32=tf32)]["engine"] for tf32 in (False, True))
         assert strict != rounded, f"{what}: engine {strict}"
 
 
-def test_only_engines_that_repeat_their_bits_unless_others_are_asked_for(
-        plans: list[dict[Key, dict[str, Any]]]) -> None:
+def test_only_engines_that_repeat_their_bits_unless_others_are_asked_for(plans: Plans) -> None:
     """A forward convolution adds nothing up in two places; gradients may."""
     for strict, loose in zip(STRICT, LOOSE, strict=True):
         fewer, more = set(plans[0][strict]["through"]), set(plans[0][loose]["through"])
         assert fewer == more if strict.what == "forward" else fewer < more, f"{strict}: {more - fewer}"
 
 
-def test_a_plan_is_the_same_each_time(plans: list[dict[Key, dict[str, Any]]]) -> None:
+def test_a_plan_is_the_same_each_time(plans: Plans) -> None:
     assert plans[0] == plans[1]
 
 
-def test_what_has_no_plan_says_so(plans: list[dict[Key, dict[str, Any]]]) -> None:
+def test_what_has_no_plan_says_so(plans: Plans) -> None:
     assert "cuDNN has no plan for Key(what='forward'" in plans[0][IMPOSSIBLE]["error"]
 
 
@@ -279,7 +278,7 @@ KEYS = [(shape, "float16" if shape in ("gpt", "cross") else "bfloat16") for shap
 
 
 @pytest.fixture(scope="module")
-def flash(build: Build) -> dict[attention.Key, dict[str, Any]]:
+def flash(build: Build) -> Flash:
     """What became of every key of attention."""
     wanted = [*(key for case in KEYS for key in attentions(*case)),
               *(replace(key, deterministic=False) for key in attentions("gpt", "float16"))]
@@ -287,15 +286,14 @@ def flash(build: Build) -> dict[attention.Key, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("shape", "low"), KEYS)
-def test_attention_that_fusion_takes_has_plans(flash: dict[attention.Key, dict[str, Any]],
-                                               shape: str, low: str) -> None:
+def test_attention_that_fusion_takes_has_plans(flash: Flash, shape: str, low: str) -> None:
     keys = attentions(shape, low)
     assert [key.what for key in keys] == ["forward", "grad"]
     assert {key: flash[key]["error"] for key in keys if "error" in flash[key]} == {}
     assert all(max(flash[key]["workspace"]) <= LARGEST for key in keys)
 
 
-def test_attention_need_not_repeat_its_bits(flash: dict[attention.Key, dict[str, Any]]) -> None:
+def test_attention_need_not_repeat_its_bits(flash: Flash) -> None:
     assert all("error" not in found for key, found in flash.items() if not key.deterministic)
 
 

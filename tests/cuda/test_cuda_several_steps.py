@@ -121,10 +121,10 @@ def test_a_trace_needs_single_steps():
         Run().executor(2, trace=True)
 
 
-def test_a_run_in_launches_has_the_losses_and_bits_of_single_steps(monkeypatch):
+def test_a_run_in_launches_has_the_losses_and_bits_of_single_steps(there):
     found = []
     for at_once in (1, 4):
-        monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(at_once))
+        there(at_once)
         job = Job(model="mlp", model_args={"preset": "tiny"}, batch_size=64, device="cuda", fusion=())
         trainer, done = Trainer(Recorded(job), CostModel.analytic(), at_once=at_once), 0
         while done < 6:
@@ -135,8 +135,8 @@ def test_a_run_in_launches_has_the_losses_and_bits_of_single_steps(monkeypatch):
     assert len(found[0][0]) == 6
 
 
-def test_the_step_that_is_to_blame_is_named(monkeypatch):
-    monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(3))
+def test_the_step_that_is_to_blame_is_named(there):
+    there(3)
     trainer = Trainer(Recorded(Job(model="mlp", model_args={"preset": "tiny"}, batch_size=64, device="cuda")),
                       CostModel.analytic(), at_once=5)
     inputs, read = trainer._inputs, []

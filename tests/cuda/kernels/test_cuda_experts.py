@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-import cuda_runtime
 import numpy as np
 import pytest
 from cuda_agree import near, written
@@ -14,7 +13,6 @@ from forms import blank, exact
 import minidl as ml
 from minidl import models, nn, optim
 from minidl.autograd.tape import Tape, use
-from minidl.devices.cuda import device as devices
 from minidl.runtime.executors import GraphExecutor, StreamExecutor
 
 RTOL = {"float16": 4e-3, "float32": 3e-6, "float64": 1e-13}
@@ -93,22 +91,21 @@ def losses(capacity: int, low: str | None, captured: bool = False) -> list[float
 
 @pytest.mark.slow
 @pytest.mark.parametrize("captured", [False, True])
-def test_a_network_trains_on_streams_and_in_a_graph(captured: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_trains_on_streams_and_in_a_graph(there: Any, captured: bool) -> None:
     """The CPU's numbers, nearly so in 16 bits. No launch depends on how many rows an expert has."""
     for capacity in (0, 12):
         wanted = losses(capacity, None)
         for low, apart in ((None, 1e-5), ("bfloat16", 0.05), ("float16", 0.01)):
-            monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(1))
-            with use(Tape(devices._devices[0])):
+            with use(Tape(there(1))):
                 np.testing.assert_allclose(losses(capacity, low, captured), wanted, rtol=apart)
 
 
-def test_scores_that_are_not_numbers_set_the_flag(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(devices._devices, 0, cuda_runtime.device(1))
-    with use(Tape(devices._devices[0])), ml.no_grad():
+def test_scores_that_are_not_numbers_set_the_flag(there: Any) -> None:
+    device = there(1)
+    with use(Tape(device)), ml.no_grad():
         layer, x = nn.MoE(4, 8, 2, 1), np.ones((3, 4), np.float32)
         graph = ml.record(layer, x)
         run = StreamExecutor(graph, ml.plan(graph, "in_order").schedule)
         for value, bad in ((1.0, False), (np.nan, True)):
             run(x * np.float32(value))
-            assert devices._devices[0].not_finite() == bad
+            assert device.not_finite() == bad
