@@ -11,8 +11,8 @@ import nccl_alone
 import numpy as np
 import pytest
 import shares
+from cuda_ranks import Nccl, made
 from ladder_cases import Case
-from test_cuda_distributed import Nccl, made
 
 from minidl.devices.cuda import device as cuda
 from minidl.devices.cuda import device as devices

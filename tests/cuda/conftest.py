@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import cuda_ranks
 import cuda_runtime
 import pytest
 
 from minidl.cli import main
 from minidl.devices.cuda import device as devices
+from minidl.runtime.comm import nccl
 
 
 @pytest.fixture
@@ -46,3 +48,25 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Any]:
         return json.loads(capsys.readouterr().out)
 
     return run
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], list[Any]]:
+    """Makes as many GPUs as there are ranks, each with its order."""
+
+    def make(ranks: int, seed: int) -> list[Any]:
+        found = [cuda_ranks.made(100 * seed + r, f"cuda:{r}") for r in range(ranks)]
+        for r, device in enumerate(found):
+            monkeypatch.setitem(devices._devices, r, device)
+        return found
+
+    return make
+
+
+@pytest.fixture
+def stub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """NCCL between loop-back ranks."""
+    found = cuda_ranks.Nccl()
+    monkeypatch.setattr(nccl, "library", lambda: found)
+    yield found
+    assert not found.left, "something was sent and not received"

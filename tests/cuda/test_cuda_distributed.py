@@ -1,19 +1,14 @@
-"""Data-parallel ranks on CUDA, without a GPU: every schedule and transport gives the bits of a sequential run, whatever
-order streams run in; a missing wait shows; ranks take their GPUs, or say in one line why not."""
+"""Ranks on CUDA, without a GPU: every schedule of replicas and of stages, and every transport, gives the bits of a
+sequential run, whatever order streams run in; a missing wait shows; ranks take their GPUs, or say in one line why
+not."""
 
 from __future__ import annotations
 
-import ctypes
-import threading
 from types import SimpleNamespace
-from typing import Any
-from weakref import WeakValueDictionary
 
-import cuda_machine
-import cuda_runtime
 import numpy as np
 import pytest
-from cuda_signatures import check
+from cuda_ranks import TOLD, Runtime, aware, free_ring, ring, staged
 from helpers import bits, deadline, replicas
 
 import minidl as ml
@@ -22,12 +17,11 @@ from minidl.autograd.tape import Tape, use
 from minidl.core.graph import View
 from minidl.core.tasks import Kind
 from minidl.devices.cuda import device as cuda_device
-from minidl.devices.cuda.device import Cuda
 from minidl.measuring import links as link_costs
 from minidl.runtime.comm import Communicator, OnDevice, RankError, Staged, nccl
 from minidl.runtime.comm.flight import Entry, Flight
 from minidl.runtime.comm.handover import ByEvents, handover
-from minidl.runtime.comm.loopback import LoopBack, run_ranks
+from minidl.runtime.comm.loopback import run_ranks
 from minidl.runtime.comm.nccl import NCCL, NCCLError
 from minidl.runtime.executors import DistributedExecutor, SequentialExecutor
 from minidl.schedulers import names
@@ -35,142 +29,6 @@ from minidl.training import same
 from minidl.training.agreement import Disagreement
 
 SHARE, STEPS = 4, 5  # captured from the third step on
-
-
-# --------------------------------------------------------------------------------------------------------- without GPUs
-class Machine(cuda_machine.Machine):
-    """One rank's GPU, which may wait for what another rank's does."""
-
-    def check_stuck(self) -> None:
-        assert any(isinstance(q.ops[0][1][0], Elsewhere)
-                   for q in self.queues.values() if q.ops and q.ops[0][0] == "wait")
-
-
-class Runtime(cuda_runtime.Runtime):
-    machines: WeakValueDictionary[int, Machine] = WeakValueDictionary()  #: by a stream's pointer, of all GPUs
-
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed, Machine)
-
-    def address(self) -> str:
-        return f"GPU {id(self)}"
-
-    def stream(self, priority: int = 0) -> Any:
-        made = super().stream(priority)
-        self.machines[made.ptr] = self.machine
-        return made
-
-
-class Elsewhere:
-    """What another rank leaves, as an event to wait for."""
-
-    def __init__(self, left: dict[Any, Any], key: Any) -> None:
-        self.left, self.key = left, key
-
-    @property
-    def reached(self) -> int:
-        return int(self.key in self.left)
-
-
-class Nccl:
-    """NCCL between the ranks of this process: each call goes to its stream, a group as one."""
-
-    available = True
-    NCCL_UINT8, NCCL_INT32, NCCL_FLOAT16, NCCL_FLOAT32, NCCL_FLOAT64, NCCL_SUM = 1, 2, 6, 7, 8, 0
-
-    def __init__(self) -> None:
-        self.left: dict[Any, Any] = {}
-        self.group = threading.local()
-        self.names: list[bytes] = []
-
-    def get_unique_id(self) -> bytes:
-        self.names.append(f"communicator {len(self.names)}".encode())
-        return self.names[-1]
-
-    def NcclCommunicator(self, size: int, name: bytes, rank: int) -> Any:
-        check("NcclCommunicator", TOLD["NcclCommunicator"], (size, name, rank), {})
-        assert name in self.names
-        return NcclRanks(self, size, name, rank)
-
-    def groupStart(self) -> None:
-        self.group.sends, self.group.fetches = [], []
-
-    def groupEnd(self) -> None:
-        sends, fetches = self.group.sends, self.group.fetches
-        ranks, stream = (sends or fetches)[0][2:]
-        ranks.issue(stream, [(array, (ranks.name, ranks.calls, ranks.rank, peer)) for array, peer, *_ in sends],
-                    [(array, [(ranks.name, ranks.calls, peer, ranks.rank)]) for array, peer, *_ in fetches])
-
-
-#: the parameters of NcclCommunicator's methods, which can be looked up only where NCCL is
-TOLD = {"NcclCommunicator": "NcclCommunicator(int ndev, bytes commId, int rank, NcclConfig config=None)",
-        "send": "NcclCommunicator.send(self, intptr_t sendbuf, size_t count, int datatype, int peer, intptr_t stream)",
-        "recv": "NcclCommunicator.recv(self, intptr_t recvbuf, size_t count, int datatype, int peer, intptr_t stream)",
-        "allReduce": "NcclCommunicator.allReduce(self, intptr_t sendbuf, intptr_t recvbuf, size_t count, int "
-                     "datatype, int op, intptr_t stream)"}
-
-
-class NcclRanks:
-    def __init__(self, nccl: Nccl, size: int, name: bytes, rank: int) -> None:
-        self.nccl, self.size, self.name, self.rank, self.calls = nccl, size, name, rank, 0
-
-    def send(self, at: int, count: int, kind: int, peer: int, stream: int) -> None:
-        check("send", TOLD["send"], (at, count, kind, peer, stream), {})
-        self.nccl.group.sends.append((_memory(at, count, kind), peer, self, stream))
-
-    def recv(self, at: int, count: int, kind: int, peer: int, stream: int) -> None:
-        check("recv", TOLD["recv"], (at, count, kind, peer, stream), {})
-        self.nccl.group.fetches.append((_memory(at, count, kind), peer, self, stream))
-
-    def allReduce(self, at: int, out: int, count: int, kind: int, op: int, stream: int) -> None:
-        check("allReduce", TOLD["allReduce"], (at, out, count, kind, op, stream), {})
-        assert at == out
-        array = _memory(at, count, kind)
-        peers = range(self.size)
-        self.issue(stream, [(array, (self.name, self.calls, self.rank, r)) for r in peers],
-                   [(array, [(self.name, self.calls, r, self.rank) for r in peers])])
-
-    def issue(self, stream: int, posts: list[Any], fetches: list[Any]) -> None:
-        """`posts`: arrays and the keys they are left under; `fetches`: arrays and the keys whose sum they get."""
-        left, self.calls = self.nccl.left, self.calls + 1
-        machine = Runtime.machines[stream]
-        machine.not_in_capture("ranks sum")
-        touched = [(array.ctypes.data, array.nbytes) for array, _ in (*posts, *fetches)]
-        machine.issue(stream, lambda: left.update({key: array.copy() for array, key in posts}), touched)
-        with machine.lock:
-            machine.queues[stream].ops += [("wait", (Elsewhere(left, key), 1)) for _, keys in fetches for key in keys]
-
-        def fetch() -> None:
-            for array, keys in fetches:
-                array[...] = sum(left.pop(key) for key in keys)
-
-        machine.issue(stream, fetch, touched)
-
-    def destroy(self) -> None:
-        pass
-
-
-def _memory(at: int, count: int, kind: int) -> Any:
-    dtype = np.dtype({1: "uint8", 2: "int32", 6: "float16", 7: "float32", 8: "float64"}[kind])
-    return np.ctypeslib.as_array((ctypes.c_ubyte * (count * dtype.itemsize)).from_address(at)).view(dtype)
-
-
-def made(seed: int, name: str = "cuda:0") -> Cuda:
-    runtime = Runtime(seed)
-    return Cuda(runtime, lambda: cuda_runtime.make_products(runtime), lambda: cuda_runtime.make_dnn(runtime), name)
-
-
-@pytest.fixture
-def gpus(monkeypatch):
-    """Makes as many GPUs as there are ranks, each with its order."""
-
-    def make(ranks: int, seed: int) -> list[Cuda]:
-        found = [made(100 * seed + r, f"cuda:{r}") for r in range(ranks)]
-        for r, device in enumerate(found):
-            monkeypatch.setitem(cuda_device._devices, r, device)
-        return found
-
-    return make
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -223,32 +81,28 @@ def prepared(name, devices, ranks=None):
     found = []
     for device in devices:
         model, opt, graph = recorded(device, ranks or len(devices))
-        found.append((model, opt, replicas(graph, name, None, lambda sizes: 1 + sum(sizes.values()) / 100, len(devices),
-                                           buckets=2, part_bytes=300, k=2)))
+        plan = replicas(graph, name, None, lambda sizes: 1 + sum(sizes.values()) / 100, len(devices), buckets=2,
+                        part_bytes=300, k=2)
+        found.append((model, opt, (plan.graph, plan.schedule)))
     return found
 
 
-def staged(communicator, device):
-    return communicator
-
-
-def on_ranks(name, devices, act, transport=staged, trace=False):
-    """What each rank makes of `act(rank, run, step)`, where `step(t)` runs one step."""
-    own = prepared(name, devices)
-    x, y = batches(len(devices))
+def on_ranks(devices, plans, act, transport=staged, micro_batches=None, trace=False):
+    """What each rank makes of `act(own)`, where `own.step(t)` runs one step: on the rank's share of the batch, or on
+    all shares as micro-batches."""
+    x, y = batches(micro_batches or len(devices))
 
     def work(communicator):
         rank = communicator.rank
-        _, opt, found = own[rank]
-        run = DistributedExecutor(found.graph, found.schedule, transport(communicator, devices[rank]),
-                                  device=devices[rank], trace=trace)
+        model, opt, plan = plans[rank]
+        run = DistributedExecutor(*plan, transport(communicator, devices[rank]), device=devices[rank], trace=trace)
 
         def step(t):
             opt.lr = rate(t)  # while the step before may still run
-            run(x[t, rank], y[t, rank])
+            run(*[part for i in (range(micro_batches) if micro_batches else [rank]) for part in (x[t, i], y[t, i])])
 
         try:
-            return act(SimpleNamespace(rank=rank, model=own[rank][0], run=run, step=step))
+            return act(SimpleNamespace(rank=rank, model=model, run=run, step=step))
         finally:
             run.close()
 
@@ -256,49 +110,23 @@ def on_ranks(name, devices, act, transport=staged, trace=False):
         return run_ranks(len(devices), work)
 
 
-def trained(name, devices, transport=staged, trace=False):
-    """Of each rank its parameters, as arrays and as bits, and its executor."""
-    def act(own):
-        for t in range(STEPS):
-            own.step(t)
-        own.run.close()
-        return SimpleNamespace(parameters=[p.numpy() for p in own.model.parameters()],
-                               bits=bits(*own.model.parameters()), run=own.run)
+def all_steps(own):
+    """A rank's parameters, as arrays and as bits, and its executor."""
+    for t in range(STEPS):
+        own.step(t)
+    own.run.close()
+    return SimpleNamespace(parameters=[p.numpy() for p in own.model.parameters()],
+                           bits=bits(*own.model.parameters()), run=own.run)
 
-    return on_ranks(name, devices, act, transport, trace)
+
+def trained(name, devices, transport=staged, trace=False):
+    return on_ranks(devices, prepared(name, devices), all_steps, transport, trace=trace)
 
 
 def streams_only(devices):
     for device in devices:
         device.captures = False
     return devices
-
-
-class Aware(LoopBack):
-    """A transport that reads and writes the memory of GPUs at once, as an MPI for CUDA does."""
-
-    on_device = True
-
-
-def aware(communicator, device):
-    return Aware(communicator.rank, communicator._members, communicator._board)
-
-
-def ring(communicator, device):
-    return NCCL(communicator, device)
-
-
-def free_ring(communicator, device):
-    return NCCL(communicator, device, deterministic=False)
-
-
-@pytest.fixture
-def stub(monkeypatch):
-    """NCCL between loop-back ranks."""
-    found = Nccl()
-    monkeypatch.setattr(nccl, "library", lambda: found)
-    yield found
-    assert not found.left, "something was sent and not received"
 
 
 DATA = names("data", exact=True)
@@ -319,6 +147,36 @@ def test_every_schedule_gives_the_bits_of_a_sequential_run(gpus, stub, name, ran
     wanted = alone(devices[0], ranks).bits
     devices = devices if captured else streams_only(devices)
     assert {found.bits for found in trained(name, devices, transport)} == {wanted}
+
+
+STAGED = ["gpipe", "one_f_one_b", "zb_h1", "interleaved"]
+#: name, ranks, micro-batches, seed of the streams' order, transport, whether steps are captured
+OF_STAGES = [("one_f_one_b", 2, 4, 4, aware, True), ("zb_h1", 3, 6, 5, ring, True),
+             *(pytest.param(*row, marks=pytest.mark.wide) for row in (
+                 *((name, 2, 4, 3, staged, captured) for name in STAGED for captured in (True, False)),
+                 *(("one_f_one_b", 2, 4, seed, t, seed % 2 == 0) for seed in range(4, 8) for t in (staged, aware)),
+                 *((name, 2, 6, 5, ring, True) for name in STAGED))),
+             *(pytest.param(name, 2 if seed % 3 else 3, 6, seed, (staged, staged, aware, ring)[seed % 4], seed % 2 == 1,
+                            marks=pytest.mark.slow)
+               for name in [*STAGED, "zb_auto", "fast_forward", "hanayo"] for seed in range(10, 22))]
+
+
+@pytest.mark.parametrize(("name", "ranks", "micro_batches", "seed", "transport", "captured"), OF_STAGES)
+def test_pipelines_give_the_bits_of_one_process(gpus, stub, name, ranks, micro_batches, seed, transport, captured):
+    """Each parameter as the rank that updates it has it. NCCL moves messages on a stream for each direction."""
+    devices = gpus(ranks, seed)
+    wanted = alone(devices[0], micro_batches).parameters
+    devices = devices if captured else streams_only(devices)
+    plans = [(model, opt, ml.plan(graph, name, ml.CostModel.analytic(), ml.Machine(ranks)).with_messages)
+             for model, opt, graph in (recorded(device, micro_batches, micro_batches) for device in devices)]
+
+    def act(own):
+        left = all_steps(own).parameters
+        held = {id(spec.live) for spec in own.run.program.graph.storages if spec.live is not None}
+        return {i: left[i].tobytes() for i, p in enumerate(own.model.parameters()) if id(p.storage) in held}
+
+    found = on_ranks(devices, plans, act, transport, micro_batches)
+    assert {i: bits for one in found for i, bits in one.items()} == {i: p.tobytes() for i, p in enumerate(wanted)}
 
 
 def test_groups_of_nccl_sum_among_themselves(gpus, stub):
@@ -377,7 +235,7 @@ def launches_of_a_step(name, devices):
         own.step(1)
         return devices[own.rank].driver.issued - issued, len(program)
 
-    return on_ranks(name, devices, act)[0]
+    return on_ranks(devices, prepared(name, devices), act)[0]
 
 
 def test_a_captured_step_is_cut_at_communication_alone(gpus):
@@ -422,7 +280,7 @@ def test_a_rank_that_raises_ends_the_others(gpus):
             raise
 
     with pytest.raises(ArithmeticError):
-        on_ranks("priority", gpus(3, 2), act)
+        on_ranks(devices := gpus(3, 2), prepared("priority", devices), act)
     for rank in (0, 2):
         assert isinstance(seen[rank], RankError)
         assert "rank 1 failed: ArithmeticError: a bad day" in str(seen[rank])

@@ -28,7 +28,8 @@ def there(cache, monkeypatch):
 
 def timed(monkeypatch: Any, *seconds: float) -> None:
     """Candidates take these times, in their order."""
-    monkeypatch.setattr("minidl.devices.cuda.clock.side_by_side", lambda driver, stream, calls: [*seconds[: len(calls)]])
+    monkeypatch.setattr("minidl.devices.cuda.clock.side_by_side",
+                        lambda driver, stream, calls: [*seconds[: len(calls)]])
 
 
 def ran(there: Any) -> list[int]:

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cuda_ranks import aware, ring, staged
 from helpers import deadline, drawn
-from test_cuda_distributed import aware, gpus, ring, staged, stub
 from test_shard import run_to_the_end
 
 import minidl as ml
@@ -27,8 +27,6 @@ from minidl.training import checkpoint
 from minidl.training.job import Job
 from minidl.training.rank_trainer import RankTrainer
 from minidl.training.recorded import Recorded
-
-__all__ = ["gpus", "stub"]  # fixtures
 
 TRANSPORTS = {"staged": staged, "aware": aware, "nccl": ring}
 SMALL = {"model": "mlp", "model_args": {"layers": 3, "hidden": 13}, "batch_size": 24}

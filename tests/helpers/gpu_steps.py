@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import minidl as ml
@@ -9,10 +10,10 @@ from minidl import data, models, nn, optim, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.runtime.executors import SequentialExecutor
 
-OPTIMIZERS = {"sgd": lambda model: optim.SGD(model.parameters(), 0.1, momentum=0.9),
-              "adamw": lambda model: optim.AdamW(model.parameters(), 0.01),
-              "muon": lambda model: optim.Muon(nn.hidden_matrices(model)[0], 0.01,
-                                               others=nn.hidden_matrices(model)[1])}
+OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
+    "sgd": lambda model: optim.SGD(model.parameters(), 0.1, momentum=0.9),
+    "adamw": lambda model: optim.AdamW(model.parameters(), 0.01),
+    "muon": lambda model: optim.Muon(nn.hidden_matrices(model)[0], 0.01, others=nn.hidden_matrices(model)[1])}
 
 
 class Run:

@@ -3,12 +3,16 @@ of the CPU forms."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from cuda_agree import written
 from cuda_on_cpu import run_kernel
 from forms import exact
-from helpers import bits
+from helpers import IMPORTABLE, PATIENCE, ROOT, bits
 from kernel_examples import IN_PLACE, STRIDED, Example, arrays, examples, in_place, strided
 
 from minidl.kernels import KERNELS, cuda
@@ -116,3 +120,16 @@ def test_strided_arrays_are_refused_where_they_do_not_come(name, reads, writes, 
 def test_every_kernel_has_a_cuda_form():
     ours = {name: k for name, k in KERNELS.items() if k.reference.__module__.startswith("minidl.")}
     assert [name for name, k in ours.items() if k._cuda is None] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", ["ops/test_ops.py", "ops/test_vision_ops.py", "ops/test_sequence_ops.py",
+                                  "autograd/test_tensor.py", "optim/test_optim.py", "ops/test_masks.py",
+                                  "ops/test_by_index.py", "ops/test_experts.py", "nn/test_torch_layers.py"])
+def test_ops_pass_their_tests_on_cuda_forms(file):
+    """Finite differences and torch included."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "on_cuda_forms", "-p",
+                           "no:cacheprovider", str(ROOT / "tests" / file)], cwd=ROOT, capture_output=True, text=True,
+                          timeout=2 * PATIENCE, env={**os.environ, "PYTHONPATH": IMPORTABLE})
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert " passed" in done.stdout

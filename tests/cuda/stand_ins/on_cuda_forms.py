@@ -1,4 +1,4 @@
-"""A pytest plugin: tests of ops run on CUDA's kernels, on the CPU. Used by `test_cuda_ops.py`."""
+"""A pytest plugin: tests of ops run on CUDA's kernels, on the CPU. Used by `test_cuda_kernels.py`."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def launches(tmp_path_factory):
     path = tmp_path_factory.mktemp("launches") / "launches"
     tests = [TESTS / "stand_ins" / "cuda_small_launches.py",
              *sorted(p for p in TESTS.rglob("test_cuda_*.py")
-                     if re.search(r"import .*\b(run_kernel|agree)\b", p.read_text()))]
+                     if re.search(r"import .*\b(run_kernel|agree|written)\b", p.read_text()))]
     environment = {k: v for k, v in os.environ.items() if k != "MINIDL_TEST_GPU"}
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", "0", "-m",
                            "not gpu and not slow and not sanitizer", "-p", "cuda_sanitizers", "-p", "no:cacheprovider",
