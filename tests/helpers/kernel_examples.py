@@ -115,7 +115,7 @@ def examples(n=3, m=4):
         states = (np.full(s, 5.0) if "centered" in more else s, *(s,) * len(more))  # v is not below the square of a
         yield Example("rmsprop", (s, s, *states, (1,)), (s,) * (2 + len(more)),
                       {"alpha": 0.9, "eps": 1e-8, "weight_decay": 0.1, **more}, positive=True)
-    for shape in (s, (m, n)):
+    for shape in (s, (m, n), (n, n), (1, m), (m, 1)):
         for nesterov in (False, True):
             yield Example("muon", (shape, shape, shape, (1,)), (shape, shape), {
                 "momentum": 0.9, "nesterov": nesterov, "coefficients": (3.4445, -4.775, 2.0315), "eps": 1e-7,

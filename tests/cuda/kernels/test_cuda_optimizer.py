@@ -308,21 +308,6 @@ def muon(reads, seed=0, in_place=False, **options):
     return writes
 
 
-@pytest.mark.few(6)
-@pytest.mark.parametrize("nesterov", [False, True])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 70), (70, 1), (3, 2049), (65, 33), (33, 65), (64, 64)])
-def test_muon(shape, dtype, nesterov):
-    """Wide, tall and square matrices: in place or not, and in any order of threads, the bits are equal."""
-    reads = matrices(shape, dtype)
-    found = muon(reads, 3, nesterov=nesterov)
-    assert bits(*muon(reads, 8, in_place=True, nesterov=nesterov)) == bits(*found)
-    wide = [a.astype("float64") for a in reads]
-    for form in (found, on_cpu("muon", reads, [np.full_like(a, np.nan) for a in found], nesterov=nesterov, **MUON)):
-        for y, e in zip(form, reference("muon", wide, nesterov=nesterov, **MUON), strict=True):
-            assert np.linalg.norm(y - e) <= RTOL[dtype] * np.linalg.norm(e)
-
-
 @pytest.mark.parametrize("bad", [None, *BAD])
 def test_muon_skips_a_step_and_tells_of_what_is_not_finite(bad):
     reads = matrices((5, 500))
