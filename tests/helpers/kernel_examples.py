@@ -80,6 +80,9 @@ def examples(n=3, m=4):
     for shape in (s, (n,), (2, n, m)):
         yield Example("softmax", (shape,), (shape,))
         yield Example("softmax_grad", (shape, shape), (shape,))
+    image, gates, hidden, w1, w2 = (n, 4, 4, m), (n, 1, 1, m), (n, 1, 1, 2), (2, 1, 1, m), (m, 1, 1, 2)
+    yield Example("squeeze_excite", (image, w1, (2,), w2, (m,)), (image, gates, hidden, gates))
+    yield Example("squeeze_excite_input_grad", (image, image, w1, w2, hidden, gates), (image, gates, hidden))
     labels = np.arange(n) % m
     for smoothing in (0.0, 0.1):
         yield Example("cross_entropy", (s, labels), ((), s), {"smoothing": smoothing})
@@ -99,6 +102,9 @@ def examples(n=3, m=4):
                 "sample": 11})
     for shape in (s, (n,), (n, 2, 3)):
         yield Example("dither", (shape, np.random.default_rng(5).random(shape)), (shape,), {"s": 1.5})
+    for values in ([0], [1], [0, 0, 0], [0, 0, 7]):
+        yield Example("any_set", tuple(np.array([v], np.int32) for v in values), (np.zeros(1, np.int32),))
+    yield Example("embedding", (np.arange(5)[:, None] * 7, np.array([[4, 0], [1, 1]])), (np.zeros((2, 2, 1), int),))
     yield Example("tick", (step,), (np.zeros(1, np.uint64),), {"draws": 3})
     for decay in (0.0, 0.1):
         yield Example("sgd", (s, s, (1,)), (s,), {"momentum": 0.0, "weight_decay": decay, "nesterov": False})

@@ -56,10 +56,6 @@ MORE = [
     Example("batch_norm_eval", (IMAGE, (8,), (8,), (8,), (8,)), (IMAGE, (8,)), FEW, positive=True),
     Example("batch_norm_eval_input_grad", (IMAGE, (8,), (8,)), (IMAGE,)),
     Example("batch_norm_move", ((8,), (8,), (8,), (8,), np.array(3)), ((8,), (8,), np.array(0)), {"momentum": 0.1}),
-    Example("squeeze_excite", (IMAGE, (2, 1, 1, 8), (2,), (8, 1, 1, 2), (8,)),
-            (IMAGE, (3, 1, 1, 8), (3, 1, 1, 2), (3, 1, 1, 8))),
-    Example("squeeze_excite_input_grad", (IMAGE, IMAGE, (2, 1, 1, 8), (8, 1, 1, 2), (3, 1, 1, 2), (3, 1, 1, 8)),
-            (IMAGE, (3, 1, 1, 8), (3, 1, 1, 2))),
 ]
 CASES = [e for e in [*examples(6, 5), *MORE] if KERNELS[e.kernel].axes]
 

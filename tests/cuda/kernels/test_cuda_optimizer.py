@@ -430,14 +430,6 @@ def test_scale_update(scale, good, flag, run):
     assert [a.tobytes() for a in reads[:2]] == [a.tobytes() for a in writes]
 
 
-@pytest.mark.parametrize("run", [on_cpu, run_kernel])
-@pytest.mark.parametrize(("values", "wanted"), [([0], 0), ([1], 1), ([0, 0, 0], 0), ([0, 0, 7], 1)])
-def test_any_set(values, wanted, run):
-    reads, flag = [np.array([value], "int32") for value in values], np.array([7], "int32")
-    run("any_set", reads, [flag])
-    assert flag[0] == reference("any_set", reads)[0][0] == wanted
-
-
 # -------------------------------------------------------------------------------------------------------------- dropout
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("shape", [(1, 1), (3, 31), (33,), (5, 2, 8), (2, 257), (300, 12), (0, 3), (3, 0)])
