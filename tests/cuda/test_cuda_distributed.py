@@ -37,17 +37,13 @@ def batches(ranks):
     return random.normal(size=(STEPS, ranks, SHARE, 12)).astype("f"), random.integers(0, 5, (STEPS, ranks, SHARE))
 
 
-def network():
-    ml.seed(1)
-    model = models.mlp(12, 16, 8, 16, 5)
-    return model, optim.SGD(model.parameters(), 0.05, momentum=0.9)
-
-
 def recorded(device, ranks, micro_batches=1):
     """A network on a device, and its step on the shares of some ranks as micro-batches."""
     x, y = batches(ranks)
     with use(Tape(device)):
-        model, opt = network()
+        ml.seed(1)
+        model = models.mlp(12, 16, 8, 16, 5)
+        opt = optim.SGD(model.parameters(), 0.05, momentum=0.9)
 
         def step(*parts):
             total = None

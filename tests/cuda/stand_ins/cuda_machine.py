@@ -83,6 +83,16 @@ class Graph:
         self.kernels: dict[int, Queue] = {}  # nodes that are kernels of ours, and their streams
         self.early: dict[int, int] = {}  # a kernel, and the one that may start before it has ended
 
+    def add(self, call: Callable[..., None], before: list[int], touched: Sequence[tuple[int, int]] = (),
+            priority: int = LEAST) -> int:
+        """The handle of a new node."""
+        self.calls.append(call)
+        self.before.append(before)
+        self.touched.append(touched)
+        self.priorities.append(priority)
+        self.numbers.append(made := next(_handles))
+        return made
+
 
 class Executable:
     """What is launched of a graph."""
@@ -193,11 +203,7 @@ class Machine:
                 graph.early[queue.frontier[0]] = len(graph.calls)
             if kernel:
                 graph.kernels[len(graph.calls)] = queue
-            graph.calls.append(call)
-            graph.before.append(queue.frontier)
-            graph.touched.append(touched)
-            graph.priorities.append(queue.priority)
-            graph.numbers.append(next(_handles))
+            graph.add(call, queue.frontier, touched, queue.priority)
             queue.frontier = [len(graph.calls) - 1]
 
     def record(self, event: Event, queue: Queue) -> None:
@@ -318,12 +324,7 @@ class Machine:
     def add_node(self, graph: int, after: Sequence[Any] | None, call: Callable[[], None]) -> int:
         """The handle of a node, after nodes of the same graph."""
         found = self.graphs[graph]
-        found.before.append([found.numbers.index(int(node)) for node in after or ()])
-        found.calls.append(call)
-        found.touched.append(())
-        found.priorities.append(LEAST)
-        found.numbers.append(made := next(_handles))
-        return made
+        return found.add(call, [found.numbers.index(int(node)) for node in after or ()])
 
     def update(self, executable: int, graph: int) -> None:
         """The graph takes the place of another one with equal edges."""
@@ -729,12 +730,12 @@ def extended(machine: Machine) -> Any:
     """What the driver uses of cuda-bindings' driver API."""
     real = installed("cuda.bindings.driver")
 
-    def launch(*arguments: Any) -> tuple[Any, ...]:
-        machine.launch_with(*arguments)
-        return (real.CUresult.CUDA_SUCCESS if real else SUCCESS,)
-
     def ok(*values: Any) -> tuple[Any, ...]:
         return (real.CUresult.CUDA_SUCCESS if real else SUCCESS, *values)
+
+    def launch(*arguments: Any) -> tuple[Any, ...]:
+        machine.launch_with(*arguments)
+        return ok()
 
     def plain(*arguments: Any) -> tuple[Any, ...]:
         machine.launch(*arguments)
