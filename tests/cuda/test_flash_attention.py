@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from cuda_on_cpu import run_kernel
 from forms import blank, exact, on_cpu, reference
-from helpers import bits
+from helpers import bits, kernels
 
 import minidl as ml
 from minidl import nn, ops, optim
@@ -165,10 +165,6 @@ class Job:
     def run(self, executor: Any, steps: int = 3) -> list[Any]:
         losses = [np.asarray(executor(*self.batch)) for _ in range(steps)]
         return [*losses, *(p.numpy() for p in self.model.parameters())]
-
-
-def kernels(graph: TaskGraph) -> Counter[str]:
-    return Counter(launch.kernel for task in graph.launches for launch in task)
 
 
 @pytest.mark.wide

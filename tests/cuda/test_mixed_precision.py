@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
 import cuda_runtime
 import numpy as np
 import pytest
-from helpers import random_array, torch_or_skip
+from helpers import kernels, random_array, torch_or_skip
 
 import minidl as ml
 from minidl import checkpoint, cli, data, models, nn, ops, optim, schedulers
@@ -503,10 +502,6 @@ def test_a_job_learns_the_digits(there, dtype):
 
 
 # --------------------------------------------------------------------------------------------------------------- fusion
-def kernels(graph: Any) -> Counter[str]:
-    return Counter(launch.kernel for task in graph.launches for launch in task)
-
-
 @pytest.mark.wide
 @pytest.mark.few(1)
 @pytest.mark.parametrize(("dtype", "name"), [("bf16", "resnet20"), ("fp16", "resnet20"),

@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -230,6 +231,11 @@ def python_calls(call: Callable[[], Any]) -> list[str]:
         sys.setprofile(None)
     assert found
     return found
+
+
+def kernels(graph: TaskGraph) -> Counter[str]:
+    """How often a graph launches each kernel."""
+    return Counter(launch.kernel for task in graph.launches for launch in task)
 
 
 # ----------------------------------------------------------------------------------------------------- graphs at random

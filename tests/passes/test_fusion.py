@@ -3,14 +3,13 @@ with the same bits."""
 
 from __future__ import annotations
 
-from collections import Counter
 from contextlib import nullcontext
 from typing import Any
 
 import cuda_runtime
 import numpy as np
 import pytest
-from helpers import bits
+from helpers import bits, kernels
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -57,10 +56,6 @@ class Job:
         schedule = random_schedule(graph, 3, np.random.default_rng(5))
         losses, left = self.run(StreamExecutor(graph, schedule, device=self.device))
         return losses, bits(*left)
-
-
-def kernels(graph: TaskGraph) -> Counter[str]:
-    return Counter(launch.kernel for task in graph.launches for launch in task)
 
 
 @pytest.mark.few(2)
