@@ -60,6 +60,15 @@ def examples(n=3, m=4):
         yield Example(name, ((m,), s, s), (s,))
         yield Example(name, (np.ones(s), np.ones((n, 1)), s), (s,))
     yield from mask_examples(n, m)
+    yield from activation_examples(s)
+    yield from loss_examples(s)
+    yield Example("unslice", ((n, 2),), (s,), {"shape": s, "region": ((0, n, 1), (1, 4, 2))})
+    yield Example("unslice", (((n + 1) // 2, m),), (s,), {"shape": s, "region": ((0, n, 2), (0, m, 1))})
+    yield Example("max_grad", (random_array((4, 3, 5), 3), random_array((4, 3, 5), 3).max(axis=(1, 2), keepdims=True),
+                               (4, 1, 1)), ((4, 3, 5),), {"axes": (1, 2)})
+    yield Example("argsort", (random_array((4, 3, 5)),), (np.zeros((4, 3, 5), np.int64),), {"axis": 1})
+    yield Example("cumsum", ((4, 3, 5),), ((4, 3, 5),), {"axis": 2, "reverse": True})
+    yield Example("matmul_slope", ((n, m), (m, 2), (n, 2)), ((n, 2),), {"act": "relu_grad"})
     yield Example("matmul", ((n, m), (m, n)), ((n, n),))
     yield Example("matmul", ((2, n, m), (m, 3)), ((2, n, 3),))
     yield Example("matmul", ((2, 1, n, m), (5, m, 2)), ((2, 5, n, 2),))
@@ -83,6 +92,10 @@ def examples(n=3, m=4):
     image, gates, hidden, w1, w2 = (n, 4, 4, m), (n, 1, 1, m), (n, 1, 1, 2), (2, 1, 1, m), (m, 1, 1, 2)
     yield Example("squeeze_excite", (image, w1, (2,), w2, (m,)), (image, gates, hidden, gates))
     yield Example("squeeze_excite_input_grad", (image, image, w1, w2, hidden, gates), (image, gates, hidden))
+    yield Example("batch_norm_eval", (image, (m,), (m,), (m,), (m,)), (image, (m,)), {"eps": 1e-3}, positive=True)
+    yield Example("batch_norm_eval_input_grad", (image, (m,), (m,)), (image,))
+    yield Example("batch_norm_move", ((m,), (m,), (m,), (m,), np.array(3)), ((m,), (m,), np.array(0)), {
+        "momentum": 0.1})
     labels = np.arange(n) % m
     for smoothing in (0.0, 0.1):
         yield Example("cross_entropy", (s, labels), ((), s), {"smoothing": smoothing})
@@ -129,6 +142,35 @@ def examples(n=3, m=4):
     yield Example("nadam_tick", (np.array([2.0, 0.3, 0.98, 0.5, 0.51]),), (np.zeros(5),),
                   {"beta1": 0.9, "beta2": 0.99, "decay": 0.004})
     yield Example("adam_tick", (np.array([2.0, 0.81, 0.98]),), (np.zeros(3),), {"beta1": 0.9, "beta2": 0.99})
+
+
+def activation_examples(s):
+    for name in ("relu6", "hardsigmoid", "hardswish", "silu", "mish", "softsign", "gelu", "gelu_tanh"):
+        yield Example(name, (s,), (s,))
+        yield Example(f"{name}_grad", (s, s), (s,))
+    yield Example("leaky_relu", (s,), (s,), {"slope": 0.1})
+    yield Example("leaky_relu_grad", (s, s), (s,), {"slope": 0.1})
+    for constants in ({"rectangle": False}, {"rectangle": True}):
+        yield Example("spike", (s,), (s,), constants)
+        yield Example("spike_grad", (s, s), (s,), constants)
+
+
+def loss_examples(s):
+    """Of each element of two arrays."""
+    chances = np.abs(random_array(s)) / 2.1
+    for name in ("l1", "bce_with_logits"):
+        yield Example(name, (s, s), (s,))
+    yield Example("kl_div", (s, chances), (s,))
+    for name in ("l1_grad", "bce_with_logits_grad"):
+        yield Example(name, (s, s, s), (s,))
+    yield Example("bce", (chances, chances), (s,))
+    for name in ("bce_grad", "bce_target_grad"):
+        yield Example(name, (chances, chances, s), (s,))
+    yield Example("smooth_l1", (s, s), (s,), {"beta": 0.5})
+    yield Example("smooth_l1_grad", (s, s, s), (s,), {"beta": 0.5})
+    yield Example("mse_grad", (s, s, ()), (s,), {"factor": 2 / 30})
+    yield Example("log_softmax", (s,), (s,))
+    yield Example("log_softmax_grad", (s, s), (s,))
 
 
 def mask_examples(n, m):

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_array
 from kernel_examples import Example, arrays, examples
 
 from minidl.core.graph import Launch, View
@@ -30,34 +29,7 @@ WHOLE = {"cross_entropy": ONE_NUMBER, "mse": ONE_NUMBER, "square_sum": ONE_NUMBE
          **dict.fromkeys(("sgd_many", "adam_many", "nadam_many", "rmsprop_many", "cast_many", "unscale"), LENGTHS),
          **dict.fromkeys(("tick", "adam_tick", "nadam_tick", "clip_factor", "any_set", "scale_update",
                           "count_load", "move_bias"), NUMBERS)}
-S, IMAGE, FEW = (6, 5), (3, 4, 4, 8), {"eps": 1e-3}
-CHANCES = np.abs(random_array(S)) / 2.1
-#: kernels that have no example elsewhere
-MORE = [
-    *(e for name in ("relu6", "hardsigmoid", "hardswish", "silu", "mish", "softsign", "gelu", "gelu_tanh")
-      for e in (Example(name, (S,), (S,)), Example(f"{name}_grad", (S, S), (S,)))),
-    Example("leaky_relu", (S,), (S,), {"slope": 0.1}), Example("leaky_relu_grad", (S, S), (S,), {"slope": 0.1}),
-    *(Example(name, reads, (S,), {"rectangle": wide}) for wide in (False, True)
-      for name, reads in (("spike", (S,)), ("spike_grad", (S, S)))),
-    *(Example(name, (S, S), (S,)) for name in ("l1", "bce_with_logits", "kl_div")),
-    *(Example(f"{name}_grad", (S, S, S), (S,)) for name in ("l1", "bce_with_logits")),
-    Example("bce", (CHANCES, CHANCES), (S,)),
-    *(Example(name, (CHANCES, CHANCES, S), (S,)) for name in ("bce_grad", "bce_target_grad")),
-    Example("smooth_l1", (S, S), (S,), {"beta": 0.5}), Example("smooth_l1_grad", (S, S, S), (S,), {"beta": 0.5}),
-    Example("mse_grad", (S, S, ()), (S,), {"factor": 2 / 30}), Example("log_softmax", (S,), (S,)),
-    Example("log_softmax_grad", (S, S), (S,)),
-    Example("argsort", (random_array((4, 3, 5)),), (np.zeros((4, 3, 5), np.int64),), {"axis": 1}),
-    Example("cumsum", ((4, 3, 5),), ((4, 3, 5),), {"axis": 2, "reverse": True}),
-    Example("unslice", ((6, 2),), (S,), {"shape": S, "region": ((0, 6, 1), (1, 5, 2))}),
-    Example("unslice", ((3, 5),), (S,), {"shape": S, "region": ((0, 6, 2), (0, 5, 1))}),
-    Example("max_grad", (random_array((4, 3, 5), 3), random_array((4, 3, 5), 3).max(axis=(1, 2), keepdims=True),
-                         (4, 1, 1)), ((4, 3, 5),), {"axes": (1, 2)}),
-    Example("matmul_slope", ((6, 4), (4, 5), (6, 5)), ((6, 5),), {"act": "relu_grad"}),
-    Example("batch_norm_eval", (IMAGE, (8,), (8,), (8,), (8,)), (IMAGE, (8,)), FEW, positive=True),
-    Example("batch_norm_eval_input_grad", (IMAGE, (8,), (8,)), (IMAGE,)),
-    Example("batch_norm_move", ((8,), (8,), (8,), (8,), np.array(3)), ((8,), (8,), np.array(0)), {"momentum": 0.1}),
-]
-CASES = [e for e in [*examples(6, 5), *MORE] if KERNELS[e.kernel].axes]
+CASES = [e for e in examples(6, 5) if KERNELS[e.kernel].axes]
 
 
 def run(launches: list[Launch], memory: list[np.ndarray]) -> None:
