@@ -181,7 +181,7 @@ def references(folder: Path) -> list[Step]:
 def kernels(folder: Path) -> list[Step]:
     """The test files that run kernels. Most of the time is the compiler's, not the GPU's."""
     files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests" / "cuda").rglob("test_cuda_*.py")
-                   if re.search(r"\b(run_kernel|agree)\(", p.read_text()))
+                   if re.search(r"\b(run_kernel|agree|written)\(", p.read_text()))
     return [Step("kernels' tests", pytest(*files, workers=8), {"MINIDL_TEST_GPU": "1", "MINIDL_TUNE": "first"},
                  tests_found)]
 

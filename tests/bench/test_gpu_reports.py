@@ -15,7 +15,6 @@ from cuda_ranks import Nccl, made
 from ladder_cases import Case
 
 from minidl.devices.cuda import device as cuda
-from minidl.devices.cuda import device as devices
 from minidl.runtime.comm import nccl
 
 
@@ -64,7 +63,7 @@ def run(call, monkeypatch, tmp_path):
 @pytest.mark.parametrize("scheduler", ["in_order", "multi_stream"])
 def test_families_and_waits_fill_the_time_of_all_lanes(run, monkeypatch, name, scheduler):
     if name == "cuda":
-        monkeypatch.setitem(devices._devices, 0, cuda_runtime.device())
+        monkeypatch.setitem(cuda._devices, 0, cuda_runtime.device())
     code, record = run("--device", name, "--scheduler", scheduler)
     entry = record["networks"]["mlp"]
     assert (code, record["left_out"]) == (0, {})

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cuda_agree import on_cpu
+from forms import on_cpu
 
 from minidl.kernels import KERNELS, linear, tiles
 
