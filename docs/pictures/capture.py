@@ -62,7 +62,7 @@ def captured() -> Capture:
 
     def note_task(stream: Any) -> Any:
         """Called behind each task: the nodes since the last one are its."""
-        nodes, done = len(driver.machine.capture.calls), len(dict.fromkeys(seen.tasks))
+        nodes, done = len(driver.machine.captures[-1].calls), len(dict.fromkeys(seen.tasks))
         seen.tasks += [seen.order[done][0]] * (nodes - len(seen.tasks))
         return frontier(stream)
 

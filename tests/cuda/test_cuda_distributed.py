@@ -127,12 +127,11 @@ def streams_only(devices):
 
 DATA = names("data", exact=True)
 #: name, ranks, seed of the streams' order, transport, whether steps are captured
-CASES = [("reverse_first_k", 2, 1, staged, True), ("dear", 2, 5, ring, True),
+CASES = [("reverse_first_k", 2, 1, staged, True), ("no_overlap", 2, 5, ring, True),
          *(pytest.param(*row, marks=pytest.mark.wide) for row in (
              *((name, 2, 1, staged, True) for name in DATA),
              *((name, 2, 1, staged, False) for name in ("priority", "dear")),
-             *((name, 2, 5, transport, True) for transport in (aware, ring) for name in ("buckets", "dear")),
-             ("no_overlap", 2, 5, ring, True))),
+             *((name, 2, 5, transport, True) for transport in (aware, ring) for name in ("buckets", "dear")))),
          *(pytest.param(name, 4 if seed % 3 == 0 else 2, seed, staged, seed % 2 == 1, marks=pytest.mark.slow)
            for name in DATA for seed in range(2, 12))]
 

@@ -87,6 +87,7 @@ def test_pinned_inputs_are_sent_from_where_they_lie(device, kind, monkeypatch):
     run.batches = iter(batches)
     executor = run.executor(kind)
     feed = executor._body[0].bound.feed
+    feed._prepare()
     for slot in feed._buffers:
         for host in slot["hosts"]:
             host[...] = 99  # nobody may read or write it

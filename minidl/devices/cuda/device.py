@@ -12,7 +12,7 @@ import math
 import os
 import weakref
 from collections.abc import Callable, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -389,8 +389,7 @@ class Feed:
     copy of one step's inputs overlaps with the step before. Arrays that are already pinned are copied directly.
 
     After `slots`, a call only fills the pinned memory of the slot `turn`, which the step's graph of that slot uploads:
-    a small step takes less time than the host needs for calls of copies and events. `block`: memory on the device that
-    holds all inputs.
+    a small step takes less time than calls of copies and events. `block`: memory on the device for all inputs.
     """
 
     def __init__(self, device: Cuda, places: Sequence[Any], outputs: Sequence[Any], block: Any) -> None:
@@ -398,14 +397,13 @@ class Feed:
         self.turn = 1  #: the buffer, or slot, of the last call
         self.slot: Slot | None = None  #: of the last call, if its step leaves the outputs there
         self._outputs, self._block, self._in_graphs = list(outputs), block, list[Slot]()
+        self._buffers: list[dict[str, Any]] = []  #: once a call needs them
 
-    @cached_property
-    def _buffers(self) -> list[dict[str, Any]]:
-        self._copies, made = self.driver.stream(), list[dict[str, Any]]()
-        made += (self._buffer() for _ in range(2))
-        # keeps pinned memory until it has been copied
-        weakref.finalize(self, _wait_for, self.driver, made).atexit = False
-        return made
+    def _prepare(self) -> None:
+        """No cached property: before Python 3.12 all feeds have its one lock, and this waits for other ranks' work."""
+        self._copies = self.driver.stream()
+        self._buffers = [self._buffer() for _ in range(2)]
+        weakref.finalize(self, _wait_for, self.driver, self._buffers).atexit = False  # until pinned memory is copied
 
     def _buffer(self) -> dict[str, Any]:
         """One buffer: its host arrays, the copies to the device and from there to the inputs, and their events."""
@@ -450,6 +448,8 @@ class Feed:
                     slot.not_finite[0] = 0
                 self.slot, slot.unasked = slot, True
             return
+        if not self._buffers:
+            self._prepare()
         buffer = self._buffers[turn]
         self.driver.wait_for(buffer["arrived"])  # until the host's bytes of two steps ago have been copied
         buffer["sent"] = values
