@@ -211,10 +211,10 @@ def test_programs_that_take_turns_keep_their_messages_apart(names, ranks):
         return together(ranks, work)
 
     keys = [(name, i) for i, name in enumerate(names)]
-    together = trained(names, [keys[i] for i in np.random.default_rng(1).permutation(len(keys) * 6) % len(keys)])
+    mixed = trained(names, [keys[i] for i in np.random.default_rng(1).permutation(len(keys) * 6) % len(keys)])
     for key in keys:
         padded = (*("gpipe",) * key[1], key[0])  # numbered alike, so that its model is the same
-        for both, alone in zip(together, trained(padded, [key] * 6), strict=True):
+        for both, alone in zip(mixed, trained(padded, [key] * 6), strict=True):
             assert (both[0][key], both[1][key]) == (alone[0][key], alone[1][key])
 
 
