@@ -83,7 +83,7 @@ def usage(timeline: Timeline) -> tuple[Usage, ...]:
     first, free, _ = t.actions
     at = t.tasks[first]
     busy, found = np.maximum(0.0, t.end[at] - np.maximum(free, t.start[at])), []
-    took, stop, least = t.end - t.start, t.begin + t.makespan, 1e-9 * t.makespan
+    took, stop, least = _took(t), t.begin + t.makespan, 1e-9 * t.makespan
     for i, lane in enumerate(t.lanes):
         here, mine = t.lane == i, t.lane[at] == i
         gaps = _gaps(t, np.flatnonzero(here & (t.what != What.TASK)), at[mine], free[mine])
@@ -94,6 +94,11 @@ def usage(timeline: Timeline) -> tuple[Usage, ...]:
             float(took[here & (t.what == What.WAIT)].sum()), float(took[here & (t.what == What.TRANSFER)].sum()),
             float(gaps.sum()), len(gaps), float(gaps.max(initial=0.0)), float(stop - last)))
     return tuple(found)
+
+
+def _took(t: Timeline) -> Floats:
+    """The time of each record since the first task began: a lane may wait before."""
+    return np.maximum(0.0, t.end - np.maximum(t.start, t.begin))
 
 
 def _gaps(t: Timeline, still: Ints, at: Ints, free: Floats) -> Floats:
@@ -146,7 +151,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
     """Why lanes that compute stood still -> time, all of them together, longest first: for which kind of task of
     another lane or rank they waited, data on their way, gaps before tasks that could have run, and the time after a
     lane's last task. The sum is all that `usage` does not call busy."""
-    t, found = timeline, defaultdict[str, float](float)
+    t, found, took = timeline, defaultdict[str, float](float), _took(timeline)
     producer, _ = t.last_arrival
     works = _computing(t)
     task_of = dict(zip(zip(t.key[t.tasks].tolist(), t.lane[t.tasks].tolist(), strict=True), t.tasks.tolist(),
@@ -160,8 +165,7 @@ def causes(timeline: Timeline) -> dict[str, float]:
         cause = "a task that the trace does not name" if source < 0 else word(source)
         if source >= 0 and t.lane[source] != t.lane[record]:
             cause += " on another " + ("lane" if t.rank_of_each[source] == t.rank_of_each[record] else "rank")
-        found[f"data on their way: {cause}" if t.what[record] == What.TRANSFER else cause] += float(
-            t.end[record] - t.start[record])
+        found[f"data on their way: {cause}" if t.what[record] == What.TRANSFER else cause] += float(took[record])
     lanes = [u for u, computes in zip(usage(t), works.tolist(), strict=True) if computes]
     found["a gap: the task could have run"] = sum(u.gap for u in lanes)
     if len(t.tasks):

@@ -18,7 +18,7 @@ from minidl.core.graph import TaskGraph
 from minidl.core.report import _computing, causes, compare, families, usage
 from minidl.core.schedule import Lane
 from minidl.core.tasks import parse_task
-from minidl.core.timeline import Timeline
+from minidl.core.timeline import Timeline, What
 from minidl.devices import device as devices
 from minidl.measuring import kernel_times
 from minidl.measuring.work import by_rates, of_device, work_of
@@ -55,6 +55,10 @@ def test_causes_by_name():
                          "output gradient on another lane": 5, "a gap: the task could have run": 3,
                          "forward on another rank": 2, "data on their way: forward on another rank": 2}
     assert causes(replace(t, lane=np.full(len(t), 3))), "a run with messages alone has causes as well"
+    first = (t.what == What.WAIT) & (t.start == t.begin)
+    early = replace(t, start=np.where(first, t.begin - 100, t.start))
+    assert first.any()
+    assert (causes(early), usage(early)) == (causes(t), usage(t)), "the step begins with its first task"
 
 
 def test_families_share_out_the_time_of_tasks(mlp):
