@@ -483,13 +483,14 @@ lane and two lanes with chosen widths. On one core all are pinned, and the proce
 first step: record, plan and bind, or a compiler that starts with an empty cache beside another one.
 
 Rows come twice if two processors have run a network: first an Intel, then, with later kernels, an AMD Zen 4. Large
-products of a core reach 107 of 118 GFLOP/s on the AMD, so no step that is all products can be far ahead there.""",
+products of a core reach 104 of 118 GFLOP/s on the AMD, so no step that is all products can be far ahead there.""",
             {"strongest": strongest, "strongest_zen4": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
 bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Attention counts all
 scores, also those that a causal mask leaves out, so over long rows its floor is nearly twice too high. Each launch is
-timed alone, on one core; a family is a file in `kernels/`.""", {"strongest": floors}),
+timed alone, on one core; a family is a file in `kernels/`. As above, rows may come
+twice.""", {"strongest": floors, "strongest_zen4": floors}),
     Section("Where the time of a step goes", """\
 Steps of the ladder's networks, traced: the share of each kernel family and of lanes without a task in the time of all
 lanes. Families that find their operands in a cache may be below their floor. `python bench/shares.py --device cuda`

@@ -20,7 +20,6 @@ from .draft import Draft, Edit, Sums
 from .rewrite import gradients, sums
 
 SUMS = "sums over ranks"  #: for messages
-OPERANDS = {Role.ACTIVATION, Role.INPUT}  #: of which gradients are made
 CALLS = {Kind.A: "all_reduce", Kind.AS: "reduce_scatter", Kind.AG: "all_gather"}  #: the launch of each kind
 
 
@@ -64,10 +63,6 @@ def norms_apart(draft: Draft) -> Draft:
     return e.draft if e.follows else draft
 
 
-def _roles(graph: TaskGraph, views: Sequence[View]) -> set[Role]:
-    return {graph.storages[view.storage].role for view in views}
-
-
 def reverse_buckets(graph: TaskGraph, nbytes: int) -> list[list[int]]:
     """Groups of updates whose gradients fill `nbytes`, from the last layer on, as gradients become ready."""
     groups: list[list[int]] = []
@@ -106,8 +101,12 @@ def summed_by_all(draft: Draft) -> Draft:
     spent = gradients(graph)
     if not spent:
         raise Refused(SUMS, "the step updates nothing, so there is nothing to synchronise", "record the update too")
+
+    def roles(views: Sequence[View]) -> set[Role]:
+        return {graph.storages[view.storage].role for view in views}
+
     if whole := [u for u in spent for n in (graph.launches[u] if graph.launches else ())
-                 if Role.PARAMETER in _roles(graph, n.writes) and OPERANDS & _roles(graph, n.reads)]:
+                 if Role.PARAMETER in roles(n.writes) and roles(n.reads) & {Role.ACTIVATION, Role.INPUT}]:
         raise Refused(SUMS, f"{graph.name(whole[0])} makes the gradient that it uses, so ranks cannot sum it before",
                       "leave out the fusion rule weight_updates")
     updates = np.flatnonzero(graph.kind == Kind.U)

@@ -568,7 +568,7 @@ def test_an_output_that_cannot_be_written_stops_nothing(bare, tmp_path):
     assert (out / "ladder.json").read_text() == "of this machine"
 
 
-#: stands in for bench/gpu_proof.py: the same program, with sections that fail in every way
+#: runs in place of bench/gpu_proof.py: the same program, but its sections fail in every way
 FAULTS = r"""
 import pathlib, signal, sys, time
 sys.path[:0] = [{bench!r}]

@@ -107,7 +107,7 @@ run()
 
 
 def interruptible(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
-    """A process whose SIGINT is not ignored although that of the tests may be, which is inherited."""
+    """A process that takes SIGINT. The tests may ignore it, and a process inherits that."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)

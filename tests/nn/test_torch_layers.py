@@ -58,7 +58,7 @@ def test_group_norm_of_no_samples() -> None:
 
 
 def test_weights_are_drawn_as_torch_draws_them() -> None:
-    """Uniform in +-1/sqrt(inputs); those of a convolution are taps x channels of a group."""
+    """Uniform in +-1/sqrt(inputs). A convolution has taps x channels of a group as inputs."""
     assert 0.95 < np.abs(nn.Linear(64, 64).weight.numpy()).max() * 8 <= 1
     most = np.abs(nn.Conv2d(16, 16, 3, groups=4).weight.numpy()).max()
     assert 0.95 < most * np.sqrt(9 * 16 / 4) <= 1

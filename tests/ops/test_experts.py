@@ -185,7 +185,7 @@ def lanes(request: pytest.FixtureRequest) -> Iterator[str]:
 
 
 def check_bits(micro_batches: int, given: dict[str, Any], seeds: Any) -> None:
-    """Random orders have the bits of eager steps."""
+    """Steps in random orders leave the bits of eager steps."""
     def make() -> tuple[Any, Any]:
         net, step, _ = training(micro_batches, **given)
         return step, [t for _, t in net.named_tensors()]

@@ -62,8 +62,8 @@ def test_needs_are_saved_with_the_costs(step, tmp_path):
 
 
 def test_one_step_of_another_order_predicts_machines_whose_pairs_are_all_off(step):
-    """On machines of known law: contention that is stronger or weaker than that of the pairs, each of which is off by
-    up to a fifth besides. The fit to multi_stream brings the predictions of multi_region to a third of their errors."""
+    """Made-up machines have stronger or weaker contention than the pairs say, and each pair is off by up to a fifth
+    besides. The fit to multi_stream brings the predictions of multi_region to a third of their errors."""
     graph, cost, (groups, pairs) = step
     rng, errors = np.random.default_rng(0), []
 

@@ -201,7 +201,7 @@ def test_ranks_of_mpi_leave_the_same_bits(ranks: int, every: list[dict[str, Any]
 ADAM = ["--optimizer", "adam", "--lr", "0.001", "--clip", "0.05"]
 RESNET = ["--model", "resnet20", "--model-arg", "preset=tiny"]
 HALVES = ["--replicas", "2", "--scheduler", "one_f_one_b"]
-#: flags of both, and those of the pipeline on two ranks; `--replicas 2` makes them two times two
+#: flags for both, and flags for the pipeline on two ranks; `--replicas 2` makes these two times two
 COMMANDS = {
     "adam": ([*ADAM, "--model", "mlp"], ["--scheduler", "zb_h1"]),
     "lenet": (["--model", "lenet", "--lr", "0.01"], ["--scheduler", "zb_h1"]),

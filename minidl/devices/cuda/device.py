@@ -336,7 +336,8 @@ class Cuda:
 
     # -------------------------------------------------------------------------------------------------------- times
     def once(self, calls: Sequence[Thunk]) -> None:
-        with self.driver.alone():  # as in `write` and `ring`: else a part of another thread's capture
+        """As `CPU.once`: else the calls would become a part of another thread's capture."""
+        with self.driver.alone():
             clock.run(calls)
 
     def task_times(self, programs: Sequence[Sequence[Sequence[Thunk]]],
@@ -400,7 +401,7 @@ class Feed:
         self._buffers: list[dict[str, Any]] = []  #: once a call needs them
 
     def _prepare(self) -> None:
-        """No cached property: before Python 3.12 all feeds have its one lock, and this waits for other ranks' work."""
+        """Makes the buffers. (A cached property of all feeds has one lock before Python 3.12: ranks would hang.)"""
         self._copies = self.driver.stream()
         self._buffers = [self._buffer() for _ in range(2)]
         weakref.finalize(self, _wait_for, self.driver, self._buffers).atexit = False  # until pinned memory is copied

@@ -34,8 +34,8 @@ def written(name: str, reads: Sequence[Any], like: Sequence[Any], run: Callable[
 
 def agree(name: str, reads: list[Any], aliases: dict[int, int] | None = None, times: float = 1.0, scale: float = 1e-30,
           in_sums: Sequence[int] = (), **constants: Any) -> list[Any]:
-    """What a CUDA form writes, which is close to the reference in float64. `scale`: the size of what cancels in the
-    outputs, where they may be smaller. `in_sums`: outputs that are float32 where others are float16."""
+    """What a CUDA form writes, which is close to the reference in float64. `scale`: the size of numbers that cancel
+    in the outputs, if these may be smaller. `in_sums`: outputs that are float32 if others are float16."""
     expected = exact(name, reads, **constants)
     dtype = next(r.dtype for r in reads if r.dtype.kind == "f")
     like = [w for k, v in enumerate(expected)
