@@ -76,8 +76,8 @@ def _tiles(a: Any, b: Any, out: Any, more: Any = None, low: float = -np.inf) -> 
 def again_work(several: Any, b: Any, transposed: bool = False) -> list[Any]:
     """The scratch array of `gemm_again` for `several` (times, m, ...), if these are a few, with b (k, n), or with its
     transpose."""
-    (times, m), (k, n) = several.shape[:2], b.shape[::-1] if transposed else b.shape
-    return [((k * (n + m + 2 * LANES),), b.dtype)] * (times > 4)
+    k, n = b.shape[::-1] if transposed else b.shape
+    return [((k * (n + 2 * LANES),), b.dtype)] * (len(several) > 4)
 
 
 def gemm_again(m: int, b: Any, work: Sequence[Any]) -> tuple[list[Thunk], Callable[[Any, Any], Thunk]]:

@@ -1,5 +1,7 @@
-"""Products of matrices in float32 on processors with AVX-512: tiles of 14 x 32 sums stay in registers, while the rows
-of a and the columns of b that they need lie packed beside each other, in the cache.
+"""Products of matrices in float32 on processors with AVX-512: tiles of 14 x 32 sums stay in registers, while the
+columns of b that they need lie packed beside each other, in the cache. Rows of a are read where they lie, but packed
+too if all would have the same few places in the cache. Where packing b would take longest, the transpose of b.T a.T is
+computed.
 
 Each element is a sum over blocks of at most DEEP products, and each block a chain of products that are rounded once, in
 order: its bits depend on its row, its column and their length alone, so parts are bit-identical to the whole.
@@ -9,8 +11,8 @@ Loops of numba; `linear` imports them where a product is bound.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Sequence
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -35,6 +37,10 @@ FAR, NONE = 1 << 40, np.zeros(1, np.int64)  #: more rows than there are; numbers
 LEAST = 1 << 21  #: products of numbers; for rows of a times rows of b they are `LEAST_TILES`
 MOST = 2048  #: rows that columns of a and b have at most
 FLOAT, NUMBER = ir.FloatType(), ir.IntType(64)
+TILED, STREAMED, TURNED, PACKED = range(4)  #: ways of a product: see `_tiled` and `_streamed`
+LONGEST = DEEP * HIGH // COLUMNS  #: rows of b that fit in scratch
+PAGE = 1024  #: numbers; rows that are a multiple apart have the same places in the cache
+STORED = 1.4  #: packed numbers that take as long as a sum that is stored transposed
 VECTOR = ir.VectorType(FLOAT, LANES)
 BITS, MASK = ir.IntType(LANES), ir.VectorType(ir.IntType(1), LANES)
 
@@ -55,63 +61,108 @@ def _masked(builder: Any, place: Any, mask: Any) -> Any:
                  ir.Constant(VECTOR, None))
 
 
+def _stored(builder: Any, value: Any, place: Any, mask: Any) -> None:
+    """Stores those elements of a vector that are in the mask."""
+    _call(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), value, place, ir.IntType(32)(4), mask)
+
+
+def _called(builder: Any, name: str, body: Callable[[Any], None], arguments: Sequence[Any]) -> None:
+    """Calls a function of this module of the compiler, which is made by `body` where it is called first."""
+    function = builder.module.globals.get(f"minidl.{name}")
+    if function is None:
+        kind = ir.FunctionType(ir.VoidType(), [one.type for one in arguments])
+        function = ir.Function(builder.module, kind, f"minidl.{name}")
+        function.linkage = "internal"
+        function.attributes.add("noinline")
+        body(function)
+    builder.call(function, arguments)
+
+
+def _tile_into(function: Any, rows: int, vectors: int) -> None:
+    """The body of a tile's function: see `_tile`. Its arguments begin at the tile's first elements."""
+    from_a, across, along, from_b, steps, from_more, more_step, some, to, y_step, high, wide, least = function.args
+    places = [(i, v) for i in range(rows) for v in range(vectors)]
+    builder = ir.IRBuilder(function.append_basic_block("start"))
+
+    def at(start: Any, step: Any, i: Any, v: int) -> Any:
+        return _place(builder, builder.gep(start, [builder.mul(step, i)]), NUMBER(LANES * v))
+
+    for i, v in places:  # what is written comes into the cache meanwhile
+        _call(builder, "llvm.prefetch.p0", ir.VoidType(), at(to, y_step, NUMBER(i), v), *map(ir.IntType(32), (1, 3, 1)))
+    # where the rows of a are is hidden from the compiler, which makes a chain of sums of it
+    hidden = ir.InlineAsm(ir.FunctionType(NUMBER, [NUMBER]), "", "=r,0")
+    odd = [builder.call(hidden, [builder.mul(across, NUMBER(i))]) for i in range(1, rows, 2)]
+    before, again, after = builder.block, *(builder.append_basic_block(n) for n in ("add", "added"))
+    builder.branch(again)
+    builder.position_at_end(again)
+    k, sums, new = builder.phi(NUMBER), {place: builder.phi(VECTOR) for place in places}, {}
+    weights = [builder.load(_place(builder, from_b, builder.mul(
+        builder.add(builder.mul(steps, NUMBER(v)), k), NUMBER(LANES))), align=4) for v in range(vectors)]
+    spot = builder.gep(from_a, [builder.mul(k, along)])
+    for i in range(rows):
+        two = max(i & -i, 1)  # i is so many times an odd number
+        value = _repeated(builder, builder.load(
+            builder.gep(spot, [builder.mul(odd[i // two // 2], NUMBER(two))]) if i else spot))
+        for v, weight in enumerate(weights):
+            new[i, v] = _call(builder, f"llvm.fma.v{LANES}f32", VECTOR, value, weight, sums[i, v])
+    following = builder.add(k, NUMBER(1))
+    for phi, zero, value in [(k, NUMBER(0), following), *(
+            (sums[place], ir.Constant(VECTOR, None), new[place]) for place in places)]:
+        phi.add_incoming(zero, before)
+        phi.add_incoming(value, again)
+    builder.cbranch(builder.icmp_signed("<", following, steps), again, after)
+    builder.position_at_end(after)
+    least = _repeated(builder, least)
+
+    def stored(load: Callable[[int, int], Any] | None, store: Callable[[Any, int, int], Any]) -> None:
+        for i, v in places:
+            value = builder.fadd(new[i, v], load(i, v)) if load else new[i, v]
+            store(builder.select(builder.fcmp_ordered("<", value, least), least, value), i, v)
+
+    def finished(load: Callable[[int, int], Any], store: Callable[[Any, int, int], Any]) -> None:
+        with builder.if_else(some) as (adding, bare):
+            with adding:
+                stored(load, store)
+            with bare:
+                stored(None, store)
+
+    with builder.if_else(builder.and_(builder.icmp_signed(">=", high, NUMBER(rows)),
+                                      builder.icmp_signed(">=", wide, NUMBER(LANES * vectors)))) as (whole, part):
+        with whole:
+            finished(lambda i, v: builder.load(at(from_more, more_step, NUMBER(i), v), align=4),
+                     lambda value, i, v: builder.store(value, at(to, y_step, NUMBER(i), v), align=4))
+        with part:
+            last = builder.sub(high, NUMBER(1))
+            masks = [_first(builder, builder.sub(wide, NUMBER(LANES * v))) for v in range(vectors)]
+            inside = [builder.icmp_signed("<", NUMBER(i), high) for i in range(rows)]
+            lines = [builder.select(one, NUMBER(i), last) for i, one in enumerate(inside)]
+            shown = {(i, v): builder.bitcast(builder.select(inside[i], masks[v], BITS(0)), MASK) for i, v in places}
+            finished(lambda i, v: _masked(builder, at(from_more, more_step, lines[i], v), shown[i, v]),
+                     lambda value, i, v: _stored(builder, value, at(to, y_step, lines[i], v), shown[i, v]))
+    builder.ret_void()
+
+
 def _tile(rows: int, vectors: int) -> Any:
     """y = more + a b for `rows` x `vectors` LANES elements, of which `high` x `columns` are stored, each at least
-    `low`. In panels are a from a_at on, `rows` numbers for each of `deep` steps, and b from b_at on, for each vector
-    LANES numbers for each step. Element (i, j) of y is at y_at + i y_row + j, and so in more if `adds`, else it is 0
-    there."""
-
+    `low`. Element (i, k) of a is at a_at + i a_row + k a_step. b lies in panels from b_at on, for each vector LANES
+    numbers for each of `deep` steps. Element (i, j) of y is at y_at + i y_row + j, and so in more if `adds`, else it is
+    0 there. A function of its own, which is compiled once."""
     @intrinsic
     def tile(  # type: ignore[no-untyped-def]
-            typing, panels, a_at, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high, columns, low):
+            typing, a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high,
+            columns, low):
         def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-            (panels_, a, b, steps, more_, more_first, more_step, some, y_, y_first, y_step, high_, wide,
-             least) = arguments
-
-            def lines(kind: Any, array: Any, first: Any, step: Any) -> list[Any]:
-                """Where each row begins, the last row's for rows that are not there."""
-                last, start = builder.sub(high_, NUMBER(1)), _address(context, builder, kind, array, first)
-                return [builder.gep(start, [builder.mul(step, builder.select(
-                    builder.icmp_signed("<", NUMBER(i), high_), NUMBER(i), last))]) for i in range(rows)]
-
-            outs = lines(y, y_, y_first, y_step)
-            from_a, from_b = (_address(context, builder, panels, panels_, at) for at in (a, b))
-            before, again, after = builder.block, *(builder.append_basic_block(n) for n in ("add", "added"))
-            builder.branch(again)
-            builder.position_at_end(again)
-            k, sums = builder.phi(NUMBER), [[builder.phi(VECTOR) for _ in range(vectors)] for _ in range(rows)]
-            weights = [builder.load(_place(builder, from_b, builder.mul(
-                builder.add(builder.mul(steps, NUMBER(v)), k), NUMBER(LANES))), align=4) for v in range(vectors)]
-            line, new = builder.gep(from_a, [builder.mul(k, NUMBER(rows))]), []
-            for i, row in enumerate(sums):
-                value = _repeated(builder, builder.load(builder.gep(line, [NUMBER(i)])))
-                new.append([_call(builder, f"llvm.fma.v{LANES}f32", VECTOR, value, w, s)
-                            for w, s in zip(weights, row, strict=True)])
-            following = builder.add(k, NUMBER(1))
-            for phi, zero, value in [(k, NUMBER(0), following), *(
-                    (s, ir.Constant(VECTOR, None), n) for both in zip(sums, new, strict=True)
-                    for s, n in zip(*both, strict=True))]:
-                phi.add_incoming(zero, before)
-                phi.add_incoming(value, again)
-            builder.cbranch(builder.icmp_signed("<", following, steps), again, after)
-            builder.position_at_end(after)
-            masks = [_first(builder, builder.sub(wide, NUMBER(LANES * v))) for v in range(vectors)]
-            some, least = builder.select(some, BITS(-1), BITS(0)), _repeated(builder, least)
-            some = builder.bitcast(some, MASK)
-            for i, (row, start, out) in enumerate(zip(new, lines(more, more_, more_first, more_step), outs,
-                                                      strict=True)):
-                own = builder.icmp_signed("<", NUMBER(i), high_)
-                for v, value in enumerate(row):
-                    shown = builder.bitcast(builder.select(own, masks[v], BITS(0)), MASK)
-                    old = _masked(builder, _place(builder, start, NUMBER(LANES * v)), builder.and_(shown, some))
-                    value = builder.fadd(value, old)
-                    value = builder.select(builder.fcmp_ordered("<", value, least), least, value)
-                    _call(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), value,
-                          _place(builder, out, NUMBER(LANES * v)), ir.IntType(32)(4), shown)
+            (a_, a_first, across, along, panels_, b_first, steps, more_, more_first, more_step, some, y_, y_first,
+             *rest) = arguments
+            from_a, from_b, from_more, to = (
+                _address(context, builder, kind, array, at) for kind, array, at in (
+                    (a, a_, a_first), (panels, panels_, b_first), (more, more_, more_first), (y, y_, y_first)))
+            given = from_a, across, along, from_b, steps, from_more, more_step, some, to, *rest
+            _called(builder, f"tile.{rows}.{vectors}", partial(_tile_into, rows=rows, vectors=vectors), given)
             return context.get_dummy_value()
 
-        return types.none(panels, a_at, b_at, deep, more, more_at, more_row, types.boolean, y, y_at, y_row, high,
-                          columns, types.float32), build
+        return types.none(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, types.boolean, y, y_at,
+                          y_row, high, columns, types.float32), build
 
     return tile
 
@@ -127,28 +178,37 @@ def _row(typing, x, at, count, to, first, width):  # type: ignore[no-untyped-def
         source, out = (_place(builder, _address(context, builder, kind, array, index), NUMBER(0))
                        for kind, array, index in ((x, x_, at_), (to, to_, first_)))
         values = _masked(builder, source, builder.bitcast(_first(builder, count_), MASK))
-        _call(builder, f"llvm.masked.store.v{LANES}f32.p0", ir.VoidType(), values, out, ir.IntType(32)(4),
-              builder.bitcast(_first(builder, width_), MASK))
+        _stored(builder, values, out, builder.bitcast(_first(builder, width_), MASK))
         return context.get_dummy_value()
 
     return types.none(x, at, count, to, first, width), build
 
 
+def _turn_into(function: Any) -> None:
+    """The body of `_turned`."""
+    begin, across, count, high, end, step, width = function.args
+    builder = ir.IRBuilder(function.append_basic_block("start"))
+    last, there, shown = builder.sub(count, NUMBER(1)), _first(builder, high), _first(builder, width)
+    lines = [builder.select(builder.icmp_signed("<", NUMBER(j), last), NUMBER(j), last) for j in range(LANES)]
+    rows = [_masked(builder, _place(builder, begin, builder.mul(across, line)), builder.bitcast(there, MASK))
+            for line in lines]
+    for i, row in enumerate(_transposed(builder, rows)):
+        _stored(builder, row, _place(builder, end, builder.mul(step, NUMBER(i))), builder.bitcast(
+            builder.select(builder.icmp_signed("<", NUMBER(i), high), shown, BITS(0)), MASK))
+    builder.ret_void()
+
+
 @intrinsic
-def _turned(typing, x, at, across, count, to, first, step):  # type: ignore[no-untyped-def]
-    """to[first + step i + j] = x[at + i + across min(j, count - 1)] for i and j below LANES, for one i after the
-    other."""
+def _turned(typing, x, at, across, count, high, to, first, step, width):  # type: ignore[no-untyped-def]
+    """to[first + step i + j] = x[at + i + across min(j, count - 1)] for i below `high` and j below `width`, of LANES
+    each, for one i after the other."""
     def build(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        x_, at_, across_, count_, to_, first_, step_ = arguments
-        begin, end = _address(context, builder, x, x_, at_), _address(context, builder, to, to_, first_)
-        last = builder.sub(count_, NUMBER(1))
-        rows = [builder.load(_place(builder, begin, builder.mul(across_, builder.select(
-            builder.icmp_signed("<", NUMBER(j), last), NUMBER(j), last))), align=4) for j in range(LANES)]
-        for i, row in enumerate(_transposed(builder, rows)):
-            builder.store(row, _place(builder, end, builder.mul(step_, NUMBER(i))), align=4)
+        x_, at, across, count, high, to_, first, step, width = arguments
+        _called(builder, "turn", _turn_into, (_address(context, builder, x, x_, at), across, count, high,
+                                              _address(context, builder, to, to_, first), step, width))
         return context.get_dummy_value()
 
-    return types.none(x, at, across, count, to, first, step), build
+    return types.none(x, at, across, count, high, to, first, step, width), build
 
 
 @intrinsic
@@ -188,39 +248,62 @@ def _begin(panel, less, size, width):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _pack(x, along, across, at, end, count, width, deep, panels, to):  # type: ignore[no-untyped-def]
-    """Packs `count` panels of x, whose element (k, j) is x[along k + across j], from j = at on, `width` numbers wide
-    but for the last one, which ends at `end`; one of the steps is 1. A panel has its numbers of each k beside each
+def _pack(x, start, along, across, at, end, count, width, deep, panels, to):  # type: ignore[no-untyped-def]
+    """Packs `count` panels of x, whose element (k, j) is x[start + along k + across j], from j = at on, `width` numbers
+    wide but for the last one, which ends at `end`; one of the steps is 1. A panel has its numbers of each k beside each
     other."""
     if across == 1:  # a few k at once: panels may begin where the cache has few places
         for block in range(0, deep, TOGETHER):
             for p in range(count):
                 for k in range(block, min(block + TOGETHER, deep)):
-                    _row(x, k * along + at + p * width, min(width, end - at - p * width), panels,
+                    _row(x, start + k * along + at + p * width, min(width, end - at - p * width), panels,
                          to + (p * deep + k) * width, width)
     else:
         for p in range(count):
             for block in range(0, deep, LANES):
                 k = min(block, deep - LANES)
-                _turned(x, k + (at + p * width) * across, across, min(width, end - at - p * width), panels,
-                        to + (p * deep + k) * width, width)
+                _turned(x, start + k + (at + p * width) * across, across, min(width, end - at - p * width), LANES,
+                        panels, to + (p * deep + k) * width, width, LANES)
+
+
+@partial(inlined, forceinline=True)
+def _multiplied(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, adds, y, y_at,  # type: ignore[no-untyped-def]
+                y_row, high, columns, low, small):
+    """A tile of LESS rows if it is small, else of ROWS, as wide as its columns need."""
+    if columns > LANES:
+        if small:
+            _small(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high,
+                   columns, low)
+        else:
+            _large(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high,
+                   columns, low)
+    elif small:
+        _small_one(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high,
+                   columns, low)
+    else:
+        _large_one(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, adds, y, y_at, y_row, high,
+                   columns, low)
 
 
 @inlined
-def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, low, size,  # type: ignore[no-untyped-def]
-           panels, slot):
-    """A product of two matrices, with the scratch of a slot. With b_step 0 b lies at its begin, packed."""
-    m, depth, n = size
-    packed, vectors = b_step == 0, -(-n // LANES)
-    less = 0  # so many that the last panel of ROWS is whole
+def _lower(m):  # type: ignore[no-untyped-def]
+    """How many panels have LESS of m rows, so that the last one of ROWS is whole."""
+    less = 0
     while less < 6 and less * LESS < m and (m - less * LESS) % ROWS > 1:
         less += 1
+    return less
+
+
+@inlined
+def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, low, firsts, size,  # type: ignore[no-untyped-def]
+           panels, start):
+    """A product of two matrices, whose panels are packed in scratch from `start` on."""
+    (a_at, b_at, more_at, y_at), (m, depth, n) = firsts, size
+    vectors, less = -(-n // LANES), _lower(m)
     talls, wides = less + max(-(-(m - less * LESS) // ROWS), 0), -(-n // COLUMNS)
     # some panels of one side stay packed, while panels of the other side come, a few at a time
-    a_stays = packed or (m < n and (a_step > 1 or 8 * m <= n))
-    kept = slot * ROOM + (depth * vectors * LANES if packed else 0)
-    passing = kept + DEEP * HIGH
-    from_a, from_b = (kept, passing) if a_stays else (passing, kept)
+    a_stays = m < n and (a_step > 1 or 8 * m <= n)
+    from_a, from_b = (start, start + DEEP * HIGH) if a_stays else (start + DEEP * HIGH, start)
     tall, wide = (HIGH // ROWS, FEW) if a_stays else (FEW * COLUMNS // ROWS, HIGH // COLUMNS)
     blocks, above, beside = -(-depth // DEEP), -(-talls // tall), -(-wides // wide)
     outer, inner = (above, beside) if a_stays else (beside, above)
@@ -233,38 +316,83 @@ def _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row
                 i, j = (one, other) if a_stays else (other, one)
                 i0, i1 = i * talls // above, (i + 1) * talls // above
                 j0, j1 = j * wides // beside, (j + 1) * wides // beside
+                first = _begin(i0, less, m, ROWS)
                 if other == 0 or not a_stays:
-                    first, small = _begin(i0, less, m, ROWS), max(min(less, i1) - i0, 0)
-                    _pack(a[begin * a_step :], a_step, a_row, first, m, small, LESS, deep, panels, from_a)
-                    _pack(a[begin * a_step :], a_step, a_row, first + small * LESS, m, i1 - i0 - small, ROWS, deep,
+                    small = max(min(less, i1) - i0, 0)
+                    _pack(a, a_at + begin * a_step, a_step, a_row, first, m, small, LESS, deep, panels, from_a)
+                    _pack(a, a_at + begin * a_step, a_step, a_row, first + small * LESS, m, i1 - i0 - small, ROWS, deep,
                           panels, from_a + small * LESS * deep)
-                if packed:
-                    from_b = slot * ROOM + (begin * vectors + j0 * VECTORS * deep) * LANES
-                elif other == 0 or a_stays:
-                    _pack(b[begin * b_step :], b_step, b_column, j0 * COLUMNS, n,
+                if other == 0 or a_stays:
+                    _pack(b, b_at + begin * b_step, b_step, b_column, j0 * COLUMNS, n,
                           min(j1 * VECTORS, vectors) - j0 * VECTORS, LANES, deep, panels, from_b)
-                start = _begin(i0, less, m, ROWS)
                 for c in range(j1 - j0 if a_stays else i1 - i0):
                     for p in range(i1 - i0 if a_stays else j1 - j0):
                         row, column = (i0 + p, j0 + c) if a_stays else (i0 + c, j0 + p)
-                        top, left = _begin(row, less, m, ROWS), column * COLUMNS
-                        rows, columns = min(LESS if row < less else ROWS, m - top), min(COLUMNS, n - left)
-                        here, there = from_a + (top - start) * deep, from_b + (column - j0) * COLUMNS * deep
-                        to = top * y_row + left
+                        top, left, width = _begin(row, less, m, ROWS), column * COLUMNS, LESS if row < less else ROWS
+                        to = y_at + top * y_row + left
                         if block == 0:
-                            old, at, apart, some = more, top * more_row + left, more_row, adds
+                            old, at, apart, some = more, more_at + top * more_row + left, more_row, adds
                         else:
                             old, at, apart, some = y, to, y_row, True
-                        if row >= less and columns > LANES:
-                            _large(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns, least)
-                        elif row >= less:
-                            _large_one(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns,
-                                       least)
-                        elif columns > LANES:
-                            _small(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns, least)
-                        else:
-                            _small_one(panels, here, there, deep, old, at, apart, some, y, to, y_row, rows, columns,
-                                       least)
+                        _multiplied(panels, from_a + (top - first) * deep, 1, width, panels,
+                                    from_b + (column - j0) * COLUMNS * deep, deep, old, at, apart, some, y, to, y_row,
+                                    min(width, m - top), min(COLUMNS, n - left), least, row < less)
+
+
+@inlined
+def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, way, low,  # type: ignore[no-untyped-def]
+              firsts, size, panels, start):
+    """A product of two matrices, which reads a where it lies, and packs b in scratch from `start` on, as many columns
+    as there is room for; with b_step 0 b lies there, packed. If it is TURNED, more and y are transposed: tiles are
+    added up in scratch, and stored from there. If it is PACKED, the rows of a for a tile are packed all the same."""
+    (a_at, b_at, more_at, y_at), (m, depth, n) = firsts, size
+    vectors, less = -(-n // LANES), _lower(m)
+    tile = start + (DEEP * HIGH if b_step else depth * vectors * LANES)
+    talls, wides = less + max(-(-(m - less * LESS) // ROWS), 0), -(-n // COLUMNS)
+    blocks, parts = -(-depth // DEEP), 1 if b_step == 0 else -(-wides // (DEEP * HIGH // (depth * COLUMNS)))
+    for part in range(parts):
+        j0, j1 = part * wides // parts, (part + 1) * wides // parts
+        beside = min(j1 * VECTORS, vectors) - j0 * VECTORS
+        for block in range(blocks if b_step else 0):
+            begin, end = block * depth // blocks, (block + 1) * depth // blocks
+            _pack(b, b_at + begin * b_step, b_step, b_column, j0 * COLUMNS, n, beside, LANES, end - begin, panels,
+                  start + begin * beside * LANES)
+        for row in range(talls):
+            top, width = _begin(row, less, m, ROWS), LESS if row < less else ROWS
+            high = min(width, m - top)
+            for block in range(blocks if way == PACKED else 0):
+                begin, end = block * depth // blocks, (block + 1) * depth // blocks
+                _pack(a, a_at + begin * a_step, a_step, a_row, top, m, 1, width, end - begin, panels,
+                      tile + begin * width)
+            for column in range(j0 if way == TURNED and adds else j1, j1):
+                for left in range(column * COLUMNS, min(column * COLUMNS + COLUMNS, n), LANES):
+                    _turned(more, more_at + top + left * more_row, more_row, min(n - left, LANES), high, panels,
+                            tile + (column - j0) * ROWS * COLUMNS + left % COLUMNS, COLUMNS, LANES)
+            for block in range(blocks):
+                begin = block * depth // blocks
+                deep = (block + 1) * depth // blocks - begin
+                least = low if block == blocks - 1 else -np.float32(np.inf)
+                for column in range(j0, j1):
+                    left = column * COLUMNS
+                    if way == TURNED:
+                        new, to, step = panels, tile + (column - j0) * ROWS * COLUMNS, COLUMNS
+                    else:
+                        new, to, step = y, y_at + top * y_row + left, y_row
+                    if block or way == TURNED:
+                        old, at, apart = new, to, step
+                    else:
+                        old, at, apart = more, more_at + top * more_row + left, more_row
+                    if way == PACKED:
+                        source, here, across, along = panels, tile + begin * width, 1, width
+                    else:
+                        source, here, across, along = a, a_at + top * a_row + begin * a_step, a_row, a_step
+                    _multiplied(source, here, across, along, panels,
+                                start + (begin * beside + (column - j0) * VECTORS * deep) * LANES, deep, old, at, apart,
+                                adds or block > 0, new, to, step, high, min(COLUMNS, n - left), least, row < less)
+            for column in range(j0 if way == TURNED else j1, j1):
+                for left in range(column * COLUMNS, min(column * COLUMNS + COLUMNS, n), LANES):
+                    _turned(panels, tile + (column - j0) * ROWS * COLUMNS + left % COLUMNS, COLUMNS, high,
+                            min(n - left, LANES), y, y_at + top + left * y_row, y_row, high)
 
 
 def _product(counts, a, b, more, y, low, numbers, panels, flags):  # type: ignore[no-untyped-def]
@@ -275,24 +403,32 @@ def _product(counts, a, b, more, y, low, numbers, panels, flags):  # type: ignor
     a_row, a_step, b_step, b_column, more_row, y_row = (
         numbers[5], numbers[6], numbers[7], numbers[8], numbers[9], numbers[10])
     m, depth, n = numbers[11], numbers[12], numbers[13]
+    a_at, b_at, more_at, y_at = 0, 0, 0, 0
     if group >= 0:
-        rows, begin = counts[group], counts[:group].sum()
+        rows, begin = counts[group], 0
+        for before in counts[:group]:
+            begin += before
         if not least_rows <= rows < most_rows:
             return
         if summed:
-            depth, a, b = rows, a[begin * a_step :], b[begin * b_step :]
+            depth, a_at, b_at = rows, begin * a_step, begin * b_step
         else:
-            m, a, y, more = rows, a[begin * a_row :], y[begin * y_row :], more[begin * more_row :]
+            m, a_at, y_at, more_at = rows, begin * a_row, begin * y_row, begin * more_row
     slots = len(flags) // 8
     slot = _thread(slots)
     while _taken(flags, 8 * slot):
         slot = (slot + 1) % slots
-    far, near = numbers[14:19], numbers[19:24]
+    far, near, way = numbers[14:19], numbers[19:24], numbers[24]
     for i in range(far[0]):
         for j in range(near[0]):
-            _tiled(a[i * far[1] + j * near[1] :], a_row, a_step, b[i * far[2] + j * near[2] :], b_step, b_column,
-                   more[i * far[3] + j * near[3] :], more_row, adds, y[i * far[4] + j * near[4] :], y_row, low,
-                   (m, depth, n), panels, slot)
+            firsts = (a_at + i * far[1] + j * near[1], b_at + i * far[2] + j * near[2],
+                      more_at + i * far[3] + j * near[3], y_at + i * far[4] + j * near[4])
+            if way == TILED or depth > LONGEST:
+                _tiled(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, low, firsts,
+                       (m, depth, n), panels, slot * ROOM)
+            else:
+                _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_row, way, low, firsts,
+                          (m, depth, n), panels, slot * ROOM)
     _given(flags, 8 * slot)
 
 
@@ -327,19 +463,27 @@ def _packed(b, b_step, b_column, depth, n, to):  # type: ignore[no-untyped-def]
     blocks, vectors = -(-depth // DEEP), -(-n // LANES)
     for block in range(blocks):
         begin, end = block * depth // blocks, (block + 1) * depth // blocks
-        _pack(b[begin * b_step :], b_step, b_column, 0, n, vectors, LANES, end - begin, to, begin * vectors * LANES)
+        _pack(b, begin * b_step, b_step, b_column, 0, n, vectors, LANES, end - begin, to, begin * vectors * LANES)
 
 
 def _bound(steps: tuple[int, ...], a: Any, b: Any, y: Any, more: Any, low: float, counts: Any, *group: Any) -> Thunk:
+    (a_row, a_step, b_step, b_column), (m, depth, n) = steps, (y.shape[-2], a.shape[-1], y.shape[-1])
     old = y if more is None else np.broadcast_to(more, y.shape)
+    if b_step == 0:
+        way = STREAMED if max(a_row, a_step) % PAGE else PACKED
+    elif depth * (n - m) > STORED * m * n and group[0] < 0 and depth <= LONGEST and max(b_step, b_column) % PAGE:
+        way, a, b = TURNED, b.swapaxes(-1, -2), a.swapaxes(-1, -2)
+        m, n, a_row, a_step, b_step, b_column = n, m, b_column, b_step, a_step, a_row
+    else:
+        way = STREAMED if max(a_row, a_step) % PAGE else TILED
     every = a, b, old, y
-    numbers = [*group, more is not None, *steps, old.strides[-2] // 4, y.strides[-2] // 4, *y.shape[-2:-1], a.shape[-1],
-               y.shape[-1]]
+    numbers = [*group, more is not None, a_row, a_step, b_step, b_column, old.strides[-2] // 4, y.strides[-2] // 4, m,
+               depth, n]
     for axis in range(y.ndim - 2):
         numbers += [y.shape[axis], *(x.strides[axis] // 4 for x in every)]
-    numbers += [1, 0, 0, 0, 0] * (4 - y.ndim)
+    numbers += [*[1, 0, 0, 0, 0] * (4 - y.ndim), way]
     return loop(_product, counts, *map(memory, every), np.float32(low), np.array(numbers), *(
-        _scratch() if steps[2] else (b, np.zeros(8, np.int64))))
+        _scratch() if b_step else (b, np.zeros(8, np.int64))))
 
 
 def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> Thunk | None:
@@ -353,8 +497,8 @@ def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> T
 
 
 def packed_product(m: int, b: Any, work: Any) -> tuple[list[Thunk], Callable[[Any, Any], Thunk]] | None:
-    """For some products of a (m, k) with one b (k, n): the call that packs b in `work`, whose other memory is for
-    panels of a, and a function that binds y = a @ b, bit-identical to `product`. None if the library's products are
+    """For some products of a (m, k) with one b (k, n): the call that packs b in `work`, which has room for some rows of
+    a, too, and a function that binds y = a @ b, bit-identical to `product`. None if the library's products are
     faster here."""
     steps = _steps(b, b, work, None)
     full = m % LESS == 0  # other rows leave places of tiles empty; the library packs nothing below a million

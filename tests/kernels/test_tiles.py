@@ -22,6 +22,10 @@ def matrices(m: int, k: int, n: int) -> Any:
     yield np.ascontiguousarray(a.T).T, b
 
 
+def bound(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> Any:
+    return tiles._bound(tiles._steps(a, b, y, more), a, b, y, more, low, tiles.NONE, -1, 0, 0, False)
+
+
 def made(a: Any, b: Any, **given: Any) -> Any:
     y = np.full((len(a), b.shape[1]), np.nan, np.float32)
     call = tiles.product(a, b, y, **given)
@@ -59,6 +63,25 @@ def test_any_rows_and_columns_have_the_bits_of_the_whole():
         assert (made(a[:61], b[:, 7:180]) == whole[:61, 7:180]).all()
 
 
+@pytest.mark.parametrize("shape", [(40, 900, 700), (700, 900, 40), (64, 400, 1024), (130, 130, 130), (30, 50, 2300)])
+def test_all_ways_of_a_product_have_the_same_bits(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch):
+    for a, b in matrices(*shape):
+        bias, whole = np.linspace(-1, 1, b.shape[1], dtype=np.float32), np.random.default_rng(0).random(
+            (len(a), b.shape[1]), np.float32)
+        found = []
+        for name, value in [("PAGE", tiles.PAGE), ("PAGE", 1), ("STORED", 0), ("STORED", np.inf)]:
+            with monkeypatch.context() as patch:
+                patch.setattr(tiles, name, value)
+                wide = np.full((len(a) + 1, b.shape[1] + 5), np.nan, np.float32)
+                for given in ({}, {"more": bias, "low": 0.0}, {"more": whole}):
+                    bound(a, b, wide[:-1, :-5], **given)()
+                    found.append(wide.copy())
+        for n, one in enumerate(found):
+            assert np.array_equal(one, found[n % 3], equal_nan=True)
+            assert np.isnan(one[-1]).all()
+            assert np.isnan(one[:, -5:]).all()
+
+
 def test_products_of_heads_have_the_bits_of_each_and_are_added_in_place():
     x = np.random.default_rng(0).standard_normal((2, 3, 70, 3 * 64)).astype(np.float32)
     a, b, y = x[..., :64], x[..., 64:128].swapaxes(-1, -2), np.ones((2, 3, 70, 70), np.float32)
@@ -77,7 +100,7 @@ def test_a_matrix_that_is_packed_once_gives_the_bits_of_each_product(shape: tupl
         for call in (*prepared, times(a, wide[0, :-1, :-5]), times(-a, wide[1, :-1, :-5])):
             call()
         whole = np.empty_like(wide[0, :-1, :-5])
-        tiles._bound(tiles._steps(a, b, whole, None), a, b, whole, None, -np.inf, tiles.NONE, -1, 0, 0, False)()
+        bound(a, b, whole)()
         assert (wide[:, :-1, :-5] == [whole, -whole]).all()
         assert np.isnan(wide[:, -1]).all()
         assert np.isnan(wide[:, :, -5:]).all()
@@ -115,6 +138,16 @@ def test_recurrent_layers_are_close_to_exact_ones_and_half_of_the_samples_has_th
             for a, label in zip(reads, labels, strict=True)]
     for a, b, label in zip(called(name, half, **constants), whole, results, strict=True):
         assert (a == b[(slice(None),) * label.index("n") + (slice(n // 2),)]).all()
+
+
+def test_turned_products_of_heads_have_the_bits_of_each(monkeypatch: pytest.MonkeyPatch):
+    random = np.random.default_rng(0)
+    a, b = (random.random((2, 3, *shape), np.float32) for shape in ((20, 200), (200, 300)))
+    y = random.random((2, 3, 20, 300), np.float32)
+    wanted = [[made(*three[:2], more=three[2]) for three in zip(*four, strict=True)] for four in zip(a, b, y, strict=True)]
+    monkeypatch.setattr(tiles, "STORED", 0)
+    bound(a, b, y, y)()
+    assert (y == wanted).all()
 
 
 def test_what_is_added_may_lie_anyhow():
