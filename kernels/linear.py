@@ -73,11 +73,11 @@ def _tiles(a: Any, b: Any, out: Any, more: Any = None, low: float = -np.inf) -> 
     return product(a, b, out, more, low)
 
 
-def again_work(several: Any, b: Any, transposed: bool = False) -> list[Any]:
-    """The scratch array of `gemm_again` for `several` (times, m, ...), if these are a few, with b (k, n), or with its
+def again_work(times: int, b: Any, transposed: bool = False) -> list[Any]:
+    """The scratch array of `gemm_again` for so many products, if these are a few, with b (k, n), or with its
     transpose."""
     k, n = b.shape[::-1] if transposed else b.shape
-    return [((k * (n + 2 * LANES),), b.dtype)] * (len(several) > 4)
+    return [((k * (n + 2 * LANES),), b.dtype)] * (times > 3)
 
 
 def gemm_again(m: int, b: Any, work: Sequence[Any]) -> tuple[list[Thunk], Callable[[Any, Any], Thunk]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .linear import gemm, linear_weight_grad, sum_rows
+from .linear import again_work, gemm_again, linear_weight_grad, sum_rows
 from .registry import KERNELS, kernel
 
 SIZE = 1 << 16  #: about so many elements of a gradient at once
@@ -25,9 +25,15 @@ def _rows(x: Any, dy: Any) -> int:
     return -(-rows // -(-rows * columns // SIZE)) if rows * columns else 1
 
 
+def _work(x: Any, dy: Any) -> list[Any]:
+    """Scratch arrays for the gradient of some rows, and for x, which all their products read."""
+    rows = _rows(x, dy)
+    return [((rows, x.shape[1]), x.dtype), *again_work(-(-dy.shape[1] // max(rows, 1)), x)]
+
+
 @kernel("linear_weight_update",
         flops=lambda reads, writes: 2.0 * reads[2].size * reads[0].shape[0],
-        work=lambda reads, writes, **constants: [((_rows(*reads[:2]), reads[0].shape[1]), reads[0].dtype)])
+        work=lambda reads, writes, **constants: _work(*reads[:2]))
 def linear_weight_update(xp: Any, x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
     """x (n, i), dy (n, o), w (o, i) and what the kernel `rule` reads after the gradient -> what it writes, and with
     `bias` the sum of dy's rows."""
@@ -44,9 +50,11 @@ def _split(w: Any, arrays: Sequence[Any], bias: bool) -> tuple[Sequence[Any], Se
 
 @linear_weight_update.cpu
 def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: Any) -> Any:
-    *arrays, g = rest
-    reads, writes, sums = _split(w, arrays, bias)
-    calls, step = [], max(len(g), 1)
+    scratch = len(_work(x, dy))
+    g, *work = rest[-scratch:]
+    reads, writes, sums = _split(w, rest[:-scratch], bias)
+    calls, times = gemm_again(len(g), x, work)
+    step = max(len(g), 1)
     for begin in range(0, len(w), step):
         rows = slice(begin, min(begin + step, len(w)))
 
@@ -54,7 +62,7 @@ def _(x: Any, dy: Any, w: Any, *rest: Any, rule: str, bias: bool, **constants: A
             return a[rows] if a.shape == w.shape else a
 
         own = g[: rows.stop - begin]
-        calls += [gemm(dy.T[rows], x, own),
+        calls += [times(dy.T[rows], own),
                   *KERNELS[rule].bind([w[rows], own, *map(part, reads)], list(map(part, writes)), [], constants)]
     return [*calls, *(sum_rows(dy, db) for db in sums)]
 

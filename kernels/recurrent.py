@@ -82,7 +82,7 @@ def _biased(b: list[Any], gx: Any) -> tuple[Any, ...]:
 
 # ------------------------------------------------------------------------------------------------------------------ rnn
 @kernel("rnn", axes="TnD,nD,DD,D->UnD", flops=_flops,
-        work=lambda reads, writes, **constants: again_work(reads[0], reads[2], True))
+        work=lambda reads, writes, **constants: again_work(reads[0].shape[0], reads[2], True))
 def rnn(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, relu: bool, reverse: bool) -> Any:
     """gx (T, n, d), h0 (n, d), w (d, d), b (d,) -> states (T + 1, n, d): h' = tanh or relu of (gx + h w^T + b)."""
     out = xp.empty((len(gx) + 1, *h0.shape), gx.dtype)
@@ -125,7 +125,7 @@ def _add_gates(gx, b, h):  # type: ignore[no-untyped-def]
 
 
 @kernel("rnn_grad", axes="TnD,DD,UnD->TnD,nD", flops=_flops,
-        work=lambda reads, writes, **constants: again_work(reads[0], reads[1]))
+        work=lambda reads, writes, **constants: again_work(reads[0].shape[0], reads[1]))
 def rnn_grad(xp: Any, dy: Any, w: Any, out: Any, *, relu: bool, reverse: bool) -> Any:
     """dy (T, n, d) -> (dgx (T, n, d), dh0 (n, d))."""
     dgx, dh = xp.empty_like(dy), xp.zeros_like(dy[0])
@@ -169,7 +169,7 @@ def _rnn_grad(dy, dh, h, da, relu):  # type: ignore[no-untyped-def]
 # ------------------------------------------------------------------------------------------------------------------ gru
 @kernel("gru", axes="TnG,nD,GD,G->UnD,TnK", flops=_flops,
         work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype), *again_work(
-            reads[0], reads[2], True)])
+            reads[0].shape[0], reads[2], True)])
 def gru(xp: Any, gx: Any, h0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 3d), h0 (n, d), w (3d, d), b (3d,) -> (states (T + 1, n, d), kept (T, n, 4d)). Gates r, z, n, of which
     n = tanh(gx + r (h w^T + b)); kept are r, z, n and n's h w^T + b. h' = (1 - z) n + z h."""
@@ -230,7 +230,8 @@ def _gru_step(gx, gh, b, before, kept, after):  # type: ignore[no-untyped-def]
 
 @kernel("gru_grad", axes="TnD,GD,UnD,TnK->TnG,TnG,nD",
         flops=lambda reads, writes: 6.0 * reads[0].size * reads[0].shape[-1],
-        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype), *again_work(reads[0], reads[1])])
+        work=lambda reads, writes, reverse: [(reads[0].shape[1:], reads[0].dtype),
+                                             *again_work(reads[0].shape[0], reads[1])])
 def gru_grad(xp: Any, dy: Any, w: Any, out: Any, kept: Any, *, reverse: bool) -> Any:
     """dy (T, n, d) -> (dgx (T, n, 3d), the same toward h w^T + b, dh0 (n, d))."""
     d = dy.shape[-1]
@@ -286,7 +287,7 @@ def _gru_grad(dy, dh, past, kept, before, dgx, dgh):  # type: ignore[no-untyped-
 
 # ----------------------------------------------------------------------------------------------------------------- lstm
 @kernel("lstm", axes="TnG,nD,nD,GD,G->UnD,VnD,TnG", flops=_flops,
-        work=lambda reads, writes, reverse: again_work(reads[0], reads[3], True))
+        work=lambda reads, writes, reverse: again_work(reads[0].shape[0], reads[3], True))
 def lstm(xp: Any, gx: Any, h0: Any, c0: Any, w: Any, b: Any = None, *, reverse: bool) -> Any:
     """gx (T, n, 4d), h0 and c0 (n, d), w (4d, d), b (4d,) -> (states (T + 2, n, d), cells (T + 1, n, d), gates
     (T, n, 4d)). Gates i, f, g, o; c' = f c + i g; h' = o tanh(c'). The cells lie as the states do, and the states have
@@ -352,7 +353,7 @@ def _lstm_step(gx, b, before, gates, after, h):  # type: ignore[no-untyped-def]
 
 @kernel("lstm_grad", axes="UnD,GD,VnD,TnG->TnG,nD,nD",
         flops=lambda reads, writes: 8.0 * reads[0].size * reads[0].shape[-1],
-        work=lambda reads, writes, reverse: again_work(reads[3], reads[1]))
+        work=lambda reads, writes, reverse: again_work(reads[3].shape[0], reads[1]))
 def lstm_grad(xp: Any, dy: Any, w: Any, cells: Any, gates: Any, *, reverse: bool) -> Any:
     """dy (T + 1, n, d), toward the states and the last cell as they lie -> (dgx (T, n, 4d), dh0, dc0 (n, d))."""
     d = dy.shape[-1]

@@ -287,10 +287,12 @@ def _multiplied(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_
 
 @inlined
 def _lower(m):  # type: ignore[no-untyped-def]
-    """How many panels have LESS of m rows, so that the last one of ROWS is whole."""
-    less = 0
-    while less < 6 and less * LESS < m and (m - less * LESS) % ROWS > 1:
-        less += 1
+    """How many panels have LESS of m rows, so that tiles have the fewest rows that are not there."""
+    less, fewest = 0, m + ROWS
+    for few in range(7):
+        rows = few * LESS - (few * LESS - m) // ROWS * ROWS if few * LESS < m else few * LESS
+        if rows < fewest and (few - 1) * LESS < m:
+            less, fewest = few, rows
     return less
 
 

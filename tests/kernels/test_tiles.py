@@ -93,7 +93,7 @@ def test_products_of_heads_have_the_bits_of_each_and_are_added_in_place():
 @pytest.mark.parametrize("shape", [(64, 128, 300), (65, 1000, 97), (16, 130, 160), (600, 67, 48)])
 def test_a_matrix_that_is_packed_once_gives_the_bits_of_each_product(shape: tuple[int, int, int]):
     for a, b in matrices(*shape):
-        (shape_of_work, dtype), = linear.again_work(np.empty((5, len(a), 1)), b)
+        (shape_of_work, dtype), = linear.again_work(5, b)
         work = np.full(shape_of_work, np.nan, dtype)
         prepared, times = linear.gemm_again(len(a), b, [work])
         wide = np.full((2, len(a) + 1, b.shape[1] + 5), np.nan, np.float32)
@@ -144,7 +144,9 @@ def test_turned_products_of_heads_have_the_bits_of_each(monkeypatch: pytest.Monk
     random = np.random.default_rng(0)
     a, b = (random.random((2, 3, *shape), np.float32) for shape in ((20, 200), (200, 300)))
     y = random.random((2, 3, 20, 300), np.float32)
-    wanted = [[made(*three[:2], more=three[2]) for three in zip(*four, strict=True)] for four in zip(a, b, y, strict=True)]
+    wanted = y.copy()
+    for one in np.ndindex(2, 3):
+        bound(a[one], b[one], wanted[one], wanted[one])()
     monkeypatch.setattr(tiles, "STORED", 0)
     bound(a, b, y, y)()
     assert (y == wanted).all()
