@@ -25,7 +25,7 @@ from .channels import (
 )
 from .columns import MULTIPROCESSORS, spread, sums
 from .cuda import Call
-from .registry import kernel, loop
+from .registry import Thunk, kernel, loop
 from .sums import BLOCK
 
 
@@ -43,16 +43,24 @@ def batch_norm(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_var: 
 
 
 @batch_norm.cpu
-def _(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, y: Any, mean: Any, rstd: Any,
-      mean_after: Any, var_after: Any, tracked_after: Any, work: Any, *, eps: float, momentum: float) -> Any:
-    lines, step, columns, (to,) = widened(x, y)
+def _(*arrays: Any, eps: float, momentum: float) -> Any:
+    calls, reads, (y,) = statistics_calls(*arrays, eps=eps, momentum=momentum)
+    return [*calls, loop(normalise, *reads, y)]
+
+
+def statistics_calls(x: Any, w: Any, b: Any, running_mean: Any, running_var: Any, tracked: Any, y: Any, mean: Any,
+                     rstd: Any, mean_after: Any, var_after: Any, tracked_after: Any, work: Any, *dense: Any, eps: float,
+                     momentum: float) -> tuple[list[Thunk], tuple[Any, ...], list[Any]]:
+    """All that comes before `normalise` on the CPU; what that reads; y and the dense arrays as it sees them."""
+    lines, step, columns, seen = widened(x, y, *dense)
     (total, var), wide = parts_of(work, columns, x.dtype)
-    rows = x.size // x.shape[-1]
-    return [loop(_statistics, lines, step, rows, mean, rstd, total, var, wide[0], wide[1], eps),
-            loop(_move, rows, mean, var, running_mean, running_var, tracked, mean_after, var_after,
-                 tracked_after, x.dtype.type(momentum)),
-            *(loop(repeat, a, r) for a, r in zip((mean, rstd, w, b), wide, strict=True) if columns > x.shape[-1]),
-            loop(normalise, lines, step, *(wide if columns > x.shape[-1] else (mean, rstd, w, b)), to)]
+    rows, own = x.size // x.shape[-1], (mean, rstd, w, b)
+    calls = [loop(_statistics, lines, step, rows, mean, rstd, total, var, wide[0], wide[1], eps),
+             loop(_move, rows, mean, var, running_mean, running_var, tracked, mean_after, var_after,
+                  tracked_after, x.dtype.type(momentum))]
+    if columns == x.shape[-1]:
+        return calls, (lines, step, *own), seen
+    return [*calls, *(loop(repeat, a, r) for a, r in zip(own, wide, strict=True))], (lines, step, *wide), seen
 
 
 @batch_norm.cuda(statistics_work)

@@ -38,18 +38,26 @@ from typing import Any
 
 import numpy as np
 
+from . import norm_loops
 from .channels import (
     ACTIVATIONS,
     columns_of,
     grad_sums_work,
-    lines_of,
+    parts_of,
     per_element,
-    rows_of,
+    repeat,
     scratch_of,
     statistics_work,
+    widened,
 )
-from .norm import batch_norm, forward_calls, normalise
-from .norm_grad import batch_norm_input_grad, batch_norm_weight_grad, input_grad_calls, weight_grad_calls
+from .norm import batch_norm, forward_calls, normalise, statistics_calls
+from .norm_grad import (
+    batch_norm_input_grad,
+    batch_norm_weight_grad,
+    input_grad_calls,
+    terms_of,
+    weight_grad_calls,
+)
 from .registry import KERNELS, Thunk, kernel, loop, ufunc
 
 
@@ -78,9 +86,13 @@ def batch_norm_act(xp: Any, x: Any, w: Any, b: Any, running_mean: Any, running_v
 
 @batch_norm_act.cpu
 def _(*arrays: Any, eps: float, momentum: float, act: str) -> Any:
-    reads, z, (y, *writes, totals) = arrays[:6], arrays[6:-7], arrays[-7:]
-    return [*batch_norm.bind(reads, [y, *writes], [totals], {"eps": eps, "momentum": momentum}),
-            *(ufunc(np.add, y, t, y) for t in z), *([] if act == "none" else KERNELS[act].bind([y], [y], [], {}))]
+    reads, z, rest = arrays[:6], arrays[6:-7], arrays[-7:]
+    if not all(one.flags.c_contiguous for one in z):
+        calls, seen, (y,) = statistics_calls(*reads, *rest, eps=eps, momentum=momentum)
+        return [*calls, loop(normalise, *seen, y), ufunc(np.add, rest[0], z[0], rest[0]),
+                *([] if act == "none" else KERNELS[act].bind([rest[0]], [rest[0]], [], {}))]
+    calls, seen, (y, *added) = statistics_calls(*reads, *rest, *z, eps=eps, momentum=momentum)
+    return [*calls, loop(norm_loops.added if added else norm_loops.activated, *seen, *added, ACTIVATIONS.index(act), y)]
 
 
 @batch_norm_act.cuda(statistics_work)
@@ -88,13 +100,7 @@ def _(x: Any, *arrays: Any, eps: float, momentum: float, act: str) -> Any:
     return forward_calls(x, arrays[:5], arrays[5] if len(arrays) > 12 else None, act, arrays[-7:], eps, momentum)
 
 
-def _scratch(reads: Any, writes: Any, *, act: str) -> list[Any]:
-    """Scratch of the sums on the CPU, and of the gradient before the activation if it is not an output."""
-    work = scratch_of(5)(reads, writes)
-    return work if len(writes) == 3 else [*work, (reads[0].shape, reads[0].dtype)]
-
-
-@kernel("batch_norm_act_weight_grad", flops=per_element(9), work=_scratch)
+@kernel("batch_norm_act_weight_grad", flops=per_element(9), work=scratch_of(7))
 def batch_norm_act_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any = None,
                                *, act: str) -> Any:
     """dw and db of act(batch_norm(x)); given y = act(batch_norm(x) + z), also ds, the gradient
@@ -106,19 +112,23 @@ def batch_norm_act_weight_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b:
 
 @batch_norm_act_weight_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: str) -> Any:
-    _check(act, len(rest) == 5)
-    if len(rest) == 5:
-        y, dw, db, ds, totals = rest
-        calls = KERNELS[f"{act}_grad"].bind([y, dy], [ds], [], {})
-    else:
-        dw, db, totals, ds = rest
-        calls = before_calls(x, mean, rstd, w, b, dy, act, ds)
-    return [*calls, *batch_norm_weight_grad.bind([x, mean, rstd, ds], [dw, db], [totals], {})]
+    y, dw, db, ds, work = rest if len(rest) == 5 else (None, *rest[:2], None, rest[2])
+    return sums_calls(x, mean, rstd, w, b, dy, y, act, dw, db, ds, work)
 
 
-def before_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, act: str, ds: Any) -> list[Thunk]:
-    return [loop(normalise, *lines_of(x), mean, rstd, w, b, rows_of(ds)),
-            *KERNELS[f"{act}_grad"].bind([ds, dy], [ds], [], {})]
+def sums_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: Any, act: str, dw: Any, db: Any, ds: Any,
+               work: Any) -> list[Thunk]:
+    """dw and db on the CPU, and with y also ds. `work`: of `scratch_of(7)`."""
+    _check(act, y is not None)
+    lines, step, columns, (g, *kept) = widened(x, dy, *([] if y is None else [y, ds]))
+    totals, wide = parts_of(work, columns, x.dtype)
+    number = ACTIVATIONS.index(act)
+    fill = loop(norm_loops.affine, mean, rstd, w, b, wide[:3])
+    if y is None:
+        return [fill, loop(norm_loops.sums, lines, step, *wide[:3], rstd, g, number, dw, db, *totals, *wide[3:])]
+    seen, to = kept
+    return [fill, loop(norm_loops.kept_sums, lines, step, wide[0], rstd, seen, g, number, to, dw, db, *totals,
+                       *wide[3:])]
 
 
 @batch_norm_act_weight_grad.cuda(grad_sums_work)
@@ -129,7 +139,7 @@ def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: st
 
 
 @kernel("batch_norm_act_input_grad", flops=per_element(10), work=lambda reads, writes, act: [
-    ((4, columns_of(reads[0])), reads[0].dtype), (reads[0].shape, reads[0].dtype)])
+    ((5, columns_of(reads[0])), reads[0].dtype)])
 def batch_norm_act_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any,
                               *, act: str) -> Any:
     """dx of act(batch_norm(x)); dw and db are the sums above."""
@@ -137,11 +147,19 @@ def batch_norm_act_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, b: 
 
 
 @batch_norm_act_input_grad.cpu
-def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any, ds: Any,
+def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any,
       *, act: str) -> Any:
+    return act_input_grad_calls(x, mean, rstd, w, b, dw, db, dy, act, dx, terms)
+
+
+def act_input_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: Any, dy: Any, act: str, dx: Any,
+                         terms: Any) -> list[Thunk]:
+    """dx on the CPU. `terms`: scratch for five rows."""
     _check(act, False)
-    return [*before_calls(x, mean, rstd, w, b, dy, act, ds),
-            *batch_norm_input_grad.bind([x, mean, rstd, w, dw, db, ds], [dx], [terms], {})]
+    lines, step, columns, (g, to) = widened(x, dy, dx)
+    rows = terms[:, :columns]
+    return [loop(terms_of, mean, rstd, w, dw, db, x.size // x.shape[-1], rows[:4]), loop(repeat, b, rows[4]),
+            loop(norm_loops.input_grad, lines, step, *rows, g, ACTIVATIONS.index(act), to)]
 
 
 @batch_norm_act_input_grad.cuda()

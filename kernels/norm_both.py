@@ -10,7 +10,7 @@ toward the input, which needs them and follows at once.
 `act="none"` stands for batch_norm_weight_grad and batch_norm_input_grad; b is not read then. On CUDA that is one launch
 for few rows, whose blocks have all of them, and two for many, of which the second adds up the first one's parts in the
 order of `batch_norm_sums_end`. So the bits equal separate launches', except that dx in 16 bits with `more` is
-rounded once and not twice. On the CPU ds is made once and not twice. `more` may have gaps between pixels, as x.
+rounded once and not twice. `more` may have gaps between pixels, as x.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ import numpy as np
 from .channels import ACTIVATIONS, columns_of, grad_sums_work, matrix_of, norm_grid, per_element, scratch_of
 from .columns import MULTIPROCESSORS, spread, sums
 from .cuda import Call
-from .norm_act import before, before_calls
+from .norm_act import act_input_grad_calls, before, sums_calls
 from .norm_grad import batch_norm_input_grad, batch_norm_weight_grad
-from .registry import KERNELS, kernel, ufunc
+from .registry import kernel, ufunc
 
 
 def _work(reads: Any, writes: Any, *, act: str, kept: bool, add: bool) -> list[Any]:
     x = reads[0]
-    return [*scratch_of(5)(reads, writes), ((4, columns_of(x)), x.dtype),
-            *([] if kept or act == "none" else [(x.shape, x.dtype)])]
+    return [*scratch_of(7)(reads, writes), ((5, columns_of(x)), x.dtype)]
 
 
 @kernel("batch_norm_grad", flops=per_element(12), work=_work)
@@ -53,17 +52,16 @@ def _named(rest: Any, kept: bool, add: bool) -> tuple[Any, ...]:
 
 @batch_norm_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, *rest: Any, act: str, kept: bool, add: bool) -> Any:
-    y, more, dw, db, ds, dx, (totals, terms, *own) = _named(rest, kept, add)
+    y, more, dw, db, ds, dx, (totals, terms) = _named(rest, kept, add)
     if act == "none":
-        ds, calls = dy, []
-    elif kept:
-        calls = KERNELS[f"{act}_grad"].bind([y, dy], [ds], [], {})
+        calls = batch_norm_weight_grad.bind([x, mean, rstd, dy], [dw, db], [totals[:5]], {})
     else:
-        (ds,) = own
-        calls = before_calls(x, mean, rstd, w, b, dy, act, ds)
-    return [*calls, *batch_norm_weight_grad.bind([x, mean, rstd, ds], [dw, db], [totals], {}),
-            *batch_norm_input_grad.bind([x, mean, rstd, w, dw, db, ds], [dx], [terms], {}),
-            *([ufunc(np.add, more, dx, dx)] if add else [])]
+        calls = sums_calls(x, mean, rstd, w, b, dy, y, act, dw, db, ds, totals)
+    if kept or act == "none":
+        calls += batch_norm_input_grad.bind([x, mean, rstd, w, dw, db, ds if kept else dy], [dx], [terms[:4]], {})
+    else:
+        calls += act_input_grad_calls(x, mean, rstd, w, b, dw, db, dy, act, dx, terms)
+    return [*calls, *([ufunc(np.add, more, dx, dx)] if add else [])]
 
 
 @batch_norm_grad.cuda(grad_sums_work)

@@ -95,7 +95,7 @@ def batch_norm_input_grad(xp: Any, x: Any, mean: Any, rstd: Any, w: Any, dw: Any
 @batch_norm_input_grad.cpu
 def _(x: Any, mean: Any, rstd: Any, w: Any, dw: Any, db: Any, dy: Any, dx: Any, terms: Any) -> Any:
     lines, step, columns, (g, to) = widened(x, dy, dx)
-    return [loop(_terms, mean, rstd, w, dw, db, x.size // x.shape[-1], terms[:, :columns]),
+    return [loop(terms_of, mean, rstd, w, dw, db, x.size // x.shape[-1], terms[:, :columns]),
             loop(_input_grad, lines, step, *terms[:, :columns], g, to)]
 
 
@@ -114,7 +114,7 @@ def input_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dw: Any, db: 
                       rstd, w, b, dw, db, dy, ACTIVATIONS.index(act), dx)]
 
 
-def _terms(mean, rstd, w, dw, db, rows, to):  # type: ignore[no-untyped-def]
+def terms_of(mean, rstd, w, dw, db, rows, to):  # type: ignore[no-untyped-def]
     m = mean.dtype.type(rows)
     for first in range(0, to.shape[1], len(mean)):
         for j in range(len(mean)):
