@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from .cuda import Call
+from .kept import follow
 
 Thunk = Callable[[], Any]
 Work = Callable[..., Sequence[tuple[tuple[int, ...], Any]]]
@@ -146,7 +147,8 @@ def jitted(function: Callable[..., Any]) -> Any:
             lambda *types, one=one, double=double: double if getattr(types[0], "dtype", types[0]) == float64 else one)
     free = {"reassoc"} if function in _regrouped else False
     # no wrapper for callers in C, which takes a tenth of the time to compile: lanes call the loop itself
-    return numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free, no_cfunc_wrapper=True)(function)
+    made = numba.njit(nogil=True, cache=True, error_model="numpy", fastmath=free, no_cfunc_wrapper=True)(function)
+    return follow(made, function)
 
 
 _regrouped: set[Callable[..., Any]] = set()
