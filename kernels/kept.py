@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-_IMPORTS = re.compile(r"^ *from \.(\w*) import ([\w, ]+)", re.MULTILINE)
+_IMPORTS = re.compile(r"^ *from \.(\w*) import (\([^)]*|[\w, ]+)", re.MULTILINE)
 
 
 @cache
@@ -20,7 +20,7 @@ def sources(file: Path) -> frozenset[Path]:
         if (one := left.pop()) not in found:
             found.add(one)
             for module, names in _IMPORTS.findall(one.read_text(encoding="utf-8")):
-                beside = [one.with_name(f"{name.strip()}.py") for name in ([module] if module else names.split(","))]
+                beside = [one.with_name(f"{name}.py") for name in ([module] if module else re.findall(r"\w+", names))]
                 left += [path for path in beside if path.exists()]
     return frozenset(found)
 

@@ -14,7 +14,7 @@ from minidl.kernels import kept, registry, tiles
 
 def test_the_sources_of_a_loop_are_all_files_that_it_comes_from():
     names = {file.name for file in kept.sources(Path(tiles.__file__))}
-    assert {"tiles.py", "vectors.py", "taps.py", "registry.py"} <= names
+    assert {"tiles.py", "vectors.py", "taps.py", "registry.py", "tile_code.py"} <= names
     assert "conv.py" not in names
 
 
