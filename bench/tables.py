@@ -162,7 +162,7 @@ def floors(record: dict[str, Any]) -> Iterator[Row]:
     known = [kinds["floors"] for kinds in record["networks"].values() if "floors" in kinds]
     if known:
         peak, product = (statistics.median(found[key] for found in known) for key in ("peak_gflops", "product_gflops"))
-        yield ("one core: fused multiply-adds on registers; large products of OpenBLAS",
+        yield ("one core: fused multiply-adds on registers; a large product",
                f"{peak:.0f} GFLOP/s; {product:.0f} GFLOP/s, {product / peak:.0%}", "-")
     for network, kinds in record["networks"].items():
         if found := kinds.get("floors"):
@@ -483,9 +483,9 @@ lane and two lanes with chosen widths. On one core all are pinned, and the proce
 first step: record, plan and bind, or a compiler that starts with an empty cache beside another one.
 
 Rows come twice if two processors have run a network: first an Intel, then, with later kernels, an AMD Zen 4. On the AMD
-OpenBLAS reaches 104 of a core's 118 GFLOP/s on large products and tiles of minidl 97 to 115, so no step that is all
-products can be far ahead there. The MLP of 2,048 units is farthest from it: the rows of its weights are a multiple of
-4 KB apart.""",
+OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s on the products of these networks and tiles of minidl 97 to 115, so
+no step that is all products can be far ahead there. The slowest are those of the MLP with 2,048 units: the rows of its
+weights are a multiple of 4 KB apart.""",
             {"strongest": strongest, "strongest_zen4": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
