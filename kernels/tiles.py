@@ -157,7 +157,8 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
               firsts, size, panels, start):
     """A product of two matrices, which reads a where it lies, and packs b in scratch from `start` on, as many columns
     as there is room for; with b_step 0 b lies there, packed. If it is TURNED, more and y are transposed: tiles are
-    added up in scratch, and stored from there. If it is PACKED, the rows of a for a tile are packed all the same."""
+    added up in scratch, and stored from there. If it is PACKED, each tile's rows of a are packed, too; else those of
+    tiles that have more places than rows, since a tile reads as many rows as it has places."""
     (a_at, b_at, more_at, y_at), (m, depth, n) = firsts, size
     vectors, less = -(-n // LANES), _lower(m)
     tile = start + (DEEP * HIGH if b_step else depth * vectors * LANES)
@@ -166,6 +167,7 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
     for part in range(parts):
         j0, j1 = part * wides // parts, (part + 1) * wides // parts
         beside = min(j1 * VECTORS, vectors) - j0 * VECTORS
+        panel = tile + (j1 - j0) * ROWS * COLUMNS if way == TURNED else tile
         for block in range(blocks if b_step else 0):
             begin, end = block * depth // blocks, (block + 1) * depth // blocks
             _pack(b, b_at + begin * b_step, b_step, b_column, j0 * COLUMNS, n, beside, LANES, end - begin, panels,
@@ -173,10 +175,6 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
         for row in range(talls):
             top, width = _begin(row, less, m, ROWS), LESS if row < less else ROWS
             high = min(width, m - top)
-            for block in range(blocks if way == PACKED else 0):
-                begin, end = block * depth // blocks, (block + 1) * depth // blocks
-                _pack(a, a_at + begin * a_step, a_step, a_row, top, m, 1, width, end - begin, panels,
-                      tile + begin * width)
             for column in range(j0 if way == TURNED and adds else j1, j1):
                 for left in range(column * COLUMNS, min(column * COLUMNS + COLUMNS, n), LANES):
                     turned(more, more_at + top + left * more_row, more_row, min(n - left, LANES), high, panels,
@@ -185,6 +183,11 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
                 begin = block * depth // blocks
                 deep = (block + 1) * depth // blocks - begin
                 least = low if block == blocks - 1 else -np.float32(np.inf)
+                if way == PACKED or high < width:
+                    _pack(a, a_at + begin * a_step, a_step, a_row, top, m, 1, width, deep, panels, panel)
+                    source, here, across, along = panels, panel, 1, width
+                else:
+                    source, here, across, along = a, a_at + top * a_row + begin * a_step, a_row, a_step
                 for column in range(j0, j1):
                     left = column * COLUMNS
                     if way == TURNED:
@@ -195,10 +198,6 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
                         old, at, apart = new, to, step
                     else:
                         old, at, apart = more, more_at + top * more_row + left, more_row
-                    if way == PACKED:
-                        source, here, across, along = panels, tile + begin * width, 1, width
-                    else:
-                        source, here, across, along = a, a_at + top * a_row + begin * a_step, a_row, a_step
                     _multiplied(source, here, across, along, panels,
                                 start + (begin * beside + (column - j0) * VECTORS * deep) * LANES, deep, old, at, apart,
                                 adds or block > 0, new, to, step, high, min(COLUMNS, n - left), least, row < less)

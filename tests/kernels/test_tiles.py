@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
+import sys
 from typing import Any
 
 import numpy as np
@@ -80,6 +83,38 @@ def test_all_ways_of_a_product_have_the_same_bits(shape: tuple[int, int, int], m
             assert np.array_equal(one, found[n % 3], equal_nan=True)
             assert np.isnan(one[-1]).all()
             assert np.isnan(one[:, -5:]).all()
+
+
+def guarded(rows: int, columns: int, turned: bool) -> Any:
+    """A matrix, by rows or turned, that ends where a page begins that nobody may touch, as one before it."""
+    size, count = mmap.PAGESIZE, 4 * rows * columns
+    pages = -(-count // size)
+    raw = mmap.mmap(-1, (pages + 2) * size)
+    begin = ctypes.addressof(ctypes.c_char.from_buffer(raw))
+    for page in (0, pages + 1):
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(begin + page * size), size, 0) == 0
+    x = np.frombuffer(raw, np.float32, rows * columns, (pages + 1) * size - count)
+    x[:] = np.random.default_rng(count).standard_normal(x.size)
+    return x.reshape(columns, rows).T if turned else x.reshape(rows, columns)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a call of Linux")
+@pytest.mark.parametrize("page", [tiles.PAGE, 1])
+@pytest.mark.parametrize("stored", [tiles.STORED, 0])
+def test_a_product_touches_its_matrices_alone(page: int, stored: float, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tiles, "PAGE", page)
+    monkeypatch.setattr(tiles, "STORED", stored)
+    for m, k, n in [(71, 32, 87), (14, 231, 51), (26, 296, 67), (51, 90, 23), (1, 400, 500), (300, 400, 1)]:
+        for turned in ((False, False), (False, True), (True, False)):
+            a, b = guarded(m, k, turned[0]), guarded(k, n, turned[1])
+            y, more = guarded(m, n, False), guarded(m, n, False)
+            bound(a, b, y, more)()
+            assert np.allclose(y, a.astype(float) @ b + more, atol=1e-3)
+            (shape, dtype), = linear.again_work(5, b)
+            work = guarded(1, *shape, False)[0].astype(dtype, copy=False)
+            tiles.loop(tiles._packed, tiles.memory(b), *(s // 4 for s in b.strides), *b.shape, work)()
+            tiles._bound((*(s // 4 for s in a.strides), 0, 0), a, work, y, None, -np.inf, tiles.NONE, -1, 0, 0, False)()
+            assert np.allclose(y, a.astype(float) @ b, atol=1e-3)
 
 
 def test_products_of_heads_have_the_bits_of_each_and_are_added_in_place():
