@@ -1,5 +1,5 @@
-"""When machine code that numba kept is out of date. Numba looks at the file of a loop only, but the code holds
-functions and numbers of other files, too: after an update of those a loop would run with both old and new ones."""
+"""When machine code that numba kept is out of date. Numba looks at the file of a loop only, but the code also
+holds functions and numbers of other files: after an update of those a loop would run with both old and new ones."""
 
 from __future__ import annotations
 

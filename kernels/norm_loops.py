@@ -1,4 +1,4 @@
-"""Loops of batch norm with an activation on the CPU: each reads and writes its arrays once, and gives the bits of the
+"""Loops of batch norm with an activation on the CPU: each reads and writes its arrays once, and is bit-identical to the
 loops one after the other. Activations have the numbers of `channels.ACTIVATIONS`."""
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def kept_sums(x, step, mean, rstd, y, dy, act, ds, dw, db, products, total, prod
 
 
 def input_grad(x, step, mean, shift, slope, factor, b, dy, act, dx):  # type: ignore[no-untyped-def]
-    """dx of act(batch_norm(x)); the rows before b are those of `norm_grad.terms`."""
+    """dx of act(batch_norm(x)); the rows before b come from `norm_grad.terms_of`."""
     kind = dy.dtype.type
     low, three, high, half, third = kind(0), kind(3), kind(6), kind(0.5), kind(1 / 3)
     for i in range(dx.shape[0]):

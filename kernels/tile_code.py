@@ -1,4 +1,4 @@
-"""What `tiles` is made of, in the compiler's own language: a tile of sums in registers, panels, flags between threads.
+"""The parts of `tiles` in the compiler's own language: a tile of sums in registers, panels, flags between threads.
 Functions of numba's loops."""
 
 from __future__ import annotations

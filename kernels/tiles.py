@@ -157,8 +157,8 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
               firsts, size, panels, start):
     """A product of two matrices, which reads a where it lies, and packs b in scratch from `start` on, as many columns
     as there is room for; with b_step 0 b lies there, packed. If it is TURNED, more and y are transposed: tiles are
-    added up in scratch, and stored from there. If it is PACKED, each tile's rows of a are packed, too; else those of
-    tiles that have more places than rows, since a tile reads as many rows as it has places."""
+    added up in scratch, and stored from there. If it is PACKED, each tile's rows of a are packed; else only for tiles
+    that have more places than rows, since a tile reads as many rows as it has places."""
     (a_at, b_at, more_at, y_at), (m, depth, n) = firsts, size
     vectors, less = -(-n // LANES), _lower(m)
     tile = start + (DEEP * HIGH if b_step else depth * vectors * LANES)
@@ -279,7 +279,7 @@ def _packed(b, b_step, b_column, depth, n, to):  # type: ignore[no-untyped-def]
 
 
 def _way(steps: tuple[int, ...], m: int, depth: int, n: int, turns: bool) -> int:
-    """The way that was fastest for matrices like these on a Zen 4; all have the same bits. `turns`: whether the
+    """The way that was fastest for matrices like these on a Zen 4; all are bit-identical. `turns`: whether the
     transpose may be computed."""
     a_row, a_step, b_step, b_column = steps
     a_apart, b_apart = max(a_row, a_step), max(b_step, b_column)
@@ -320,8 +320,8 @@ def product(a: Any, b: Any, y: Any, more: Any = None, low: float = -np.inf) -> T
 
 
 def packed_product(m: int, b: Any, work: Any) -> tuple[list[Thunk], Callable[[Any, Any], Thunk]] | None:
-    """For some products of a (m, k) with one b (k, n): the call that packs b in `work`, which has room for some rows of
-    a, too, and a function that binds y = a @ b, bit-identical to `product`. None if the library's products are
+    """For some products of a (m, k) with one b (k, n): the call that packs b in `work`, which also has room for some
+    rows of a, and a function that binds y = a @ b, bit-identical to `product`. None if the library's products are
     faster here."""
     steps = _steps(b, b, work, None)
     full = m % LESS == 0  # other rows leave places of tiles empty; the library packs nothing below a million
