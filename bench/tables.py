@@ -483,15 +483,16 @@ lane and two lanes with chosen widths. On one core all are pinned, and the proce
 first step: record, plan and bind, or a compiler that starts with an empty cache beside another one.
 
 Rows come twice if two processors have run a network: first an Intel, then, with later kernels, an AMD Zen 4. On the AMD
-OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s on the products of these networks and tiles of minidl 97 to 115, so
-no step that is all products can be far ahead there. The slowest are those of the MLP with 2,048 units: the rows of its
-weights are a multiple of 4 KB apart.""",
+OpenBLAS reaches 77 to 105 of a core's 118 GFLOP/s on the products of these networks, tiles of minidl 97 to 115. So
+minidl cannot be far ahead on a network that computes little else. The MLP with 2,048 units has the slowest products,
+since the rows of its weights are a multiple of 4 KB apart.""",
             {"strongest": strongest, "strongest_zen4": strongest}),
     Section("What holds each step back", """\
 A launch's floor is its flops at the rate of a large product on this core, or its bytes at the rate of a copy of as many
 bytes, if that is longer. A launch that finds its operands in a cache may be below its floor. Attention counts all
 scores, also those that a causal mask leaves out, so over long rows its floor is nearly twice too high. Each launch is
-timed alone, on one core; a family is a file in `kernels/`. As above, rows may come twice.""", {"strongest": floors, "strongest_zen4": floors}),
+timed alone, on one core; a family is a file in `kernels/`. As above, rows may come twice.""",
+            {"strongest": floors, "strongest_zen4": floors}),
     Section("Where the time of a step goes", """\
 Steps of the ladder's networks, traced: the share of each kernel family and of lanes without a task in the time of all
 lanes. Families that find their operands in a cache may be below their floor. `python bench/shares.py --device cuda`

@@ -21,6 +21,7 @@ from .channels import (
 )
 from .columns import spread, sums
 from .cuda import Call, Grid, c_type
+from .norm_loops import add_block, finish
 from .registry import kernel, loop
 from .sums import BLOCK
 
@@ -63,7 +64,7 @@ def weight_grad_calls(x: Any, mean: Any, rstd: Any, w: Any, b: Any, dy: Any, y: 
 
 
 def _sums(x, step, mean, rstd, dy, dw, db, products, total, product, plain):  # type: ignore[no-untyped-def]
-    channels, (rows, columns) = len(dw), dy.shape
+    rows, columns = dy.shape
     products[:] = 0
     total[:] = 0
     for first in range(0, rows, BLOCK):
@@ -73,15 +74,8 @@ def _sums(x, step, mean, rstd, dy, dw, db, products, total, product, plain):  # 
             for j in range(columns):
                 product[j] += dy[i, j] * (x[np.uintp(i * step + j)] - mean[j])
                 plain[j] += dy[i, j]
-        for j in range(columns):
-            products[j] += product[j]
-            total[j] += plain[j]
-    for j in range(channels):
-        for k in range(j + channels, columns, channels):
-            products[j] += products[k]
-            total[j] += total[k]
-        dw[j] = products[j] * rstd[j]
-        db[j] = total[j]
+        add_block(products, total, product, plain)
+    finish(products, total, rstd, dw, db)
 
 
 @kernel("batch_norm_input_grad", axes="*c,c,c,c,c,c,*c->*c", flops=per_element(5),

@@ -63,7 +63,16 @@ def affine(mean, rstd, w, b, to):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _finished(products, total, rstd, dw, db):  # type: ignore[no-untyped-def]
+def add_block(products, total, product, plain):  # type: ignore[no-untyped-def]
+    """Adds the sums of a block of rows."""
+    for j in range(len(total)):
+        products[j] += product[j]
+        total[j] += plain[j]
+
+
+@inlined
+def finish(products, total, rstd, dw, db):  # type: ignore[no-untyped-def]
+    """dw and db from the sums of all columns."""
     channels = len(dw)
     for j in range(channels):
         for k in range(j + channels, len(total), channels):
@@ -88,10 +97,8 @@ def sums(x, step, mean, scale, b, rstd, dy, act, dw, db, products, total, produc
                 g = _sloped(d * scale[j] + b[j], dy[i, j], act, low, three, high, half, third)
                 product[j] += g * d
                 plain[j] += g
-        for j in range(columns):
-            products[j] += product[j]
-            total[j] += plain[j]
-    _finished(products, total, rstd, dw, db)
+        add_block(products, total, product, plain)
+    finish(products, total, rstd, dw, db)
 
 
 def kept_sums(x, step, mean, rstd, y, dy, act, ds, dw, db, products, total, product, plain):  # type: ignore[no-untyped-def]
@@ -109,10 +116,8 @@ def kept_sums(x, step, mean, rstd, y, dy, act, ds, dw, db, products, total, prod
                 ds[i, j] = g
                 product[j] += g * (x[np.uintp(i * step + j)] - mean[j])
                 plain[j] += g
-        for j in range(columns):
-            products[j] += product[j]
-            total[j] += plain[j]
-    _finished(products, total, rstd, dw, db)
+        add_block(products, total, product, plain)
+    finish(products, total, rstd, dw, db)
 
 
 def input_grad(x, step, mean, shift, slope, factor, b, dy, act, dx):  # type: ignore[no-untyped-def]

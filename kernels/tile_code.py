@@ -132,8 +132,8 @@ def _tile(rows: int, vectors: int) -> Any:
             from_a, from_b, from_more, to = (
                 _address(context, builder, kind, array, at) for kind, array, at in (
                     (a, a_, a_first), (panels, panels_, b_first), (more, more_, more_first), (y, y_, y_first)))
-            given = from_a, across, along, from_b, steps, from_more, more_step, some, to, *rest
-            _called(builder, f"tile.{rows}.{vectors}", partial(_tile_into, rows=rows, vectors=vectors), given)
+            passed = from_a, across, along, from_b, steps, from_more, more_step, some, to, *rest
+            _called(builder, f"tile.{rows}.{vectors}", partial(_tile_into, rows=rows, vectors=vectors), passed)
             return context.get_dummy_value()
 
         return types.none(a, a_at, a_row, a_step, panels, b_at, deep, more, more_at, more_row, types.boolean, y, y_at,
@@ -160,7 +160,7 @@ def row_to_panel(typing, x, at, count, to, first, width):  # type: ignore[no-unt
 
 
 def _turn_into(function: Any) -> None:
-    """The body of `_turned`."""
+    """The body of `turned`."""
     begin, across, count, high, end, step, width = function.args
     builder = ir.IRBuilder(function.append_basic_block("start"))
     last, there, shown = builder.sub(count, NUMBER(1)), _first(builder, high), _first(builder, width)

@@ -175,10 +175,10 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
         for row in range(talls):
             top, width = _begin(row, less, m, ROWS), LESS if row < less else ROWS
             high = min(width, m - top)
-            for column in range(j0 if way == TURNED and adds else j1, j1):
-                for left in range(column * COLUMNS, min(column * COLUMNS + COLUMNS, n), LANES):
+            if way == TURNED and adds:
+                for left in range(j0 * COLUMNS, min(j1 * COLUMNS, n), LANES):
                     turned(more, more_at + top + left * more_row, more_row, min(n - left, LANES), high, panels,
-                            tile + (column - j0) * ROWS * COLUMNS + left % COLUMNS, COLUMNS, LANES)
+                           tile + (left // COLUMNS - j0) * ROWS * COLUMNS + left % COLUMNS, COLUMNS, LANES)
             for block in range(blocks):
                 begin = block * depth // blocks
                 deep = (block + 1) * depth // blocks - begin
@@ -201,10 +201,10 @@ def _streamed(a, a_row, a_step, b, b_step, b_column, more, more_row, adds, y, y_
                     _multiplied(source, here, across, along, panels,
                                 start + (begin * beside + (column - j0) * VECTORS * deep) * LANES, deep, old, at, apart,
                                 adds or block > 0, new, to, step, high, min(COLUMNS, n - left), least, row < less)
-            for column in range(j0 if way == TURNED else j1, j1):
-                for left in range(column * COLUMNS, min(column * COLUMNS + COLUMNS, n), LANES):
-                    turned(panels, tile + (column - j0) * ROWS * COLUMNS + left % COLUMNS, COLUMNS, high,
-                            min(n - left, LANES), y, y_at + top + left * y_row, y_row, high)
+            if way == TURNED:
+                for left in range(j0 * COLUMNS, min(j1 * COLUMNS, n), LANES):
+                    turned(panels, tile + (left // COLUMNS - j0) * ROWS * COLUMNS + left % COLUMNS, COLUMNS, high,
+                           min(n - left, LANES), y, y_at + top + left * y_row, y_row, high)
 
 
 def _product(counts, a, b, more, y, low, numbers, panels, flags):  # type: ignore[no-untyped-def]
