@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -66,15 +67,18 @@ def test_any_rows_and_columns_have_the_bits_of_the_whole():
         assert (made(a[:61], b[:, 7:180]) == whole[:61, 7:180]).all()
 
 
+WAYS = tiles.TILED, tiles.STREAMED, tiles.TURNED, tiles.PACKED
+
+
 @pytest.mark.parametrize("shape", [(40, 900, 700), (700, 900, 40), (64, 400, 1024), (130, 130, 130), (30, 50, 2300)])
 def test_all_ways_of_a_product_have_the_same_bits(shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch):
     for a, b in matrices(*shape):
         bias, whole = np.linspace(-1, 1, b.shape[1], dtype=np.float32), np.random.default_rng(0).random(
             (len(a), b.shape[1]), np.float32)
         found = []
-        for name, value in [("PAGE", tiles.PAGE), ("PAGE", 1), ("STORED", 0), ("STORED", np.inf)]:
+        for way in WAYS:
             with monkeypatch.context() as patch:
-                patch.setattr(tiles, name, value)
+                patch.setattr(tiles, "_way", lambda *_, way=way: way)
                 wide = np.full((len(a) + 1, b.shape[1] + 5), np.nan, np.float32)
                 for given in ({}, {"more": bias, "low": 0.0}, {"more": whole}):
                     bound(a, b, wide[:-1, :-5], **given)()
@@ -83,6 +87,16 @@ def test_all_ways_of_a_product_have_the_same_bits(shape: tuple[int, int, int], m
             assert np.array_equal(one, found[n % 3], equal_nan=True)
             assert np.isnan(one[-1]).all()
             assert np.isnan(one[:, -5:]).all()
+
+
+@pytest.mark.parametrize("rule", [tiles._way_zen, tiles._way_intel])
+def test_ways_are_those_that_a_product_has(rule: Callable[..., int]):
+    random = np.random.default_rng(0)
+    for m, k, n in random.choice([1, 16, 32, 100, 784, 2048, 5000, 9000], (500, 3)).tolist():
+        for steps in ((k, 1, n, 1), (k, 1, 1, k), (1, m, n, 1)):
+            assert rule(steps, m, k, n, False) != tiles.TURNED
+            assert rule(steps, m, k, n, True) != tiles.TURNED or k <= tiles.LONGEST
+        assert rule((k, 1, 0, 0), m, k, n, False) in (tiles.STREAMED, tiles.PACKED)
 
 
 def guarded(rows: int, columns: int, turned: bool) -> Any:
@@ -99,11 +113,9 @@ def guarded(rows: int, columns: int, turned: bool) -> Any:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="pages are protected by a call of Linux")
-@pytest.mark.parametrize("page", [tiles.PAGE, 1])
-@pytest.mark.parametrize("stored", [tiles.STORED, 0])
-def test_a_product_touches_its_matrices_alone(page: int, stored: float, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tiles, "PAGE", page)
-    monkeypatch.setattr(tiles, "STORED", stored)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_product_touches_its_matrices_alone(way: int, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tiles, "_way", lambda steps, *_: way if steps[2] or way == tiles.PACKED else tiles.STREAMED)
     for m, k, n in [(71, 32, 87), (14, 231, 51), (26, 296, 67), (51, 90, 23), (1, 400, 500), (300, 400, 1)]:
         for turned in ((False, False), (False, True), (True, False)):
             a, b = guarded(m, k, turned[0]), guarded(k, n, turned[1])
@@ -125,7 +137,7 @@ def test_products_of_heads_have_the_bits_of_each_and_are_added_in_place():
     assert (y == wanted).all()
 
 
-@pytest.mark.parametrize("shape", [(64, 128, 300), (65, 1000, 97), (16, 130, 160), (600, 67, 48)])
+@pytest.mark.parametrize("shape", [(64, 128, 300), (65, 1000, 97), (16, 130, 160), (600, 67, 48), (28, 7000, 64)])
 def test_a_matrix_that_is_packed_once_gives_the_bits_of_each_product(shape: tuple[int, int, int]):
     for a, b in matrices(*shape):
         (shape_of_work, dtype), = linear.again_work(5, b)
@@ -182,7 +194,7 @@ def test_turned_products_of_heads_have_the_bits_of_each(monkeypatch: pytest.Monk
     wanted = y.copy()
     for one in np.ndindex(2, 3):
         bound(a[one], b[one], wanted[one], wanted[one])()
-    monkeypatch.setattr(tiles, "STORED", 0)
+    monkeypatch.setattr(tiles, "_way", lambda *_: tiles.TURNED)
     bound(a, b, y, y)()
     assert (y == wanted).all()
 
