@@ -25,7 +25,7 @@ ROOT = Path(__file__).parent.parent
 sys.path[:0] = [str(ROOT / "bench"), str(ROOT), str(ROOT / "tests" / "helpers")]
 
 from against_torch import Case, Sides
-from common import interleave, machine, ratio, save, spread
+from common import interleave, machine, ratio, save, spread, write
 
 import minidl as ml
 from minidl import models, nn, optim
@@ -104,7 +104,7 @@ def scaling(case: str, seconds: float) -> dict[str, Any]:
         least = cost.memory and replace(cost.memory, lanes=max(count, cost.memory.lanes))
         for name, split, memory in zip(SCALED, (1, "auto", "auto"), (cost.memory, cost.memory, least), strict=True):
             plan = ml.plan(graph, "multi_stream", replace(cost, memory=memory), split=split)
-            found[name][str(count)] = round(one / plan.step, 3)
+            found[name][str(count)] = round(one / float(plan.step), 3)
     return {"tasks": len(graph), "speedup": found, "memory": cost.memory and asdict(cost.memory)}
 
 
@@ -156,12 +156,14 @@ def main() -> None:
     parser.add_argument("--out", help="where to write the record")
     arguments = parser.parse_args()
     record: dict[str, Any] = {"machine": machine(), "networks": {}}
+    name_of_record = "wide_torch" if arguments.torch else "wide_scaling" if arguments.scaling else "wide"
     makers = beside_torch() if arguments.torch else {}
     for case in [name for name in makers or CASES if name.startswith(arguments.only or "")]:
         if arguments.torch or arguments.scaling:
             entry = record["networks"][case] = (against_torch(makers[case](), arguments.seconds) if arguments.torch else
                                                 scaling(case, arguments.seconds))
             print(case, entry, flush=True)
+            write(name_of_record, record, arguments.out)  # what is finished is in the record
             continue
         entry = record["networks"][case] = measured(case, arguments.seconds)
         print(f"\n{case}   ({entry['tasks']} tasks; {entry['chosen']})", flush=True)
@@ -173,7 +175,7 @@ def main() -> None:
         print("\none lane over the best of two lanes, and the mean time of a task:")
         for case, entry in record["networks"].items():
             print(f"  {case:36} {entry['in_order / best of two lanes']:5.2f}x, {entry['task_us']:7.0f} us", flush=True)
-    save("wide_torch" if arguments.torch else "wide_scaling" if arguments.scaling else "wide", record, arguments.out)
+    save(name_of_record, record, arguments.out)
 
 
 if __name__ == "__main__":
