@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import Ints, grouped
 from ..core.graph import Role, TaskGraph
 from ..core.placement import Refused
 from ..core.tasks import Kind
@@ -58,10 +58,8 @@ def _updated_at_once(graph: TaskGraph, tasks: list[int]) -> list[int]:
 def staleness(graph: TaskGraph) -> dict[int, Ints]:
     """Layer -> for the forward of each batch, how many updates the layer has between it and the batch's own."""
     changing = graph.changed_by(graph.role_is(Role.PARAMETER)) & (graph.kind == Kind.U)
-    updates, found = dict[int, list[int]](), dict[int, Ints]()
-    for t in np.flatnonzero(changing).tolist():
-        updates.setdefault(int(graph.writes[t].min()), []).append(t)
-    for weights, mine in updates.items():
+    found = dict[int, Ints]()
+    for weights, mine in grouped((graph.writes[t].min(), t) for t in np.flatnonzero(changing).tolist()).items():
         first = {int(graph.micro_batch[t]): t for t in np.flatnonzero(graph.kind == Kind.F)[::-1]
                  if weights in graph.reads[t]}
         found[int(graph.unit[mine[0]])] = np.array([i - np.searchsorted(mine, first[int(graph.micro_batch[u])])

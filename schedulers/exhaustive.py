@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..core.columns import Rows
+from .shared_lanes import ways
+
 Orders = list[list[int]]  #: the tasks of both streams in order
 
 
@@ -20,13 +23,8 @@ def shortest(preds: Sequence[Sequence[int]], duration: Sequence[float], sync: fl
     """
     count, best = len(duration), known
     found: Orders | None = None
-    succs: list[list[int]] = [[] for _ in range(count)]
-    for task, before in enumerate(preds):
-        for p in before:
-            succs[p].append(task)
-    tail = list(duration)  # the longest path from a task's start to the end
-    for task in reversed(range(count)):
-        tail[task] += max((tail[s] for s in succs[task]), default=0.0)
+    succs = Rows.of(preds).transposed(count).lists()
+    tail = ways(succs, duration)
     by_tail = sorted(range(count), key=lambda t: (-tail[t], t))
     order: Orders = [[], []]
     end, lane_of, seen = dict[int, float](), dict[int, int](), set[object]()
@@ -40,8 +38,13 @@ def shortest(preds: Sequence[Sequence[int]], duration: Sequence[float], sync: fl
             if max(free) < limit:
                 best, found = max(free), [list(lane) for lane in order]
             return
-        if effort <= 0 or (sum(free) + rest) / 2 >= limit or known_state(done, free):
+        if effort <= 0 or (sum(free) + rest) / 2 >= limit:
             return
+        open_ends = tuple((t, lane_of[t], at) for t, at in sorted(end.items())
+                          if at + sync > min(free) and any(not done >> s & 1 for s in succs[t]))
+        if (state := (done, free, open_ends)) in seen:  # an earlier partial order led to it
+            return
+        seen.add(state)
         effort -= 1
         ready = [t for t in by_tail if not done >> t & 1 and all(done >> p & 1 for p in preds[t])]
         starts = [[max(free[lane], *(end[p] + sync * (lane_of[p] != lane) for p in preds[t]), 0.0) for lane in (0, 1)]
@@ -57,14 +60,6 @@ def shortest(preds: Sequence[Sequence[int]], duration: Sequence[float], sync: fl
                 extend(done | 1 << t, (free[0], end[t]) if lane else (end[t], free[1]), rest - duration[t])
                 order[lane].pop()
                 del end[t], lane_of[t]
-
-    def known_state(done: int, free: tuple[float, float]) -> bool:
-        """Whether an earlier partial order led to the same state."""
-        open_ends = tuple((t, lane_of[t], at) for t, at in sorted(end.items())
-                          if at + sync > min(free) and any(not done >> s & 1 for s in succs[t]))
-        before = len(seen)
-        seen.add((done, free, open_ends))
-        return len(seen) == before
 
     extend(0, (0.0, 0.0), sum(duration))
     return best, found, effort

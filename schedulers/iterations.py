@@ -7,13 +7,14 @@ devices. All ranks do the same at the same time.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ..core.columns import Floats, spread
+from ..core.columns import Floats, grouped, spread
 from ..core.graph import TaskGraph
 from ..core.schedule import Lane, Schedule
 from ..core.tasks import SUMS, Kind, unpack
@@ -64,19 +65,17 @@ class Iterations:
     def __init__(self, graph: TaskGraph, cost: CostModel, rules: Rules) -> None:
         self.graph, self.rules = graph, rules
         carried = Carried.of(graph)
-        self.clock = Clock.of(graph, cost, Lanes.of_tasks([range(len(graph))]), carried)
-        self._quiet = self.clock.without_contention()
-        self._time, self._sync = self.clock.duration.tolist(), cost.sync
+        self._quiet = Clock.of(graph, cost, Lanes.of_tasks([range(len(graph))]), carried).without_contention()
+        self._time, self._sync = self._quiet.duration.tolist(), cost.sync
         talk = np.isin(graph.kind, SUMS)
         self.communication, self.compute = np.flatnonzero(talk), np.flatnonzero(~talk)
         self.updates = np.flatnonzero(graph.kind == Kind.U)
-        self._preds = [graph.preds[t].tolist() for t in range(len(graph))]
+        self._preds = graph.preds.lists()
         self._release = {t: [p for p in self._preds[t] if not talk[p]] for t in self.communication.tolist()}
         self._gathers = set(np.flatnonzero(graph.kind == Kind.AG).tolist())
-        self._awaits: dict[int, list[int]] = {}  # task -> transfers of the iteration before that it awaits
-        for source, target in zip(carried.source.tolist(), carried.target.tolist(), strict=True):
-            if talk[source] and not talk[target]:
-                self._awaits.setdefault(target, []).append(source)
+        self._awaits = grouped(  # task -> transfers of the iteration before that it awaits
+            (target, source) for source, target in zip(carried.source.tolist(), carried.target.tolist(), strict=True)
+            if talk[source] and not talk[target])
         self.delayable = delayable(graph)
         self.body = [t for t in self.compute.tolist() if graph.kind[t] != Kind.U]
         self._found: dict[int, tuple[float, list[int]]] = {}
@@ -86,23 +85,15 @@ class Iterations:
         graph = self.graph
         crossing: dict[str, Any] = {"all": graph.unit, "none": [], "first k": self.delayable[:k]}
         crosses = np.isin(graph.unit, crossing[self.rules.crosses]).tolist()
-        place = {t: i for i, t in enumerate(self.body)}
-        last = len(self.body) - 1
-        position: dict[int, int] = {}
+        place, last = {t: i for i, t in enumerate(self.body)}, len(self.body) - 1
         for u in self.updates.tolist()[::-1]:
             after = graph.succs[u].tolist() if crosses[u] else self.body[:1]
-            position[u] = min((place[t] if t in place else position.get(t, last) for t in after), default=last)
-        before: dict[int, list[int]] = {}
-        for u in sorted(position, key=lambda u: (position[u], u)):
-            before.setdefault(self.body[position[u]], []).append(u)
-        return before
+            place[u] = min((place.get(t, last) for t in after), default=last)
+        return grouped((self.body[place[u]], u) for u in self.updates.tolist())
 
     def _needed(self, k: int) -> dict[int, tuple[int, int]]:
         """For each transfer, when the next iteration needs it: (place of its update, place in the graph)."""
-        by_buffer: dict[int, list[int]] = {}
-        for t in self.communication.tolist():
-            for b in self.graph.writes[t].tolist():
-                by_buffer.setdefault(b, []).append(t)
+        by_buffer = grouped((b, t) for t in self.communication.tolist() for b in self.graph.writes[t].tolist())
         updates = self._updates(k)
         need: dict[int, tuple[int, int]] = {}
         for place, u in enumerate(u for t in self.body for u in updates.get(t, [])):
@@ -162,31 +153,26 @@ class Iterations:
         """Runs the compute lane; returns when it is free. `ended`: when the transfers of the iteration before ended."""
         free, awaits, time, sync = begin, self._awaits, self._time, self._sync
         for task in main:
-            if task in awaits:
-                for transfer in awaits[task]:
-                    if ended[transfer] + sync > free:
-                        free = ended[transfer] + sync
+            for transfer in awaits.get(task, ()):
+                free = max(free, ended[transfer] + sync)
             free += time[task]
             ended[task] = free
         return free
 
     def _communicate(self, ended: list[float], needed: dict[int, tuple[int, int]]) -> list[int]:
         """Runs the communication lane by the policy's rules; returns its order."""
-        sequence: list[int] = []
-        channel = 0.0
+        sequence, channel = list[int](), 0.0
         release = {t: max((ended[p] for p in before), default=0.0) + self._sync for t, before in self._release.items()}
-        for phase in ([t for t in release if t not in self._gathers], sorted(self._gathers)):
-            by_need = self.rules.first == "need" or (phase[:1] and phase[0] in self._gathers)
-            coming = sorted(phase, key=lambda t: (release[t], t))
+        for gathers, by_need in ((False, self.rules.first == "need"), (True, True)):
+            coming = deque(sorted((t for t in release if (t in self._gathers) == gathers),
+                                  key=lambda t: (release[t], t)))
             waiting: list[tuple[tuple[float, int], int]] = []
-            at = 0
-            while at < len(coming) or waiting:
+            while coming or waiting:
                 if not waiting:
-                    channel = max(channel, release[coming[at]])
-                while at < len(coming) and release[coming[at]] <= channel:
-                    t = coming[at]
+                    channel = max(channel, release[coming[0]])
+                while coming and release[coming[0]] <= channel:
+                    t = coming.popleft()
                     heapq.heappush(waiting, (needed.get(t, (0, t)) if by_need else (release[t], t), t))
-                    at += 1
                 t = heapq.heappop(waiting)[1]
                 channel += self._time[t]
                 ended[t] = channel
@@ -207,7 +193,7 @@ class Iterations:
     def ordered(self, cost: CostModel, k: int = 0) -> Ordered:
         """The order to which the lanes settle. Its `notes`: sums of one iteration's times, and `lower_bound`: no order
         of this graph has a shorter period."""
-        duration, exchanges = self.clock.duration, self.graph.kind[self.compute] == Kind.X
+        duration, exchanges = self._quiet.duration, self.graph.kind[self.compute] == Kind.X
         work = duration[self.compute]
         return Ordered(self.schedule(k), {
             "compute": float(work[~exchanges].sum()),
@@ -246,15 +232,12 @@ def lower_bound(graph: TaskGraph, cost: CostModel) -> float:
     lanes = max(1, int(unpack(graph.keys).part[~talk].max(initial=0)))  # each part has one
     works = ~talk & (graph.kind != Kind.X)
     best = max(float(duration[talk].sum()), float(duration[works].sum()) / lanes)
-    preds = [graph.preds[t].tolist() for t in range(len(graph))]
-    rate: dict[int, float] = {}  # buffer -> time of communication per byte
-    makers: dict[int, list[int]] = {}
-    for t in range(len(graph)):
+    preds, rate = graph.preds.lists(), dict[int, float]()  # buffer -> time of communication per byte
+    for t in np.flatnonzero(talk).tolist():
         for b in graph.writes[t].tolist():
-            if talk[t]:
-                rate[b] = rate.get(b, 0.0) + float(duration[t]) / max(1, int(graph.buffer_bytes[graph.writes[t]].sum()))
-            elif graph.kind[t] != Kind.U:
-                makers.setdefault(b, []).append(t)
+            rate[b] = rate.get(b, 0.0) + float(duration[t]) / max(1, int(graph.buffer_bytes[graph.writes[t]].sum()))
+    makers = grouped((b, t) for t in np.flatnonzero(~talk & (graph.kind != Kind.U)).tolist()
+                     for b in graph.writes[t].tolist())
     for u in np.flatnonzero(graph.kind == Kind.U).tolist():
         mine = [b for b in graph.reads[u].tolist() if b in rate]
         first = next((t for t in graph.succs[u].tolist() if graph.kind[t] == Kind.F), None)

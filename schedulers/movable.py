@@ -95,10 +95,7 @@ class Step:
                 origin.append({item_of[task]} if graph.kind[task] == Kind.W else awaited)
         preds = [sorted({item_of[p] for t in tasks for p in graph.preds[t].tolist() if p in item_of} - {i})
                  for i, tasks in enumerate(members)]
-        succs: list[list[int]] = [[] for _ in members]
-        for i, some in enumerate(preds):
-            for p in some:
-                succs[p].append(i)
+        succs = Rows.of(preds).transposed(len(members)).lists()
         release = [0] * len(members)
         for i, tasks in enumerate(members):
             own = [place[p] + 1 for t in tasks for p in graph.preds[t].tolist() if p in place]
@@ -140,10 +137,9 @@ class Step:
     @cached_property
     def _edges(self) -> tuple[list[list[int]], list[list[int]]]:
         """The predecessors of each task: within its step, and in the step before."""
-        graph, n = self.graph, len(self.graph)
-        carried = Carried.of(graph, own=~graph.persistent)
-        before = Rows.from_pairs(carried.target, carried.source, n)
-        return [graph.preds[t].tolist() for t in range(n)], [before[t].tolist() for t in range(n)]
+        carried = Carried.of(self.graph, own=~self.graph.persistent)
+        before = Rows.from_pairs(carried.target, carried.source, len(self.graph))
+        return self.graph.preds.lists(), before.lists()
 
     def order(self, places: Places) -> Order:
         """The tasks of both streams in order; late tasks go first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,7 +19,8 @@ def shared(graph: TaskGraph, cost: CostModel, lanes: list[str]) -> Schedule:
     possible one of the part that this lane took before, whose rows are in its cache. So weight gradients fill the gaps
     of the chain (list scheduling by critical paths: Graham, 1969; Kohler, 1975)."""
     time, missing = cost.durations(graph) + cost.launch, np.diff(graph.preds.ptr).tolist()
-    way, part = ways(graph, time), unpack(graph.keys).part.tolist()
+    succs, part = graph.succs.lists(), unpack(graph.keys).part.tolist()
+    way = ways(succs, time.tolist())
     free, orders = [0.0] * len(lanes), [list[int]() for _ in lanes]
     later = [(0.0, t) for t, n in enumerate(missing) if not n]  # a heap: when a task is ready
     ready: list[tuple[float, int]] = []  # a heap: the longest way first
@@ -36,7 +38,7 @@ def shared(graph: TaskGraph, cost: CostModel, lanes: list[str]) -> Schedule:
         t = first[1]
         orders[lane].append(t)
         end = free[lane] = free[lane] + time[t]
-        for s in graph.succs[t].tolist():
+        for s in succs[t]:
             missing[s] -= 1
             if not missing[s]:
                 heapq.heappush(later, (end, s))
@@ -45,16 +47,17 @@ def shared(graph: TaskGraph, cost: CostModel, lanes: list[str]) -> Schedule:
 
 def critical_path(graph: TaskGraph, time: Floats) -> list[int]:
     """The tasks of the longest way through a step."""
-    way = ways(graph, time)
+    succs = graph.succs.lists()
+    way = ways(succs, time.tolist())
     path = [int(np.argmax(way))]
-    while after := graph.succs[path[-1]].tolist():
+    while after := succs[path[-1]]:
         path.append(max(after, key=way.__getitem__))
     return path
 
 
-def ways(graph: TaskGraph, time: Floats) -> list[float]:
+def ways(succs: Sequence[Sequence[int]], time: Sequence[float]) -> list[float]:
     """The longest way from each task to the end of a step, its own time included."""
-    way: list[float] = time.tolist()
-    for t in reversed(range(len(graph))):
-        way[t] += max((way[s] for s in graph.succs[t].tolist()), default=0.0)
+    way = list(time)
+    for t in reversed(range(len(way))):
+        way[t] += max((way[s] for s in succs[t]), default=0.0)
     return way

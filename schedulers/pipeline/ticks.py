@@ -13,7 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from ...core.columns import Ints
+from ...core.columns import Ints, grouped
 from ...core.graph import GraphBuilder, Role, TaskGraph
 from ...core.tasks import Kind
 from ...pricing.cost import CostModel, Link
@@ -36,10 +36,7 @@ class Ticks:
     @cached_property
     def of(self) -> dict[tuple[int, Kind], list[int]]:
         """(layer, kind) -> the parts of this computation."""
-        found: dict[tuple[int, Kind], list[int]] = {}
-        for i, part in enumerate(self.parts):
-            found.setdefault((part.layer, part.kind), []).append(i)
-        return found
+        return grouped(((part.layer, part.kind), i) for i, part in enumerate(self.parts))
 
     def needs(self, i: int) -> list[int]:
         """The parts whose results of the same batch part i reads: activations and gradients."""
