@@ -104,62 +104,52 @@ def assign(costs: LayerCosts, processors: int, method: str = "inter") -> Assignm
     if processors < 1:
         raise PartitionError(f"{processors} processors; at least 1 is needed")
     units = atoms(costs, method)
-    times = [sum(part.time for part in unit) for unit in units]
-    owner = _whole(times, processors)
-    whole = Assignment(method, processors,
-                       tuple(replace(part, processor=p) for unit, p in zip(units, owner, strict=True) for part in unit))
+    times = np.array([sum(part.time for part in unit) for unit in units])
+    part_of = linear_partition(times, min(processors, len(units)))
+    filled = _filled(units, processors, float(np.bincount(part_of, times).max()))  # each takes as much as fits
+    assert filled is not None
+    whole = Assignment(method, processors, tuple(filled))
     if method != "inter":
         return whole
-    cut = Assignment(method, processors, tuple(_cut([part for unit in units for part in unit], processors)))
+    cut = Assignment(method, processors, tuple(_cut(units, processors)))
     return cut if cut.period < whole.period * (1 - 1e-9) else whole
 
 
-def _whole(times: Sequence[float], processors: int) -> list[int]:
-    """The processor of each atom in the best linear partition that cuts no atom: each takes as much as fits."""
-    part = linear_partition(np.array(times), min(processors, len(times)))
-    most = float(np.bincount(part, times).max()) * (1 + ROUNDING)
-    owner, load, p = list[int](), 0.0, 0
-    for time in times:
-        if load > 0 and load + time > most:
-            p, load = p + 1, 0.0
-        load += time
-        owner.append(p)
-    return owner
-
-
-def _cut(parts: list[Piece], processors: int) -> list[Piece]:
+def _cut(units: list[list[Piece]], processors: int) -> list[Piece]:
     """The best linear partition in which an O may be cut once, into parts for two consecutive processors."""
-
-    def fill(period: float) -> list[Piece] | None:
-        out: list[Piece] = []
-        load, p = 0.0, 0
-        for part in parts:
-            rest = part
-            if load + part.time > period * (1 + ROUNDING):
-                if load > 0 and (part.kind != Kind.O or part.time > (2 * period - load) * (1 + ROUNDING)):
-                    p, load = p + 1, 0.0  # from here on, two parts are not enough
-                share = (period - load) / part.time
-                if part.kind == Kind.O and ROUNDING < share < 1:
-                    out.append(replace(part, time=part.time * share, share=share, processor=p))
-                    rest = replace(part, time=part.time * (1 - share), share=1 - share)
-                    p, load = p + 1, 0.0
-                elif load > 0:
-                    p, load = p + 1, 0.0
-            load += rest.time
-            if load > period * (1 + 2 * ROUNDING) or p >= processors:
-                return None
-            out.append(replace(rest, processor=p))
-        return out
-
-    low, high = sum(p.time for p in parts) / processors, sum(p.time for p in parts)
-    found = fill(low)
-    if found is None:
-        found = fill(high)
-        while high - low > ROUNDING * high:
-            tried = fill((low + high) / 2)
-            if tried is None:
-                low = (low + high) / 2
-            else:
-                found, high = tried, (low + high) / 2
+    high = sum(part.time for unit in units for part in unit)
+    low = high / processors
+    if found := _filled(units, processors, low, cuts=True):
+        return found
+    found = _filled(units, processors, high, cuts=True)
+    while high - low > ROUNDING * high:
+        middle = (low + high) / 2
+        if tried := _filled(units, processors, middle, cuts=True):
+            found, high = tried, middle
+        else:
+            low = middle
     assert found is not None
     return found
+
+
+def _filled(units: list[list[Piece]], processors: int, period: float, cuts: bool = False) -> list[Piece] | None:
+    """The pieces with their processors, each of which takes what fits into the period; None if some are left."""
+    out, load, p = list[Piece](), 0.0, 0
+    for unit in units:
+        time = sum(part.time for part in unit)
+        if load + time > period * (1 + ROUNDING):
+            halves = cuts and unit[0].kind == Kind.O
+            if load > 0 and not (halves and time <= (2 * period - load) * (1 + ROUNDING)):
+                p, load = p + 1, 0.0  # from here on, two parts are not enough
+            if halves and ROUNDING < (share := (period - load) / time) < 1:
+                out.append(replace(unit[0], time=time * share, share=share, processor=p))
+                time *= 1 - share
+                unit = [replace(unit[0], time=time, share=1 - share)]
+                p, load = p + 1, 0.0
+            elif load > 0:
+                p, load = p + 1, 0.0
+        load += time
+        if load > period * (1 + 2 * ROUNDING) or p >= processors:
+            return None
+        out += [replace(part, processor=p) for part in unit]
+    return out
