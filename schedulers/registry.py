@@ -33,9 +33,8 @@ from .multi_region import planned as by_regions
 from .ordered import Ordered, beyond
 from .partime import partime, ticks
 from .pd_asgd import asynchronous, pd_asgd
-from .pipeline.bidirectional import chimera
+from .pipeline.bidirectional import chimera, dualpipe, dualpipe_v
 from .pipeline.comparison import compared, needed
-from .pipeline.dualpipe import dualpipe, dualpipe_v
 from .pipeline.fast_forward import (fast_forward, fast_forward_auto, fast_forward_greedy, fast_forward_push,
                                     fast_forward_push_released, fast_forward_strict)
 from .pipeline.flush import gpipe, interleaved, one_f_one_b

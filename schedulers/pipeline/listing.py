@@ -37,15 +37,6 @@ def durations(problem: Problem, graph: TaskGraph) -> Floats:
     return table[graph.kind, graph.unit]
 
 
-def admission(graph: TaskGraph, micro_batches: int, admit: int, directions: int = 1) -> Rows:
-    """Extra edges: the last backward of micro-batch i admits the first forward of i + admit of the same direction."""
-    ends = np.flatnonzero((graph.unit == 0) & ((graph.kind == Kind.O) | (graph.kind == Kind.B)))
-    starts = np.flatnonzero((graph.unit == 0) & (graph.kind == Kind.F))
-    each = micro_batches // directions
-    admits = np.arange(micro_batches) % each < each - admit
-    return Rows.from_pairs(ends[admits], starts[np.flatnonzero(admits) + admit], len(graph))
-
-
 def list_schedule(graph: TaskGraph, rank: Ints, duration: Floats, priority: Ints, ranks: int, latency: float,
                   extra: Rows | None = None) -> Schedule:
     """The schedule by this rule, with one lane per rank.
