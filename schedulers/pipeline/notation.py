@@ -94,9 +94,8 @@ def from_torch(text: str, where: str = "the plan") -> Schedule:
 
 
 def _is_message(keys: Ints) -> Mask:
-    """Mask of messages; computed in blocks, since the fields of a key take many times its memory."""
-    blocks = range(0, max(1, len(keys)), 1 << 16)
-    return np.concatenate([np.isin(unpack(keys[i : i + (1 << 16)]).kind, SENDS + RECEIVES) for i in blocks])
+    """Mask of messages."""
+    return np.isin(unpack(keys).kind, SENDS + RECEIVES)
 
 
 def _rank_of_reader(schedule: Schedule) -> Ints:
@@ -120,15 +119,14 @@ def to_torch(schedule: Schedule) -> str:
         raise ScheduleError("the grid notation has one lane per rank; use the schedule without its communication")
     _check_reach(schedule, _is_message(schedule.keys))
     rows: list[list[str]] = [[] for _ in range(schedule.ranks)]
-    for i, rank in enumerate(ranks):
+    slots = np.zeros(len(schedule), np.int64) if schedule.slots is None else schedule.slots
+    columns = schedule.rank_of_each, schedule.keys, schedule.second, slots
+    for rank, key, joins, slot in zip(*(column.tolist() for column in columns), strict=True):
         row = rows[rank]
-        for entry in range(int(schedule.ptr[i]), int(schedule.ptr[i + 1])):
-            if schedule.joined is not None and schedule.joined[entry]:
-                row[-1] = _paired(row[-1], _theirs(int(schedule.keys[entry])))
-                continue
-            if schedule.slots is not None:
-                row.extend([""] * (int(schedule.slots[entry]) - len(row)))
-            row.append(_theirs(int(schedule.keys[entry])))
+        if joins:
+            row[-1] = _paired(row[-1], _theirs(key))
+        else:
+            row += [*[""] * (slot - len(row)), _theirs(key)]
     width = max(map(len, rows), default=0)
     return "".join(",".join(row + [""] * (width - len(row))) + "\n" for row in rows)
 

@@ -38,25 +38,18 @@ def counted(plan: PipelinePlan) -> PipelinePlan:
 def activations(plan: PipelinePlan) -> Floats:
     """For each entry of a valid schedule with slots, its rank's live activations while it runs, in full stages."""
     schedule, stages = plan.schedule, plan.placement.stages
-    kind = unpack(schedule.keys).kind
-    action, begins = schedule.actions()
-    which = _activation(schedule.keys, stages)
-    home = which
+    own, (action, begins), home = unpack(schedule.keys), schedule.actions(), _activation(schedule.keys, stages)
     if plan.placement.parts is not None:  # several ranks may hold the same activation
-        rank = schedule.rank_of_each
-        home = which + rank * (plan.micro_batches * stages)
+        home = home + schedule.rank_of_each * (plan.micro_batches * stages)
     size = int(home.max(initial=0)) + 1
-    late = unpack(schedule.keys).late == 1
-    works = np.isin(kind, [int(k) for k in COMPUTE])
+    works, late, forward = np.isin(own.kind, COMPUTE), own.late == 1, own.kind == Kind.F
     uses = works & ~late
-    forward, split = kind == Kind.F, kind == Kind.O
     end = spread(home[uses], action[uses], size, -1, np.maximum)
     first = np.flatnonzero(forward)[np.argsort(-action[forward])]  # the first of several parts is written last
     begin = spread(home[first], action[first], size, -1)
     copies = np.flatnonzero((end >= 0) & (begin < 0))
     if len(copies):
-        begin[copies] = _arrivals(plan, action)[copies // (plan.micro_batches * stages),
-                                                copies % (plan.micro_batches * stages)]
+        begin[copies] = _arrivals(plan, action).ravel()[copies]
     held = end >= 0
     count = int(action.max(initial=-1)) + 2
     change: Floats = np.bincount(begin[held], minlength=count).astype(np.float64)
@@ -67,10 +60,9 @@ def activations(plan: PipelinePlan) -> Floats:
     change += np.bincount(begins[lane[over]], minlength=count) - np.bincount(until[over] + 1, minlength=count)
     change += np.bincount(end[held & over] + 1, minlength=count) - np.bincount(begins[lane[over] + 1], minlength=count)
     if plan.kept != 1:  # a part of it is freed between O and the last use
-        last = split & (end[home] > action)
-        freed = 1 - plan.kept
-        change += freed * (np.bincount(end[home[last]] + 1, minlength=count)
-                           - np.bincount(action[last] + 1, minlength=count))
+        last = (own.kind == Kind.O) & (end[home] > action)
+        change += (1 - plan.kept) * (np.bincount(end[home[last]] + 1, minlength=count)
+                                     - np.bincount(action[last] + 1, minlength=count))
     return np.cumsum(change)[action] * plan.placement.share / plan.slices
 
 

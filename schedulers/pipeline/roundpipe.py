@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, takewhile
 
 import numpy as np
 
@@ -59,7 +59,7 @@ def roundpipe(problem: Problem, threshold: float = 1.1, fetch: float = 0.0) -> O
         up[slot.forward] = down[slot.backward] = i % ranks
     place = apart("rounds", ranks, up, down)
     schedule = schedule_of([_in_order(slots[rank::ranks], m) for rank in range(ranks)])
-    longest = max(_time(slot, forward, backward) for slot in slots)
+    longest = max(sum(forward[i] for i in slot.forward) + sum(backward[i] for i in slot.backward) for slot in slots)
     notes = {"rounds": {"slots": len(slots), "longest": float(f"{longest:.6g}"),
                         "layers": [[len(slot.forward), len(slot.backward)] for slot in slots]}}
     if not fetch:
@@ -76,16 +76,11 @@ def best_cut(forward: Sequence[float], backward: Sequence[float], ranks: int, th
     both = [f + b for f, b in zip(forward, backward, strict=True)]
     least = max(*forward, *backward, both[-1])
     cuts = partial(cut, forward, backward)
-    bounds, best = [least], list[Slot]()
-    for times in (forward, backward, both):
-        for first in range(len(times)):
-            for total in accumulate(times[first:]):
-                if total > least * threshold * ROUNDING:
-                    break
-                if total > least:
-                    bounds.append(total)
-    bounds = sorted(set(bounds))
-    cost, i = np.inf, 0
+    most = least * threshold * ROUNDING
+    runs = (accumulate(times[first:]) for times in (forward, backward, both) for first in range(len(times)))
+    bounds = sorted({least, *(total for run in runs for total in takewhile(lambda total: total <= most, run)
+                              if total > least)})
+    cost, i, best = np.inf, 0, list[Slot]()
     while i < len(bounds):  # of bounds with as many slots the first is best
         slots = cuts(bounds[i])
         if max(len(slots), ranks) * bounds[i] < cost:
@@ -122,19 +117,11 @@ def _runs(times: Sequence[float], most: float) -> Iterator[int]:
         yield size
 
 
-def _time(slot: Slot, forward: Sequence[float], backward: Sequence[float]) -> float:
-    return sum(forward[layer] for layer in slot.forward) + sum(backward[layer] for layer in slot.backward)
-
-
 def _in_order(slots: Sequence[Slot], micro_batches: int) -> RankOrder:
     """All micro-batches through one slot after the other."""
-    kind, stage, micro_batch = list[int](), list[int](), list[int]()
-    for slot in slots:
-        size = len(slot.forward) + len(slot.backward)
-        kind += ([Kind.F] * len(slot.forward) + [Kind.B] * len(slot.backward)) * micro_batches
-        stage += [*slot.forward, *slot.backward] * micro_batches
-        micro_batch += np.repeat(np.arange(micro_batches), size).tolist()
-    return RankOrder(kind, stage, micro_batch)
+    tasks = [(kind, layer, i) for slot in slots for i in range(micro_batches)
+             for kind, layers in ((Kind.F, slot.forward), (Kind.B, slot.backward)) for layer in layers]
+    return RankOrder(*zip(*tasks, strict=True)) if tasks else RankOrder((), (), ())
 
 
 def _fetching(slots: Sequence[Slot], ranks: int, micro_batches: int, fetch: float

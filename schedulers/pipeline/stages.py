@@ -50,10 +50,8 @@ def stage_graph(stages: int, micro_batches: int, fused: bool | np.ndarray = Fals
     del f, o, w, b, before, after, activation, gradient, total
     n, sums = len(unit), directions * s
     buffers = 2 * s * m + sums
-    role = np.full(buffers, Role.GRADIENT.number, np.int8)
-    role[: s * m] = Role.ACTIVATION.number
-    size = np.full(buffers, message_bytes, np.int64)
-    size[2 * s * m :] = 0
+    role = np.repeat(np.array([Role.ACTIVATION.number, Role.GRADIENT.number], np.int8), [s * m, s * m + sums])
+    size = np.repeat(np.array([message_bytes, 0], np.int64), [2 * s * m, sums])
     names: tuple[str, ...] = ()
     if buffers <= NAMED:
         names = tuple(f"the {what} of stage {i}, micro-batch {j}" for what in ("activation", "gradient")

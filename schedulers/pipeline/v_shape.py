@@ -12,7 +12,6 @@ from itertools import islice, permutations, product
 
 import numpy as np
 
-from ...core.columns import Ints
 from ...core.placement import PipelineError
 from ...core.schedule import Schedule
 from .listing import durations
@@ -94,18 +93,16 @@ def rules(problem: Problem, cap: int) -> Iterator[Rule]:
     rank = np.arange(p)
     period = float((problem.forward + problem.output_grad + problem.weight_grad).max() * 2)
     weight = float(problem.weight_grad.max())
-    limits: list[Ints] = []
-    for tilt in (1.0, 0.0, 0.8, 1.25, 0.6, 1.5, 0.4, 0.2, 1.75, 2.0):
-        for top in (cap, cap - 1, *range(cap - 2, 0, -1)):
-            limit = np.clip(np.round(top - tilt * rank * cap / (2 * p)), 1, max(1, cap - 1)).astype(np.int64)
-            if not any((limit == other).all() for other in limits):
-                limits.append(limit)
+    limits = [*dict.fromkeys(
+        tuple(np.clip(np.round(top - tilt * rank * cap / (2 * p)), 1, max(1, cap - 1)).astype(int).tolist())
+        for tilt in (1.0, 0.0, 0.8, 1.25, 0.6, 1.5, 0.4, 0.2, 1.75, 2.0)
+        for top in (cap, cap - 1, *range(cap - 2, 0, -1)))]
     # of O, F of chunk 1, F of chunk 0
     rankings = sorted(permutations((0, 1, 2)), key=lambda r: (r[2] < r[1], r[2] < 2, r))
     near = limits[:4]
     for some, patience in ((near, (0.0,)), (limits, (0.0,)), (limits, (0.5, 1, 2, 4, 1e9))):
         for wait, limit, ranking, pace in product(patience, some, rankings, (0.0, 1.0, 1.25)):
             output, second, first = ranking
-            yield Rule(tuple(n for each in limit.tolist() for n in (each, problem.micro_batches)),
+            yield Rule(tuple(n for each in limit for n in (each, problem.micro_batches)),
                        (2 * first, 2 * second, 2 * output + 1, 2 * output), wait * weight, wait * weight,
                        pace=pace * period)
