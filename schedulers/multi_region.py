@@ -128,7 +128,11 @@ def _picker(graph: TaskGraph, cost: CostModel,
                                    f"{least.peak_bytes:,} ({least.name})", least.peak_bytes)
         if chosen is not fastest:
             said.append(f"overlap is given back to fit {limit:,} bytes: the plan is {chosen.name}")
-        one, why = _one_stream(trials, chosen)
+        # one stream against the chosen plan or, if that has one stream, against the best plan with two
+        one = next(t for t in trials if t.name == "in_order")
+        two = chosen if chosen.streams > 1 else min((t for t in trials if t.streams > 1), key=lambda t: t.makespan,
+                                                    default=one)
+        why = why_one(two.program.graph, two.program.schedule, cost)
         if why and one.fits(limit):
             chosen = one
             said.append(why)
@@ -227,15 +231,6 @@ def _best(trials: Iterable[Trial], limit: int | None = None) -> Trial | None:
             return pick
         left.remove(pick)
     return None
-
-
-def _one_stream(trials: Sequence[Trial], chosen: Trial) -> tuple[Trial, str]:
-    """The plan with one stream, and why it is better than the chosen plan, or, if that has one stream, than the best
-    plan with two."""
-    one = next(t for t in trials if t.name == "in_order")
-    two = chosen if chosen.streams > 1 else min((t for t in trials if t.streams > 1), key=lambda t: t.makespan,
-                                                default=one)
-    return one, why_one(two.program.graph, two.program.schedule, one.step.cost)
 
 
 # ----------------------------------------------------------------------------------------------------------- assignment

@@ -14,7 +14,7 @@ from ..core.machine import PlanError
 from ..core.schedule import Schedule
 from ..core.tasks import Kind
 from ..pricing.cost import CostModel
-from .movable import SUB, Item, Place, Step
+from .movable import SUB, Place, Step
 
 MAPS = ("densenet121", "mobilenet_v3")
 
@@ -25,29 +25,20 @@ def published(graph: TaskGraph, name: str, cost: CostModel | None = None) -> Sch
         raise PlanError(f"unknown map {name!r}; known: {', '.join(MAPS)}")
     step = Step.of(graph, cost or CostModel.analytic())
     places = {i: Place(SUB, item.release) for i, item in enumerate(step.items)}
+    unit = [int(graph.unit[item.tasks[0]]) for item in step.items]
+    weights = [i for i, item in enumerate(step.items) if graph.kind[item.tasks[0]] == Kind.W]
     if name == "densenet121":
-        late = [i for i, item in enumerate(step.items) if "/denseblock4/" in _unit(step, item)
-                and _is_weight_grad(step, item)]
+        late = [i for i in weights if "/denseblock4/" in graph.unit_names[unit[i]]]
         if not late:
             raise PlanError(f"the map densenet121 is for a DenseNet; {graph.name_of_graph} has no dense block 4")
         # in recorded order, which is the backward pass's: the highest first
-        places |= {i: Place(SUB, 0, late=True) for i in late}
-        return step.schedule(places)
-    layers = [i for i, item in sorted(enumerate(step.items), key=lambda pair: graph.unit[pair[1].tasks[0]])
-              if _is_weight_grad(step, item) and "/fc" not in _unit(step, item)]  # without squeeze-and-excite
+        return step.schedule(places | {i: Place(SUB, 0, late=True) for i in late})
+    layers = [i for i in sorted(weights, key=unit.__getitem__)
+              if "/fc" not in graph.unit_names[unit[i]]]  # without squeeze-and-excite
     if len(layers) != 48:
         raise PlanError(f"the map mobilenet_v3 is for MobileNetV3-Large with its 48 layers; "
                         f"{graph.name_of_graph} has {len(layers)}")
     del places[layers[1]]
-    unit = graph.unit[step.items[layers[2]].tasks[0]]
-    places[layers[7]] = Place(SUB, next(n for n, t in enumerate(step.chain) if graph.unit[t] == unit
+    places[layers[7]] = Place(SUB, next(n for n, t in enumerate(step.chain) if graph.unit[t] == unit[layers[2]]
                                         and graph.kind[t] == Kind.O))
     return step.schedule(places)
-
-
-def _is_weight_grad(step: Step, item: Item) -> bool:
-    return bool(step.graph.kind[item.tasks[0]] == Kind.W)
-
-
-def _unit(step: Step, item: Item) -> str:
-    return step.graph.unit_names[step.graph.unit[item.tasks[0]]]

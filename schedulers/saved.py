@@ -145,9 +145,7 @@ def slips(order: Schedule) -> tuple[str, ...]:
 
 def part_bytes_in(schedule: Schedule) -> int | None:
     """The most bytes of a part of an all-reduce; None if it is whole. Raises ScheduleError."""
-    if PARTS not in schedule.notes:
-        return None
-    return _one(schedule, PARTS, 1)
+    return _one(schedule, PARTS, 1) if PARTS in schedule.notes else None
 
 
 def _one(schedule: Schedule, name: str, least: int) -> int:

@@ -21,7 +21,6 @@ from .stages import stage_graph
 from .synthetic import Pipeline
 
 __all__ = ["OF_ORDERS", "POLICY", "Pipeline", "PipelineError", "PipelinePlan", "Placement", "Policy", "Price",
-           "Problem", "Versions", "add_communication", "balanced", "bounds",
-           "chunks_in", "costs", "cut", "cut_in", "for_torch",
-           "from_torch", "fused_in", "grid", "in_stages", "options_of", "price", "prove", "read_file",
+           "Problem", "Versions", "add_communication", "balanced", "bounds", "chunks_in", "costs", "cut", "cut_in",
+           "for_torch", "from_torch", "fused_in", "grid", "in_stages", "options_of", "price", "prove", "read_file",
            "read_schedule", "stage_graph", "to_torch"]

@@ -58,9 +58,14 @@ def with_cap(plan: PipelinePlan, order: str, cap: Any) -> PipelinePlan:
         return plan
     notes = {**plan.schedule.notes, ORDER: order, CAPS: " ".join(str(caps[where]) for where in sorted(caps))}
     plan = replace(plan, schedule=replace(plan.schedule, notes=notes))
-    found = replace(plan, hint=Hint(caps, _gaps(Picks.of(replace(plan, hint=Hint(caps))))))
-    return _proved(replace(found, peaks=_peaks(found), remarks=(*plan.remarks, said(found)),
-                           notes={**plan.notes, "order": {"order": order, "cap": _by_rank(found)}}))
+    hint = Hint(caps, _gaps(Picks.of(replace(plan, hint=Hint(caps)))))
+    most = [-(-max(cap for (rank, _), cap in caps.items() if rank == r) // plan.slices)
+            for r in range(plan.placement.ranks)]
+    said = (f"the order is a hint: each rank runs its first ready task and keeps at most {' '.join(map(str, most))} "
+            f"micro-batches of a stage; no rank waits for ever, since every wait goes forward in an order without a "
+            f"circle")
+    return _proved(replace(plan, hint=hint, peaks=_peaks(plan, caps), remarks=(*plan.remarks, said),
+                           notes={**plan.notes, "order": {"order": order, "cap": most}}))
 
 
 def saved_caps(told: tuple[int, ...], own: Window) -> dict[tuple[int, int], int]:
@@ -107,20 +112,6 @@ def cap_of(cap: Any, ranks: int, micro_batches: int, rank: int) -> int:
     if found < 1:
         raise PlanError(f"cap={shorten(cap)} is {found} on rank {rank}; a rank keeps at least 1 micro-batch")
     return found
-
-
-def said(plan: PipelinePlan) -> str:
-    """The promise of a hint, in a line."""
-    return (f"the order is a hint: each rank runs its first ready task and keeps at most "
-            f"{' '.join(map(str, _by_rank(plan)))} micro-batches of a stage; no rank waits for ever, since every wait "
-            f"goes forward in an order without a circle")
-
-
-def _by_rank(plan: PipelinePlan) -> list[int]:
-    """The most micro-batches that each rank keeps of a stage."""
-    assert plan.hint is not None
-    return [-(-max(cap for (rank, _), cap in plan.hint.caps.items() if rank == r) // plan.slices)
-            for r in range(plan.placement.ranks)]
 
 
 def _fits(plan: PipelinePlan) -> None:
@@ -174,10 +165,9 @@ def _gaps(each: Picks) -> tuple[tuple[int, int], ...]:
     return tuple((keys[task], keys[t]) for t, task in after.items())
 
 
-def _peaks(plan: PipelinePlan) -> tuple[float, ...]:
+def _peaks(plan: PipelinePlan, caps: Window) -> tuple[float, ...]:
     """The most activations that each rank can hold. Raises CapError above the machine's cap."""
-    assert plan.hint is not None
-    found = [sum(cap for (rank, _), cap in plan.hint.caps.items() if rank == r) * plan.placement.share / plan.slices
+    found = [sum(cap for (rank, _), cap in caps.items() if rank == r) * plan.placement.share / plan.slices
              for r in range(plan.placement.ranks)]
     if plan.cap is not None and max(found) > plan.cap + 1e-9:
         raise CapError(f"as a hint the order may hold {max(found):g} activations on rank {int(np.argmax(found))}; the "

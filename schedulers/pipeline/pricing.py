@@ -52,6 +52,5 @@ def price(plan: PipelinePlan, cost: CostModel | None = None) -> Price:
     # for a stale plan that never drains, the bubble is the idle time of its steady state
     repeats = (spans.max() if plan.steady is None or plan.versions is None
                else plan.period * (plan.micro_batches // plan.versions.every))
-    rate = 1 - busy.max() / repeats
-    return Price(makespan, float(spans.max()), plan.period, tuple(spans.tolist()),
-                 plan.peaks, float(rate))
+    return Price(makespan, float(spans.max()), plan.period, tuple(spans.tolist()), plan.peaks,
+                 float(1 - busy.max() / repeats))

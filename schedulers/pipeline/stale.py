@@ -12,7 +12,6 @@ import numpy as np
 
 from ...core.columns import Ints
 from ...core.placement import DECAYS, HISTORIES, PipelineError, Versions
-from ...core.schedule import Schedule
 from ...core.tasks import Identity, Kind, unpack
 from ...pricing.simulation import Clock, Lanes
 from ..ordered import Ordered
@@ -58,7 +57,8 @@ def pipedream_2bw(problem: Problem, mini_batches: int = 1) -> Ordered:
     """1F1B over `mini_batches` mini-batches in a row, without a flush between them (Narayanan et al., 2020). A step of
     training is divided into so many; by default it is one, with one update. The next mini-batch still reads the weights
     before it: two versions, stale by one."""
-    schedule, every = _in_a_row(problem, mini_batches), problem.micro_batches
+    every = problem.micro_batches
+    schedule = one_f_one_b(replace(problem, micro_batches=every * mini_batches))
     read = np.maximum(0, unpack(schedule.keys).micro_batch // every - 1)
     return Ordered(schedule, versions=Versions(read, every), steady=every * pipedream_steady(problem))
 
@@ -72,15 +72,12 @@ def paci(problem: Problem, mini_batches: int = 1) -> Ordered:
     ceil((p - s - 1) / m) updates, where m is the micro-batches of a mini-batch: a larger m limits the drift. Peak
     min(p - s, micro-batches) activations and one version of the weights on rank s. Reconstructed.
     """
-    schedule, every = _in_a_row(problem, mini_batches), problem.micro_batches
+    every = problem.micro_batches
+    schedule = one_f_one_b(replace(problem, micro_batches=every * mini_batches))
     own = unpack(schedule.keys)
     between = np.where(own.kind == Kind.F, problem.stages - own.unit - 1, 0)
     versions = Versions(np.maximum(0, own.micro_batch - between) // every, every, "none")
     return Ordered(schedule, versions=versions, steady=every * pipedream_steady(problem))
-
-
-def _in_a_row(problem: Problem, mini_batches: int) -> Schedule:
-    return one_f_one_b(replace(problem, micro_batches=problem.micro_batches * mini_batches))
 
 
 def pipedream_steady(problem: Problem) -> float:
