@@ -34,9 +34,9 @@ def batches_of(ranks: int, batches: int, slow: Slow) -> list[int]:
     """How many batches each rank runs in a step. Raises PlanError for a rank that does not exist or runs none."""
     factor = np.ones(ranks)
     for rank, times in slow:
-        if not 0 <= rank < ranks or not times > 0:
+        if not 0 <= rank < ranks or not 0 < times < np.inf:
             raise PlanError(f"layup: rank {rank} cannot be {times:g} times slower; ranks are 0 to {ranks - 1}, and the "
-                            f"factor is above 0")
+                            f"factor is above 0 and finite")
         factor[rank] = times
     factor /= factor.min()
     found = np.floor(batches / factor + 1e-9).astype(int).tolist()

@@ -64,7 +64,7 @@ class Pipeline:
     def layers(self, cost: CostModel | None = None) -> int | None:
         """How many layers have times, here or in `cost`; None if the times are of ranks."""
         times = (self.forward, self.output_grad, self.weight_grad) if cost is None else tuple(cost.kinds.values())
-        return next((len(time) for time in times if isinstance(time, Sequence)), None)
+        return next((len(time) for time in times if isinstance(time, Sequence | np.ndarray)), None)
 
     def cost(self, placement: Placement, layers: CostModel | None = None) -> CostModel:
         """The costs of these stages; `layers`: of a network's layers, which are summed. Raises PipelineError for a

@@ -186,6 +186,8 @@ def test_a_slow_rank_runs_as_many_whole_batches_as_fit() -> None:
         batches_of(4, 2, ((0, 4.0),))
     with pytest.raises(PlanError, match="ranks are 0 to 3"):
         batches_of(4, 2, ((4, 2.0),))
+    with pytest.raises(PlanError, match="above 0 and finite"):
+        batches_of(2, 4, ((0, float("inf")), (1, float("inf"))))
 
 
 FLAGS = ["train", "--model", "mlp", "--model-arg", "preset=tiny", "--batch-size", "16", "--micro-batches", "4",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import accumulate, pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 from command_line import run, run_json
 from helpers import drawn
@@ -106,6 +107,12 @@ def test_a_large_head_costs_less_than_under_policies_that_bind_weights() -> None
     bound = [ml.plan(pipeline.Pipeline(15, times, times, times), name, machine=ml.Machine(3), chunks=7)
              for name in ("interleaved", "looped_bfs", "interleaved_zb")]
     assert made(3, 15, times, times, times).timeline.makespan < 0.95 * min(plan.timeline.makespan for plan in bound)
+
+
+def test_times_of_layers_may_be_arrays() -> None:
+    times = np.array([3.0, 1.0, 2.0, 1.0, 2.0, 1.0, 4.0])
+    lists, arrays = (made(3, 4, each, each, each) for each in (times.tolist(), times))
+    assert lists.schedule.to_csv() == arrays.schedule.to_csv()
 
 
 @pytest.mark.parametrize(("more", "message"), [
