@@ -67,9 +67,9 @@ def balanced(graph: TaskGraph, cost: CostModel, stages: int | None = None) -> In
     names = [graph.unit_names[u] if u < len(graph.unit_names) else "" for u in range(units)]
     # units with updates only, with sums of uses, or without tasks go with the unit before
     works = np.bincount(graph.unit[work & ~sums_of_uses(graph)], minlength=units) > 0
-    begins = works & np.array([u == 0 or not names[u - 1] or _block(names[u - 1]) != _block(names[u])
-                               for u in range(units)], bool)
-    begins &= ~_inside_storages(graph, units)
+    within = [name.rsplit("/", 1)[0] for name in names]  # `resnet/layer1/0` of `resnet/layer1/0/conv1`
+    begins = works & ~_inside_storages(graph, units) & np.array(
+        [u == 0 or not names[u - 1] or within[u - 1] != within[u] for u in range(units)], bool)
     block = np.maximum(np.cumsum(begins) - 1, 0)
     of_block = np.bincount(block, time).astype(np.float64)
     if stages is None:
@@ -115,11 +115,6 @@ def _inside_storages(graph: TaskGraph, units: int) -> Mask:
         inside[made.min() + 1] += 1
         inside[made.max() + 1] -= 1
     return np.cumsum(inside)[:units] > 0
-
-
-def _block(name: str) -> str:
-    """`resnet/layer1/0/conv1` belongs to the block `resnet/layer1/0`: all but the last part of the name."""
-    return name.rsplit("/", 1)[0] if "/" in name else name
 
 
 def linear_partition(time: Floats, parts: int) -> Ints:

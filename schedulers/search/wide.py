@@ -18,7 +18,7 @@ from ...core.columns import Floats, Ints
 from ...core.graph import TaskGraph
 from ...core.machine import PlanError, shorten
 from ...core.placement import Refused
-from ...core.tasks import GraphError, Kind, parse_task, widths
+from ...core.tasks import GraphError, Kind, widths
 from ...passes.choices import Parts
 from ...passes.split import to_be_priced
 from ...plans.memory import MemoryLimitError
@@ -39,23 +39,18 @@ def in_parts(graph: Any, split: int | str | Mapping[str, int], cost: Any, lanes:
         raise PlanError("split needs a recorded step: tasks on given times have no rows")
     if split == "auto":
         return _fastest(graph, cost, lanes, make)
-    return make(_number(split) if not isinstance(split, Mapping) else
-                {_key(graph, name): _number(count, name) for name, count in split.items()})
-
-
-def _number(count: Any, name: str = "") -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 1024:
-        raise PlanError(f"split{f' of {name[:40]}' if name else ''} is {shorten(count)}; it must be a number of parts, "
-                        f"from 1 to 1023")
-    return count
-
-
-def _key(graph: TaskGraph, name: str) -> int:
+    parts: Mapping[str, Any] = split if isinstance(split, Mapping) else {"": split}
+    for name, count in parts.items():
+        if not isinstance(count, int) or isinstance(count, bool) or not 1 <= count < 1024:
+            raise PlanError(f"split{f' of {name[:40]}' if name else ''} is {shorten(count)}; it must be a number of "
+                            f"parts, from 1 to 1023")
+    if parts is not split:
+        return make(parts[""])
     try:
-        graph.index(name)
+        own = {int(graph.keys[graph.index(name)]): count for name, count in parts.items()}
     except GraphError as error:
         raise PlanError(f"split: {error}") from None
-    return parse_task(name)
+    return make(own)
 
 
 def _fastest(graph: TaskGraph, cost: CostModel, lanes: int, make: Callable[[Parts], Plan]) -> Plan:
