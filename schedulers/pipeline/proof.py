@@ -203,10 +203,9 @@ def _once(schedule: Schedule, ranks: int, stages: int, micro_batches: int, graph
             (unit >= stages, f"is out of range: stages are 0..{stages - 1}"),
             (~update & (micro_batch >= micro_batches), beyond)):
         _refuse(schedule, bad, what)
-    order = np.sort(schedule.keys)
-    twice = np.flatnonzero(order[1:] == order[:-1])
-    if twice.size:
-        key = int(order[twice[0]])
+    keys, count = np.unique(schedule.keys, return_counts=True)
+    if (count > 1).any():
+        key = int(keys[np.argmax(count > 1)])
         where = ", ".join(str(schedule.lanes[i]) for i in schedule.lane_of_each()[schedule.keys == key])
         counted = "; its weight gradient would count twice" if unpack(key).kind in (Kind.W, Kind.B) else ""
         raise schedule.error(f"task {task_name(key)} appears twice, on {where}{counted}", [key])
@@ -302,12 +301,8 @@ def _one_lane(schedule: Schedule) -> None:
     """Raises ScheduleError if a rank computes on several lanes, other than parts of tasks beside the first parts, or a
     message is part of a pair."""
     message = np.isin(unpack(schedule.keys).kind, (*COMMUNICATION, *COPIES))
-    if schedule.joined is not None:
-        mixed = np.flatnonzero(message & (schedule.second | np.append(schedule.second[1:], False)))
-        if mixed.size:
-            key = int(schedule.keys[mixed[0]])
-            raise schedule.error(f"{task_name(key)} is part of a pair; only tasks that compute can run as one action",
-                                 [key])
+    _refuse(schedule, message & (schedule.second | np.append(schedule.second[1:], False)),
+            "is part of a pair; only tasks that compute can run as one action")
     entry = np.flatnonzero(~message & (unpack(schedule.keys).part <= 1))
     seen: dict[int, int] = {}
     used, first = np.unique(schedule.lane_of_each()[entry], return_index=True)
