@@ -123,9 +123,9 @@ def _picker(graph: TaskGraph, cost: CostModel,
     def pick(limit: int | None) -> tuple[Trial, list[str]]:
         chosen, said = _best(trials, limit), list(notes)
         if chosen is None:
-            least = min(trials, key=lambda trial: trial.peak_bytes)
+            least = min(trials, key=lambda trial: trial.program.peak_bytes)
             raise MemoryLimitError(f"no plan fits {limit:,} bytes; the smallest limit that can work is "
-                                   f"{least.peak_bytes:,} ({least.name})", least.peak_bytes)
+                                   f"{least.program.peak_bytes:,} ({least.name})", least.program.peak_bytes)
         if chosen is not fastest:
             said.append(f"overlap is given back to fit {limit:,} bytes: the plan is {chosen.name}")
         # one stream against the chosen plan or, if that has one stream, against the best plan with two
@@ -184,10 +184,6 @@ class Trial:
         return lower(self.step.graph, self.schedule)
 
     @property
-    def peak_bytes(self) -> int:
-        return self.program.peak_bytes
-
-    @property
     def rated(self) -> float:
         """The makespan, by which plans are compared. Tasks that run one step late find nothing of theirs in a cache any
         more, which measured costs do not show: a plan that has some must be better by MARGIN."""
@@ -199,7 +195,7 @@ class Trial:
         return sum(map(bool, self.order.lanes.values()))
 
     def fits(self, limit: int | None) -> bool:
-        return limit is None or self.peak_bytes <= limit
+        return limit is None or self.program.peak_bytes <= limit
 
 
 def _trials(step: Step, places: Places, prompt: Order | None, crossing: bool) -> list[Trial]:
@@ -226,7 +222,7 @@ def _best(trials: Iterable[Trial], limit: int | None = None) -> Trial | None:
     left = sorted(trials, key=lambda t: t.rated)
     while left:
         bar = min(left[0].rated * (1 + LEAST), *(t.rated for t in left if t.name in OTHERS), float("inf"))
-        pick = min((t for t in left if t.rated <= bar), key=lambda t: t.peak_bytes)
+        pick = min((t for t in left if t.rated <= bar), key=lambda t: t.program.peak_bytes)
         if pick.fits(limit):
             return pick
         left.remove(pick)

@@ -59,16 +59,12 @@ class Whole:
         draft = Draft.of(self.graph, self.cost, self.machine, sums, self.chosen.name)
         return draft if policy.rewrite is None else policy.rewrite(draft, **taken(policy.rewrite, options))
 
-    def price(self, draft: Draft) -> CostModel:
-        """The costs by which the draft is ordered."""
-        cost = draft.priced if self.policy[0].rewrite is not None else draft.cost
-        return (cost if draft.sums is None or self.machine.collective is None
-                else with_communication(draft.graph, cost, self.machine.collective))
-
     def order(self, draft: Draft) -> Ordered:
         """The policy's order. Raises PlanError for a function that takes something else."""
         policy, options = self.policy
-        how, cost = policy.function, self.price(draft)
+        how, cost = policy.function, draft.cost if policy.rewrite is None else draft.priced
+        if draft.sums is not None and self.machine.collective is not None:
+            cost = with_communication(draft.graph, cost, self.machine.collective)
         if isinstance(how, Schedule):
             return Ordered(how, cost=cost.divided(how.side_sms))
         assert not isinstance(how, Policy)

@@ -73,11 +73,9 @@ def fast_forward_push_released(problem: Problem) -> Ordered:
     The set leaves open which ready task runs: of the six orders of O, F and W, oldest micro-batch first, the one with
     the smallest simulated makespan. Needs m > p: otherwise nothing is pushed; use `fast_forward`.
     """
-    def ordered(kinds: tuple[Kind, ...], problem: Problem) -> Schedule:
-        return work_conserving(problem, kinds, extra=_pushed)
-
-    orders: dict[str, Order] = {", ".join(kind.name for kind in kinds): partial(ordered, kinds)
-                                for kinds in permutations((Kind.O, Kind.F, Kind.W))}
+    orders: dict[str, Order] = {
+        ", ".join(kind.name for kind in kinds): partial(work_conserving, kinds=kinds, extra=_pushed)
+        for kinds in permutations((Kind.O, Kind.F, Kind.W))}
     return best_order(problem, orders, "priority")
 
 

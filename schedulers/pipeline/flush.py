@@ -39,15 +39,12 @@ def interleaved(problem: Problem) -> Schedule:
 def round_size(problem: Problem) -> int:
     """The round size of an interleaved schedule. Raises PipelineError with numbers of micro-batches that fit."""
     p, m = problem.ranks, problem.micro_batches
-
-    def count(m: int) -> int:
-        return max(1, m // p)
-
-    if m % count(m):
-        less, more = (next(n for n in some if not n % count(n)) for some in (range(m, 0, -1), range(m, 2 * m)))
-        raise PipelineError(f"interleaving over {p} ranks in {count(m)} equal rounds cannot take {m} micro-batches; "
-                            f"use {less} or {more}")
-    return m // count(m)
+    count = max(1, m // p)
+    if m % count:
+        less, more = (next(n for n in some if not n % max(1, n // p)) for some in (range(m, 0, -1), range(m, 2 * m)))
+        raise PipelineError(f"interleaving over {p} ranks in {count} equal rounds cannot take {m} micro-batches; use "
+                            f"{less} or {more}")
+    return m // count
 
 
 def rounds(problem: Problem, rank: int, size: int) -> tuple[Tasks, Tasks]:

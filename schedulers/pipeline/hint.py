@@ -64,8 +64,14 @@ def with_cap(plan: PipelinePlan, order: str, cap: Any) -> PipelinePlan:
     said = (f"the order is a hint: each rank runs its first ready task and keeps at most {' '.join(map(str, most))} "
             f"micro-batches of a stage; no rank waits for ever, since every wait goes forward in an order without a "
             f"circle")
-    return _proved(replace(plan, hint=hint, peaks=_peaks(plan, caps), remarks=(*plan.remarks, said),
-                           notes={**plan.notes, "order": {"order": order, "cap": most}}))
+    plan = replace(plan, hint=hint, peaks=_peaks(plan, caps), remarks=(*plan.remarks, said),
+                   notes={**plan.notes, "order": {"order": order, "cap": most}})
+    if not plan.synthetic:
+        return plan.divided()
+    graph, schedule = plan.with_messages  # their waits must have no circle
+    schedule.validate(graph)
+    check_rendezvous(graph, schedule)
+    return plan
 
 
 def saved_caps(told: tuple[int, ...], own: Window) -> dict[tuple[int, int], int]:
@@ -173,13 +179,3 @@ def _peaks(plan: PipelinePlan, caps: Window) -> tuple[float, ...]:
         raise CapError(f"as a hint the order may hold {max(found):g} activations on rank {int(np.argmax(found))}; the "
                        f"cap is {plan.cap:g}; give a smaller --scheduler-arg cap")
     return tuple(found)
-
-
-def _proved(plan: PipelinePlan) -> PipelinePlan:
-    """The plan after the proof that its waits, messages included, have no circle. Raises ScheduleError."""
-    if not plan.synthetic:
-        return plan.divided()
-    graph, schedule = plan.with_messages
-    schedule.validate(graph)
-    check_rendezvous(graph, schedule)
-    return plan
