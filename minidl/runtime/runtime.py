@@ -101,10 +101,9 @@ class Runtime:
         self._communication = (Communication(self.device, transport, program, trace=trace, credit=credit)
                                if transport is not None else None)
         arena = self.device.allocate(max(1, *(part.memory.arena_bytes for part in program.parts)))  # parts take turns
-        made: dict[int, _Ready] = {}
-        for part in (*program.body, *program.prologue, *program.epilogue):
-            if id(part) not in made:
-                made[id(part)] = _Ready(self, part, arena, captured and not self.debug, at_once)
+        every = {id(part): part for part in (*program.body, *program.prologue, *program.epilogue)}
+        made = {key: _Ready(self, part, arena, captured and not self.debug) for key, part in every.items()}
+        self._parts = [*made.values()]
         self._body, self._prologue, self._epilogue = ([made[id(p)] for p in parts] for parts in
                                                       (program.body, program.prologue, program.epilogue))
         self.random_inputs = self._body[0].bound.load_random  #: inputs that a step can use
@@ -153,19 +152,12 @@ class Runtime:
         if spec.bytes and not far:
             self.device.write(self._array(spec, memory), 0)
         if spec.share_of is not None:
-            own = self._pieces(spec, spec.share_of.values(self.device))[self.program.group.index(self.program.rank)]
-            self.device.write(self._share(spec, memory)[: own.size], self.device.read(own))
+            begin = self.program.group.index(self.program.rank) * spec.shape[0]
+            own = spec.share_of.values(self.device)[begin : begin + spec.shape[0]]  # the last ranks may have less
+            self.device.write(self._array(spec, memory)[: own.size], self.device.read(own))
             if spec.role == Role.PARAMETER:
                 spec.share_of.given_up()
         return replace(spec, live=Storage(spec.name, spec.shape, spec.dtype, spec.role, memory))
-
-    def _share(self, spec: StorageSpec, memory: Any) -> Any:
-        return self.device.array(memory, View(0, spec.shape, (1,), 0, spec.dtype))
-
-    def _pieces(self, spec: StorageSpec, whole: Any) -> list[Any]:
-        """Each rank's share of all values, (n,), which the last ranks may have less of."""
-        size = spec.shape[0]
-        return [whole[r * size : (r + 1) * size] for r in range(len(self.program.group))]
 
     def whole(self, everywhere: bool = False) -> None:
         """Brings the states and parameters of which each rank has a share to the first rank of its group as a whole;
@@ -195,8 +187,7 @@ class Runtime:
         of the group call it together."""
         group, every = self.group, [[self.shared[whole] for whole in each] for each in wanted]
         bounds = offsets([sum(spec.bytes for spec in specs) for specs in every]).tolist()
-        shares = [self.device.read(self._share(spec, spec.live.data)).view(np.uint8)
-                  for specs in every for spec in specs]
+        shares = [self.device.read(self._array(spec)).view(np.uint8) for specs in every for spec in specs]
         into = np.empty((group.size, bounds[group.rank + 1] - bounds[group.rank]), np.uint8)
         group.exchange(np.concatenate([np.empty(0, np.uint8), *shares]), into, bounds)
         own = every[group.rank]
@@ -274,11 +265,12 @@ class Runtime:
         checked and copied first, and the outputs come back once. Returns a function that waits and returns the NumPy
         arrays of each step as a tuple; on a device that checks gradients, a launch ends with the first step that used
         one that is not finite, and there are fewer then. Otherwise as a call for each batch, to the same bits."""
-        (part,) = {id(part): part for part in (*self._body, *self._prologue)}.values()
+        part = self._parts[0]
         if not 0 < len(batches) <= self.at_once:
             raise ValueError(f"{len(batches)} steps in a launch of this executor, which has room for {self.at_once}")
         if part.ring is None:  # single steps, or none can be repeated by a launch
-            return _all_of([fetched(self(*batch)) for batch in batches])
+            found = [fetched(self(*batch)) for batch in batches]
+            return lambda: [tuple(value() for value in step) for step in found]
         if self._error is not None:
             raise self._error
         with self._guard:
@@ -325,7 +317,7 @@ class Runtime:
 
     def doing(self) -> Doing:
         """The state of this rank now; any thread may ask."""
-        return doing.of([*{id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values()], self._present)
+        return doing.of(self._parts, self._present)
 
     def progress(self) -> tuple[Any, ...]:
         """A value that changes with any progress; any thread may ask."""
@@ -402,7 +394,7 @@ class Runtime:
                 self._finish()
                 self.device.synchronize()  # copies may still use the memory that is freed next
         finally:
-            for part in {id(p): p for p in (*self._body, *self._prologue, *self._epilogue)}.values():
+            for part in self._parts:
                 part.lanes.close()
             if self._communication is not None:
                 self._communication.close()
@@ -411,7 +403,7 @@ class Runtime:
 class _Ready:
     """A part bound to a device: arrays, calls, lanes."""
 
-    def __init__(self, runtime: Runtime, part: Part, arena: Any, captured: bool, at_once: int = 1) -> None:
+    def __init__(self, runtime: Runtime, part: Part, arena: Any, captured: bool) -> None:
         self.part, self.rank, self.runs, self.watched = part, runtime.program.rank, 0, runtime.watched
         hint = runtime.program.hint
         graph = replace(part.graph, storages=(*runtime._storages,))
@@ -423,7 +415,7 @@ class _Ready:
         if runtime.log is not None:
             calls = runtime.log.around(calls, graph)
         whole = captured or not runtime.device.captures  # else the host issues each step
-        self.ring = self.bound.ring(at_once) if at_once > 1 and whole and not runtime.debug else None
+        self.ring = self.bound.ring(runtime.at_once) if runtime.at_once > 1 and whole and not runtime.debug else None
         self.meetings: Meetings | None = None
         if runtime._communication is not None:
             self.meetings = Meetings(runtime._communication, part, self.bound, calls, hint is not None)
@@ -526,10 +518,6 @@ def _calls_of(bound: Bound, debug: int) -> Callable[[int, Any], list[Thunk]]:
 def fetched(outputs: Any) -> list[Callable[[], Any]]:
     """For each output of a step a function that waits and returns its NumPy array."""
     return [t.fetch() for t in (() if outputs is None else outputs if isinstance(outputs, tuple) else (outputs,))]
-
-
-def _all_of(steps: Sequence[Sequence[Callable[[], Any]]]) -> Callable[[], list[Any]]:
-    return lambda: [tuple(value() for value in step) for step in steps]
 
 
 # ------------------------------------------------------------------------------------------------ one run at a time

@@ -8,14 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import several
-from helpers import bits, refuses
+from helpers import bits, late_schedule, refuses
 from several import BATCHES
 
 import minidl as ml
 from minidl import nn, schedulers
 from minidl.autograd.tape import Tape, use
 from minidl.autograd.tensor import ShapeError
+from minidl.core.tasks import Kind
 from minidl.devices.lanes import LaneError
+from minidl.passes.boundary import must_stay
 from minidl.plans.program import lower
 from minidl.runtime.checking import random_schedule
 from minidl.runtime.comm.loopback import run_ranks
@@ -110,3 +112,14 @@ def test_a_signal_ends_a_launch_between_two_calls(both_lanes):
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, old)
     assert len(run.steps(BATCHES)()) == 7
+
+
+def test_a_step_with_late_tasks_is_launched_alone(both_lanes):
+    wanted, weights = single()
+    job = Job()
+    late = [t for t in np.flatnonzero(~must_stay(job.graph)).tolist() if job.graph.kind[t] in (Kind.W, Kind.U)]
+    run = StreamExecutor(job.graph, late_schedule(job.graph, late, schedulers.multi_stream), device=job.device)
+    found = [step for batch in BATCHES for step in run.steps([batch])()]
+    assert late
+    assert bits(*(a for step in found for a in step)) == bits(*(a for step in wanted for a in step))
+    assert job.weights() == weights
