@@ -194,35 +194,22 @@ class Threads:
 
     def _build(self) -> None:
         """Makes the program of each lane: for each task its waits, its kernel calls, its records."""
-        self._events.clear()
         work = self.work
-        self._events += [Event() for _ in work.waits]
+        self._events[:] = [Event() for _ in work.waits]
         ends = [*zip(work.waits, self._events, strict=True)]
         awaited = grouped((waiter, event.wait) for (waiter, _), event in ends)
         records = grouped((source, event.record) for (_, source), event in ends)
-        self._programs: list[Program] = []
-        self._tasks: list[list[int]] = []  # for every call of a program, the task to which it belongs
-        self._phases: list[list[int]] = []  # and how many moments of the lane's tasks have passed when it is made
-        for lane, tasks in enumerate(work.tasks):
-            program: Program = []
-            owners, phases = list[int](), list[int]()
-            stamp = self._stamp(lane)
+        self._programs: list[Program] = [[] for _ in work.tasks]
+        # for every call of a program, how many moments of the lane's tasks have passed when it is made: three a task
+        self._phases: list[list[int]] = [[] for _ in work.tasks]
+        for tasks, stamps, program, phases in zip(work.tasks, self._stamps, self._programs, self._phases, strict=True):
+            stamp = [lambda append=stamps.append: append(perf_counter())] if self.trace else []
             for i, task in enumerate(tasks):
                 for moment, calls in enumerate((
                         [*stamp, *awaited.get(task, []), *work.before(task, None)], [*stamp, *work.calls(task, None)],
                         [*stamp, *records.get(task, []), *work.after(task, None)]), 1):
                     program += calls
-                    owners += [task] * len(calls)
                     phases += [3 * i + moment] * len(calls)
-            self._programs.append(program)
-            self._tasks.append(owners)
-            self._phases.append(phases)
-
-    def _stamp(self, lane: int) -> list[Thunk]:
-        if not self.trace:
-            return []
-        append = self._stamps[lane].append
-        return [lambda: append(perf_counter())]
 
     def several(self, steps: int) -> None:
         """Runs so many steps on the batches of the ring, as `run`."""
@@ -269,14 +256,14 @@ class Threads:
     def _fail(self, stops: list[Stop]) -> None:
         failures = [*self._failures]
         self._failures.clear()
-        tasks, first = self._tasks, failures[0]
+        phases, first = self._phases, failures[0]
         self._build()
         for stop in failures:
             if stop.error is not None and (stop.index < 0 or not isinstance(stop.error, Exception)):
                 raise stop.error  # KeyboardInterrupt, or the error of a signal handler: not from a task
         lane = stops.index(first)
         assert first.error is not None
-        raise LaneError(first.error, tasks[lane][first.index], lane)
+        raise LaneError(first.error, self.work.tasks[lane][(phases[lane][first.index] - 1) // 3], lane)
 
     @property
     def given_up(self) -> bool:

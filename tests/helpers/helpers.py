@@ -13,6 +13,7 @@ import sys
 import time
 import tomllib
 import tracemalloc
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -118,7 +119,8 @@ def interruptible(command: Sequence[str], **options: Any) -> subprocess.Popen[st
 def replace_call(lanes: Any, call: Callable[[], Any], task: int | None = None) -> None:
     """Puts a call in the place of the first one of a task, by default of the first task, on the first lane."""
     if isinstance(lanes, Threads):
-        lanes._programs[0][0 if task is None else lanes._tasks[0].index(task)] = call
+        first = 0 if task is None else lanes.work.tasks[0].index(task)
+        lanes._programs[0][bisect_right(lanes._phases[0], 3 * first)] = call
         return
     lane = lanes._lanes[0]
     at = 0 if task is None else lane.tasks.index(task)
