@@ -103,7 +103,7 @@ class CPU:
         return [self.lanes(Tasks(["main"], [0], [[0]], [], lambda task, stream: calls, str)).run]
 
     def once(self, calls: Sequence[Thunk]) -> None:
-        """Makes these calls, of no step; on a device that captures, not during the capture of another thread."""
+        """Makes these calls in turn; on a device that captures, not during the capture of another thread."""
         with np.errstate(all="ignore"):
             for call in calls:
                 call()

@@ -19,7 +19,8 @@ import numpy as np
 
 from ..core.columns import grouped
 from ..core.graph import TaskGraph
-from ..devices.lanes import Program, Stream, run_program
+from ..devices.device import cpu
+from ..devices.lanes import Program, Stream
 from ..pricing.corun import CoRun
 from ..pricing.cost import CostModel
 from ..runtime.bound import Bound
@@ -112,9 +113,9 @@ def _together(stream: Stream, one: Program, times: int, other: Program, repeats:
         program += [*other, lambda: stamps.append(perf_counter())]
     stream.start([lambda: stamps.append(perf_counter()), *program])
     while len(stamps) < 2:  # until both run and their data are in the cache
-        run_program(one)
+        cpu().once(one)
     begin = perf_counter()
-    run_program(one * times)
+    cpu().once(one * times)
     end = perf_counter()
     stream.join()
     inside = [s for s in stamps if begin <= s <= end]
@@ -124,7 +125,7 @@ def _together(stream: Stream, one: Program, times: int, other: Program, repeats:
 
 
 def _microseconds(program: Program, times: int) -> float:
-    run_program(program)
+    cpu().once(program)
     begin = perf_counter()
-    run_program(program * times)
+    cpu().once(program * times)
     return (perf_counter() - begin) * 1e6 / times

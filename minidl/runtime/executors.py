@@ -8,7 +8,6 @@ from typing import Any
 from ..autograd import tape as tapes
 from ..core.graph import TaskGraph
 from ..core.schedule import Schedule
-from ..devices.lanes import run_program
 from ..plans.program import Program, lower
 from .bound import Bound
 from .checking import CheckingExecutor, VersionError, random_order
@@ -34,9 +33,7 @@ class SequentialExecutor:
     def __call__(self, *inputs: Any) -> Any:
         with self._guard:
             self._bound.load(inputs)
-            stop = run_program(self._program)
-            if stop.error is not None:
-                raise stop.error
+            self._bound.device.once(self._program)
             return self._bound.results()
 
 
