@@ -278,10 +278,6 @@ class Meetings:
                      [*self._mark(task, 2), *landed, *moved, *self._records[task]], graph.name(task),
                      self._peers(task), "later" in constants, link is not None and isinstance(bound.device, CPU))
 
-    def _waiting(self, event: Event, peers: tuple[int, ...], name: str) -> Thunk:
-        """A call that waits for a transfer."""
-        return partial(self.common.flight.until, event.arrived, peers, name) if self.common.polled else event.wait
-
     def _peers(self, transfer: int) -> tuple[int, ...]:
         """The other ranks that a transfer needs."""
         sums = self._graph.kind[transfer] in COLLECTIVE
@@ -335,8 +331,8 @@ class Meetings:
             common.closing += [call for key in self._sending for call in common.places[key].arrived(stream)]
             found += common.hand.ready(self._begins[task], stream)
         for key, event, peers, name in self._awaited.get(task, []):
-            found += [] if self.picks else [self._waiting(event, peers, name)]
-            found += common.places[key].arrived(stream)
+            wait = partial(common.flight.until, event.arrived, peers, name) if common.polled else event.wait
+            found += [*([] if self.picks else [wait]), *common.places[key].arrived(stream)]
         if task in self._drained:
             found += self._drain(stream)
         if task in self._submitted:

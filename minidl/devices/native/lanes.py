@@ -118,14 +118,14 @@ class NativeLanes:
         for lane in lanes:
             lane.finish(spins)
         self._workers = np.array([lane.words.ctypes.data for lane in lanes[1:]], np.int64)
-        self._step = partial(code.step, lanes[0].words.ctypes.data, self._workers.ctypes.data, len(self._workers))
+        all_lanes = lanes[0].words.ctypes.data, self._workers.ctypes.data, len(self._workers)
+        self._step = partial(code.step, *all_lanes)
         self._first = lanes[0]
         if work.ring is not None:
             self._copies = np.array([(a.ctypes.data, b.nbytes, b.ctypes.data, 0) for a, b in work.ring.takes]
                                     + [(b.ctypes.data, 0, a.ctypes.data, b.nbytes) for a, b in work.ring.gives],
                                     np.int64).reshape(-1, 4)
-            self._steps = partial(code.steps, lanes[0].words.ctypes.data, self._workers.ctypes.data,
-                                  len(self._workers), self._copies.ctypes.data, len(work.ring.takes),
+            self._steps = partial(code.steps, *all_lanes, self._copies.ctypes.data, len(work.ring.takes),
                                   len(work.ring.gives))
         names = Counter(calls.described(thunk) for lane in self._lanes for thunk, _ in lane.by_python)
         self.by_python = dict(names.most_common())

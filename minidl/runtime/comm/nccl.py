@@ -56,9 +56,7 @@ class NCCL(Communicator):
             if first < rank:
                 raise NCCLError(f"ranks {first} and {rank} share GPU {gpu} of {host}, which NCCL refuses; start one "
                                 f"rank a GPU, or use --transport staged")
-        name = control.gather(self._name() if self.rank == 0 else None)[0]
-        if not isinstance(name, bytes):
-            raise NCCLError(f"rank 0 cannot start NCCL: {name}")
+        name = self._name(0)
         device.driver.use()
         self._ranks = nccl.NcclCommunicator(self.size, name, self.rank)
         # a higher priority than the main stream: a transfer needs a few blocks on every rank at the same time, so one
@@ -68,12 +66,18 @@ class NCCL(Communicator):
     def _split(self, ranks: tuple[int, ...]) -> NCCL:
         return NCCL(self._control.group(ranks), self._device, deterministic=self.deterministic)
 
-    def _name(self) -> bytes | str:
-        """The id by which the ranks find each other, or an error text."""
-        try:
-            return bytes(self._nccl.get_unique_id())
-        except Exception as error:  # CuPy raises types of its own
-            return str(error)
+    def _name(self, source: int) -> bytes:
+        """The id by which ranks find each other, made by the rank `source`. Raises NCCLError on all if it cannot."""
+        made: bytes | str | None = None
+        if self.rank == source:
+            try:
+                made = bytes(self._nccl.get_unique_id())
+            except Exception as error:  # CuPy raises types of its own
+                made = str(error)
+        name = self._control.gather(made)[source]
+        if not isinstance(name, bytes):
+            raise NCCLError(f"rank {source} cannot start NCCL: {name}")
+        return name
 
     def _exchange(self, out: Any, into: Any, bounds: Sequence[int] | None, slot: int) -> Iterator[None]:
         self._swap([out[i:j] for i, j in pairwise(bounds)] if bounds else [out] * self.size, list(into))
@@ -111,9 +115,7 @@ class NCCL(Communicator):
         every = self._control.gather(sorted(links))
         wanted = {(r, peer) if sends else (peer, r) for r, own in enumerate(every) for peer, sends in own}
         for source, target in sorted(wanted):  # in one order on all ranks, as they meet in each
-            name = self._control.gather(self._name() if self.rank == source else None)[source]
-            if not isinstance(name, bytes):
-                raise NCCLError(f"rank {source} cannot start NCCL: {name}")
+            name = self._name(source)
             if self.rank in (source, target):
                 made._links[source, target] = _Link(self._nccl, name, int(self.rank == target), self._device)
         return made
