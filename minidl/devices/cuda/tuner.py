@@ -18,7 +18,7 @@ import os
 import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import fields, replace
 from itertools import islice
 from pathlib import Path
@@ -57,14 +57,7 @@ class Tuner:
         self._chosen: dict[str, str] = {}
         self._timed = self._told = False
         self._noise: dict[str, Any] = {}
-        self._stream: Any = None
-
-    @property
-    def stream(self) -> Any:
-        """The stream to which calls must be bound for timing."""
-        if self._stream is None:
-            self._stream = self.driver.stream(0)
-        return self._stream
+        self.stream = driver.stream(0)  #: to which calls must be bound for timing
 
     def choose(self, key: Any, candidates: Callable[[], Iterable[Candidate]],
                usable: Callable[[str], bool] = lambda choice: True) -> str:
@@ -79,50 +72,44 @@ class Tuner:
             if os.environ.get("MINIDL_TUNE") == "first":
                 self._chosen[entry] = next(self._running(entry, candidates))[0]
             else:
-                with self.driver.alone():  # before the file: a thread that captures may need it, too
-                    self._chosen[entry] = self._file(lambda known: self._look(known, entry, candidates, anew),
-                                                     lambda: self._time(entry, candidates)[0])
+                with self.driver.alone(), self._file() as file:  # in this order: a thread that captures may need both
+                    self._chosen[entry] = self._look(file, entry, candidates, anew)
         return self._chosen[entry]
 
     # ---------------------------------------------------------------------------------------------------------- file
-    def _file(self, use: Callable[[sqlite3.Connection], Any], without: Callable[[], Any]) -> Any:
-        """The result of `use` on the locked file, or of `without` where the file cannot be written."""
-        path = folder() / "choices.sqlite"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            file = sqlite3.connect(path, timeout=WAIT, isolation_level=None)
-        except (OSError, sqlite3.OperationalError) as error:
-            return self._unkept(path, error, without)
-        with closing(file):
+    @contextmanager
+    def _file(self) -> Iterator[sqlite3.Connection | None]:
+        """The locked file; None if it cannot be written."""
+        path, known = folder() / "choices.sqlite", None
+        with ExitStack() as held:
             try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = held.enter_context(closing(sqlite3.connect(path, timeout=WAIT, isolation_level=None)))
                 file.execute("begin immediate")
                 file.execute("create table if not exists choices (key text primary key, choice text, "
                              "candidates text, microseconds text)")
-            except sqlite3.OperationalError as error:
-                return self._unkept(path, error, without)
+                held.callback(file.execute, "commit")
+                known = file
+            except (OSError, sqlite3.OperationalError) as error:
+                if not self._told:
+                    print(f"minidl: choices of kernels cannot be kept, so another run may differ in the last bits: "
+                          f"{path}: {error}; set MINIDL_CACHE to another folder", file=sys.stderr)
+                self._told = True
             except sqlite3.DatabaseError as error:
                 raise DeviceError(
                     f"{path} is not a file of kernel choices ({error}); delete it, and a new one is made") from error
-            try:
-                return use(file)
-            finally:
-                file.execute("commit")
+            yield known
 
-    def _unkept(self, path: Path, error: Exception, without: Callable[[], Any]) -> Any:
-        if not self._told:
-            print(f"minidl: choices of kernels cannot be kept, so another run may differ in the last bits: {path}: "
-                  f"{error}; set MINIDL_CACHE to another folder", file=sys.stderr)
-        self._told = True
-        return without()
-
-    def _look(self, known: sqlite3.Connection, entry: str, candidates: Callable[[], Iterable[Candidate]],
+    def _look(self, file: sqlite3.Connection | None, entry: str, candidates: Callable[[], Iterable[Candidate]],
               anew: bool) -> str:
-        row = known.execute("select choice from choices where key = ?", (entry,)).fetchone()
-        if row is not None and not anew:
-            return str(row[0])
+        if file is not None and not anew:
+            row = file.execute("select choice from choices where key = ?", (entry,)).fetchone()
+            if row is not None:
+                return str(row[0])
         choice, names, times = self._time(entry, candidates)
-        known.execute("insert or replace into choices values (?, ?, ?, ?)",
-                      (entry, choice, json.dumps(names), json.dumps([round(t, 3) for t in times])))
+        if file is not None:
+            file.execute("insert or replace into choices values (?, ?, ?, ?)",
+                         (entry, choice, json.dumps(names), json.dumps([round(t, 3) for t in times])))
         return choice
 
     # --------------------------------------------------------------------------------------------------------- timing
