@@ -25,7 +25,7 @@ from ...kernels import Thunk
 from .. import DeviceError
 from ..far import OnHost
 from ..lanes import LaneError, Stop, Work, run_program
-from .driver import DeviceArray
+from .driver import on_host
 
 
 def issue_order(work: Work) -> list[tuple[int, int]]:
@@ -61,12 +61,14 @@ class Streams:
     """Lanes on CUDA streams. `run` issues all lanes once. With `trace`, events keep when each task started and ended,
     which costs some time. `give_up` ends a run from any thread; after that, it cannot run again."""
 
+    in_graph = False  #: whether the device makes the calls of a graph: the host then synchronises between two graphs
+
     def __init__(self, device: Any, work: Work, trace: bool = False) -> None:
         self.device, self.driver, self.work, self.trace = device, device.driver, work, trace
         self.main, self.streams = device.main, device.streams(work.priorities, work.side_sms)
         self.order = issue_order(work)
         self._issued: dict[int, float] = {}
-        self._given_up: list[Stop] = []
+        self.given_up: list[Stop] = []  #: why the run must end, if it must: a call that waits returns then
         if trace:
             self._times = {task: (self.driver.event(True), self.driver.event(True)) for task, _ in self.order}
         self._build()
@@ -80,30 +82,23 @@ class Streams:
         """Every task in the order of issue, with its waits, launches and records, and the host's calls before and
         after."""
         driver = self.driver
-        part = self._parts()
         events = {source: driver.event() for _, source in self.work.waits}
-        # in different parts, all streams have joined in between
-        awaited = grouped((waiter, source) for waiter, source in self.work.waits if part[waiter] == part[source])
+        awaited = grouped(self.work.waits)
         segments = []
+        graph, graph_of = 0, dict[int, int]()  # between two graphs, all streams have joined
         for task, lane in self.order:
             stream = self.streams[lane]
-            meets = self._meeting_stream(stream)
-            segments.append(Segment(task, lane, self.work.before(task, meets), True))
+            meets = self.main if self.in_graph else stream  # waits for communication
+            before, after = self.work.before(task, meets), self.work.after(task, meets)
+            graph += self.in_graph and bool(before)
+            graph_of[task] = graph
             begins, ends = self._marks(task, stream) if trace else ([], [])
-            segments.append(Segment(task, lane, [
-                *(driver.wait(stream, events[source]) for source in awaited.get(task, [])), *begins,
-                *self.work.calls(task, stream), *ends,
-                *([driver.record(events[task], stream)] if task in events else [])]))
-            segments.append(Segment(task, lane, self.work.after(task, meets), True))
+            calls = [*(driver.wait(stream, events[s]) for s in awaited.get(task, []) if graph_of[s] == graph), *begins,
+                     *self.work.calls(task, stream), *ends,
+                     *([driver.record(events[task], stream)] if task in events else [])]
+            segments += [Segment(task, lane, *made) for made in ((before, True), (calls,), (after, True))]
+            graph += self.in_graph and bool(after)
         return [segment for segment in segments if segment.calls or not segment.host]
-
-    def _parts(self) -> dict[int, int]:
-        """For each task the number of its piece: pieces are separated by joins of all streams. Here there is one."""
-        return {task: 0 for task, _ in self.order}
-
-    def _meeting_stream(self, stream: Any) -> Any:
-        """The stream that waits for communication for a task of this stream."""
-        return stream
 
     def _joined(self, segments: list[Segment]) -> list[Segment]:
         """The segments between a fork of the streams that they use and a join."""
@@ -118,14 +113,11 @@ class Streams:
                  for end, stream in ((driver.event(), stream) for stream in others)]
         return [fork, *segments, *joins]
 
-    def _stamp(self, event: Any, stream: Any) -> Thunk:
-        return self.driver.record(event, stream)
-
     def _marks(self, task: int, stream: Any) -> tuple[list[Thunk], list[Thunk]]:
         """The calls of a trace before and after a task. They also open and close an NVTX range for other tools."""
         opened, closed = self.driver.ranges(self.work.name(task))
-        begin, end = self._times[task]
-        return [self._mark([task]), opened, self._stamp(begin, stream)], [self._stamp(end, stream), closed]
+        begin, end = (self.driver.record(event, stream) for event in self._times[task])
+        return [self._mark([task]), opened, begin], [end, closed]
 
     def _mark(self, tasks: list[int]) -> Thunk:
         """A call that notes the time at which these tasks are issued."""
@@ -133,21 +125,16 @@ class Streams:
 
     def run(self) -> None:
         """Raises LaneError for a task whose launch failed."""
-        if not self._given_up:
+        if not self.given_up:
             _issue(self._program, self._owner)
-        if self._given_up:
-            assert self._given_up[0].error is not None
-            raise self._given_up[0].error
+        if self.given_up:
+            assert self.given_up[0].error is not None
+            raise self.given_up[0].error
 
     def give_up(self, stop: Stop) -> None:
         """Ends the run: the rest is not issued."""
-        self._given_up.append(stop)
+        self.given_up.append(stop)
         self._program.clear()
-
-    @property
-    def given_up(self) -> bool:
-        """Whether the run must end: a call that waits returns then."""
-        return bool(self._given_up)
 
     def stamps(self) -> list[Any]:
         """As `Threads.stamps`; waits for the step. The device's clock is aligned with the host's, to some
@@ -163,11 +150,12 @@ class Streams:
                               for task in tasks]).reshape(-1, 2)
             issued = np.minimum([self._issued.get(task, host) for task in tasks], times[:, 0])
             found.append(np.column_stack([issued, times]))
-        return self._reached(found)
-
-    def _reached(self, stamps: list[Any]) -> list[Any]:
-        """When lanes come to their tasks, in place of when these were issued."""
-        return stamps
+        if self.in_graph:
+            begin = min((float(times[:, 1].min()) for times in found if len(times)), default=0.0)
+            for times in found:
+                before = np.maximum.accumulate([begin, *times[:-1, 2]])[: len(times)]
+                times[:, 0] = np.minimum(np.maximum(times[:, 0], before), times[:, 1])
+        return found
 
     def close(self) -> None:
         """Waits for all issued work."""
@@ -219,8 +207,7 @@ def uncollected() -> Iterator[None]:
 
 def _to_host(call: Any) -> bool:
     """Whether it is a copy to memory of the host (`Driver.copy`)."""
-    out = (getattr(call, "owners", ()) or (None,))[-1]
-    return isinstance(out, np.ndarray) and not isinstance(out, DeviceArray)
+    return on_host((getattr(call, "owners", ()) or (None,))[-1])
 
 
 class Captured(Streams):
@@ -230,6 +217,8 @@ class Captured(Streams):
 
     With a `ring`, `several` is one launch for many steps: a loop on the device, whose body takes a step's inputs from
     the ring, is the step, and gives its outputs to the ring."""
+
+    in_graph = True
 
     def _build(self) -> None:
         self.device.once([self._capture_all])
@@ -264,16 +253,9 @@ class Captured(Streams):
             owner += [piece[0]] * len(calls)
         return program, owner
 
-    def _reached(self, stamps: list[Any]) -> list[Any]:
-        begin = min((float(times[:, 1].min()) for times in stamps if len(times)), default=0.0)
-        for times in stamps:
-            before = np.maximum.accumulate([begin, *times[:-1, 2]])[: len(times)]
-            times[:, 0] = np.minimum(np.maximum(times[:, 0], before), times[:, 1])
-        return stamps
-
     def run(self) -> None:
         """As `Streams.run`."""
-        if len(self._of_slot) == 1 or self._given_up:
+        if len(self._of_slot) == 1 or self.given_up:
             self._program, self._owner = self._of_slot[0]
             super().run()
             return
@@ -291,7 +273,7 @@ class Captured(Streams):
         """Runs so many steps on the batches of the ring, as `run`, in one launch; fewer if one of them uses a gradient
         that is not finite."""
         assert self._loop is not None
-        if not self._given_up:
+        if not self.given_up:
             self.work.ring.send(steps)
             self._program, self._owner = [self._loop], [Segment(BETWEEN, 0, [])]
         super().run()
@@ -299,17 +281,6 @@ class Captured(Streams):
     def _pieces(self, segments: list[Segment]) -> list[list[Segment]]:
         """Runs of segments that are all the host's or all the device's."""
         return [list(piece) for _, piece in groupby(segments, key=lambda segment: segment.host)]
-
-    def _parts(self) -> dict[int, int]:
-        found, part = {}, 0
-        for task, lane in self.order:
-            part += bool(self.work.before(task, self._meeting_stream(self.streams[lane])))
-            found[task] = part
-            part += bool(self.work.after(task, self._meeting_stream(self.streams[lane])))
-        return found
-
-    def _meeting_stream(self, stream: Any) -> Any:
-        return self.main  # where all streams have joined
 
     def _capture(self, segments: list[Segment], ring: Any = None) -> Thunk:
         """A call that launches these segments at once; with a ring, again and again."""
@@ -347,12 +318,9 @@ class Captured(Streams):
             self.device.copier(saved, memory)()
         self.driver.synchronize_device()
 
-    def _stamp(self, event: Any, stream: Any) -> Thunk:
-        return self.driver.record_in_graph(event, stream)
-
     def _marks(self, task: int, stream: Any) -> tuple[list[Thunk], list[Thunk]]:
-        begin, end = self._times[task]
-        return [self._stamp(begin, stream)], [self._stamp(end, stream)]
+        begin, end = (self.driver.record_in_graph(event, stream) for event in self._times[task])
+        return [begin], [end]
 
     def _check(self, graph: Any, last: dict[int, list[int]]) -> None:
         """Raises DeviceError if a captured graph lacks an order of the schedule. `last`: for every task in it the
