@@ -247,7 +247,7 @@ def _product(gpu: Gpu, small: bool) -> Any:
     call = cuda.Product(*(gpu.array(64, 64) for _ in range(3)))
     if small:
         return gpu.driver.launch(small_product(call), gpu.main)
-    return gpu.device._library("products").bind(call, gpu.main, False, False)
+    return gpu.device._products().bind(call, gpu.main, False, False)
 
 
 def _convolution(gpu: Gpu) -> Any:

@@ -21,7 +21,7 @@ from minidl.kernels import cuda
 def there(cache, monkeypatch):
     """A device, its library, the frontend behind it, and two streams; nothing has been chosen before."""
     device = cuda_runtime.device()
-    library = device._library("dnn")
+    library = device._dnn()
     return SimpleNamespace(device=device, dnn=library, frontend=library.cudnn, streams=device.streams((0, 1)),
                            made=made_by(device.driver, monkeypatch))
 

@@ -46,7 +46,7 @@ def test_an_epilogue_of_the_library_is_what_launches_would_do(act: str, dtype: s
     a, b, out, sums, seen = (array for _, array in held)
     p = cuda.Product(a, b, out, sums=sums) if act == "sums" else cuda.Product(a, b, out, act=act, seen=seen)
     assert inside(p)
-    library = device._library("products")
+    library = device._products()
     names = library._wholes(p, True)
     assert len(names) == products.EPILOGUED
     wide = [v.astype("float64") for v in values]
@@ -71,14 +71,14 @@ def test_where_the_library_has_none() -> None:
     assert not inside(cuda.Product(a, b[:, :50], out[:, :50], act="gelu_tanh_grad", seen=seen[:, :50]))
     device = cuda_runtime.device()
     gelu = cuda.Product(a, b, out, act="gelu_tanh_grad", seen=seen)
-    library = device._library("products")
+    library = device._products()
     assert library._within(gelu, True)
     assert not library._within(gelu, False), "strict float32 takes our own GELU"
 
 
 def test_an_algorithm_that_the_library_refuses_is_left_out(monkeypatch) -> None:
     device = cuda_runtime.device()
-    library = device._library("products")
+    library = device._products()
     held = [on_device(device, np.zeros(s, "f")) for s in ((M, K), (K, N), (M, N), (M,))]
     p = cuda.Product(*(array for _, array in held[:3]), sums=held[3][1])
     named = library._named

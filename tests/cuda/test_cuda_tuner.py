@@ -339,9 +339,9 @@ def test_every_executor_takes_the_same_kernels(cache):
     small = {"model": "lenet", "steps": 2}
     wanted = trained(first, **small)
     assert equal(trained(first, GraphExecutor, **small), wanted)
-    asked = first._made["products"].lt.blas.asked
+    asked = first._products().lt.blas.asked
     assert equal(trained(first, StreamExecutor, schedulers.in_order, **small), wanted)
-    assert first._made["products"].lt.blas.asked == asked, "nothing is chosen again"
+    assert first._products().lt.blas.asked == asked, "nothing is chosen again"
     assert equal(trained(cuda_runtime.device(2), StreamExecutor, **small), wanted)
     known = sqlite3.connect(cache)
     rows = known.execute("select key, choice, candidates from choices").fetchall()

@@ -69,7 +69,7 @@ def test_libraries_are_told_of_their_share_and_keep_their_algorithm(cache):
     x, w, y = (device.array(memory, View(1024 * (i + 1), shape, (64, 16, 4, 1), 0, "float32"))
                for i, shape in enumerate(((1, 4, 4, 4), (1, 2, 2, 4), (1, 3, 3, 1))))
     conv = cuda.Convolution("forward", x, w, y, (1, 1), (0, 0), (1, 1), 1)
-    products, dnn = device._library("products"), device._library("dnn")
+    products, dnn = device._products(), device._dnn()
     whole = device._thunk(cuda.Product(a, b, out), device.main)
     share = device._thunk(cuda.Product(a, b, out), side)
     descriptors = [products.lt.blas.objects[thunk.owners[1].operation] for thunk in (whole, share)]

@@ -23,10 +23,10 @@ from ...kernels import KERNELS, Kernel, Thunk, Work, cuda
 from .. import DeviceError
 from ..far import OnHost
 from . import clock
-from .driver import DeviceArray
+from .driver import on_host
 from .lanes import Captured, Streams
 from .ring import Ring
-from .slots import Slot, fit
+from .slots import Slot, at, fit
 
 SLOT = 4096  #: the most bytes that are fetched without waiting
 NODES = 1 << 20  #: the most bytes of inputs that a step's own graph uploads
@@ -58,8 +58,7 @@ class Cuda:
 
     def __init__(self, driver: Any, products: Callable[[], Any], dnn: Callable[[], Any], name: str) -> None:
         self.driver, self.name = driver, name
-        self._make = {"products": products, "dnn": dnn}
-        self._made: dict[str, Any] = {}
+        self._products, self._dnn = cache(products), cache(dnn)  #: made when they are first needed
         self.main, self.cache_bytes = driver.stream(0), driver.cache_bytes
         self._slots: list[tuple[Any, Any]] = []  #: pinned memory and events for `fetch` that are free
         self.flag_memory = self.allocate(4)
@@ -72,7 +71,7 @@ class Cuda:
     @property
     def flash(self) -> bool:
         """Whether cuDNN has flash kernels here, forward and gradient: from Ampere on, see `Dnn`."""
-        return bool(self.driver.architecture >= 80 and self._library("dnn").flash)
+        return bool(self.driver.architecture >= 80 and self._dnn().flash)
 
     @property
     def dependent_launch(self) -> bool:
@@ -92,11 +91,6 @@ class Cuda:
         """An array's CUDA array interface (version 3), for other libraries."""
         return {"shape": array.shape, "typestr": array.dtype.str, "data": (cuda.pointer(array), False),
                 "strides": array.strides, "version": 3, "stream": self.main.ptr}
-
-    def _library(self, name: str) -> Any:
-        if name not in self._made:
-            self._made[name] = self._make[name]()
-        return self._made[name]
 
     # -------------------------------------------------------------------------------------------------------- memory
     def allocate(self, nbytes: int) -> Any:
@@ -134,7 +128,7 @@ class Cuda:
 
     def read(self, array: Any) -> Any:
         """A NumPy copy, made when all earlier work has run."""
-        if _on_host(array):
+        if on_host(array):
             self.driver.synchronize(self.main)
             return array.copy()
         host = np.empty(array.shape, array.dtype)
@@ -144,13 +138,15 @@ class Cuda:
             self.driver.synchronize(self.main)
         return host
 
-    def fetch(self, array: Any) -> Callable[[], Any]:
+    def fetch(self, array: Any, most: int = SLOT, free: list[tuple[Any, Any]] | None = None) -> Callable[[], Any]:
         """Starts a copy of an array to the host, after the work issued before. The returned function waits for it and
-        returns the NumPy array. It need not be called: later copies to the same pinned memory use the same stream."""
-        if not cuda.contiguous(array) or not 0 < array.nbytes <= SLOT:
+        returns the NumPy array. It need not be called: later copies to the same pinned memory use the same stream.
+        `free`: pinned memory of `most` bytes and events that are free, by default what all arrays share."""
+        if not cuda.contiguous(array) or not 0 < array.nbytes <= most:
             return lambda: self.read(array)
-        pinned, event = self._slots.pop() if self._slots else (self.driver.pinned(SLOT), self.driver.event())
-        host = pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
+        free = self._slots if free is None else free
+        pinned, event = free.pop() if free else (self.driver.pinned(most), self.driver.event())
+        host = at(pinned, 0, array)
         self.driver.copy(array, host, self.main)()
         self.driver.record(event, self.main)()
 
@@ -159,7 +155,7 @@ class Cuda:
             self.driver.wait_for(event)
             return host.copy()
 
-        weakref.finalize(value, self._slots.append, (pinned, event)).atexit = False
+        weakref.finalize(value, free.append, (pinned, event)).atexit = False
         return value
 
     def not_finite(self) -> bool:
@@ -182,7 +178,7 @@ class Cuda:
         self.once([partial(self._write, array, value)])
 
     def _write(self, array: Any, value: Any) -> None:
-        if _on_host(array):
+        if on_host(array):
             self.driver.synchronize(self.main)
             array[...] = value
             return
@@ -224,7 +220,7 @@ class Cuda:
 
     def copier(self, source: Any, out: Any) -> Thunk:
         """A call that copies one array to another of the same shape, on the main stream."""
-        if _on_host(source) and _on_host(out):
+        if on_host(source) and on_host(out):
             return partial(self.write, out, source)
         if cuda.contiguous(source, out):
             return self.driver.copy(source, out, self.main) if source.size else _nothing
@@ -262,10 +258,7 @@ class Cuda:
 
     def bind(self, launch: Launch, array: Any, stream: Any = None) -> list[Thunk]:
         """Prebuilt calls for one launch on a stream, by default the main one; `array(view)` gives the arrays."""
-        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
-        if launch.kernel == "copy" and (_on_host(*reads) or _on_host(*writes)):
-            return [self.driver.copy(*reads, *writes, stream or self.main)] if writes[0].size else []
-        return self.thunks(KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)), stream)
+        return self.thunks(_calls(launch, array), stream)
 
     def thunks(self, calls: Sequence[cuda.Call], stream: Any = None) -> list[Thunk]:
         """Prebuilt calls on a stream, by default the main one."""
@@ -280,9 +273,9 @@ class Cuda:
         if isinstance(call, cuda.Grid):
             return self.driver.launch(call.flagged(self.flag), stream)
         if isinstance(call, cuda.Product):
-            return self._library("products").bind(call, stream, self.tf32, self.small_products)
+            return self._products().bind(call, stream, self.tf32, self.small_products)
         if isinstance(call, cuda.Convolution | cuda.Attention):
-            return self._library("dnn").bind(call, stream, tf32=self.tf32, deterministic=self.deterministic)
+            return self._dnn().bind(call, stream, tf32=self.tf32, deterministic=self.deterministic)
         if isinstance(call, cuda.Zeros):
             return self.driver.zeros(call.out, stream)
         return self.driver.copy(call.source, call.out, stream)
@@ -312,15 +305,12 @@ class Cuda:
         """The share of the GPU's multiprocessors, from 0 to 1, that a launch fills: its largest grid by the threads
         that can be there at once; a library's call, whose grid is not known, by an SM for each TILE numbers of its
         result."""
-        reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
-        if launch.kernel == "copy" and (_on_host(*reads) or _on_host(*writes)):
-            return 0.0  # by a copy engine
-        shares = [0.0]
-        for call in KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants)):
+        shares = [0.0]  # of a copy engine
+        for call in _calls(launch, array):
             if isinstance(call, cuda.Grid):
                 shares.append(math.prod(call.blocks) * math.prod(call.threads) / self.driver.resident)
             elif isinstance(call, cuda.Product | cuda.Convolution | cuda.Attention):
-                shares.append(sum(math.ceil(a.size / TILE) for a in writes) / self.driver.sms)
+                shares.append(sum(math.ceil(view.size / TILE) for view in launch.writes) / self.driver.sms)
         return min(1.0, max(shares))
 
     def lanes(self, work: Any, trace: bool = False) -> Streams:
@@ -404,7 +394,7 @@ class Feed:
         """Makes the buffers. (A cached property of all feeds has one lock before Python 3.12: ranks would hang.)"""
         self._copies = self.driver.stream()
         self._buffers = [self._buffer() for _ in range(2)]
-        weakref.finalize(self, _wait_for, self.driver, self._buffers).atexit = False  # until pinned memory is copied
+        self.driver.keep(self, [buffer["arrived"] for buffer in self._buffers], self._buffers)
 
     def _buffer(self) -> dict[str, Any]:
         """One buffer: its host arrays, the copies to the device and from there to the inputs, and their events."""
@@ -465,13 +455,12 @@ class Feed:
             call()
 
 
-def _on_host(array: Any) -> bool:
-    return isinstance(array, np.ndarray) and not isinstance(array, DeviceArray)
-
-
-def _wait_for(driver: Any, buffers: Sequence[dict[str, Any]]) -> None:
-    for buffer in buffers:
-        driver.wait_for(buffer["arrived"])
+def _calls(launch: Launch, array: Callable[[View], Any]) -> Sequence[cuda.Call]:
+    """The calls of a launch, on no stream yet."""
+    reads, writes, work = ([array(v) for v in views] for views in (launch.reads, launch.writes, launch.work))
+    if launch.kernel == "copy" and (on_host(*reads) or on_host(*writes)):
+        return [cuda.Copy(*reads, *writes)] if writes[0].size else []
+    return KERNELS[launch.kernel].cuda_calls(reads, writes, work, dict(launch.constants))
 
 
 def _let_go(device: Cuda, slots: Sequence[Slot]) -> None:

@@ -38,13 +38,6 @@ def libraries() -> tuple[Any, Any, Any]:
     return cupy, cupyx, runtime
 
 
-def driver_api() -> Any:
-    """The driver API of cuda-bindings, for launches with attributes."""
-    from cuda.bindings import driver
-
-    return driver
-
-
 class DeviceArray(np.ndarray[Any, Any]):
     """An array at an address of the device. NumPy computes its views and strides as usual. Reading its elements on the
     host would be a segmentation fault, so the usual ways (arithmetic, an element, a copy, printing) raise errors."""
@@ -52,8 +45,7 @@ class DeviceArray(np.ndarray[Any, Any]):
     def __repr__(self) -> str:
         return f"{self.dtype} {self.shape} at {self.ctypes.data:#x}"
 
-    def __str__(self) -> str:
-        return repr(self)
+    __str__ = __repr__
 
     def __getitem__(self, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
@@ -67,6 +59,11 @@ class DeviceArray(np.ndarray[Any, Any]):
         raise TypeError(f"{self!r} is on the device: the host cannot read its elements")
 
     __array_ufunc__ = __setitem__ = __float__ = __int__ = __bool__ = item = tolist = tobytes = copy = astype = _refuse
+
+
+def on_host(array: Any) -> bool:
+    """Whether this is an array of the host."""
+    return isinstance(array, np.ndarray) and not isinstance(array, DeviceArray)
 
 
 class Stream:
@@ -188,10 +185,13 @@ class Driver:
         """A non-blocking stream. `priority`: as for lanes, 0 goes before 1, and -1 before both. 1 is CUDA's lowest:
         CUDA's numbers are negative, and it treats a number that is too large as the lowest, without an error."""
         self._streams += 1
-        least, greatest = self.priorities()
         with self.device:
-            raw = self.cupy.cuda.Stream(non_blocking=True, priority=max(greatest, min(least, least - 1 + priority)))
+            raw = self.cupy.cuda.Stream(non_blocking=True, priority=self._number_of(priority))
         return Stream(raw, self._streams - 1)
+
+    def _number_of(self, priority: int) -> int:
+        least, greatest = self.priorities()
+        return max(greatest, min(least, least - 1 + priority))
 
     @property
     def sm_step(self) -> int:
@@ -221,10 +221,8 @@ class Driver:
     def stream_of_part(self, side: int, part: int, priority: int) -> Stream:
         """A stream whose work uses only this part of `parts`. `priority`: as in `stream`."""
         context, like = self.parts(side)[part], self.stream(priority)
-        least, greatest = self.priorities()
         ptr = _checked(self.extended.cuGreenCtxStreamCreate(
-            context, int(self.extended.CUstream_flags.CU_STREAM_NON_BLOCKING),
-            max(greatest, min(least, least - 1 + priority))))[0]
+            context, int(self.extended.CUstream_flags.CU_STREAM_NON_BLOCKING), self._number_of(priority)))[0]
         return Stream(like.raw, like.number, int(ptr), side if part else self.sms - side)
 
     def event(self, timing: bool = False) -> Any:
@@ -253,6 +251,10 @@ class Driver:
     def wait_for(self, event: Any) -> None:
         """Blocks the host until the event has happened."""
         event.synchronize()
+
+    def keep(self, owner: Any, events: Sequence[Any], memory: Any) -> None:
+        """When `owner` goes, its pinned memory stays until these events have happened: copies may still use it."""
+        weakref.finalize(owner, _wait_for, self, events, memory).atexit = False
 
     def waiting(self, event: Any) -> Thunk:
         """`wait_for` as a call without arguments."""
@@ -287,7 +289,10 @@ class Driver:
     # ---------------------------------------------------------------------------------------------------------- calls
     @cached_property
     def extended(self) -> Any:
-        return driver_api()
+        """The driver API of cuda-bindings, for launches with attributes and parts of the GPU."""
+        from cuda.bindings import driver
+
+        return driver
 
     def launch(self, grid: cuda.Grid, stream: Stream) -> Thunk:
         """A call that launches one of our kernels. Its arguments are packed now."""
@@ -444,6 +449,11 @@ class Driver:
         """A call that launches the whole graph, which is uploaded now."""
         self.runtime.graphUpload(graph.executable, stream.ptr)
         return _keep(partial(self.runtime.graphLaunch, graph.executable, stream.ptr), graph)
+
+
+def _wait_for(driver: Driver, events: Sequence[Any], memory: Any) -> None:
+    for event in events:
+        driver.wait_for(event)
 
 
 def _destroy(runtime: Any, whole: int, executable: int) -> None:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
-from functools import cache
 from math import prod
 from typing import Any
 
-import numpy as np
-
 from ...core.graph import View
-from ...core.tasks import strides_of
+from ...core.tasks import strided, strides_of
 from ...kernels import Thunk
 from ...kernels.ring import give, take
 
@@ -24,31 +20,27 @@ class Ring:
 
     def __init__(self, device: Any, inputs: Sequence[Any], outputs: Sequence[Any], count: int) -> None:
         self.device, self.driver, self.count = device, device.driver, count
-        self._ins, self._outs = _places(inputs, count), _places(outputs, count)
-        self._up, self._down = (device.allocate(places[-1][1]) for places in (self._ins, self._outs))
-        self._slots = [(self.driver.pinned(self._ins[-1][1]), self.driver.event()) for _ in range(2)]
+        up, self._up, self._ins = _places(device, inputs, count)
+        down, self._down, self._outs = _places(device, outputs, count)
+        self._kept = up, down
+        self._slots = [(self.driver.pinned(self._up.nbytes), self.driver.event()) for _ in range(2)]
         for _, sent in self._slots:
             self.driver.record(sent, device.main)()
         self._results: list[tuple[Any, Any]] = []  #: pinned memory and events that are free
         self.turn = 0
-        self.head = self._array(self._up, self._ins[0])
-        self.done = self._array(self._down, self._outs[0])
-        self.takes, self.gives = ([(self._array(memory, place), array) for place, array in
-                                   zip(places[1:-1], arrays, strict=True) if array.size] for memory, places, arrays in
-                                  ((self._up, self._ins, inputs), (self._down, self._outs, outputs)))
-        weakref.finalize(self, _wait_for, self.driver, self._slots).atexit = False
-
-    def _array(self, memory: Any, place: Place) -> Any:
-        start, _, shape, dtype = place
-        return self.device.array(memory, View(0, shape, strides_of(shape), 0, dtype), start)
+        self.head, *ins = (device.array(up, view) for view in self._ins)
+        self.done, *outs = (device.array(down, view) for view in self._outs)
+        self.takes, self.gives = ([(row, array) for row, array in zip(rows, arrays, strict=True) if array.size]
+                                  for rows, arrays in ((ins, inputs), (outs, outputs)))
+        self.driver.keep(self, [sent for _, sent in self._slots], self._slots)
 
     def put(self, step: int, values: Sequence[Any]) -> None:
         """As on the CPU. The first batch of a launch waits until the launch before the last one has begun."""
         if step == 0:
             self.turn = 1 - self.turn
             self.driver.wait_for(self._slots[self.turn][1])
-        for place, value in zip(self._ins[1:-1], values, strict=True):
-            _rows(self._slots[self.turn][0], place)[step] = value
+        for view, value in zip(self._ins[1:], values, strict=True):
+            strided(self._slots[self.turn][0], view)[step] = value
 
     def take(self) -> list[Thunk]:
         """The calls before a step."""
@@ -61,47 +53,27 @@ class Ring:
     def send(self, steps: int) -> None:
         """Starts the copy of a launch's batches to the device."""
         pinned, sent = self._slots[self.turn]
-        _rows(pinned, self._ins[0])[:] = 0, steps
-        self.driver.copy(pinned, self._array(self._up, (0, 0, pinned.shape, "uint8")), self.device.main)()
+        strided(pinned, self._ins[0])[:] = 0, steps
+        self.driver.copy(pinned, self._up, self.device.main)()
         self.driver.record(sent, self.device.main)()
 
     def results(self, steps: int) -> Callable[[], list[tuple[Any, ...]]]:
         """As on the CPU; the copy is only started. The function waits for it."""
-        free = self._results
-        pinned, event = free.pop() if free else (self.driver.pinned(self._outs[-1][1]), self.driver.event())
-        self.driver.copy(self._array(self._down, (0, 0, pinned.shape, "uint8")), pinned, self.device.main)()
-        self.driver.record(event, self.device.main)()
-        head, *places = self._outs[:-1]
+        found, views = self.device.fetch(self._down, self._down.nbytes, self._results), self._outs
 
-        @cache
         def values() -> list[tuple[Any, ...]]:
-            self.driver.wait_for(event)
-            return [tuple(_rows(pinned, place)[i].copy() for place in places) for i in range(_rows(pinned, head)[0])]
+            (ran, _), *outs = (strided(found(), view) for view in views)
+            return [tuple(own[i].copy() for own in outs) for i in range(ran)]
 
-        weakref.finalize(values, free.append, (pinned, event)).atexit = False
         return values
 
 
-#: where an array lies: its first byte, the byte after it, its shape and type
-Place = tuple[int, int, tuple[int, ...], str]
-
-
-def _places(arrays: Sequence[Any], count: int) -> list[Place]:
-    """Places for two numbers, for `count` rows of each array, and an empty one at the end."""
-    found, end = [(0, 8, (2,), "int32")], START
+def _places(device: Any, arrays: Sequence[Any], count: int) -> tuple[Any, Any, list[View]]:
+    """Memory for two numbers and `count` rows of each array, its bytes as one array, and the place of each in it."""
+    found, end = [View(0, (2,), (1,), 0, "int32")], START
     for array in arrays:
-        shape, dtype = (count, *array.shape), str(array.dtype)
-        begin, end = end, end + -(-prod(shape) * np.dtype(dtype).itemsize // START) * START
-        found.append((begin, end, shape, dtype))
-    return [*found, (end, end, (0,), "uint8")]
-
-
-def _rows(pinned: Any, place: Place) -> Any:
-    """An array in pinned memory."""
-    begin, _, shape, dtype = place
-    return pinned[begin : begin + prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
-
-
-def _wait_for(driver: Any, slots: Sequence[tuple[Any, Any]]) -> None:
-    for _, sent in slots:
-        driver.wait_for(sent)
+        shape = (count, *array.shape)
+        found.append(View(0, shape, strides_of(shape), end // array.itemsize, str(array.dtype)))
+        end += -(-prod(shape) * array.itemsize // START) * START
+    memory = device.allocate(end)
+    return memory, device.array(memory, View(0, (end,), (1,), 0, "uint8")), found

@@ -10,7 +10,7 @@ from weakref import ReferenceType
 from ...kernels import cuda
 from ...kernels.ring import MOST, leave
 from ..returned import Returned
-from .driver import DeviceArray
+from .driver import on_host
 
 OUTPUTS = 4096  #: the most bytes that a slot takes
 START = 256  #: bytes; every output begins at a multiple
@@ -31,7 +31,7 @@ class Slot:
         pinned = driver.pinned(block.size)
         pinned[...] = 0  # valid labels, for the run before the capture
         begins = [cuda.pointer(place) - cuda.pointer(block) for place in inputs]
-        self.inputs = [_at(pinned, begin, place) for begin, place in zip(begins, inputs, strict=True)]
+        self.inputs = [at(pinned, begin, place) for begin, place in zip(begins, inputs, strict=True)]
         self.upload = [driver.copy(pinned, block, device.main)]
         self.outputs: list[Any] = []
         self.given: list[ReferenceType[Returned]] = []  #: what its last step returns
@@ -42,9 +42,9 @@ class Slot:
             room = driver.pinned(START * (1 + len(outputs)) + OUTPUTS)
             room[...] = 0
             begin, flag = START, device.flag
-            self.not_finite = _at(room, 0, flag)
+            self.not_finite = at(room, 0, flag)
             for place in outputs:
-                self.outputs.append(_at(room, begin, place))
+                self.outputs.append(at(room, begin, place))
                 begin += -(-place.nbytes // START) * START
             self.leave = device.thunks(leave([*zip(outputs, self.outputs, strict=True), (flag, self.not_finite)]))
 
@@ -59,9 +59,9 @@ class Slot:
 def fit(outputs: Sequence[Any]) -> bool:
     """Whether a slot can take these outputs of a step."""
     return (0 < len(outputs) < MOST and sum(place.nbytes for place in outputs) <= OUTPUTS
-            and all(isinstance(place, DeviceArray) and place.size and cuda.contiguous(place) for place in outputs))
+            and all(not on_host(place) and place.size and cuda.contiguous(place) for place in outputs))
 
 
-def _at(memory: Any, begin: int, like: Any) -> Any:
+def at(memory: Any, begin: int, like: Any) -> Any:
     """An array in pinned memory with the shape and type of another one."""
     return memory[begin : begin + like.nbytes].view(like.dtype).reshape(like.shape)

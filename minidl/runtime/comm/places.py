@@ -7,7 +7,6 @@ some a function that says whether they have run, so that a lane that waits for o
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -146,8 +145,7 @@ class Staged(Host):
                out: Sequence[tuple[Any, Any]], then: Sequence[Any], back: Sequence[tuple[Any, Any]]) -> None:
         """Prepares the copies `out` to pinned memory after some events, and `back` after the events `then`."""
         self._driver, down_done, self._given = driver, driver.event(), driver.event()
-        # keeps pinned memory until it has been copied, also where a step has failed
-        weakref.finalize(self, _wait_for, driver, (down_done, self._given), pinned).atexit = False
+        driver.keep(self, (down_done, self._given), pinned)  # also where a step has failed
         down, up = (
             [*(driver.wait(stream, event) for event in events),
              *(driver.copy(source, to, stream) for source, to in pairs if to.size), driver.record(done, stream)]
@@ -173,11 +171,6 @@ class StagedShare(Staged, Share):
         self._stage(device.driver, streams, pinned, after, [out], (), [back])
         self.actions |= {"keep": ([*self.actions["keep"][0], *self.actions["give"][0]], None),
                          "lay": self.actions["take"]}
-
-
-def _wait_for(driver: Any, events: Sequence[Any], memory: Any) -> None:
-    for event in events:
-        driver.wait_for(event)
 
 
 class OnDevice(Host):

@@ -144,7 +144,7 @@ def arrays(device, dtype="float32", m=5, n=6, k=7, seed=0):
 @pytest.mark.parametrize("choice", [products.OURS, "cuBLASLt"])
 def test_whichever_is_chosen_computes_all_of_it(device, monkeypatch, choice, dtype):
     """Bias, relu and the sums, by one launch of ours, or by cuBLASLt's and others."""
-    library = device._library("products")
+    library = device._products()
 
     def choose(key, candidates, usable):
         names = [name for name, _ in candidates()]
@@ -166,7 +166,7 @@ def test_whichever_is_chosen_computes_all_of_it(device, monkeypatch, choice, dty
 
 def test_our_kernel_is_timed_beside_the_librarys_and_kept(device, monkeypatch):
     """Under a key of its own, so that a choice among cuBLASLt's alone stays as it was."""
-    library, keys = device._library("products"), []
+    library, keys = device._products(), []
     choose = library.tuner.choose
     monkeypatch.setattr(library.tuner, "choose", lambda key, *rest: keys.append(key) or choose(key, *rest))
     a, b, out, bias, sums = arrays(device)
@@ -181,7 +181,7 @@ def test_our_kernel_is_timed_beside_the_librarys_and_kept(device, monkeypatch):
     assert library._chosen[keys[1]] != products.OURS, "the second of cuBLASLt's"
     other = cuda_runtime.device(1)
     a, b, out, bias, sums = arrays(other)
-    monkeypatch.setattr(other._library("products").tuner, "_time", lambda *_: pytest.fail("it is chosen again"))
+    monkeypatch.setattr(other._products().tuner, "_time", lambda *_: pytest.fail("it is chosen again"))
     other._thunk(cuda.Product(a, b, out, bias, sums=sums), other.main)()
     np.testing.assert_allclose(other.read(sums), other.read(a).sum(1), rtol=1e-5)
 
@@ -195,6 +195,6 @@ def test_steps_of_our_kernel_have_equal_bits_in_every_executor(device, monkeypat
 
     monkeypatch.setattr(Tuner, "choose", choose)
     found = [trained(device, kind, steps=3) for kind in (SequentialExecutor, StreamExecutor, GraphExecutor)]
-    assert products.OURS in device._library("products")._chosen.values()
+    assert products.OURS in device._products()._chosen.values()
     assert equal(found[0], found[1])
     assert equal(found[0], found[2])
