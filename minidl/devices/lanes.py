@@ -184,13 +184,13 @@ class Threads:
     def __init__(self, work: Work, trace: bool = False) -> None:
         self.work, self.trace = work, trace
         self._stamps: list[list[float]] = [[] for _ in work.tasks]
-        self._failures: list[Stop] = []
+        self.given_up: list[Stop] = []  #: why the run must end, if it must: a call that waits returns then
         self._events: list[Event] = []
         self._build()
         self._streams = [Stream(name, priority)
                          for name, priority in list(zip(work.names, work.priorities, strict=True))[1:]]
         self._places = [Place(), *(stream.place for stream in self._streams)][: len(self._programs)]
-        self.close = weakref.finalize(self, _close, self._streams, self._failures, self._events)
+        self.close = weakref.finalize(self, _close, self._streams, self.given_up, self._events)
 
     def _build(self) -> None:
         """Makes the program of each lane: for each task its waits, its kernel calls, its records."""
@@ -232,7 +232,7 @@ class Threads:
         except BaseException as error:  # an interrupt between two calls
             self.give_up(Stop(error))
         stops += self._join()
-        if self._failures:
+        if self.given_up:
             self._fail(stops)
 
     def _join(self) -> list[Stop]:
@@ -247,15 +247,15 @@ class Threads:
 
     def give_up(self, stop: Stop) -> None:
         """Ends all lanes: empties their programs, and opens all events so that no lane keeps waiting."""
-        self._failures.append(stop)  # before the programs are emptied: only the first failure knows its place
+        self.given_up.append(stop)  # before the programs are emptied: only the first failure knows its place
         for program in self._programs:
             program.clear()
         for event in self._events:
             event.open()
 
     def _fail(self, stops: list[Stop]) -> None:
-        failures = [*self._failures]
-        self._failures.clear()
+        failures = [*self.given_up]
+        self.given_up.clear()
         phases, first = self._phases, failures[0]
         self._build()
         for stop in failures:
@@ -264,11 +264,6 @@ class Threads:
         lane = stops.index(first)
         assert first.error is not None
         raise LaneError(first.error, self.work.tasks[lane][(phases[lane][first.index] - 1) // 3], lane)
-
-    @property
-    def given_up(self) -> bool:
-        """Whether the run must end: a call that waits returns then."""
-        return bool(self._failures)
 
     def stamps(self) -> list[Any]:
         """For each lane an array (tasks, 3): when each task of the last run was issued, started and ended, in seconds

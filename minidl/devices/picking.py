@@ -34,8 +34,8 @@ class Picking:
         for waiters in self._next.values():
             for waiter in waiters:
                 self._missing[waiter] += 1
-        self._failures: list[Stop] = []
-        self.close = weakref.finalize(self, self._failures.append, Stop(RuntimeError(CLOSED)))
+        self.given_up: list[Stop] = []  #: why the run must end, if it must: a call that waits returns then
+        self.close = weakref.finalize(self, self.given_up.append, Stop(RuntimeError(CLOSED)))
 
     def _of(self, task: int) -> list[Thunk]:
         append, stamp = self._stamps[self._lane[task]].append, list[Thunk]()
@@ -75,8 +75,8 @@ class Picking:
             if not any_ready():
                 assert self.work.idle is not None
                 self.work.idle(any_ready, min(coming, key=place.__getitem__))
-                if self._failures:
-                    raise self._failures[0].error or RuntimeError(CLOSED)
+                if self.given_up:
+                    raise self.given_up[0].error or RuntimeError(CLOSED)
                 continue
             _, task = heappop(ready)
             self._at = task
@@ -105,12 +105,7 @@ class Picking:
 
     def give_up(self, stop: Stop) -> None:
         """Ends a run, from any thread, as soon as it waits."""
-        self._failures.append(stop)
-
-    @property
-    def given_up(self) -> bool:
-        """Whether the run must end: a call that waits returns then."""
-        return bool(self._failures)
+        self.given_up.append(stop)
 
     def stamps(self) -> list[Any]:
         """As `Threads.stamps`."""
