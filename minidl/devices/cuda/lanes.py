@@ -224,8 +224,9 @@ class Captured(Streams):
         self.device.once([self._capture_all])
 
     def _capture_all(self) -> None:
-        warm = [s for piece in self._pieces(self._segments(False)) for s in self._joined(piece) if not s.host]
         segments = self._segments(self.trace)
+        plain = self._segments(False) if self.trace else segments
+        warm = [s for piece in self._pieces(plain) for s in self._joined(piece) if not s.host]
         self._kept = segments  # the memory to which nodes point
         self.graphs: list[Any] = []
         pieces = self._pieces(segments)
