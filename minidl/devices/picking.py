@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from heapq import heappop, heappush
+from itertools import pairwise
 from time import perf_counter
 from typing import Any
 
@@ -28,12 +30,9 @@ class Picking:
         self._stamps: list[list[float]] = [[] for _ in work.tasks]
         self._calls = {t: self._of(t) for t in self._lane}
         self._polls = {t: work.polls(t) for t in self._lane}
-        pairs = [(after, before) for tasks in work.tasks for before, after in zip(tasks, tasks[1:], strict=False)]
-        self._next = grouped((source, waiter) for waiter, source in {*pairs, *work.waits})
-        self._missing = dict.fromkeys(self._lane, 0)
-        for waiters in self._next.values():
-            for waiter in waiters:
-                self._missing[waiter] += 1
+        waits = {*work.waits, *((after, before) for tasks in work.tasks for before, after in pairwise(tasks))}
+        self._next = grouped((source, waiter) for waiter, source in waits)
+        self._missing = dict.fromkeys(self._lane, 0) | Counter(waiter for waiter, _ in waits)
         self.given_up: list[Stop] = []  #: why the run must end, if it must: a call that waits returns then
         self.close = weakref.finalize(self, self.given_up.append, Stop(RuntimeError(CLOSED)))
 

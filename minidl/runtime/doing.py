@@ -3,11 +3,11 @@ it but the stamps of compiled lanes."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from time import perf_counter
 from typing import Any
 
+from ..core.columns import grouped
 from ..core.graph import TaskGraph
 from ..core.standstill import LAST, Doing, LaneState, Ran, Traffic, TransferState
 from ..core.tasks import RECEIVES, SENDS, Kind, task_name
@@ -47,15 +47,14 @@ def of(parts: Sequence[Any], ready: Any) -> Doing:
             found = [t for t in ready.part.lane_tasks(number) if t in begun]
             order[str(schedule.lanes[number])] = tuple(map(graph.name, found))
     ended = (ended | begun) - flying
-    waits = defaultdict[int, list[int]](list)
-    for waiter, source in ready.part.waits.tolist():
-        waits[waiter].append(source)
+    waits = grouped(ready.part.waits.tolist())
     lanes = []
     for name, tasks, passed, since in at:
         i, phase = divmod(passed, 3)
         state = "ended" if i == len(tasks) else ("between", "waits", "runs")[phase]
         task = tasks[i] if phase else -1
-        sources = [*waits[task], *(meetings.awaits(task) if meetings is not None else ())] if state == "waits" else []
+        sources = [] if state != "waits" else [
+            *waits.get(task, ()), *(meetings.awaits(task) if meetings is not None else ())]
         lanes.append(LaneState(
             name, state, graph.name(task) if phase else "", graph[task].in_words if phase else "",
             None if since is None else round(now - since, 6),
@@ -112,11 +111,8 @@ def of_gossip(graph: TaskGraph, step: int, task: int, source: int, log: Sequence
     """The state of a rank that mixes layers: it is at `task`, or waits for the layer that the rank `source` sends after
     it. `bytes_of`: of a message with each layer."""
     order = tuple(task_name(e.key) for e in log if e.step == step and e.source < 0 and e.to < 0)
-    moved = dict[tuple[tuple[int, ...], str], list[VersionRead]]()
-    for e in log:
-        for peer, kind in ((e.to, "sent"), (e.source, "received")):
-            if peer >= 0:
-                moved.setdefault(((peer,), kind), []).append(e)
+    moved = grouped((((peer,), kind), e) for e in log for peer, kind in ((e.to, "sent"), (e.source, "received"))
+                    if peer >= 0)
     traffic = tuple(Traffic(*key, len(some), sum(bytes_of[e.stage] for e in some),
                             tuple(task_name(e.key) for e in some[-KEPT:])) for key, some in sorted(moved.items()))
     lanes = () if task < 0 else (LaneState("main", "runs" if source < 0 else "waits", graph.name(task),

@@ -71,14 +71,10 @@ def replay(replicas: Sequence[Replica], inputs: Sequence[tuple[Any, ...]], entri
     """The results of each replica after a step on its inputs. `entries`: of the step, of all ranks, in any order.
     `versions`: the newest version by (rank, layer), which is counted on. A rank runs the batches that the log has of
     it. Raises ValueError if no order gives the versions of the log."""
-    said: dict[tuple[int, int, int], list[VersionRead]] = {}  # by rank, task and the rank that sent a layer, or -1
-    awaited: Counter[tuple[int, int, int]] = Counter()  # readers by (rank, layer, version) that have not run
-    batches: dict[int, set[int]] = {}
-    for e in entries:
-        said.setdefault((e.rank, e.key, e.source), []).append(e)
-        awaited[e.rank, e.stage, e.version] += 1
-        if e.source < 0:
-            batches.setdefault(e.rank, set()).add(int(unpack(e.key).micro_batch))
+    entries = [*entries]
+    said = grouped(((e.rank, e.key, e.source), e) for e in entries)  # the source: the rank that sent a layer, or -1
+    awaited = Counter((e.rank, e.stage, e.version) for e in entries)  # readers that have not run
+    batches = {(e.rank, int(unpack(e.key).micro_batch)) for e in entries if e.source < 0}
     place = {int(key): t for t, key in enumerate(replicas[0].graph.keys)}
     try:
         todo = [(rank, place[key], source) for rank, key, source in said if source >= 0]
@@ -92,7 +88,7 @@ def replay(replicas: Sequence[Replica], inputs: Sequence[tuple[Any, ...]], entri
         reads, writes = (Rows.from_pairs(each.row_of_each()[own[each.ids]], each.ids[own[each.ids]], len(each))
                          for each in (graph.reads, graph.writes))
         needed.append(derive_edges(reads, writes, len(graph.buffer_bytes)))
-        todo += [(rank, t, -1) for t in range(len(graph)) if graph.micro_batch[t] in batches.get(rank, ())]
+        todo += [(rank, t, -1) for t, batch in enumerate(graph.micro_batch.tolist()) if (rank, batch) in batches]
     while todo:
         left = []
         for rank, t, source in todo:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..core.columns import Ints
+from ..core.columns import Ints, grouped
 from ..core.graph import Launch, Role, TaskGraph
 from ..core.tasks import Kind, as_recorded, parse_task, task_name, unpack
 from ..kernels import Thunk
@@ -91,10 +91,9 @@ class VersionLog:
                                         stage, *average))
 
     def _read(self, key: int, storages: set[int]) -> None:
-        found: dict[int, set[tuple[int, int, int, float]]] = {}
-        for s in storages:
-            found.setdefault(self._stage.get(s, int(unpack(key).unit)), set()).add(self._tag[s])
-        for stage, tags in sorted(found.items()):
+        unit = int(unpack(key).unit)
+        for stage, found in sorted(grouped((self._stage.get(s, unit), self._tag[s]) for s in storages).items()):
+            tags = {*found}
             if len(tags) > 1:
                 raise RuntimeError(f"{task_name(key)} reads versions {sorted(v for v, *_ in tags)} of stage {stage}'s "
                                    f"weights at once")
@@ -125,33 +124,23 @@ class VersionLog:
 def staleness(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     """Stage -> for every forward, the number of updates between reading the weights and changing them; also of weights
     of other stages that it uses."""
-    made: dict[tuple[int, int], set[int]] = {}
-    read: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
-    for e in entries:
-        task = unpack(e.key)
-        if task.kind == Kind.U:
-            made.setdefault((e.step, task.unit), set()).add(e.version - 1)
-        elif task.kind == Kind.F:
-            read.setdefault((e.step, task.unit, e.stage), []).append((task.micro_batch, e.version))
+    tasks = [(unpack(e.key), e) for e in entries]
+    made = grouped(((e.step, task.unit), e.version - 1) for task, e in tasks if task.kind == Kind.U)
+    read = grouped(((e.step, task.unit, e.stage), (task.micro_batch, e.version))
+                   for task, e in tasks if task.kind == Kind.F)
     found: dict[int, list[int]] = {}
     for (step, unit, stage), forwards in sorted(read.items()):
-        before = sorted(made[step, stage])  # the version that each update of the step changes
+        before = sorted({*made[step, stage]})  # the version that each update of the step changes
         found.setdefault(unit, []).extend(before[i * len(before) // len(forwards)] - version for i, version in forwards)
     return {unit: np.array(late) for unit, late in found.items()}
 
 
 def drift(entries: Iterable[VersionRead]) -> dict[int, Ints]:
     """Stage -> for every task of a backward that reads weights, how many updates newer they are than its forward's."""
-    forward: dict[tuple[int, int, int, int], int] = {}
-    found: dict[int, list[int]] = {}
-    entries = sorted(entries, key=lambda e: unpack(e.key).kind != Kind.F)
-    for e in entries:
-        task = unpack(e.key)
-        mine = (e.step, task.unit, task.micro_batch, e.stage)
-        if task.kind == Kind.F:
-            forward[mine] = e.version
-        elif task.kind != Kind.U:
-            found.setdefault(task.unit, []).append(e.version - forward[mine])
+    tasks = [(task, (e.step, task.unit, task.micro_batch, e.stage), e.version)
+             for e in entries for task in [unpack(e.key)] if task.kind != Kind.U]
+    forward = {mine: version for task, mine, version in tasks if task.kind == Kind.F}
+    found = grouped((task.unit, version - forward[mine]) for task, mine, version in tasks if task.kind != Kind.F)
     return {unit: np.array(found.get(unit, [0])) for _, unit, *_ in forward}
 
 
