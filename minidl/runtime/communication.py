@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -24,7 +24,7 @@ from ..devices.lanes import Event, Stop, Stream
 from ..kernels import Thunk
 from ..plans.program import Part, Program
 from .bound import Bound
-from .comm import SLOTS, Communicator, Transfer
+from .comm import SLOTS, Communicator, Transfer, in_turn
 from .comm.flight import Abandoned, Election, Entry, Flight
 from .comm.handover import handover
 from .comm.places import Host
@@ -92,12 +92,7 @@ class Communication:
         self.places[key] = places[-1]
         self.closing += self.hand.ended(places[-1])  # the next step, or a caller, may be the first to read it
         moves = [self.group.bind(kind, place, slot) for place in places]
-
-        def run() -> Iterator[None]:
-            for move in moves:
-                yield from move()
-
-        return run, copies, [call for place in places for call in place.landed()]
+        return partial(in_turn, moves), copies, [call for place in places for call in place.landed()]
 
     def exchanged(self, key: int, bound: Bound, launch: Launch, after: Sequence[int], slot: int) -> Transfer:
         """A transfer of rows to the ranks that they are for. Raises DeviceError for another device than the CPU."""

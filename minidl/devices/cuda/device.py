@@ -66,7 +66,7 @@ class Cuda:
         self._fills: dict[Any, tuple[Any, Thunk]] = {}  #: of single numbers: the argument of a launch, and the launch
         self.seen_not_finite = False  #: what slots have told that nobody had asked
         self.in_use: list[Slot] = []
-        self._others: dict[Any, list[Any]] = {}  #: streams beside the main one, by priority and part of the GPU
+        self._others: dict[Any, Any] = {}  #: streams beside the main one, by priority, part of the GPU and number
 
     @property
     def flash(self) -> bool:
@@ -287,13 +287,11 @@ class Cuda:
         on a stream that is not the main one. Raises DeviceError if the GPU cannot be divided like this."""
         found = [] if side_sms else [self.main]
         for i, priority in enumerate(priorities[len(found) :], len(found)):
-            kind = (priority, side_sms, bool(side_sms and i))
-            streams = self._others.setdefault(kind, [])
-            nth = list(priorities[1:i]).count(priority)
-            if nth == len(streams):
-                streams.append(self.driver.stream_of_part(side_sms, int(i > 0), priority) if side_sms
-                               else self.driver.stream(priority))
-            found.append(streams[nth])
+            kind = (priority, side_sms, bool(side_sms and i), list(priorities[1:i]).count(priority))
+            if kind not in self._others:
+                self._others[kind] = (self.driver.stream_of_part(side_sms, int(i > 0), priority) if side_sms
+                                      else self.driver.stream(priority))
+            found.append(self._others[kind])
         return found
 
     @property

@@ -12,9 +12,10 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from graphlib import TopologicalSorter
 from itertools import groupby, pairwise
+from operator import or_
 from time import perf_counter
 from typing import Any
 
@@ -327,14 +328,11 @@ class Captured(Streams):
         """Raises DeviceError if a captured graph lacks an order of the schedule. `last`: for every task in it the
         nodes after which it is done."""
         nodes, edges = self.driver.dependencies(graph)
-        before: dict[int, list[int]] = {node: [] for node in range(len(nodes))}
-        for a, b in edges:
-            before[b].append(a)
+        found = grouped((b, a) for a, b in edges)
+        before = {node: found.get(node, []) for node in range(len(nodes))}
         reached: dict[int, int] = {}  # the nodes before each, itself included, as bits
         for node in TopologicalSorter(before).static_order():
-            reached[node] = 1 << node
-            for other in before[node]:
-                reached[node] |= reached[other]
+            reached[node] = reduce(or_, (reached[other] for other in before[node]), 1 << node)
         place = {node: i for i, node in enumerate(nodes)}
         pairs = [(source, waiter) for waiter, source in self.work.waits]
         pairs += [pair for tasks in self.work.tasks for pair in pairwise([INPUTS, *tasks])]
@@ -342,10 +340,7 @@ class Captured(Streams):
         for source, waiter in pairs:
             if source not in last or waiter not in last:
                 continue  # in another piece
-            ended = 0
-            for node in last[waiter]:
-                ended |= reached[place[node]]
-            if done[source] & ~ended:
+            if done[source] & ~reduce(or_, (reached[place[node]] for node in last[waiter]), 0):
                 first = "the upload of inputs" if source == INPUTS else self.work.name(source)
                 raise DeviceError(f"the captured graph lets task {self.work.name(waiter)} start before {first} has "
                                   f"ended")

@@ -218,7 +218,7 @@ class Communicator:
                  Kind.AG: [*collect, *give]}[kind]
         if kind == Kind.A and not self.deterministic:
             moves = [*take, partial(self._sum, place.whole, slot), *place.action("scale"), *give]
-        return partial(_in_turn, moves if self.size > 1 else [])
+        return partial(in_turn, moves if self.size > 1 else [])
 
     def exchange_rows(self, rows: Any, counts: Sequence[Any], into: Any, slot: int, rest: bool = True) -> Transfer:
         """A transfer of rows (n, width), which are sorted by the rank to which they go, into rows (m, width), sorted by
@@ -241,7 +241,7 @@ class Communicator:
         sends = kind in (Kind.SF, Kind.SO)
         moves = [(self._send if sends else self._receive)(array, peer, message) for array in place.arrays]
         before, after = ("take", "sent") if sends else ("clear", "give")
-        return partial(_in_turn, [*place.action(before), partial(_at_once, moves), *place.action(after)])
+        return partial(in_turn, [*place.action(before), partial(_at_once, moves), *place.action(after)])
 
     @property
     def host(self) -> Communicator:
@@ -327,7 +327,7 @@ class Communicator:
         """Frees what the transport holds."""
 
 
-def _in_turn(moves: Sequence[Transfer]) -> Iterator[None]:
+def in_turn(moves: Sequence[Transfer]) -> Iterator[None]:
     for move in moves:
         yield from move()
 
@@ -340,4 +340,4 @@ def _at_once(moves: Sequence[Transfer]) -> Iterator[None]:
 
 
 __all__ = ["SLOTS", "WAIT_SECONDS", "Communicator", "Host", "OnDevice", "Patience", "RankError", "SilentRank", "Staged",
-           "Standstill", "Transfer", "Wait"]
+           "Standstill", "Transfer", "Wait", "in_turn"]
