@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -23,12 +22,6 @@ the name of a published policy. Each function runs once for each problem, in a p
 hands over nothing but the text of its order. Published policies fill the board; --alone leaves them out.
 
 The exit code is 1 if an entry that is named has no valid order on a problem."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.formatter_class = ABOUT, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("problems", metavar="PROBLEMS", help="a JSON file, all, or names of bundled problems")
-    parser.add_argument("entries", metavar="ENTRY", nargs="*", help="FILE.py:FUNCTION, FILE.csv or a policy's name")
 
 
 def run(arguments: Any) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections import Counter
 from functools import partial
 from typing import Any
@@ -21,11 +20,6 @@ before the call, to set learning rates. Without FILE.py:FUNCTION the steps are r
 .., so `--seed S --cases 1` repeats one.
 
 The exit code is 0 if everything is equal, and 1 if something differs or nothing could be compared."""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.description, parser.formatter_class = ABOUT, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("step", nargs="?", metavar="FILE.py:FUNCTION", help="your own training (default: random steps)")
 
 
 def run(arguments: Any) -> int:

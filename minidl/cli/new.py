@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 from ..system.files import write_atomic
 from . import show
 from .flags import UsageError
+from .values import nearest
 
 TEMPLATES = Path(__file__).with_name("templates")  #: a folder for each kind; its files end in .txt
 #: kind -> a command that uses it, from its folder
@@ -21,14 +21,11 @@ USES = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=list(USES), metavar="KIND", help=f"one of {', '.join(USES)}")
-    parser.add_argument("folder", metavar="DIR", help="where to write it; the folder is made if there is none")
-
-
 def new(arguments: Any) -> int:
-    """Writes the files of a template. Raises UsageError if one of them is there already."""
+    """Writes the files of a template. Raises UsageError for an unknown kind, or if one of them is there already."""
     folder = Path(arguments.folder)
+    if arguments.kind not in USES:
+        raise UsageError(f"unknown kind {arguments.kind[:60]!r}; {nearest(arguments.kind, list(USES))}")
     files = {folder / path.name.removesuffix(".txt"): path for path in sorted((TEMPLATES / arguments.kind).iterdir())}
     for path in files:
         if path.exists():

@@ -68,12 +68,17 @@ VERBS: dict[str, tuple[str, str]] = {
 }
 #: verb -> the name, metavar, count and help of each of its positional arguments
 POSITIONS: dict[str, list[tuple[str, str, str | None, str | None]]] = {
+    "arena": [("problems", "PROBLEMS", None, "a JSON file, all, or names of bundled problems"),
+              ("entries", "ENTRY", "*", "FILE.py:FUNCTION, FILE.csv or a policy's name")],
     "check": [("plan", "PLAN.csv", None, None)],
     "explain": [("task", "TASK", "?", "such as 4W0 (default: the largest waits that the order alone makes)")],
     "export": [("checkpoint_file", "CHECKPOINT", None, "a checkpoint's folder or file"),
                ("file", "FILE.safetensors", None, None)],
+    "fuzz": [("step", "FILE.py:FUNCTION", "?", "your own training (default: random steps)")],
     "kernels": [("name", "NAME", "?", "a family or a kernel (default: list them all)")],
     "models": [("name", "NAME", "?", "one of the models (default: all)")],
+    "new": [("kind", "KIND", None, "one of op, kernel, scheduler, model, assignment"),
+            ("folder", "DIR", None, "where to write it; the folder is made if there is none")],
     "profile": [("network", "FILE.py:FUNCTION", None, "returns (layers, x, y, loss) of a network")],
     "report": [("traces", "TRACE", "+", "a trace, traces of all ranks by another profiler, or a folder of --patience")],
     "sample": [("path", "CHECKPOINT", None, None)],
@@ -97,8 +102,8 @@ def _parser(given: str) -> _Parser:
         verb.set_defaults(verb=getattr(module, function), command=name, parser=verb)
         for dest, metavar, count, help in POSITIONS.get(name, ()):
             verb.add_argument(dest, metavar=metavar, nargs=count, help=help)
-        if hasattr(module, "add_arguments"):
-            module.add_arguments(verb)
+        if about := getattr(module, "ABOUT", ""):
+            verb.description, verb.formatter_class = about, argparse.RawDescriptionHelpFormatter
         add_flags(verb, name)
     return parser
 
