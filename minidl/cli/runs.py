@@ -153,7 +153,7 @@ def rate_of(arguments: Any, recorded: Recorded) -> Rate | None:
 def trained(arguments: Any, trainer: Trainer, title: str, saved: checkpoint.Checkpoint | None) -> Metrics:
     """Runs all steps, and saves, logs and evaluates along the way. Returns the open files of the log. Raises
     KeyboardInterrupt after an interrupt, with a checkpoint if there is a folder for it."""
-    recorded, first = trainer.recorded, trainer.communicator is None or trainer.communicator.rank == 0
+    recorded, first = trainer.recorded, trainer.rank == 0
     steps, done_before = steps_of(arguments, recorded), saved.step if saved is not None else 0
     metrics = (Metrics(arguments.log, arguments.tensorboard, appends=saved is not None) if first else Metrics())
     every = arguments.log_every or (LOG_EVERY if arguments.log or arguments.tensorboard else 0)
@@ -214,7 +214,7 @@ def finished(arguments: Any, trainer: Trainer, metrics: Metrics) -> dict[str, An
 def _told(arguments: Any, trainer: Trainer, steps: int, done: int
           ) -> Iterator[Callable[[int, Mapping[str, Any]], None]]:
     """A function that takes each step for --status, on rank 0."""
-    if not arguments.status or (trainer.communicator is not None and trainer.communicator.rank > 0):
+    if not arguments.status or trainer.rank > 0:
         yield lambda step, record: None
         return
     with status.told(status.Target.of(arguments.status), steps, done, trainer.job.batch_size,
@@ -237,8 +237,7 @@ def watching(arguments: Any, trainer: Trainer) -> AbstractContextManager[Any]:
 def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpoint | None) -> int:
     """Trains, writes the files, then prints the result, even if a file cannot be written; on rank 0 if there are ranks.
     With --dry-run, prints the plan. Raises Disagreement, the same on all ranks."""
-    plan, communicator = trainer.plan, trainer.communicator
-    first = communicator is None or communicator.rank == 0
+    plan, first, alone = trainer.plan, trainer.rank == 0, trainer.communicator is None
     if arguments.log_versions and not plan.stale:
         raise Disagreement(f"--log-versions has no effect here: {plan.scheduler} trains on the newest weights")
     if arguments.dry_run:
@@ -254,28 +253,25 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
             trainer.share()
             trainer.run.close()
             raise
-        trainer.settle() if communicator is None else trainer.finish()
-    traced, timeline = arguments.trace or arguments.html, None
-    if traced:
-        timeline = trainer.run.timeline if communicator is None else trainer.run.timeline_of_all()
-    orders = communicator.gather(trainer.orders) if arguments.log_order and communicator is not None else []
+        trainer.settle() if alone else trainer.finish()
+    timeline: Any = None
+    if arguments.trace or arguments.html:
+        timeline = trainer.run.timeline if alone else trainer.run.timeline_of_all()
+    orders = trainer.gather(trainer.orders) if arguments.log_order else []
     if first:
         if timeline is not None:
             timeline = replace(timeline, work=work_of(plan.graph, of_device(trainer.recorded.device)))
-        record = finished(arguments, trainer, metrics)
-        if communicator is not None:
-            record |= {"ranks": communicator.size} | ({"k": plan.notes["k"]} if "k" in plan.notes else {})
-            if arguments.parallel == "pipeline" and trainer.log:
-                record["staleness"] = trainer.staleness()
+        record = finished(arguments, trainer, metrics) | ({"k": plan.notes["k"]} if "k" in plan.notes else {})
+        if arguments.parallel == "pipeline" and trainer.log:
+            record["staleness"] = trainer.staleness()
         try:
             if arguments.log_versions:
-                log = (trainer.log if communicator is not None
-                       else sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key)))
+                log = sorted(trainer.run.log.entries, key=lambda e: (e.step, e.key)) if alone else trainer.log
                 write_atomic(arguments.log_versions, "".join(f"{line}\n" for line in as_lines(log)))
             if arguments.log_order:
                 lines = as_order_lines([*zip(*orders, strict=True)])
                 write_atomic(arguments.log_order, "".join(f"{line}\n" for line in lines))
-            if arguments.trace and timeline is not None:
+            if arguments.trace:
                 show.write_trace(timeline, arguments.trace, arguments.trace_factor)
             if arguments.html:
                 show.write_page(arguments, record, [Shown.of(plan, timeline)],
@@ -284,31 +280,29 @@ def complete(arguments: Any, trainer: Any, title: str, saved: checkpoint.Checkpo
             show.emit(arguments, record, lambda: summary(record))
     elif (keeper := keeper_of(arguments, trainer.recorded)) is not None:
         keeper.save(trainer, steps_of(arguments, trainer.recorded))
-    if communicator is not None:
-        communicator.gather(None)  # no rank ends before rank 0 has printed everything
+    trainer.gather(None)  # no rank ends before rank 0 has printed everything
     return 0
 
 
 def _ended_before(arguments: Any, trainer: Trainer) -> int:
     """Prints the result of a run whose checkpoint has all steps, on rank 0 if there are ranks."""
-    steps, communicator = steps_of(arguments, trainer.recorded), trainer.communicator
-    if communicator is None or communicator.rank == 0:
+    if trainer.rank == 0:
+        steps = steps_of(arguments, trainer.recorded)
         show.note(f"{arguments.checkpoint} already has all {steps} steps: none is left to run, and the files of an "
                   f"earlier attempt stay as they are")
         with _told(arguments, trainer, steps, steps):
-            record = _result(trainer) | {"ranks": 1 if communicator is None else communicator.size, "steps": 0}
+            record = _result(trainer) | {"steps": 0}
         show.emit(arguments, record, lambda: summary(record))
-    if communicator is not None:
-        communicator.gather(None)  # no rank ends before rank 0 has printed everything
+    trainer.gather(None)  # no rank ends before rank 0 has printed everything
     return 0
 
 
 def _dry_run(arguments: Any, trainer: Any) -> int:
     """Prints the plan and the settings of a run."""
     recorded, plan, job = trainer.recorded, trainer.plan, trainer.job
-    record = {"model": job.model, "parameters": parameters(recorded),
-              "ranks": 1 if trainer.communicator is None else trainer.communicator.size, "scheduler": job.scheduler,
-              "data": recorded.train_data.name, "steps": steps_of(arguments, recorded), "batch_size": job.batch_size,
+    record = {"model": job.model, "parameters": parameters(recorded), "ranks": trainer.ranks,
+              "scheduler": job.scheduler, "data": recorded.train_data.name,
+              "steps": steps_of(arguments, recorded), "batch_size": job.batch_size,
               "optimizer": job.optimizer, "lr": job.lr, "lr_schedule": arguments.lr_schedule,
               "warmup": arguments.warmup, "weight_decay": job.weight_decay, "seed": job.seed, "init": job.init,
               "lanes": job.lanes or devices.default_lanes() if job.device == "cpu" else None, **plan.as_json()}
@@ -372,12 +366,12 @@ def _result(trainer: Trainer, test: Mapping[str, float] | None = None) -> dict[s
     return {"model": task.model, "parameters": parameters(recorded), "data": recorded.train_data.name,
             "device": recorded.device.name, "scheduler": task.scheduler, "accuracy": test.get("accuracy"),
             "objective": recorded.objective.name, "test": dict(test), "params_sha256": trainer.params_sha256(),
-            "remarks": [*trainer.plan.remarks], "versions": versions()}
+            "remarks": [*trainer.plan.remarks], "versions": versions(), "ranks": trainer.ranks}
 
 
 def run_record(trainer: Trainer, test: Mapping[str, float] | None = None) -> dict[str, Any]:
     """The result of a run, with the keys of `train --json`. `test`: its metrics on test data, if they are known."""
-    return {**_result(trainer, test), "ranks": 1, "steps": len(trainer.losses),
+    return {**_result(trainer, test), "steps": len(trainer.losses),
             "loss_first": trainer.losses[0], "loss_last": trainer.losses[-1],
             "step_ms": trainer.step_ms(), "data_ms": round(float(np.median(trainer.waits)) * 1000, 4),
             "predicted_step_ms": round(trainer.plan.predicted_step_ms, 4),

@@ -41,8 +41,7 @@ class Keeper:
             return step % self.steps == 0
         if self.seconds is None:
             return ended
-        late = monotonic() - self._saved_at >= self.seconds
-        return late if trainer.communicator is None else bool(trainer.communicator.gather(late)[0])
+        return bool(trainer.gather(monotonic() - self._saved_at >= self.seconds)[0])
 
     def gather(self, trainer: Trainer) -> None:
         """Makes the state of a run one that can be saved; on ranks, all of them together."""
@@ -51,8 +50,7 @@ class Keeper:
     def save(self, trainer: Trainer, step: int, test: Mapping[str, float] | None = None) -> None:
         """Saves the state after this step; all ranks call it together, after `gather`. `test`: on rank 0 its metrics,
         if they are known. Raises CheckpointError, or Disagreement on all ranks."""
-        recorded, communicator = trainer.recorded, trainer.communicator
-        first = communicator is None or communicator.rank == 0
+        recorded, first = trainer.recorded, trainer.rank == 0
         with use(recorded.tape):  # which knows how many dropouts there were
             if self._together(trainer):
                 saved = checkpoint.save_together(self.folder, trainer, recorded.model, recorded.optimizer, step=step,
@@ -69,7 +67,7 @@ class Keeper:
 
     def _together(self, trainer: Trainer) -> bool:
         """Whether several ranks write a folder; else one process, or rank 0, writes a file."""
-        return trainer.communicator is not None and trainer.communicator.size > 1 and self.path != self.file
+        return trainer.ranks > 1 and self.path != self.file
 
     def _keep(self, saved: Path, step: int, best: bool) -> None:
         """Names what was saved, and removes what shall not stay."""

@@ -52,7 +52,6 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
     before the first step, they are raised: DataError, FileError, and on ranks Disagreement."""
     data, keeper = trainer.recorded.train_data, course.keeper
     speed, looks, record = _Speed(trainer, course.steps, done_before), _Looks(trainer, course), dict[str, Any]()
-    first = trainer.communicator is None or trainer.communicator.rank == 0
     launch = step = done_before  # the last step that has run, and the last one in records
     while step < course.steps:
         if step == launch:
@@ -82,15 +81,15 @@ def run(trainer: Trainer, course: Course, done_before: int = 0) -> None:
         told = bool(course.log_every) and step % course.log_every == 0
         if told or ended:
             loss, loads = trainer.latest(), trainer.loads() if told else []
-            if first:
+            if trainer.rank == 0:
                 record = speed.record(step, loss) | ({"experts": loads} if loads else {})
-        if told and first:
+        if told and trainer.rank == 0:
             with looks.held():
                 course.log(record)
         test = None
         if ended and step < course.steps:
             trainer.share()
-            if first:
+            if trainer.rank == 0:
                 with looks.held():
                     test = trainer.evaluate()
                     course.log(judged(trainer, step, test))
@@ -121,8 +120,7 @@ def _stop(trainer: Trainer, keeper: Keeper, step: int, test: Mapping[str, float]
     """Saves the state after this step, on all ranks together, and raises Stopped."""
     keeper.gather(trainer)
     keeper.save(trainer, step, test)
-    if trainer.communicator is not None:
-        trainer.communicator.gather(None)  # none ends before the checkpoint is whole
+    trainer.gather(None)  # none ends before the checkpoint is whole
     raise Stopped(told_by) from why
 
 

@@ -79,12 +79,6 @@ class PipelineTrainer(Trainer):
         for group, delay in zip(self.recorded.optimizer.param_groups, self.delays, strict=False):
             group.lr = optim.by_delay(rate, delay, self.job.rates_by_delay or 1)(step)
 
-    def settle(self) -> None:
-        """Like `Trainer.settle`, on all ranks together: a step that is not validated yet needs all of them."""
-        self.collect()
-        self.run.settle()
-        super().settle()
-
     def share(self, everywhere: bool = True) -> None:
         """Copies the parameters and states of all stages to every rank, from the first replica: the others may have
         other running statistics, from their own shares. All ranks must call it together."""

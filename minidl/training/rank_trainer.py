@@ -81,12 +81,6 @@ class RankTrainer(Trainer):
             self.run.close()
             self._use(chosen)
 
-    def settle(self) -> None:
-        """Runs the late updates of all ranks, which must call it together: each one sums gradients with the others."""
-        self.collect()
-        self.run.settle()
-        super().settle()
-
     def share(self, everywhere: bool = False) -> None:
         """Settles. Rank 0 then has the states and parameters that ranks share out as a whole; `everywhere`: all ranks
         have the parameters."""

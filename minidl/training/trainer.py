@@ -92,6 +92,19 @@ class Trainer:
                        logged=self.plan.stale, watched=self.watched, at_once=self.at_once)
 
     def _start(self) -> None:
+    @property
+    def rank(self) -> int:
+        """The number of this rank; 0 without others."""
+        return 0 if self.communicator is None else self.communicator.rank
+
+    @property
+    def ranks(self) -> int:
+        return 1 if self.communicator is None else self.communicator.size
+
+    def gather(self, value: Any) -> list[Any]:
+        """The values of all ranks, which ask together."""
+        return [value] if self.communicator is None else self.communicator.gather(value)
+
         self.bystanders = Bystanders()
         self.losses: list[float] = []
         self.seconds: list[float] = []
@@ -211,10 +224,11 @@ class Trainer:
                     raise self._failed(f"the loss is {loss}", step)
 
     def settle(self) -> None:
-        """Waits for all losses and runs the late updates. Raises TrainingError as `collect`, also for these."""
+        """Waits for all losses and runs the late updates; on ranks, all of them together, since an update sums the
+        gradients of all. Raises TrainingError as `collect`, also for these."""
         self.collect()
-        for owing in unsettled & {self.run}:
-            owing.settle()
+        if self.communicator is not None or self.run in unsettled:
+            self.run.settle()
         if self.recorded.device.not_finite():
             raise self._failed("a gradient is not finite", len(self.losses))
 
@@ -245,8 +259,7 @@ class Trainer:
     def holds(self, t: Tensor) -> bool:
         """Whether this rank has a tensor of the network or the optimizer as it is to be saved, or a share of it. States
         of the network, such as running statistics, may differ between ranks: the first one's count."""
-        rank = 0 if self.communicator is None else self.communicator.rank
-        return self.twin_of(rank) == rank or id(t.storage) not in self._states
+        return self.twin_of(self.rank) == self.rank or id(t.storage) not in self._states
 
     @functools.cached_property
     def _states(self) -> set[int]:
@@ -260,8 +273,7 @@ class Trainer:
         """The loss of the last step, or of an earlier one, the mean over ranks that have it; all must ask together.
         Raises TrainingError as `collect` does."""
         self.collect()
-        mine = self.losses[-1 - back] if self.losses else None
-        every = [mine] if self.communicator is None else self.communicator.gather(mine)
+        every = self.gather(self.losses[-1 - back] if self.losses else None)
         return float(np.mean([loss for loss in every if loss is not None]))
 
     def loads(self) -> list[dict[str, Any]]:
@@ -275,9 +287,8 @@ class Trainer:
                        for name, m in layers}
         mine = [(now - before.get(name, 0)) * self.counts(m.load) for (name, m), now in
                 zip(layers, self._loads.values(), strict=True)]
-        every = [mine] if self.communicator is None else self.communicator.gather(mine)
         return [{"layer": name, "tokens": tokens.tolist(), "dropped": dropped.tolist()}
-                for (name, _), (tokens, dropped) in zip(layers, np.sum(every, axis=0), strict=True)]
+                for (name, _), (tokens, dropped) in zip(layers, np.sum(self.gather(mine), axis=0), strict=True)]
 
     def counts(self, t: Tensor) -> bool:
         """Whether this rank's steps change a state of the network."""
