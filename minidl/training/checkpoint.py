@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -32,8 +32,11 @@ from ..nn.module import put, state_array, state_shape
 from ..optim import Optimizer
 from ..system.files import claimed, sweep, write_atomic
 from . import sharded
-from .tensors import Slot, WeightsError, header, serialized
+from .tensors import Slot, WeightsError, doing, header, serialized
 from .weights import INDEX, STANDARDIZE
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 NAME = "checkpoint.safetensors"  #: the file's name in a directory
 STEP = re.compile(r"step-\d{8,}")  #: the name of a checkpoint that ranks have written
@@ -72,23 +75,18 @@ def save(path: str | Path, model: Module, optimizer: Optimizer | None = None, *,
     arrays = {name: np.asarray(state_array(t), order="C") for name, t in _tensors(model, optimizer).items()}
     arrays |= _standardize(loader)
     content = serialized(arrays, texts | {"sha256": _digest(texts, sorted(arrays.items()))})
-    try:
+    with doing(f"save {file}", "; an earlier file is unchanged"):
         file.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(file, content)
-    except OSError as error:
-        why = error.strerror or error
-        raise CheckpointError(f"cannot save {file}: {why}; an earlier file is unchanged") from error
     return file
 
 
-def save_together(path: str | Path, part: sharded.Part, model: Module, optimizer: Optimizer, *, step: int,
-                  loader: Loader, test: Mapping[str, float] | None = None, about: Mapping[str, str] | None = None,
-                  ) -> Path:  # fmt: skip
+def save_together(path: str | Path, part: Trainer, model: Module, optimizer: Optimizer, *, step: int, loader: Loader,
+                  test: Mapping[str, float] | None = None, about: Mapping[str, str] | None = None) -> Path:
     """Writes a checkpoint of all ranks, which call it together, into a folder `step-00000500` of the folder `path`;
     returns that folder. Raises Disagreement on all ranks; then there is no such folder."""
     folder = Path(path) / f"step-{step:08d}"
-    assert part.communicator is not None
-    if not any(part.communicator.gather((folder / INDEX).exists())):  # else this step is saved
+    if not any(part.gather((folder / INDEX).exists())):  # else this step is saved
         texts = _texts(model, optimizer, step, loader, None, None, test, about)
         tensors = {id(t): (name, t) for name, t in reversed(_tensors(model, optimizer).items())}
         sharded.save(folder, dict(tensors.values()), _standardize(loader), part, texts)
@@ -171,8 +169,7 @@ def weights(path: str | Path) -> dict[str, Any]:
 
 
 def peek(path: str | Path) -> Checkpoint:
-    """A checkpoint without its tensors, which are not read: enough to make a model and a loader that fit. Raises
-    CheckpointError."""
+    """A checkpoint without its tensors: enough to make a model and a loader that fit. Raises CheckpointError."""
     return _opened(place_of(path))[0]
 
 
@@ -183,8 +180,7 @@ def exists(path: str | Path) -> bool:
 
 @contextmanager
 def claim(path: str | Path) -> Iterator[None]:
-    """Prevents other runs from saving to `path`, a file or a directory (which is made), inside. Raises CheckpointError
-    if another run saves there."""
+    """Inside, no other run saves to `path`, a file or a directory (it is made). Raises CheckpointError if one does."""
     file = file_of(path)
     with ExitStack() as held:
         try:

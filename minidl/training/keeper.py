@@ -14,6 +14,7 @@ from ..autograd.tape import use
 from ..system.files import copy_atomic
 from . import checkpoint
 from .checkpoint import CheckpointError
+from .tensors import doing
 from .trainer import Trainer
 
 BEST, GOOD = "best.safetensors", "best"  #: the best one, a file or a folder
@@ -102,12 +103,10 @@ class Keeper:
 def _put(saved: Path, to: Path) -> None:
     """The same checkpoint under another name, as a link if that can be. Raises CheckpointError."""
     part = to.with_name(f".{to.name}.part")
-    try:
+    with doing(f"save {to}"):
         if saved.is_file():
             copy_atomic(saved, to)
         else:
             part.unlink(missing_ok=True)
             part.symlink_to(saved.name)
             part.replace(to)
-    except OSError as error:
-        raise CheckpointError(f"cannot save {to}: {error.strerror or error}") from error

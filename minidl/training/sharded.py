@@ -17,35 +17,23 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..autograd.tensor import Tensor
 from ..nn.module import in_state_order, state_array, state_shape
-from ..runtime.comm import Communicator
-from ..runtime.runtime import Runtime
 from ..system.files import put_in_place, read_text, write_new
 from .agreement import Disagreement, together
-from .tensors import Slot, WeightsError, beginning, header, in_order, raw
-from .weights import INDEX, PT, STANDARDIZE, inside, weight_map
+from .tensors import Slot, WeightsError, beginning, doing, in_order, raw
+from .weights import INDEX, PT, STANDARDIZE, in_shards, inside, weight_map
+
+if TYPE_CHECKING:
+    from .trainer import Trainer
 
 NETWORK, OTHERS = "model", "optimizer"  #: how the names of files begin
 BATCH = 8 << 20  #: bytes of shared tensors that come together at a time: many are small
 PREFIX = "model."  #: of the network's tensors in a checkpoint
-
-
-class Part(Protocol):
-    """A rank's part of a run."""
-
-    @property
-    def communicator(self) -> Communicator | None: ...
-
-    @property
-    def run(self) -> Runtime: ...
-
-    def holds(self, t: Tensor) -> bool:
-        """Whether this rank has the tensor, or a share of it, and would write it."""
 
 
 def writers(sizes: Mapping[str, int], held: Sequence[Collection[str]]) -> dict[str, int]:
@@ -57,11 +45,13 @@ def writers(sizes: Mapping[str, int], held: Sequence[Collection[str]]) -> dict[s
     return found
 
 
-def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, Any], part: Part,
+def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, Any], part: Trainer,
          texts: Mapping[str, str]) -> None:
     """Writes a checkpoint of all ranks, which call it together. `tensors`: by name; `constants`: arrays that all ranks
-    have; `texts`: of rank 0. Raises Disagreement on all ranks if one cannot write; then there is no folder."""
+    have; `part`: this rank's; `texts`: of rank 0. Raises Disagreement on all ranks if one cannot write; then there is
+    no folder."""
     communicator, temporary = part.communicator, folder.with_name(f".{folder.name}.part")
+    saving = f"save {folder}", "; an earlier checkpoint is unchanged"
     assert communicator is not None
     me = communicator.rank
     layout = {name: (np.dtype(t.dtype), state_shape(t)) for name, t in tensors.items()}
@@ -74,12 +64,11 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
     def write() -> dict[str, str]:
         arrays = _arrays([n for n in layout if writer[n] == me], writer, layout, tensors, constants, part)
         try:
-            temporary.mkdir(parents=True, exist_ok=True)
-            return {file: _written(temporary / file, {n.removeprefix(PREFIX): layout[n] for n in layout
-                                                      if files[n] == file}, arrays)
-                    for file in dict.fromkeys(files[n] for n in layout if writer[n] == me)}
-        except OSError as error:
-            raise WeightsError(_cannot(folder, error)) from error
+            with doing(*saving):
+                temporary.mkdir(parents=True, exist_ok=True)
+                return {file: _written(temporary / file, {n.removeprefix(PREFIX): layout[n] for n in layout
+                                                          if files[n] == file}, arrays)
+                        for file in dict.fromkeys(files[n] for n in layout if writer[n] == me)}
         finally:
             for _ in arrays:  # the others wait for this rank's shares
                 pass
@@ -91,11 +80,9 @@ def save(folder: Path, tensors: Mapping[str, Tensor], constants: Mapping[str, An
         total = sum(size for name, size in sizes.items() if _family(name) == NETWORK)
         index = {"metadata": {"total_size": total, "minidl": {**about, "digest": _digest(about, network)}},
                  "weight_map": network}
-        try:
+        with doing(*saving):
             write_new(temporary / INDEX, [json.dumps(index, indent=1).encode()])
             put_in_place(temporary, folder)
-        except OSError as error:
-            raise WeightsError(_cannot(folder, error)) from error
 
     try:
         found = together(communicator, write, WeightsError)
@@ -121,10 +108,6 @@ def _files(writer: Mapping[str, int]) -> dict[str, str]:
     return found
 
 
-def _cannot(folder: Path, error: OSError) -> str:
-    return f"cannot save {folder}: {error.strerror or error}; an earlier checkpoint is unchanged"
-
-
 def _digest(about: Mapping[str, Any], network: Mapping[str, str]) -> str:
     """The digest of an index."""
     return hashlib.sha256(json.dumps([about, network], sort_keys=True).encode()).hexdigest()
@@ -145,7 +128,7 @@ def _written(file: Path, layout: Mapping[str, tuple[Any, tuple[int, ...]]], arra
 
 
 def _arrays(own: Sequence[str], writer: Mapping[str, int], order: Iterable[str], tensors: Mapping[str, Tensor],
-            constants: Mapping[str, Any], part: Part) -> Iterator[Any]:
+            constants: Mapping[str, Any], part: Trainer) -> Iterator[Any]:
     """The arrays that this rank writes, in their order. Each rank of a group gets about BATCH bytes of what they share
     out at a time, and goes on to the end of all, since the others need its shares."""
     run, ids = part.run, {name: id(t.storage) for name, t in tensors.items()}
@@ -190,24 +173,15 @@ def read(folder: Path) -> tuple[dict[str, Slot], dict[str, str], dict[str, str]]
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(f"{folder} is not a checkpoint of minidl: {INDEX} lacks minidl's metadata") from None
-    files = {f"{PREFIX}{name}" if name not in STANDARDIZE else name: file for name, file in network.items()} | others
-    found = dict[str, Slot]()
-    for file in dict.fromkeys(files.values()):
-        slots = header(folder / file)[0]
-        found |= {name: slots[own] for name, at in files.items()
-                  if at == file and (own := name.removeprefix(PREFIX)) in slots}
-    if lost := next((name for name in files if name not in found), None):
-        raise WeightsError(f"{folder / files[lost]} lacks {lost}, which {INDEX} says it has")
-    return found, texts, digests
+    found = in_shards(folder / INDEX, network | others)
+    own = network.keys() - {*STANDARDIZE}
+    return {f"{PREFIX}{name}" if name in own else name: slot for name, slot in found.items()}, texts, digests
 
 
 def check(folder: Path, digests: Mapping[str, str], part: tuple[int, int] = (0, 1)) -> None:
     """Compares the digests of files, of part `part[0]` of `part[1]` parts. Raises WeightsError if one is another."""
     for name in sorted(digests)[part[0] :: part[1]]:
-        try:
-            with open(folder / name, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
-        except OSError as error:
-            raise WeightsError(f"cannot read {folder / name}: {error.strerror or error}") from None
+        with doing(f"read {folder / name}"), open(folder / name, "rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
         if found != digests[name]:
             raise WeightsError(f"{folder / name} is damaged: its digest is wrong")

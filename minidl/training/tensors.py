@@ -8,6 +8,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,15 @@ class WeightsError(ValueError):
     """A file of tensors cannot be written or read, or does not fit here. The message is one line and says why."""
 
 
+@contextmanager
+def doing(what: str, more: str = "") -> Iterator[None]:
+    """Raises WeightsError, as in `cannot read FILE: REASON`, for what the system refuses inside."""
+    try:
+        yield
+    except OSError as error:
+        raise WeightsError(f"cannot {what}: {error.strerror or error}{more}") from error
+
+
 @dataclass(frozen=True)
 class Slot:
     """A tensor in a file: its name and type there, its shape, and its first byte."""
@@ -54,11 +64,9 @@ class Slot:
             raise WeightsError(f"{self.file}: {self.name} has the type {self.kind}, which cannot be read; save it as "
                                f"BF16, F16 or F32")
         count = math.prod(self.shape)
-        try:
+        with doing(f"read {self.file}"):
             value: Any = (np.memmap(self.file, TYPES[self.kind], "c", self.begin, (count,)) if count else
                           np.empty(0, TYPES[self.kind]))
-        except OSError as error:
-            raise WeightsError(f"cannot read {self.file}: {error.strerror or error}") from None
         value = (value.astype("<u4") << 16).view("<f4") if self.kind == "BF16" else value
         return value.reshape(self.shape)
 

@@ -30,6 +30,7 @@ from .agreement import Disagreement, together
 from .bystanders import Bystanders
 from .realised import Orders
 from .recorded import Recorded
+from .tensors import raw
 
 T = TypeVar("T")
 TURN = 5  #: how many steps of a trainer follow each other if several take turns
@@ -355,8 +356,7 @@ def sha256_of(tensors: Iterable[Tensor]) -> str:
     """The SHA-256 of these parameters and states in their order, little-endian."""
     digest = hashlib.sha256()
     for t in tensors:
-        array = np.ascontiguousarray(state_array(t))
-        digest.update(array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes())
+        digest.update(raw(state_array(t)))
     return digest.hexdigest()
 
 

@@ -26,7 +26,7 @@ from ..data import Scaling
 from ..nn import Module
 from ..nn.module import put, state_shape
 from ..system.files import FileError, read_text, write_atomic
-from .tensors import PICKLED, TORCH, Slot, WeightsError, header, serialized
+from .tensors import PICKLED, TORCH, Slot, WeightsError, doing, header, serialized
 
 ONE, INDEX = "model.safetensors", "model.safetensors.index.json"  #: the file, or the index, in a folder of weights
 PT = {"format": "pt"}  #: the text that a file needs for transformers to read it
@@ -75,12 +75,10 @@ def save(path: str | Path, values: Mapping[str, Any], style: str = "state", shar
     if style == "timm":
         values = to_timm(values)
     arrays = {name: np.asarray(value, order="C") for name, value in values.items()}
-    try:
+    with doing(f"write {path}"):
         if shards is not None:
             return _save_shards(path if path.suffix == ".safetensors" else path / ONE, arrays, shards)
         write_atomic(path, serialized(arrays, PT))
-    except OSError as error:
-        raise WeightsError(f"cannot write {path}: {error.strerror or error}") from None
     return path
 
 
@@ -210,14 +208,17 @@ def _slots(path: Path) -> dict[str, Slot]:
                     f"; it has {', '.join(other[:3])}{' ...' if len(other) > 3 else ''}" if other else "")
                 + (f", {TORCH}" if other and all(Path(name).suffix in PICKLED for name in other) else "")))
         path = path / there[0]
-    if path.suffix != ".json":
-        return header(path)[0]
-    places, found = weight_map(path), dict[str, Slot]()
+    return header(path)[0] if path.suffix != ".json" else in_shards(path, weight_map(path))
+
+
+def in_shards(index: Path, places: Mapping[str, str]) -> dict[str, Slot]:
+    """The tensors of all files, each from the file of its place, if it has one. Raises WeightsError."""
+    found = dict[str, Slot]()
     for file in dict.fromkeys(places.values()):
-        found |= {name: slot for name, slot in header(path.parent / file)[0].items()
+        found |= {name: slot for name, slot in header(index.parent / file)[0].items()
                   if places.get(name, file) == file}
     if lost := next((name for name in places if name not in found), None):
-        raise WeightsError(f"{path.parent / places[lost]} lacks {lost}, which {path.name} says it has")
+        raise WeightsError(f"{index.parent / places[lost]} lacks {lost}, which {index.name} says it has")
     return found
 
 
@@ -236,8 +237,7 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def inside(index: Path, places: Any) -> dict[str, str]:
-    """The files of tensors, as an index says them. Raises TypeError if it does not, and WeightsError for a file outside
-    of its folder."""
+    """The files of tensors by an index. Raises TypeError if it is none, WeightsError for a file outside its folder."""
     if not isinstance(places, dict) or not all(
             isinstance(file, str) and file and f"{name}{file}".isprintable() for name, file in places.items()):
         raise TypeError
@@ -262,11 +262,10 @@ def _places(model: Module) -> dict[str, str]:
 
 
 def _named(path: str | Path, values: Mapping[str, Any], model: Module) -> dict[str, Any]:
-    """The arrays under the network's own names. Raises WeightsError if two names for one parameter have different
-    values."""
+    """The arrays under the network's own names. Raises WeightsError if names for one parameter have other values."""
     mine = _places(model)
-    if "conv_stem.weight" in values:
-        values = from_timm(values, mine)
+    if "conv_stem.weight" in values:  # timm's names
+        values = _renamed(values, {theirs: ours for ours, theirs in timm_names(mine).items()})
     prefix = next((p for p in PREFIXES if any(name.startswith(p) for name in mine)), "")
     found, source = dict[str, Any](), dict[str, str]()
     for name, value in values.items():
@@ -329,13 +328,9 @@ def to_timm(values: Mapping[str, Any]) -> dict[str, Any]:
     return dict(values)
 
 
-def from_timm(values: Mapping[str, Any], ours: Iterable[str]) -> dict[str, Any]:
-    """The reverse of `to_timm` for a network with our names. Names that it does not know stay."""
-    return _renamed(values, {theirs: mine for mine, theirs in timm_names(ours).items()})
-
-
 def _renamed(values: Mapping[str, Any], modules: Mapping[str, str]) -> dict[str, Any]:
-    """The values under the names of other modules. The weight of `conv_head` has four axes there, elsewhere two."""
+    """The values under the names of other modules; others stay. The weight of timm's `conv_head` has four axes,
+    elsewhere two."""
     found = {}
     for name, value in values.items():
         module, _, what = name.rpartition(".")
