@@ -29,14 +29,15 @@ from ..training.sums import between_tasks
 from ..training.trainer import Trainer, interleaved
 from . import show
 from .flags import FLAGS, UsageError, asynchronous, hinted, job
-from .inputs import costs, realised, scheduler_of, version_log
+from .inputs import costs, log_of, scheduler_of
 from .ranks import job as on_ranks
 from .runs import SUMS, begun, claimed, complete, resumed, steps_of
 from .values import path
 
 MOST = 64  #: the most ranks that run as threads of one process
-#: flags that may differ between ranks: a machine's files, devices and cores, and what only rank 0 prints or writes
-OWN = {"--root", "--config", "--device", "--workers", "--lanes", "--json", "--save-costs"}
+#: flags that may differ between ranks: a machine's files, devices and cores, what only rank 0 prints or writes, and
+#: those that give the number of steps, which is compared itself
+OWN = {"--root", "--config", "--device", "--workers", "--lanes", "--json", "--save-costs", "--steps", "--epochs"}
 LINK = Link(50.0, 1e3)  #: assumed where costs are computed: --latency 50 --bandwidth 1GB; microseconds, bytes in one
 RECORDING = threading.Lock()  #: ranks of one process record in turn: models and data may be code that knows no threads
 
@@ -148,16 +149,13 @@ def _train(read: Callable[[], Any], communicator: Any, held: ExitStack, recordin
             held.enter_context(claimed(arguments))
             _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
         saved = resumed(arguments, recorded, (communicator.rank, communicator.size)) if arguments.resume else None
-        alike = {**identity(recorded), "the number of steps": steps_of(arguments, recorded),
-                 "the checkpoint's step": saved and saved.step, **_flags(arguments)}
-        ordered = hinted(arguments)
-        log = None if not arguments.replay else (realised if ordered else version_log)(arguments.replay)
-        begun_at = saved.step if saved is not None else 0
-        if log is not None and ordered and len(log) < (
-                steps := steps_of(arguments, recorded) - begun_at):
-            raise UsageError(f"{arguments.replay} has {len(log)} steps, and this run {steps}; give --steps "
-                             f"{begun_at + len(log)}")
-        return (arguments, recorded, saved, log), alike
+        steps, done, log = steps_of(arguments, recorded), saved.step if saved else 0, log_of(arguments)
+        if log is not None and hinted(arguments) and len(log) < steps - done:
+            raise UsageError(f"{arguments.replay} has {len(log)} steps, and this run {steps - done}; give --steps "
+                             f"{done + len(log)}")
+        return (arguments, recorded, saved, log), {
+            **identity(recorded, _flags(arguments)), "the number of steps": steps,
+            "the checkpoint's step": saved and saved.step}
 
     arguments, recorded, saved, log = agree(communicator, prepare)
     show.notes(recorded.remarks if first else ())

@@ -8,11 +8,9 @@ from .. import schedulers
 from ..pricing.cost import CostModel
 from ..system.files import read_text
 from . import show
-from .flags import UsageError, kind_of
+from .flags import UsageError, hinted, kind_of
 
 if TYPE_CHECKING:
-    from ..runtime.version_log import VersionRead
-    from ..training.job import Job
     from ..training.recorded import Recorded
 
 
@@ -81,15 +79,14 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
     return cost
 
 
-def realised(name: str) -> list[list[list[int]]]:
-    """The orders in the log of this name. Raises FileError or ValueError."""
-    from ..training.realised import from_lines
+def log_of(arguments: Any) -> Any:
+    """The log of --replay: of orders under a hint, else of versions; None without one. Raises FileError, ValueError."""
+    from ..runtime import version_log
+    from ..training import realised
 
-    return from_lines(read_text(name, "log of orders").splitlines(), name)
-
-
-def version_log(name: str) -> list[VersionRead]:
-    """The entries of the log of this name. Raises FileError or ValueError."""
-    from ..runtime.version_log import from_lines
-
-    return from_lines(read_text(name, "version log").splitlines(), name)
+    name = arguments.replay
+    if not name:
+        return None
+    kind, read = (("log of orders", realised.from_lines) if hinted(arguments) else
+                  ("version log", version_log.from_lines))
+    return read(read_text(name, kind).splitlines(), name)

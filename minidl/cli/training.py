@@ -17,7 +17,7 @@ from ..views.diagnosis import of_speedup
 from ..views.page import Shown
 from . import distributed, restarts, runs, show
 from .flags import UsageError, job
-from .inputs import costs, named, scheduler_of, version_log
+from .inputs import costs, log_of, named, scheduler_of
 
 USUAL = "mlp_large"  #: the network of runs that name none
 
@@ -57,7 +57,7 @@ def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | No
     """The trainer of a run. `kept`: the checkpoint's schedule, as CSV. Raises UsageError for a schedule that is not
     of the flags' step."""
     schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
-    log = version_log(arguments.replay) if arguments.replay else None
+    log = log_of(arguments)
     try:
         return Trainer(recorded, cost, trace=bool(arguments.trace or arguments.html), schedule=schedule,
                        replays=None if log is None else lambda graph: Replayed(graph, log, arguments.replay),

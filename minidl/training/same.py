@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from hashlib import sha256
 from typing import Any
 
@@ -17,8 +18,9 @@ from .trainer import sha256_of
 TRANSPORTS = ("staged", "cuda-aware", "nccl")
 
 
-def identity(recorded: Recorded) -> dict[str, Any]:
-    """The settings that must be equal on all ranks; the simplest first, since the first difference is reported."""
+def identity(recorded: Recorded, flags: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that must be equal on all ranks; the simplest first, since the first difference is reported.
+    `flags`: the command's by name; settings that follow from them alone are not compared again."""
     import platform
 
     from .. import __version__
@@ -26,26 +28,14 @@ def identity(recorded: Recorded) -> dict[str, Any]:
     job, data = recorded.job, recorded.train_data
     return {"the version of minidl": __version__, "the version of Python": platform.python_version(),
             "the version of NumPy": np.__version__, "the model": job.model,
-            "the model's arguments": dict(job.model_args), "the objective": recorded.objective.name,
-            "the type": job.dtype, "the seed": job.seed,
+            "the model's arguments": dict(job.model_args), "the seed": job.seed, "the batch size": job.batch_size,
+            **flags, "the objective": recorded.objective.name,
             "the data set": data.name, "the number of samples": data.dataset.samples,
             "the number of classes": data.classes,
             "the tokenizer's hash": sha256(data.dataset.tokenizer.encode()).hexdigest()[:16],
-            "the batch size": job.batch_size, "the share of a batch": recorded.share,
-            "the number of micro-batches": job.micro_batches,
-            "the number of slices": job.slices,
-            "the number of micro-batches of an update": job.update_every,
-            "the optimizer": job.optimizer, "the optimizer's arguments": dict(job.optimizer_args),
-            "the learning rate": job.lr,
-            "the momentum": job.momentum, "the weight decay": job.weight_decay, "the norm to clip at": job.clip,
-            "the dither": job.dither, "the backward pass": [job.backward, job.sweeps, job.block],
-            "the scheduler": job.scheduler,
-            "the scheduler's arguments": dict(job.scheduler_args),
-            "the memory limit": job.memory_limit, "the kind of device": job.device.partition(":")[0], "TF32": job.tf32,
-            "determinism": job.deterministic, "the fusion": job.fusion, "the recomputing": job.recompute,
-            "the experts' ranks": job.experts_over,
-            "the sharding": job.shard, "the parts of tasks": job.split, "the offloading": job.offload,
-            "the parameters' hash": initial_sha256(recorded.model)}
+            "the share of a batch": recorded.share, "the number of slices": job.slices,
+            "the number of micro-batches of an update": job.update_every, "the learning rate": job.lr,
+            "the kind of device": job.device.partition(":")[0], "the parameters' hash": initial_sha256(recorded.model)}
 
 
 def initial_sha256(model: nn.Module) -> str:
