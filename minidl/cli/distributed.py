@@ -43,8 +43,8 @@ RECORDING = threading.Lock()  #: ranks of one process record in turn: models and
 
 
 def train(read: Callable[[], Any]) -> int:
-    """This process's part of a run under a launcher. `read` returns its flags, or raises an error, which then ends all
-    ranks. Rank 0 prints."""
+    """This process's part of a run under a launcher. `read` returns its flags, or raises an error that ends all ranks.
+    Rank 0 prints."""
     with on_ranks() as communicator:
         if communicator.size < launcher.tasks():
             show.note(f"minidl: this Slurm job has {launcher.tasks()} tasks, and one process trains; write srun before "
@@ -72,42 +72,46 @@ def _threads(arguments: Any) -> int:
 
 
 def side_by_side(arms: Sequence[Any]) -> list[tuple[Trainer, Timeline | None]]:
-    """The flags of the arms of a comparison as runs whose steps are interleaved, with ranks as threads of this process:
-    rank 0's trainer of each after its last step, and the timeline of this step on all ranks with --html."""
-    first = arms[0]
-    if first.ranks is None or (first.parallel == "pipeline" and first.ranks < 2):
+    """The flags of the arms of a comparison as runs whose steps are interleaved, on one device, or with ranks as
+    threads of this process: rank 0's trainer of each after its last step, and with --html the timeline of this step on
+    all ranks."""
+    first, alone = arms[0], arms[0].parallel == "none"
+    if not alone and (first.ranks is None or (first.parallel == "pipeline" and first.ranks < 2)):
         raise UsageError("a pipeline needs at least 2 ranks; give --ranks P" if first.ranks else
                          "the number of ranks is missing; give --ranks P")
-    if launcher.size() > 1:
+    if not alone and launcher.size() > 1:
         raise UsageError("compare runs ranks as threads of one process; start it without a launcher, with --ranks P")
-    grid = _grid(first, _threads(first))
+    grid = RankGrid(1) if alone else _grid(first, _threads(first))
     recordings = [Recorded(job(arm), 0, grid.replicas) for arm in arms]
-    own = [[recorded.copy(grid.place(rank)[0]) for recorded in recordings] for rank in range(grid.size)]
+    own = [recordings] if alone else [[recorded.copy(grid.place(rank)[0]) for recorded in recordings]
+                                      for rank in range(grid.size)]
     for recorded in own[0]:
         _ = recorded.test_data  # what does not fit shall not end the run at its first evaluation
     show.notes(recordings[0].remarks)
-    title = f"training {first.model} on {grid.size} ranks under {len(arms)} schedules"
+    title = f"training {first.model}{'' if alone else f' on {grid.size} ranks'} under {len(arms)} schedules"
 
-    def part(communicator: Communicator) -> list[tuple[Trainer, Timeline | None]]:
-        trainers: list[Any] = []
+    def part(communicator: Communicator | None) -> list[tuple[Trainer, Timeline | None]]:
+        rank, trainers = 0 if communicator is None else communicator.rank, list[Any]()
         known: dict[Any, Any] = {}  # arms with equal tasks share measured costs; all share what links cost
         links: dict[str, Any] = {}
-        for arm, recorded in zip(arms, own[communicator.rank], strict=True):
+        for arm, recorded in zip(arms, own[rank], strict=True):
             tasks = tuple(getattr(recorded.job, name) for name in ("update_every", *SUMS))
             if tasks not in known:
                 told = copy(arm)
-                told.save_costs = arm.save_costs if communicator.rank == 0 and not known else None
+                told.save_costs = arm.save_costs if rank == 0 and not known else None
+                told.side_sms = next((other.side_sms for other in arms if other.side_sms), None)
                 known[tasks], measured = _measured(told, recorded, communicator)
                 links = links or measured
             trainers.append(_trainer(arm, recorded, communicator, known[tasks], links))
+            show.notes(trainers[-1].plan.remarks if rank == 0 else ())
         steps = steps_of(first, trainers[0].recorded)
-        with show.progress(title, steps) if communicator.rank == 0 else nullcontext() as done:
+        with show.progress(title, steps) if rank == 0 else nullcontext() as done:
             interleaved(trainers, steps, done)
-        for trainer in trainers:
+        for trainer in trainers if communicator is not None else ():
             trainer.finish()
-        return [(t, t.run.timeline_of_all() if first.html else None) for t in trainers]
+        return [(t, None if not first.html else t.run.timeline if alone else t.run.timeline_of_all()) for t in trainers]
 
-    return run_ranks(grid.size, part)[0]
+    return part(None) if alone else run_ranks(grid.size, part)[0]
 
 
 def _part(read: Callable[[], Any], communicator: Any, recordings: list[Recorded] | None = None) -> int:
@@ -220,6 +224,8 @@ def _checked(arguments: Any, communicator: Any) -> RankGrid:
 
 def _measured(arguments: Any, recorded: Any, communicator: Any) -> tuple[CostModel, dict[str, Any]]:
     """The costs of tasks, and what links cost as arguments of a trainer; equal on all ranks."""
+    if communicator is None:
+        return costs(arguments, recorded), {}
     # where ranks outnumber their machine's cores, as many measure as it has: the others would only be in their way
     measures = communicator.local_rank < (os.cpu_count() or 1)
     found = communicator.gather(costs(arguments, recorded) if measures else None)
@@ -251,6 +257,8 @@ def _trainer(arguments: Any, recorded: Any, communicator: Any, cost: CostModel, 
              log: Any = None) -> Any:
     """`links`: as by `_measured`. `log`: to replay."""
     traced = bool(arguments.trace or arguments.html)
+    if communicator is None:
+        return Trainer(recorded, cost, trace=traced)
     if arguments.parallel == "data":
         kind: Any = GossipTrainer if asynchronous(arguments) else RankTrainer
         trainer = kind(recorded, cost, communicator, k=arguments.k, buckets=arguments.buckets, trace=traced, **links)

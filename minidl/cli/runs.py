@@ -378,7 +378,7 @@ def run_record(trainer: Trainer, test: Mapping[str, float] | None = None) -> dic
             "peak_bytes": max(trainer.plan.peak_bytes or (0,)),
             "activation_peak_bytes": max(p.memory.activation_bytes for p in trainer.program.parts),
             "dither": trainer.recorded.zeros() if trainer.job.dither else None,
-            "diagnosis": of_run(trainer.plan, surroundings(trainer)).as_json()}
+            "diagnosis": asdict(of_run(trainer.plan, surroundings(trainer)))}
 
 
 def surroundings(trainer: Trainer) -> Surroundings:
@@ -410,9 +410,4 @@ def summary(record: dict[str, Any]) -> str:
                f"are 0, which saves {d['skipped_before']:.1%} -> {d['skipped']:.1%} of the multiply-adds\n"
                if (d := record["dither"]) else "") +
             f"  peak memory {record['peak_bytes']:,} bytes\n"
-            f"{last}\n{diagnosed(record['diagnosis'])}")
-
-
-def diagnosed(record: dict[str, Any]) -> str:
-    """A diagnosis as text."""
-    return str(Diagnosis(record["headline"], record["fits"], tuple(record["reasons"]), tuple(record["advice"])))
+            f"{last}\n{Diagnosis(**record['diagnosis'])}")

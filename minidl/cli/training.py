@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from copy import copy
+from dataclasses import asdict
 from typing import Any
 
 from .. import schedulers
 from ..core.schedule import Schedule, ScheduleError
-from ..core.timeline import Timeline
 from ..pricing.cost import CostModel
 from ..runtime.replica import Replayed
 from ..system import interrupts, launcher
 from ..training.recorded import Recorded
-from ..training.trainer import Trainer, interleaved
-from ..views.diagnosis import of_speedup
+from ..training.trainer import Trainer, sha256_of
+from ..views.diagnosis import Diagnosis, of_speedup
 from ..views.page import Shown
 from . import distributed, restarts, runs, show
 from .flags import UsageError, job
@@ -54,8 +54,7 @@ def train(arguments: Any) -> int:
 
 
 def _trainer(arguments: Any, recorded: Recorded, cost: CostModel, kept: str | None) -> Trainer:
-    """The trainer of a run. `kept`: the checkpoint's schedule, as CSV. Raises UsageError for a schedule that is not
-    of the flags' step."""
+    """The trainer of a run. `kept`: the checkpoint's schedule, as CSV. Raises UsageError if it is of another step."""
     schedule = None if kept is None else Schedule.from_csv(kept, f"the schedule in {arguments.checkpoint}")
     log = log_of(arguments)
     try:
@@ -80,12 +79,13 @@ def compare(arguments: Any) -> int:
     arms = [_arm(arguments, name) for name in names]
     if len(names) < 2 or len(set(names)) < len(names):
         raise UsageError(f"--schedulers {arguments.schedulers}: give at least two different ones, separated by commas")
-    found = _on_one_device(arms) if arguments.parallel == "none" else distributed.side_by_side(arms)
+    found = distributed.side_by_side(arms)
     trainers = [trainer for trainer, _ in found]
     first, *others = trainers
     records, tests = list[dict[str, Any]](), dict[str, dict[str, float]]()
     for trainer in trainers:
-        state = trainer.state_sha256()  # models with equal bits are judged once
+        # models with equal bits are judged once
+        state = sha256_of(t for _, t in trainer.recorded.model.named_tensors())
         records.append(runs.run_record(trainer, tests.get(state)))
         tests[state] = records[-1]["test"]
     identical, verdict = _verdict(trainers, [r["params_sha256"] for r in records])
@@ -96,18 +96,17 @@ def compare(arguments: Any) -> int:
         "arms": [{k: r[k] for k in keys} for r in records], "bit_identical": identical,
         "deterministic": first.job.deterministic}
     if first.communicator is not None:
-        show.notes(remark for t in trainers for remark in t.plan.remarks)
-        result["ranks"] = first.communicator.size
+        result["ranks"] = first.ranks
         for arm, trainer in zip(result["arms"], trainers, strict=True):
             arm["stale"] = trainer.plan.stale
     diagnoses = {t.job.scheduler: of_speedup(first.plan, t.plan, *map(runs.surroundings, (first, t))) for t in others}
-    result["diagnosis"] = {name: d.as_json() for name, d in diagnoses.items()}
+    result["diagnosis"] = {name: asdict(d) for name, d in diagnoses.items()}
     try:
         if arguments.html:
             show.write_page(arguments, result, [Shown.of(t.plan, timeline) for t, timeline in found])
     finally:
         show.emit(arguments, result, lambda: _comparison(records, verdict, trainers)
-                  + "".join(f"\n{r['scheduler']}: {runs.diagnosed(r['diagnosis'])}" for r in records)
+                  + "".join(f"\n{r['scheduler']}: {Diagnosis(**r['diagnosis'])}" for r in records)
                   + "".join(f"\n{name} over {names[0]}: {d}" for name, d in diagnoses.items()))
     return 1 if identical is False and first.job.deterministic else 0
 
@@ -120,27 +119,6 @@ def _arm(arguments: Any, name: str) -> Any:
     for option in {"streams", "side_sms", "k", "buckets", "update_every", "slices"} - options.keys() - own:
         setattr(arm, option, None)
     return arm
-
-
-def _on_one_device(arms: list[Any]) -> list[tuple[Trainer, Timeline | None]]:
-    """The trainer of each arm after its last step, and the timeline of this step with --html."""
-    trainers: list[Trainer] = []
-    known: dict[int, CostModel] = {}  # arms with equal tasks share measured costs
-    for arm in arms:
-        recorded = Recorded(job(arm))
-        _ = recorded.test_data
-        show.notes(() if trainers else recorded.remarks)
-        if recorded.every not in known:
-            told = copy(arm)
-            told.save_costs = None if known else arm.save_costs
-            told.side_sms = next((other.side_sms for other in arms if other.side_sms), None)
-            known[recorded.every] = costs(told, recorded)
-        trainers.append(Trainer(recorded, known[recorded.every], trace=bool(arm.html)))
-        show.notes(trainers[-1].plan.remarks)
-    steps = runs.steps_of(arms[0], trainers[0].recorded)
-    with show.progress(f"training {arms[0].model} under {len(arms)} schedules", steps) as done:
-        interleaved(trainers, steps, done)
-    return [(t, t.run.timeline) for t in trainers]
 
 
 def _verdict(trainers: list[Trainer], digests: list[str]) -> tuple[bool | None, str]:

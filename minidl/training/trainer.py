@@ -338,14 +338,6 @@ class Trainer:
     def params_sha256(self) -> str:
         return params_sha256(self.recorded.model)
 
-    def state_sha256(self) -> str:
-        """As `params_sha256`, of the model's states as well."""
-        return sha256_of(t for _, t in self.recorded.model.named_tensors())
-
-
-def _one(value: Callable[[], Any]) -> Callable[[], Sequence[Any]]:
-    return lambda: [value()]
-
 
 def params_sha256(model: nn.Module) -> str:
     """The SHA-256 of every parameter once, in state-dict order, little-endian."""

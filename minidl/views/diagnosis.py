@@ -7,8 +7,7 @@ reason is found, the diagnosis says so.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -46,9 +45,6 @@ class Diagnosis:
     fits: bool
     reasons: tuple[str, ...] = ()
     advice: tuple[str, ...] = ()
-
-    def as_json(self) -> dict[str, Any]:
-        return {name: list(v) if isinstance(v, tuple) else v for name, v in asdict(self).items()}
 
     def __str__(self) -> str:
         if self.fits:
