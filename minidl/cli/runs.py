@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
@@ -217,9 +217,9 @@ def _told(arguments: Any, trainer: Trainer, steps: int, done: int
     if not arguments.status or trainer.rank > 0:
         yield lambda step, record: None
         return
-    with status.told(status.Target.of(arguments.status), steps, done, trainer.job.batch_size,
-                     trainer.plan.predicted_step_ms, lambda: trainer.losses[-1] if trainer.losses else None,
-                     show.note) as sender:
+    with closing(status.Status(
+            status.Target.of(arguments.status), steps, done, trainer.job.batch_size, trainer.plan.predicted_step_ms,
+            lambda: trainer.losses[-1] if trainer.losses else None, show.note)) as sender:
         yield sender.tell
 
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,6 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..system.files import check_writable, write_atomic
-from .posting import post
 
 KUBEFLOW = "kubeflow"  #: the target whose URL, and the files of whose token and certificate, the environment names:
 URL, TOKEN, CERTIFICATE = (f"KUBEFLOW_TRAINER_SERVER_{name}" for name in ("URL", "TOKEN", "CA_CERT"))
@@ -30,7 +28,8 @@ TIMEOUT = 5.0  #: seconds of a request
 
 @dataclass(frozen=True)
 class Target:
-    """Where the status goes: a file, or a URL with a file of a token and one of a certificate, if there are any."""
+    """Where the status goes: a file, or a URL, with the files of a token and of the certificate of an authority that is
+    trusted, by default the system's."""
 
     where: str
     is_url: bool
@@ -67,12 +66,23 @@ class Target:
         return URL_SECONDS if self.is_url else FILE_SECONDS
 
     def send(self, content: str) -> None:
-        """Raises OSError or ValueError if the receiver does not take it."""
+        """Writes JSON to the file, or sends it by POST, with a bearer's token if there is one. It follows no redirect,
+        which would carry the token to another host. Raises OSError or ValueError if the receiver does not take it."""
         if not self.is_url:
             write_atomic(self.where, content)
             return
+        import ssl  # other runs need nothing of the web
+        from urllib.request import HTTPRedirectHandler, HTTPSHandler, Request, build_opener
+
+        class Stays(HTTPRedirectHandler):
+            def redirect_request(self, *_: object) -> None:
+                return None
+
         token = Path(self.token).read_text().strip() if self.token else ""  # it changes from time to time
-        post(self.where, content, token, self.certificate, TIMEOUT)
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
+        opener = build_opener(Stays, HTTPSHandler(context=ssl.create_default_context(cafile=self.certificate or None)))
+        with opener.open(Request(self.where, content.encode(), headers, method="POST"), timeout=TIMEOUT) as answer:
+            answer.read(1 << 16)
 
 
 @dataclass(frozen=True)
@@ -147,13 +157,3 @@ class Status:
         """Sends the last status; gives up on a receiver that takes longer than a request may."""
         self._over.set()
         self._thread.join(2 * TIMEOUT)
-
-
-@contextmanager
-def told(*arguments: Any) -> Iterator[Status]:
-    """A Status of what runs inside; arguments as its own."""
-    status = Status(*arguments)
-    try:
-        yield status
-    finally:
-        status.close()
