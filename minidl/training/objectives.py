@@ -63,9 +63,11 @@ class Objective:
 
 
 # ------------------------------------------------------------------------------------------------------------- classes
-def _of_rows(logits: Array, labels: Array) -> Sums:
-    """(rows, sum of their cross-entropies, how many have their largest logit at the label) for logits (n, c)."""
-    logits = logits.astype(np.float64)
+def _score(logits: Array, y: Array) -> Sums:
+    """(predictions, sum of their cross-entropies, how many have their largest logit at the label) for logits (n,
+    classes) or (n, t, vocabulary), and y (n,) or (n, t), of all that are not IGNORED."""
+    counted = y.reshape(-1) != IGNORED
+    logits, labels = logits.reshape(-1, logits.shape[-1])[counted].astype(np.float64), y.reshape(-1)[counted]
     top = logits.max(axis=1)
     with np.errstate(invalid="ignore"):  # whoever gets a loss that is not finite says so
         total = np.log(np.exp(logits - top[:, None]).sum(axis=1)) + top
@@ -73,8 +75,9 @@ def _of_rows(logits: Array, labels: Array) -> Sums:
     return np.array([len(labels), (total - aim).sum(), (logits.argmax(axis=1) == labels).sum()], np.float64)
 
 
-def _classes(sums: Sums, data: Dataset) -> dict[str, float]:
-    return {"loss": float(sums[1] / sums[0]), "accuracy": float(sums[2] / sums[0])}
+def _means(metric: str) -> Callable[[Sums, Dataset], dict[str, float]]:
+    """The loss and this metric, both means over all predictions."""
+    return lambda sums, data: {"loss": float(sums[1] / sums[0]), metric: float(sums[2] / sums[0])}
 
 
 # -------------------------------------------------------------------------------------------------------------- tokens
@@ -82,11 +85,6 @@ def _counted_loss(logits: Any, y: Any) -> Any:
     """Logits (n, classes) or (n, t, vocabulary) and labels (n,) or tokens (n, t): the mean over all that are not
     IGNORED; 0 if there are none, since a micro-batch of a step may have no other ones."""
     return CrossEntropy(0.0, IGNORED)(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
-
-
-def _score(logits: Array, y: Array) -> Sums:
-    counted = y.reshape(-1) != IGNORED
-    return _of_rows(logits.reshape(-1, logits.shape[-1])[counted], y.reshape(-1)[counted])
 
 
 def _perplexity(sums: Sums, data: Dataset) -> dict[str, float]:
@@ -124,16 +122,12 @@ def _value_score(output: Array, y: Array) -> Sums:
     return np.array([apart.size, np.square(apart).sum(), np.abs(apart).sum()], np.float64)
 
 
-def _error(sums: Sums, data: Dataset) -> dict[str, float]:
-    return {"loss": float(sums[1] / sums[0]), "error": float(sums[2] / sums[0])}
-
-
 OBJECTIVES = {objective.name: objective for objective in (
-    Objective("classification", nn.cross_entropy, _score, _classes, "accuracy", largest=True),
+    Objective("classification", nn.cross_entropy, _score, _means("accuracy"), "accuracy", largest=True),
     Objective("next_token", _counted_loss, _score, _perplexity, "perplexity", tokens=True),
     Objective("masked_token", _counted_loss, _score, _perplexity, "perplexity", tokens=True, inputs=_masked),
     Objective("translation", _counted_loss, _score, _perplexity, "perplexity", tokens=True, more=bleu),
-    Objective("regression", nn.mse, _value_score, _error, "error"),
+    Objective("regression", nn.mse, _value_score, _means("error"), "error"),
 )}  # fmt: skip
 
 
