@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .dataset import IGNORED, Array, DataError, Dataset, Wanted, check_labels, check_vocabulary
-from .text import coder_of
-from .tokens import Tokenizer
+from .text import checked
+from .tokens import Tokenizer, tokenizer
 
 LARGEST = 1 << 30  #: the largest file, in bytes; MNLI's has 400 MB
 Pair = tuple[str, str]
@@ -29,11 +29,7 @@ def _lines(file: Path) -> list[str]:
     """The lines of a text file. Raises DataError."""
     if file.stat().st_size > LARGEST:
         raise DataError(f"{file}: larger than {LARGEST >> 30} GiB")
-    try:
-        with open(file, encoding="utf-8-sig", newline="\n") as opened:
-            text = opened.read()
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}: not a text in UTF-8 (byte {error.start})") from None
+    text = checked(file, file.read_bytes()).decode("utf-8-sig")
     return [line.rstrip("\r") for line in text.removesuffix("\n").split("\n")]
 
 
@@ -151,7 +147,7 @@ def load_glue(glue: Glue, folder: Path, wanted: Wanted) -> Dataset:
 def _coder(wanted: Wanted, pairs: Callable[[], Sequence[Pair]]) -> Tokenizer:
     """The tokenizer that is wanted, which may learn from the pairs for training."""
     learns = wanted.tokenizer.isdigit()
-    return coder_of("\n".join(part for pair in pairs() for part in pair).encode() if learns else b"", wanted.tokenizer)
+    return tokenizer(wanted.tokenizer, "\n".join(part for pair in pairs() for part in pair).encode() if learns else b"")
 
 
 # --------------------------------------------------------------------------------------------------------------- IWSLT

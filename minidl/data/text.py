@@ -57,14 +57,8 @@ def running(name: str, train: bytes, test: bytes, wanted: Wanted) -> Dataset:
 
 @functools.lru_cache(maxsize=4)
 def _encoded(train: bytes, part: bytes, kind: str) -> tuple[Tokenizer, Array]:
-    coder = coder_of(train, kind)
+    coder = tokens.tokenizer(kind, train)
     return coder, coder.encode(part)
-
-
-@functools.lru_cache(maxsize=4)
-def coder_of(train: bytes, kind: str) -> Tokenizer:
-    """The tokenizer of a training text."""
-    return tokens.tokenizer(kind, lambda: [train])
 
 
 def pydoc(wanted: Wanted) -> Dataset:
@@ -133,10 +127,11 @@ def _documents(file: Path) -> Iterator[bytes]:
     room = min(LARGEST, max(SMALL, INFLATED * file.stat().st_size))
     with reading(file), open(file, "rb") as opened:
         for where, text in unpacked(opened, str(file), room, tar=file.suffix == ".tar"):
-            yield _checked(where, text)
+            yield checked(where, text)
 
 
-def _checked(where: str, text: bytes) -> bytes:
+def checked(where: object, text: bytes) -> bytes:
+    """The text with a line feed alone at the ends of lines. Raises DataError for bytes that are not UTF-8."""
     try:
         text.decode()
     except UnicodeDecodeError as error:

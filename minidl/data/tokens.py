@@ -7,6 +7,7 @@ that this library has saved, with its vocabulary.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -54,12 +55,13 @@ def _decoded(tokens: Sequence[int]) -> str:
 BYTE_TOKENIZER = Tokenizer(256, lambda text: np.frombuffer(text, np.uint8), _decoded, dict(BYTES))
 
 
-def tokenizer(name: str, text: Callable[[], Iterable[bytes]]) -> Tokenizer:
-    """The tokenizer of this name: bytes, a number of tokens, or a file. `text()`: to learn from. Raises DataError."""
+@functools.lru_cache(maxsize=4)
+def tokenizer(name: str, text: bytes) -> Tokenizer:
+    """The tokenizer of this name: bytes, a number of tokens, or a file. `text`: to learn from. Raises DataError."""
     if name == "bytes":
         return BYTE_TOKENIZER
     if name.isascii() and name.isdigit():
-        return _trained(int(name[:20]), text())
+        return _trained(int(name[:20]), text)
     path = Path(name)
     if not path.is_file():
         raise DataError(f"{name}: there is no such tokenizer; write bytes, a number of tokens, or FILE.json")
@@ -81,7 +83,7 @@ def _library() -> Any:
     return tokenizers
 
 
-def _trained(size: int, text: Iterable[bytes]) -> Tokenizer:
+def _trained(size: int, text: bytes) -> Tokenizer:
     if size < LEAST:
         raise DataError(f"a tokenizer of {size} tokens is too small; it needs {LEAST} for all bytes and special tokens")
     if size > MOST:
@@ -93,7 +95,7 @@ def _trained(size: int, text: Iterable[bytes]) -> Tokenizer:
     trainer = library.trainers.BpeTrainer(
         vocab_size=size, special_tokens=[names[0] for names in NAMES.values()], show_progress=False,
         initial_alphabet=sorted(library.pre_tokenizers.ByteLevel.alphabet()))
-    made.train_from_iterator((piece.decode("utf-8", "replace") for part in text for piece in pieces(part)), trainer)
+    made.train_from_iterator((piece.decode("utf-8", "replace") for piece in pieces(text)), trainer)
     return _of_library(made)
 
 

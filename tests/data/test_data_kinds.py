@@ -188,7 +188,7 @@ def test_files_that_are_packed_in_one_another_without_end_are_refused(tmp_path):
 def test_a_tokenizer_is_trained_and_given(tmp_path, capsys):
     pytest.importorskip("tokenizers")
     (tmp_path / "a.txt").write_text(prose(1, 400))
-    coder = text.coder_of((tmp_path / "a.txt").read_bytes(), "300")
+    coder = tokens.tokenizer("300", (tmp_path / "a.txt").read_bytes())
     assert coder.vocabulary <= 300
     for sample in ("the lazy dog", "größer\nthan é\n", prose(9)):
         assert coder.decode(coder.encode(sample.encode()).tolist()) == sample

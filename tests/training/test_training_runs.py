@@ -434,7 +434,7 @@ def test_only_language_models_write(capsys, tmp_path):
 def test_a_network_writes_only_with_the_tokens_that_it_knows(capsys, tmp_path, written):
     pytest.importorskip("tokenizers")
     about = dict(checkpoint.peek(written).about)
-    about["tokenizer"] = tokens.tokenizer("270", lambda: [b"many kinds of words to be merged into one, or two"]).saved
+    about["tokenizer"] = tokens.tokenizer("270", b"many kinds of words to be merged into one, or two").saved
     checkpoint.save(tmp_path / "c", Writer.load(written).model, about=about)
     assert refusal(capsys, "sample", str(tmp_path / "c")) == (
         f"minidl: {tmp_path / 'c'}: its tokenizer has 270 tokens, and its network knows 256\n")
