@@ -6,9 +6,10 @@ It does not know what a sample is.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any, TypeGuard
+from functools import lru_cache
+from typing import TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,10 +50,12 @@ class Loader:
         self.dataset, self.batch_size, self.seed, self.training = dataset, batch_size, seed, training
         self.rank, self.ranks = rank, ranks
         self.position = 0  #: how many samples come before the next global batch, including all earlier epochs
-        self._orders: dict[int, NDArray[np.int64]] = {}
-        self._draws: dict[int, draws.Draws] = {}
         self._ahead = _Ahead(self) if dataset.slow else None
         name, samples = dataset.name, dataset.samples
+        # of an epoch, kept for two of them, since a batch may span both
+        self._order = lru_cache(2)(lambda epoch: permutation(samples, "order", epoch, seed=seed) if training else
+                                   np.arange(samples))
+        self._draws = lru_cache(2)(lambda epoch: draws.of_epoch(samples, epoch, seed))
         if not _whole(batch_size) or batch_size < 1:
             raise DataError(f"{name}: the batch size is {batch_size!r}; it must be a whole number > 0")
         check_seed(seed)
@@ -109,9 +112,6 @@ class Loader:
             return -(-epochs * self.samples // self.batch_size)
         return epochs * -(-self.samples // self.batch_size)
 
-    def _order(self, epoch: int) -> NDArray[np.int64]:
-        return permutation(self.samples, "order", epoch, seed=self.seed) if self.training else np.arange(self.samples)
-
     def _parts(self, begin: int, end: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
         """(epoch, its samples in order) from position `begin` up to `end`."""
         if self.samples == ENDLESS:
@@ -120,11 +120,8 @@ class Loader:
         while begin < end:
             epoch, first = divmod(begin, self.samples)
             count = min(end - begin, self.samples - first)
-            yield epoch, _kept(self._orders, epoch, self._order)[first : first + count]
+            yield epoch, self._order(epoch)[first : first + count]
             begin += count
-
-    def _drawn(self, epoch: int) -> draws.Draws:
-        return draws.of_epoch(self.samples, epoch, self.seed)
 
     def read(self, begin: int) -> tuple[Array, Array]:
         """This rank's rows of the global batch at a position. Raises DataError for samples that cannot be read."""
@@ -137,7 +134,7 @@ class Loader:
         own = np.concatenate([rows for _, rows in parts])
         if not self.dataset.random:
             return self.dataset.rows(own)
-        numbers = [_kept(self._draws, epoch if self.training else 0, self._drawn)[rows] for epoch, rows in parts]
+        numbers = [self._draws(epoch if self.training else 0)[rows] for epoch, rows in parts]
         return self.dataset.rows(own, np.concatenate(numbers))
 
     def after(self, begin: int) -> int:
@@ -200,15 +197,6 @@ class _Ahead:
             self._coming.append((following, self._thread.submit(self._loader.read, following)))
             following = self._loader.after(following)
         return self._coming.popleft()[1].result()
-
-
-def _kept(known: dict[int, Any], epoch: int, make: Callable[[int], Any]) -> Any:
-    """The result of `make(epoch)`, kept for this epoch and the one before, since a batch may span both."""
-    if epoch not in known:
-        known[epoch] = make(epoch)
-        for old in known.keys() - {epoch, epoch - 1}:
-            del known[old]
-    return known[epoch]
 
 
 def check_seed(seed: object) -> None:
