@@ -75,8 +75,9 @@ class _Unpickler(pickle.Unpickler):
         full = f"{module}.{name}"
         known: dict[str, Callable[..., Any]] = {
             "numpy.dtype": _Type, "_codecs.encode": self._encode, "numpy.ndarray": _refuse,
-            **{f"{room}.multiarray._reconstruct": _Holder.of_nothing for room in ("numpy.core", "numpy._core")},
-            **{f"{room}.numeric._frombuffer": _Holder.of_bytes for room in ("numpy.core", "numpy._core")}}
+            **{f"{room}.multiarray._reconstruct": lambda *_: _Holder() for room in ("numpy.core", "numpy._core")},
+            **{f"{room}.numeric._frombuffer": lambda data, kind, shape, order: _Holder(
+                _array(data, kind, shape, order == "F")) for room in ("numpy.core", "numpy._core")}}
         if full not in known:
             raise ValueError(f"the pickle names {full[:80]!r}; only plain values and arrays are "
                              f"read, nothing is executed")
@@ -110,14 +111,6 @@ class _Holder:
     """An array that the file declares first and fills later."""
 
     found: Array | None = None
-
-    @classmethod
-    def of_nothing(cls, *_: Any) -> _Holder:
-        return cls()
-
-    @classmethod
-    def of_bytes(cls, data: Any, kind: Any, shape: Any, order: Any) -> _Holder:
-        return cls(_array(data, kind, shape, order == "F"))
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         """State: version, shape, type, column-major, bytes."""
