@@ -24,8 +24,8 @@ import numpy as np
 from numpy.lib import format as npy
 
 from .archives import reading
-from .dataset import (FLOAT32, IGNORED, MOST, Array, DataError, Dataset, Note, Scaling, Standardize,
-                      Wanted, check_labels, of_images, pieces, statistics)
+from .dataset import (FLOAT32, IGNORED, MOST, Array, DataError, Dataset, Note, Scaling, Wanted, check_labels, of_images,
+                      pieces, statistics)
 from .loader import fifth
 
 LARGEST = 4 << 30  #: the most bytes of arrays
@@ -42,14 +42,13 @@ NUMBER, WHOLE = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII), 
 ABSENT = ("nan", "na", "n/a", "null", "none", "?", "-", "inf", "+inf", "-inf")  #: no words, in a column with numbers
 
 
-def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[Any, Any] | None = None,
-                classes: int | None = None, image_size: int | None = None, channels: int | None = None,
-                dtype: str = "float32", standardize: Standardize = False, note: Note = lambda line: None) -> Dataset:
+def from_arrays(name: str, x: Any, y: Any, split: str = "train", *, test: tuple[Any, Any] | None = None, **wanted: Any
+                ) -> Dataset:
     """A part of the samples (x, y): train or test. Without `test`, the samples of the test part, a fixed random fifth
-    of them is the test part. Images and numbers stay as they are, or with `standardize` get mean 0 and variance 1 over
-    the training part; or they are standardised by a given `Scaling`. Raises DataError."""
-    return part_of(name, x, y, test, Wanted(split, dtype=dtype, note=note, image_size=image_size, channels=channels,
-                                            classes=classes, standardize=standardize))
+    of them is the test part. `wanted`: `classes`, `image_size`, `channels`, `dtype`, `standardize` and `note`, as of
+    `data.load`. Images and numbers stay as they are, or with `standardize` get mean 0 and variance 1 over the training
+    part; or they are standardised by a given `Scaling`. Raises DataError."""
+    return part_of(name, x, y, test, Wanted(split, **wanted))
 
 
 def part_of(name: str, x: Any, y: Any, test: tuple[Any, Any] | None, wanted: Wanted) -> Dataset:
