@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from .. import schedulers
@@ -40,21 +41,11 @@ def named(arguments: Any) -> list[str]:
     return schedulers.names("none", exact=True) if every else [arguments.scheduler]
 
 
-def _may_copy(arguments: Any) -> bool:
-    """Whether a plan of the command may copy out: by its flags, or as its order says."""
-    told = arguments.offload != "none" or arguments.command == "check" or arguments.curve or arguments.resume
-    return bool(told or any(name.endswith(".csv") for name in named(arguments)))
-
-
-def recorded_step(job: Job, part: int = 0, parts: int = 1) -> Recorded:
-    """The step of a job, recorded. Only commands with a network import networks."""
-    from ..training.recorded import Recorded
-
-    return Recorded(job, part, parts)
-
-
 def costs(arguments: Any, recorded: Recorded) -> CostModel:
     """The costs by --costs and --pairs: measured now, from flops and bytes, or from a file."""
+    from ..measuring.far import measure_far
+    from ..measuring.sms import measure_sms
+
     if arguments.costs == "analytic":
         cost = CostModel.analytic()
     elif arguments.costs != "measured":
@@ -62,8 +53,11 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
     else:
         with show.progress("measuring costs", 1.0) as done:
             cost = recorded.measure(done)
-    if cost.far is None and cost.source != "analytic" and _may_copy(arguments):
-        cost = recorded.with_far(cost)
+    # a plan may copy out by the flags, or as its order says
+    copies = arguments.offload != "none" or arguments.command == "check" or arguments.curve or arguments.resume
+    if cost.far is None and cost.source != "analytic" and (
+            copies or any(name.endswith(".csv") for name in named(arguments))):
+        cost = replace(cost, far=measure_far(recorded.device))
     asked = arguments.pairs
     if (asked is None and cost.corun is None and arguments.subject == "s"
         and any(scheduler_of(arguments, name).pairs for name in named(arguments))):
@@ -73,7 +67,7 @@ def costs(arguments: Any, recorded: Recorded) -> CostModel:
             cost = recorded.with_pairs(cost, asked == "measured", done)
     if arguments.side_sms is not None and cost.sms is None:
         with show.progress("measuring parts of the GPU", 1.0) as done:
-            cost = recorded.with_sms(cost, done)
+            cost = replace(cost, sms=measure_sms(recorded.graph, recorded.device, done))
     if arguments.save_costs:
         cost.save(arguments.save_costs)
     return cost

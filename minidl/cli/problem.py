@@ -19,7 +19,7 @@ from ..schedulers import pipeline
 from ..schedulers.layer_times import layers
 from ..schedulers.saved import SUMS, kind_of
 from .flags import UsageError, job
-from .inputs import costs, recorded_step, scheduler_of
+from .inputs import costs, scheduler_of
 
 if TYPE_CHECKING:
     from ..training.recorded import Recorded
@@ -147,8 +147,9 @@ def _linked(arguments: Any, cost: CostModel) -> CostModel:
 
 def _recorded(arguments: Any, under: str | None) -> Recorded:
     """The step of one of the ranks that are all alike, or of a pipeline's first replica."""
-    shares = arguments.replicas if arguments.subject == "c" else arguments.ranks or 1
-    return recorded_step(job(arguments, under), 0, shares)
+    from ..training.recorded import Recorded  # only commands with a network import networks
+
+    return Recorded(job(arguments, under), 0, arguments.replicas if arguments.subject == "c" else arguments.ranks or 1)
 
 
 def _costs(arguments: Any, recorded: Recorded) -> CostModel:
@@ -198,19 +199,19 @@ def _of_layers(arguments: Any, chosen: schedulers.Scheduler, options: dict[str, 
              for name in ("forward", "output_grad", "weight_grad", sums)}
     if missing := [flag for flag, value in times.items() if value is None]:
         raise UsageError(f"give the layers' times with {', '.join(missing)}, or a network with --model")
+    if arguments.exchange is not None:
+        times["--exchange"] = arguments.exchange
     lists = {flag: np.atleast_1d(np.asarray(value, np.float64)).tolist() for flag, value in times.items()}
     if sums == "gradient_bytes" and len(lists["--gradient-bytes"]) == 1:
         lists["--gradient-bytes"] *= len(lists["--forward"])
-    if arguments.exchange is not None:
-        lists["--exchange"] = np.atleast_1d(np.asarray(arguments.exchange, np.float64)).tolist()
     if len({len(v) for v in lists.values()}) > 1:
         raise UsageError(f"one time for each layer is needed: "
                          f"{', '.join(f'{flag} has {len(v)}' for flag, v in lists.items())}")
-    forward, output_grad, weight_grad, comm = (lists[flag] for flag in times)
+    forward, output_grad, weight_grad, comm, *exchange = lists.values()
     if any(not np.isfinite(t) or t < 0 for t in comm):
         raise UsageError("--comm: a time must be a finite number >= 0")
     time = _sums(arguments).time if sums == "gradient_bytes" else float
-    graph, cost = layers(forward, output_grad, weight_grad, lists.get("--exchange", ()), parts=parts,
+    graph, cost = layers(forward, output_grad, weight_grad, *exchange, parts=parts,
                          micro_batches=arguments.micro_batches)
     machine = Machine(arguments.ranks or 2, arguments.memory_limit, collective=lambda sizes: time(
         sum(comm[u] * n / parts for u, n in sizes.items())))

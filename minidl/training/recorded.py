@@ -21,11 +21,10 @@ from ..core.machine import Machine
 from ..core.schedule import Schedule
 from ..data.feed import fed
 from ..devices import device as devices
-from ..measuring.far import measure_far
 from ..measuring.lanes import cores
 from ..measuring.measure import measure
 from ..measuring.pairs import measure_pairs
-from ..measuring.sms import measure_sms, needs
+from ..measuring.sms import needs
 from ..ops.dither import dither
 from ..passes.sweeps import swept
 from ..plans.plan import Plan
@@ -356,14 +355,6 @@ class Recorded:
         else:
             corun = CoRun.estimated(self.graph, groups, pairs)
         return replace(cost, corun=corun)
-
-    def with_sms(self, cost: CostModel, progress: Callable[[float], None] | None = None) -> CostModel:
-        """The costs with the times of tasks on a part of the GPU's SMs, measured now."""
-        return replace(cost, sms=measure_sms(self.graph, self.device, progress))
-
-    def with_far(self, cost: CostModel) -> CostModel:
-        """The costs with the measured bandwidth to far memory."""
-        return replace(cost, far=measure_far(self.device))
 
     def measure(self, progress: Callable[[float], None] | None = None) -> CostModel:
         auto = self.job.split == "auto"
