@@ -177,10 +177,8 @@ def _config(path: str, parser: argparse.ArgumentParser) -> list[str]:
             raise UsageError(f"{path}: unknown flag {key!r}; {nearest(key, sorted(actions))}")
         if isinstance(value, bool) and actions[key].nargs in (0, "?"):
             words += [f"--{key}"] if value else []
-        elif key not in ("model-arg", "scheduler-arg"):
-            words.append(f"--{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
-        elif not isinstance(value, dict):
-            raise UsageError(f"{path}: {key} must be a table, as in [{key}]")
-        else:
+        elif isinstance(value, dict):  # such as [model-arg]
             words += [f"--{key}={name}={argument!r}" for name, argument in value.items()]
+        else:
+            words.append(f"--{key}={','.join(map(str, value)) if isinstance(value, list) else value}")
     return words

@@ -173,7 +173,8 @@ def test_info_and_models(capsys):
 
 def test_config_file_gives_flags_and_the_command_line_wins(capsys, tmp_path):
     config = tmp_path / "run.toml"
-    config.write_text('model = "mlp"\nsteps = 2\nbatch-size = 16\ncosts = "analytic"\n[model-arg]\npreset = "tiny"\n')
+    config.write_text('model = "mlp"\nsteps = 2\nbatch-size = 16\ncosts = "analytic"\n[model-arg]\npreset = "tiny"\n'
+                      '[optimizer-arg]\nnesterov = true\n')
     record = reported(capsys, "train", "--config", str(config), "--steps", "3")
     assert (record["model"], record["steps"]) == ("mlp", 3)
 
