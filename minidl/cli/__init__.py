@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import NoReturn
 
 from ..system import interrupts, launcher, process
 
@@ -49,22 +49,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _train_on_ranks(argv: Sequence[str]) -> int:
-    """Connects the ranks before they read their flags, so that a rank with wrong flags can tell the others, which would
-    otherwise wait for it."""
+    """A rank with wrong flags connects to the others first, to tell them: they would otherwise wait for it."""
     from . import show
     from .distributed import train
     from .flags import UsageError
     from .parser import parse
 
-    found: Any
     try:
-        found = parse(argv)
+        arguments = parse(argv)
     except Exception as error:
-        found = UsageError(show.reason(error))
+        wrong = UsageError(show.reason(error))
 
-    def read() -> Any:
-        if isinstance(found, UsageError):
-            raise found
-        return found
+        def refuse() -> NoReturn:
+            raise wrong
 
-    return train(read)
+        return train(refuse)
+    return train(lambda: arguments)

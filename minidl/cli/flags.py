@@ -8,8 +8,8 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ..system import launcher
-from .values import (BACKWARD, DTYPES, MOMENTUM, OPTIMIZERS, STORED, Names, command, every, number, numbers, pair,
-                     parts_of, path, patience, rules, shards_of, size, sizes, slow_rank, topology, whole)
+from .values import (MOMENTUM, STORED, Names, command, every, number, numbers, pair, parts_of, path, patience, rules,
+                     shards_of, size, sizes, slow_rank, topology, whole)
 
 if TYPE_CHECKING:
     from ..schedulers.registry import Scheduler
@@ -180,8 +180,7 @@ BY_TIMES = (lambda: f"{_any_of(_cutting())}, which cuts by them",
 FLAGS: dict[str, Flag] = {
     "--model": _flag("info:* " + NETWORK, str, "NAME", help="a network; see `minidl models`"),
     "--model-arg": _flag("info:* " + NETWORK, pair, "K=V", ("a network; name it with --model", lambda a: a.model),
-        default=[], action="append",
-        help="an argument of the network, such as classes=10, width=64, preset=tiny"),
+        default=[], action="append", help="an argument of the network, such as classes=10, width=64, preset=tiny"),
     "--data": _flag(NETWORK, path, "NAME|PATH",
         help="a data set's name or a path (default: the embedded digits; for tokens, the embedded text)"),
     "--root": _flag(NETWORK, path, "DIR", ("data sets that are found by name", lambda a: a.data in STORED),
@@ -198,7 +197,8 @@ FLAGS: dict[str, Flag] = {
     "--batch-size": _flag(NETWORK, whole(1), "B", default=64, help="samples of a step, over all ranks together"),
     "--micro-batches": _flag("train,compare:src check:srcp plan,explain,simulate:srlcp", whole(1, 1 << 19), "M",
         default=1, help="cut each batch into M parts, whose gradients are added"),
-    "--optimizer": _flag(NETWORK + " profile:*", OPTIMIZERS, "NAME", default="sgd", help="the optimizer: %(choices)s"),
+    "--optimizer": _flag(NETWORK + " profile:*", Names("training.job:OPTIMIZERS"), "NAME", default="sgd",
+        help="the optimizer: %(choices)s"),
     "--optimizer-arg": _flag(NETWORK, pair, "K=V", default=[], action="append",
         help="another argument of the optimizer, such as eps=1e-6, nesterov=true, adjust_lr_fn=original"),
     "--lr": _flag(RUN, number(0), "X",
@@ -217,7 +217,7 @@ FLAGS: dict[str, Flag] = {
         help="round gradients of pre-activations at random to multiples of S standard deviations (default 0: not)"),
     "--newton": _flag(UNCUT, whole(1), "K",
         help="compute the forward pass of narrow layers by K Newton iterations (DeepPCR)"),
-    "--backward": _flag(UNCUT, BACKWARD, "NAME", default="exact",
+    "--backward": _flag(UNCUT, Names("passes.sweeps:BACKWARD"), "NAME", default="exact",
         help="the backward pass, %(choices)s: the chain of layers (default); sweeps of all layers or time steps at "
              "once; all residual blocks, with sums along their skips; products of Jacobians, by doubling"),
     "--sweeps": _flag(UNCUT, whole(0), "K",
@@ -236,7 +236,7 @@ FLAGS: dict[str, Flag] = {
     "--dependent-launch": _switch(NETWORK, CUDA,
         help="on cuda, from Hopper on: in a captured step, a kernel may start before the one before it has ended, and "
              "waits for it before it touches memory"),
-    "--dtype": _flag(NETWORK, DTYPES, "TYPE", default="float32",
+    "--dtype": _flag(NETWORK, Names("training.job:DTYPES"), "TYPE", default="float32",
         help="float type: %(choices)s (default float32); bf16 and fp16, on cuda, are of products alone"),
     "--lanes": _flag(RUN, Names("devices.device:LANES"), "KIND", CPU,
         help="%(choices)s: on the CPU, compiled code (the default if it can be) or Python calls the kernels of tasks"),
@@ -401,8 +401,7 @@ FLAGS: dict[str, Flag] = {
         help="the most live activations on a rank, in units of its whole part of the model"),
     "--table": _switch("simulate:p", help="price all pipeline policies, and mark the best"),
     "--objective": _flag("plan,explain,simulate:cp", None, "makespan|span|period", _told("objective"),
-        default="makespan",
-        help="optimal minimises it"),
+        default="makespan", help="optimal minimises it"),
     "--time-limit": _flag("plan,explain,simulate:cp arena:*", number(0), "S", _told("time_limit"), default=60.0,
         help="the most seconds for a search by `optimal` (default 60), or an entry of the arena (default 10)"),
     "--alone": _switch("arena:*", help="rank the entries without the published policies"),
@@ -424,8 +423,7 @@ FLAGS: dict[str, Flag] = {
     "--loads": _flag("simulate:rl", numbers, "L0,L1,..",
         help="tokens of each expert, as a run logs them: the times of its rank's tasks follow them"),
     "--collective": _flag("plan,explain,simulate:rlcp check:r", Names("pricing.collectives:SHAPES"), "NAME", SUMMING,
-        PRICED_LINK, PRICING, default="ring",
-        help="the algorithm by which ranks sum: %(choices)s"),
+        PRICED_LINK, PRICING, default="ring", help="the algorithm by which ranks sum: %(choices)s"),
     "--servers": _flag("plan,explain,simulate:rc check:r", whole(0), "N",
         ("--collective parameter_server", lambda a: a.collective == "parameter_server"), default=0,
         help="machines of a parameter_server"),
@@ -438,9 +436,8 @@ FLAGS: dict[str, Flag] = {
     "--svg": _flag("plan,simulate:srlcp", path, "FILE.svg", NO_TABLE,
         help="draw the predicted timeline, or the curve of --curve"),
     "--html": _flag("train,compare:src plan,explain,simulate:srlcp arena,report:*", path, "FILE.html", NO_TABLE,
-        RUNNING,
-        help="write one page: the timeline, predicted over measured, every task explained, memory, waits, all "
-             "figures; a run is traced for it, which adds some microseconds a task"),
+        RUNNING, help="write one page: the timeline, predicted over measured, every task explained, memory, waits, all "
+                      "figures; a run is traced for it, which adds some microseconds a task"),
     "--trace": _flag("train:src simulate:srlcp", path, "FILE", ONE_PLAN, RUNNING,
         help="write the timeline of the last step, or the predicted one, for ui.perfetto.dev; NAME.et: one file for "
              "each rank in the form of MLCommons Chakra"),

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 from ..system import interrupts
 from ..training import checkpoint
@@ -33,8 +33,10 @@ def supervise(arguments: Any) -> int:
     while True:
         before, first = _step(arguments), left == arguments.max_restarts
         code = _attempt(_command(arguments, ranks, first))
-        if interrupts.received is not None:
-            _end(code)
+        if interrupts.received is not None:  # of which the run has told
+            interrupts.take()
+            sys.stdout.flush()
+            os._exit(code)
         after = _step(arguments)
         if code == 0 or left == 0 or (first and code == 2 and after == before):  # as after a wrong flag
             return code
@@ -106,10 +108,3 @@ def _await_others(arguments: Any) -> None:
         with suppress(checkpoint.CheckpointError), checkpoint.claim(arguments.checkpoint):
             return
         time.sleep(LOOK)
-
-
-def _end(code: int) -> NoReturn:
-    """Ends this process after a signal, of which the run has told."""
-    interrupts.take()
-    sys.stdout.flush()
-    os._exit(code)

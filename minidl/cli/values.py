@@ -41,10 +41,7 @@ class Names:
         return name in self.known()
 
 
-BACKWARD = Names("passes.sweeps:BACKWARD")
-OPTIMIZERS, DTYPES = Names("training.job:OPTIMIZERS"), Names("training.job:DTYPES")
-MOMENTUM = Names("training.job:MOMENTUM")
-RULES, STORED = Names("fusion:RULES"), Names("data.catalogue:STORED")
+MOMENTUM, RULES, STORED = Names("training.job:MOMENTUM"), Names("fusion:RULES"), Names("data.catalogue:STORED")
 
 
 def size(text: str) -> int:

@@ -42,7 +42,10 @@ def install() -> None:
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken, warn_on_full_buffer=False)
     threading.Thread(target=_watch, args=(heard,), name="interrupts", daemon=True).start()
-    sys.unraisablehook, sys.excepthook = _unraisable, _printed
+    # of errors that Python cannot raise, as in a destructor, a callback or the import of a module
+    sys.unraisablehook = lambda error: None if _lost(error.exc_type) else sys.__unraisablehook__(error)
+    # of errors that nobody caught, or that compiled code prints before it raises others
+    sys.excepthook = lambda kind, *rest: None if _lost(kind) else sys.__excepthook__(kind, *rest)
     for number in SIGNALS:
         if signal.getsignal(number) != signal.SIG_IGN:
             signal.signal(number, _handle)
@@ -147,15 +150,3 @@ def _watch(heard: int) -> None:
 def _lost(kind: type[BaseException]) -> bool:
     """Whether an error is a KeyboardInterrupt whose signal is kept: nobody need hear of it."""
     return received is not None and issubclass(kind, KeyboardInterrupt)
-
-
-def _unraisable(error: Any) -> None:
-    """Reports an error that Python cannot raise, as in a destructor, a callback or the import of a module."""
-    if not _lost(error.exc_type):
-        sys.__unraisablehook__(error)
-
-
-def _printed(kind: type[BaseException], error: BaseException, traceback: Any) -> None:
-    """Reports an error that nobody caught, or that compiled code prints before it raises another."""
-    if not _lost(kind):
-        sys.__excepthook__(kind, error, traceback)

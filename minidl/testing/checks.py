@@ -47,18 +47,15 @@ def gradcheck(f: Callable[..., Tensor], *arrays: Any, seed: int = 1, eps: float 
 
 
 def _differences(f: Callable[..., Tensor], values: Sequence[Any], which: int, weights: Any, eps: float) -> Any:
-    def value(moved: Sequence[Any]) -> float:
+    def moved(at: tuple[int, ...], step: float) -> float:
+        inputs = [np.array(x) for x in values]
+        inputs[which][at] += step
         with no_grad():
-            return float((f(*(array(v) for v in moved)).numpy() * weights).sum())
+            return float((f(*map(array, inputs)).numpy() * weights).sum())
 
     found = np.zeros_like(values[which])
     for at in np.ndindex(*found.shape):
-        both = []
-        for step in (eps, -eps):
-            moved = [np.array(x) for x in values]
-            moved[which][at] += step
-            both.append(value(moved))
-        found[at] = (both[0] - both[1]) / (2 * eps)
+        found[at] = (moved(at, eps) - moved(at, -eps)) / (2 * eps)
     return found
 
 

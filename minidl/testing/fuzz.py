@@ -57,13 +57,9 @@ class Training(NamedTuple):
         return found
 
 
-def _linear(width: int) -> nn.Module:
-    return nn.Linear(width, width)
-
-
 #: layers of random networks, by their width
 LAYERS: tuple[Callable[[int], nn.Module], ...] = (
-    _linear, _linear, _linear, lambda n: nn.Linear(n, n, bias=False), nn.LayerNorm, nn.BatchNorm1d,
+    *[lambda n: nn.Linear(n, n)] * 3, lambda n: nn.Linear(n, n, bias=False), nn.LayerNorm, nn.BatchNorm1d,
     lambda n: nn.Dropout(0.3), lambda n: nn.Tanh(), lambda n: nn.GELU(), lambda n: nn.ReLU(),
     lambda n: nn.MoE(n, 2 * n, 3, 2, capacity=2))
 OPTIMIZERS = (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop)
@@ -153,8 +149,10 @@ def arranged(case: Case, all_policies: bool = True) -> Iterator[tuple[str, Calla
         yield f"random order on {lanes} lanes", partial(checked, lanes)
     free = np.flatnonzero(~must_stay(graph))
     if len(free):
-        some = choices.choice(free, int(choices.integers(1, len(free) + 1)), replace=False)
-        for tasks in sorted({tuple(free.tolist()), _with_all_that_need_them(graph, some.tolist())}):
+        some = {*choices.choice(free, int(choices.integers(1, len(free) + 1)), replace=False).tolist()}
+        for t in range(len(graph)):  # with all that need them
+            some |= {t} if some & {*graph.preds[t].tolist()} else set()
+        for tasks in sorted({tuple(free.tolist()), tuple(sorted(some))}):
             yield f"late: {', '.join(map(graph.name, tasks))}", partial(late, tasks)
 
 
@@ -259,15 +257,6 @@ def left(tensors: Mapping[str, Tensor], call: int) -> Trace:
 def _bits(t: Tensor) -> bytes:
     a = t.numpy()
     return f"{a.dtype} {a.shape} ".encode() + np.ascontiguousarray(a).tobytes()
-
-
-def _with_all_that_need_them(graph: TaskGraph, tasks: Sequence[int]) -> tuple[int, ...]:
-    found, stack = set(tasks), list(tasks)
-    while stack:
-        new = [s for s in graph.succs[stack.pop()].tolist() if s not in found]
-        found.update(new)
-        stack += new
-    return tuple(sorted(found))
 
 
 class Shuffled(CPU):

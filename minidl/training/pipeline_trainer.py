@@ -63,11 +63,10 @@ class PipelineTrainer(Trainer):
         check_same_order(orders, self.grid)
         self.plan = plan.with_known(peak_bytes=peaks)
         self._start()
-        held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of) if own is not None}
-        self._held = held
+        self._held = {id(own) for spec in program.graph.storages for own in (spec.live, spec.share_of)
+                      if own is not None}
         self._placed = {id(spec.live) for spec in recorded.graph.storages}
-        self._mine = [i for i, spec in enumerate(recorded.graph.storages) if spec.live is not None
-                      and id(spec.live) in held]
+        self._mine = [i for i, spec in enumerate(recorded.graph.storages) if id(spec.live) in self._held]
 
     def step(self) -> None:
         super().step()
@@ -104,8 +103,7 @@ class PipelineTrainer(Trainer):
 
     def held(self) -> Sequence[Tensor]:
         """The parameters of this rank's stages."""
-        mine = {id(self.recorded.graph.storages[i].live) for i in self._mine}
-        return [p for p in super().held() if id(p.storage) in mine]
+        return [p for p in super().held() if self.counts(p)]
 
     def twin_of(self, rank: int) -> int:
         """The first rank that holds the same stages."""

@@ -134,8 +134,8 @@ class Trainer:
         begin = perf_counter()
         loss = run(*parts)
         if loss is not None:  # in a pipeline, only the last rank has it
-            fetch = getattr(run, "fetch_not_finite", device.fetch_not_finite)
-            self._awaited.append((_one(loss.fetch()), fetch()))
+            fetch, fetched = getattr(run, "fetch_not_finite", device.fetch_not_finite), loss.fetch()
+            self._awaited.append((lambda: [fetched()], fetch()))
         self.collect(self.in_flight if device.captures else 0)
         self.ended = perf_counter()
         self.seconds.append(self.ended - begin)

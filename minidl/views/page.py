@@ -128,7 +128,8 @@ def _packed(shown: Shown) -> dict[str, Any]:
                             f"is the peak that the proof counts",
                     "time": _column(np.asarray(c.time) - t.begin, "f8"), "live": _column(c.live, "f8")}
                    for c in shown.curves],
-        "grid": painted(shown.schedule.grid(), _span, escape) if len(shown.schedule) <= GRID else "",
+        "grid": painted(shown.schedule.grid(), lambda name, colour: f'<span style="background:{colour}">{escape(name)}'
+                        f'</span>', escape) if len(shown.schedule) <= GRID else "",
         "report": report(t) + ("" if m is None else f"\n\n{report(m)}\n\n{compare(t, m)}")}
 
 
@@ -253,7 +254,3 @@ def _activations(plan: PipelinePlan) -> tuple[Curve, ...]:
         end = t.begin + t.makespan
         found.append(Curve(r, np.append(start[mine], end), np.append(live[mine], 0.0), plan.peaks[r], False))
     return tuple(found)
-
-
-def _span(name: str, colour: str) -> str:
-    return f'<span style="background:{colour}">{escape(name)}</span>'
